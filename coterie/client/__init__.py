@@ -1,0 +1,6 @@
+"""What a client does with the models that it receives: choose one, train it, evaluate it."""
+
+from coterie.client.training import Hyper, losses, train
+from coterie.client.verbs import VERBS, Client
+
+__all__ = ["VERBS", "Client", "Hyper", "losses", "train"]

@@ -1,0 +1,214 @@
+"""Local training, written once as a function over shards.
+
+A ClientApp calls it with one shard, the local engine with a whole cohort. ``sequential`` is the plain version and
+the oracle; ``batched`` runs all clients at once as batched matrix products (``torch.func.vmap``) and gives the
+same numbers up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy
+
+from coterie.datasets import Shard
+from coterie.messages import Layout
+
+# Examples per forward pass when only losses or predictions are wanted; bounds memory.
+_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Hyper-parameters of local training.
+
+    Attributes:
+        local_epochs: passes over the client's data in a round.
+        batch_size: examples in a mini-batch; the last one of an epoch may be smaller.
+        lr: step size of plain SGD.
+        device: torch device.
+    """
+
+    local_epochs: int
+    batch_size: int
+    lr: float
+    device: str = "cpu"
+
+
+def _call(model: nn.Module, layout: Layout, vector: Tensor, x: Tensor) -> Tensor:
+    return functional_call(model, layout.split(vector), (x,))
+
+
+def _schedule(rng: np.random.Generator, size: int, hyper: Hyper) -> list[npt.NDArray[np.int64]]:
+    """Indices of every mini-batch of a round: a fresh permutation per epoch, cut into batches."""
+    batches = []
+    for _ in range(hyper.local_epochs):
+        order = rng.permutation(size)
+        batches += [order[start : start + hyper.batch_size] for start in range(0, size, hyper.batch_size)]
+    return batches
+
+
+def train(
+    model: nn.Module,
+    layout: Layout,
+    start: npt.NDArray[np.float32],
+    shards: Sequence[Shard],
+    rngs: Sequence[np.random.Generator],
+    hyper: Hyper,
+    *,
+    batched: bool,
+) -> npt.NDArray[np.float32]:
+    """Updates (trained minus start) of all clients.
+
+    Args:
+        model: the network; its own parameters are not used.
+        layout: of its parameters.
+        start: (n, d) where each client starts.
+        shards: the n clients' data.
+        rngs: n generators, for the order of examples.
+        hyper: hyper-parameters.
+        batched: run all clients at once, or one after the other.
+
+    Returns:
+        (n, d) float32 updates.
+    """
+    how = _train_batched if batched else _train_sequential
+    return how(model, layout, start, shards, rngs, hyper)
+
+
+def _train_sequential(
+    model: nn.Module,
+    layout: Layout,
+    start: npt.NDArray[np.float32],
+    shards: Sequence[Shard],
+    rngs: Sequence[np.random.Generator],
+    hyper: Hyper,
+) -> npt.NDArray[np.float32]:
+    updates = np.empty_like(start)
+    model = model.to(hyper.device)
+    parameters = dict(model.named_parameters())
+    for i, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
+        x, y = torch.as_tensor(shard.x, device=hyper.device), torch.as_tensor(shard.y, device=hyper.device)
+        with torch.no_grad():
+            for name, value in layout.split(start[i]).items():
+                parameters[name].copy_(torch.as_tensor(value))
+        for batch in _schedule(rng, len(shard.y), hyper):
+            index = torch.as_tensor(batch, device=hyper.device)
+            loss = cross_entropy(model(x[index]), y[index])
+            gradients = torch.autograd.grad(loss, list(parameters.values()))
+            with torch.no_grad():
+                for value, gradient in zip(parameters.values(), gradients, strict=True):
+                    value -= hyper.lr * gradient
+        trained = layout.flatten({name: value.detach().cpu() for name, value in parameters.items()})
+        updates[i] = trained - start[i]
+    return updates
+
+
+def _train_batched(
+    model: nn.Module,
+    layout: Layout,
+    start: npt.NDArray[np.float32],
+    shards: Sequence[Shard],
+    rngs: Sequence[np.random.Generator],
+    hyper: Hyper,
+) -> npt.NDArray[np.float32]:
+    device = hyper.device
+    model = model.to(device)
+    x, y, _ = _padded(shards, device)
+    index, weight = _padded_schedules([_schedule(r, len(s.y), hyper) for s, r in zip(shards, rngs, strict=True)])
+    rows = torch.arange(len(shards), device=device)[:, None]
+
+    def loss(params: dict[str, Tensor], xb: Tensor, yb: Tensor, wb: Tensor) -> Tensor:
+        each = cross_entropy(functional_call(model, params, (xb,)), yb, reduction="none")
+        return (each * wb).sum()
+
+    step = vmap(grad(loss))
+    params = {name: value.contiguous() for name, value in layout.split(torch.as_tensor(start, device=device)).items()}
+    for batch, part in zip(torch.as_tensor(index, device=device), torch.as_tensor(weight, device=device), strict=True):
+        gradients = step(params, x[rows, batch], y[rows, batch], part)
+        params = {name: value - hyper.lr * gradients[name] for name, value in params.items()}
+    flat = torch.cat([params[name].reshape(len(shards), -1) for name in layout.names], dim=1)
+    return flat.cpu().numpy() - start
+
+
+def _padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[int]]:
+    """(n, m, *shape) examples and (n, m) labels, zeros behind each client's own, and the true sizes."""
+    sizes = [len(shard.y) for shard in shards]
+    most = max(sizes)
+    x = np.zeros((len(shards), most, *shards[0].x.shape[1:]), np.float32)
+    y = np.zeros((len(shards), most), np.int64)
+    for i, shard in enumerate(shards):
+        x[i, : sizes[i]], y[i, : sizes[i]] = shard.x, shard.y
+    return torch.as_tensor(x, device=device), torch.as_tensor(y, device=device), sizes
+
+
+def _padded_schedules(
+    schedules: Sequence[list[npt.NDArray[np.int64]]],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """(steps, n, b) indices, and weights that average over a client's true batch and vanish on padding."""
+    steps = max(len(schedule) for schedule in schedules)
+    width = max(len(batch) for schedule in schedules for batch in schedule)
+    index = np.zeros((steps, len(schedules), width), np.int64)
+    weight = np.zeros((steps, len(schedules), width), np.float32)
+    for i, schedule in enumerate(schedules):
+        for step, batch in enumerate(schedule):
+            index[step, i, : len(batch)] = batch
+            weight[step, i, : len(batch)] = 1 / len(batch)
+    return index, weight
+
+
+@torch.no_grad()
+def losses(
+    model: nn.Module, layout: Layout, models: npt.NDArray[np.float32], shards: Sequence[Shard], device: str = "cpu"
+) -> npt.NDArray[np.float64]:
+    """(n, k) mean training loss of every model on every client's own data; inf where it is not finite."""
+    sizes = np.array([len(shard.y) for shard in shards])
+    owner = np.repeat(np.arange(len(shards)), sizes)
+    x, y = np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards])
+    result = np.zeros((len(shards), len(models)))
+    for j, each in enumerate(_per_example(model, layout, models, x, y, device, _example_loss)):
+        result[:, j] = np.bincount(owner, weights=each, minlength=len(shards)) / sizes
+    return np.where(np.isfinite(result), result, np.inf)
+
+
+@torch.no_grad()
+def accuracies(
+    model: nn.Module,
+    layout: Layout,
+    models: npt.NDArray[np.float32],
+    x: npt.NDArray[np.float32],
+    y: npt.NDArray[np.int64],
+    device: str = "cpu",
+) -> npt.NDArray[np.float64]:
+    """(k,) part of the examples that each model gets right."""
+    return np.array([each.mean() for each in _per_example(model, layout, models, x, y, device, _example_hit)])
+
+
+def _example_loss(logits: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(logits, y, reduction="none")
+
+
+def _example_hit(logits: Tensor, y: Tensor) -> Tensor:
+    return logits.argmax(dim=1) == y
+
+
+def _per_example(
+    model: nn.Module, layout: Layout, models: Any, x: Any, y: Any, device: str, score: Any
+) -> list[npt.NDArray[np.float64]]:
+    """For every model, the score of every example."""
+    model = model.to(device)
+    vectors = torch.as_tensor(models, device=device)
+    scores: list[list[Tensor]] = [[] for _ in vectors]
+    for begin in range(0, len(y), _CHUNK):
+        xb = torch.as_tensor(x[begin : begin + _CHUNK], device=device)
+        yb = torch.as_tensor(y[begin : begin + _CHUNK], device=device)
+        for j, vector in enumerate(vectors):
+            scores[j].append(score(_call(model, layout, vector, xb), yb))
+    return [torch.cat(parts).double().cpu().numpy() for parts in scores]

@@ -1,0 +1,153 @@
+"""The local engine: a Flower ``Grid`` in one process, without daemons.
+
+Messages with the same content are answered together by the client's verb. Models that run as batched matrix
+products stay in this process with all its threads; the others go to one worker process per core, one thread each,
+where the clients of a worker follow one another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from logging import WARNING
+from typing import Any
+
+from flwr.app import Error, Message, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from coterie.client import VERBS, Client
+
+# Clients per call of a verb: bounds the memory of a batched call, and the wait for the first reply.
+_CHUNK = 256
+_CLIENT_FAILED = 1
+
+
+class LocalGrid(Grid):
+    """All clients in this process or in its workers; node ids are client ids plus one.
+
+    Args:
+        clients: M.
+        workers: worker processes; 0 answers in this process.
+    """
+
+    def __init__(self, clients: int, workers: int = 0) -> None:
+        _identify()
+        self._clients = [Client(client_id) for client_id in range(clients)]
+        self._pool = _pool(workers) if workers else None
+        self._workers = workers
+        self._ids = itertools.count(1)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Node ids, 1 to M."""
+        return range(1, len(self._clients) + 1)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Replies, as soon as they are there; ``timeout`` is not needed where nobody can be late."""
+        questions = list(messages)
+        for message in questions:
+            message.metadata.__dict__["_message_id"] = str(next(self._ids))
+        return self._answers(questions)
+
+    def _answers(self, questions: Sequence[Message]) -> Iterator[Message]:
+        pending = [self._ask(chunk) for chunk in self._chunks(questions)]
+        for chunk, answer in pending:
+            try:
+                contents = self._finish(chunk, answer)
+            except Exception as error:
+                log(WARNING, "%s clients failed: %s", len(chunk), error)
+                failure = Error(_CLIENT_FAILED, f"{type(error).__name__}: {error}")
+                yield from (Message(failure, reply_to=message) for message in chunk)
+                continue
+            for message, content in zip(chunk, contents, strict=True):
+                yield Message(content, reply_to=message)
+
+    def _chunks(self, questions: Sequence[Message]) -> Iterator[Sequence[Message]]:
+        """Messages with the same content and verb, in runs of bounded length."""
+        alike = itertools.groupby(questions, key=lambda m: (m.metadata.message_type, id(m.content)))
+        for _, run in alike:
+            group = list(run)
+            size = min(_CHUNK, -(-len(group) // self._workers)) if self._workers else _CHUNK
+            yield from (group[begin : begin + size] for begin in range(0, len(group), size))
+
+    def _ask(self, chunk: Sequence[Message]) -> tuple[Sequence[Message], Any]:
+        if self._pool is None:
+            return chunk, None
+        verb, content, clients = self._arguments(chunk)
+        return chunk, self._pool.submit(_answer, verb, content, clients)
+
+    def _finish(self, chunk: Sequence[Message], answer: Future[Any] | None) -> list[RecordDict]:
+        if answer is None:
+            return _answer(*self._arguments(chunk))[0]
+        contents, clients = answer.result()
+        for client in clients:  # what a client keeps came back from its worker
+            self._clients[client.client_id] = client
+        return contents
+
+    def _arguments(self, chunk: Sequence[Message]) -> tuple[str, RecordDict, list[Client]]:
+        clients = [self._clients[message.metadata.dst_node_id - 1] for message in chunk]
+        return chunk[0].metadata.message_type, chunk[0].content, clients
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    # The rest of Flower's interface.
+
+    def set_run(self, run: Any) -> None:
+        """There is one run, this one."""
+
+    @property
+    def run(self) -> Any:
+        """Not known to Flower."""
+        raise NotImplementedError("the local engine has no Flower run")
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message, as ``Message(...)`` makes it."""
+        return Message(content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Not offered: use :meth:`send_and_receive`."""
+        raise NotImplementedError("the local engine answers at once: use send_and_receive")
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Not offered: use :meth:`send_and_receive`."""
+        raise NotImplementedError("the local engine answers at once: use send_and_receive")
+
+
+def _identify() -> None:
+    """Tell Flower who creates messages in this process; it has no public way outside a run."""
+    from flwr.common.constant import SUPERLINK_NODE_ID
+    from flwr.supercore.task_identity import TaskIdentity
+
+    if TaskIdentity._run_id is None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["coterie.client"])  # torch is imported once for all workers
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread)
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _answer(verb: str, content: RecordDict, clients: list[Client]) -> tuple[list[RecordDict], list[Client]]:
+    return VERBS[verb](content, clients), clients
+
+
+def workers_for(model_is_batched: bool, device: str) -> int:
+    """Worker processes that suit a model: none for batched products or a GPU, else one per core."""
+    if model_is_batched or device not in ("cpu", "auto"):
+        return 0
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,161 @@
+"""The contract between server and clients: what travels, under which names, and how a reply is checked.
+
+===============  ============================================================================================
+to a client      ArrayRecord ``models``, keys ``"{cluster}/{parameter}"``; ConfigRecord ``config``
+from a client    ArrayRecord ``update``, keys ``parameter``, float32; ConfigRecord ``reply`` (``client-id``,
+                 ``round``, ``label``, ``redrawn-label``); MetricRecord ``diagnostics`` (evaluation only)
+===============  ============================================================================================
+
+Verbs are Flower message types: ``train``, ``evaluate``, ``query.identity``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+MODELS, CONFIG, UPDATE, REPLY, DIAGNOSTICS = "models", "config", "update", "reply", "diagnostics"
+TRAIN, EVALUATE, IDENTITY = "train", "evaluate", "query.identity"
+
+
+class ReplyError(ValueError):
+    """A reply that does not keep the contract; it contributes nothing and the round goes on."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of one model's parameters, and how they lie in a flat vector of length ``size``."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> Layout:
+        """The layout of arrays or tensors by name, in their order."""
+        return cls(tuple(parameters), tuple(tuple(value.shape) for value in parameters.values()))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of entries of each parameter."""
+        return [int(np.prod(shape)) for shape in self.shapes]
+
+    @property
+    def size(self) -> int:
+        """d, the number of entries of a whole model."""
+        return sum(self.sizes)
+
+    def flatten(self, parameters: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+        """One model's parameters as a (d,) float32 vector."""
+        parts = [np.asarray(parameters[name], dtype=np.float32).reshape(-1) for name in self.names]
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+    def split(self, vector: Any) -> dict[str, Any]:
+        """Views of a (..., d) array or tensor as parameters of shape (..., *shape)."""
+        views, start = {}, 0
+        for name, shape, size in zip(self.names, self.shapes, self.sizes, strict=True):
+            views[name] = vector[..., start : start + size].reshape(*vector.shape[:-1], *shape)
+            start += size
+        return views
+
+
+def pack_models(models: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:
+    """(k, d) models as one ArrayRecord with keys ``"{cluster}/{parameter}"``."""
+    parameters = layout.split(models)
+    return ArrayRecord(
+        {
+            f"{cluster}/{name}": Array(np.ascontiguousarray(parameters[name][cluster]))
+            for cluster in range(len(models))
+            for name in layout.names
+        }
+    )
+
+
+def unpack_models(record: Mapping[str, Array]) -> tuple[npt.NDArray[np.float32], Layout]:
+    """(k, d) float32 models and their layout; a record without cluster prefixes is one model.
+
+    Raises:
+        ValueError: clusters that do not hold the same parameters.
+    """
+    clusters: dict[int, dict[str, npt.NDArray[Any]]] = {}
+    for key, array in record.items():
+        cluster, _, name = key.partition("/")
+        if not (name and cluster.isdigit()):
+            cluster, name = "0", key
+        clusters.setdefault(int(cluster), {})[name] = array.numpy()
+    layouts = {Layout.of(parameters) for parameters in clusters.values()}
+    if len(layouts) != 1 or sorted(clusters) != list(range(len(clusters))):
+        raise ValueError("the models must be clusters 0, 1, ... with the same parameters each")
+    layout = layouts.pop()
+    return np.stack([layout.flatten(clusters[j]) for j in range(len(clusters))]), layout
+
+
+def pack_update(vector: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:
+    """A (d,) update as the ArrayRecord of a reply."""
+    return ArrayRecord({name: Array(np.ascontiguousarray(v)) for name, v in layout.split(vector).items()})
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A training reply that keeps the contract: its labels and its (d,) float32 update."""
+
+    client_id: int
+    label: int
+    redrawn_label: int
+    update: npt.NDArray[np.float32]
+
+
+def read_reply(content: RecordDict, *, client_id: int, round: int, num_clusters: int, layout: Layout) -> Reply:
+    """Check a training reply against what was asked for.
+
+    Raises:
+        ReplyError: another client or round, an impossible label, other names, shapes or types, NaN or Inf.
+    """
+    reply, update = content.get(REPLY), content.get(UPDATE)
+    if not isinstance(reply, ConfigRecord) or not isinstance(update, ArrayRecord):
+        raise ReplyError(f"it needs a ConfigRecord {REPLY!r} and an ArrayRecord {UPDATE!r}")
+    for key, expected in (("client-id", client_id), ("round", round)):
+        if reply.get(key) != expected:
+            raise ReplyError(f"{key} is {reply.get(key)!r}, expected {expected}")
+    labels = []
+    for key in ("label", "redrawn-label"):
+        label = reply.get(key)
+        if type(label) is not int or not 0 <= label < num_clusters:
+            raise ReplyError(f"{key} is {label!r}, expected an integer in [0, {num_clusters})")
+        labels.append(label)
+    if tuple(update) != layout.names:
+        raise ReplyError(f"parameters are {list(update)}, expected {list(layout.names)}")
+    parts = []
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        array = update[name]
+        if array.dtype != "float32" or tuple(array.shape) != shape:
+            raise ReplyError(f"{name} is {array.dtype} {tuple(array.shape)}, expected float32 {shape}")
+        try:
+            values = array.numpy()
+        except Exception as error:  # the bytes come from the network: anything may be in them
+            raise ReplyError(f"{name} cannot be read: {error}") from error
+        if values.dtype != np.float32 or values.shape != shape:
+            raise ReplyError(f"{name} holds {values.dtype} {values.shape}, expected float32 {shape}")
+        parts.append(values.reshape(-1))
+    vector = np.concatenate(parts)
+    if not np.all(np.isfinite(vector)):
+        raise ReplyError("the update holds NaN or Inf")
+    return Reply(client_id, labels[0], labels[1], vector)
+
+
+def diagnostics(content: RecordDict) -> MetricRecord:
+    """The diagnostics of an evaluation reply.
+
+    Raises:
+        ReplyError: there are none, or one of them is not finite.
+    """
+    metrics = content.get(DIAGNOSTICS)
+    if not isinstance(metrics, MetricRecord):
+        raise ReplyError(f"it needs a MetricRecord {DIAGNOSTICS!r}")
+    if not all(np.all(np.isfinite(np.asarray(value))) for value in metrics.values()):
+        raise ReplyError("a diagnostic is NaN or Inf")
+    return metrics

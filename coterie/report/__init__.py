@@ -1,0 +1,22 @@
+"""What a run leaves for its readers: figures, one HTML page, and the table at the end of a run.
+
+A run folder is read once, by :func:`read_run`; everything else draws from the frozen :class:`Run` it returns.
+"""
+
+from coterie.report.page import write_report
+from coterie.report.plots import accuracy_figure, cluster_figure, comparison_figure, save_png
+from coterie.report.runs import ReportError, Round, Run, read_run
+from coterie.report.table import result_table
+
+__all__ = [
+    "ReportError",
+    "Round",
+    "Run",
+    "accuracy_figure",
+    "cluster_figure",
+    "comparison_figure",
+    "read_run",
+    "result_table",
+    "save_png",
+    "write_report",
+]

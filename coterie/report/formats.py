@@ -1,0 +1,69 @@
+"""How numbers are written for people, the same on the page, in the figures and in the terminal."""
+
+import math
+from typing import Any
+
+MISSING = "–"
+NBSP = "\u00a0"
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def percent(share: float | None) -> str:
+    """A share in [0, 1] as a percentage with one decimal."""
+    return MISSING if share is None or math.isnan(share) else f"{100 * share:.1f}{NBSP}%"
+
+
+def epsilon(value: float | None) -> str:
+    """A privacy loss, rounded up so that it never looks better than it is; None and NaN are infinite."""
+    if value is None or not value < math.inf:
+        return "∞"
+    if not value > 0:
+        return "0"
+    places = max(2, 1 - math.floor(math.log10(value)))
+    # The inner rounding keeps 7.99 * 100 = 799.0000000000001 from becoming 800.
+    return f"{math.ceil(round(value * 10**places, 6)) / 10**places:.{places}f}"
+
+
+def number(value: float | None) -> str:
+    """A number to four significant digits; powers of ten are written out, as in 2×10⁻⁵."""
+    if value is None or math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1e4 else f"{value:.0f}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".")
+    return f"{mantissa}×10{str(int(exponent)).translate(_SUPERSCRIPT)}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them: 0.05 s, 41 s, 3 min 20 s, 2 h 05 min."""
+    if seconds is None or math.isnan(seconds):
+        return MISSING
+    if seconds < 10:
+        return f"{seconds:.2g}{NBSP}s"
+    if seconds < 59.5:
+        return f"{seconds:.0f}{NBSP}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}{NBSP}min{NBSP}{rest:02d}{NBSP}s"
+    return f"{minutes // 60}{NBSP}h{NBSP}{minutes % 60:02d}{NBSP}min"
+
+
+def of_total(found: int | None, total: int | None) -> str:
+    """`4 of 4`; the total is left out where nobody knows it."""
+    if found is None:
+        return MISSING
+    return str(found) if total is None else f"{found} of {total}"
+
+
+def setting(value: Any) -> str:
+    """A configured value, as it is spelled in the run's `config.toml`, without quotes."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ", ".join(map(setting, value)) or MISSING
+    if isinstance(value, dict):
+        return ", ".join(f"{key} = {setting(item)}" for key, item in value.items()) or MISSING
+    return MISSING if value is None or value == "" else str(value)

@@ -1,0 +1,264 @@
+"""One HTML page about one run or several: no script, no external resource, nothing to install to read it."""
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from coterie.report import formats
+from coterie.report.plots import accuracy_figure, cluster_figure, comparison_figure, run_line
+from coterie.report.runs import ReportError, Run, read_run
+
+_TOLD_IN_WORDS = {
+    "unit",
+    "certified",
+    "reasons",
+    "epsilon",
+    "delta",
+    "epsilon_participation_visible",
+    "outside",
+    "public_inputs",
+}
+
+
+@dataclass(frozen=True)
+class _Tile:
+    label: str
+    value: str
+    note: str = ""
+    badge: str = ""
+    good: bool = True
+
+
+@dataclass(frozen=True)
+class _Section:
+    """One run as the template shows it."""
+
+    run: Run
+    anchor: str
+    summary: str
+    standing: str
+    tiles: list[_Tile]
+    accuracy: Markup | None
+    clusters: Markup | None
+    reseeded: int
+    guarantee: list[str]
+    facts: list[tuple[str, str]]
+    public_inputs: list[tuple[str, str]]
+
+
+def write_report(runs: Sequence[Path | str | Run], out: Path | str) -> Path:
+    """Write one self-contained HTML page about `runs` to `out` and return its path.
+
+    With several runs a comparison comes first, then a section for each in the order given. If `out` is an
+    existing folder, the page becomes `report.html` in it.
+
+    Raises:
+        ReportError: there are no runs, or a path is no run folder.
+    """
+    loaded = [run if isinstance(run, Run) else read_run(run) for run in runs]
+    if not loaded:
+        raise ReportError("there is no run to report on; give at least one run folder")
+    out = Path(out)
+    if out.is_dir():
+        out = out / "report.html"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(_render(loaded), encoding="utf-8")
+    return out
+
+
+def _render(runs: Sequence[Run]) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["fmt"] = formats
+    several = len(runs) > 1
+    curves = several and any(r.accuracy is not None for run in runs for r in run.rounds)
+    return environment.get_template("page.html.j2").render(
+        title=f"{len(runs)} runs compared" if several else f"{runs[0].strategy} · {runs[0].dataset}",
+        sections=[_section(run, f"run-{index}") for index, run in enumerate(runs, 1)],
+        comparison=_svg(comparison_figure(runs), "comparison", "Mean accuracy of every run")
+        if curves
+        else None,
+        colours=[run_line(index)[0] for index in range(len(runs))],
+        differences=_differences(runs) if several else [],
+    )
+
+
+def _section(run: Run, anchor: str) -> _Section:
+    evaluated = any(r.accuracy is not None for r in run.rounds)
+    released = any(r.histogram is not None for r in run.rounds)
+    return _Section(
+        run=run,
+        anchor=anchor,
+        summary=_summary(run),
+        standing=_standing(run),
+        tiles=_tiles(run),
+        accuracy=_svg(accuracy_figure(run), f"{anchor}-accuracy", "Accuracy by round") if evaluated else None,
+        clusters=_svg(cluster_figure(run), f"{anchor}-clusters", "Cluster sizes by round")
+        if released
+        else None,
+        reseeded=sum(len(r.reseeded) for r in run.rounds),
+        guarantee=_guarantee(run),
+        facts=_pairs({key: run.certificate[key] for key in run.certificate if key not in _TOLD_IN_WORDS}),
+        public_inputs=_pairs(run.certificate.get("public_inputs") or {}),
+    )
+
+
+def _pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values as a table shows them; what is null is left out."""
+    return [
+        (
+            key.replace("_", " "),
+            formats.number(value) if type(value) in (int, float) else formats.setting(value),
+        )
+        for key, value in values.items()
+        if value is not None
+    ]
+
+
+def _summary(run: Run) -> str:
+    """What was trained on what and how, in one line without dates."""
+    config = run.config
+    parts = []
+    if "clients" in config:
+        groups = run.outcome.get("groups")
+        parts.append(f"{config['clients']} clients" + (f" in {groups} hidden groups" if groups else ""))
+    if "clusters" in config:
+        parts.append(f"{config['clusters']} models")
+    if "rounds" in config:
+        rate = f" at sampling rate {config['sampling-rate']}" if "sampling-rate" in config else ""
+        parts.append(f"{config['rounds']} rounds{rate}")
+    if run.unit == "none":
+        parts.append("no privacy")
+    else:
+        parts.append(
+            f"{run.unit}-level privacy" + (f" ({config['mechanism']})" if "mechanism" in config else "")
+        )
+    return ", ".join(parts)
+
+
+def _standing(run: Run) -> str:
+    """What the badge says."""
+    if run.unit == "none":
+        return "not private"
+    if not run.finished:
+        return "not certified yet"
+    return "certified" if run.certified else "not certified"
+
+
+def _tiles(run: Run) -> list[_Tile]:
+    outcome = run.outcome
+    groups = [
+        (accuracy, group)
+        for group, accuracy in enumerate(outcome["group_accuracy"] or ())
+        if accuracy is not None
+    ]
+    matched, training = outcome["clustering_accuracy"], outcome["seconds_training"]
+    rounds, each = formats.number(outcome["rounds"]), formats.duration(outcome["seconds_per_round"])
+    return [
+        _Tile("Accuracy", formats.percent(outcome["accuracy"]), "mean over clients, each with its own model"),
+        _Tile(
+            "Worst group",
+            formats.percent(outcome["worst_group_accuracy"]),
+            f"group {min(groups)[1]}" if groups else "",
+        ),
+        _Tile(
+            "Clusters found",
+            formats.of_total(outcome["groups_found"], outcome["groups"]),
+            "" if matched is None else f"{formats.percent(matched)} of clients in the right one",
+        ),
+        _privacy_tile(run),
+        _Tile(
+            "Training time",
+            formats.duration(outcome["seconds_total"] if training is None else training),
+            f"{rounds} rounds, {each} each",
+        ),
+    ]
+
+
+def _privacy_tile(run: Run) -> _Tile:
+    notes = []
+    if run.unit != "none":
+        notes += [] if run.finished else ["spent so far"]
+        notes += [] if run.delta is None else [f"δ = {formats.number(run.delta)}"]
+        notes += [f"per {run.unit}"]
+    note = ", ".join(notes) or "privacy is turned off"
+    reasons = run.certificate.get("reasons")
+    if reasons and run.finished and not run.certified and run.unit != "none":
+        note += f"; {reasons[0]}"
+    return _Tile("Privacy loss ε", formats.epsilon(run.epsilon), note, _standing(run), run.certified)
+
+
+def _guarantee(run: Run) -> list[str]:
+    """The certificate in plain words, a paragraph each."""
+    if run.unit == "none":
+        return [
+            "This run makes no privacy promise (ε = ∞): its models are exact functions of the clients' data, "
+            "and whoever holds them may learn about any client."
+        ]
+    loss, delta = formats.epsilon(run.epsilon), formats.number(run.delta)
+    if not run.finished:
+        words = [
+            f"The run has not ended. It has spent ε = {loss} so far; a certificate is issued at its end."
+        ]
+    elif not run.certified:
+        words = [
+            f"The accountant's number is ε = {loss} at δ = {delta}, but it is not a guarantee that "
+            "this program stands behind."
+        ]
+    elif math.isinf(run.epsilon):
+        words = ["The certificate bounds nothing: ε = ∞."]
+    else:
+        one = {"client": "one client, with all the data it holds", "record": "one training record"}
+        factor = formats.number(float(f"{math.exp(min(run.epsilon, 700.0)):.2g}"))
+        words = [
+            f"This run satisfies {run.unit}-level differential privacy with ε = {loss} at δ = {delta}.",
+            f"Leave out any {one.get(run.unit, f'one {run.unit}')}: nothing that this run can publish "
+            f"becomes more than e^ε ≈ {factor} times as likely or as unlikely by it, except for a further "
+            f"probability of at most δ = {delta}.",
+        ]
+    visible = run.certificate.get("epsilon_participation_visible")
+    if visible is not None and run.finished:
+        words.append(
+            "This counts on nobody seeing who takes part in which round. Against somebody who does see it, "
+            f"ε is {formats.epsilon(visible)}."
+        )
+    return words
+
+
+def _differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """The settings in which the runs differ, with each run's value."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.config if key != "out"))
+    rows = [(key, [formats.setting(run.config.get(key)) for run in runs]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _svg(figure: Figure, name: str, description: str) -> Markup:
+    """The figure as inline SVG that scales with the page; `name` keeps its ids apart from other figures'."""
+    target = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(target, format="svg", metadata={"Date": None})
+    svg = target.getvalue()
+    svg = svg[svg.index("<svg") :]
+    # Inline SVG needs no metadata or namespace, and a style sheet inside it would reach the whole page.
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, count=1, flags=re.DOTALL)
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
+    svg = svg.replace("xlink:href=", "href=")
+    svg = re.sub(r'(\bid="|\bhref="#|\burl\(#)', rf"\g<1>{name}-", svg)
+    view_box = re.search(r'viewBox="[\d. ]+"', svg)
+    assert view_box is not None, "matplotlib's SVG has a viewBox"
+    head = f'<svg {view_box.group()} role="img" aria-label="{description}">'
+    return Markup(re.sub(r"<svg[^>]*>", head, svg, count=1).strip())

@@ -1,0 +1,340 @@
+"""Draw a run: accuracy and privacy spent, cluster sizes, and several runs on top of each other.
+
+Figures are made without pyplot, so nothing is kept alive behind the caller's back and no display is needed.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from scipy.optimize import isotonic_regression
+
+from coterie.report import formats
+from coterie.report.runs import Run
+
+# Safe for colour-blind readers. Groups and clusters are different things, so they look different.
+GROUP_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
+CLUSTER_COLOURS = (
+    "#332288",
+    "#CC6677",
+    "#44AA99",
+    "#B8A032",
+    "#882255",
+    "#117733",
+    "#88CCEE",
+    "#AA4499",
+)  # Tol
+INK, MUTED, GRID = "#1b2330", "#5c6675", "#e6e9ee"
+LINE_STYLES = ("-", "--", "-.", ":")
+MOST_LABELS = 10
+GAP = "\u2002"  # an en space, which SVG does not collapse
+SMOOTHING = 10
+
+_STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.edgecolor": "#aab2bf",
+    "axes.labelcolor": MUTED,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11.0,
+    "axes.titleweight": "bold",
+    "axes.titlepad": 10.0,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": "#aab2bf",
+    "ytick.color": "#aab2bf",
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "lines.solid_capstyle": "round",
+}
+
+
+def accuracy_figure(run: Run) -> Figure:
+    """Mean accuracy and one thin line per group over the rounds; beneath, on the same x axis, the ε spent.
+
+    A run without privacy has no second panel. A run that was never evaluated says so in the first.
+    """
+    with _style():
+        figure = Figure(figsize=(9.0, 4.3 if run.accounted else 3.3), facecolor="white")
+        _draw_accuracy(figure, run, left=0.075, right=0.84, bottom=0.115, top=0.97)
+    return figure
+
+
+def cluster_figure(run: Run) -> Figure:
+    """Released noisy size of every cluster over the rounds (faint) and its running mean (bold).
+
+    An arrow goes from the model that was copied to the starving one that it replaced.
+    """
+    with _style():
+        figure = Figure(figsize=(9.0, 3.3), facecolor="white")
+        _draw_clusters(figure.add_axes((0.075, 0.15, 0.765, 0.81)), run)
+    return figure
+
+
+def comparison_figure(runs: Sequence[Run]) -> Figure:
+    """Mean accuracy of several runs; line n is labelled n, counting from 1 in the order given."""
+    with _style():
+        figure = Figure(figsize=(9.0, 3.6), facecolor="white")
+        axes = figure.add_axes((0.075, 0.135, 0.87, 0.83))
+        ends: list[_End] = []
+        shown: list[float] = []
+        for index, run in enumerate(runs):
+            rounds, accuracy = _accuracy(run)
+            shown += accuracy
+            if rounds:
+                colour, style = run_line(index)
+                axes.plot(
+                    rounds, accuracy, style, color=colour, linewidth=1.9, marker=_marker(rounds), markersize=3
+                )
+                ends.append(_End(rounds[-1], accuracy[-1], str(index + 1), colour, bold=True))
+        _finish_accuracy(axes, shown, max((r.number for run in runs for r in run.rounds), default=1))
+        axes.set_xlabel("round")
+        _label_ends(axes, ends)
+    return figure
+
+
+def save_png(run: Run, path: Path | str) -> Path:
+    """Save accuracy (ε beneath) and cluster sizes side by side as a wide picture; return its path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _style():
+        figure = Figure(figsize=(14.0, 4.6), facecolor="white")
+        accuracy = _draw_accuracy(figure, run, left=0.05, right=0.42, bottom=0.115, top=0.9)
+        accuracy.set_title("Accuracy")
+        clusters = figure.add_axes((0.55, 0.115, 0.365, 0.785))
+        _draw_clusters(clusters, run)
+        clusters.set_title("Released cluster sizes")
+        figure.savefig(path, dpi=150, format="png", metadata={"Software": None})
+    return path
+
+
+class _End(NamedTuple):
+    """Where a line ends, and what is written there."""
+
+    round: int
+    value: float
+    label: str
+    colour: str
+    bold: bool = False
+
+
+def run_line(index: int) -> tuple[str, str]:
+    """Colour and line style of the run at `index`, counted from 0, in a comparison."""
+    return _cycle(GROUP_COLOURS, index)
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def _cycle(colours: Sequence[str], index: int) -> tuple[str, str]:
+    return colours[index % len(colours)], LINE_STYLES[index // len(colours) % len(LINE_STYLES)]
+
+
+def _accuracy(run: Run) -> tuple[list[int], list[float]]:
+    evaluated = [(r.number, r.accuracy) for r in run.rounds if r.accuracy is not None]
+    return [number for number, _ in evaluated], [accuracy for _, accuracy in evaluated]
+
+
+def _marker(rounds: Sequence[int]) -> str:
+    """Points are shown where there are few, so that a run evaluated once is still seen."""
+    return "o" if len(rounds) <= 12 else ""
+
+
+def _draw_accuracy(figure: Figure, run: Run, left: float, right: float, bottom: float, top: float) -> Axes:
+    private = run.accounted
+    grid = figure.add_gridspec(
+        2 if private else 1,
+        1,
+        height_ratios=[3.2, 1] if private else None,
+        hspace=0.13,
+        left=left,
+        right=right,
+        bottom=bottom,
+        top=top,
+    )
+    axes: Axes = figure.add_subplot(grid[0])
+    rounds, accuracy = _accuracy(run)
+    evaluated = [r for r in run.rounds if r.group_accuracy is not None]
+    groups = np.array(_rectangle([r.group_accuracy or () for r in evaluated]))  # rounds × groups
+    ends: list[_End] = []
+    for group in range(groups.shape[1]):
+        colour, style = _cycle(GROUP_COLOURS, group)
+        numbers = [r.number for r in evaluated]
+        axes.plot(numbers, groups[:, group], style, color=colour, linewidth=1.1, alpha=0.9)
+        if math.isfinite(groups[-1, group]):
+            label = f"group {group}{GAP}{formats.percent(groups[-1, group])}"
+            ends.append(_End(numbers[-1], float(groups[-1, group]), label, colour))
+    if len(ends) > MOST_LABELS:
+        ends = []
+    if rounds:
+        axes.plot(rounds, accuracy, color=INK, linewidth=2.4, marker=_marker(rounds), markersize=4)
+        ends.append(
+            _End(rounds[-1], accuracy[-1], f"mean{GAP}{formats.percent(accuracy[-1])}", INK, bold=True)
+        )
+    _finish_accuracy(
+        axes, [*accuracy, *groups.ravel().tolist()], max((r.number for r in run.rounds), default=1)
+    )
+    _label_ends(axes, ends)
+    lowest = axes
+    if private:
+        lowest = figure.add_subplot(grid[1], sharex=axes)
+        axes.tick_params(labelbottom=False)
+        _draw_epsilon(lowest, run)
+    lowest.set_xlabel("round")
+    return axes
+
+
+def _draw_epsilon(axes: Axes, run: Run) -> None:
+    spent = [(r.number, r.epsilon) for r in run.rounds if math.isfinite(r.epsilon)]
+    numbers, values = zip(*spent, strict=True)
+    axes.plot(numbers, values, color=INK, linewidth=1.6)
+    axes.fill_between(numbers, values, color=INK, alpha=0.07, linewidth=0)
+    budget = run.config.get("epsilon")
+    if isinstance(budget, int | float) and math.isfinite(budget):
+        axes.axhline(budget, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+        axes.annotate(
+            f"budget ε = {formats.number(budget)}",
+            (0, budget),
+            (2, -3),
+            color=MUTED,
+            fontsize=8,
+            xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points",
+            va="top",
+        )
+        values = (*values, budget)
+    axes.set_ylim(0, 1.15 * max(values) or 1.0)
+    axes.yaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+    axes.set_ylabel("ε spent")
+    last, total = spent[-1]
+    _label_ends(axes, [_End(last, total, f"ε = {formats.epsilon(total)}", INK, bold=True)])
+
+
+def _draw_clusters(axes: Axes, run: Run) -> None:
+    released = [r for r in run.rounds if r.histogram is not None]
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if not released:
+        _say(axes, "This run released no cluster sizes.")
+        return
+    numbers = np.array([r.number for r in released])
+    sizes = np.array(_rectangle([r.histogram or () for r in released]))  # rounds × clusters
+    means = np.full_like(sizes, math.nan)
+    ends: list[_End] = []
+    for cluster, seen in enumerate(sizes.T):
+        colour, style = _cycle(CLUSTER_COLOURS, cluster)
+        axes.plot(numbers, seen, ".", color=colour, markersize=5, alpha=0.4, markeredgewidth=0)
+        changed = [r.number for r in run.rounds if any(cluster in pair for pair in r.reseeded)]
+        # A line is broken where its model was replaced: what follows is another model's size.
+        for part in np.split(np.arange(len(numbers)), np.searchsorted(numbers, changed, side="right")):
+            means[part, cluster] = _running_mean(seen[part])
+            axes.plot(numbers[part], means[part, cluster], style, color=colour, linewidth=2.0)
+        if math.isfinite(means[-1, cluster]):
+            ends.append(_End(int(numbers[-1]), float(means[-1, cluster]), f"cluster {cluster}", colour))
+    for r in released:
+        row = means[np.searchsorted(numbers, r.number)]
+        for source, target in r.reseeded:
+            if max(source, target) < len(row):
+                arrow = {"arrowstyle": "-|>,head_width=.2,head_length=.4", "color": INK, "linewidth": 1.0}
+                axes.annotate(
+                    "",
+                    (r.number, row[target]),
+                    (r.number, row[source]),
+                    arrowprops={**arrow, "shrinkA": 0, "shrinkB": 0},
+                    zorder=4,
+                )
+    axes.axhline(0, color="#aab2bf", linewidth=0.8)
+    axes.set_ylabel("clients in a round")
+    axes.set_xlim(0, 1.01 * numbers[-1])
+    _label_ends(axes, ends if len(ends) <= MOST_LABELS else [])
+
+
+def _running_mean(sizes: np.ndarray) -> np.ndarray:
+    """Mean of each size and those of up to SMOOTHING - 1 rounds before it; NaN stays out of it."""
+    windows = [sizes[max(0, end - SMOOTHING) : end] for end in range(1, len(sizes) + 1)]
+    return np.array([w[np.isfinite(w)].mean() if np.isfinite(w).any() else math.nan for w in windows])
+
+
+def _rectangle(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Rows filled up with NaN to the longest: a method whose clusters multiply reports more of them later."""
+    width = max(map(len, rows), default=0)
+    return [[*row, *[math.nan] * (width - len(row))] for row in rows] or [[]]
+
+
+def _finish_accuracy(axes: Axes, values: Sequence[float], last: int) -> None:
+    finite = [value for value in values if math.isfinite(value)]
+    axes.set_ylabel("accuracy")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if not finite:
+        _say(axes, "No round was evaluated.")
+        return
+    margin = 0.06 * max(max(finite) - min(finite), 0.1)
+    axes.set_ylim(max(0.0, min(finite) - margin), min(1.005, max(finite) + margin))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.0f} %"))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.set_xlim(0, 1.01 * last)
+
+
+def _label_ends(axes: Axes, ends: Sequence[_End]) -> None:
+    """Write each line's label right of the axes, moved as little as needed to keep the labels apart.
+
+    A line that stops before the axes do has its label right where it stops.
+    """
+    last = max((end.round for end in ends), default=0)
+    for end in ends:
+        if end.round < last:
+            axes.annotate(
+                end.label,
+                (end.round, end.value),
+                (6, 0),
+                textcoords="offset points",
+                va="center",
+                fontweight="bold" if end.bold else "normal",
+                bbox={"boxstyle": "square,pad=.15", "facecolor": "white", "edgecolor": end.colour},
+                zorder=5,
+            )
+    ends = sorted((end for end in ends if end.round == last), key=lambda end: end.value)
+    if not ends:
+        return
+    low, high = axes.get_ylim()
+    height = 72 * axes.bbox.height / axes.figure.dpi
+    slots = np.arange(len(ends)) * 1.4 * matplotlib.rcParams["font.size"] / height
+    wanted = np.array([(end.value - low) / (high - low) for end in ends])
+    places = np.clip(isotonic_regression(wanted - slots).x, 0, max(0.0, 1 - slots[-1])) + slots
+    leader = {"arrowstyle": "-", "linewidth": 1.0, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0}
+    for end, place in zip(ends, places, strict=True):
+        axes.annotate(
+            end.label,
+            (end.round, end.value),
+            (1.035, place),
+            textcoords="axes fraction",
+            va="center",
+            fontweight="bold" if end.bold else "normal",
+            annotation_clip=False,
+            arrowprops={**leader, "color": end.colour},
+        )
+
+
+def _say(axes: Axes, sentence: str) -> None:
+    axes.set_yticks([])
+    axes.grid(False)
+    axes.text(
+        0.5, 0.5, sentence, transform=axes.transAxes, ha="center", va="center", color=MUTED, fontsize=10
+    )

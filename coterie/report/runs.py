@@ -1,0 +1,252 @@
+"""Read a run folder: what the run was asked to do, what each round saw, and what it may claim."""
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_OUTCOME = (
+    "accuracy",
+    "worst_group_accuracy",
+    "group_accuracy",
+    "clustering_accuracy",
+    "groups_found",
+    "epsilon",
+    "delta",
+    "rounds",
+    "seconds_total",
+    "seconds_training",
+    "seconds_per_round",
+)
+
+
+class ReportError(ValueError):
+    """A run folder cannot be reported on; the message names the path and what to do."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One line of `metrics.jsonl`.
+
+    Attributes:
+        number: the round, from 1.
+        seconds: how long it took.
+        epsilon: privacy spent up to and including this round; infinite without privacy.
+        histogram: the released noisy size of each of the k clusters, or None when none were released.
+        accuracy: mean accuracy over clients in [0, 1]; None where the round was not evaluated, as below.
+        worst_group_accuracy: the lowest of `group_accuracy`.
+        group_accuracy: one accuracy per true group.
+        clustering_accuracy: share of clients in the cluster matched to their group.
+        groups_found: how many groups have a cluster of their own.
+        reseeded: pairs (from, to): after this round, model `to` became a perturbed copy of `from`.
+    """
+
+    number: int
+    seconds: float | None = None
+    epsilon: float = math.inf
+    histogram: tuple[float, ...] | None = None
+    accuracy: float | None = None
+    worst_group_accuracy: float | None = None
+    group_accuracy: tuple[float, ...] | None = None
+    clustering_accuracy: float | None = None
+    groups_found: int | None = None
+    reseeded: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder as it was found, finished or not.
+
+    Attributes:
+        path: the folder.
+        config: the resolved configuration, flat kebab-case keys.
+        versions: name to version.
+        machine: device, cores, git commit.
+        rounds: the finished rounds in order; of a round that was repeated after a crash, the last line.
+        certificate: `privacy.json`, empty while there is none.
+        result: `result.json`, None while the run is unfinished.
+        unreadable_lines: how many lines of `metrics.jsonl` were torn and left out.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    rounds: tuple[Round, ...] = ()
+    certificate: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] | None = None
+    unreadable_lines: int = 0
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.path.resolve().name
+
+    @property
+    def strategy(self) -> str:
+        """The configured strategy."""
+        return str(self.config.get("strategy", "unknown strategy"))
+
+    @property
+    def dataset(self) -> str:
+        """The configured data set."""
+        return str(self.config.get("dataset", "unknown data"))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run wrote its result."""
+        return self.result is not None
+
+    @property
+    def unit(self) -> str:
+        """What the guarantee protects: `client`, `record` or `none`."""
+        return str(self.certificate.get("unit") or self.config.get("privacy-unit") or "none")
+
+    @property
+    def certified(self) -> bool:
+        """Whether the run ended with a guarantee that the program stands behind."""
+        return self.unit != "none" and self.finished and bool(self.certificate.get("certified"))
+
+    @property
+    def epsilon(self) -> float:
+        """Privacy loss: the certificate's for a finished run, what was spent so far otherwise."""
+        if self.unit == "none":
+            return math.inf
+        if not self.finished:
+            return self.rounds[-1].epsilon if self.rounds else 0.0
+        value = self.certificate.get("epsilon", self.outcome["epsilon"])
+        return math.inf if value is None else float(value)
+
+    @property
+    def delta(self) -> float | None:
+        """The probability δ that goes with `epsilon`, where it is known."""
+        for value in (self.certificate.get("delta"), self.outcome["delta"], self.config.get("delta")):
+            if isinstance(value, int | float):
+                return float(value)
+        return None
+
+    @property
+    def accounted(self) -> bool:
+        """Whether there is a finite privacy loss to show for some round."""
+        return any(math.isfinite(r.epsilon) for r in self.rounds)
+
+    @property
+    def outcome(self) -> Mapping[str, Any]:
+        """`result.json`, None for what it lacks; while there is none, the last evaluated round's numbers."""
+        known = dict.fromkeys(_OUTCOME) | {"groups": _count_groups(self.config.get("groups"))}
+        if self.result is not None:
+            return known | {key: value for key, value in self.result.items() if value is not None}
+        last = next((r for r in reversed(self.rounds) if r.accuracy is not None), Round(0))
+        seconds = [r.seconds for r in self.rounds if r.seconds is not None]
+        return known | {
+            "accuracy": last.accuracy,
+            "worst_group_accuracy": last.worst_group_accuracy,
+            "group_accuracy": last.group_accuracy,
+            "clustering_accuracy": last.clustering_accuracy,
+            "groups_found": last.groups_found,
+            "rounds": len(self.rounds),
+            "seconds_training": sum(seconds) if seconds else None,
+            "seconds_per_round": sum(seconds) / len(seconds) if seconds else None,
+        }
+
+
+def read_run(path: Path | str) -> Run:
+    """Read the run folder `path`; a run that has not ended yet, or was cut short, is read as far as it got.
+
+    Raises:
+        ReportError: `path` is no run folder, or one of its files is damaged beyond a torn line of metrics.
+    """
+    path = Path(path)
+    if not (path / "config.toml").is_file():
+        what = (
+            "has no config.toml"
+            if path.is_dir()
+            else "is not a folder"
+            if path.exists()
+            else "does not exist"
+        )
+        raise ReportError(
+            f"{path} is no run folder: it {what}; give the folder that `coterie run --out` wrote"
+        )
+    try:
+        tables = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ReportError(f"{path / 'config.toml'} is not valid TOML: {error}") from error
+    if not isinstance(tables.get("config"), dict):
+        raise ReportError(
+            f"{path / 'config.toml'} has no [config] table, so {path} is no run folder of coterie"
+        )
+    rounds, unreadable_lines = _read_rounds(path / "metrics.jsonl")
+    return Run(
+        path=path,
+        config=tables["config"],
+        versions=tables.get("versions", {}),
+        machine=tables.get("machine", {}),
+        rounds=rounds,
+        certificate=_read_object(path / "privacy.json") or {},
+        result=_read_object(path / "result.json"),
+        unreadable_lines=unreadable_lines,
+    )
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ReportError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ReportError(f"{path} holds a {type(content).__name__}; a JSON object was expected")
+    return content
+
+
+def _read_rounds(path: Path) -> tuple[tuple[Round, ...], int]:
+    """The rounds in order, and how many lines were torn by a crash."""
+    rounds: dict[int, Round] = {}
+    unreadable = 0
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    for line in filter(str.strip, lines):
+        try:
+            entry = _parse_round(json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            unreadable += 1
+        else:
+            rounds[entry.number] = entry
+    return tuple(rounds[number] for number in sorted(rounds)), unreadable
+
+
+def _parse_round(line: Mapping[str, Any]) -> Round:
+    spent, sizes, groups = line.get("epsilon"), line.get("histogram"), line.get("group_accuracy")
+    found = line.get("groups_found")
+    return Round(
+        number=int(line["round"]),
+        seconds=_finite(line.get("seconds")),
+        epsilon=math.inf if spent is None else float(spent),
+        histogram=None if sizes is None else tuple(_or_nan(size) for size in sizes),
+        accuracy=_finite(line.get("accuracy")),
+        worst_group_accuracy=_finite(line.get("worst_group_accuracy")),
+        group_accuracy=None if groups is None else tuple(_or_nan(group) for group in groups),
+        clustering_accuracy=_finite(line.get("clustering_accuracy")),
+        groups_found=None if found is None else int(found),
+        reseeded=tuple((int(source), int(target)) for source, target in line.get("reseeded") or ()),
+    )
+
+
+def _finite(value: Any) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _or_nan(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _count_groups(groups: Any) -> int | None:
+    """`"4"` is four groups, `"2:1:1"` are three."""
+    text = str(groups or "")
+    if ":" in text:
+        return len(text.split(":"))
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,7 @@
+"""The server: run configuration, run folder, metrics, and the ServerApp that ties a run together."""
+
+from coterie.server.config import SCHEMA, ConfigError, Key, RunConfig
+from coterie.server.folder import FolderError, RunFolder
+from coterie.server.run import RunFailed, run
+
+__all__ = ["SCHEMA", "ConfigError", "FolderError", "Key", "RunConfig", "RunFailed", "RunFolder", "run"]

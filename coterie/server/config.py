@@ -1,0 +1,314 @@
+"""The run configuration: one flat set of kebab-case keys with one schema.
+
+The same keys serve ``[tool.flwr.app.config]``, TOML files and ``--set key=value``. Everything is checked before
+anything starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from coterie import models as networks
+from coterie.datasets import DATASETS, SHIFTS, DataError, assign_groups, parse_groups
+from coterie.privacy import MECHANISMS, Plan, PrivacyError
+from coterie.strategies import STRATEGIES, Reseeding, StrategyError
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run: names the key, the value, and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the configuration.
+
+    Attributes:
+        default: value of the demo.
+        help: one line.
+        allowed: what a value must be, in words.
+        ok: whether a value of the right type is allowed.
+        auto: a word that stands in place of a number ("auto", "none"); empty if there is none.
+        client: whether clients need it.
+    """
+
+    default: Any
+    help: str
+    allowed: str
+    ok: Callable[[Any], bool] = lambda value: True
+    auto: str = ""
+    client: bool = False
+
+    def parse(self, name: str, value: Any) -> Any:
+        """``value`` with the type of the default.
+
+        Raises:
+            ConfigError: it has another type, or is not allowed.
+        """
+        if self.auto and value == self.auto:
+            return value
+        kind = float if self.auto and isinstance(self.default, str) else type(self.default)
+        if self.auto == "none":
+            kind = int
+        parsed = _convert(kind, value)
+        if parsed is None or not self.ok(parsed):
+            words = f"{self.auto!r} or " if self.auto else ""
+            hint = _nearest(str(value), self.allowed.split(", ")) if kind is str else ""
+            raise ConfigError(f"{name} = {value!r}: must be {words}{self.allowed}{hint}")
+        return parsed
+
+
+def _convert(kind: type, value: Any) -> Any:
+    """``value`` as ``kind``, or None where it is not one."""
+    if kind is bool:
+        words = {"true": True, "false": False}
+        return value if isinstance(value, bool) else words.get(str(value).lower())
+    if isinstance(value, bool):
+        return None
+    try:
+        if kind is int:
+            number = float(value)
+            return int(number) if number.is_integer() else None
+        return kind(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _nearest(word: str, words: Any) -> str:
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _names(table: Mapping[str, Any], own: bool = False) -> dict[str, Any]:
+    return {
+        "allowed": ", ".join(sorted(table)) + (", or module:function" if own else ""),
+        "ok": lambda value: value in table or (own and ":" in value),
+    }
+
+
+def _number(low: float, high: float = math.inf, *, strict: bool = False) -> dict[str, Any]:
+    text = f"{'above' if strict else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
+    return {
+        "allowed": f"a finite number {text}",
+        "ok": lambda value: (low < value if strict else low <= value) and value <= high and math.isfinite(value),
+    }
+
+
+def _whole(low: int) -> dict[str, Any]:
+    return {"allowed": f"a whole number, at least {low}", "ok": lambda value: value >= low}
+
+
+def _text(allowed: str) -> dict[str, Any]:
+    return {"allowed": allowed}
+
+
+#: Every key. The defaults are the demo: private clustered models on real handwritten digits.
+SCHEMA: dict[str, Key] = {
+    "strategy": Key("ifca", "how clients are clustered and models trained", **_names(STRATEGIES)),
+    "clusters": Key(4, "number of models, k", **_whole(1)),
+    "rebalance-min": Key(0.0, "B, least expected members of a cluster in a round; 0: off", **_number(0)),
+    "respawn-every": Key(5, "rounds between two chances to re-seed starving models; 0: never", **_whole(0)),
+    "rounds": Key(80, "number of rounds, T", **_whole(1)),
+    "sampling-rate": Key(0.2, "probability with which a client takes part in a round, q", **_number(0, 1, strict=True)),
+    "local-epochs": Key(4, "passes over a client's data in a round", **_whole(1), client=True),
+    "batch-size": Key(7, "examples in a client's mini-batch", **_whole(1), client=True),
+    "lr": Key(0.2, "step size of a client's SGD", **_number(0, strict=True), client=True),
+    "server-lr": Key(1.0, "step size of the server", **_number(0, strict=True)),
+    "model": Key("mlp-32", "network", **_names(networks.MODELS, own=True), client=True),
+    "features": Key("none", "fixed layer in front of the network", **_names(networks.FEATURES), client=True),
+    "dataset": Key("digits", "data", **_names(DATASETS, own=True), client=True),
+    "data-dir": Key("", "folder of the data; empty: COTERIE_DATA", **_text("a folder"), client=True),
+    "shift": Key("rotation", "how the data of hidden groups differ", **_names(SHIFTS), client=True),
+    "clients": Key(500, "number of clients, M; public", **_whole(1), client=True),
+    "groups": Key("4", "hidden groups: a number, or proportions such as 2:1:1", **_text("4 or 2:1:1"), client=True),
+    "samples-per-client": Key(0, "training examples of a client; 0: divide all", **_whole(0), client=True),
+    "privacy-unit": Key(
+        "client", "what the guarantee protects", allowed="client, none", ok=lambda v: v in ("client", "none")
+    ),
+    "mechanism": Key("joint", "mechanism of client-level privacy", **_names(MECHANISMS)),
+    "epsilon": Key(8.0, "privacy budget", **_number(0, strict=True)),
+    "delta": Key(
+        "auto",
+        "delta of the guarantee; auto: 1/(100 clients)",
+        auto="auto",
+        allowed="a number strictly between 0 and 1",
+        ok=lambda value: 0 < value < 1,
+    ),
+    "clip": Key(0.3, "C, L2 bound of a client's update", **_number(0, strict=True)),
+    "divisor": Key(
+        "auto",
+        "D_j of the update: fixed is qM/k, released max(B, 1, released size); auto: fixed under privacy",
+        allowed="auto, fixed, released",
+        ok=lambda value: value in ("auto", "fixed", "released"),
+    ),
+    "identifier-share": Key(
+        0.04,
+        "part of a round's privacy spent on cluster sizes, where they are used",
+        allowed="a number above 0 and below 1",
+        ok=lambda value: 0 < value < 1,
+    ),
+    "seed": Key("none", "none: secret randomness; a number: reproducible, not certified", auto="none", **_whole(0)),
+    "evaluate": Key(
+        "diagnostic",
+        "exact accuracies, outside the guarantee, or none at all",
+        allowed="diagnostic, off",
+        ok=lambda value: value in ("diagnostic", "off"),
+    ),
+    "evaluate-every": Key(5, "rounds between two evaluations on all clients", **_whole(1)),
+    "round-timeout": Key(3600.0, "seconds to wait for the replies of a round", **_number(0, strict=True)),
+    "wait": Key(60.0, "seconds to wait for clients to register before round 1", **_number(0)),
+    "device": Key(
+        "auto",
+        "where clients train",
+        allowed="auto, cpu, cuda",
+        ok=lambda value: value in ("auto", "cpu", "cuda"),
+        client=True,
+    ),
+    "out": Key("", "run folder; empty: a new one under runs/", **_text("a folder")),
+    "resume": Key(False, "continue the run in the run folder", **_text("true or false")),
+}
+
+# Where a run is kept says nothing about what it is.
+_PLACE = ("out", "resume", "data-dir", "device", "wait", "round-timeout")
+
+
+class RunConfig:
+    """A checked configuration; ``config["key"]`` is a value of the schema's type.
+
+    Args:
+        values: any of the schema's keys; the others take their defaults.
+
+    Raises:
+        ConfigError: an unknown key, a value that is not allowed, or a combination that cannot work.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        for name in values:
+            if name not in SCHEMA:
+                known = "`coterie run --help` lists all keys"
+                raise ConfigError(f"unknown key {name!r}{_nearest(name, SCHEMA)} ({known})")
+        self.values = {name: key.parse(name, values.get(name, key.default)) for name, key in SCHEMA.items()}
+        if not STRATEGIES[self["strategy"]].clustered:
+            for name in ("clusters", "respawn-every"):  # these defaults are for clustered methods
+                if name not in values or values[name] == SCHEMA[name].default:
+                    self.values[name] = 1 if name == "clusters" else 0
+        self._check_together()
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def _check_together(self) -> None:
+        try:
+            if not 1 <= self["clusters"] <= self["clients"]:
+                raise ConfigError(
+                    f"clusters = {self['clusters']}: more clusters than clients ({self['clients']}); "
+                    "lower clusters or raise clients"
+                )
+            assign_groups(self["clients"], parse_groups(self["groups"]))
+            STRATEGIES[self["strategy"]].check(
+                self._sketch, rebalance_min=self["rebalance-min"], reseeding=self.reseeding, divisor=self["divisor"]
+            )
+        except (StrategyError, DataError, PrivacyError) as error:
+            raise ConfigError(str(error)) from None
+
+    @property
+    def seed(self) -> int | None:
+        """None for secret randomness."""
+        return None if self["seed"] == "none" else int(self["seed"])
+
+    @property
+    def delta(self) -> float:
+        """The number behind ``auto``: at most 1/(100 M), PRIVACY's default."""
+        return 1 / (100 * self["clients"]) if self["delta"] == "auto" else float(self["delta"])
+
+    @property
+    def budget(self) -> float:
+        """Epsilon that the run may spend; inf without privacy."""
+        return float(self["epsilon"]) if self["privacy-unit"] != "none" else math.inf
+
+    @property
+    def reseeding(self) -> Reseeding | None:
+        """When to re-seed; None for never."""
+        return Reseeding(every=self["respawn-every"]) if self["respawn-every"] and self["clusters"] > 1 else None
+
+    @property
+    def releases_counts(self) -> bool:
+        """Whether anything reads cluster sizes, so that they are released and charged."""
+        return bool(self.reseeding or self["rebalance-min"] or self["divisor"] == "released")
+
+    @property
+    def _shape(self) -> dict[str, Any]:
+        return {
+            "clients": self["clients"],
+            "num_clusters": self["clusters"],
+            "sampling_rate": self["sampling-rate"],
+            "rounds": self["rounds"],
+        }
+
+    @property
+    def _sketch(self) -> Plan:
+        """A plan without calibrated noise, for checks that cost nothing."""
+        if self["privacy-unit"] == "none":
+            return Plan.no_privacy(**self._shape)
+        share = self["identifier-share"] if self.releases_counts else 0.0
+        return Plan(
+            unit=self["privacy-unit"],
+            mechanism=self["mechanism"],
+            clip_norm=self["clip"],
+            epsilon=self["epsilon"],
+            delta=self.delta,
+            noise_multiplier=1.0,
+            identifier_share=share,
+            **self._shape,
+        )
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The privacy plan, its noise calibrated (about half a second).
+
+        Raises:
+            PrivacyError: no noise reaches the target.
+        """
+        sketch = self._sketch
+        if not sketch.private:
+            return sketch
+        return Plan.joint(
+            clip_norm=self["clip"],
+            epsilon=self["epsilon"],
+            delta=self.delta,
+            identifier_share=sketch.identifier_share,
+            **self._shape,
+        )
+
+    @property
+    def partition_seed(self) -> int:
+        """Of the split of data among simulated clients: the run's seed, or 0."""
+        return self.seed or 0
+
+    def for_clients(self) -> dict[str, Any]:
+        """What travels to the clients with every message."""
+        sent = {name: self[name] for name, key in SCHEMA.items() if key.client}
+        sent["partition-seed"] = self.partition_seed
+        if self.seed is not None:
+            sent["seed"] = self.seed
+        return sent
+
+    def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+        """Keys in which two runs differ, with both values; where a run is kept does not count."""
+        return {
+            name: (self[name], other[name]) for name in SCHEMA if name not in _PLACE and self[name] != other[name]
+        }
+
+    def warnings(self) -> list[str]:
+        """What a person should know before the run starts."""
+        found = []
+        if self["privacy-unit"] == "client" and self.delta > 1 / (10 * self["clients"]):
+            found.append(
+                f"delta = {self.delta:g} is above 1/(10 clients) = {1 / (10 * self['clients']):g}: publishing one "
+                "client at random satisfies delta = 1/clients; use it only to compare with papers"
+            )
+        return found

@@ -1,0 +1,221 @@
+"""The run folder: everything that a run leaves behind, and what ``--resume`` needs.
+
+====================  ==================================================================================
+config.toml           the resolved configuration, versions, git commit, device
+metrics.jsonl         a line per round
+ledger.jsonl          a line per charge, written and synced before the release that it pays for
+privacy.json          the certificate
+models/               ``cluster-<j>.safetensors``
+checkpoint/           ``state.safetensors``, replaced atomically after every round
+result.json           scores, cost, time
+report.html           one self-contained page
+====================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from coterie import __version__
+from coterie.messages import Layout
+from coterie.privacy import Ledger
+from coterie.server.config import RunConfig
+from coterie.strategies import Checkpoint
+
+_LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen", "ray")
+_HISTOGRAM = "histogram"
+
+
+class FolderError(RuntimeError):
+    """The run folder cannot be used; nothing in it was touched."""
+
+
+class RunFolder:
+    """A run's folder, locked while open. It is the strategy's ``Recorder``.
+
+    Make one with :meth:`create` or :meth:`resume`.
+    """
+
+    def __init__(self, path: Path, config: RunConfig, ledger: Ledger, resumed: Checkpoint | None) -> None:
+        self.path = path
+        self.config = config
+        self.ledger = ledger
+        self.resumed = resumed
+        self.observer: Callable[[Mapping[str, Any]], None] = lambda line: None
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig) -> RunFolder:
+        """A new folder.
+
+        Raises:
+            FolderError: ``path`` holds something already.
+        """
+        if (path / "config.toml").exists():
+            raise FolderError(f"{path} holds a run already: continue it with --resume, or choose another --out")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise FolderError(f"{path} is not an empty folder: choose another --out")
+        path.mkdir(parents=True, exist_ok=True)
+        ledger = _ledger(path, config)
+        document = {"config": config.values, "versions": _versions(), "machine": _machine(config)}
+        _replace(path / "config.toml", tomli_w.dumps(document).encode())
+        return cls(path, config, ledger, None)
+
+    @classmethod
+    def resume(cls, path: Path, settings: Mapping[str, Any]) -> RunFolder:
+        """The folder of a run that was cut short.
+
+        Args:
+            path: the folder.
+            settings: configuration values that the caller names; they must agree with the run's own.
+
+        Raises:
+            FolderError: there is no run, or ``settings`` differ from it.
+            LedgerError: another process is running it.
+        """
+        try:
+            stored = tomllib.loads((path / "config.toml").read_text())["config"]
+        except (OSError, tomllib.TOMLDecodeError, KeyError):
+            raise FolderError(f"{path} holds no run to resume: its config.toml cannot be read") from None
+        config = RunConfig(stored)
+        changed = config.differences(RunConfig({**stored, **settings}))
+        if changed:
+            what = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in changed.items())
+            raise FolderError(
+                f"{path} was run with other settings ({what}): a run resumes as it was planned; "
+                "leave them out, or start a new run with another --out"
+            )
+        ledger = _ledger(path, config)
+        checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
+        folder = cls(path, config, ledger, checkpoint)
+        folder._forget_after(checkpoint.round if checkpoint else 0, line)
+        return folder
+
+    # ---- strategies.Recorder ------------------------------------------------------------------------------
+
+    def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
+        """Replace the checkpoint; it holds released values only."""
+        tensors = {
+            f"{cluster}/{name}": np.ascontiguousarray(values)
+            for cluster, model in enumerate(state.models)
+            for name, values in state.layout.split(model).items()
+        }
+        if state.histogram is not None:
+            tensors[_HISTOGRAM] = state.histogram
+        about = {
+            "round": str(state.round),
+            "line": json.dumps(dict(line)),
+            "names": json.dumps(state.layout.names),
+        }
+        (self.path / "checkpoint").mkdir(exist_ok=True)
+        _replace(self.path / "checkpoint" / "state.safetensors", save(tensors, metadata=about))
+
+    def round_finished(self, line: Mapping[str, Any]) -> None:
+        """Append a line to metrics.jsonl and tell the observer."""
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(_tidy(line)) + "\n")
+        self.observer(line)
+
+    # ---- the end of a run ---------------------------------------------------------------------------------
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every line of metrics.jsonl so far."""
+        try:
+            text = (self.path / "metrics.jsonl").read_text()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def write_json(self, name: str, document: Mapping[str, Any]) -> None:
+        """Write ``name`` atomically."""
+        _replace(self.path / name, (json.dumps(document, indent=2) + "\n").encode())
+
+    def write_models(self, models: np.ndarray, layout: Layout) -> None:
+        """One file per cluster, with the network's name beside the parameters."""
+        (self.path / "models").mkdir(exist_ok=True)
+        about = {key: str(self.config[key]) for key in ("model", "features", "dataset")}
+        for cluster, model in enumerate(models):
+            tensors = {name: np.ascontiguousarray(values) for name, values in layout.split(model).items()}
+            _replace(self.path / "models" / f"cluster-{cluster}.safetensors", save(tensors, metadata=about))
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        self.ledger.close()
+
+    def _forget_after(self, round: int, line: Mapping[str, Any] | None) -> None:
+        """Metrics of exactly the rounds that the checkpoint covers; the last one may be known from it alone."""
+        kept = [entry for entry in self.metrics() if entry["round"] <= round]
+        if line is not None and (not kept or kept[-1]["round"] < round):
+            kept.append(_tidy(line))
+        _replace(self.path / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+
+
+def _ledger(path: Path, config: RunConfig) -> Ledger:
+    return Ledger(config.delta, config.budget, path / "ledger.jsonl")
+
+
+def _tidy(line: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity; re-seedings become pairs [from, to]."""
+    flat = line.get("reseeded", [])
+    tidy = {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in line.items()}
+    pairs = [flat[i] if isinstance(flat[i], list) else flat[i : i + 2] for i in range(0, len(flat), 1 if flat and isinstance(flat[0], list) else 2)]
+    return {**tidy, "reseeded": pairs}
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write and sync a new file, then put it in the old one's place."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _read_checkpoint(path: Path) -> tuple[Checkpoint | None, dict[str, Any] | None]:
+    if not path.exists():
+        return None, None
+    with safe_open(path, framework="numpy") as file:
+        about = file.metadata()
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    histogram = tensors.pop(_HISTOGRAM, None)
+    names = json.loads(about["names"])
+    clusters = len(tensors) // len(names)
+    layout = Layout(tuple(names), tuple(tensors[f"0/{name}"].shape for name in names))
+    models = np.stack([layout.flatten({n: tensors[f"{j}/{n}"] for n in names}) for j in range(clusters)])
+    return Checkpoint(int(about["round"]), models, layout, histogram), json.loads(about["line"])
+
+
+def _versions() -> dict[str, str]:
+    return {"coterie": __version__, "python": platform.python_version(), **{n: version(n) for n in _LIBRARIES}}
+
+
+def _machine(config: RunConfig) -> dict[str, Any]:
+    return {
+        "device": config["device"],
+        "cores": len(os.sched_getaffinity(0)),
+        "git-commit": _git_commit(),
+    }
+
+
+def _git_commit() -> str:
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,65 @@
+"""Scores of a clustering against the true groups, and of models on held-out data. All are diagnostics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import MetricRecord, RecordDict
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics import cohen_kappa_score, normalized_mutual_info_score
+
+from coterie.messages import diagnostics
+
+IntArray = npt.NDArray[np.int64]
+
+
+def confusion(clusters: IntArray, groups: IntArray) -> IntArray:
+    """(clusters, groups) number of clients."""
+    table = np.zeros((int(clusters.max()) + 1, int(groups.max()) + 1), np.int64)
+    np.add.at(table, (clusters, groups), 1)
+    return table
+
+
+def matched(clusters: IntArray, groups: IntArray) -> IntArray:
+    """Each client's cluster as the group it is matched to one to one (Hungarian method); -1 if unmatched."""
+    rows, columns = linear_sum_assignment(-confusion(clusters, groups))
+    group_of = dict(zip(rows.tolist(), columns.tolist(), strict=True))
+    return np.array([group_of.get(cluster, -1) for cluster in clusters.tolist()], np.int64)
+
+
+def groups_found(clusters: IntArray, groups: IntArray) -> int:
+    """Groups most of whose clients share one cluster in which they are the majority."""
+    table = confusion(clusters, groups)
+    homes = table.argmax(axis=0)
+    inside = table[homes, np.arange(table.shape[1])]
+    return int(np.sum((2 * inside > table.sum(axis=0)) & (2 * inside > table.sum(axis=1)[homes])))
+
+
+def summarise(contents: Sequence[RecordDict]) -> MetricRecord:
+    """Evaluation replies of all clients as one record; accuracy of a client is that of its own model."""
+    rows: list[Any] = [diagnostics(content) for content in contents]
+    accuracy = np.array([row["accuracy"] for row in rows])
+    clusters = np.array([row["cluster"] for row in rows], np.int64)
+    groups = np.array([row["group"] for row in rows], np.int64)
+    per_group = [float(accuracy[groups == group].mean()) for group in np.unique(groups)]
+    agreed = matched(clusters, groups)
+    return MetricRecord(
+        {
+            "accuracy": float(accuracy.mean()),
+            "group_accuracy": per_group,
+            "worst_group_accuracy": min(per_group),
+            "clustering_accuracy": float(np.mean(agreed == groups)),
+            "groups_found": groups_found(clusters, groups),
+            "nmi": float(normalized_mutual_info_score(groups, clusters)),
+            "kappa": _kappa(groups, agreed),
+        }
+    )
+
+
+def _kappa(groups: IntArray, agreed: IntArray) -> float:
+    if len(np.union1d(groups, agreed)) == 1:  # one group, all in it: scikit-learn divides by zero
+        return 1.0
+    return float(cohen_kappa_score(groups, agreed))

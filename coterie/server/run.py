@@ -1,0 +1,159 @@
+"""One run from its configuration to its result, on whatever grid it is given."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections import Counter
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from coterie import models as networks
+from coterie.datasets import DATASETS, load
+from coterie.messages import Layout, pack_models, unpack_models
+from coterie.privacy import Streams, certificate
+from coterie.server.config import RunConfig
+from coterie.server.folder import RunFolder
+from coterie.server.metrics import summarise
+from coterie.strategies import STRATEGIES, ClusteredStrategy
+
+
+class RunFailed(RuntimeError):
+    """The run came to its end without doing what was asked."""
+
+
+def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
+    """Train, certify, and write models, certificate and result into ``folder``.
+
+    Returns:
+        what result.json holds.
+
+    Raises:
+        RunFailed: no client's reply could be used in the whole run.
+        BudgetError: the ledger refused a charge.
+    """
+    config, started = folder.config, time.perf_counter()
+    for warning in config.warnings():
+        log(WARNING, warning)
+    streams = Streams(config.seed)
+    strategy = make_strategy(config, folder, streams)
+    models, layout = initial_models(config, streams)
+    before = [line["seconds"] for line in folder.metrics()]
+    result = strategy.start(
+        grid,
+        pack_models(models, layout),
+        num_rounds=config["rounds"],
+        timeout=config["round-timeout"],
+        train_config=ConfigRecord(config.for_clients()),
+    )
+    trained, layout = unpack_models(result.arrays)
+    folder.write_models(trained, layout)
+    guarantee = certificate(
+        config.plan,
+        folder.ledger.events,
+        seed=config.seed,
+        diagnostics=_diagnostics(config),
+        public={"rebalance-min": config["rebalance-min"], "server-lr": config["server-lr"]},
+    )
+    folder.write_json("privacy.json", guarantee)
+    if strategy.accepted == 0 and config["rounds"] > len(before):
+        raise RunFailed(f"no client's reply could be used in the whole run{_most_common(strategy.dropped)}")
+    outcome = _result(config, guarantee, folder, result, time.perf_counter() - started)
+    folder.write_json("result.json", outcome)
+    if strategy.dropped:
+        log(WARNING, "%s replies could not be used", strategy.dropped.total())
+    return outcome
+
+
+def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> ClusteredStrategy:
+    """The configured strategy, wired to the run folder."""
+    return STRATEGIES[config["strategy"]](
+        config.plan,
+        ledger=folder.ledger,
+        streams=streams,
+        server_lr=config["server-lr"],
+        rebalance_min=config["rebalance-min"],
+        reseeding=config.reseeding,
+        divisor=config["divisor"],
+        evaluate_every=config["evaluate-every"] if config["evaluate"] == "diagnostic" else 0,
+        recorder=folder,
+        resume_from=folder.resumed,
+        evaluate_metrics_aggr_fn=summarise,
+        wait=config["wait"],
+    )
+
+
+def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Layout]:
+    """(k, d) independently initialised models, which no data has touched."""
+    name = config["dataset"]
+    if name in DATASETS:
+        shape, classes = DATASETS[name].shape, DATASETS[name].num_classes
+    else:
+        source = load(name, config["data-dir"] or None)
+        shape, classes = source.train_x.shape[1:], source.num_classes
+    shape = networks.features(config["features"])(np.zeros((1, *shape), np.float32)).shape[1:]
+    seeds = streams.stream("models").integers(2**62, size=config["clusters"])
+    drawn = [networks.initialise(config["model"], shape, classes, int(seed)) for seed in seeds]
+    layout = Layout.of(drawn[0])
+    return np.stack([layout.flatten(parameters) for parameters in drawn]), layout
+
+
+def _diagnostics(config: RunConfig) -> list[str]:
+    total = "the total number of replies that could not be used"
+    if config["evaluate"] == "off":
+        return [total]
+    every = config["evaluate-every"]
+    return [
+        f"accuracies on clients' held-out data, exact, every {every} rounds and at the end",
+        "groups found, clustering accuracy, NMI and kappa, from clients' exact labels",
+        total,
+    ]
+
+
+def _most_common(dropped: Counter[str]) -> str:
+    if not dropped:
+        return ": none came; were there any clients?"
+    reason, count = dropped.most_common(1)[0]
+    return f": {dropped.total()} were dropped, most often ({count} times): {reason}"
+
+
+def _result(
+    config: RunConfig, guarantee: dict[str, Any], folder: RunFolder, result: Result, seconds: float
+) -> dict[str, Any]:
+    lines = folder.metrics()
+    evaluation = dict(result.evaluate_metrics_clientapp.get(config["rounds"]) or {})
+    training = sum(line["seconds"] for line in lines)
+    peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    scores = (
+        "accuracy",
+        "worst_group_accuracy",
+        "group_accuracy",
+        "clustering_accuracy",
+        "groups_found",
+        "nmi",
+        "kappa",
+    )
+    return {
+        "strategy": config["strategy"],
+        "dataset": config["dataset"],
+        "seed": config.seed,
+        **{score: evaluation.get(score) for score in scores},
+        "groups": len(evaluation["group_accuracy"]) if "group_accuracy" in evaluation else None,
+        "epsilon": guarantee["epsilon"],
+        "delta": guarantee["delta"],
+        "certified": guarantee["certified"],
+        "rounds": len(lines),
+        "charges": len(folder.ledger.charges),
+        "seconds_total": seconds,
+        "seconds_training": training,
+        "seconds_per_round": training / len(lines) if lines else math.nan,
+        "peak_rss_mb": peak / 1024,
+        "out": str(folder.path),
+    }

@@ -1,0 +1,486 @@
+"""The frame of every clustered strategy: cohort, transport, checks, release, checkpoints.
+
+A method (one file per paper) says what a round is; the order of things around it is decided here, once:
+cohort -> send -> check -> clip and sum on arrival -> charge -> release -> update -> checkpoint -> evaluate.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from coterie.messages import (
+    CONFIG,
+    EVALUATE,
+    IDENTITY,
+    MODELS,
+    REPLY,
+    Layout,
+    ReplyError,
+    diagnostics,
+    pack_models,
+    read_reply,
+    unpack_models,
+)
+from coterie.privacy import Ledger, Plan, Released, Streams
+from coterie.strategies.rebalancing import redraw_matrix
+from coterie.strategies.reseeding import Reseeding
+
+Models: TypeAlias = npt.NDArray[np.float32]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+# Weight of the newest histogram in the running mean that rebalancing and re-seeding read.
+_MEMORY = 0.25
+_POLL_SECONDS = 0.5
+
+
+class StrategyError(ValueError):
+    """A strategy that cannot run as it was set up."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One exchange with the cohort, summed and released together: one charge.
+
+    Attributes:
+        verb: the Flower message type that the clients answer.
+        models: (k, d) what they receive.
+        config: what the verb needs beside the run's own configuration.
+    """
+
+    verb: str
+    models: Models
+    config: Mapping[str, int | float | str | list[float]] = field(default_factory=dict)
+
+
+#: A round of a method: yields phases, receives what was released, returns the new models.
+Round: TypeAlias = Generator[Phase, Released, Models]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a resumed run starts from; released values only.
+
+    Attributes:
+        round: the last round that was finished.
+        models: (k, d).
+        layout: of one model.
+        histogram: (k,) running mean of released histograms; None before the first.
+    """
+
+    round: int
+    models: Models
+    layout: Layout
+    histogram: FloatArray | None
+
+
+class Recorder(Protocol):
+    """Who keeps what a run yields; the server's run folder is one."""
+
+    def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
+        """Called as soon as a round's release was used; ``line`` is what is known of the round."""
+
+    def round_finished(self, line: Mapping[str, Any]) -> None:
+        """Called at the end of a round with its metrics."""
+
+
+class _Nobody:
+    """Keeps nothing."""
+
+    def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
+        pass
+
+    def round_finished(self, line: Mapping[str, Any]) -> None:
+        pass
+
+
+def mean_of_clients(contents: Sequence[RecordDict]) -> MetricRecord:
+    """Unweighted mean over clients of every scalar diagnostic."""
+    collected: dict[str, list[float]] = {}
+    for content in contents:
+        for key, value in diagnostics(content).items():
+            if isinstance(value, int | float):
+                collected.setdefault(key, []).append(float(value))
+    return MetricRecord({key: float(np.mean(values)) for key, values in collected.items()})
+
+
+class ClusteredStrategy(Strategy):
+    """A Flower ``Strategy`` that trains one model per cluster under a privacy plan.
+
+    Args:
+        plan: who takes part, what a round may reveal, and at which cost; also M, k and T.
+        ledger: where charges are written; None keeps them in memory.
+        streams: randomness; None is secret randomness.
+        server_lr: eta, step of the server.
+        rebalance_min: B, least expected size of a cluster (RR-Cluster); 0 turns rebalancing off.
+        reseeding: when to re-seed starving models; None never does.
+        divisor: D_j of the update: "fixed" (qM/k), "released" (max(B, 1, (hR)_j)), or "auto": fixed under
+            privacy, released (then exact) without.
+        evaluate_every: clients evaluate after every so many rounds and after the last; 0 never.
+        recorder: keeps checkpoints and metrics.
+        resume_from: a checkpoint of the same run.
+        evaluate_metrics_aggr_fn: evaluation replies to one MetricRecord; default: mean over clients.
+        wait: seconds to wait for all M clients to register before round 1.
+
+    Raises:
+        StrategyError: the method does not support the plan's unit, rebalancing, or number of clusters.
+    """
+
+    #: Name in configurations, and where the method comes from.
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    #: Units of privacy that the method supports.
+    units: ClassVar[tuple[str, ...]] = ("client", "none")
+    #: Whether a client's label is a function of its own data and released values alone ("row-wise").
+    row_wise: ClassVar[bool] = True
+    #: Whether there are labels to rebalance or models to re-seed.
+    clustered: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        ledger: Ledger | None = None,
+        streams: Streams | None = None,
+        server_lr: float = 1.0,
+        rebalance_min: float = 0.0,
+        reseeding: Reseeding | None = None,
+        divisor: str = "auto",
+        evaluate_every: int = 1,
+        recorder: Recorder | None = None,
+        resume_from: Checkpoint | None = None,
+        evaluate_metrics_aggr_fn: Callable[[Sequence[RecordDict]], MetricRecord] = mean_of_clients,
+        wait: float = 60.0,
+    ) -> None:
+        self.check(plan, rebalance_min=rebalance_min, reseeding=reseeding, divisor=divisor)
+        self.plan = plan
+        self.ledger = ledger or Ledger(plan.delta, plan.epsilon)
+        self.streams = streams or Streams()
+        self.server_lr = server_lr
+        self.rebalance_min = rebalance_min
+        self.reseeding = reseeding
+        self.divisor = divisor if divisor != "auto" else ("fixed" if plan.private else "released")
+        self.evaluate_every = evaluate_every
+        self.recorder: Recorder = recorder or _Nobody()
+        self.resume_from = resume_from
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
+        self.wait = wait
+        self.histogram: FloatArray | None = resume_from.histogram if resume_from else None
+        self.accepted = 0
+        self.dropped: Counter[str] = Counter()
+        self._nodes: dict[int, int] = {}
+        self._round: Round | None = None
+        self._phase: Phase | None = None
+        self._layout: Layout | None = None
+        self._asked: dict[int, Message] = {}
+
+    @classmethod
+    def check(
+        cls, plan: Plan, *, rebalance_min: float = 0.0, reseeding: Reseeding | None = None, divisor: str = "auto"
+    ) -> None:
+        """Refuse what cannot work before anything starts."""
+        if plan.unit not in cls.units:
+            raise StrategyError(f"{cls.name} supports privacy-unit {' or '.join(cls.units)}, not {plan.unit!r}")
+        if plan.unit == "client" and not cls.row_wise:
+            raise StrategyError(
+                f"{cls.name} assigns a client by looking at other clients, which client-level mechanisms "
+                "do not cover; use privacy-unit none"
+            )
+        if not cls.clustered and plan.num_clusters != 1:
+            raise StrategyError(f"{cls.name} trains one model; it was asked for {plan.num_clusters} clusters")
+        if not cls.clustered and rebalance_min:
+            raise StrategyError(f"{cls.name} has no clusters to rebalance; set rebalance-min to 0")
+        if not 0 <= rebalance_min <= plan.expected_members:
+            raise StrategyError(
+                f"rebalance-min must be at most qM/k = {plan.expected_members:g} (sampling-rate x clients / "
+                f"clusters), not {rebalance_min:g}"
+            )
+        if divisor not in ("auto", "fixed", "released"):
+            raise StrategyError(f"divisor must be auto, fixed or released, not {divisor!r}")
+        wants = bool(rebalance_min or (reseeding and reseeding.every) or divisor == "released")
+        if wants and plan.noise_multiplier_counts is None:
+            raise StrategyError("rebalancing, re-seeding and released divisors need a plan with identifier_share > 0")
+
+    # ---- what a method fills in ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def round(self, number: int, models: Models) -> Round:
+        """One round: yield phases, receive each phase's :class:`Released`, return the (k, d) new models."""
+
+    def initial_models(self, models: Models) -> Models:
+        """(k, d) first models from the one or k that the caller gave."""
+        if len(models) not in (1, self.plan.num_clusters):
+            raise StrategyError(f"{len(models)} initial models for {self.plan.num_clusters} clusters")
+        return np.repeat(models, self.plan.num_clusters, axis=0) if len(models) == 1 else models
+
+    # ---- tools for methods --------------------------------------------------------------------------------
+
+    def step(self, models: Models, released: Released) -> Models:
+        """theta_j + eta S_j / D_j for every cluster."""
+        step = self.server_lr * released.sums / self.divisors(released)[:, None]
+        return np.asarray(models + step, dtype=np.float32)
+
+    def divisors(self, released: Released) -> FloatArray:
+        """(k,) D_j, functions of public constants and released values; never a true count under privacy."""
+        if self.divisor == "fixed" or released.histogram is None:
+            return np.full(self.plan.num_clusters, self.plan.expected_members)
+        expected = released.histogram @ self._redraw()
+        return np.maximum(expected, max(self.rebalance_min, 1.0))
+
+    def _redraw(self) -> FloatArray:
+        if not self.rebalance_min or self.histogram is None:
+            return np.eye(self.plan.num_clusters)
+        return redraw_matrix(self.histogram, self.rebalance_min)
+
+    # ---- a run --------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run all rounds, as ``flwr.serverapp.strategy.Strategy.start`` does; its signature and result.
+
+        ``num_rounds`` must not exceed the plan's rounds, which set the noise. Configs travel to the clients.
+
+        Raises:
+            StrategyError: more rounds than planned.
+            BudgetError: the ledger refused a charge.
+        """
+        if num_rounds > self.plan.rounds:
+            raise StrategyError(f"{num_rounds} rounds asked for, but the plan's noise is for {self.plan.rounds}")
+        self.summary()
+        train_config = train_config or ConfigRecord()
+        evaluate_config = evaluate_config or train_config
+        result = Result()
+        models, layout = unpack_models(initial_arrays)
+        arrays = pack_models(self.initial_models(models), layout)
+        done = 0
+        if self.resume_from is not None:
+            done, arrays = self.resume_from.round, pack_models(self.resume_from.models, self.resume_from.layout)
+            self._recalibrate(num_rounds - done)
+        self._nodes = self._meet(grid)
+
+        for current in range(done + 1, num_rounds + 1):
+            started = time.perf_counter()
+            updated, metrics = None, None
+            while updated is None:  # once for each phase of the method
+                messages = self.configure_train(current, arrays, train_config, grid)
+                replies = grid.send_and_receive(messages, timeout=timeout)
+                updated, metrics = self.aggregate_train(current, replies)
+            arrays = result.arrays = updated
+            line: dict[str, Any] = {"round": current, **(metrics or {})}
+            line["seconds"] = time.perf_counter() - started
+            self.recorder.checkpoint(Checkpoint(current, *unpack_models(arrays), self.histogram), line)
+            if metrics is not None:
+                result.train_metrics_clientapp[current] = metrics
+
+            if self.evaluate_every and (current % self.evaluate_every == 0 or current == num_rounds):
+                evaluation = self._evaluate(current, arrays, evaluate_config, grid, timeout)
+                if evaluation is not None:
+                    result.evaluate_metrics_clientapp[current] = evaluation
+                    line |= dict(evaluation)
+            if evaluate_fn and (central := evaluate_fn(current, arrays)) is not None:
+                result.evaluate_metrics_serverapp[current] = central
+            line["seconds"] = time.perf_counter() - started
+            self.recorder.round_finished(line)
+
+        if done == num_rounds and self.evaluate_every:  # killed between the last release and its evaluation
+            evaluation = self._evaluate(done, arrays, evaluate_config, grid, timeout)
+            if evaluation is not None:
+                result.evaluate_metrics_clientapp[done] = evaluation
+        result.arrays = arrays
+        return result
+
+    def _evaluate(
+        self, current: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float
+    ) -> MetricRecord | None:
+        messages = self.configure_evaluate(current, arrays, config, grid)
+        return self.aggregate_evaluate(current, grid.send_and_receive(messages, timeout=timeout))
+
+    def _recalibrate(self, remaining: int) -> None:
+        """After a crash that wasted charges: noise with which spent plus remaining fits the budget."""
+        wasted = len(self.ledger.charges) - (self.resume_from.round if self.resume_from else 0)
+        if self.plan.private and wasted > 0 and remaining > 0:
+            noise = self.ledger.calibrate(self.plan.sampling_rate, remaining)
+            log(INFO, "%s charge(s) without a round: noise multiplier now %.4f", wasted, noise)
+            self.plan = self.plan.recalibrated(noise)
+
+    def _meet(self, grid: Grid) -> dict[int, int]:
+        """Node id of every client that registered within the deadline, by client id."""
+        nodes: dict[int, int] = {}
+        asked: set[int] = set()
+        deadline = time.monotonic() + self.wait
+        while True:
+            new = sorted(set(grid.get_node_ids()) - asked)
+            messages = [Message(RecordDict(), dst_node_id=node, message_type=IDENTITY) for node in new]
+            for reply in grid.send_and_receive(messages, timeout=self.wait) if messages else ():
+                record = reply.content.get(REPLY) if reply.has_content() else None
+                client = record.get("client-id") if isinstance(record, ConfigRecord) else None
+                if type(client) is not int or not 0 <= client < self.plan.clients or client in nodes:
+                    log(WARNING, "node %s is left out: client-id %r", reply.metadata.src_node_id, client)
+                    continue
+                nodes[client] = reply.metadata.src_node_id
+            asked |= set(new)
+            if len(nodes) == self.plan.clients or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        if len(nodes) < self.plan.clients:
+            log(WARNING, "%s of %s clients are here; the others contribute nothing", len(nodes), self.plan.clients)
+        return nodes
+
+    # ---- Flower's hooks -----------------------------------------------------------------------------------
+
+    def summary(self) -> None:
+        """Log what is about to run."""
+        log(INFO, "%s: %s", self.name, self.title)
+        log(INFO, "\t%s", self.plan)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Messages of the method's next phase to a fresh cohort."""
+        models, self._layout = unpack_models(arrays)
+        if self._round is None:
+            self._round = self.round(server_round, models)
+            self._phase = next(self._round)
+        assert self._phase is not None
+        if not self._nodes:
+            self._nodes = self._meet(grid)
+        extra = {"redraw": self._redraw().ravel().tolist()} if self.rebalance_min else {}
+        sent = {**config, **self._phase.config, **extra, "round": server_round}
+        content = RecordDict({MODELS: pack_models(self._phase.models, self._layout), CONFIG: ConfigRecord(sent)})
+        cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt))
+        self._asked = self._messages(content, self._phase.verb, cohort.tolist(), server_round)
+        return list(self._asked.values())
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check, clip and sum replies on arrival, then charge, release and update.
+
+        The models are None while phases of this round remain.
+        """
+        if self._round is None or self._layout is None:
+            raise StrategyError("aggregate_train was called before configure_train")
+        clusters, attempt = self.plan.num_clusters, self._attempt
+        sums = np.zeros((clusters, self._layout.size))
+        counts = np.zeros(clusters)
+        for client, content in self._answers(replies):
+            try:
+                reply = read_reply(
+                    content, client_id=client, round=server_round, num_clusters=clusters, layout=self._layout
+                )
+            except ReplyError as error:
+                self._drop(client, str(error))
+                continue
+            sums[reply.redrawn_label] += self.plan.clip(reply.update)
+            counts[reply.label] += 1
+            self.accepted += 1
+
+        permit = self.ledger.round(server_round, self.plan.event(), **self._details())
+        released = self.plan.release(permit, sums, counts, self.streams, attempt)
+        try:
+            self._phase = self._round.send(released)
+            return None, None
+        except StopIteration as stop:
+            models: Models = stop.value
+        self._round = self._phase = None
+        models, moves = self._remember(server_round, models, released)
+        metrics = MetricRecord({"epsilon": released.epsilon, "reseeded": [j for move in moves for j in move]})
+        if released.histogram is not None:
+            metrics["histogram"] = released.histogram.tolist()
+        return pack_models(models, self._layout), metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """All k models to every client that is here."""
+        content = RecordDict({MODELS: arrays, CONFIG: ConfigRecord({**config, "round": server_round})})
+        self._asked = self._messages(content, EVALUATE, sorted(self._nodes), server_round)
+        return list(self._asked.values())
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Diagnostics of the clients, outside every guarantee."""
+        contents = []
+        for client, content in self._answers(replies):
+            try:
+                diagnostics(content)
+            except ReplyError as error:
+                self._drop(client, str(error))
+                continue
+            contents.append(content)
+        return self.evaluate_metrics_aggr_fn(contents) if contents else None
+
+    # ---- pieces -------------------------------------------------------------------------------------------
+
+    @property
+    def _attempt(self) -> int:
+        """Number of the charge that the round under way will make."""
+        return len(self.ledger.charges) + 1
+
+    def _details(self) -> dict[str, float | str | None]:
+        plan = self.plan
+        return {
+            "unit": plan.unit,
+            "mechanism": plan.mechanism,
+            "noise_multiplier_updates": plan.noise_multiplier_updates,
+            "noise_multiplier_counts": plan.noise_multiplier_counts,
+        }
+
+    def _messages(self, content: RecordDict, verb: str, clients: list[int], round: int) -> dict[int, Message]:
+        return {
+            client: Message(content, dst_node_id=self._nodes[client], message_type=verb, group_id=str(round))
+            for client in clients
+            if client in self._nodes
+        }
+
+    def _answers(self, replies: Iterable[Message]) -> Iterable[tuple[int, RecordDict]]:
+        """(client id, content) of every reply to a message of this phase, once each."""
+        open_questions = {message.metadata.message_id: client for client, message in self._asked.items()}
+        for reply in replies:
+            client = open_questions.pop(reply.metadata.reply_to_message_id, None)
+            if client is None:
+                self._drop(None, "nobody asked for it, or it came twice")
+            elif reply.has_error():
+                self._drop(client, f"the client failed: {reply.error.reason}")
+            else:
+                yield client, reply.content
+
+    def _drop(self, client: int | None, reason: str) -> None:
+        certified = self.plan.private and self.streams.secret
+        self.dropped["reply" if certified else reason] += 1
+        if not certified:
+            log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason)
+
+    def _remember(
+        self, current: int, models: Models, released: Released
+    ) -> tuple[Models, list[tuple[int, int]]]:
+        """Fold the released histogram into the running mean; re-seed when it is time."""
+        if released.histogram is None:
+            return models, []
+        new = released.histogram
+        self.histogram = new if self.histogram is None else (1 - _MEMORY) * self.histogram + _MEMORY * new
+        if self.reseeding is None or not self.reseeding.due(current, self.plan.rounds):
+            return models, []
+        rng = self.streams.stream("reseeding", current, self._attempt)
+        models, self.histogram, moves = self.reseeding(models, self.histogram, rng)
+        return models, moves

@@ -1,0 +1,55 @@
+"""IFCA: the iterative federated clustering algorithm.
+
+A. Ghosh, J. Chung, D. Yin, K. Ramchandran: An Efficient Framework for Clustered Federated Learning, NeurIPS
+2020, arXiv:2006.04088, Algorithm 1 (option II, model averaging). As a private method it is the base of
+RR-Cluster, Algorithm 2 (IFCA), with ``rebalance_min = B``.
+
+     1  input: number of clusters k, step size, theta_j^(0) for j in [k]
+     2  for t = 0, 1, ..., T - 1 do
+     3      server: broadcast theta_j^(t) for all j
+     4      M_t <- random subset of the M clients
+     5      for client i in M_t in parallel do
+     6          cluster identity j <- argmin_j F_i(theta_j^(t)),  s_i = one-hot of j
+     7          theta_i <- LocalUpdate(theta_j^(t)), several local steps
+     8          send theta_i - theta_j^(t) and s_i
+     9      server: theta_j^(t+1) <- theta_j^(t) + eta / D_j * sum of the updates with label j
+
+Deviations from the paper
+- Updates travel instead of models and are summed with a public divisor D_j in place of the true number of
+  members, as client-level privacy asks; without privacy D_j is that number, as printed.
+- Local steps run over shuffled mini-batches for a number of epochs.
+- Rebalancing redraws labels at the client (strategies/rebalancing.py); starving models are re-seeded
+  (strategies/reseeding.py), which Algorithm 1 leaves to several restarts.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from coterie.messages import TRAIN
+from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round
+
+
+class IFCA(ClusteredStrategy):
+    """One model per cluster; every client picks the one with the least loss on its training data."""
+
+    name: ClassVar[str] = "ifca"
+    title: ClassVar[str] = "iterative federated clustering, private sums and counts, optional rebalancing"
+    paper: ClassVar[str] = "Ghosh et al. 2020; RR-Cluster, Algorithm 2"
+
+    def round(self, number: int, models: Models) -> Round:
+        """Lines 3 to 9."""
+        released = yield Phase(TRAIN, models)  # lines 3-8; 6-8 are client/verbs.py::train
+        return self.step(models, released)  # line 9
+
+    def initial_models(self, models: Models) -> Models:
+        """Line 1: k different models; from a single one, k perturbed at its own scale."""
+        every = super().initial_models(models)
+        if len(models) == 1 and len(every) > 1:
+            rng = self.streams.stream("models")
+            noise = rng.standard_normal(every.shape) * models.std()
+            noise[0] = 0.0
+            return np.asarray(every + noise, dtype=np.float32)
+        return every

@@ -1,0 +1,14 @@
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> str:
+    """The folder of real data: COTERIE_DATA, else ../shared/data beside the repository; skips without it."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("COTERIE_DATA") or default)
+    if not folder.is_dir():
+        pytest.skip(f"no real data: there is no folder {folder}; set COTERIE_DATA to one")
+    return str(folder)

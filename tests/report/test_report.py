@@ -1,0 +1,419 @@
+"""Run folders in, pages, figures and tables out; the folders are made up and small."""
+
+import io
+import json
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from coterie import report
+from coterie.report import (
+    ReportError,
+    accuracy_figure,
+    cluster_figure,
+    formats,
+    read_run,
+    result_table,
+    write_report,
+)
+
+CERTIFICATE: dict[str, Any] = {
+    "unit": "client",
+    "adjacency": "add/remove one client",
+    "mechanism": "joint",
+    "certified": True,
+    "reasons": [],
+    "epsilon": 7.993,
+    "delta": 2e-5,
+    "epsilon_participation_visible": 24.61,
+    "sampler": "poisson",
+    "noise_multiplier": 1.0825,
+    "accountant": "dp-accounting PLD 0.6.0",
+    "outside": ["Hyperparameters were chosen on other runs."],
+    "public_inputs": {"clients": 500, "clusters": 3},
+}
+RESULT: dict[str, Any] = {
+    "strategy": "ifca",
+    "dataset": "digits",
+    "seed": None,
+    "accuracy": 0.8124,
+    "worst_group_accuracy": 0.7312,
+    "group_accuracy": [0.8936, 0.7312],
+    "clustering_accuracy": 0.9876,
+    "groups_found": 1,
+    "groups": 2,
+    "epsilon": 7.993,
+    "delta": 2e-5,
+    "certified": True,
+    "rounds": 4,
+    "seconds_total": 250.0,
+    "seconds_training": 200.0,
+    "seconds_per_round": 50.0,
+    "peak_rss_mb": 512.4,
+}
+WITHOUT_PRIVACY = {"unit": "none", "certified": False, "reasons": ["privacy-unit = none"], "epsilon": None}
+
+
+def metrics(number: int, **changes: Any) -> dict[str, Any]:
+    evaluated = number % 2 == 0
+    return {
+        "round": number,
+        "seconds": 0.5,
+        "epsilon": 2.0 * number - 0.007,
+        "histogram": [60.5, -1.25, 38.0],
+        "accuracy": 0.2 * number if evaluated else None,
+        "worst_group_accuracy": 0.1 * number if evaluated else None,
+        "group_accuracy": [0.1 * number, 0.24 * number] if evaluated else None,
+        "clustering_accuracy": 0.75 if evaluated else None,
+        "groups_found": 1 if evaluated else None,
+        "reseeded": [[0, 1]] if number == 2 else [],
+    } | changes
+
+
+def make_run(
+    folder: Path,
+    strategy: str = "ifca",
+    lines: list[dict[str, Any]] | None = None,
+    torn: str = "",
+    certificate: dict[str, Any] | None = CERTIFICATE,
+    result: dict[str, Any] | None = RESULT,
+) -> Path:
+    folder.mkdir()
+    unit = certificate["unit"] if certificate else "client"
+    (folder / "config.toml").write_text(
+        f"[config]\nstrategy = {json.dumps(strategy)}\ndataset = 'digits'\nclients = 500\ngroups = '2:1'\n"
+        f"clusters = 3\nrounds = 4\nsampling-rate = 0.2\nprivacy-unit = '{unit}'\nmechanism = 'joint'\n"
+        "epsilon = 8.0\ndelta = 'auto'\n[versions]\nflwr = '1.39.0'\n[machine]\ngit-commit = 'abc1234'\n"
+    )
+    lines = [metrics(number) for number in (1, 2, 3, 4)] if lines is None else lines
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
+    if certificate is not None:
+        (folder / "privacy.json").write_text(json.dumps(certificate))
+    if result is not None:
+        (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def page(*runs: Path) -> str:
+    return write_report(runs, runs[0].parent / "report.html").read_text(encoding="utf-8")
+
+
+def words(html: str) -> str:
+    """The text of the page outside of figures, with every run of white space as one space."""
+    html = re.sub(r"<(style|svg).*?</\1>", " ", html, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", html).replace(formats.NBSP, " ").split())
+
+
+def shown(result: dict[str, Any], certificate: dict[str, Any]) -> str:
+    console = Console(width=200, file=io.StringIO(), color_system=None)
+    with console.capture() as capture:
+        console.print(result_table(result, certificate))
+    return capture.get().replace(formats.NBSP, " ")
+
+
+def test_public_names_are_sorted_and_exist():
+    assert report.__all__ == sorted(report.__all__)
+    assert all(hasattr(report, name) for name in report.__all__)
+
+
+def test_a_finished_run_is_read_as_written(tmp_path):
+    run = read_run(make_run(tmp_path / "demo"))
+    assert (run.name, run.strategy, run.dataset) == ("demo", "ifca", "digits")
+    assert run.finished
+    assert run.certified
+    assert (run.epsilon, run.delta) == (7.993, 2e-5)
+    assert run.rounds[1].reseeded == ((0, 1),)
+    assert run.rounds[1].group_accuracy == pytest.approx((0.2, 0.48))
+    assert run.rounds[2].accuracy is None
+    assert run.outcome["accuracy"] == 0.8124
+    assert run.machine == {"git-commit": "abc1234"}
+
+
+def test_an_unfinished_run_is_read_as_far_as_it_got(tmp_path):
+    lines = [metrics(1), metrics(2), metrics(3)]
+    folder = make_run(tmp_path / "cut", lines=lines, torn='{"round": 4, "acc', certificate=None, result=None)
+    run = read_run(folder)
+    assert not run.finished
+    assert not run.certified
+    assert run.unreadable_lines == 1
+    assert run.epsilon == pytest.approx(5.993)
+    assert run.outcome["accuracy"] == pytest.approx(0.4)
+    assert (run.outcome["rounds"], run.outcome["groups"]) == (3, 2)
+    text = words(page(folder))
+    assert "This run is unfinished: 3 of 4 rounds." in text
+    assert "1 unreadable line of metrics.jsonl was left out." in text
+    assert "not certified yet" in text
+    assert "40.0 %" in text
+
+
+def test_a_certificate_written_early_certifies_nothing_before_the_end(tmp_path):
+    run = read_run(make_run(tmp_path / "cut", lines=[metrics(1)], result=None))
+    assert not run.certified
+    assert run.epsilon == pytest.approx(1.993)
+
+
+def test_a_run_without_any_round_still_makes_a_page(tmp_path):
+    folder = make_run(tmp_path / "new", lines=[], certificate=None, result=None)
+    text = words(page(folder))
+    assert "No round was evaluated" in text
+    assert "This run released no cluster sizes" in text
+    report.save_png(read_run(folder), tmp_path / "new.png")
+
+
+def test_a_repeated_round_counts_once_with_its_last_line(tmp_path):
+    lines = [metrics(1), metrics(2), metrics(2, accuracy=0.9), metrics(3)]
+    rounds = read_run(make_run(tmp_path / "resumed", lines=lines)).rounds
+    assert [r.number for r in rounds] == [1, 2, 3]
+    assert rounds[1].accuracy == 0.9
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (None, "does not exist"),
+        ({}, "has no config.toml"),
+        ({"config.toml": "strategy = 'ifca'"}, r"no \[config\] table"),
+        ({"config.toml": "[config"}, "not valid TOML"),
+        ({"config.toml": "[config]", "result.json": "{"}, "not valid JSON"),
+        ({"config.toml": "[config]", "privacy.json": "[]"}, "a JSON object was expected"),
+    ],
+)
+def test_what_is_no_run_folder_is_refused_by_name(tmp_path, files, message):
+    folder = tmp_path / "elsewhere"
+    if files is not None:
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_text(content)
+    with pytest.raises(ReportError, match=message) as caught:
+        read_run(folder)
+    assert str(folder) in str(caught.value)
+
+
+def test_the_page_shows_the_values(tmp_path):
+    text = words(page(make_run(tmp_path / "demo")))
+    for value in (
+        "ifca · digits",
+        "500 clients in 2 hidden groups, 3 models, 4 rounds at sampling rate 0.2",
+        "client-level privacy (joint)",
+        "81.2 %",
+        "73.1 % group 1",
+        "1 of 2 98.8 % of clients in the right one",
+        "8.00 ✓ certified δ = 2×10⁻⁵, per client",
+        "3 min 20 s",
+        "client-level differential privacy with ε = 8.00 at δ = 2×10⁻⁵",
+        "ε is 24.61",
+        "Hyperparameters were chosen on other runs.",
+        "noise multiplier 1.083",
+        "dp-accounting PLD 0.6.0",
+        "flwr 1.39.0",
+        "abc1234",
+    ):
+        assert value in text, value
+    assert "An arrow marks a re-seeding" in text
+
+
+def test_an_uncertified_run_says_why_and_claims_nothing(tmp_path):
+    certificate = CERTIFICATE | {"certified": False, "reasons": ["seeded noise, for simulation only"]}
+    text = words(page(make_run(tmp_path / "seeded", certificate=certificate)))
+    assert "! not certified" in text
+    assert "✓" not in text
+    assert "Why it is not certified seeded noise, for simulation only" in text
+    assert "This run satisfies" not in text
+
+
+def test_a_run_without_privacy_says_infinity(tmp_path):
+    lines = [metrics(number, epsilon=None, histogram=None) for number in (1, 2)]
+    folder = make_run(tmp_path / "plain", lines=lines, certificate=WITHOUT_PRIVACY)
+    run = read_run(folder)
+    assert math.isinf(run.epsilon)
+    assert len(accuracy_figure(run).axes) == 1
+    text = words(page(folder))
+    assert "∞ ! not private" in text
+    assert "no privacy promise" in text
+    assert "This run released no cluster sizes" in text
+
+
+def test_nulls_are_dashes_not_zeros(tmp_path):
+    text = words(page(make_run(tmp_path / "off", result=dict.fromkeys(RESULT))))
+    assert "Accuracy –" in text
+    assert "None" not in text
+
+
+def test_everything_is_escaped(tmp_path):
+    attack = "<script>alert('$x^$')</script>"
+    certificate = CERTIFICATE | {"certified": False, "reasons": [attack], "outside": [attack]}
+    html = page(
+        make_run(tmp_path / "<b>", strategy=attack, certificate=certificate), make_run(tmp_path / "b")
+    )
+    assert "<script" not in html
+    assert "<b>" not in html
+    assert html.count("&lt;script&gt;") >= 4
+
+
+def test_the_page_needs_nothing_from_outside(tmp_path):
+    html = page(make_run(tmp_path / "a"), make_run(tmp_path / "b"))
+    assert "://" not in html
+    assert not re.search(r"<(script|link|img|iframe|object|embed|image)\b|@import|\bsrc=", html)
+    assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', html))
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", html))
+
+
+def test_ids_of_all_figures_are_unique_and_references_resolve(tmp_path):
+    html = page(make_run(tmp_path / "a"), make_run(tmp_path / "b"))
+    figures = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
+    assert len(figures) == 5
+    for figure in figures:
+        ElementTree.fromstring(figure)
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    references = re.findall(r'(?:href="|url\()#([^")]+)', html)
+    assert len(references) > 50
+    assert set(references) <= set(ids)
+
+
+def test_the_page_is_the_same_every_time(tmp_path):
+    folder = make_run(tmp_path / "demo")
+    assert page(folder) == page(folder)
+
+
+def test_several_runs_are_compared_and_shown_one_by_one(tmp_path):
+    other = make_run(tmp_path / "other", strategy="fedcam", result=RESULT | {"accuracy": 0.6543})
+    html = page(make_run(tmp_path / "first"), other, make_run(tmp_path / "cut", result=None))
+    text = words(html)
+    assert "3 runs compared" in text
+    assert [html.count(f'id="run-{number}"') for number in (1, 2, 3, 4)] == [1, 1, 1, 0]
+    assert "1 first ifca digits 81.2 %" in text
+    assert "2 other fedcam digits 65.4 %" in text
+    assert "! unfinished" in text
+    assert "Settings that differ setting 1 2 3 strategy ifca fedcam ifca Run 1: first" in text
+
+
+def test_a_page_about_nothing_is_refused(tmp_path):
+    with pytest.raises(ReportError, match="at least one run folder"):
+        write_report([], tmp_path / "report.html")
+
+
+def test_a_folder_as_target_receives_report_html(tmp_path):
+    folder = make_run(tmp_path / "demo")
+    assert write_report([read_run(folder)], folder) == folder / "report.html"
+
+
+def test_accuracy_figure_draws_groups_mean_and_epsilon(tmp_path):
+    accuracy, spent = accuracy_figure(read_run(make_run(tmp_path / "demo"))).axes
+    first, second, mean = accuracy.lines
+    assert list(mean.get_xdata()) == [2, 4]
+    assert list(mean.get_ydata()) == pytest.approx([0.4, 0.8])
+    assert list(first.get_ydata()) == pytest.approx([0.2, 0.4])
+    assert list(second.get_ydata()) == pytest.approx([0.48, 0.96])
+    assert list(spent.lines[0].get_ydata()) == pytest.approx([1.993, 3.993, 5.993, 7.993])
+    assert accuracy.get_shared_x_axes().joined(accuracy, spent)
+
+
+def test_cluster_figure_breaks_its_lines_and_points_an_arrow_at_a_reseeding(tmp_path):
+    lines = [metrics(number, histogram=[10.0 * number, 4.0, 7.0]) for number in (1, 2, 3, 4)]
+    (axes,) = cluster_figure(read_run(make_run(tmp_path / "demo", lines=lines))).axes
+    dots, before, after = axes.lines[:3]
+    assert list(dots.get_ydata()) == [10, 20, 30, 40]
+    assert (list(before.get_xdata()), list(before.get_ydata())) == ([1, 2], [10, 15])
+    assert (list(after.get_xdata()), list(after.get_ydata())) == ([3, 4], [30, 35])
+    (arrow,) = [text for text in axes.texts if not text.get_text()]
+    assert (arrow.xyann, arrow.xy) == ((2, 15), (2, 4))
+
+
+def test_clusters_that_multiply_are_drawn(tmp_path):
+    lines = [metrics(1, histogram=[9.0]), metrics(2, histogram=[4.0, 5.0], reseeded=[])]
+    (axes,) = cluster_figure(read_run(make_run(tmp_path / "cfl", lines=lines))).axes
+    assert [text.get_text() for text in axes.texts] == ["cluster 1", "cluster 0"]
+
+
+def test_labels_at_the_ends_do_not_overlap(tmp_path):
+    lines = [metrics(n, accuracy=0.5, group_accuracy=[0.5, 0.5, 0.501, 0.9, 0.1]) for n in (1, 2)]
+    accuracy = accuracy_figure(read_run(make_run(tmp_path / "demo", lines=lines))).axes[0]
+    places = [text.xyann[1] * accuracy.bbox.height / accuracy.figure.dpi * 72 for text in accuracy.texts]
+    assert len(places) == 6
+    assert min(b - a for a, b in pairwise(places)) >= 9
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_single_round_at_the_edge_of_the_scale_is_drawn(tmp_path, share):
+    line = metrics(1, epsilon=0.0, histogram=[0.0], accuracy=share, group_accuracy=[share, None])
+    assert "group 0" in page(make_run(tmp_path / "one", lines=[line]))
+
+
+def test_save_png_is_wide(tmp_path):
+    path = report.save_png(read_run(make_run(tmp_path / "demo")), tmp_path / "docs" / "demo.png")
+    header = path.read_bytes()[:24]
+    width, height = (int.from_bytes(header[start : start + 4]) for start in (16, 20))
+    assert header.startswith(b"\x89PNG")
+    assert width > 2.5 * height
+
+
+def test_the_table_shows_what_matters():
+    text = shown(RESULT, CERTIFICATE)
+    for value in ("ifca · digits", "81.2 %", "73.1 %", "1 of 2", "98.8 %", "3 min 20 s", "512 MB", "yes"):
+        assert value in text, value
+    assert "ε = 8.00, δ = 2×10⁻⁵ (add/remove one client)" in text
+
+
+def test_the_table_says_why_a_run_is_not_certified():
+    text = shown(RESULT, CERTIFICATE | {"certified": False, "reasons": ["[bold]true counts[/bold]"]})
+    assert "no: [bold]true counts[/bold]" in text
+    assert "none, ε = ∞: privacy-unit = none" in shown(RESULT, WITHOUT_PRIVACY)
+
+
+def test_the_table_survives_empty_files():
+    assert "none, ε = ∞" in shown({}, {})
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (7.99, "7.99"),
+        (7.991, "8.00"),
+        (0.0341, "0.035"),
+        (14.6, "14.60"),
+        (0.0, "0"),
+        (None, "∞"),
+        (math.inf, "∞"),
+        (math.nan, "∞"),
+    ],
+)
+def test_epsilon_is_never_rounded_to_the_better_side(value, written):
+    assert formats.epsilon(value) == written
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (2e-5, "2×10⁻⁵"),
+        (1.25e-6, "1.25×10⁻⁶"),
+        (80, "80"),
+        (8.0, "8"),
+        (1.08251, "1.083"),
+        (0, "0"),
+        (math.nan, "–"),
+    ],
+)
+def test_numbers(value, written):
+    assert formats.number(value) == written
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (0.05, "0.05 s"),
+        (41, "41 s"),
+        (59.6, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+        (None, "–"),
+    ],
+)
+def test_durations(seconds, written):
+    assert formats.duration(seconds).replace(formats.NBSP, " ") == written
