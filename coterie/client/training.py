@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from coterie.datasets import Shard
@@ -124,18 +124,19 @@ def _train_batched(
     x, y, _ = _padded(shards, device)
     index, weight = _padded_schedules([_schedule(r, len(s.y), hyper) for s, r in zip(shards, rngs, strict=True)])
     rows = torch.arange(len(shards), device=device)[:, None]
-
-    def loss(params: dict[str, Tensor], xb: Tensor, yb: Tensor, wb: Tensor) -> Tensor:
-        each = cross_entropy(functional_call(model, params, (xb,)), yb, reduction="none")
-        return (each * wb).sum()
-
-    step = vmap(grad(loss))
-    params = {name: value.contiguous() for name, value in layout.split(torch.as_tensor(start, device=device)).items()}
+    forward = vmap(lambda params, xb: functional_call(model, params, (xb,)))
+    vectors = layout.split(torch.as_tensor(start, device=device))
+    params = {name: value.clone().requires_grad_() for name, value in vectors.items()}
     for batch, part in zip(torch.as_tensor(index, device=device), torch.as_tensor(weight, device=device), strict=True):
-        gradients = step(params, x[rows, batch], y[rows, batch], part)
-        params = {name: value - hyper.lr * gradients[name] for name, value in params.items()}
+        logits, labels = forward(params, x[rows, batch]), y[rows, batch]
+        each = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        # No client's loss depends on another's parameters: the gradient of the sum holds every client's own.
+        gradients = torch.autograd.grad((each * part.flatten()).sum(), list(params.values()))
+        with torch.no_grad():
+            for value, gradient in zip(params.values(), gradients, strict=True):
+                value -= hyper.lr * gradient
     flat = torch.cat([params[name].reshape(len(shards), -1) for name in layout.names], dim=1)
-    return flat.cpu().numpy() - start
+    return flat.detach().cpu().numpy() - start
 
 
 def _padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[int]]:

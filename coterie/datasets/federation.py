@@ -101,12 +101,17 @@ class Federation:
         return self._tests[group]
 
     def _prepare(self, x: npt.NDArray[np.generic], y: Labels, group: int) -> tuple[Images, Labels]:
-        """Scale, shift and transform; the result shares no memory with the source."""
+        """Scale, shift, centre on zero and transform; the result shares no memory with the source.
+
+        Pixels in [0, 1] become [-1, 1]: constants fixed in advance, since a mean of the data would reveal it.
+        Networks learn several times faster from centred pixels, which noise makes the more precious.
+        """
         scaled = np.array(x, dtype=np.float32)
         if x.dtype == np.uint8:
             scaled /= 255
         shifted, labels = self._shift(scaled, y.copy(), group, self.num_groups, self.num_classes, self._seed)
-        features = shifted if self._transform is None else self._transform(shifted)
+        centred = 2 * shifted - 1
+        features = centred if self._transform is None else self._transform(centred)
         return np.ascontiguousarray(features, dtype=np.float32), labels
 
 

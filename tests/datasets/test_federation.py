@@ -32,11 +32,16 @@ def numbered(monkeypatch):
 
 def rows_of(federation):
     """The training rows of each client; needs shift `none` or one of labels."""
-    return [federation.shard(i).x[:, 0, 0, 0].astype(int).tolist() for i in range(federation.clients)]
+    return [pixels(federation.shard(i).x[:, 0, 0, 0]).astype(int).tolist() for i in range(federation.clients)]
 
 
 def joined(lists):
     return list(chain.from_iterable(lists))
+
+
+def pixels(x):
+    """Undo the map of [0, 1] to [-1, 1]."""
+    return (x + 1) / 2
 
 
 def double(x):
@@ -155,8 +160,8 @@ def test_train_and_test_of_a_client_share_its_groups_shift(numbered):
     federation = federate(numbered(True), clients=8, groups="4", shift="label-permutation", seed=5)
     for i in range(8):
         shard = federation.shard(i)
-        true_train = shard.x[:, 0, 0, 0].astype(int) % 10
-        true_test = shard.test.x[:, 0, 0, 0].astype(int) % 10
+        true_train = pixels(shard.x[:, 0, 0, 0]).astype(int) % 10
+        true_test = pixels(shard.test.x[:, 0, 0, 0]).astype(int) % 10
         learned = dict(zip(true_train.tolist(), shard.y.tolist(), strict=True))
         assert [learned[label] for label in true_test] == shard.test.y.tolist()
 
@@ -167,8 +172,8 @@ def test_rotated_shards_are_the_rotated_images(numbered):
     for i in range(8):
         shard = federation.shard(i)
         row, column = corner[shard.group]
-        np.testing.assert_array_equal(shard.y, shard.x[:, 0, row, column].astype(int) % 10)
-        np.testing.assert_array_equal(shard.test.x[:, 0, row, column], np.arange(8))
+        np.testing.assert_array_equal(shard.y, pixels(shard.x[:, 0, row, column]).astype(int) % 10)
+        np.testing.assert_array_equal(pixels(shard.test.x[:, 0, row, column]), np.arange(8))
 
 
 def test_a_group_shares_one_test_set_and_shards_are_kept(numbered):
@@ -197,8 +202,8 @@ def test_bytes_become_fractions_and_the_source_stays(monkeypatch):
     federation = federate("bytes_data:make", clients=2, groups="1", shift="none")
     shard = federation.shard(0)
     assert (shard.x.dtype, shard.y.dtype) == (np.float32, np.int64)
-    assert (shard.x == 1).all()
-    np.testing.assert_allclose(shard.test.x, 0.2)
+    assert (pixels(shard.x) == 1).all()
+    np.testing.assert_allclose(pixels(shard.test.x), 0.2, rtol=1e-6)
     shard.test.y[:] = 3
     assert source.test_y.tolist() == [0]
     assert (source.train_x == 255).all()
@@ -211,11 +216,11 @@ def test_the_transform_comes_after_the_shift_once(numbered):
     federation = federate(numbered(True), clients=4, groups="4", transform=left_half)
     assert federation.input_shape == (1, 2, 1)
     # A quarter turn brings the marked upper left pixel to the lower left, a half turn to the lower right.
-    assert federation.shard(1).x[:, 0, 1, 0].any()
-    assert not federation.shard(2).x.any()
+    assert pixels(federation.shard(1).x[:, 0, 1, 0]).any()
+    assert not pixels(federation.shard(2).x).any()
     doubled = federate(numbered(True), clients=4, groups="4", shift="none", transform=double)
-    assert sorted(doubled.shard(0).x[:, 0, 0, 0]) == list(range(0, 200, 2))
-    assert doubled.shard(0).test.x[:, 0, 0, 0].tolist() == list(range(0, 16, 2))
+    assert sorted(doubled.shard(0).x[:, 0, 0, 0]) == [2 * (2 * i - 1) for i in range(100)]
+    assert doubled.shard(0).test.x[:, 0, 0, 0].tolist() == [2 * (2 * i - 1) for i in range(8)]
 
 
 def test_digits_default():
@@ -226,7 +231,7 @@ def test_digits_default():
     for group in range(4):
         mine = [s for s in shards if s.group == group]
         assert sum(len(s.y) for s in mine) == 1400
-        upright = np.rot90(np.concatenate([s.x for s in mine]), -group, axes=(2, 3)).sum(0)
+        upright = np.rot90(np.concatenate([pixels(s.x) for s in mine]), -group, axes=(2, 3)).sum(0)
         np.testing.assert_allclose(upright, coterie.datasets.load("digits").train_x.sum(0), rtol=1e-4)
     assert shards[0].test.x.shape == (397, 1, 8, 8)
 
@@ -237,7 +242,7 @@ def test_fashion_mnist_of_a_thousand_clients(data_dir):
     assert {s.x.shape for s in shards} == {(60, 1, 28, 28)}
     assert shards[7].test.x.shape == (10_000, 1, 28, 28)
     assert np.bincount(np.concatenate([s.y for s in shards])).tolist() == [6000] * 10
-    assert 0 <= shards[3].x.min() < shards[3].x.max() <= 1
+    assert -1 <= shards[3].x.min() < 0 < shards[3].x.max() <= 1
 
 
 @pytest.mark.parametrize(
