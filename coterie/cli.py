@@ -85,7 +85,9 @@ def run(
 
     values = _settings(config, assignments)
     options = {"device": device, "seed": seed, "data-dir": data_dir, "out": out, "resume": resume or None}
-    values |= {key: value if isinstance(value, int) else str(value) for key, value in options.items() if value is not None}
+    values |= {
+        key: value if isinstance(value, int) else str(value) for key, value in options.items() if value is not None
+    }
     if engine not in ("local", "ray"):
         raise ConfigError(f"--engine {engine}: must be local or ray")
     if resume and out is None and not values.get("out"):
@@ -368,7 +370,7 @@ def _expected(error: Exception) -> bool:
     from coterie.models import ModelError
     from coterie.privacy import LedgerError, PrivacyError
     from coterie.report import ReportError
-    from coterie.server import ConfigError, FolderError, RunFailed
+    from coterie.server import ConfigError, FolderError, RunError
     from coterie.strategies import StrategyError
 
     known = (
@@ -379,7 +381,7 @@ def _expected(error: Exception) -> bool:
         ModelError,
         PrivacyError,
         ReportError,
-        RunFailed,
+        RunError,
         StrategyError,
     )
     return isinstance(error, known)

@@ -58,9 +58,7 @@ def test_logits(name, shape):
 @pytest.mark.parametrize(("name", "side"), [("cnn-tiny", 4), ("cnn-small", 4), ("lenet", 12)])
 def test_smallest_image(name, side):
     assert build(name, (1, side, side), 2)(torch.rand(1, 1, side, side)).shape == (1, 2)
-    with pytest.raises(
-        ModelError, match=f"'{name}' needs images of at least {side}×{side}, not {side}×{side - 1}"
-    ):
+    with pytest.raises(ModelError, match=f"'{name}' needs images of at least {side}×{side}, not {side}×{side - 1}"):
         build(name, (1, side, side - 1), 2)
 
 
@@ -123,13 +121,9 @@ def test_initialise_leaves_the_global_generator_alone():
 
 
 def test_unknown_names_get_the_nearest():
-    with pytest.raises(
-        ModelError, match=r"unknown model 'mlp32'; the nearest is 'mlp-32'; there are cnn-small, "
-    ):
+    with pytest.raises(ModelError, match=r"unknown model 'mlp32'; the nearest is 'mlp-32'; there are cnn-small, "):
         build("mlp32", SHAPE, 10)
-    with pytest.raises(
-        ModelError, match="unknown features 'pool'; the nearest is 'pool2'; there are none, pool2"
-    ):
+    with pytest.raises(ModelError, match="unknown features 'pool'; the nearest is 'pool2'; there are none, pool2"):
         features("pool")
 
 
@@ -184,8 +178,7 @@ def test_features_are_stable_objects():
 
 def test_listing_needs_no_torch():
     code = (
-        "import sys, coterie.models; "
-        "print(sorted(m for m in sys.modules if m == 'torch' or m.startswith('coterie.')))"
+        "import sys, coterie.models; print(sorted(m for m in sys.modules if m == 'torch' or m.startswith('coterie.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['coterie.models']"

@@ -18,8 +18,19 @@ from torch import nn
 from coterie import models as networks
 from coterie.client.training import Hyper, accuracies, losses, train
 from coterie.datasets import Federation, federate
-from coterie.messages import CONFIG, DIAGNOSTICS, EVALUATE, IDENTITY, MODELS, REPLY, TRAIN, UPDATE, Layout
-from coterie.messages import pack_update, unpack_models
+from coterie.messages import (
+    CONFIG,
+    DIAGNOSTICS,
+    EVALUATE,
+    IDENTITY,
+    MODELS,
+    REPLY,
+    TRAIN,
+    UPDATE,
+    Layout,
+    pack_update,
+    unpack_models,
+)
 
 
 @dataclass(frozen=True)

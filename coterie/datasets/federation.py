@@ -150,9 +150,7 @@ def federate(
     for name, value, least in (("samples_per_client", samples_per_client, 0), ("seed", seed, 0)):
         if not value >= least:
             raise DataError(f"{name} is {value}; it must be at least {least}")
-    return _federate(
-        load(dataset, data_dir), clients, proportions, shift, samples_per_client, seed, transform
-    )
+    return _federate(load(dataset, data_dir), clients, proportions, shift, samples_per_client, seed, transform)
 
 
 @lru_cache(maxsize=2)

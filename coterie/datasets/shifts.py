@@ -20,16 +20,12 @@ Labels = npt.NDArray[np.int64]
 Shift = Callable[[Images, Labels, int, int, int, int], tuple[Images, Labels]]
 
 
-def no_shift(
-    x: Images, y: Labels, group: int, num_groups: int, num_classes: int, seed: int
-) -> tuple[Images, Labels]:
+def no_shift(x: Images, y: Labels, group: int, num_groups: int, num_classes: int, seed: int) -> tuple[Images, Labels]:
     """Every group has the same distribution."""
     return x, y
 
 
-def rotation(
-    x: Images, y: Labels, group: int, num_groups: int, num_classes: int, seed: int
-) -> tuple[Images, Labels]:
+def rotation(x: Images, y: Labels, group: int, num_groups: int, num_classes: int, seed: int) -> tuple[Images, Labels]:
     """Group g of G is rotated by g·360/G degrees, counter-clockwise (IFCA, arXiv:2006.04088; RC-DPFL).
 
     Exact for quarter turns of square images; else bilinear, in the same frame, with zeros at the corners.
@@ -71,9 +67,7 @@ def label_shift(
         DataError: more groups than classes, so that two groups would be the same.
     """
     if num_groups > num_classes:
-        raise DataError(
-            f"shift 'label-shift' has {num_classes} distinct groups, one a class, not {num_groups}"
-        )
+        raise DataError(f"shift 'label-shift' has {num_classes} distinct groups, one a class, not {num_groups}")
     return x, (y + group) % num_classes
 
 

@@ -48,21 +48,15 @@ class Source:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             where = f"{self.name}: {part}_x and {part}_y"
             if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):
-                raise DataError(
-                    f"{where} must be numpy arrays, not {type(x).__name__} and {type(y).__name__}"
-                )
+                raise DataError(f"{where} must be numpy arrays, not {type(x).__name__} and {type(y).__name__}")
             if x.ndim != 4 or y.shape != x.shape[:1] or x.size == 0:
-                raise DataError(
-                    f"{where} have shapes {x.shape} and {y.shape}; needed: (n, C, H, W) and (n,), n > 0"
-                )
+                raise DataError(f"{where} have shapes {x.shape} and {y.shape}; needed: (n, C, H, W) and (n,), n > 0")
             if x.dtype not in (np.float32, np.uint8) or y.dtype != np.int64:
                 raise DataError(f"{where} are {x.dtype} and {y.dtype}; needed: float32 or uint8, and int64")
             if x.dtype == np.float32 and not np.isfinite(x).all():
                 raise DataError(f"{where}: an image has a value that is not finite")
             if not (y.min() >= 0 and y.max() < self.num_classes):
-                raise DataError(
-                    f"{where}: labels span {y.min()}..{y.max()}; allowed: 0..{self.num_classes - 1}"
-                )
+                raise DataError(f"{where}: labels span {y.min()}..{y.max()}; allowed: 0..{self.num_classes - 1}")
         if self.train_x.shape[1:] != self.test_x.shape[1:]:
             raise DataError(
                 f"{self.name}: train images are {self.train_x.shape[1:]}, test images {self.test_x.shape[1:]}"

@@ -22,7 +22,12 @@ def _finite(value: float) -> float | None:
 
 
 def certificate(
-    plan: Plan, events: Sequence[Event], *, seed: int | None, diagnostics: Sequence[str], public: dict[str, Any]
+    plan: Plan,
+    events: Sequence[Event],
+    *,
+    seed: int | None,
+    diagnostics: Sequence[str],
+    public: dict[str, Any],
 ) -> dict[str, Any]:
     """The certificate of a run, as JSON-ready values (null stands for infinity).
 

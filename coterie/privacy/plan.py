@@ -198,9 +198,7 @@ class Plan:
         """:func:`clip` at this plan's clipping norm."""
         return clip(update, self.clip_norm)
 
-    def release(
-        self, permit: Permit, sums: FloatArray, counts: FloatArray, streams: Streams, attempt: int
-    ) -> Released:
+    def release(self, permit: Permit, sums: FloatArray, counts: FloatArray, streams: Streams, attempt: int) -> Released:
         """The noisy sums and histogram of one round, against a permit from the ledger.
 
         Args:

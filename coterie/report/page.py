@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from coterie.report import formats
 from coterie.report.plots import accuracy_figure, cluster_figure, comparison_figure, run_line
 from coterie.report.runs import ReportError, Run, read_run
+from coterie.report.template import PAGE
 
 _TOLD_IN_WORDS = {
     "unit",
@@ -77,7 +78,6 @@ def write_report(runs: Sequence[Path | str | Run], out: Path | str) -> Path:
 
 def _render(runs: Sequence[Run]) -> str:
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -86,12 +86,10 @@ def _render(runs: Sequence[Run]) -> str:
     environment.globals["fmt"] = formats
     several = len(runs) > 1
     curves = several and any(r.accuracy is not None for run in runs for r in run.rounds)
-    return environment.get_template("page.html.j2").render(
+    return environment.from_string(PAGE).render(
         title=f"{len(runs)} runs compared" if several else f"{runs[0].strategy} · {runs[0].dataset}",
         sections=[_section(run, f"run-{index}") for index, run in enumerate(runs, 1)],
-        comparison=_svg(comparison_figure(runs), "comparison", "Mean accuracy of every run")
-        if curves
-        else None,
+        comparison=_svg(comparison_figure(runs), "comparison", "Mean accuracy of every run") if curves else None,
         colours=[run_line(index)[0] for index in range(len(runs))],
         differences=_differences(runs) if several else [],
     )
@@ -107,9 +105,7 @@ def _section(run: Run, anchor: str) -> _Section:
         standing=_standing(run),
         tiles=_tiles(run),
         accuracy=_svg(accuracy_figure(run), f"{anchor}-accuracy", "Accuracy by round") if evaluated else None,
-        clusters=_svg(cluster_figure(run), f"{anchor}-clusters", "Cluster sizes by round")
-        if released
-        else None,
+        clusters=_svg(cluster_figure(run), f"{anchor}-clusters", "Cluster sizes by round") if released else None,
         reseeded=sum(len(r.reseeded) for r in run.rounds),
         guarantee=_guarantee(run),
         facts=_pairs({key: run.certificate[key] for key in run.certificate if key not in _TOLD_IN_WORDS}),
@@ -144,9 +140,7 @@ def _summary(run: Run) -> str:
     if run.unit == "none":
         parts.append("no privacy")
     else:
-        parts.append(
-            f"{run.unit}-level privacy" + (f" ({config['mechanism']})" if "mechanism" in config else "")
-        )
+        parts.append(f"{run.unit}-level privacy" + (f" ({config['mechanism']})" if "mechanism" in config else ""))
     return ", ".join(parts)
 
 
@@ -162,9 +156,7 @@ def _standing(run: Run) -> str:
 def _tiles(run: Run) -> list[_Tile]:
     outcome = run.outcome
     groups = [
-        (accuracy, group)
-        for group, accuracy in enumerate(outcome["group_accuracy"] or ())
-        if accuracy is not None
+        (accuracy, group) for group, accuracy in enumerate(outcome["group_accuracy"] or ()) if accuracy is not None
     ]
     matched, training = outcome["clustering_accuracy"], outcome["seconds_training"]
     rounds, each = formats.number(outcome["rounds"]), formats.duration(outcome["seconds_per_round"])
@@ -211,9 +203,7 @@ def _guarantee(run: Run) -> list[str]:
         ]
     loss, delta = formats.epsilon(run.epsilon), formats.number(run.delta)
     if not run.finished:
-        words = [
-            f"The run has not ended. It has spent ε = {loss} so far; a certificate is issued at its end."
-        ]
+        words = [f"The run has not ended. It has spent ε = {loss} so far; a certificate is issued at its end."]
     elif not run.certified:
         words = [
             f"The accountant's number is ε = {loss} at δ = {delta}, but it is not a guarantee that "

@@ -97,9 +97,7 @@ def comparison_figure(runs: Sequence[Run]) -> Figure:
             shown += accuracy
             if rounds:
                 colour, style = run_line(index)
-                axes.plot(
-                    rounds, accuracy, style, color=colour, linewidth=1.9, marker=_marker(rounds), markersize=3
-                )
+                axes.plot(rounds, accuracy, style, color=colour, linewidth=1.9, marker=_marker(rounds), markersize=3)
                 ends.append(_End(rounds[-1], accuracy[-1], str(index + 1), colour, bold=True))
         _finish_accuracy(axes, shown, max((r.number for run in runs for r in run.rounds), default=1))
         axes.set_xlabel("round")
@@ -185,12 +183,8 @@ def _draw_accuracy(figure: Figure, run: Run, left: float, right: float, bottom: 
         ends = []
     if rounds:
         axes.plot(rounds, accuracy, color=INK, linewidth=2.4, marker=_marker(rounds), markersize=4)
-        ends.append(
-            _End(rounds[-1], accuracy[-1], f"mean{GAP}{formats.percent(accuracy[-1])}", INK, bold=True)
-        )
-    _finish_accuracy(
-        axes, [*accuracy, *groups.ravel().tolist()], max((r.number for r in run.rounds), default=1)
-    )
+        ends.append(_End(rounds[-1], accuracy[-1], f"mean{GAP}{formats.percent(accuracy[-1])}", INK, bold=True))
+    _finish_accuracy(axes, [*accuracy, *groups.ravel().tolist()], max((r.number for r in run.rounds), default=1))
     _label_ends(axes, ends)
     lowest = axes
     if private:
@@ -335,6 +329,4 @@ def _label_ends(axes: Axes, ends: Sequence[_End]) -> None:
 def _say(axes: Axes, sentence: str) -> None:
     axes.set_yticks([])
     axes.grid(False)
-    axes.text(
-        0.5, 0.5, sentence, transform=axes.transAxes, ha="center", va="center", color=MUTED, fontsize=10
-    )
+    axes.text(0.5, 0.5, sentence, transform=axes.transAxes, ha="center", va="center", color=MUTED, fontsize=10)

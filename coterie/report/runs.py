@@ -161,24 +161,14 @@ def read_run(path: Path | str) -> Run:
     """
     path = Path(path)
     if not (path / "config.toml").is_file():
-        what = (
-            "has no config.toml"
-            if path.is_dir()
-            else "is not a folder"
-            if path.exists()
-            else "does not exist"
-        )
-        raise ReportError(
-            f"{path} is no run folder: it {what}; give the folder that `coterie run --out` wrote"
-        )
+        what = "has no config.toml" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
+        raise ReportError(f"{path} is no run folder: it {what}; give the folder that `coterie run --out` wrote")
     try:
         tables = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ReportError(f"{path / 'config.toml'} is not valid TOML: {error}") from error
     if not isinstance(tables.get("config"), dict):
-        raise ReportError(
-            f"{path / 'config.toml'} has no [config] table, so {path} is no run folder of coterie"
-        )
+        raise ReportError(f"{path / 'config.toml'} has no [config] table, so {path} is no run folder of coterie")
     rounds, unreadable_lines = _read_rounds(path / "metrics.jsonl")
     return Run(
         path=path,

@@ -48,9 +48,7 @@ def _privacy(certificate: Mapping[str, Any]) -> list[tuple[str, Text]]:
     reasons = "; ".join(map(str, certificate.get("reasons") or ()))
     if unit == "none":
         return [("Privacy", Text.assemble(("none, ε = ∞", "bold yellow"), reasons and f": {reasons}"))]
-    loss = (
-        f"ε = {formats.epsilon(certificate.get('epsilon'))}, δ = {formats.number(certificate.get('delta'))}"
-    )
+    loss = f"ε = {formats.epsilon(certificate.get('epsilon'))}, δ = {formats.number(certificate.get('delta'))}"
     adjacency = certificate.get("adjacency") or f"per {unit}"
     rows = [("Privacy", Text(f"{loss} ({adjacency})"))]
     if certificate.get("certified"):

@@ -2,6 +2,6 @@
 
 from coterie.server.config import SCHEMA, ConfigError, Key, RunConfig
 from coterie.server.folder import FolderError, RunFolder
-from coterie.server.run import RunFailed, run
+from coterie.server.run import RunError, run
 
-__all__ = ["SCHEMA", "ConfigError", "FolderError", "Key", "RunConfig", "RunFailed", "RunFolder", "run"]
+__all__ = ["SCHEMA", "ConfigError", "FolderError", "Key", "RunConfig", "RunError", "RunFolder", "run"]

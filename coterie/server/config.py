@@ -210,7 +210,10 @@ class RunConfig:
                 )
             assign_groups(self["clients"], parse_groups(self["groups"]))
             STRATEGIES[self["strategy"]].check(
-                self._sketch, rebalance_min=self["rebalance-min"], reseeding=self.reseeding, divisor=self["divisor"]
+                self._sketch,
+                rebalance_min=self["rebalance-min"],
+                reseeding=self.reseeding,
+                divisor=self["divisor"],
             )
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
@@ -299,9 +302,7 @@ class RunConfig:
 
     def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
         """Keys in which two runs differ, with both values; where a run is kept does not count."""
-        return {
-            name: (self[name], other[name]) for name in SCHEMA if name not in _PLACE and self[name] != other[name]
-        }
+        return {name: (self[name], other[name]) for name in SCHEMA if name not in _PLACE and self[name] != other[name]}
 
     def warnings(self) -> list[str]:
         """What a person should know before the run starts."""

@@ -155,7 +155,7 @@ class RunFolder:
         self.ledger.close()
 
     def _forget_after(self, round: int, line: Mapping[str, Any] | None) -> None:
-        """Metrics of exactly the rounds that the checkpoint covers; the last one may be known from it alone."""
+        """Keep the metrics of the rounds that the checkpoint covers; it may know the last one alone."""
         kept = [entry for entry in self.metrics() if entry["round"] <= round]
         if line is not None and (not kept or kept[-1]["round"] < round):
             kept.append(_tidy(line))
@@ -167,11 +167,8 @@ def _ledger(path: Path, config: RunConfig) -> Ledger:
 
 
 def _tidy(line: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity; re-seedings become pairs [from, to]."""
-    flat = line.get("reseeded", [])
-    tidy = {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in line.items()}
-    pairs = [flat[i] if isinstance(flat[i], list) else flat[i : i + 2] for i in range(0, len(flat), 1 if flat and isinstance(flat[0], list) else 2)]
-    return {**tidy, "reseeded": pairs}
+    """JSON has no infinity."""
+    return {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in line.items()}
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -199,7 +196,11 @@ def _read_checkpoint(path: Path) -> tuple[Checkpoint | None, dict[str, Any] | No
 
 
 def _versions() -> dict[str, str]:
-    return {"coterie": __version__, "python": platform.python_version(), **{n: version(n) for n in _LIBRARIES}}
+    return {
+        "coterie": __version__,
+        "python": platform.python_version(),
+        **{n: version(n) for n in _LIBRARIES},
+    }
 
 
 def _machine(config: RunConfig) -> dict[str, Any]:
@@ -214,7 +215,10 @@ def _git_commit() -> str:
     here = Path(__file__).parent
     try:
         done = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True, timeout=10
+            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
         )
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"

@@ -25,7 +25,7 @@ from coterie.server.metrics import summarise
 from coterie.strategies import STRATEGIES, ClusteredStrategy
 
 
-class RunFailed(RuntimeError):
+class RunError(RuntimeError):
     """The run came to its end without doing what was asked."""
 
 
@@ -36,7 +36,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
         what result.json holds.
 
     Raises:
-        RunFailed: no client's reply could be used in the whole run.
+        RunError: no client's reply could be used in the whole run.
         BudgetError: the ledger refused a charge.
     """
     config, started = folder.config, time.perf_counter()
@@ -64,7 +64,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     )
     folder.write_json("privacy.json", guarantee)
     if strategy.accepted == 0 and config["rounds"] > len(before):
-        raise RunFailed(f"no client's reply could be used in the whole run{_most_common(strategy.dropped)}")
+        raise RunError(f"no client's reply could be used in the whole run{_most_common(strategy.dropped)}")
     outcome = _result(config, guarantee, folder, result, time.perf_counter() - started)
     folder.write_json("result.json", outcome)
     if strategy.dropped:

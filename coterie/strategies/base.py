@@ -189,7 +189,12 @@ class ClusteredStrategy(Strategy):
 
     @classmethod
     def check(
-        cls, plan: Plan, *, rebalance_min: float = 0.0, reseeding: Reseeding | None = None, divisor: str = "auto"
+        cls,
+        plan: Plan,
+        *,
+        rebalance_min: float = 0.0,
+        reseeding: Reseeding | None = None,
+        divisor: str = "auto",
     ) -> None:
         """Refuse what cannot work before anything starts."""
         if plan.unit not in cls.units:
@@ -275,7 +280,10 @@ class ClusteredStrategy(Strategy):
         arrays = pack_models(self.initial_models(models), layout)
         done = 0
         if self.resume_from is not None:
-            done, arrays = self.resume_from.round, pack_models(self.resume_from.models, self.resume_from.layout)
+            done, arrays = (
+                self.resume_from.round,
+                pack_models(self.resume_from.models, self.resume_from.layout),
+            )
             self._recalibrate(num_rounds - done)
         self._nodes = self._meet(grid)
 
@@ -288,6 +296,8 @@ class ClusteredStrategy(Strategy):
                 updated, metrics = self.aggregate_train(current, replies)
             arrays = result.arrays = updated
             line: dict[str, Any] = {"round": current, **(metrics or {})}
+            moves = line.pop("reseeded", [])
+            line["reseeded"] = [moves[i : i + 2] for i in range(0, len(moves), 2)]  # pairs: from, to
             line["seconds"] = time.perf_counter() - started
             self.recorder.checkpoint(Checkpoint(current, *unpack_models(arrays), self.histogram), line)
             if metrics is not None:
@@ -344,7 +354,12 @@ class ClusteredStrategy(Strategy):
                 break
             time.sleep(_POLL_SECONDS)
         if len(nodes) < self.plan.clients:
-            log(WARNING, "%s of %s clients are here; the others contribute nothing", len(nodes), self.plan.clients)
+            log(
+                WARNING,
+                "%s of %s clients are here; the others contribute nothing",
+                len(nodes),
+                self.plan.clients,
+            )
         return nodes
 
     # ---- Flower's hooks -----------------------------------------------------------------------------------
@@ -471,9 +486,7 @@ class ClusteredStrategy(Strategy):
         if not certified:
             log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason)
 
-    def _remember(
-        self, current: int, models: Models, released: Released
-    ) -> tuple[Models, list[tuple[int, int]]]:
+    def _remember(self, current: int, models: Models, released: Released) -> tuple[Models, list[tuple[int, int]]]:
         """Fold the released histogram into the running mean; re-seed when it is time."""
         if released.histogram is None:
             return models, []

@@ -1,7 +1,8 @@
 """Rebalancing (RR-Cluster, papers/rr_cluster): no cluster is left with fewer than B clients in expectation.
 
-The paper moves particular clients from large to small clusters, which couples clients (docs/privacy.md). Here every client
-redraws its own label from a row of a matrix that depends on released histograms alone, which costs nothing.
+The paper moves particular clients from large to small clusters, which couples clients (docs/privacy.md). Here
+every client redraws its own label from a row of a matrix that depends on released histograms alone, which
+costs nothing.
 """
 
 from __future__ import annotations

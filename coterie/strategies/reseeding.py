@@ -31,7 +31,7 @@ class Reseeding:
     until: float = 0.6
     starving: float = 0.35
     crowded: float = 1.4
-    spread: float = 0.1
+    spread: float = 0.3
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether models may be re-seeded after ``round`` of ``rounds``."""

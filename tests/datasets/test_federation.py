@@ -98,9 +98,7 @@ def test_groups_interleave():
     assert set(assign_groups(1000, (2, 1, 1))[:8]) == {0, 1, 2}
 
 
-@pytest.mark.parametrize(
-    ("clients", "proportions"), [(3, (1, 1, 1, 1)), (10, (100, 1)), (0, (1,)), (-2, (1, 1))]
-)
+@pytest.mark.parametrize(("clients", "proportions"), [(3, (1, 1, 1, 1)), (10, (100, 1)), (0, (1,)), (-2, (1, 1))])
 def test_every_group_has_a_client(clients, proportions):
     with pytest.raises(DataError, match="without a client"):
         assign_groups(clients, proportions)

@@ -68,12 +68,8 @@ def test_label_permutations_are_distinct_fixed_by_the_seed_and_independent_of_th
     assert maps[0] == tuple(range(10))
     assert len(set(maps)) == 6
     assert all(sorted(m) == list(range(10)) for m in maps)
-    assert maps == [
-        tuple(shifted("label-permutation", g, 6, x=images, y=labels, seed=3)[1]) for g in range(6)
-    ]
-    assert maps[1:] != [
-        tuple(shifted("label-permutation", g, 6, x=images, y=labels, seed=4)[1]) for g in range(1, 6)
-    ]
+    assert maps == [tuple(shifted("label-permutation", g, 6, x=images, y=labels, seed=3)[1]) for g in range(6)]
+    assert maps[1:] != [tuple(shifted("label-permutation", g, 6, x=images, y=labels, seed=4)[1]) for g in range(1, 6)]
 
 
 def test_label_permutations_use_up_all_there_are_and_no_more():

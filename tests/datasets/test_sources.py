@@ -119,9 +119,7 @@ def test_missing_files_name_the_folder_the_file_and_the_ways_out(tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "damage", [b"", b"not an idx file", b"\0\0\x08\x03\0\0\0\x0c\0\0\0\x1c\0\0\0\x1c" + b"x" * 50]
-)
+@pytest.mark.parametrize("damage", [b"", b"not an idx file", b"\0\0\x08\x03\0\0\0\x0c\0\0\0\x1c\0\0\0\x1c" + b"x" * 50])
 def test_broken_files_are_refused(tmp_path, damage):
     write_set(tmp_path, "MNIST", seed=1)
     (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(damage)

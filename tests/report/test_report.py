@@ -248,9 +248,7 @@ def test_nulls_are_dashes_not_zeros(tmp_path):
 def test_everything_is_escaped(tmp_path):
     attack = "<script>alert('$x^$')</script>"
     certificate = CERTIFICATE | {"certified": False, "reasons": [attack], "outside": [attack]}
-    html = page(
-        make_run(tmp_path / "<b>", strategy=attack, certificate=certificate), make_run(tmp_path / "b")
-    )
+    html = page(make_run(tmp_path / "<b>", strategy=attack, certificate=certificate), make_run(tmp_path / "b"))
     assert "<script" not in html
     assert "<b>" not in html
     assert html.count("&lt;script&gt;") >= 4
