@@ -90,8 +90,6 @@ def run(
     }
     if engine not in ("local", "ray"):
         raise ConfigError(f"--engine {engine}: must be local or ray")
-    if resume and out is None and not values.get("out"):
-        raise ConfigError("--resume needs --out DIR, the folder of the run to continue")
     _run(values, engine, as_json)
 
 
@@ -99,8 +97,9 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
     from coterie.report import result_table, write_report
     from coterie.server.app import open_folder
 
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # importing Flower sets it to INFO
     console = _console(as_json)
-    folder = open_folder(values, Path("runs"))
+    folder = open_folder(values, Path("runs"), check=_load_data)
     try:
         for warning in folder.config.warnings():
             console.print(f"[yellow]note:[/] {warning}")
@@ -117,25 +116,20 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
     console.print(f"run folder {folder.path}/   page {report}", soft_wrap=True)
 
 
+def _load_data(config: Any) -> None:
+    """Find out now that data are missing; the clients find them in memory."""
+    from coterie.client.verbs import federation
+
+    federation(config.for_clients())
+
+
 def _execute(folder: Any, engine: str) -> dict[str, Any]:
-    from coterie.datasets import federate
     from coterie.engine import LocalGrid, run_on_ray
     from coterie.engine.local import workers_for
-    from coterie.models import MODELS, features
+    from coterie.models import MODELS
     from coterie.server import run as run_once
 
     config = folder.config
-    sent = config.for_clients()
-    federate(  # a missing data folder is found before anything starts
-        sent["dataset"],
-        clients=sent["clients"],
-        groups=sent["groups"],
-        shift=sent["shift"],
-        samples_per_client=sent["samples-per-client"],
-        seed=sent["partition-seed"],
-        data_dir=sent["data-dir"] or None,
-        transform=features(sent["features"]),
-    )
     if engine == "local":
         batched = config["model"] in MODELS and MODELS[config["model"]].batched
         grid = LocalGrid(config["clients"], workers_for(batched, config["device"]))
@@ -350,7 +344,6 @@ def _answer(values: Mapping[str, Any], as_json: bool) -> None:
 
 def main() -> None:
     """Run the command; every failure is one clear message and a non-zero exit status."""
-    logging.getLogger("flwr").setLevel(logging.WARNING)
     sys.path.insert(0, os.getcwd())  # so that module:function finds a user's own module
     try:
         cli()

@@ -56,20 +56,11 @@ class Task:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Task:
         """Read a ConfigRecord; data and network are built once per process."""
-        federation = federate(
-            config["dataset"],
-            clients=config["clients"],
-            groups=str(config["groups"]),
-            shift=config["shift"],
-            samples_per_client=config["samples-per-client"],
-            seed=config["partition-seed"],
-            data_dir=config["data-dir"] or None,
-            transform=networks.features(config["features"]),
-        )
+        data = federation(config)
         device = _device(config["device"])
         return cls(
-            federation=federation,
-            network=_network(config["model"], federation.input_shape, federation.num_classes),
+            federation=data,
+            network=_network(config["model"], data.input_shape, data.num_classes),
             batched=device != "cpu" or _is_batched(config["model"]),
             hyper=Hyper(config["local-epochs"], config["batch-size"], config["lr"], device),
             round=config["round"],
@@ -80,6 +71,24 @@ class Task:
     def rng(self, client_id: int) -> np.random.Generator:
         """The client's own randomness in this round, independent of everyone else's."""
         return np.random.default_rng(None if self.seed is None else [self.seed, self.round, client_id])
+
+
+def federation(config: Mapping[str, Any]) -> Federation:
+    """The clients' data that a configuration describes, kept between calls.
+
+    Raises:
+        DataError: the data cannot be had.
+    """
+    return federate(
+        config["dataset"],
+        clients=config["clients"],
+        groups=str(config["groups"]),
+        shift=config["shift"],
+        samples_per_client=config["samples-per-client"],
+        seed=config["partition-seed"],
+        data_dir=config["data-dir"] or None,
+        transform=networks.features(config["features"]),
+    )
 
 
 def _is_batched(model: str) -> bool:

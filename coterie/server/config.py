@@ -189,7 +189,7 @@ class RunConfig:
     def __init__(self, values: Mapping[str, Any]) -> None:
         for name in values:
             if name not in SCHEMA:
-                known = "`coterie run --help` lists all keys"
+                known = "`coterie run --keys` lists all keys"
                 raise ConfigError(f"unknown key {name!r}{_nearest(name, SCHEMA)} ({known})")
         self.values = {name: key.parse(name, values.get(name, key.default)) for name, key in SCHEMA.items()}
         if not STRATEGIES[self["strategy"]].clustered:

@@ -1,0 +1,90 @@
+"""Local training: hand-computed steps, and the plain version as the oracle of the batched one."""
+
+import numpy as np
+import pytest
+import torch
+
+from coterie import models as networks
+from coterie.client import Hyper, losses, train
+from coterie.client.training import accuracies
+from coterie.datasets import Shard, TestSet
+from coterie.messages import Layout
+
+
+def shard(size, shape=(1, 8, 8), classes=3, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((size, *shape)).astype(np.float32)
+    y = rng.integers(classes, size=size)
+    return Shard(seed, 0, x, y, TestSet(x, y))
+
+
+def setup(name, shards, shape=(1, 8, 8), classes=3):
+    layout = Layout.of(networks.initialise(name, shape, classes, 0))
+    start = np.stack([layout.flatten(networks.initialise(name, shape, classes, i)) for i in range(len(shards))])
+    rngs = [np.random.default_rng(i) for i in range(len(shards))]
+    return networks.build(name, shape, classes), layout, start, shards, rngs
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp-32", "cnn-tiny"])
+def test_batched_training_equals_one_client_after_the_other(name):
+    shards = [shard(size, seed=i) for i, size in enumerate([1, 5, 7, 12])]  # sizes and last batches differ
+    hyper = Hyper(local_epochs=3, batch_size=5, lr=0.1)
+    plain = train(*setup(name, shards), hyper, batched=False)
+    fast = train(*setup(name, shards), hyper, batched=True)
+    assert np.abs(plain).max() > 0.01
+    np.testing.assert_allclose(fast, plain, atol=2e-6)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_step_by_hand(batched):
+    # Two classes, one pixel x = 2, label 1, all parameters zero: dL/dlogits = (1/2, -1/2).
+    x = np.full((4, 1, 1, 1), 2.0, np.float32)
+    shards = [Shard(0, 0, x, np.ones(4, np.int64), TestSet(x, np.ones(4, np.int64)))]
+    network, layout, _, _, rngs = setup("linear", shards, (1, 1, 1), 2)
+    update = train(network, layout, np.zeros((1, 4), np.float32), shards, rngs, Hyper(1, 4, 0.3), batched=batched)
+    np.testing.assert_allclose(update, [[-0.3, 0.3, -0.15, 0.15]], atol=1e-7)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_every_example_is_seen_once_an_epoch_and_short_batches_average_over_themselves(batched):
+    # Five examples with label 1 in batches of 2, 2, 1: three steps, each the mean over its own batch.
+    x = np.zeros((5, 1, 1, 1), np.float32)
+    shards = [Shard(0, 0, x, np.ones(5, np.int64), TestSet(x, np.ones(5, np.int64)))]
+    network, layout, _, _, rngs = setup("linear", shards, (1, 1, 1), 2)
+    update = train(network, layout, np.zeros((1, 4), np.float32), shards, rngs, Hyper(1, 2, 1.0), batched=batched)
+    bias = 0.0
+    for _ in range(3):
+        bias += 1 - 1 / (1 + np.exp(-2 * bias))
+    np.testing.assert_allclose(update, [[0, 0, -bias, bias]], atol=1e-6)
+
+
+def test_losses_and_accuracies_by_hand():
+    x = np.ones((3, 1, 1, 1), np.float32)
+    shards = [
+        Shard(0, 0, x, np.array([0, 0, 1]), TestSet(x, np.zeros(3, np.int64))),
+        Shard(1, 0, x[:1], np.array([1]), TestSet(x, np.zeros(3, np.int64))),
+    ]
+    network, layout, *_ = setup("linear", shards, (1, 1, 1), 2)
+    models = np.array([[0, 0, 0, 0], [0, 1, 0, 1]], np.float32)  # undecided; class 1 by a margin of 2
+    sure, unsure = np.log1p(np.exp(-2)), np.log1p(np.exp(2))
+    expected = [[np.log(2), (2 * unsure + sure) / 3], [np.log(2), sure]]
+    np.testing.assert_allclose(losses(network, layout, models, shards), expected, rtol=1e-6)
+    np.testing.assert_allclose(accuracies(network, layout, models[1:], x, np.array([0, 1, 1])), [2 / 3])
+
+
+def test_a_model_that_diverged_is_never_chosen():
+    shards = [shard(4)]
+    network, layout, start, *_ = setup("mlp-32", shards)
+    models = np.stack([np.full_like(start[0], np.nan), start[0]])
+    each = losses(network, layout, models, shards)[0]
+    assert each[0] == np.inf
+    assert np.isfinite(each[1])
+
+
+def test_training_leaves_global_randomness_and_data_alone():
+    shards = [shard(6)]
+    arguments = setup("mlp-32", shards)
+    before, state = shards[0].x.copy(), torch.random.get_rng_state()
+    train(*arguments, Hyper(2, 2, 0.1), batched=True)
+    np.testing.assert_array_equal(shards[0].x, before)
+    assert torch.equal(torch.random.get_rng_state(), state)

@@ -1,0 +1,74 @@
+"""The verbs: what a client answers, and that many clients at once answer as each would alone."""
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from coterie.client import VERBS, Client
+from coterie.messages import Layout, pack_models, read_reply
+from coterie.models import initialise
+from coterie.server import RunConfig
+
+CONFIG = RunConfig({"clients": 20, "seed": 3, "local-epochs": 1})
+
+
+def content(k=3, **extra):
+    drawn = [initialise("mlp-32", (1, 8, 8), 10, seed) for seed in range(k)]
+    layout = Layout.of(drawn[0])
+    models = np.stack([layout.flatten(d) for d in drawn])
+    record = ConfigRecord({**CONFIG.for_clients(), "round": 4, **extra})
+    return RecordDict({"models": pack_models(models, layout), "config": record}), layout
+
+
+def replies(clients, **extra):
+    message, layout = content(**extra)
+    answers = VERBS["train"](message, [Client(i) for i in clients])
+    return [
+        read_reply(a, client_id=i, round=4, num_clusters=3, layout=layout)
+        for i, a in zip(clients, answers, strict=True)
+    ]
+
+
+def test_many_clients_at_once_answer_as_each_alone():
+    together = replies([2, 7, 11, 19])
+    for reply in together:
+        (alone,) = replies([reply.client_id])
+        assert alone.label == reply.label
+        np.testing.assert_allclose(alone.update, reply.update, atol=1e-6)
+
+
+def test_a_reply_holds_the_contract_and_nothing_else():
+    message, _ = content()
+    (answer,) = VERBS["train"](message, [Client(0)])
+    assert set(answer) == {"update", "reply"}
+    assert set(answer["reply"]) == {"client-id", "round", "label", "redrawn-label"}
+
+
+def test_redrawn_labels_follow_the_row_of_the_label():
+    cycle = np.roll(np.eye(3), 1, axis=1)  # every label becomes the next one
+    plain, moved = replies(range(20)), replies(range(20), redraw=cycle.ravel().tolist())
+    assert len({r.label for r in plain}) > 1
+    for before, after in zip(plain, moved, strict=True):
+        assert (after.label, after.redrawn_label) == (before.label, (before.label + 1) % 3)
+        np.testing.assert_allclose(after.update, before.update, atol=1.0)  # trained from its own model
+
+
+def test_evaluation_is_on_held_out_data_of_the_own_group():
+    message, _ = content()
+    answers = VERBS["evaluate"](message, [Client(i) for i in range(8)])
+    metrics = [a["diagnostics"] for a in answers]
+    assert [m["group"] for m in metrics] == [0, 1, 2, 3] * 2
+    assert {m["num-examples"] for m in metrics} == {397}
+    labels = [r.label for r in replies(range(8))]
+    assert [m["cluster"] for m in metrics] == labels
+
+
+def test_unseeded_clients_use_their_own_secret_randomness():
+    unseeded = RunConfig({"clients": 20, "local-epochs": 1})
+    assert "seed" not in unseeded.for_clients()
+    message, layout = content()
+    message["config"] = ConfigRecord({**unseeded.for_clients(), "round": 4})
+    first, second = (
+        read_reply(VERBS["train"](message, [Client(0)])[0], client_id=0, round=4, num_clusters=3, layout=layout)
+        for _ in range(2)
+    )
+    assert not np.array_equal(first.update, second.update)

@@ -1,0 +1,70 @@
+"""The local engine answers as the ClientApp does, in process and in workers, and survives a client's failure."""
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from coterie.client.app import app
+from coterie.engine import LocalGrid
+from coterie.messages import Layout, pack_models, read_reply
+from coterie.models import initialise
+from coterie.server import RunConfig
+
+
+def question(model="mlp-32", **settings):
+    config = RunConfig({"clients": 12, "seed": 5, "local-epochs": 1, "model": model, **settings})
+    drawn = initialise(model, (1, 8, 8), 10, 0)
+    layout = Layout.of(drawn)
+    record = ConfigRecord({**config.for_clients(), "round": 1})
+    return RecordDict({"models": pack_models(layout.flatten(drawn)[None], layout), "config": record}), layout
+
+
+def ask(grid, content, verb="train", nodes=range(1, 13)):
+    return list(grid.send_and_receive([Message(content, dst_node_id=n, message_type=verb) for n in nodes]))
+
+
+def updates(replies, layout):
+    return np.stack(
+        [
+            read_reply(r.content, client_id=i, round=1, num_clusters=1, layout=layout).update
+            for i, r in enumerate(replies)
+        ]
+    )
+
+
+def test_the_client_app_gives_the_same_answers():
+    content, layout = question()
+    grid = LocalGrid(12)
+    messages = [Message(content, dst_node_id=n, message_type="train") for n in range(1, 13)]
+    local = updates(grid.send_and_receive(messages), layout)
+    flower = []
+    for client, message in enumerate(messages):
+        node = Context(run_id=1, node_id=1, node_config={"partition-id": client}, state=RecordDict(), run_config={})
+        flower.append(app(message, node))
+    np.testing.assert_allclose(updates(flower, layout), local, atol=1e-6)
+
+
+def test_workers_give_the_same_answers_in_order():
+    content, layout = question("cnn-tiny")
+    here, there = LocalGrid(12), LocalGrid(12, workers=2)
+    try:
+        replies = ask(there, content)
+        assert [r.metadata.src_node_id for r in replies] == list(range(1, 13))
+        np.testing.assert_allclose(updates(replies, layout), updates(ask(here, content), layout), atol=1e-6)
+    finally:
+        there.close()
+
+
+def test_replies_name_the_message_that_they_answer():
+    content, _ = question()
+    messages = [Message(content, dst_node_id=n, message_type="query.identity") for n in (3, 9)]
+    replies = list(LocalGrid(12).send_and_receive(messages))
+    assert [r.metadata.reply_to_message_id for r in replies] == [m.metadata.message_id for m in messages]
+    assert [r.content["reply"]["client-id"] for r in replies] == [2, 8]
+
+
+def test_failing_clients_become_error_replies():
+    content, _ = question()
+    content["config"]["dataset"] = "toys:broken"
+    replies = ask(LocalGrid(12), content)
+    assert len(replies) == 12
+    assert all(r.has_error() and "the disk is gone" in r.error.reason for r in replies)

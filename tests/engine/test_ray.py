@@ -1,0 +1,43 @@
+"""Flower's Ray simulation runs the same program: one seed, one round, the same models."""
+
+import numpy as np
+import pytest
+
+from coterie.engine import LocalGrid, run_on_ray
+from coterie.server import RunConfig, RunFolder, run
+
+CLIENTS = 12
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def models(folder):
+    from safetensors.numpy import load_file
+
+    files = sorted((folder.path / "models").iterdir())
+    return [np.concatenate([v.ravel() for _, v in sorted(load_file(f).items())]) for f in files]
+
+
+@pytest.mark.parametrize("strategy", ["ifca", "fedavg"])
+def test_ray_and_local_agree(strategy, tmp_path):
+    settings = {
+        "strategy": strategy,
+        "clients": CLIENTS,
+        "rounds": 1,
+        "sampling-rate": 0.6,
+        "privacy-unit": "none",
+        "seed": 7,
+    }
+    local = RunFolder.create(tmp_path / "local", RunConfig(settings))
+    expected = run(local, LocalGrid(CLIENTS))
+    ray = RunFolder.create(tmp_path / "ray", RunConfig(settings))
+    results = []
+    run_on_ray(lambda grid: results.append(run(ray, grid)), CLIENTS)
+    for ours, theirs in zip(models(local), models(ray), strict=True):
+        np.testing.assert_allclose(theirs, ours, atol=1e-5)
+    assert results[0]["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)

@@ -1,0 +1,56 @@
+"""Imports point one way: cli, report -> server -> strategies -> privacy, and client -> datasets, models, privacy."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "coterie"
+
+#: Rooms that each room may import.
+ALLOWED = {
+    "privacy": set(),
+    "datasets": set(),
+    "models": set(),
+    "messages": set(),
+    "report": set(),
+    "strategies": {"privacy", "messages"},
+    "client": {"datasets", "models", "privacy", "messages"},
+    "engine": {"client", "messages"},
+    "server": {"strategies", "privacy", "datasets", "models", "messages", "report"},
+    "cli": {"report", "server", "engine", "client", "strategies", "privacy", "datasets", "models"},
+}
+
+
+def rooms_imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: import by full name"
+            names = [node.module] if node.module != "coterie" else [f"coterie.{a.name}" for a in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "coterie" and len(parts) > 1 and not parts[1].startswith("__"):
+                yield parts[1]
+
+
+def room_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    room = room_of(path)
+    if room != "__init__":
+        wrong = set(rooms_imported(path)) - ALLOWED[room] - {room}
+        assert not wrong, f"{room} may not import {sorted(wrong)}"
+
+
+def test_every_room_is_governed():
+    assert {room_of(p) for p in PACKAGE.rglob("*.py")} == {*ALLOWED, "__init__"}
+
+
+def test_no_file_is_called_utils():
+    assert not list(PACKAGE.rglob("*utils*"))

@@ -1,0 +1,23 @@
+"""A federation whose every number can be worked out by hand.
+
+Every example is one white pixel (x = 1 after centring). Group 0 labels it 1, group 1 labels it 0. For the linear
+model (two weights, two biases, all at zero) both classes have probability 1/2, so one full-batch step moves a
+client of group 0 by lr/2 in (-w0, +w1, -b0, +b1): an update of L2 norm lr. Group 1 moves the opposite way.
+"""
+
+import numpy as np
+
+from coterie.datasets import Source
+
+UP = np.array([-0.5, 0.5, -0.5, 0.5])
+
+
+def pixels() -> Source:
+    """Forty training examples and two test examples, all alike."""
+    white = np.ones((40, 1, 1, 1), np.float32)
+    return Source("pixels", white, np.ones(40, np.int64), white[:2], np.ones(2, np.int64), 2, reuse=True)
+
+
+def broken() -> Source:
+    """A data set that cannot be had."""
+    raise OSError("the disk is gone")
