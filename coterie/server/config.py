@@ -117,7 +117,12 @@ SCHEMA: dict[str, Key] = {
     "local-epochs": Key(4, "passes over a client's data in a round", **_whole(1), client=True),
     "batch-size": Key(7, "examples in a client's mini-batch", **_whole(1), client=True),
     "lr": Key(0.2, "step size of a client's SGD", **_number(0, strict=True), client=True),
-    "server-lr": Key(1.0, "step size of the server", **_number(0, strict=True)),
+    "server-lr": Key(
+        "auto",
+        "step size of the server, eta; auto: 1.5 under client-level privacy, where clipping shortens updates, else 1",
+        auto="auto",
+        **_number(0, strict=True),
+    ),
     "model": Key("mlp-32", "network", **_names(networks.MODELS, own=True), client=True),
     "features": Key("none", "fixed layer in front of the network", **_names(networks.FEATURES), client=True),
     "dataset": Key("digits", "data", **_names(DATASETS, own=True), client=True),
@@ -227,6 +232,13 @@ class RunConfig:
     def delta(self) -> float:
         """The number behind ``auto``: at most 1/(100 M), PRIVACY's default."""
         return 1 / (100 * self["clients"]) if self["delta"] == "auto" else float(self["delta"])
+
+    @property
+    def server_lr(self) -> float:
+        """The number behind ``auto``; 1.5 was chosen on held-out parts of training sets (docs/results.md)."""
+        if self["server-lr"] != "auto":
+            return float(self["server-lr"])
+        return 1.5 if self["privacy-unit"] == "client" else 1.0
 
     @property
     def budget(self) -> float:

@@ -60,7 +60,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
         folder.ledger.events,
         seed=config.seed,
         diagnostics=_diagnostics(config),
-        public={"rebalance-min": config["rebalance-min"], "server-lr": config["server-lr"]},
+        public={"rebalance-min": config["rebalance-min"], "server-lr": config.server_lr},
     )
     folder.write_json("privacy.json", guarantee)
     if strategy.accepted == 0 and config["rounds"] > len(before):
@@ -78,7 +78,7 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         config.plan,
         ledger=folder.ledger,
         streams=streams,
-        server_lr=config["server-lr"],
+        server_lr=config.server_lr,
         rebalance_min=config["rebalance-min"],
         reseeding=config.reseeding,
         divisor=config["divisor"],

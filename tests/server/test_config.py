@@ -1,0 +1,146 @@
+"""The schema: what a user may type, what it becomes, and what is refused before anything starts."""
+
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from coterie.server import SCHEMA, ConfigError, RunConfig
+
+
+def message(values):
+    with pytest.raises(ConfigError) as caught:
+        RunConfig(values)
+    return str(caught.value)
+
+
+def test_defaults_are_those_that_flower_reads():
+    pyproject = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    app = tomllib.loads(pyproject.read_text())["tool"]["flwr"]["app"]["config"]
+    assert list(app) == list(SCHEMA)
+    for name, key in SCHEMA.items():
+        assert (app[name], type(app[name])) == (key.default, type(key.default)), name
+
+
+def test_defaults_are_valid_and_documented():
+    config = RunConfig({})
+    assert config.values == {name: key.default for name, key in SCHEMA.items()}
+    assert all(key.help and key.allowed for key in SCHEMA.values())
+
+
+def test_values_are_coerced_from_strings():
+    texts = {name: str(key.default) for name, key in SCHEMA.items()}
+    assert RunConfig(texts).values == RunConfig({}).values
+    config = RunConfig({"clusters": "3", "epsilon": "2", "delta": "1e-6", "seed": "7", "resume": "True", "groups": 3})
+    expected = {"clusters": 3, "epsilon": 2.0, "delta": 1e-6, "seed": 7, "resume": True, "groups": "3"}
+    assert {name: config[name] for name in expected} == expected
+    assert all(type(config[name]) is type(value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"epsilonn": 1}, ["unknown key 'epsilonn'", "did you mean 'epsilon'"]),
+        ({"batch_size": 1}, ["unknown key 'batch_size'", "did you mean 'batch-size'"]),
+        ({"epsilon": 0}, ["epsilon = 0", "above 0"]),
+        ({"epsilon": -1.0}, ["epsilon = -1.0"]),
+        ({"epsilon": math.nan}, ["epsilon = nan", "finite"]),
+        ({"epsilon": "nan"}, ["epsilon = 'nan'"]),
+        ({"epsilon": math.inf}, ["epsilon = inf", "finite"]),
+        ({"epsilon": True}, ["epsilon = True"]),
+        ({"epsilon": "many"}, ["epsilon = 'many'"]),
+        ({"clip": math.nan}, ["clip = nan"]),
+        ({"lr": 0}, ["lr = 0"]),
+        ({"delta": 0}, ["delta = 0", "'auto'", "between 0 and 1"]),
+        ({"delta": 1}, ["delta = 1"]),
+        ({"delta": math.nan}, ["delta = nan"]),
+        ({"delta": "automatic"}, ["delta = 'automatic'"]),
+        ({"sampling-rate": 0}, ["sampling-rate = 0", "above 0 and at most 1"]),
+        ({"sampling-rate": 1.01}, ["sampling-rate = 1.01"]),
+        ({"sampling-rate": math.nan}, ["sampling-rate = nan"]),
+        ({"identifier-share": 0}, ["identifier-share = 0"]),
+        ({"identifier-share": 1}, ["identifier-share = 1"]),
+        ({"rounds": 2.5}, ["rounds = 2.5", "whole number"]),
+        ({"rounds": 0}, ["rounds = 0"]),
+        ({"rounds": "1e999"}, ["rounds = '1e999'"]),
+        ({"clients": math.nan}, ["clients = nan"]),
+        ({"seed": -1}, ["seed = -1", "'none'"]),
+        ({"resume": "perhaps"}, ["resume = 'perhaps'"]),
+        # qM/k is 0.2 * 500 / 4 = 25
+        ({"rebalance-min": 25.01}, ["rebalance-min", "at most qM/k = 25", "25.01"]),
+        ({"rebalance-min": -1}, ["rebalance-min = -1"]),
+        ({"clusters": 501}, ["clusters = 501", "more clusters than clients (500)"]),
+        ({"strategy": "fedavg", "rebalance-min": 1}, ["fedavg", "rebalance-min"]),
+        ({"strategy": "fedavg", "clusters": 3}, ["fedavg", "3 clusters"]),
+        ({"strategy": "icfa"}, ["strategy = 'icfa'", "did you mean 'ifca'"]),
+        ({"model": "mlp32"}, ["model = 'mlp32'", "did you mean 'mlp-32'"]),
+        ({"dataset": "minst"}, ["dataset = 'minst'", "did you mean 'mnist'"]),
+        ({"shift": "rotate"}, ["shift = 'rotate'", "did you mean 'rotation'"]),
+        ({"privacy-unit": "clients"}, ["privacy-unit = 'clients'", "did you mean 'client'"]),
+        ({"groups": "0"}, ["groups", "'0'"]),
+        ({"groups": "two"}, ["groups", "'two'"]),
+        ({"groups": "2:-1"}, ["groups", "'2:-1'"]),
+        ({"groups": "1:nan"}, ["groups", "'1:nan'"]),
+        ({"groups": "9", "clients": 8}, ["8 clients", "groups"]),
+        ({"groups": "1000:1", "clients": 8}, ["without a client"]),
+    ],
+    ids=lambda value: "-".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
+)
+def test_refused_with_the_key_the_value_and_what_is_allowed(values, parts):
+    text = message(values)
+    for part in parts:
+        assert part in text, text
+
+
+def test_bounds_that_are_allowed():
+    config = RunConfig({"sampling-rate": 1, "rebalance-min": 125, "clusters": 4, "groups": "2:1:1", "seed": 0})
+    assert config["rebalance-min"] == 125.0  # qM/k itself
+    assert config.seed == 0  # a seed, although it is false
+
+
+@pytest.mark.parametrize("values", [{}, {"clusters": 1}, {"clusters": 4}, {"clusters": "4"}, {"respawn-every": "5"}])
+def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
+    """Flower hands over all defaults; ``--set`` hands over text: both mean the default of clustered methods."""
+    config = RunConfig({"strategy": "fedavg", **values})
+    assert (config["clusters"], config.reseeding, config.releases_counts) == (1, None, False)
+
+
+def test_the_plan_follows_the_keys():
+    config = RunConfig({"clients": 40, "clusters": 2, "rounds": 3, "groups": "2", "epsilon": 3})
+    plan = config.plan
+    assert (plan.clients, plan.num_clusters, plan.rounds, plan.sampling_rate) == (40, 2, 3, 0.2)
+    assert (plan.epsilon, plan.delta, plan.clip_norm, plan.identifier_share) == (3.0, 1 / 4000, 0.3, 0.04)
+    without = RunConfig({"clients": 40, "clusters": 2, "respawn-every": 0, "epsilon": 3, "rounds": 3}).plan
+    assert without.noise_multiplier_counts is None  # nobody reads the counts: no privacy is spent on them
+    assert without.noise_multiplier_updates == plan.noise_multiplier
+    nothing = RunConfig({"privacy-unit": "none"})
+    assert not nothing.plan.private
+    assert nothing.budget == math.inf
+
+
+def test_clients_get_no_seed_unless_the_run_has_one():
+    assert "seed" not in RunConfig({}).for_clients()
+    seeded = RunConfig({"seed": 7}).for_clients()
+    assert (seeded["seed"], seeded["partition-seed"]) == (7, 7)
+    private = {"epsilon", "delta", "clip", "out", "evaluate", "rebalance-min"}
+    assert not private & set(seeded)
+
+
+def test_differences_ignore_where_a_run_is_kept():
+    here = RunConfig({"out": "a"})
+    there = {"out": "b", "resume": True, "data-dir": "d", "device": "cpu", "wait": 1, "round-timeout": 2}
+    assert here.differences(RunConfig(there)) == {}
+    assert here.differences(RunConfig({**there, "epsilon": 1, "rounds": 9})) == {
+        "rounds": (80, 9),
+        "epsilon": (8.0, 1.0),
+    }
+
+
+def test_warns_of_a_delta_that_promises_little():
+    assert RunConfig({"clients": 100}).delta == 1e-4
+    assert RunConfig({"clients": 100}).warnings() == []
+    assert RunConfig({"clients": 100, "delta": 0.001}).warnings() == []  # 1/(10 M) itself
+    (warning,) = RunConfig({"clients": 100, "delta": 0.0011}).warnings()
+    assert "delta = 0.0011" in warning
+    assert RunConfig({"clients": 100, "delta": 0.5, "privacy-unit": "none"}).warnings() == []

@@ -1,0 +1,228 @@
+"""The run folder: never overwrites, resumes what it stored, keeps released values only."""
+
+import json
+import tomllib
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from coterie.messages import Layout
+from coterie.privacy import Event, LedgerError
+from coterie.server import FolderError, RunConfig, RunFolder
+from coterie.strategies import Checkpoint
+
+SETTINGS = {"clients": 20, "clusters": 2, "rounds": 6, "epsilon": 4.0, "model": "linear"}
+LAYOUT = Layout(("weight", "bias"), ((2, 3), (2,)))  # not in alphabetical order, as safetensors keeps them
+
+
+def state(round=3, histogram=(4.25, -1.5), layout=LAYOUT):
+    models = np.random.default_rng(0).standard_normal((2, layout.size)).astype(np.float32)
+    return Checkpoint(round, models, layout, None if histogram is None else np.array(histogram))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def folder(path):
+    folder = RunFolder.create(path, RunConfig(SETTINGS))
+    yield folder
+    folder.close()
+
+
+def power_cut(*args):
+    raise OSError("power cut")
+
+
+def tree(path):
+    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+def test_config_toml_is_the_resolved_configuration(folder, path):
+    document = tomllib.loads((path / "config.toml").read_text())
+    assert RunConfig(document["config"]).values == RunConfig(SETTINGS).values
+    assert {"flwr", "torch", "dp-accounting", "python", "coterie"} <= set(document["versions"])
+    assert set(document["machine"]) == {"device", "cores", "git-commit"}
+
+
+def test_create_refuses_an_existing_run_and_leaves_it_alone(folder, path):
+    folder.checkpoint(state(), {"round": 3})
+    folder.close()
+    before = tree(path)
+    with pytest.raises(FolderError, match="--resume"):
+        RunFolder.create(path, RunConfig({"epsilon": 1.0}))
+    assert tree(path) == before
+
+
+def test_create_refuses_what_is_not_an_empty_folder(tmp_path):
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "love.txt").write_text("dear")
+    (tmp_path / "file").write_text("x")
+    before = tree(tmp_path)
+    for name in ("letters", "file"):
+        with pytest.raises(FolderError, match="not an empty folder"):
+            RunFolder.create(tmp_path / name, RunConfig(SETTINGS))
+    assert tree(tmp_path) == before
+
+
+def test_create_takes_an_empty_folder(path):
+    path.mkdir()
+    folder = RunFolder.create(path, RunConfig(SETTINGS))
+    folder.close()
+    assert folder.resumed is None
+
+
+@pytest.mark.parametrize("histogram", [(4.25, -1.5), None], ids=["histogram", "none"])
+def test_checkpoint_round_trip(folder, path, histogram):
+    kept = state(histogram=histogram)
+    folder.checkpoint(kept, {"round": 3, "epsilon": 1.5})
+    folder.close()
+    again = RunFolder.resume(path, {})
+    again.close()
+    assert again.resumed.round == 3
+    assert again.resumed.layout == LAYOUT
+    assert again.resumed.models.dtype == np.float32
+    np.testing.assert_array_equal(again.resumed.models, kept.models)
+    if histogram is None:
+        assert again.resumed.histogram is None
+    else:
+        assert again.resumed.histogram.dtype == np.float64
+        np.testing.assert_array_equal(again.resumed.histogram, kept.histogram)
+
+
+def test_checkpoint_of_a_scalar_parameter(folder, path):
+    kept = state(layout=Layout(("weight", "scale"), ((2,), ())))
+    folder.checkpoint(kept, {"round": 3})
+    folder.close()
+    again = RunFolder.resume(path, {})
+    again.close()
+    assert again.resumed.layout == kept.layout
+    np.testing.assert_array_equal(again.resumed.models, kept.models)
+
+
+def test_checkpoint_holds_models_and_the_released_histogram_only(folder, path):
+    folder.checkpoint(state(), {"round": 3})
+    tensors = load_file(path / "checkpoint" / "state.safetensors")
+    assert set(tensors) == {f"{j}/{name}" for j in (0, 1) for name in LAYOUT.names} | {"histogram"}
+
+
+def test_checkpoint_is_replaced_atomically(folder, path, monkeypatch):
+    folder.checkpoint(state(3), {"round": 3})
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", power_cut)
+        with pytest.raises(OSError, match="power cut"):
+            folder.checkpoint(state(4), {"round": 4})
+    folder.close()
+    again = RunFolder.resume(path, {})
+    assert again.resumed.round == 3
+    again.checkpoint(state(4), {"round": 4})  # also over what the crash left behind
+    again.close()
+    assert [file.name for file in (path / "checkpoint").iterdir()] == ["state.safetensors"]
+    last = RunFolder.resume(path, {})
+    last.close()
+    assert last.resumed.round == 4
+
+
+def test_resume_refuses_changed_settings_and_names_them(folder, path):
+    folder.close()
+    before = tree(path)
+    with pytest.raises(FolderError, match=r"epsilon was 4\.0, now 5\.0") as caught:
+        RunFolder.resume(path, {"epsilon": "5", "seed": 3, "rounds": 6})
+    assert "seed was 'none', now 3" in str(caught.value)
+    assert "rounds" not in str(caught.value)
+    assert tree(path) == before
+
+
+def test_resume_takes_settings_that_agree(folder, path):
+    folder.close()
+    again = RunFolder.resume(path, {"epsilon": "4", "clients": 20})
+    again.close()
+    assert again.config.values == folder.config.values
+
+
+def test_resume_uses_the_places_that_are_named_now(folder, path):
+    folder.close()
+    again = RunFolder.resume(path, {"device": "cpu", "data-dir": "moved"})
+    again.close()
+    assert (again.config["device"], again.config["data-dir"]) == ("cpu", "moved")
+
+
+@pytest.mark.parametrize("content", [None, b"config = [", b"[versions]", b"\xff\xfe"])
+def test_resume_without_a_run(path, content):
+    path.mkdir()
+    if content is not None:
+        (path / "config.toml").write_bytes(content)
+    before = tree(path)
+    with pytest.raises(FolderError, match="no run to resume"):
+        RunFolder.resume(path, {})
+    assert tree(path) == before
+
+
+def test_resume_waits_for_the_one_who_runs_it(folder, path):
+    folder.ledger.round(1, Event(0.2, 3.0))
+    folder.round_finished({"round": 1})
+    before = tree(path)
+    with pytest.raises(LedgerError, match="in use"):
+        RunFolder.resume(path, {})
+    assert tree(path) == before
+    folder.close()
+    RunFolder.resume(path, {}).close()
+
+
+def test_metrics_after_the_checkpoint_are_forgotten(folder, path):
+    for number in (1, 2, 3, 4):
+        folder.round_finished({"round": number, "epsilon": number / 10})
+    folder.checkpoint(state(3), {"round": 3})
+    folder.close()
+    again = RunFolder.resume(path, {})
+    again.close()
+    assert [line["round"] for line in again.metrics()] == [1, 2, 3]
+    assert again.metrics()[2] == {"round": 3, "epsilon": 0.3}  # the full line stays, not the checkpoint's
+
+
+def test_without_a_checkpoint_all_metrics_are_forgotten_but_no_charge(folder, path):
+    folder.ledger.round(1, Event(0.2, 3.0))
+    folder.round_finished({"round": 1})
+    folder.close()
+    again = RunFolder.resume(path, {})
+    again.close()
+    assert again.metrics() == []
+    assert len(again.ledger.charges) == 1
+
+
+@pytest.mark.parametrize("torn", ["", '{"round": 3, "eps'])
+def test_the_last_line_is_restored_from_the_checkpoint(folder, path, torn):
+    for number in (1, 2):
+        folder.round_finished({"round": number})
+    folder.checkpoint(state(3), {"round": 3, "epsilon": float("inf"), "seconds": 0.5, "histogram": [1.0, 2.0]})
+    folder.close()
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(torn)
+    again = RunFolder.resume(path, {})
+    again.close()
+    assert [line["round"] for line in again.metrics()] == [1, 2, 3]
+    assert again.metrics()[2] == {"round": 3, "epsilon": None, "seconds": 0.5, "histogram": [1.0, 2.0]}
+
+
+def test_a_finished_round_is_a_line_and_reaches_the_observer(folder, path):
+    seen = []
+    folder.observer = seen.append
+    folder.round_finished({"round": 1, "epsilon": float("inf"), "accuracy": 0.5})
+    text = (path / "metrics.jsonl").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {"round": 1, "epsilon": None, "accuracy": 0.5}
+    assert [line["round"] for line in seen] == [1]
+
+
+def test_models_carry_the_name_of_their_network(folder, path):
+    models = state().models
+    folder.write_models(models, LAYOUT)
+    for cluster in (0, 1):
+        tensors = load_file(path / "models" / f"cluster-{cluster}.safetensors")
+        np.testing.assert_array_equal(LAYOUT.flatten(tensors), models[cluster])
+        assert tensors["weight"].shape == (2, 3)
+        with safe_open(path / "models" / f"cluster-{cluster}.safetensors", framework="numpy") as file:
+            assert file.metadata() == {"model": "linear", "features": "none", "dataset": "digits"}

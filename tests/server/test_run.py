@@ -1,0 +1,355 @@
+"""Whole runs in process: what they leave behind, and that they survive bad replies and interruptions."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from coterie.client import VERBS
+from coterie.engine import LocalGrid
+from coterie.messages import TRAIN, UPDATE, pack_update, unpack_models
+from coterie.privacy import Event, Plan, epsilon
+from coterie.server import RunConfig, RunError, RunFolder, run
+
+# Rebalancing, so that the released histogram matters for what comes after a resume.
+SETTINGS = {
+    "clients": 20,
+    "clusters": 2,
+    "groups": "2",
+    "rounds": 2,
+    "sampling-rate": 0.5,
+    "rebalance-min": 2,
+    "respawn-every": 2,
+    "local-epochs": 1,
+    "samples-per-client": 10,
+    "model": "linear",
+    "lr": 0.1,
+    "clip": 1.0,
+    "evaluate-every": 2,
+}
+SEEDED = {**SETTINGS, "seed": 7}
+
+
+def execute(path, settings, grid=None, prepare=lambda folder: None):
+    """A new run, or (settings None) the one in ``path`` resumed: its result."""
+    folder = RunFolder.resume(path, {}) if settings is None else RunFolder.create(path, RunConfig(settings))
+    prepare(folder)
+    try:
+        return run(folder, grid or LocalGrid(folder.config["clients"]))
+    finally:
+        folder.close()
+
+
+def models(path):
+    files = sorted((path / "models").iterdir())
+    return {file.name: load_file(file) for file in files}
+
+
+def assert_same_models(one, other):
+    first, second = models(one), models(other)
+    assert list(first) == list(second)
+    for name, tensors in first.items():
+        assert list(tensors) == list(second[name])
+        for key, values in tensors.items():
+            np.testing.assert_array_equal(values, second[name][key], err_msg=f"{name} {key}")
+
+
+def lines(path, name):
+    return [json.loads(line) for line in (path / name).read_text().splitlines()]
+
+
+def interrupt(after):
+    """Makes a folder's run stop as by Ctrl-C once a round is finished."""
+
+    def observe(line):
+        if line["round"] == after:
+            raise KeyboardInterrupt
+
+    def prepare(folder):
+        folder.observer = observe
+
+    return prepare
+
+
+def power_cut(round):
+    """Makes a folder's run die after the charge of a round, before its checkpoint."""
+
+    def prepare(folder):
+        keep = folder.checkpoint
+
+        def checkpoint(state, line):
+            if state.round == round:
+                raise OSError("power cut")
+            keep(state, line)
+
+        folder.checkpoint = checkpoint
+
+    return prepare
+
+
+def test_a_run_leaves_its_result_certificate_and_models(tmp_path):
+    path = tmp_path / "run"
+    outcome = execute(path, SETTINGS)
+    assert json.loads((path / "result.json").read_text(), parse_constant=pytest.fail) == outcome
+    assert set(outcome) >= {
+        *("strategy", "dataset", "seed", "accuracy", "worst_group_accuracy", "clustering_accuracy", "nmi", "kappa"),
+        *("epsilon", "certified", "rounds", "seconds_total", "seconds_per_round", "peak_rss_mb"),
+    }
+    assert (outcome["strategy"], outcome["dataset"], outcome["seed"]) == ("ifca", "digits", None)
+    assert (outcome["rounds"], outcome["charges"], outcome["groups"]) == (2, 2, 2)
+    assert len(outcome["group_accuracy"]) == 2
+    assert outcome["accuracy"] == pytest.approx(np.mean(outcome["group_accuracy"]))  # groups of equal size
+    assert outcome["worst_group_accuracy"] == min(outcome["group_accuracy"])
+    assert 0 < outcome["seconds_per_round"] < outcome["seconds_total"]
+
+    guarantee = json.loads((path / "privacy.json").read_text(), parse_constant=pytest.fail)
+    charges = lines(path, "ledger.jsonl")
+    assert guarantee["certified"] is outcome["certified"] is True
+    assert guarantee["epsilon"] == outcome["epsilon"] <= 8.0
+    events = [Event(line["sampling_rate"], line["noise_multiplier"]) for line in charges]
+    assert guarantee["epsilon"] == pytest.approx(epsilon(events, guarantee["delta"]), rel=1e-9)
+    assert [line["round"] for line in charges] == [1, 2]
+
+    first, second = models(path).values()
+    assert {key: value.shape for key, value in first.items()} == {"output.weight": (10, 64), "output.bias": (10,)}
+    assert all(value.dtype == np.float32 and np.isfinite(value).all() for value in first.values())
+    assert not np.array_equal(first["output.weight"], second["output.weight"])
+
+    rounds = lines(path, "metrics.jsonl")
+    assert [line["round"] for line in rounds] == [1, 2]
+    assert ["accuracy" in line for line in rounds] == [False, True]
+    assert [line["epsilon"] for line in rounds] == pytest.approx([line["epsilon"] for line in charges])
+    assert all(len(line["histogram"]) == 2 and line["seconds"] > 0 for line in rounds)
+
+
+def test_a_seed_makes_a_run_reproducible_and_uncertified(tmp_path):
+    for name, seed in (("one", 7), ("two", 7), ("three", 8)):
+        outcome = execute(tmp_path / name, {**SETTINGS, "seed": seed})
+        assert (outcome["seed"], outcome["certified"]) == (seed, False)
+    guarantee = json.loads((tmp_path / "one" / "privacy.json").read_text())
+    assert "seed 7" in guarantee["reasons"][0]
+    assert_same_models(tmp_path / "one", tmp_path / "two")
+    with pytest.raises(AssertionError):
+        assert_same_models(tmp_path / "one", tmp_path / "three")
+
+
+def test_secret_runs_differ(tmp_path):
+    for name in ("one", "two"):
+        execute(tmp_path / name, SETTINGS)
+    with pytest.raises(AssertionError):
+        assert_same_models(tmp_path / "one", tmp_path / "two")
+
+
+def test_without_privacy_nothing_is_certified_and_json_has_no_infinity(tmp_path):
+    outcome = execute(tmp_path / "run", {**SETTINGS, "privacy-unit": "none"})
+    assert (outcome["certified"], outcome["epsilon"], outcome["delta"]) == (False, None, None)
+    for file in ("result.json", "privacy.json", "metrics.jsonl", "ledger.jsonl"):
+        for line in (tmp_path / "run" / file).read_text().splitlines() if file.endswith("l") else [None]:
+            json.loads(line or (tmp_path / "run" / file).read_text(), parse_constant=pytest.fail)
+
+
+def test_evaluate_off_computes_no_accuracy(tmp_path, monkeypatch):
+    monkeypatch.delitem(VERBS, "evaluate")  # nobody is even asked
+    outcome = execute(tmp_path / "run", {**SETTINGS, "evaluate": "off"})
+    for score in ("accuracy", "worst_group_accuracy", "group_accuracy", "clustering_accuracy", "nmi", "kappa"):
+        assert outcome[score] is None
+    assert not any("accuracy" in line for line in lines(tmp_path / "run", "metrics.jsonl"))
+    outside = json.loads((tmp_path / "run" / "privacy.json").read_text())["outside"]
+    assert not any(text.startswith("accuracies") for text in outside)
+
+
+# ---- bad replies ------------------------------------------------------------------------------------------
+
+
+class Tampered(LocalGrid):
+    """Passes the training replies through ``change``, a function of them and of the number of the exchange."""
+
+    def __init__(self, clients, change):
+        super().__init__(clients)
+        self.change = change
+        self.exchanges = 0
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        if messages[0].metadata.message_type != TRAIN:
+            return replies
+        self.exchanges += 1
+        return self.change(replies, self.exchanges)
+
+
+def whole(replies, exchange):
+    return replies
+
+
+def without_first(replies, exchange):
+    return replies[1:] if exchange == 1 else replies
+
+
+def poisoned(replies, exchange):
+    if exchange == 1:
+        update = replies[0].content[UPDATE]
+        vector, layout = unpack_models(update)
+        vector[0, -1] = np.nan
+        replies[0].content[UPDATE] = pack_update(vector[0], layout)
+    return replies
+
+
+class Late:
+    """The first reply comes a round too late, as that of a slow client may."""
+
+    def __call__(self, replies, exchange):
+        if exchange == 1:
+            self.kept = replies[:1]
+            return replies[1:]
+        return self.kept + replies
+
+
+def twice(replies, exchange):
+    return [reply for reply in replies for _ in range(2)]
+
+
+@pytest.mark.parametrize("unit", ["client", "none"])
+@pytest.mark.parametrize(
+    ("change", "same_as"),
+    [(poisoned, without_first), (Late(), without_first), (twice, whole)],
+    ids=["nan", "late", "twice"],
+)
+def test_a_reply_that_is_no_good_contributes_nothing_and_the_run_goes_on(tmp_path, unit, change, same_as):
+    settings = {**SEEDED, "privacy-unit": unit}
+    for name, what in (("changed", change), ("same", same_as), ("whole", whole)):
+        outcome = execute(tmp_path / name, settings, Tampered(20, what))
+        assert (outcome["rounds"], outcome["charges"]) == (2, 2)
+    assert_same_models(tmp_path / "changed", tmp_path / "same")
+    for tensors in models(tmp_path / "changed").values():
+        assert all(np.isfinite(value).all() for value in tensors.values())
+    if same_as is not whole:
+        with pytest.raises(AssertionError):
+            assert_same_models(tmp_path / "changed", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("seed", ["none", 7])
+def test_when_all_clients_fail_every_round_is_charged_and_the_run_is_an_error(tmp_path, monkeypatch, seed):
+    def fail(content, clients):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setitem(VERBS, TRAIN, fail)
+    path = tmp_path / "run"
+    with pytest.raises(RunError, match="no client's reply could be used") as caught:
+        execute(path, {**SETTINGS, "seed": seed})
+    assert ("disk is gone" in str(caught.value)) is (seed == 7)  # a certified run says nothing of a client
+    assert [line["round"] for line in lines(path, "ledger.jsonl")] == [1, 2]
+    assert not (path / "result.json").exists()
+
+
+def test_resuming_a_run_that_failed_does_not_make_it_a_success(tmp_path, monkeypatch):
+    monkeypatch.setitem(VERBS, TRAIN, lambda content, clients: 1 / 0)
+    path = tmp_path / "run"
+    for settings in (SETTINGS, None):
+        with pytest.raises(RunError, match="no client's reply could be used"):
+            execute(path, settings)
+    assert not (path / "result.json").exists()
+
+
+def test_an_empty_cohort_is_a_valid_round(tmp_path, monkeypatch):
+    sample = Plan.sample
+    rounds = iter([1, 2, 3])
+    nobody = np.zeros(0, np.int64)
+    monkeypatch.setattr(Plan, "sample", lambda plan, rng: nobody if next(rounds) > 1 else sample(plan, rng))
+    path = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        execute(path, {**SETTINGS, "rounds": 3}, prepare=interrupt(2))
+    outcome = execute(path, None)  # nobody takes part in the only round that is left
+    assert (outcome["rounds"], outcome["charges"]) == (3, 3)
+
+
+# ---- interruptions ----------------------------------------------------------------------------------------
+
+SIX = {"rounds": 6, "respawn-every": 1}
+
+
+def test_an_interrupted_run_resumes_to_the_very_same_models(tmp_path):
+    execute(tmp_path / "whole", {**SEEDED, **SIX})
+    path = tmp_path / "cut"
+    with pytest.raises(KeyboardInterrupt):
+        execute(path, {**SEEDED, **SIX}, prepare=interrupt(3))
+    assert len(lines(path, "metrics.jsonl")) == 3
+    outcome = execute(path, None)
+    assert (outcome["rounds"], outcome["charges"]) == (6, 6)
+    assert_same_models(path, tmp_path / "whole")
+    for line, expected in zip(lines(path, "metrics.jsonl"), lines(tmp_path / "whole", "metrics.jsonl"), strict=True):
+        assert line.pop("epsilon") == pytest.approx(expected.pop("epsilon"), rel=1e-9)  # composed in another order
+        assert {**line, "seconds": 0} == {**expected, "seconds": 0}
+
+
+@pytest.mark.parametrize("round", [1, 4])
+def test_a_charge_that_a_crash_wasted_is_made_up_for_by_noise(tmp_path, round):
+    path = tmp_path / "run"
+    with pytest.raises(OSError, match="power cut"):
+        execute(path, {**SETTINGS, **SIX, "epsilon": 4.0}, prepare=power_cut(round))
+    before = lines(path, "ledger.jsonl")
+    assert [line["round"] for line in before] == list(range(1, round + 1))
+
+    outcome = execute(path, None)
+    charges = lines(path, "ledger.jsonl")
+    assert charges[:round] == before  # never refunded
+    assert [line["round"] for line in charges] == [*range(1, round + 1), *range(round, 7)]
+    assert [line["charge"] for line in charges] == list(range(1, 8))
+    noise = [line["noise_multiplier"] for line in charges]
+    assert len(set(noise[:round])) == len(set(noise[round:])) == 1
+    assert noise[-1] > noise[0] * 1.01
+    for line in charges:  # the noise that was drawn is the noise that was charged
+        together = line["noise_multiplier_updates"] ** -2 + line["noise_multiplier_counts"] ** -2
+        assert together == pytest.approx(line["noise_multiplier"] ** -2)
+    assert all(one["epsilon"] < other["epsilon"] for one, other in pairwise(charges))
+    assert charges[-1]["epsilon"] <= 4.0
+    assert [line["round"] for line in lines(path, "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert (outcome["rounds"], outcome["charges"], outcome["certified"]) == (6, 7, True)
+    assert 3.9 < outcome["epsilon"] <= 4.0  # the budget is used, and kept
+
+
+def test_a_seeded_run_draws_fresh_noise_after_a_crash(tmp_path):
+    """The round that is repeated must not release the sums of another cohort under the noise of the first."""
+    path = tmp_path / "run"
+    settings = {**SEEDED, "privacy-unit": "client", "rounds": 3}
+    with pytest.raises(OSError, match="power cut"):
+        execute(path, settings, prepare=power_cut(2))
+    execute(path, None)
+    execute(tmp_path / "whole", settings)
+    cut, whole = (lines(p, "metrics.jsonl") for p in (path, tmp_path / "whole"))
+    assert cut[0]["histogram"] == whole[0]["histogram"]
+    assert cut[1]["histogram"] != whole[1]["histogram"]
+
+
+def test_a_run_killed_before_its_last_line_is_evaluated_on_resume(tmp_path):
+    execute(tmp_path / "whole", SEEDED)
+    path = tmp_path / "cut"
+
+    def die(folder):
+        keep = folder.checkpoint
+
+        def checkpoint(state, line):
+            keep(state, line)
+            if state.round == 2:
+                raise KeyboardInterrupt
+
+        folder.checkpoint = checkpoint
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(path, SEEDED, prepare=die)
+    assert len(lines(path, "metrics.jsonl")) == 1
+    outcome = execute(path, None)
+    whole = json.loads((tmp_path / "whole" / "result.json").read_text())
+    assert (outcome["rounds"], outcome["charges"]) == (2, 2)
+    assert outcome["accuracy"] == whole["accuracy"]
+
+
+def test_a_finished_run_resumes_to_the_same_result_without_a_charge(tmp_path):
+    path = tmp_path / "run"
+    first = execute(path, SETTINGS)
+    again = execute(path, None)
+    timing = {"seconds_total": 0, "peak_rss_mb": 0}
+    assert {**again, **timing} == {**first, **timing}
+    assert len(lines(path, "ledger.jsonl")) == 2
