@@ -1,0 +1,408 @@
+"""What a user types: the outcome, the output and the exit status of every command."""
+
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from coterie.cli import main
+from coterie.datasets import DATASETS
+from coterie.models import MODELS
+from coterie.server import SCHEMA, RunFolder
+from coterie.strategies import STRATEGIES
+
+TINY = {
+    "clients": 20,
+    "clusters": 2,
+    "groups": 2,
+    "rounds": 2,
+    "sampling-rate": 0.5,
+    "local-epochs": 1,
+    "samples-per-client": 10,
+    "model": "linear",
+}
+RUN_FOLDER = ["checkpoint", "config.toml", "ledger.jsonl", "metrics.jsonl", "models"]
+RUN_FOLDER += ["privacy.json", "report.html", "result.json"]
+
+
+def settings(**changes):
+    """``--set`` for the tiny run with changes; an underscore in a name stands for a hyphen."""
+    values = TINY | {key.replace("_", "-"): value for key, value in changes.items()}
+    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
+@pytest.fixture
+def coterie(tmp_path, monkeypatch, capsys):
+    """Calls the command in an empty folder: exit status, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COTERIE_DATA", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
+        status = 0
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code or 0
+        return status, *capsys.readouterr()
+
+    return call
+
+
+def document(text):
+    """The one JSON document that ``text`` is, without NaN and infinity."""
+    return json.loads(text, parse_constant=pytest.fail)
+
+
+def tree(path):
+    return {str(p.relative_to(path)): p.read_bytes() if p.is_file() else None for p in sorted(path.rglob("*"))}
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def assert_refused(answer, *parts):
+    """One clear message, a failure to the shell, and nothing on standard output."""
+    status, out, err = answer
+    assert status not in (0, None)
+    assert out == ""
+    messages = [line for line in err.splitlines() if line.startswith("error:")]
+    assert len(messages) == 1, err
+    assert "Traceback" not in err
+    for part in parts:
+        assert part in messages[0]
+
+
+# ---- run --------------------------------------------------------------------------------------------------
+
+
+def test_run_prints_one_json_document_and_leaves_a_run_folder(coterie, tmp_path):
+    status, out, err = coterie("run", *settings(), "--out", "here", "--json")
+    assert status == 0, err
+    result = document(out)
+    folder = tmp_path / "here"
+    assert sorted(file.name for file in folder.iterdir()) == RUN_FOLDER
+    assert document((folder / "result.json").read_text()) == result
+    assert (result["rounds"], result["certified"], result["out"]) == (2, True, "here")
+    assert 0 < result["epsilon"] <= 8
+    assert document((folder / "privacy.json").read_text())["certified"] is True
+    stored = tomllib.loads((folder / "config.toml").read_text())["config"]
+    assert {**stored, "groups": int(stored["groups"])}.items() >= TINY.items()
+    assert [file.name for file in sorted((folder / "models").iterdir())] == [
+        "cluster-0.safetensors",
+        "cluster-1.safetensors",
+    ]
+    assert "round    2/2" in err  # people read there while standard output carries JSON
+    page = (folder / "report.html").read_text()
+    assert page.lstrip().lower().startswith("<!doctype html>")
+
+
+def test_run_for_people_and_a_default_folder(coterie, tmp_path):
+    status, out, _ = coterie("run", *settings(strategy="fedavg", clusters=1), "--seed", 3)
+    assert status == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("fedavg-digits-")
+    assert f"runs/{folder.name}" in out
+    assert "round    2/2" in out
+    assert "seed" in out  # not certified, and why
+
+
+def test_run_without_privacy_and_evaluation_is_still_valid_json(coterie):
+    status, out, err = coterie("run", *settings(privacy_unit="none", evaluate="off"), "--json")
+    assert status == 0, err
+    result = document(out)
+    assert (result["epsilon"], result["accuracy"], result["certified"]) == (None, None, False)
+
+
+def test_config_file_then_set_then_options(coterie, tmp_path):
+    (tmp_path / "keys.toml").write_text(
+        "\n".join(f"{k} = {json.dumps(v)}" for k, v in {**TINY, "rounds": 1, "seed": 1, "lr": 0.1}.items())
+    )
+    words = ("--config", "keys.toml", "--set", "rounds=2", "--set", "seed=2", "--seed", 3, "--device", "cpu")
+    status, out, err = coterie("run", *words, "--out", "first", "--json")
+    assert status == 0, err
+    assert (document(out)["rounds"], document(out)["seed"]) == (2, 3)
+    stored = tomllib.loads((tmp_path / "first" / "config.toml").read_text())["config"]
+    assert (stored["lr"], stored["device"]) == (0.1, "cpu")
+    # a run folder's own config.toml starts the same run again
+    status, out, err = coterie("run", "--config", "first/config.toml", "--out", "second", "--json")
+    assert status == 0, err
+    first, second = (load_file(tmp_path / run / "models" / "cluster-1.safetensors") for run in ("first", "second"))
+    assert all(np.array_equal(values, second[name]) for name, values in first.items())
+
+
+def test_notes_before_a_run(coterie):
+    status, _, err = coterie("run", *settings(rounds=1, delta=0.01), "--json")
+    assert status == 0
+    assert err.count("delta = 0.01 is above 1/(10 clients)") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--set", "samplin-rate=1"], ["'samplin-rate'", "'sampling-rate'"]),
+        (["--set", "epsilon=0"], ["epsilon = '0'"]),
+        (["--set", "epsilon=-2"], ["epsilon = '-2'"]),
+        (["--set", "epsilon=nan"], ["epsilon = 'nan'"]),
+        (["--set", "delta=0"], ["delta = '0'"]),
+        (["--set", "delta=1"], ["delta = '1'"]),
+        (["--set", "rebalance-min=5.5"], ["rebalance-min", "qM/k = 5", "5.5"]),
+        (["--set", "clusters=21"], ["clusters = 21", "20"]),
+        (["--set", "groups=none"], ["groups"]),
+        (["--set", "rounds"], ["--set rounds", "key=value"]),
+        (["--set", "dataset=mnist", "--data-dir", "nowhere"], ["mnist", "nowhere"]),
+        (["--set", "dataset=mnist"], ["mnist", "--data-dir"]),
+        (["--set", "dataset=nowhere:data"], ["nowhere:data"]),
+        (["--set", "model=nowhere:net"], ["nowhere:net"]),
+        (["--set", "model=lenet"], ["lenet"]),  # too small an image
+        (["--set", "features=pool2", "--set", "model=lenet"], ["lenet"]),
+        (["--set", "clients=4000", "--set", "samples-per-client=0"], ["clients", "1400"]),
+        (["--set", "rounds=1000", "--set", "epsilon=1e-9"], ["epsilon", "no noise reaches"]),
+        (["--config", "none.toml"], ["none.toml"]),
+        (["--config", "."], ["cannot be read"]),
+        (["--config", "broken.toml"], ["broken.toml", "not TOML"]),
+        (["--config", "binary.toml"], ["binary.toml"]),
+        (["--config", "number.toml"], ["number.toml"]),
+        (["--engine", "cloud"], ["--engine cloud", "local", "ray"]),
+        (["--seed", "-1"], ["seed = -1"]),
+        (["--resume"], ["resume needs", "out"]),
+        (["--out", "letters"], ["letters", "not an empty folder"]),
+        (["--out", "broken.toml"], ["broken.toml"]),
+        (["--out", "broken.toml/run"], ["broken.toml"]),
+        (["--out", "letters", "--resume"], ["letters", "no run"]),
+        (["--out", "elsewhere", "--resume"], ["elsewhere", "no run"]),
+    ],
+    ids=lambda value: "_".join(value).replace("/", "-") if isinstance(value, list) else None,
+)
+def test_bad_input_is_refused_before_anything_is_made(coterie, tmp_path, words, parts):
+    (tmp_path / "broken.toml").write_text("rounds = ")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "number.toml").write_text("config = 3")
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "love.txt").write_text("dear")
+    before = tree(tmp_path)
+    assert_refused(coterie("run", *settings(), *words), *parts)
+    assert tree(tmp_path) == before
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_made(coterie, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert_refused(coterie("run", *settings(), "--device", "cuda"), "device", "cuda")
+    assert tree(tmp_path) == {}
+
+
+def test_a_run_folder_is_not_used_twice_nor_resumed_with_other_settings(coterie, tmp_path):
+    assert coterie("run", *settings(rounds=1), "--out", "run")[0] == 0
+    before = tree(tmp_path)
+    again = ["run", *settings(rounds=1), "--out", "run"]
+    assert_refused(coterie(*again), "run", "--resume")
+    assert_refused(coterie("run", "--out", "run", "--resume", "--set", "epsilon=9"), "epsilon was 8.0, now 9.0")
+    assert_refused(coterie("run", "--out", "run", "--resume", "--seed", "3"), "seed was 'none', now 3")
+    holder = RunFolder.resume(tmp_path / "run", {})
+    try:
+        assert_refused(coterie(*again, "--resume"), "run is in use")
+    finally:
+        holder.close()
+    assert tree(tmp_path) == before
+    assert coterie(*again, "--resume")[0] == 0  # the same settings are no change
+
+
+def test_resume_takes_some_of_the_settings_again(coterie):
+    """rebalance-min=26 fits this run (qM/k = 30), though not the defaults (25)."""
+    words = settings(clients=60, sampling_rate=1, rebalance_min=26, rounds=1)
+    assert coterie("run", *words, "--out", "run")[0] == 0
+    status, _, err = coterie("run", "--out", "run", "--resume", "--set", "rebalance-min=26")
+    assert status == 0, err
+
+
+def test_no_reply_in_the_whole_run_is_an_error(coterie, tmp_path, monkeypatch):
+    from coterie.client import VERBS
+
+    monkeypatch.setitem(VERBS, "train", lambda content, clients: 1 / 0)
+    status, out, err = coterie("run", *settings(), "--out", "run", "--json")
+    assert status not in (0, None)
+    assert out == ""
+    assert [line for line in err.splitlines() if line.startswith("error: no client's reply")]
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_ctrl_c_says_how_to_continue(coterie, tmp_path, monkeypatch):
+    keep = RunFolder.round_finished
+
+    def interrupted(folder, line):
+        keep(folder, line)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "round_finished", interrupted)
+        status, out, err = coterie("run", *settings(), "--out", "run", "--json")
+    assert (status, out) == (130, "")
+    assert "--resume --out" in err
+    assert "Traceback" not in err
+    status, out, err = coterie("run", "--resume", "--out", "run", "--json")
+    assert status == 0, err
+    assert (document(out)["rounds"], document(out)["charges"]) == (2, 2)
+
+
+# ---- kill -9 ----------------------------------------------------------------------------------------------
+
+
+def kill_after(process, path, number):
+    """Kill -9 as soon as ``path`` has so many lines."""
+    try:
+        for _ in range(60_000):
+            if path.exists() and path.read_bytes().count(b"\n") >= number:
+                return
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.002)
+                break
+        pytest.fail(f"{path} did not reach {number} lines; exit status {process.poll()}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_kill_9_loses_no_charge_and_no_round(coterie, tmp_path):
+    rounds = 40
+    words = settings(clients=60, rounds=rounds, epsilon=4, evaluate_every=10, respawn_every=1)
+    command = [sys.executable, "-m", "coterie.cli", "run", *words, "--out", "run"]
+    folder, ledger = tmp_path / "run", tmp_path / "run" / "ledger.jsonl"
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+        kill_after(process, folder / "metrics.jsonl", random.Random(20240607).randrange(1, 30))
+    before = ledger.read_text()
+    before = before[: before.rfind("\n") + 1]  # a torn last line paid for nothing
+    assert before
+    assert not (folder / "result.json").exists()
+
+    status, out, err = coterie("run", "--resume", "--out", "run", "--json")
+    assert status == 0, err
+    result = document(out)
+    assert [line["round"] for line in lines(folder / "metrics.jsonl")] == list(range(1, rounds + 1))
+    assert ledger.read_text().startswith(before)
+    charges = lines(ledger)
+    assert [line["charge"] for line in charges] == list(range(1, len(charges) + 1))
+    assert rounds <= len(charges) <= rounds + 1
+    assert {line["round"] for line in charges} == set(range(1, rounds + 1))
+    assert (result["rounds"], result["charges"]) == (rounds, len(charges))
+    guarantee = document((folder / "privacy.json").read_text())
+    assert guarantee["certified"] is True
+    assert guarantee["epsilon"] <= guarantee["epsilon_budget"] == 4.0
+
+
+# ---- what there is ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "names", "columns"),
+    [
+        (["strategies"], STRATEGIES, {"what", "paper", "privacy-unit"}),
+        (["datasets"], DATASETS, {"what", "shape", "classes", "how to get it"}),
+        (["models"], MODELS, {"what", "source"}),
+        (["run", "--keys"], SCHEMA, {"default", "allowed", "help"}),
+    ],
+    ids=["strategies", "datasets", "models", "keys"],
+)
+def test_listings(coterie, tmp_path, words, names, columns):
+    status, out, err = coterie(*words, "--json")
+    assert (status, err) == (0, "")
+    rows = document(out)
+    assert set(rows) == set(names)
+    assert all(columns <= set(row) for row in rows.values())
+    status, out, err = coterie(*words)
+    assert (status, err) == (0, "")
+    for name in names:
+        assert any(name in line for line in out.splitlines())
+    assert tree(tmp_path) == {}
+
+
+def test_keys_are_listed_with_their_defaults(coterie):
+    rows = document(coterie("run", "--keys", "--json")[1])
+    assert {name: row["default"] for name, row in rows.items()} == {name: key.default for name, key in SCHEMA.items()}
+
+
+# ---- privacy ----------------------------------------------------------------------------------------------
+
+SETTING = ["--delta", "1e-3", "--sampling-rate", "0.1", "--rounds", "100"]
+
+
+def test_privacy_noise(coterie):
+    status, out, err = coterie("privacy", "noise", "--epsilon", 4, *SETTING, "--json")
+    assert (status, err) == (0, "")
+    answer = document(out)
+    noise = answer["noise_multiplier"]
+    assert noise == pytest.approx(1.1002, rel=1.5e-3)
+    assert 3.98 < answer["epsilon"] <= 4
+    # 1/sigma_eff^2 = 1/sigma_h^2 + 1/sigma_theta^2, a part of 0.04 of it for the counts
+    assert answer["noise_multiplier_counts"] == pytest.approx(noise / 0.2)
+    assert answer["noise_multiplier_updates"] ** -2 + answer["noise_multiplier_counts"] ** -2 == pytest.approx(
+        noise**-2
+    )
+    assert (answer["delta"], answer["unit"]) == (1e-3, "client")
+    status, out, err = coterie("privacy", "noise", "--epsilon", 4, *SETTING)
+    assert (status, err) == (0, "")
+    assert f"{noise:.6g}" in out
+
+    without = document(coterie("privacy", "noise", "--epsilon", 4, *SETTING, "--identifier-share", 0, "--json")[1])
+    assert without["noise_multiplier_counts"] is None
+    assert without["noise_multiplier_updates"] == without["noise_multiplier"]
+
+
+def test_privacy_epsilon_is_its_inverse(coterie):
+    status, out, err = coterie("privacy", "epsilon", "--noise-multiplier", 1.1002, *SETTING, "--json")
+    assert (status, err) == (0, "")
+    answer = document(out)
+    assert answer["epsilon"] == answer["epsilon_pld"] == pytest.approx(4, rel=1e-3)
+    assert answer["epsilon_rdp"] > answer["epsilon_pld"]
+    assert "4" in coterie("privacy", "epsilon", "--noise-multiplier", 1.1002, *SETTING)[1]
+    nothing = document(coterie("privacy", "epsilon", "--noise-multiplier", 1e-3, *SETTING, "--json")[1])
+    assert nothing["epsilon"] is None  # infinite
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["noise", "--epsilon", "0", *SETTING], "epsilon"),
+        (["noise", "--epsilon", "nan", *SETTING], "epsilon"),
+        (["noise", "--epsilon", "4", *SETTING, "--delta", "1"], "delta"),
+        (["noise", "--epsilon", "4", *SETTING, "--delta", "nan"], "delta"),
+        (["noise", "--epsilon", "4", *SETTING, "--sampling-rate", "0"], "sampling rate"),
+        (["noise", "--epsilon", "4", *SETTING, "--sampling-rate", "1.5"], "sampling rate"),
+        (["noise", "--epsilon", "4", *SETTING, "--identifier-share", "1"], "identifier share"),
+        (["noise", "--epsilon", "1e-12", *SETTING, "--delta", "1e-12", "--sampling-rate", "1"], "epsilon"),
+        (["epsilon", "--noise-multiplier", "0", *SETTING], "--noise-multiplier"),
+        (["epsilon", "--noise-multiplier", "nan", *SETTING], "--noise-multiplier"),
+        (["epsilon", "--noise-multiplier", "inf", *SETTING], "noise multiplier"),
+        (["epsilon", "--noise-multiplier", "1", *SETTING, "--delta", "0"], "delta"),
+        (["epsilon", "--noise-multiplier", "1", *SETTING, "--sampling-rate", "2"], "sampling rate"),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) else None,
+)
+def test_privacy_refuses_nonsense(coterie, words, part):
+    assert_refused(coterie("privacy", *words, "--json"), part)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["frob"],
+        ["run", "--frob"],
+        ["run", "--seed", "x"],
+        ["privacy", "noise"],
+        ["privacy", "epsilon", "--rounds", "0"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_an_error_without_a_traceback(coterie, words):
+    status, out, err = coterie(*words)
+    assert (status, out) == (2, "")
+    assert "Usage: coterie" in err
+    assert "Traceback" not in err
