@@ -3,6 +3,11 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is loaded, as the command does: threads that spin make a loaded machine ten times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+
 
 @pytest.fixture(scope="session")
 def data_dir() -> str:
