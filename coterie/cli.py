@@ -55,9 +55,11 @@ def _settings(config: Path | None, assignments: list[str]) -> dict[str, Any]:
             values = tomllib.loads(config.read_text())
         except OSError as error:
             raise ConfigError(f"{config} cannot be read: {error.strerror}") from None
-        except tomllib.TOMLDecodeError as error:
+        except ValueError as error:
             raise ConfigError(f"{config} is not TOML: {error}") from None
         values = values.get("config", values)  # a run folder's config.toml, or a plain list of keys
+        if not isinstance(values, dict):
+            raise ConfigError(f"{config}: config = {values!r} must be a table of keys")
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:
@@ -101,14 +103,17 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
 
     logging.getLogger("flwr").setLevel(logging.WARNING)  # importing Flower sets it to INFO
     console = _console(as_json)
-    folder = open_folder(values, Path("runs"), check=_load_data)
+    folder = open_folder(values, Path("runs"), check=_ready)
     try:
         for warning in folder.config.warnings():
-            console.print(f"[yellow]note:[/] {warning}")
+            console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
         console.print(_headline(folder), soft_wrap=True)
         with _progress(folder, console):
             result = _execute(folder, engine)
         report = write_report([folder.path], folder.path / "report.html")
+    except KeyboardInterrupt:
+        print(f"interrupted; continue with: coterie run --resume --out {folder.path}", file=sys.stderr)
+        raise typer.Exit(_INTERRUPTED) from None
     finally:
         folder.close()
     if as_json:
@@ -118,11 +123,17 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
     console.print(f"run folder {folder.path}/   page {report}", soft_wrap=True)
 
 
-def _load_data(config: Any) -> None:
-    """Find out now that data are missing; the clients find them in memory."""
+def _ready(config: Any) -> None:
+    """Find out now that data or device are missing; the clients find the data in memory."""
     from coterie.client.verbs import federation
+    from coterie.server import ConfigError
 
     federation(config.for_clients())
+    if config["device"] == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("device = 'cuda': PyTorch finds no GPU on this machine; use auto or cpu")
 
 
 def _execute(folder: Any, engine: str) -> dict[str, Any]:
@@ -348,10 +359,7 @@ def main() -> None:
     """Run the command; every failure is one clear message and a non-zero exit status."""
     sys.path.insert(0, os.getcwd())  # so that module:function finds a user's own module
     try:
-        cli()
-    except KeyboardInterrupt:
-        print("interrupted; continue with: coterie run --resume --out <run folder>", file=sys.stderr)
-        sys.exit(_INTERRUPTED)
+        cli(prog_name="coterie")
     except Exception as error:
         if not _expected(error):
             raise

@@ -58,7 +58,7 @@ class Layout:
         """Views of a (..., d) array or tensor as parameters of shape (..., *shape)."""
         views, start = {}, 0
         for name, shape, size in zip(self.names, self.shapes, self.sizes, strict=True):
-            views[name] = vector[..., start : start + size].reshape(*vector.shape[:-1], *shape)
+            views[name] = vector[..., start : start + size].reshape((*vector.shape[:-1], *shape))
             start += size
         return views
 
@@ -68,7 +68,7 @@ def pack_models(models: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:
     parameters = layout.split(models)
     return ArrayRecord(
         {
-            f"{cluster}/{name}": Array(np.ascontiguousarray(parameters[name][cluster]))
+            f"{cluster}/{name}": Array(parameters[name][cluster].copy())
             for cluster in range(len(models))
             for name in layout.names
         }
@@ -96,7 +96,7 @@ def unpack_models(record: Mapping[str, Array]) -> tuple[npt.NDArray[np.float32],
 
 def pack_update(vector: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:
     """A (d,) update as the ArrayRecord of a reply."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(v)) for name, v in layout.split(vector).items()})
+    return ArrayRecord({name: Array(v.copy()) for name, v in layout.split(vector).items()})
 
 
 @dataclass(frozen=True)

@@ -251,11 +251,7 @@ MODELS: dict[str, ModelInfo] = {
     for info in (
         ModelInfo("linear", "softmax regression", "convex case of IFCA and RR-Cluster", True, _linear),
         ModelInfo(
-            "mlp-32",
-            "one hidden layer of 32, ReLU",
-            "our default; RR-Cluster's tables on pool2",
-            True,
-            _mlp(32),
+            "mlp-32", "one hidden layer of 32, ReLU", "our default; RR-Cluster's tables on pool2", True, _mlp(32)
         ),
         ModelInfo("mlp-200", "one hidden layer of 200, ReLU", "IFCA, Ghosh et al. 2020", True, _mlp(200)),
         ModelInfo("cnn-tiny", "conv3×3 8, conv3×3 20, output", "RR-Cluster's tables", False, _cnn_tiny),

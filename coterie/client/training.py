@@ -167,11 +167,7 @@ def _padded_schedules(
 
 @torch.no_grad()
 def losses(
-    model: nn.Module,
-    layout: Layout,
-    models: npt.NDArray[np.float32],
-    shards: Sequence[Shard],
-    device: str = "cpu",
+    model: nn.Module, layout: Layout, models: npt.NDArray[np.float32], shards: Sequence[Shard], device: str = "cpu"
 ) -> npt.NDArray[np.float64]:
     """(n, k) mean training loss of every model on every client's own data; inf where it is not finite."""
     sizes = np.array([len(shard.y) for shard in shards])

@@ -131,12 +131,7 @@ def _train(content: RecordDict, clients: Sequence[Client]) -> list[RecordDict]:
             {
                 UPDATE: pack_update(update, layout),
                 REPLY: ConfigRecord(
-                    {
-                        "client-id": client.client_id,
-                        "round": task.round,
-                        "label": int(label),
-                        "redrawn-label": int(new),
-                    }
+                    {"client-id": client.client_id, "round": task.round, "label": int(label), "redrawn-label": int(new)}
                 ),
             }
         )

@@ -107,12 +107,7 @@ class LocalGrid(Grid):
         raise NotImplementedError("the local engine has no Flower run")
 
     def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
         """A message, as ``Message(...)`` makes it."""
         return Message(content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl)

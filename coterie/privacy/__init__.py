@@ -1,14 +1,6 @@
 """Mechanisms, accounting, ledger and certificate. Imports nothing else of Coterie."""
 
-from coterie.privacy.accounting import (
-    ACCOUNTANTS,
-    NO_PRIVACY,
-    Event,
-    LiveAccountant,
-    PrivacyError,
-    calibrate,
-    epsilon,
-)
+from coterie.privacy.accounting import ACCOUNTANTS, NO_PRIVACY, Event, LiveAccountant, PrivacyError, calibrate, epsilon
 from coterie.privacy.certificate import certificate
 from coterie.privacy.ledger import BudgetError, Ledger, LedgerError, Permit
 from coterie.privacy.plan import MECHANISMS, Plan, Released, clip

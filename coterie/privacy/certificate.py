@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +23,7 @@ def _finite(value: float) -> float | None:
 
 
 def certificate(
-    plan: Plan,
-    events: Sequence[Event],
-    *,
-    seed: int | None,
-    diagnostics: Sequence[str],
-    public: dict[str, Any],
+    plan: Plan, events: Sequence[Event], *, seed: int | None, diagnostics: Sequence[str], public: dict[str, Any]
 ) -> dict[str, Any]:
     """The certificate of a run, as JSON-ready values (null stands for infinity).
 
@@ -67,6 +63,10 @@ def certificate(
         "sampling_rate": plan.sampling_rate,
         "rounds": plan.rounds,
         "charges": len(events),
+        "charged": [
+            {"sampling_rate": event.sampling_rate, "noise_multiplier": event.noise_multiplier, "charges": count}
+            for event, count in Counter(events).items()
+        ],
         "clip_norm": _finite(plan.clip_norm),
         "noise_multiplier": plan.noise_multiplier,
         "noise_multiplier_updates": plan.noise_multiplier_updates,

@@ -77,12 +77,7 @@ def write_report(runs: Sequence[Path | str | Run], out: Path | str) -> Path:
 
 
 def _render(runs: Sequence[Run]) -> str:
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals["fmt"] = formats
     several = len(runs) > 1
     curves = several and any(r.accuracy is not None for run in runs for r in run.rounds)
@@ -116,10 +111,7 @@ def _section(run: Run, anchor: str) -> _Section:
 def _pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and values as a table shows them; what is null is left out."""
     return [
-        (
-            key.replace("_", " "),
-            formats.number(value) if type(value) in (int, float) else formats.setting(value),
-        )
+        (key.replace("_", " "), formats.number(value) if type(value) in (int, float) else formats.setting(value))
         for key, value in values.items()
         if value is not None
     ]
@@ -163,9 +155,7 @@ def _tiles(run: Run) -> list[_Tile]:
     return [
         _Tile("Accuracy", formats.percent(outcome["accuracy"]), "mean over clients, each with its own model"),
         _Tile(
-            "Worst group",
-            formats.percent(outcome["worst_group_accuracy"]),
-            f"group {min(groups)[1]}" if groups else "",
+            "Worst group", formats.percent(outcome["worst_group_accuracy"]), f"group {min(groups)[1]}" if groups else ""
         ),
         _Tile(
             "Clusters found",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
+from coterie.privacy import Streams
 from coterie.report import write_report
-from coterie.server.config import ConfigError, RunConfig
+from coterie.server.config import SCHEMA, ConfigError, RunConfig
 from coterie.server.folder import RunFolder
-from coterie.server.run import run
+from coterie.server.run import initial_models, run
 
 
 def open_folder(
@@ -28,16 +29,20 @@ def open_folder(
         default: parent of the new folder when ``out`` is not set.
         check: raises if the run cannot work, before a new folder is made.
     """
+    if SCHEMA["resume"].parse("resume", values.get("resume", False)):
+        if not values.get("out"):
+            raise ConfigError("resume needs out, the folder of the run to continue")
+        return RunFolder.resume(Path(values["out"]), {k: v for k, v in values.items() if k not in ("out", "resume")})
     config = RunConfig(values)
-    if config["resume"] and not config["out"]:
-        raise ConfigError("resume needs out, the folder of the run to continue")
-    if config["resume"]:
-        settings = {k: v for k, v in values.items() if k not in ("out", "resume")}
-        return RunFolder.resume(Path(config["out"]), settings)
+    initial_models(config, Streams(0))  # a network that cannot be built, and noise that cannot be had,
+    _ = config.plan  # are found before a folder is made
     check(config)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config['strategy']}-{config['dataset'].replace(':', '.')}-{stamp}"
-    return RunFolder.create(Path(config["out"] or default / name), config)
+    out = Path(config["out"]) if config["out"] else default / name
+    while not config["out"] and out.exists():  # two runs in one second
+        out = out.with_name(out.name + "-again")
+    return RunFolder.create(out, config)
 
 
 app = ServerApp()
@@ -48,6 +53,8 @@ def main(grid: Grid, context: Context) -> None:
     """Run, and report where the results are."""
     folder = open_folder(context.run_config, Path.home() / "coterie-runs")
     folder.observer = _log_line
+    for warning in folder.config.warnings():
+        log(WARNING, warning)
     try:
         run(folder, grid)
         write_report([folder.path], folder.path / "report.html")

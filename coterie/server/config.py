@@ -143,7 +143,7 @@ SCHEMA: dict[str, Key] = {
         allowed="a number strictly between 0 and 1",
         ok=lambda value: 0 < value < 1,
     ),
-    "clip": Key(0.3, "C, L2 bound of a client's update", **_number(0, strict=True)),
+    "clip": Key(0.3, "C, L2 bound of a client's update", **_number(0, 1e6, strict=True)),
     "divisor": Key(
         "auto",
         "D_j of the update: fixed is qM/k, released max(B, 1, released size); auto: fixed under privacy",
@@ -177,8 +177,8 @@ SCHEMA: dict[str, Key] = {
     "resume": Key(False, "continue the run in the run folder", **_text("true or false")),
 }
 
-# Where a run is kept says nothing about what it is.
-_PLACE = ("out", "resume", "data-dir", "device", "wait", "round-timeout")
+#: Where things are says nothing about what a run is; these may change when it resumes.
+PLACES = ("out", "resume", "data-dir", "device", "wait", "round-timeout")
 
 
 class RunConfig:
@@ -199,7 +199,7 @@ class RunConfig:
         self.values = {name: key.parse(name, values.get(name, key.default)) for name, key in SCHEMA.items()}
         if not STRATEGIES[self["strategy"]].clustered:
             for name in ("clusters", "respawn-every"):  # these defaults are for clustered methods
-                if name not in values or values[name] == SCHEMA[name].default:
+                if self[name] == SCHEMA[name].default:
                     self.values[name] = 1 if name == "clusters" else 0
         self._check_together()
 
@@ -215,10 +215,7 @@ class RunConfig:
                 )
             assign_groups(self["clients"], parse_groups(self["groups"]))
             STRATEGIES[self["strategy"]].check(
-                self._sketch,
-                rebalance_min=self["rebalance-min"],
-                reseeding=self.reseeding,
-                divisor=self["divisor"],
+                self._sketch, rebalance_min=self["rebalance-min"], reseeding=self.reseeding, divisor=self["divisor"]
             )
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
@@ -314,7 +311,7 @@ class RunConfig:
 
     def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
         """Keys in which two runs differ, with both values; where a run is kept does not count."""
-        return {name: (self[name], other[name]) for name in SCHEMA if name not in _PLACE and self[name] != other[name]}
+        return {name: (self[name], other[name]) for name in SCHEMA if name not in PLACES and self[name] != other[name]}
 
     def warnings(self) -> list[str]:
         """What a person should know before the run starts."""

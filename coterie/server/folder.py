@@ -32,11 +32,13 @@ from safetensors.numpy import save
 from coterie import __version__
 from coterie.messages import Layout
 from coterie.privacy import Ledger
-from coterie.server.config import RunConfig
+from coterie.server.config import PLACES, RunConfig
 from coterie.strategies import Checkpoint
 
 _LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen", "ray")
 _HISTOGRAM = "histogram"
+_ABOUT = "about"
+_LEDGER = "ledger.jsonl"
 
 
 class FolderError(RuntimeError):
@@ -65,9 +67,12 @@ class RunFolder:
         """
         if (path / "config.toml").exists():
             raise FolderError(f"{path} holds a run already: continue it with --resume, or choose another --out")
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(not _is_trace(entry) for entry in path.iterdir())):
             raise FolderError(f"{path} is not an empty folder: choose another --out")
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FolderError(f"{path} cannot be made ({error.strerror}): choose another --out") from None
         ledger = _ledger(path, config)
         document = {"config": config.values, "versions": _versions(), "machine": _machine(config)}
         _replace(path / "config.toml", tomli_w.dumps(document).encode())
@@ -79,7 +84,8 @@ class RunFolder:
 
         Args:
             path: the folder.
-            settings: configuration values that the caller names; they must agree with the run's own.
+            settings: configuration values that the caller names. They must agree with the run's own; only
+                where things are (folder of the data, device, waiting times) may have changed.
 
         Raises:
             FolderError: there is no run, or ``settings`` differ from it.
@@ -87,7 +93,7 @@ class RunFolder:
         """
         try:
             stored = tomllib.loads((path / "config.toml").read_text())["config"]
-        except (OSError, tomllib.TOMLDecodeError, KeyError):
+        except (OSError, ValueError, KeyError):
             raise FolderError(f"{path} holds no run to resume: its config.toml cannot be read") from None
         config = RunConfig(stored)
         changed = config.differences(RunConfig({**stored, **settings}))
@@ -97,6 +103,7 @@ class RunFolder:
                 f"{path} was run with other settings ({what}): a run resumes as it was planned; "
                 "leave them out, or start a new run with another --out"
             )
+        config = RunConfig({**stored, **{key: settings[key] for key in PLACES if key in settings}})
         ledger = _ledger(path, config)
         checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
         folder = cls(path, config, ledger, checkpoint)
@@ -108,25 +115,33 @@ class RunFolder:
     def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
         """Replace the checkpoint; it holds released values only."""
         tensors = {
-            f"{cluster}/{name}": np.ascontiguousarray(values)
+            f"{cluster}/{name}": values.copy()
             for cluster, model in enumerate(state.models)
             for name, values in state.layout.split(model).items()
         }
         if state.histogram is not None:
             tensors[_HISTOGRAM] = state.histogram
-        about = {
-            "round": str(state.round),
-            "line": json.dumps(dict(line)),
-            "names": json.dumps(state.layout.names),
-        }
+        about = {"round": state.round, "line": dict(line), "names": state.layout.names}
         (self.path / "checkpoint").mkdir(exist_ok=True)
-        _replace(self.path / "checkpoint" / "state.safetensors", save(tensors, metadata=about))
+        _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, about))
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl and tell the observer."""
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(_tidy(line)) + "\n")
         self.observer(line)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run, which had all its rounds, did not do what was asked; None while it may yet."""
+        try:
+            return str(json.loads((self.path / "failure.json").read_text())["reason"])
+        except FileNotFoundError:
+            return None
+
+    @failure.setter
+    def failure(self, reason: str) -> None:
+        self.write_json("failure.json", {"reason": reason})
 
     # ---- the end of a run ---------------------------------------------------------------------------------
 
@@ -145,10 +160,16 @@ class RunFolder:
     def write_models(self, models: np.ndarray, layout: Layout) -> None:
         """One file per cluster, with the network's name beside the parameters."""
         (self.path / "models").mkdir(exist_ok=True)
-        about = {key: str(self.config[key]) for key in ("model", "features", "dataset")}
+        about = {key: self.config[key] for key in ("model", "features", "dataset")}
         for cluster, model in enumerate(models):
-            tensors = {name: np.ascontiguousarray(values) for name, values in layout.split(model).items()}
-            _replace(self.path / "models" / f"cluster-{cluster}.safetensors", save(tensors, metadata=about))
+            tensors = {name: values.copy() for name, values in layout.split(model).items()}
+            _replace(self.path / "models" / f"cluster-{cluster}.safetensors", _tensors(tensors, about))
+
+    def amend_last(self, values: Mapping[str, Any]) -> None:
+        """Add to the last line of metrics.jsonl what a crash had kept from it."""
+        lines = self.metrics()
+        lines[-1] |= values
+        self._write_metrics(lines)
 
     def close(self) -> None:
         """Let another process have the folder."""
@@ -159,11 +180,14 @@ class RunFolder:
         kept = [entry for entry in self.metrics() if entry["round"] <= round]
         if line is not None and (not kept or kept[-1]["round"] < round):
             kept.append(_tidy(line))
-        _replace(self.path / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+        self._write_metrics(kept)
+
+    def _write_metrics(self, lines: list[dict[str, Any]]) -> None:
+        _replace(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def _ledger(path: Path, config: RunConfig) -> Ledger:
-    return Ledger(config.delta, config.budget, path / "ledger.jsonl")
+    return Ledger(config.delta, config.budget, path / _LEDGER)
 
 
 def _tidy(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,30 +209,32 @@ def _read_checkpoint(path: Path) -> tuple[Checkpoint | None, dict[str, Any] | No
     if not path.exists():
         return None, None
     with safe_open(path, framework="numpy") as file:
-        about = file.metadata()
+        about = json.loads(file.metadata()[_ABOUT])
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     histogram = tensors.pop(_HISTOGRAM, None)
-    names = json.loads(about["names"])
+    names = about["names"]
     clusters = len(tensors) // len(names)
     layout = Layout(tuple(names), tuple(tensors[f"0/{name}"].shape for name in names))
     models = np.stack([layout.flatten({n: tensors[f"{j}/{n}"] for n in names}) for j in range(clusters)])
-    return Checkpoint(int(about["round"]), models, layout, histogram), json.loads(about["line"])
+    return Checkpoint(about["round"], models, layout, histogram), about["line"]
+
+
+def _tensors(tensors: dict[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
+    # One key of metadata: safetensors writes several in random order, and equal runs should leave equal files.
+    return save(tensors, metadata={_ABOUT: json.dumps(about)})
+
+
+def _is_trace(path: Path) -> bool:
+    """An empty ledger is all that a run leaves which was killed as it started."""
+    return path.name == _LEDGER and path.stat().st_size == 0
 
 
 def _versions() -> dict[str, str]:
-    return {
-        "coterie": __version__,
-        "python": platform.python_version(),
-        **{n: version(n) for n in _LIBRARIES},
-    }
+    return {"coterie": __version__, "python": platform.python_version(), **{n: version(n) for n in _LIBRARIES}}
 
 
 def _machine(config: RunConfig) -> dict[str, Any]:
-    return {
-        "device": config["device"],
-        "cores": len(os.sched_getaffinity(0)),
-        "git-commit": _git_commit(),
-    }
+    return {"device": config["device"], "cores": len(os.sched_getaffinity(0)), "git-commit": _git_commit()}
 
 
 def _git_commit() -> str:

@@ -40,12 +40,11 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
         BudgetError: the ledger refused a charge.
     """
     config, started = folder.config, time.perf_counter()
-    for warning in config.warnings():
-        log(WARNING, warning)
+    if folder.failure is not None:
+        raise RunError(folder.failure)
     streams = Streams(config.seed)
     strategy = make_strategy(config, folder, streams)
     models, layout = initial_models(config, streams)
-    before = [line["seconds"] for line in folder.metrics()]
     result = strategy.start(
         grid,
         pack_models(models, layout),
@@ -63,8 +62,9 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
         public={"rebalance-min": config["rebalance-min"], "server-lr": config.server_lr},
     )
     folder.write_json("privacy.json", guarantee)
-    if strategy.accepted == 0 and config["rounds"] > len(before):
-        raise RunError(f"no client's reply could be used in the whole run{_most_common(strategy.dropped)}")
+    if strategy.asked and not strategy.accepted:
+        folder.failure = f"no client's reply could be used in the whole run{_most_common(strategy.dropped)}"
+        raise RunError(folder.failure)
     outcome = _result(config, guarantee, folder, result, time.perf_counter() - started)
     folder.write_json("result.json", outcome)
     if strategy.dropped:
@@ -119,7 +119,7 @@ def _diagnostics(config: RunConfig) -> list[str]:
 
 def _most_common(dropped: Counter[str]) -> str:
     if not dropped:
-        return ": none came; were there any clients?"
+        return ": none came"
     reason, count = dropped.most_common(1)[0]
     return f": {dropped.total()} were dropped, most often ({count} times): {reason}"
 
@@ -127,8 +127,10 @@ def _most_common(dropped: Counter[str]) -> str:
 def _result(
     config: RunConfig, guarantee: dict[str, Any], folder: RunFolder, result: Result, seconds: float
 ) -> dict[str, Any]:
-    lines = folder.metrics()
     evaluation = dict(result.evaluate_metrics_clientapp.get(config["rounds"]) or {})
+    if evaluation and "accuracy" not in folder.metrics()[-1]:  # killed before its evaluation
+        folder.amend_last(evaluation)
+    lines = folder.metrics()
     training = sum(line["seconds"] for line in lines)
     peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     scores = (

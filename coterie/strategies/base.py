@@ -179,6 +179,7 @@ class ClusteredStrategy(Strategy):
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
         self.wait = wait
         self.histogram: FloatArray | None = resume_from.histogram if resume_from else None
+        self.asked = 0
         self.accepted = 0
         self.dropped: Counter[str] = Counter()
         self._nodes: dict[int, int] = {}
@@ -189,12 +190,7 @@ class ClusteredStrategy(Strategy):
 
     @classmethod
     def check(
-        cls,
-        plan: Plan,
-        *,
-        rebalance_min: float = 0.0,
-        reseeding: Reseeding | None = None,
-        divisor: str = "auto",
+        cls, plan: Plan, *, rebalance_min: float = 0.0, reseeding: Reseeding | None = None, divisor: str = "auto"
     ) -> None:
         """Refuse what cannot work before anything starts."""
         if plan.unit not in cls.units:
@@ -280,11 +276,8 @@ class ClusteredStrategy(Strategy):
         arrays = pack_models(self.initial_models(models), layout)
         done = 0
         if self.resume_from is not None:
-            done, arrays = (
-                self.resume_from.round,
-                pack_models(self.resume_from.models, self.resume_from.layout),
-            )
-            self._recalibrate(num_rounds - done)
+            done, arrays = self.resume_from.round, pack_models(self.resume_from.models, self.resume_from.layout)
+        self._recalibrate(num_rounds - done)
         self._nodes = self._meet(grid)
 
         for current in range(done + 1, num_rounds + 1):
@@ -331,7 +324,16 @@ class ClusteredStrategy(Strategy):
         wasted = len(self.ledger.charges) - (self.resume_from.round if self.resume_from else 0)
         if self.plan.private and wasted > 0 and remaining > 0:
             noise = self.ledger.calibrate(self.plan.sampling_rate, remaining)
-            log(INFO, "%s charge(s) without a round: noise multiplier now %.4f", wasted, noise)
+            log(
+                WARNING,
+                "%s charge(s) paid for rounds that a crash cut short; to stay within epsilon = %g the remaining "
+                "%s round(s) have noise multiplier %.3f in place of %.3f",
+                wasted,
+                self.plan.epsilon,
+                remaining,
+                noise,
+                self.plan.noise_multiplier,
+            )
             self.plan = self.plan.recalibrated(noise)
 
     def _meet(self, grid: Grid) -> dict[int, int]:
@@ -354,12 +356,7 @@ class ClusteredStrategy(Strategy):
                 break
             time.sleep(_POLL_SECONDS)
         if len(nodes) < self.plan.clients:
-            log(
-                WARNING,
-                "%s of %s clients are here; the others contribute nothing",
-                len(nodes),
-                self.plan.clients,
-            )
+            log(WARNING, "%s of %s clients are here; the others contribute nothing", len(nodes), self.plan.clients)
         return nodes
 
     # ---- Flower's hooks -----------------------------------------------------------------------------------
@@ -385,6 +382,7 @@ class ClusteredStrategy(Strategy):
         content = RecordDict({MODELS: pack_models(self._phase.models, self._layout), CONFIG: ConfigRecord(sent)})
         cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt))
         self._asked = self._messages(content, self._phase.verb, cohort.tolist(), server_round)
+        self.asked += len(self._asked)
         return list(self._asked.values())
 
     def aggregate_train(

@@ -55,13 +55,7 @@ def test_exported_names_are_sorted_and_there():
 
 @pytest.mark.parametrize(
     ("text", "proportions"),
-    [
-        ("1", (1,)),
-        ("4", (1, 1, 1, 1)),
-        ("2:1:1", (2, 1, 1)),
-        ("3:6:6:6", (3, 6, 6, 6)),
-        ("0.5:0.25", (0.5, 0.25)),
-    ],
+    [("1", (1,)), ("4", (1, 1, 1, 1)), ("2:1:1", (2, 1, 1)), ("3:6:6:6", (3, 6, 6, 6)), ("0.5:0.25", (0.5, 0.25))],
 )
 def test_parse_groups(text, proportions):
     assert parse_groups(text) == proportions

@@ -23,10 +23,7 @@ def write_set(root, folder, seed):
     raw.mkdir(parents=True)
     arrays = {}
     for part, n in (("train", 12), ("t10k", 5)):
-        arrays[part] = (
-            rng.integers(256, size=(n, 28, 28), dtype=np.uint8),
-            rng.integers(10, size=n, dtype=np.uint8),
-        )
+        arrays[part] = (rng.integers(256, size=(n, 28, 28), dtype=np.uint8), rng.integers(10, size=n, dtype=np.uint8))
         write_idx(raw / f"{part}-images-idx3-ubyte", arrays[part][0])
         write_idx(raw / f"{part}-labels-idx1-ubyte", arrays[part][1])
     return arrays
@@ -190,10 +187,7 @@ def test_bad_own_functions_are_explained(name, complaint):
         ({"train_x": np.zeros((3, 1, 2, 2))}, "are float64 and int64"),
         ({"train_x": np.full((3, 1, 2, 2), np.nan, np.float32)}, "not finite"),
         ({"train_y": np.array([0, 1, 2])}, r"labels span 0..2; allowed: 0..1"),
-        (
-            {"test_x": np.zeros((1, 1, 3, 3), np.float32)},
-            r"train images are \(1, 2, 2\), test images \(1, 3, 3\)",
-        ),
+        ({"test_x": np.zeros((1, 1, 3, 3), np.float32)}, r"train images are \(1, 2, 2\), test images \(1, 3, 3\)"),
         ({"train_y": [0, 1, 0]}, "must be numpy arrays, not ndarray and list"),
         ({"num_classes": 0}, "num_classes is 0"),
     ],

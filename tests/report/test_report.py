@@ -13,15 +13,7 @@ import pytest
 from rich.console import Console
 
 from coterie import report
-from coterie.report import (
-    ReportError,
-    accuracy_figure,
-    cluster_figure,
-    formats,
-    read_run,
-    result_table,
-    write_report,
-)
+from coterie.report import ReportError, accuracy_figure, cluster_figure, formats, read_run, result_table, write_report
 
 CERTIFICATE: dict[str, Any] = {
     "unit": "client",
@@ -388,15 +380,7 @@ def test_epsilon_is_never_rounded_to_the_better_side(value, written):
 
 @pytest.mark.parametrize(
     ("value", "written"),
-    [
-        (2e-5, "2×10⁻⁵"),
-        (1.25e-6, "1.25×10⁻⁶"),
-        (80, "80"),
-        (8.0, "8"),
-        (1.08251, "1.083"),
-        (0, "0"),
-        (math.nan, "–"),
-    ],
+    [(2e-5, "2×10⁻⁵"), (1.25e-6, "1.25×10⁻⁶"), (80, "80"), (8.0, "8"), (1.08251, "1.083"), (0, "0"), (math.nan, "–")],
 )
 def test_numbers(value, written):
     assert formats.number(value) == written
@@ -404,14 +388,7 @@ def test_numbers(value, written):
 
 @pytest.mark.parametrize(
     ("seconds", "written"),
-    [
-        (0.05, "0.05 s"),
-        (41, "41 s"),
-        (59.6, "1 min 00 s"),
-        (200, "3 min 20 s"),
-        (7500, "2 h 05 min"),
-        (None, "–"),
-    ],
+    [(0.05, "0.05 s"), (41, "41 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (None, "–")],
 )
 def test_durations(seconds, written):
     assert formats.duration(seconds).replace(formats.NBSP, " ") == written

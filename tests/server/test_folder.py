@@ -225,4 +225,4 @@ def test_models_carry_the_name_of_their_network(folder, path):
         np.testing.assert_array_equal(LAYOUT.flatten(tensors), models[cluster])
         assert tensors["weight"].shape == (2, 3)
         with safe_open(path / "models" / f"cluster-{cluster}.safetensors", framework="numpy") as file:
-            assert file.metadata() == {"model": "linear", "features": "none", "dataset": "digits"}
+            assert json.loads(file.metadata()["about"]) == {"model": "linear", "features": "none", "dataset": "digits"}
