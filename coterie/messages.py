@@ -11,6 +11,7 @@ Verbs are Flower message types: ``train``, ``evaluate``, ``query.identity``.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 MODELS, CONFIG, UPDATE, REPLY, DIAGNOSTICS = "models", "config", "update", "reply", "diagnostics"
 TRAIN, EVALUATE, IDENTITY = "train", "evaluate", "query.identity"
+
+
+# A header of NumPy's format is 128 bytes for any shape of ours.
+_MOST_HEADER = 1024
 
 
 class ReplyError(ValueError):
@@ -134,17 +139,28 @@ def read_reply(content: RecordDict, *, client_id: int, round: int, num_clusters:
         array = update[name]
         if array.dtype != "float32" or tuple(array.shape) != shape:
             raise ReplyError(f"{name} is {array.dtype} {tuple(array.shape)}, expected float32 {shape}")
+        if len(array.data) > _MOST_HEADER + 4 * int(np.prod(shape)):
+            raise ReplyError(f"{name} has {len(array.data)} bytes, too many for float32 {shape}")
         try:
+            _check_header(array.data, shape)
             values = array.numpy()
         except Exception as error:  # the bytes come from the network: anything may be in them
             raise ReplyError(f"{name} cannot be read: {error}") from error
-        if values.dtype != np.float32 or values.shape != shape:
-            raise ReplyError(f"{name} holds {values.dtype} {values.shape}, expected float32 {shape}")
         parts.append(values.reshape(-1))
     vector = np.concatenate(parts)
     if not np.all(np.isfinite(vector)):
         raise ReplyError("the update holds NaN or Inf")
     return Reply(client_id, labels[0], labels[1], vector)
+
+
+def _check_header(data: bytes, shape: tuple[int, ...]) -> None:
+    """Refuse an array that claims another shape or type, before memory is set aside for it."""
+    stream = io.BytesIO(data)
+    major, _ = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+    claimed, _, dtype = read(stream)
+    if claimed != shape or dtype != np.float32:
+        raise ValueError(f"it holds {dtype} {claimed}, expected float32 {shape}")
 
 
 def diagnostics(content: RecordDict) -> MetricRecord:

@@ -58,7 +58,7 @@ class LocalGrid(Grid):
             try:
                 contents = self._finish(chunk, answer)
             except Exception as error:
-                log(WARNING, "%s clients failed: %s", len(chunk), error)
+                log(WARNING, "clients failed: %s", error)
                 failure = Error(_CLIENT_FAILED, f"{type(error).__name__}: {error}")
                 yield from (Message(failure, reply_to=message) for message in chunk)
                 continue

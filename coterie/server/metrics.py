@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from logging import WARNING
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import MetricRecord, RecordDict
+from flwr.common.logger import log
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import cohen_kappa_score, normalized_mutual_info_score
 
 from coterie.messages import diagnostics
+
+# Beyond this an index is a mistake, or an attack on memory.
+_MOST_GROUPS = 10_000
 
 IntArray = npt.NDArray[np.int64]
 
@@ -40,7 +45,9 @@ def groups_found(clusters: IntArray, groups: IntArray) -> int:
 
 def summarise(contents: Sequence[RecordDict]) -> MetricRecord:
     """Evaluation replies of all clients as one record; accuracy of a client is that of its own model."""
-    rows: list[Any] = [diagnostics(content) for content in contents]
+    rows = [row for row in map(_row, contents) if row is not None]
+    if not rows:
+        return MetricRecord()
     accuracy = np.array([row["accuracy"] for row in rows])
     clusters = np.array([row["cluster"] for row in rows], np.int64)
     groups = np.array([row["group"] for row in rows], np.int64)
@@ -57,6 +64,17 @@ def summarise(contents: Sequence[RecordDict]) -> MetricRecord:
             "kappa": _kappa(groups, agreed),
         }
     )
+
+
+def _row(content: RecordDict) -> Mapping[str, Any] | None:
+    """The numbers of one client, or None where a client sent something else: it is left out."""
+    row: Mapping[str, Any] = diagnostics(content)
+    accuracy, indices = row.get("accuracy"), [row.get("cluster"), row.get("group")]
+    in_range = all(type(index) is int and 0 <= index < _MOST_GROUPS for index in indices)
+    if not (in_range and isinstance(accuracy, float) and 0 <= accuracy <= 1):
+        log(WARNING, "an evaluation was left out: it lacks accuracy, cluster or group, or holds impossible ones")
+        return None
+    return row
 
 
 def _kappa(groups: IntArray, agreed: IntArray) -> float:

@@ -106,14 +106,14 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
 
 
 def _diagnostics(config: RunConfig) -> list[str]:
-    total = "the total number of replies that could not be used"
+    always = ["the total number of replies that could not be used", "the seconds that each round took"]
     if config["evaluate"] == "off":
-        return [total]
+        return always
     every = config["evaluate-every"]
     return [
         f"accuracies on clients' held-out data, exact, every {every} rounds and at the end",
         "groups found, clustering accuracy, NMI and kappa, from clients' exact labels",
-        total,
+        *always,
     ]
 
 

@@ -1,0 +1,227 @@
+"""The frame of a round: who counts, what is charged when, and what a hostile or absent client can do (nothing)."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from toys import UP
+
+from coterie.engine import LocalGrid
+from coterie.messages import Layout, pack_models, pack_update, unpack_models
+from coterie.privacy import BudgetError, Ledger, Plan, Released, Streams, calibrate
+from coterie.strategies import IFCA, FedAvg, StrategyError
+
+LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
+CLIENTS = 8
+ZERO = pack_models(np.zeros((1, 4), np.float32), LAYOUT)
+
+
+def nothing(**shape):
+    return Plan.no_privacy(**{"clients": CLIENTS, "num_clusters": 1, "sampling_rate": 1.0, "rounds": 1} | shape)
+
+
+def private(noise=0.05, rounds=1, budget=math.inf, k=1):
+    return Plan("client", "joint", CLIENTS, k, 1.0, rounds, 0.5, budget, 1e-5, noise, 0.5)
+
+
+class Stub(LocalGrid):
+    """Clients that send UP as their update, unless ``spoil`` makes something else of their reply."""
+
+    def __init__(self, spoil=lambda client, content: [content], nodes=range(1, CLIENTS + 1)):
+        super().__init__(CLIENTS)
+        self.spoil, self.nodes, self.asked = spoil, nodes, []
+
+    def get_node_ids(self):
+        return self.nodes
+
+    def _answers(self, questions):
+        for message in questions:
+            client = message.metadata.dst_node_id - 1
+            if message.metadata.message_type != "train":
+                yield Message(RecordDict({"reply": ConfigRecord({"client-id": client})}), reply_to=message)
+                continue
+            self.asked.append(client)
+            content = RecordDict(
+                {
+                    "update": pack_update(UP.astype(np.float32), LAYOUT),
+                    "reply": ConfigRecord(
+                        {
+                            "client-id": client,
+                            "round": message.content["config"]["round"],
+                            "label": 0,
+                            "redrawn-label": 0,
+                        }
+                    ),
+                }
+            )
+            for answer in self.spoil(client, content):
+                yield Message(answer, reply_to=message)
+
+
+def start(grid, plan=None, method=FedAvg, rounds=1, **options):
+    plan = plan or nothing()
+    options = {"ledger": Ledger(plan.delta), "streams": Streams(0), "evaluate_every": 0, "wait": 0.0} | options
+    strategy = method(plan, **options)
+    result = strategy.start(grid, ZERO, rounds)
+    return unpack_models(result.arrays)[0][0], strategy
+
+
+def changed(content, record, **values):
+    content[record].update(values)
+    return content
+
+
+def array(name, values):
+    return ArrayRecord(
+        {
+            n: Array(values if n == name else np.zeros(s, np.float32))
+            for n, s in zip(*vars(LAYOUT).values(), strict=True)
+        }
+    )
+
+
+def replaced(content, update):
+    content["update"] = update
+    return content
+
+
+SPOILED = {
+    "silence": lambda c: [],
+    "nothing in it": lambda c: [RecordDict()],
+    "another client": lambda c: [changed(c, "reply", **{"client-id": 5})],
+    "another round": lambda c: [changed(c, "reply", round=9)],
+    "impossible label": lambda c: [changed(c, "reply", label=99)],
+    "negative label": lambda c: [changed(c, "reply", **{"redrawn-label": -1})],
+    "label of another type": lambda c: [changed(c, "reply", label=True)],
+    "NaN": lambda c: [replaced(c, array("output.bias", np.array([0, np.nan], np.float32)))],
+    "infinity": lambda c: [replaced(c, array("output.bias", np.array([0, np.inf], np.float32)))],
+    "another shape": lambda c: [replaced(c, array("output.bias", np.zeros(3, np.float32)))],
+    "another type": lambda c: [replaced(c, array("output.bias", np.zeros(2)))],
+    "a parameter too few": lambda c: [replaced(c, ArrayRecord({"output.bias": Array(np.zeros(2, np.float32))}))],
+}
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+@pytest.mark.parametrize("plan", [nothing(), private()], ids=["none", "joint"])
+def test_a_bad_reply_contributes_nothing_and_the_round_goes_on(kind, plan):
+    bad = Stub(lambda client, content: SPOILED[kind](content) if client == 3 else [content])
+    there, strategy = start(bad, plan)
+    away, _ = start(Stub(nodes=[n for n in range(1, CLIENTS + 1) if n != 4]), plan)
+    np.testing.assert_array_equal(there, away)
+    assert strategy.accepted == 7
+    assert len(strategy.ledger.charges) == 1
+
+
+def test_a_huge_update_moves_a_model_by_the_clipping_norm_at_most():
+    def spoil(client, content):
+        huge = pack_update(np.full(4, 1e30 if client == 3 else 0.0, np.float32), LAYOUT)
+        return [replaced(content, huge)]
+
+    plan = private(noise=0.05)
+    moved, _ = start(Stub(spoil), plan)
+    noise = plan.noise_multiplier_updates * plan.clip_norm / CLIENTS
+    assert np.linalg.norm(moved) < plan.clip_norm / CLIENTS + 6 * noise
+    assert np.linalg.norm(moved) > plan.clip_norm / CLIENTS - 6 * noise
+
+
+def test_a_reply_that_comes_twice_counts_once():
+    moved, strategy = start(Stub(lambda client, content: [content, content]))
+    np.testing.assert_allclose(moved, UP)
+    assert strategy.dropped.total() == CLIENTS
+
+
+def test_reasons_and_names_are_kept_where_nothing_is_certified_and_a_total_where_it_is():
+    spoil = Stub(lambda client, content: [changed(content, "reply", round=9)])
+    assert list(start(spoil)[1].dropped) == ["round is 9, expected 1"]
+    assert start(spoil, private(), streams=Streams())[1].dropped == {"reply": CLIENTS}
+
+
+def test_everyone_silent_is_a_round_that_is_charged_noised_and_released():
+    moved, strategy = start(Stub(lambda client, content: []), private(rounds=3), rounds=3)
+    assert len(strategy.ledger.charges) == 3
+    assert np.all(moved != 0)
+
+
+def test_an_empty_cohort_is_a_round_too():
+    plan = Plan("client", "joint", CLIENTS, 1, 1e-9, 1, 0.5, math.inf, 1e-5, 1.0, 0.5)
+    grid = Stub()
+    moved, strategy = start(grid, plan)
+    assert grid.asked == []
+    assert len(strategy.ledger.charges) == 1
+    assert np.all(moved != 0)
+
+
+def test_the_cohort_is_the_plan_s():
+    plan = nothing(sampling_rate=0.5, rounds=40)
+    grid = Stub()
+    start(grid, plan, rounds=40)
+    expected = [c for t in range(1, 41) for c in plan.sample(Streams(0).stream("cohort", t, t))]
+    assert grid.asked == expected
+
+
+def test_the_charge_is_written_before_the_release(monkeypatch):
+    events = []
+    charge, release = Ledger.round, Plan.release
+    monkeypatch.setattr(Ledger, "round", lambda self, *a, **k: (events.append("charge"), charge(self, *a, **k))[1])
+    monkeypatch.setattr(Plan, "release", lambda self, *a, **k: (events.append("release"), release(self, *a, **k))[1])
+    start(Stub(), private(rounds=2), rounds=2)
+    assert events == ["charge", "release"] * 2
+
+
+def test_a_method_sees_nothing_but_what_was_released():
+    seen = []
+
+    class Curious(FedAvg):
+        name = "curious"
+
+        def round(self, number, models):
+            steps = super().round(number, models)
+            released = yield next(steps)
+            seen.append(released)
+            return self.step(models, released)
+
+    plan = private(noise=0.2)
+    start(Stub(), plan, Curious)
+    (released,) = seen
+    assert isinstance(released, Released)
+    exact = CLIENTS * 0.5 * (1 - 1e-6) * UP
+    assert np.all(released.sums[0] != exact)
+    assert np.abs(released.sums[0] - exact).max() < 6 * plan.noise_multiplier_updates * 0.5
+
+
+def test_the_budget_stops_a_run():
+    noise = calibrate(2.0, 1e-5, 1.0, 2)
+    plan = private(noise=noise, rounds=4, budget=2.0)
+    ledger = Ledger(plan.delta, 2.0)
+    with pytest.raises(BudgetError, match="round 3 would raise epsilon"):
+        start(Stub(), plan, rounds=4, ledger=ledger)
+    assert len(ledger.charges) == 2
+    assert ledger.spent() <= 2.0
+
+
+def test_flower_s_hooks_work_without_start():
+    strategy = FedAvg(nothing(), streams=Streams(0), wait=0.0)
+    grid = Stub()
+    messages = strategy.configure_train(1, ZERO, ConfigRecord(), grid)
+    assert isinstance(messages, list)
+    assert len(messages) == CLIENTS
+    arrays, metrics = strategy.aggregate_train(1, grid.send_and_receive(messages))
+    np.testing.assert_allclose(unpack_models(arrays)[0][0], UP)
+    assert metrics["epsilon"] == math.inf
+    with pytest.raises(StrategyError, match="before configure_train"):
+        strategy.aggregate_train(2, [])
+
+
+def test_what_a_method_does_not_support_is_refused_before_it_starts():
+    class Peeking(IFCA):
+        name = "peeking"
+        row_wise = False
+
+    with pytest.raises(StrategyError, match="peeking assigns a client by looking at other clients"):
+        Peeking(private(k=2))
+    Peeking(nothing(num_clusters=2))
+    with pytest.raises(StrategyError, match="at most qM/k = 4"):
+        IFCA(private(k=2), rebalance_min=5)
+    with pytest.raises(StrategyError, match="identifier_share > 0"):
+        IFCA(Plan("client", "joint", CLIENTS, 2, 1.0, 1, 0.5, 8.0, 1e-5, 1.0, 0.0), rebalance_min=2)
