@@ -73,7 +73,7 @@ def pack_models(models: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:
     parameters = layout.split(models)
     return ArrayRecord(
         {
-            f"{cluster}/{name}": Array(parameters[name][cluster].copy())
+            f"{cluster}/{name}": Array(np.array(parameters[name][cluster]))
             for cluster in range(len(models))
             for name in layout.names
         }
@@ -101,7 +101,7 @@ def unpack_models(record: Mapping[str, Array]) -> tuple[npt.NDArray[np.float32],
 
 def pack_update(vector: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:
     """A (d,) update as the ArrayRecord of a reply."""
-    return ArrayRecord({name: Array(v.copy()) for name, v in layout.split(vector).items()})
+    return ArrayRecord({name: Array(np.array(v)) for name, v in layout.split(vector).items()})
 
 
 @dataclass(frozen=True)

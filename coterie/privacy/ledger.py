@@ -68,7 +68,11 @@ class Ledger:
         self._file: IO[str] | None = None
         if path is not None:
             self._file = _open_locked(path)
-            self.charges = _read(self._file, path)
+            try:
+                self.charges = _read(self._file, path)
+            except BaseException:
+                self._file.close()
+                raise
         self._live = LiveAccountant(self.events)
 
     @property

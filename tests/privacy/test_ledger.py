@@ -1,0 +1,136 @@
+"""The ledger: on disk before the release, once, whole, and within the budget."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+
+from coterie.privacy import BudgetError, Event, Ledger, LedgerError, calibrate, epsilon
+
+DELTA = 1e-5
+EVENT = Event(0.2, 1.5)
+
+
+@pytest.fixture
+def open_ledger(tmp_path):
+    """Opens ledgers in a folder of the test, and closes them."""
+    opened = []
+
+    def make(epsilon=math.inf):
+        opened.append(Ledger(DELTA, epsilon, tmp_path / "ledger.jsonl"))
+        return opened[-1]
+
+    yield make
+    for ledger in opened:
+        ledger.close()
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_charge_is_synced_before_the_permit_exists(tmp_path, monkeypatch, open_ledger):
+    path = tmp_path / "ledger.jsonl"
+    ledger = open_ledger()
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(path.read_text()), fsync(fd)))
+    permit = ledger.round(7, EVENT, unit="client")
+    assert [json.loads(text)["round"] for text in synced] == [7]
+    (line,) = lines(path)
+    assert (line["charge"], line["sampling_rate"], line["noise_multiplier"], line["unit"]) == (1, 0.2, 1.5, "client")
+    assert permit.epsilon == line["epsilon"] == pytest.approx(epsilon([EVENT], DELTA))
+
+
+def test_a_failing_disk_gives_no_permit(tmp_path, monkeypatch, open_ledger):
+    ledger = open_ledger()
+
+    def fail(fd):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        ledger.round(1, EVENT)
+
+
+def test_reopening_knows_all_that_was_spent(open_ledger):
+    ledger = open_ledger(9.0)
+    for number in (1, 2, 2, 3):
+        ledger.round(number, EVENT)
+    spent = ledger.spent()
+    ledger.close()
+    again = open_ledger(9.0)
+    assert again.events == [EVENT] * 4
+    assert again.spent() == pytest.approx(spent, rel=1e-9)
+    assert [c["round"] for c in again.charges] == [1, 2, 2, 3]
+
+
+def test_a_torn_last_line_was_never_paid_for(tmp_path, open_ledger):
+    path = tmp_path / "ledger.jsonl"
+    ledger = open_ledger()
+    ledger.round(1, EVENT)
+    ledger.close()
+    path.write_text(path.read_text() + '{"charge": 2, "rou')
+    ledger = open_ledger()
+    assert len(ledger.charges) == 1
+    ledger.round(2, EVENT)
+    assert [line["charge"] for line in lines(path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "damage", ["nonsense", "{}", "[]", '{"charge": 5, "round": 1, "sampling_rate": 0.2, "noise_multiplier": 1}']
+)
+def test_a_damaged_ledger_is_refused(tmp_path, damage, open_ledger):
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(damage + "\n")
+    with pytest.raises(LedgerError, match="line 1 is not a charge"):
+        open_ledger()
+    assert path.read_text() == damage + "\n"
+
+
+def test_two_cannot_share_it(tmp_path, open_ledger):
+    path = tmp_path / "ledger.jsonl"
+    ledger = open_ledger()
+    with pytest.raises(LedgerError, match="in use by another process"):
+        open_ledger()
+    other = f"from coterie.privacy import Ledger; from pathlib import Path; Ledger(1e-5, path=Path({str(path)!r}))"
+    refused = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True)
+    assert "in use by another process" in refused.stderr
+    ledger.close()
+    open_ledger()
+
+
+def test_nothing_is_written_when_the_budget_is_spent(tmp_path, open_ledger):
+    path = tmp_path / "ledger.jsonl"
+    noise = calibrate(1.0, DELTA, 0.2, 2)
+    ledger = open_ledger(1.0)
+    ledger.round(1, Event(0.2, noise))
+    ledger.round(2, Event(0.2, noise))
+    before = path.read_text()
+    with pytest.raises(BudgetError, match=r"round 3 would raise epsilon to .* above the budget of 1; 2 charges"):
+        ledger.round(3, Event(0.2, noise))
+    assert path.read_text() == before
+    assert ledger.spent() <= 1.0
+
+
+def test_wasted_charges_are_made_up_for():
+    noise = calibrate(4.0, DELTA, 0.2, 10)
+    ledger = Ledger(DELTA, 4.0)
+    for number in (1, 2, 3, 3, 4):  # round 3 was repeated after a crash
+        ledger.round(number, Event(0.2, noise))
+    more = ledger.calibrate(0.2, 6)
+    assert more > noise
+    for number in range(5, 11):
+        ledger.round(number, Event(0.2, more))
+    assert ledger.spent() <= 4.0
+    assert len(ledger.charges) == 11
+
+
+def test_without_privacy_there_is_no_budget_and_json_has_no_infinity(tmp_path, open_ledger):
+    path = tmp_path / "ledger.jsonl"
+    permit = open_ledger().round(1, Event(0.5, 0.0))
+    assert permit.epsilon == math.inf
+    assert lines(path)[0]["epsilon"] is None
