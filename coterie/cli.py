@@ -280,6 +280,17 @@ def models(as_json: JsonFlag = False) -> None:
     _listing(f"models (features: {', '.join(sorted(networks.FEATURES))})", rows, as_json)
 
 
+@cli.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """One HTML page about one run or several: curves, clusters, privacy, comparison."""
+    from coterie.report import write_report
+
+    Console(highlight=False).print(str(write_report(runs, out)), soft_wrap=True)
+
+
 Rate = Annotated[float, typer.Option(help="Probability with which a client takes part in a round.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Number of rounds.")]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]

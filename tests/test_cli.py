@@ -405,3 +405,16 @@ def test_wrong_usage_is_an_error_without_a_traceback(coterie, words):
     assert (status, out) == (2, "")
     assert "Usage: coterie" in err
     assert "Traceback" not in err
+
+
+def test_report_compares_runs(coterie, tmp_path):
+    tiny = ["--set", "clients=20", "--set", "rounds=1", "--set", "local-epochs=1", "--seed", "1", "--json"]
+    for name in ("one", "other"):
+        assert coterie("run", *tiny, "--out", name)[0] == 0
+    status, out, _ = coterie("report", "one", "other", "--out", "both.html")
+    assert (status, out.strip()) == (0, "both.html")
+    assert "2 runs compared" in (tmp_path / "both.html").read_text()
+    status, _, err = coterie("report", "nowhere")
+    assert status == 1
+    assert err.startswith("error:")
+    assert "nowhere" in err
