@@ -51,6 +51,19 @@ def test_a_good_reply_is_read():
     np.testing.assert_array_equal(answer.update, np.arange(10))
 
 
+def test_arrays_that_flower_made_are_read_alike():
+    weight = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))  # another header, another order
+    content = with_array("weight", Array(weight))
+    content["update"]["bias"] = Array(np.ones(3, np.float32))
+    np.testing.assert_array_equal(read(content).update, [*range(6), 1, 1, 1, 9])
+
+
+def test_what_we_send_flower_reads():
+    for array, expected in zip(reply()["update"].values(), LAYOUT.split(np.arange(10)).values(), strict=True):
+        np.testing.assert_array_equal(array.numpy(), expected)
+        assert (array.dtype, tuple(array.shape)) == ("float32", expected.shape)
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
