@@ -1,5 +1,8 @@
 """Flower's Ray simulation runs the same program: one seed, one round, the same models."""
 
+import gc
+from contextlib import closing
+
 import numpy as np
 import pytest
 
@@ -14,6 +17,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def clean_up_after_ray():
+    """Ray leaves files open; collect them here, where that is known, and not in some later test."""
+    yield
+    gc.collect()
 
 
 def models(folder):
@@ -33,11 +43,11 @@ def test_ray_and_local_agree(strategy, tmp_path):
         "privacy-unit": "none",
         "seed": 7,
     }
-    local = RunFolder.create(tmp_path / "local", RunConfig(settings))
-    expected = run(local, LocalGrid(CLIENTS))
-    ray = RunFolder.create(tmp_path / "ray", RunConfig(settings))
+    with closing(RunFolder.create(tmp_path / "local", RunConfig(settings))) as local:
+        expected = run(local, LocalGrid(CLIENTS))
     results = []
-    run_on_ray(lambda grid: results.append(run(ray, grid)), CLIENTS)
+    with closing(RunFolder.create(tmp_path / "ray", RunConfig(settings))) as ray:
+        run_on_ray(lambda grid: results.append(run(ray, grid)), CLIENTS)
     for ours, theirs in zip(models(local), models(ray), strict=True):
         np.testing.assert_allclose(theirs, ours, atol=1e-5)
     assert results[0]["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
