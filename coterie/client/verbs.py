@@ -114,7 +114,7 @@ def identity(content: RecordDict, clients: Sequence[Client]) -> list[RecordDict]
 def _train(content: RecordDict, clients: Sequence[Client]) -> list[RecordDict]:
     """Choose the model with the least training loss, redraw the label if asked to, train, reply (IFCA, lines 5-8).
 
-    The redraw row comes with the models and depends on released values alone (strategies/rebalancing.py).
+    The redraw row comes with the models and depends on released values alone (privacy/mechanisms/rebalancing.py).
     """
     task = Task.of(content[CONFIG])
     models, layout = unpack_models(content[MODELS])

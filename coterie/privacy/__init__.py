@@ -1,28 +1,45 @@
-"""Mechanisms, accounting, ledger and certificate. Imports nothing else of Coterie."""
+"""Mechanisms, accounting, ledger, certificate and audit. Imports nothing else of Coterie."""
 
-from coterie.privacy.accounting import ACCOUNTANTS, NO_PRIVACY, Event, LiveAccountant, PrivacyError, calibrate, epsilon
-from coterie.privacy.certificate import certificate
-from coterie.privacy.ledger import BudgetError, Ledger, LedgerError, Permit
-from coterie.privacy.plan import MECHANISMS, Plan, Released, clip
+from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError
+from coterie.privacy.accounting import NO_PRIVACY, calibrate, composed, epsilon
+from coterie.privacy.certificate import certificate, plan_of
+from coterie.privacy.clipping import clip
+from coterie.privacy.ledger import BudgetError, Ledger, LedgerError, Permit, read_ledger
+from coterie.privacy.mechanisms import MECHANISMS, PLANS, Joint, NoPrivacy, Paper, RRSlot, redraw_matrix
+from coterie.privacy.plan import Contributions, Plan, Released
 from coterie.privacy.randomness import Streams, gaussian
+from coterie.privacy.record import RecordPlan
+from coterie.privacy.selection import noisy_argmin, selection_event
 
 __all__ = [
     "ACCOUNTANTS",
     "MECHANISMS",
     "NO_PRIVACY",
+    "PLANS",
     "BudgetError",
+    "Contributions",
     "Event",
+    "Joint",
     "Ledger",
     "LedgerError",
-    "LiveAccountant",
+    "NoPrivacy",
+    "Paper",
     "Permit",
     "Plan",
     "PrivacyError",
+    "RRSlot",
+    "RecordPlan",
     "Released",
     "Streams",
     "calibrate",
     "certificate",
     "clip",
+    "composed",
     "epsilon",
     "gaussian",
+    "noisy_argmin",
+    "plan_of",
+    "read_ledger",
+    "redraw_matrix",
+    "selection_event",
 ]

@@ -1,7 +1,8 @@
 """The ledger: a charge is on disk before the release it pays for, and is never reused or refunded.
 
-A charge covers one attempt at one round. A round that is repeated after a crash is charged again, and the
-rounds that remain are calibrated anew so that everything together stays within the budget.
+The first line says what the run is: its plan, delta, budget and accountant. Every further line is a charge. A
+charge covers one attempt at one release. A round that is repeated after a crash is charged again, and the rounds
+that remain are calibrated anew so that everything together stays within the budget.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from coterie.privacy.accounting import Event, LiveAccountant, PrivacyError, calibrate
+from coterie.privacy.accountants import Accountant, Event, PrivacyError
+from coterie.privacy.accounting import composed
 
-_KEYS = ("charge", "round", "sampling_rate", "noise_multiplier")
+_KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
+_FORMAT = 1
+# Rounding of a budget that a calibration met exactly.
+_SLACK = 1 + 1e-9
 
 
 class LedgerError(RuntimeError):
-    """The ledger cannot be used: another process has it, or it is damaged."""
+    """The ledger cannot be used: another process has it, it is damaged, or it is another run's."""
 
 
 class BudgetError(PrivacyError):
@@ -56,40 +62,53 @@ class Ledger:
         delta: the delta at which epsilon is reported, in (0, 1).
         epsilon: the budget; inf when the run has no privacy.
         path: the file; None keeps the charges in memory, which no crash survives.
+        accountant: by which the budget is kept; pld and rdp are tracked beside it.
+        about: what the first line says beside that; JSON-ready.
 
     Raises:
-        LedgerError: another process holds the file, or a line of it cannot be read.
+        LedgerError: another process holds the file, a line of it cannot be read, or it is another run's.
     """
 
-    def __init__(self, delta: float, epsilon: float = math.inf, path: Path | None = None) -> None:
+    def __init__(
+        self,
+        delta: float,
+        epsilon: float = math.inf,
+        path: Path | None = None,
+        accountant: str = "pld",
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
         self.delta = delta
         self.budget = epsilon
+        self.accountant = accountant
         self.charges: list[dict[str, Any]] = []
         self._file: IO[str] | None = None
+        header = {
+            "ledger": _FORMAT,
+            "delta": delta,
+            "epsilon": None if math.isinf(epsilon) else epsilon,
+            "accountant": accountant,
+            **(about or {}),
+        }
         if path is not None:
             self._file = _open_locked(path)
             try:
-                self.charges = _read(self._file, path)
+                self.charges = _take_over(self._file, path, header)
             except BaseException:
                 self._file.close()
                 raise
-        self._live = LiveAccountant(self.events)
+        self._live = {name: composed(self.events, name) for name in dict.fromkeys((accountant, "pld", "rdp"))}
 
     @property
     def events(self) -> list[Event]:
         """What was charged, in order."""
-        return [Event(line["sampling_rate"], line["noise_multiplier"]) for line in self.charges]
+        return [event_of(line) for line in self.charges]
 
-    def spent(self) -> float:
-        """Epsilon of every charge ever made."""
-        return self._live.epsilon(self.delta)
-
-    def calibrate(self, sampling_rate: float, rounds: int) -> float:
-        """Noise multiplier with which ``rounds`` further rounds still fit into the budget."""
-        return calibrate(self.budget, self.delta, sampling_rate, rounds, spent=self.events)
+    def spent(self, accountant: str | None = None) -> float:
+        """Epsilon of every charge ever made, by the ledger's own accountant or another one that it tracks."""
+        return self._live[accountant or self.accountant].epsilon(self.delta)
 
     def round(self, number: int, event: Event, **details: Any) -> Permit:
-        """Charge one attempt at round ``number``, sync it to disk, then allow its draws.
+        """Charge one attempt at a release of round ``number``, sync it to disk, then allow its draws.
 
         Args:
             number: the round, from 1.
@@ -99,9 +118,9 @@ class Ledger:
         Raises:
             BudgetError: the charge would exceed the budget; nothing was written.
         """
-        after = self._live.with_rounds(event, 1)
-        cost = after.epsilon(self.delta)
-        if not cost <= self.budget * (1 + 1e-9):
+        after: dict[str, Accountant] = {name: live.with_rounds(event, 1) for name, live in self._live.items()}
+        cost = after[self.accountant].epsilon(self.delta)
+        if not cost <= self.budget * _SLACK:
             raise BudgetError(
                 f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g}; "
                 f"{len(self.charges)} charges were made before it"
@@ -111,14 +130,13 @@ class Ledger:
             "round": number,
             "sampling_rate": event.sampling_rate,
             "noise_multiplier": event.noise_multiplier,
+            "sampler": event.sampler,
             **details,
             "epsilon": cost if math.isfinite(cost) else None,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         if self._file is not None:
-            self._file.write(json.dumps(charge) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            _append(self._file, charge)
         self.charges.append(charge)
         self._live = after
         return Permit(len(self.charges), number, event, cost)
@@ -127,6 +145,33 @@ class Ledger:
         """Release the file and its lock."""
         if self._file is not None:
             self._file.close()
+
+
+def event_of(charge: Mapping[str, Any]) -> Event:
+    """What a line of a ledger charged."""
+    return Event(charge["sampling_rate"], charge["noise_multiplier"], charge["sampler"])
+
+
+def read_ledger(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """First line and charges of a ledger, which may be in use; nothing is written.
+
+    Raises:
+        LedgerError: there is none, or it is damaged.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read: {error.strerror}") from None
+    header, charges = _parse(text[: text.rfind("\n") + 1], path)
+    if header is None:
+        raise LedgerError(f"{path} is empty: nothing was planned or charged")
+    return header, charges
+
+
+def _append(file: IO[str], line: Mapping[str, Any]) -> None:
+    file.write(json.dumps(line) + "\n")
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _open_locked(path: Path) -> IO[str]:
@@ -144,20 +189,34 @@ def _open_locked(path: Path) -> IO[str]:
     return file
 
 
-def _read(file: IO[str], path: Path) -> list[dict[str, Any]]:
-    """All charges; an incomplete last line was never synced, so nothing was released for it: it is cut off."""
+def _take_over(file: IO[str], path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
+    """All charges. An incomplete last line was never synced, so nothing was released for it: it is cut off."""
     file.seek(0)
     text = file.read()
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         file.truncate(len(whole.encode()))
-    charges = []
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            charge = json.loads(line)
-            if charge["charge"] != number or any(key not in charge for key in _KEYS):
-                raise KeyError
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise LedgerError(f"{path}, line {number} is not a charge of this ledger: {line[:80]!r}") from None
-        charges.append(charge)
+    before, charges = _parse(whole, path)
+    if not charges:  # nothing was paid for: whoever opened it first is free to have planned something else
+        file.truncate(0)
+        _append(file, header)
+    elif before != json.loads(json.dumps(header)):
+        raise LedgerError(f"{path} belongs to a run that was planned otherwise; choose another --out")
     return charges
+
+
+def _parse(text: str, path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    lines = []
+    for number, line in enumerate(text.splitlines()):
+        try:
+            read = json.loads(line)
+            good = read["charge"] == number and all(key in read for key in _KEYS) if number else "ledger" in read
+            if good and number:
+                event_of(read)
+        except (ValueError, KeyError, TypeError):
+            good = False
+        if not good:
+            what = "a charge of this ledger" if number else "the beginning of a ledger"
+            raise LedgerError(f"{path}, line {number + 1} is not {what}: {line[:80]!r}")
+        lines.append(read)
+    return (lines[0], lines[1:]) if lines else (None, [])

@@ -1,51 +1,99 @@
 """One frozen plan yields sampler, clipping, noise and accounting event together; nothing else draws noise.
 
-``joint`` (docs/privacy.md): client i adds e_c (its label, one-hot) and e_c' x clip(u, C) (its update, in one
-block) to a round. With Gaussian noise sigma_h on the first sum and sigma_theta C on the second, both on one
-Poisson cohort, a round is a single Poisson-subsampled Gaussian event with
+A plan is a mechanism (one file of :mod:`coterie.privacy.mechanisms` each) with its public numbers. What a round
+does with it:
 
-    1 / sigma_eff^2 = 1 / sigma_h^2 + 1 / sigma_theta^2,
-
-whatever the labels are, as long as a client's label is a function of its own data and released values alone.
+    cohort        = plan.sample(coins)                  who takes part
+    contributions = plan.contributions(d)               clipped on arrival; secret
+    permit        = ledger.round(t, plan.event())       paid for, on disk
+    released      = plan.release(permit, contributions, streams, attempt)
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.privacy.accounting import Event, PrivacyError, calibrate, check_delta
-from coterie.privacy.ledger import LedgerError, Permit
+from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError
+from coterie.privacy.accounting import calibrate, check_delta
+from coterie.privacy.clipping import clip_rows
+from coterie.privacy.ledger import Ledger, LedgerError, Permit
 from coterie.privacy.randomness import FloatArray, Streams, gaussian
 
-#: Mechanisms by name, with a line for a person who chooses.
-MECHANISMS = {"joint": "noise on the sums and counts of the trusted server; labels stay with it (default)"}
+IntArray = npt.NDArray[np.int64]
 
-# Room for the rounding of norms and sums below the clipping norm.
-_CLIP_MARGIN = 1e-6
+#: Ways to divide a cluster's noisy sum.
+DIVISORS = ("fixed", "released")
 
 
-def clip(update: npt.ArrayLike, clip_norm: float) -> FloatArray:
-    """``update`` in float64, scaled down to L2 norm at most ``clip_norm``; all zero if any entry is not finite.
+class Contributions(ABC):
+    """What the clients of one cohort sent, clipped on arrival; true sums and labels, for the mechanism alone.
 
-    Args:
-        update: array of any shape, 0-d and empty included.
-        clip_norm: the bound C > 0; inf leaves finite updates as they are.
+    ``draws`` independent rounds can be kept side by side, which is how the audit runs a mechanism 100,000 times;
+    a run has one. Labels then have shape (draws,) and updates (draws, d).
     """
-    vector = np.asarray(update, dtype=np.float64)
-    if not np.all(np.isfinite(vector)):
-        return np.zeros_like(vector)
-    if math.isinf(clip_norm):
-        return vector
-    largest = float(np.max(np.abs(vector), initial=0.0))
-    if largest == 0.0:
-        return vector
-    norm = float(np.linalg.norm(vector / largest)) * largest  # scaled first: squares of 1e200 overflow
-    limit = clip_norm * (1 - _CLIP_MARGIN)
-    return vector if norm <= limit else vector / largest * (limit / (norm / largest))
+
+    def __init__(self, plan: Plan, size: int, draws: int = 1) -> None:
+        self.plan = plan
+        self.size = size
+        self.draws = draws
+
+    @abstractmethod
+    def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
+        """One client's part: its place in the cohort, the label that it chose, the one it trained for, its update."""
+
+    def _clipped(self, update: npt.ArrayLike) -> FloatArray:
+        rows = np.broadcast_to(np.asarray(update, dtype=np.float64), (self.draws, self.size))
+        return clip_rows(rows, self.plan.clip_norm)
+
+
+class Summed(Contributions):
+    """Sums on arrival: memory does not grow with the cohort.
+
+    Attributes:
+        sums: (draws, k, d) of clipped updates, by redrawn label.
+        counts: (draws, k) clients, by the label that they chose.
+    """
+
+    def __init__(self, plan: Plan, size: int, draws: int = 1) -> None:
+        super().__init__(plan, size, draws)
+        self.sums = np.zeros((draws, plan.num_clusters, size))
+        self.counts = np.zeros((draws, plan.num_clusters))
+
+    def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
+        """Add to both sums; ``slot`` does not matter."""
+        every = np.arange(self.draws)
+        self.sums[every, redrawn_label] += self._clipped(update)
+        self.counts[every, label] += 1
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One or many draws of a mechanism, before anything about a run is known; leading axis ``draws``.
+
+    ``scores`` and ``assigned`` are for the audit: they never leave the server.
+
+    Attributes:
+        sums: (draws, k, d), noisy.
+        histogram: (draws, k), noisy; None when sizes are not released.
+        divisors: (draws, k) D_j of the update.
+        scores: (draws, m, k) noisy identifiers by slot, where a mechanism has them.
+        assigned: (draws, m) cluster of each slot's update, where a mechanism has slots.
+    """
+
+    sums: FloatArray
+    histogram: FloatArray | None
+    divisors: FloatArray
+    scores: FloatArray | None = None
+    assigned: IntArray | None = None
 
 
 @dataclass(frozen=True)
@@ -55,38 +103,41 @@ class Released:
     Attributes:
         sums: (k, d) float64, noisy sums of clipped updates per cluster.
         histogram: (k,) float64, noisy numbers of clients that chose each cluster; None when not released.
+        divisors: (k,) float64, D_j of the update, from public constants and released values.
         charge: number of the ledger's charge that paid for it.
         epsilon: of everything charged up to this release.
     """
 
     sums: FloatArray
     histogram: FloatArray | None
+    divisors: FloatArray
     charge: int
     epsilon: float
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(ABC):
     """Everything about a run's privacy that is fixed before its first round. All numbers are public.
 
-    Build one with :meth:`joint` or :meth:`no_privacy`.
+    Build one with :meth:`calibrated`; the constructor takes the noise as it is given.
 
     Attributes:
-        unit: "client", or "none" for a run without privacy (epsilon is infinite).
-        mechanism: a name of :data:`MECHANISMS`, or "none".
         clients: M, the configured number of clients, never a count of who replied.
         num_clusters: k.
-        sampling_rate: q, the probability with which each client takes part in a round.
+        sampling_rate: q, the part of the clients that takes part in a round.
         rounds: T.
         clip_norm: C, L2 bound of one client's update.
         epsilon: the budget; inf without privacy.
         delta: of the guarantee.
         noise_multiplier: sigma_eff of a round; 0 without privacy.
-        identifier_share: part of 1/sigma_eff^2 that goes to the histogram of labels; 0 releases none.
+        identifier_share: part of 1 / sigma_eff^2 that goes to labels or their histogram; 0 releases neither.
+        rebalance_min: B, least size of a cluster in a round (RR-Cluster); 0 turns rebalancing off.
+        divisor: D_j of the update: "fixed" (qM/k), or "released" (from released sizes, at least max(B, 1)).
+        evaluations: how many private evaluations are planned; 0 for none.
+        evaluation_noise: standard deviation of the noise on the mean accuracy of a private evaluation.
+        accountant: by which the budget is kept; a name of :data:`~coterie.privacy.accountants.ACCOUNTANTS`.
     """
 
-    unit: str
-    mechanism: str
     clients: int
     num_clusters: int
     sampling_rate: float
@@ -95,13 +146,35 @@ class Plan:
     epsilon: float
     delta: float
     noise_multiplier: float
-    identifier_share: float
+    identifier_share: float = 0.0
+    rebalance_min: float = 0.0
+    divisor: str = "fixed"
+    evaluations: int = 0
+    evaluation_noise: float = 0.01
+    accountant: str = "pld"
+
+    #: Name in configurations and certificates, and a line for a person who chooses.
+    mechanism: ClassVar[str]
+    title: ClassVar[str]
+    unit: ClassVar[str] = "client"
+    adjacency: ClassVar[str]
+    sampler: ClassVar[str]
+    #: Whether clients redraw their own labels for rebalancing (by a matrix of released values).
+    redraws: ClassVar[bool] = False
+    #: Why a run of this mechanism is never certified; empty if it may be.
+    flaws: ClassVar[tuple[str, ...]] = ()
+    #: Accountants whose bound holds for this mechanism (or, for the paper's, is the one it prints).
+    accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp")
+    #: What is good for most: the share of identifiers.
+    usual_share: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.sampling_rate <= 1:
             raise PrivacyError(f"sampling rate must lie in (0, 1], not {self.sampling_rate}")
         if not 0 < self.clip_norm:
             raise PrivacyError(f"clipping norm must be positive, not {self.clip_norm}")
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise PrivacyError(f"noise multiplier must be finite and at least 0, not {self.noise_multiplier}")
         if not 0 <= self.identifier_share < 1:
             raise PrivacyError(f"identifier share must lie in [0, 1), not {self.identifier_share}")
         for name in ("clients", "num_clusters", "rounds"):
@@ -110,55 +183,48 @@ class Plan:
         if self.num_clusters > self.clients:
             raise PrivacyError(f"{self.num_clusters} clusters for {self.clients} clients: ask for fewer clusters")
         check_delta(self.delta)
+        if self.divisor not in DIVISORS:
+            raise PrivacyError(f"divisor must be {' or '.join(DIVISORS)}, not {self.divisor!r}")
+        if not 0 <= self.rebalance_min <= self.expected_members:
+            raise PrivacyError(
+                f"rebalance-min must be at most qM/k = {self.expected_members:g} (sampling-rate x clients / "
+                f"clusters), not {self.rebalance_min:g}"
+            )
+        if not self.evaluation_noise > 0:
+            raise PrivacyError(f"evaluation noise must be positive, not {self.evaluation_noise}")
+        if self.accountant not in self.accountants:
+            known = ", ".join(self.accountants)
+            raise PrivacyError(f"{self.mechanism} is counted by {known}, not by {self.accountant!r}")
 
     @classmethod
-    def joint(
-        cls,
-        *,
-        clients: int,
-        num_clusters: int,
-        sampling_rate: float,
-        rounds: int,
-        clip_norm: float,
-        epsilon: float,
-        delta: float,
-        identifier_share: float = 0.04,
-    ) -> Plan:
-        """The plan of the joint mechanism whose ``rounds`` rounds cost at most (epsilon, delta).
+    def calibrated(cls, *, rounds: int, epsilon: float, delta: float, **numbers: Any) -> Plan:
+        """The plan whose ``rounds`` rounds and evaluations cost at most (epsilon, delta); numbers as in the class.
 
-        ``identifier_share`` 0.04 means sigma_h = 5 sigma_eff and costs 2.06 % of sigma_theta.
+        Raises:
+            PrivacyError: a number makes no sense, or no noise suffices.
         """
-        noise = calibrate(epsilon, delta, sampling_rate, rounds)
-        return cls(
-            unit="client",
-            mechanism="joint",
-            clients=clients,
-            num_clusters=num_clusters,
-            sampling_rate=sampling_rate,
-            rounds=rounds,
-            clip_norm=clip_norm,
-            epsilon=epsilon,
-            delta=delta,
-            noise_multiplier=noise,
-            identifier_share=identifier_share,
-        )
+        numbers = {"identifier_share": cls.usual_share, "accountant": cls.accountants[0], **numbers}
+        sketch = cls(rounds=rounds, epsilon=epsilon, delta=delta, noise_multiplier=1.0, **numbers)
+        return sketch.recalibrated(sketch.noise_for(rounds, sketch._evaluations(sketch.evaluations)))
 
     @classmethod
-    def no_privacy(cls, *, clients: int, num_clusters: int, sampling_rate: float, rounds: int) -> Plan:
-        """No noise and no clipping: exact sums and counts, epsilon infinite."""
-        return cls(
-            unit="none",
-            mechanism="none",
-            clients=clients,
-            num_clusters=num_clusters,
-            sampling_rate=sampling_rate,
-            rounds=rounds,
-            clip_norm=math.inf,
-            epsilon=math.inf,
-            delta=0.5,
-            noise_multiplier=0.0,
-            identifier_share=0.0,
-        )
+    def of_terms(cls, terms: Mapping[str, Any]) -> Plan:
+        """The plan that :meth:`terms` described."""
+        from coterie.privacy.mechanisms import PLANS
+
+        values: dict[str, Any] = {key: math.inf if value is None else value for key, value in terms.items()}
+        return PLANS[values.pop("mechanism")](**values)
+
+    def terms(self) -> dict[str, Any]:
+        """Every public number, JSON-ready (null stands for infinity)."""
+        numbers = {name: None if value == math.inf else value for name, value in asdict(self).items()}
+        return {"mechanism": self.mechanism, **numbers}
+
+    def ledger(self, path: Path | None = None, **about: Any) -> Ledger:
+        """A ledger for this plan, in memory or in ``path``; ``about`` is kept with the plan in its first line."""
+        return Ledger(self.delta, self.epsilon, path, self.accountant, {"plan": self.terms(), **about})
+
+    # ---- the numbers of a round ---------------------------------------------------------------------------
 
     @property
     def private(self) -> bool:
@@ -166,58 +232,133 @@ class Plan:
         return self.unit != "none"
 
     @property
-    def noise_multiplier_updates(self) -> float:
-        """sigma_theta: noise standard deviation of the sums, over the clipping norm."""
-        return self.noise_multiplier / math.sqrt(1 - self.identifier_share)
-
-    @property
-    def noise_multiplier_counts(self) -> float | None:
-        """sigma_h: noise standard deviation of the histogram; None when no histogram is released."""
-        if not self.private:
-            return 0.0
-        return self.noise_multiplier / math.sqrt(self.identifier_share) if self.identifier_share else None
+    def rate(self) -> float:
+        """The sampling rate that the sampler realises."""
+        return self.sampling_rate
 
     @property
     def expected_members(self) -> float:
         """qM/k, the public stand-in for a cluster's number of members in a round."""
-        return self.sampling_rate * self.clients / self.num_clusters
+        return self.rate * self.clients / self.num_clusters
+
+    @property
+    def noise_multiplier_updates(self) -> float:
+        """sigma_theta: noise standard deviation of the sums, over their sensitivity."""
+        return self.noise_multiplier / math.sqrt(1 - self.identifier_share)
+
+    @property
+    def noise_multiplier_counts(self) -> float | None:
+        """Noise standard deviation of the histogram or the one-hot identifiers; None when neither is released."""
+        if not self.private:
+            return 0.0
+        return self.noise_multiplier / math.sqrt(self.identifier_share) if self.identifier_share else None
 
     def event(self) -> Event:
         """One round, for the accountant."""
-        return Event(self.sampling_rate, self.noise_multiplier)
+        return Event(self.rate, self.noise_multiplier, self.sampler)
+
+    def evaluation_event(self) -> Event:
+        """One private evaluation of all clients; each adds its accuracy - 1/2 to a sum."""
+        sensitivity = 0.5 if self.sampler == "poisson" else 1.0  # an absent client adds nothing; another, the opposite
+        return Event(1.0, self.evaluation_noise * self.clients / sensitivity, self.sampler)
+
+    def _evaluations(self, count: int) -> dict[Event, int]:
+        return {self.evaluation_event(): count} if count else {}
+
+    def planned(self) -> Counter[Event]:
+        """Every event of the whole run."""
+        return Counter({self.event(): self.rounds}) + Counter(self._evaluations(self.evaluations))
+
+    def noise_for(self, rounds: int, besides: Mapping[Event, int] | None = None) -> float:
+        """The noise multiplier with which ``rounds`` rounds fit into the budget, beside other events."""
+        return calibrate(
+            self.epsilon,
+            self.delta,
+            self.rate,
+            rounds,
+            sampler=self.sampler,
+            spent=besides or {},
+            accountant=self.accountant,
+        )
 
     def recalibrated(self, noise_multiplier: float) -> Plan:
         """This plan with another noise for the rounds that remain."""
         return replace(self, noise_multiplier=noise_multiplier)
 
-    def sample(self, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        """Ids in [0, M) of one round's cohort: every client independently with probability q."""
-        return np.flatnonzero(rng.random(self.clients) < self.sampling_rate)
+    # ---- a round ------------------------------------------------------------------------------------------
 
-    def clip(self, update: npt.ArrayLike) -> FloatArray:
-        """:func:`clip` at this plan's clipping norm."""
-        return clip(update, self.clip_norm)
+    @abstractmethod
+    def sample(self, rng: np.random.Generator) -> IntArray:
+        """Ids in [0, M) of one round's cohort; their order is that of the slots."""
 
-    def release(self, permit: Permit, sums: FloatArray, counts: FloatArray, streams: Streams, attempt: int) -> Released:
-        """The noisy sums and histogram of one round, against a permit from the ledger.
+    @abstractmethod
+    def contributions(self, size: int, draws: int = 1) -> Contributions:
+        """Where the replies of one cohort go; ``size`` is d."""
+
+    @abstractmethod
+    def perturb(
+        self, contributions: Any, noise: np.random.Generator, coins: np.random.Generator, redraw: FloatArray
+    ) -> Drawn:
+        """The mechanism itself, without a ledger: :meth:`release` calls it, and the audit attacks it."""
+
+    def release(
+        self,
+        permit: Permit,
+        contributions: Contributions,
+        streams: Streams,
+        attempt: int,
+        redraw: FloatArray | None = None,
+    ) -> Released:
+        """What leaves the mechanism in one round, against a permit from the ledger.
 
         Args:
             permit: of a charge for this plan's :meth:`event`, not used before.
-            sums: (k, d) float64, sums of clipped updates.
-            counts: (k,) float64, numbers of clients by the label that they chose.
+            contributions: the cohort's.
             streams: the server's randomness.
             attempt: number of this attempt in the run, so that a seeded rerun draws fresh noise.
+            redraw: (k, k) matrix by which clients redrew their labels; None if they did not.
 
         Raises:
             LedgerError: the permit was used, or paid for another event.
         """
-        if permit.event != self.event():
-            raise LedgerError(f"charge {permit.charge} paid for {permit.event}, not for {self.event()}")
-        permit.use()
+        self._spend(permit, self.event())
         noise = streams.stream("noise", permit.round, attempt)
-        histogram = None
-        if self.noise_multiplier_counts is not None:
-            histogram = counts + gaussian(noise, self.noise_multiplier_counts, counts.shape)
-        scale = self.noise_multiplier_updates * self.clip_norm if self.private else 0.0
-        sums = sums + gaussian(noise, scale, sums.shape)
-        return Released(sums, histogram, permit.charge, permit.epsilon)
+        coins = streams.stream("rebalancing", permit.round, attempt)
+        drawn = self.perturb(contributions, noise, coins, np.eye(self.num_clusters) if redraw is None else redraw)
+        histogram = None if drawn.histogram is None else drawn.histogram[0]
+        return Released(drawn.sums[0], histogram, drawn.divisors[0], permit.charge, permit.epsilon)
+
+    def release_evaluation(self, permit: Permit, accuracies: Sequence[float], streams: Streams, attempt: int) -> float:
+        """Noisy mean accuracy of all M clients, against a permit; a client that did not answer counts one half.
+
+        Args:
+            permit: of a charge for :meth:`evaluation_event`, not used before.
+            accuracies: of the clients that answered; each is clipped to [0, 1].
+            streams: the server's randomness.
+            attempt: number of this attempt in the run.
+
+        Raises:
+            LedgerError: the permit was used, or paid for another event.
+        """
+        self._spend(permit, self.evaluation_event())
+        noise = streams.stream("evaluation", permit.round, attempt)
+        values = np.nan_to_num(np.asarray(accuracies, dtype=np.float64), nan=0.5)
+        total = float(np.sum(np.clip(values, 0.0, 1.0) - 0.5))
+        total += float(gaussian(noise, self.evaluation_noise * self.clients, ()))
+        return min(1.0, max(0.0, 0.5 + total / self.clients))
+
+    def _spend(self, permit: Permit, event: Event) -> None:
+        if permit.event != event:
+            raise LedgerError(f"charge {permit.charge} paid for {permit.event}, not for {event}")
+        permit.use()
+
+    # ---- for the certificate ------------------------------------------------------------------------------
+
+    def reasons(self) -> list[str]:
+        """Why runs of this plan are never certified, if they are not."""
+        return list(self.flaws)
+
+
+def certifies(accountant: str) -> bool:
+    """Whether an accountant's epsilon may stand on a certificate."""
+    return accountant in ("pld", "rdp") and accountant in ACCOUNTANTS

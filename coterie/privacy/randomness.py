@@ -53,4 +53,4 @@ def gaussian(rng: np.random.Generator, std: float, shape: tuple[int, ...]) -> Fl
     if std > 0:
         for _ in range(4):
             total += rng.standard_normal(shape)
-    return total * (std / 2)
+    return np.asarray(total * (std / 2))

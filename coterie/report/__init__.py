@@ -4,7 +4,14 @@ A run folder is read once, by :func:`read_run`; everything else draws from the f
 """
 
 from coterie.report.page import write_report
-from coterie.report.plots import accuracy_figure, cluster_figure, comparison_figure, save_png
+from coterie.report.plots import (
+    accuracy_figure,
+    cluster_figure,
+    comparison_figure,
+    privacy_figure,
+    save_figure,
+    save_png,
+)
 from coterie.report.runs import ReportError, Round, Run, read_run
 from coterie.report.table import result_table
 
@@ -15,8 +22,10 @@ __all__ = [
     "accuracy_figure",
     "cluster_figure",
     "comparison_figure",
+    "privacy_figure",
     "read_run",
     "result_table",
+    "save_figure",
     "save_png",
     "write_report",
 ]

@@ -24,9 +24,12 @@ _TOLD_IN_WORDS = {
     "reasons",
     "epsilon",
     "delta",
+    "accountants",
     "epsilon_participation_visible",
+    "charged",
     "outside",
     "public_inputs",
+    "tuned_outside",
 }
 
 
@@ -54,6 +57,7 @@ class _Section:
     guarantee: list[str]
     facts: list[tuple[str, str]]
     public_inputs: list[tuple[str, str]]
+    tuned: list[tuple[str, str]]
 
 
 def write_report(runs: Sequence[Path | str | Run], out: Path | str) -> Path:
@@ -103,9 +107,27 @@ def _section(run: Run, anchor: str) -> _Section:
         clusters=_svg(cluster_figure(run), f"{anchor}-clusters", "Cluster sizes by round") if released else None,
         reseeded=sum(len(r.reseeded) for r in run.rounds),
         guarantee=_guarantee(run),
-        facts=_pairs({key: run.certificate[key] for key in run.certificate if key not in _TOLD_IN_WORDS}),
+        facts=_facts(run.certificate),
         public_inputs=_pairs(run.certificate.get("public_inputs") or {}),
+        tuned=_pairs(run.certificate.get("tuned_outside") or {}),
     )
+
+
+def _facts(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the certificate says beside its words: ε by every accountant, what was charged, and the rest."""
+    charged = certificate.get("charged") or ()
+    return [
+        *((f"ε by {name}", formats.epsilon(value)) for name, value in (certificate.get("accountants") or {}).items()),
+        *_pairs({key: value for key, value in certificate.items() if key not in _TOLD_IN_WORDS}),
+        *(
+            (
+                "charged" if len(charged) == 1 else f"charged ({number})",
+                f"{line['charges']} × {line['sampler']} at rate {formats.number(line['sampling_rate'])}, "
+                f"noise {formats.number(line['noise_multiplier'])}",
+            )
+            for number, line in enumerate(charged, 1)
+        ),
+    ]
 
 
 def _pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -152,7 +174,7 @@ def _tiles(run: Run) -> list[_Tile]:
     ]
     matched, training = outcome["clustering_accuracy"], outcome["seconds_training"]
     rounds, each = formats.number(outcome["rounds"]), formats.duration(outcome["seconds_per_round"])
-    return [
+    scores = [
         _Tile("Accuracy", formats.percent(outcome["accuracy"]), "mean over clients, each with its own model"),
         _Tile(
             "Worst group", formats.percent(outcome["worst_group_accuracy"]), f"group {min(groups)[1]}" if groups else ""
@@ -162,6 +184,12 @@ def _tiles(run: Run) -> list[_Tile]:
             formats.of_total(outcome["groups_found"], outcome["groups"]),
             "" if matched is None else f"{formats.percent(matched)} of clients in the right one",
         ),
+    ]
+    if run.noisy:
+        note = "over all clients, each with its own model; the noise is part of what ε pays for"
+        scores = [_Tile("Noisy mean accuracy", formats.percent(outcome["accuracy"]), note)]
+    return [
+        *scores,
         _privacy_tile(run),
         _Tile(
             "Training time",
@@ -204,9 +232,10 @@ def _guarantee(run: Run) -> list[str]:
     else:
         one = {"client": "one client, with all the data it holds", "record": "one training record"}
         factor = formats.number(float(f"{math.exp(min(run.epsilon, 700.0)):.2g}"))
+        change = "Exchange or leave out" if run.certificate.get("sampler") == "fixed" else "Leave out"
         words = [
             f"This run satisfies {run.unit}-level differential privacy with ε = {loss} at δ = {delta}.",
-            f"Leave out any {one.get(run.unit, f'one {run.unit}')}: nothing that this run can publish "
+            f"{change} any {one.get(run.unit, f'one {run.unit}')}: nothing that this run can publish "
             f"becomes more than e^ε ≈ {factor} times as likely or as unlikely by it, except for a further "
             f"probability of at most δ = {delta}.",
         ]

@@ -4,7 +4,7 @@ Figures are made without pyplot, so nothing is kept alive behind the caller's ba
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from scipy.optimize import isotonic_regression
 
 from coterie.report import formats
-from coterie.report.runs import Run
+from coterie.report.runs import ReportError, Run
 
 # Safe for colour-blind readers. Groups and clusters are different things, so they look different.
 GROUP_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
@@ -103,11 +103,46 @@ def save_png(run: Run, path: Path | str) -> Path:
     with _style():
         figure = Figure(figsize=(14.0, 4.6), facecolor="white")
         accuracy = _draw_accuracy(figure, run, left=0.05, right=0.42, bottom=0.115, top=0.9)
-        accuracy.set_title("Accuracy")
+        accuracy.set_title("Noisy mean accuracy" if run.noisy else "Accuracy")
         clusters = figure.add_axes((0.55, 0.115, 0.365, 0.785))
         _draw_clusters(clusters, run)
         clusters.set_title("Released cluster sizes")
         figure.savefig(path, dpi=150, format="png", metadata={"Software": None})
+    return path
+
+
+def privacy_figure(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Figure:
+    """ε against rounds, one line for each accountant, named where it ends."""
+    with _style():
+        figure = Figure(figsize=(9.0, 4.6), facecolor="white")
+        axes = figure.add_axes((0.06, 0.115, 0.69, 0.79))
+        ends = []
+        for index, (name, points) in enumerate(curves.items()):
+            rounds, values = zip(*points, strict=True)
+            colour, style = run_line(index)
+            axes.plot(rounds, values, style, color=colour, linewidth=1.9)
+            ends.append(_End(rounds[-1], values[-1], f"{name}{GAP}{values[-1]:.2f}", colour))
+        axes.set_xlim(0, max(end.round for end in ends))
+        axes.set_ylim(0, 1.05 * max(end.value for end in ends))
+        axes.set_xlabel("rounds")
+        axes.set_title(f"ε{GAP}({title})", fontweight="normal", fontsize=9.5)
+        _label_ends(axes, ends)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path | str) -> Path:
+    """Save a figure in the format that its suffix names; return its path.
+
+    Raises:
+        ReportError: the format cannot be written.
+    """
+    path = Path(path)
+    known = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise ReportError(f"{path}: pictures end with .png, .svg or .pdf")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _style():
+        figure.savefig(path, dpi=150)
     return path
 
 
@@ -174,8 +209,11 @@ def _draw_accuracy(figure: Figure, run: Run, left: float, right: float, bottom: 
         ends = []
     if rounds:
         axes.plot(rounds, accuracy, color=INK, linewidth=2.4, marker=_marker(rounds), markersize=4)
-        ends.append(_End(rounds[-1], accuracy[-1], f"mean{GAP}{formats.percent(accuracy[-1])}", INK, bold=True))
+        name = "noisy mean" if run.noisy else "mean"
+        ends.append(_End(rounds[-1], accuracy[-1], f"{name}{GAP}{formats.percent(accuracy[-1])}", INK, bold=True))
     _finish_accuracy(axes, [*accuracy, *groups.ravel().tolist()], max((r.number for r in run.rounds), default=1))
+    if run.noisy and rounds:
+        axes.set_ylabel("noisy mean accuracy")
     _label_ends(axes, ends)
     lowest = axes
     if private:

@@ -106,6 +106,11 @@ class Run:
         return str(self.certificate.get("unit") or self.config.get("privacy-unit") or "none")
 
     @property
+    def noisy(self) -> bool:
+        """Whether its accuracies are private releases: the noisy mean over all clients, and nothing else."""
+        return self.config.get("evaluate") == "private"
+
+    @property
     def certified(self) -> bool:
         """Whether the run ended with a guarantee that the program stands behind."""
         return self.unit != "none" and self.finished and bool(self.certificate.get("certified"))

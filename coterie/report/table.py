@@ -30,12 +30,15 @@ def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> T
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     groups = result.get("group_accuracy") or ()
-    table.add_row("Accuracy", Text(formats.percent(result.get("accuracy")), "bold"))
-    table.add_row("Worst group", formats.percent(result.get("worst_group_accuracy")))
-    if groups:
-        table.add_row("Each group", ", ".join(map(formats.percent, groups)))
-    table.add_row("Clusters found", formats.of_total(result.get("groups_found"), result.get("groups")))
-    table.add_row("Clustering accuracy", formats.percent(result.get("clustering_accuracy")), end_section=True)
+    noisy = result.get("evaluate") == "private"
+    table.add_row("Noisy mean accuracy" if noisy else "Accuracy", Text(formats.percent(result.get("accuracy")), "bold"))
+    if not noisy:  # nothing else was released
+        table.add_row("Worst group", formats.percent(result.get("worst_group_accuracy")))
+        if groups:
+            table.add_row("Each group", ", ".join(map(formats.percent, groups)))
+        table.add_row("Clusters found", formats.of_total(result.get("groups_found"), result.get("groups")))
+        table.add_row("Clustering accuracy", formats.percent(result.get("clustering_accuracy")))
+    table.add_section()
     for label, value in _privacy(certificate):
         table.add_row(label, value)
     table.add_section()

@@ -39,7 +39,7 @@ PAGE = r"""{% macro badge(text, good) %}
 {% if section.accuracy %}
 <figure>
   <div class="canvas">{{ section.accuracy }}</div>
-  <figcaption>Held-out accuracy: the mean over clients (bold) and every hidden group.
+  <figcaption>Held-out accuracy: {{ 'the noisy mean over all clients, a private release.' if run.noisy else 'the mean over clients (bold) and every hidden group.' }}
   {%- if run.accounted %} Beneath, the privacy loss ε spent up to each round.
   {%- else %} There is no privacy loss to draw: ε = ∞.{% endif %}</figcaption>
 </figure>
@@ -79,6 +79,9 @@ PAGE = r"""{% macro badge(text, good) %}
     <div><h4>Mechanism</h4>{{ table(section.facts) }}</div>
     {% if section.public_inputs %}
     <div><h4>Public inputs, not protected</h4>{{ table(section.public_inputs) }}</div>
+    {% endif %}
+    {% if section.tuned %}
+    <div><h4>Chosen outside the guarantee</h4>{{ table(section.tuned) }}</div>
     {% endif %}
   </div>
   {% endif %}
@@ -206,7 +209,7 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
     <td><a href="#{{ section.anchor }}">{{ run.name }}</a></td>
     <td>{{ run.strategy }}</td>
     <td>{{ run.dataset }}</td>
-    <td class="number"><strong>{{ fmt.percent(outcome.accuracy) }}</strong></td>
+    <td class="number"><strong>{{ fmt.percent(outcome.accuracy) }}</strong>{{ ' (noisy)' if run.noisy }}</td>
     <td class="number">{{ fmt.percent(outcome.worst_group_accuracy) }}</td>
     <td class="number">{{ fmt.of_total(outcome.groups_found, outcome.groups) }}</td>
     <td class="number">{{ fmt.percent(outcome.clustering_accuracy) }}</td>

@@ -15,7 +15,7 @@ from typing import Any
 
 from coterie import models as networks
 from coterie.datasets import DATASETS, SHIFTS, DataError, assign_groups, parse_groups
-from coterie.privacy import MECHANISMS, Plan, PrivacyError
+from coterie.privacy import ACCOUNTANTS, MECHANISMS, PLANS, Plan, PrivacyError
 from coterie.strategies import STRATEGIES, Reseeding, StrategyError
 
 
@@ -90,6 +90,10 @@ def _names(table: Mapping[str, Any], own: bool = False) -> dict[str, Any]:
     }
 
 
+def _choice(*words: str) -> dict[str, Any]:
+    return {"allowed": ", ".join(words), "ok": lambda value: value in words}
+
+
 def _number(low: float, high: float = math.inf, *, strict: bool = False) -> dict[str, Any]:
     text = f"{'above' if strict else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
     return {
@@ -131,10 +135,13 @@ SCHEMA: dict[str, Key] = {
     "clients": Key(500, "number of clients, M; public", **_whole(1), client=True),
     "groups": Key("4", "hidden groups: a number, or proportions such as 2:1:1", **_text("4 or 2:1:1"), client=True),
     "samples-per-client": Key(0, "training examples of a client; 0: divide all", **_whole(0), client=True),
-    "privacy-unit": Key(
-        "client", "what the guarantee protects", allowed="client, none", ok=lambda v: v in ("client", "none")
-    ),
+    "privacy-unit": Key("client", "what the guarantee protects", **_choice("client", "none")),
     "mechanism": Key("joint", "mechanism of client-level privacy", **_names(MECHANISMS)),
+    "accountant": Key(
+        "auto",
+        "how epsilon is counted; auto: pld, and theorem-4.2 for the mechanism paper",
+        **_names({"auto": 0, **{name: 0 for name in ACCOUNTANTS if not name.startswith("opacus")}}),
+    ),
     "epsilon": Key(8.0, "privacy budget", **_number(0, strict=True)),
     "delta": Key(
         "auto",
@@ -143,42 +150,63 @@ SCHEMA: dict[str, Key] = {
         allowed="a number strictly between 0 and 1",
         ok=lambda value: 0 < value < 1,
     ),
+    "noise-multiplier": Key(
+        "auto",
+        "noise of a round over its sensitivity; auto: calibrated to epsilon; a number: rounds end with the budget",
+        auto="auto",
+        **_number(0.05, 1e4),
+    ),
     "clip": Key(0.3, "C, L2 bound of a client's update", **_number(0, 1e6, strict=True)),
     "divisor": Key(
         "auto",
-        "D_j of the update: fixed is qM/k, released max(B, 1, released size); auto: fixed under privacy",
-        allowed="auto, fixed, released",
-        ok=lambda value: value in ("auto", "fixed", "released"),
+        "D_j of the update: fixed is qM/k, released max(B, 1, released size); auto: fixed under joint",
+        **_choice("auto", "fixed", "released"),
     ),
     "identifier-share": Key(
-        0.04,
-        "part of a round's privacy spent on cluster sizes, where they are used",
+        "auto",
+        "part of a round's privacy spent on labels or cluster sizes, where used; auto: 0.04, or 0.2 with identifiers",
+        auto="auto",
         allowed="a number above 0 and below 1",
         ok=lambda value: 0 < value < 1,
     ),
+    "identifiers": Key("gaussian", "how rr-slot makes labels noisy", **_choice("gaussian", "exponential")),
     "seed": Key("none", "none: secret randomness; a number: reproducible, not certified", auto="none", **_whole(0)),
     "evaluate": Key(
         "diagnostic",
-        "exact accuracies, outside the guarantee, or none at all",
-        allowed="diagnostic, off",
-        ok=lambda value: value in ("diagnostic", "off"),
+        "exact accuracies, outside the guarantee; their noisy mean, charged; or none at all",
+        **_choice("diagnostic", "private", "off"),
+    ),
+    "evaluate-noise": Key(
+        0.01, "standard deviation of the noise on a private mean accuracy", **_number(0, 1, strict=True)
     ),
     "evaluate-every": Key(5, "rounds between two evaluations on all clients", **_whole(1)),
     "round-timeout": Key(3600.0, "seconds to wait for the replies of a round", **_number(0, strict=True)),
     "wait": Key(60.0, "seconds to wait for clients to register before round 1", **_number(0)),
-    "device": Key(
-        "auto",
-        "where clients train",
-        allowed="auto, cpu, cuda",
-        ok=lambda value: value in ("auto", "cpu", "cuda"),
-        client=True,
-    ),
+    "device": Key("auto", "where clients train", **_choice("auto", "cpu", "cuda"), client=True),
     "out": Key("", "run folder; empty: a new one under runs/", **_text("a folder")),
     "resume": Key(False, "continue the run in the run folder", **_text("true or false")),
 }
 
 #: Where things are says nothing about what a run is; these may change when it resumes.
 PLACES = ("out", "resume", "data-dir", "device", "wait", "round-timeout")
+
+
+#: What people choose by looking at results, which no guarantee of one run covers; certificates list the values.
+TUNED = (
+    "strategy",
+    "clusters",
+    "rebalance-min",
+    "respawn-every",
+    "rounds",
+    "sampling-rate",
+    "local-epochs",
+    "batch-size",
+    "lr",
+    "server-lr",
+    "model",
+    "features",
+    "clip",
+)
 
 
 class RunConfig:
@@ -213,10 +241,10 @@ class RunConfig:
                     f"clusters = {self['clusters']}: more clusters than clients ({self['clients']}); "
                     "lower clusters or raise clients"
                 )
+            if self["evaluate"] == "private" and self["privacy-unit"] == "none":
+                raise ConfigError("evaluate = 'private' has no budget to charge: set privacy-unit or evaluate")
             assign_groups(self["clients"], parse_groups(self["groups"]))
-            STRATEGIES[self["strategy"]].check(
-                self._sketch, rebalance_min=self["rebalance-min"], reseeding=self.reseeding, divisor=self["divisor"]
-            )
+            STRATEGIES[self["strategy"]].check(self._sketch, reseeding=self.reseeding)
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
 
@@ -248,35 +276,57 @@ class RunConfig:
         return Reseeding(every=self["respawn-every"]) if self["respawn-every"] and self["clusters"] > 1 else None
 
     @property
-    def releases_counts(self) -> bool:
-        """Whether anything reads cluster sizes, so that they are released and charged."""
-        return bool(self.reseeding or self["rebalance-min"] or self["divisor"] == "released")
+    def _identifier_share(self) -> float:
+        """Part of a round's privacy for labels or sizes: none where nothing reads them."""
+        reads_sizes = bool(self.reseeding or self["rebalance-min"] or self["divisor"] == "released")
+        noisy_labels = self["clusters"] > 1 and self["mechanism"] != "joint"
+        if not (reads_sizes or noisy_labels):
+            return 0.0
+        share = self["identifier-share"]
+        return PLANS[self["mechanism"]].usual_share if share == "auto" else float(share)
 
     @property
-    def _shape(self) -> dict[str, Any]:
-        return {
+    def _evaluations(self) -> int:
+        """Private evaluations in the whole run."""
+        every = self["evaluate-every"] if self["evaluate"] == "private" else 0
+        return STRATEGIES[self["strategy"]].evaluations(self["rounds"], every)
+
+    @property
+    def _numbers(self) -> dict[str, Any]:
+        """What the plan is made of, the noise apart."""
+        numbers = {
             "clients": self["clients"],
             "num_clusters": self["clusters"],
             "sampling_rate": self["sampling-rate"],
             "rounds": self["rounds"],
+            "rebalance_min": self["rebalance-min"],
         }
+        if self["divisor"] != "auto":
+            numbers["divisor"] = self["divisor"]
+        if self["privacy-unit"] == "none":
+            return numbers
+        if self["accountant"] != "auto":
+            numbers["accountant"] = self["accountant"]
+        if self["mechanism"] == "rr-slot":
+            numbers["identifiers"] = self["identifiers"]
+        return numbers | {
+            "clip_norm": self["clip"],
+            "epsilon": self["epsilon"],
+            "delta": self.delta,
+            "identifier_share": self._identifier_share,
+            "evaluations": self._evaluations,
+            "evaluation_noise": self["evaluate-noise"],
+        }
+
+    @property
+    def _kind(self) -> type[Plan]:
+        return PLANS[self["mechanism"] if self["privacy-unit"] != "none" else "none"]
 
     @property
     def _sketch(self) -> Plan:
         """A plan without calibrated noise, for checks that cost nothing."""
-        if self["privacy-unit"] == "none":
-            return Plan.no_privacy(**self._shape)
-        share = self["identifier-share"] if self.releases_counts else 0.0
-        return Plan(
-            unit=self["privacy-unit"],
-            mechanism=self["mechanism"],
-            clip_norm=self["clip"],
-            epsilon=self["epsilon"],
-            delta=self.delta,
-            noise_multiplier=1.0,
-            identifier_share=share,
-            **self._shape,
-        )
+        noise = 1.0 if self["noise-multiplier"] == "auto" else self["noise-multiplier"]
+        return self._kind(noise_multiplier=0.0 if self["privacy-unit"] == "none" else noise, **self._numbers)
 
     @cached_property
     def plan(self) -> Plan:
@@ -285,16 +335,29 @@ class RunConfig:
         Raises:
             PrivacyError: no noise reaches the target.
         """
-        sketch = self._sketch
-        if not sketch.private:
-            return sketch
-        return Plan.joint(
-            clip_norm=self["clip"],
-            epsilon=self["epsilon"],
-            delta=self.delta,
-            identifier_share=sketch.identifier_share,
-            **self._shape,
-        )
+        if self["privacy-unit"] == "none" or self["noise-multiplier"] != "auto":
+            return self._sketch
+        return self._kind.calibrated(**self._numbers)
+
+    def about(self) -> dict[str, Any]:
+        """What the ledger's first line says beside the plan, for the certificate."""
+        return {
+            "seed": self.seed,
+            "diagnostics": self._diagnostics,
+            "public": {"server-lr": self.server_lr, "respawn-every": self["respawn-every"]},
+            "tuned": {name: self[name] for name in TUNED},
+        }
+
+    @property
+    def _diagnostics(self) -> list[str]:
+        always = ["the total number of replies that could not be used", "the seconds that each round took"]
+        if self["evaluate"] != "diagnostic":
+            return always
+        return [
+            f"accuracies on clients' held-out data, exact, every {self['evaluate-every']} rounds and at the end",
+            "groups found, clustering accuracy, NMI and kappa, from clients' exact labels",
+            *always,
+        ]
 
     @property
     def partition_seed(self) -> int:

@@ -31,7 +31,7 @@ from safetensors.numpy import save
 
 from coterie import __version__
 from coterie.messages import Layout
-from coterie.privacy import Ledger
+from coterie.privacy import Ledger, LedgerError, Plan, certificate, read_ledger
 from coterie.server.config import PLACES, RunConfig
 from coterie.strategies import Checkpoint
 
@@ -51,9 +51,10 @@ class RunFolder:
     Make one with :meth:`create` or :meth:`resume`.
     """
 
-    def __init__(self, path: Path, config: RunConfig, ledger: Ledger, resumed: Checkpoint | None) -> None:
+    def __init__(self, path: Path, config: RunConfig, plan: Plan, ledger: Ledger, resumed: Checkpoint | None) -> None:
         self.path = path
         self.config = config
+        self.plan = plan
         self.ledger = ledger
         self.resumed = resumed
         self.observer: Callable[[Mapping[str, Any]], None] = lambda line: None
@@ -73,10 +74,10 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FolderError(f"{path} cannot be made ({error.strerror}): choose another --out") from None
-        ledger = _ledger(path, config)
+        ledger = config.plan.ledger(path / _LEDGER, **config.about())
         document = {"config": config.values, "versions": _versions(), "machine": _machine(config)}
         _replace(path / "config.toml", tomli_w.dumps(document).encode())
-        return cls(path, config, ledger, None)
+        return cls(path, config, config.plan, ledger, None)
 
     @classmethod
     def resume(cls, path: Path, settings: Mapping[str, Any]) -> RunFolder:
@@ -104,9 +105,10 @@ class RunFolder:
                 "leave them out, or start a new run with another --out"
             )
         config = RunConfig({**stored, **{key: settings[key] for key in PLACES if key in settings}})
-        ledger = _ledger(path, config)
+        plan = _planned(path, config)
+        ledger = plan.ledger(path / _LEDGER, **config.about())
         checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
-        folder = cls(path, config, ledger, checkpoint)
+        folder = cls(path, config, plan, ledger, checkpoint)
         folder._forget_after(checkpoint.round if checkpoint else 0, line)
         return folder
 
@@ -157,6 +159,12 @@ class RunFolder:
         """Write ``name`` atomically."""
         _replace(self.path / name, (json.dumps(document, indent=2) + "\n").encode())
 
+    def certify(self) -> dict[str, Any]:
+        """Write privacy.json, derived from the ledger as it is on disk."""
+        document = certificate(*read_ledger(self.path / _LEDGER))
+        self.write_json("privacy.json", document)
+        return document
+
     def write_models(self, models: np.ndarray, layout: Layout) -> None:
         """One file per cluster, with the network's name beside the parameters."""
         (self.path / "models").mkdir(exist_ok=True)
@@ -186,8 +194,15 @@ class RunFolder:
         _replace(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
-def _ledger(path: Path, config: RunConfig) -> Ledger:
-    return Ledger(config.delta, config.budget, path / _LEDGER)
+def _planned(path: Path, config: RunConfig) -> Plan:
+    """The plan that the ledger was opened for: another version might calibrate a little differently."""
+    try:
+        header, _ = read_ledger(path / _LEDGER)
+    except LedgerError:
+        if (path / _LEDGER).exists() and (path / _LEDGER).stat().st_size:
+            raise
+        return config.plan  # killed before anything was planned
+    return Plan.of_terms(header["plan"])
 
 
 def _tidy(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,8 +240,8 @@ def _tensors(tensors: dict[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
 
 
 def _is_trace(path: Path) -> bool:
-    """An empty ledger is all that a run leaves which was killed as it started."""
-    return path.name == _LEDGER and path.stat().st_size == 0
+    """A ledger without charges is all that a run leaves which was killed as it started."""
+    return path.name == _LEDGER and len(path.read_bytes().splitlines()) <= 1
 
 
 def _versions() -> dict[str, str]:

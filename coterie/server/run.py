@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import resource
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ from flwr.serverapp.strategy import Result
 from coterie import models as networks
 from coterie.datasets import DATASETS, load
 from coterie.messages import Layout, pack_models, unpack_models
-from coterie.privacy import Streams, certificate
+from coterie.privacy import Streams
 from coterie.server.config import RunConfig
 from coterie.server.folder import RunFolder
 from coterie.server.metrics import summarise
@@ -36,8 +35,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
         what result.json holds.
 
     Raises:
-        RunError: no client's reply could be used in the whole run.
-        BudgetError: the ledger refused a charge.
+        RunError: no client's reply could be used in the whole run, or the budget ended it early.
     """
     config, started = folder.config, time.perf_counter()
     if folder.failure is not None:
@@ -54,14 +52,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     )
     trained, layout = unpack_models(result.arrays)
     folder.write_models(trained, layout)
-    guarantee = certificate(
-        config.plan,
-        folder.ledger.events,
-        seed=config.seed,
-        diagnostics=_diagnostics(config),
-        public={"rebalance-min": config["rebalance-min"], "server-lr": config.server_lr},
-    )
-    folder.write_json("privacy.json", guarantee)
+    guarantee = folder.certify()
     if strategy.asked and not strategy.accepted:
         folder.failure = f"no client's reply could be used in the whole run{_most_common(strategy.dropped)}"
         raise RunError(folder.failure)
@@ -69,20 +60,22 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     folder.write_json("result.json", outcome)
     if strategy.dropped:
         log(WARNING, "%s replies could not be used", strategy.dropped.total())
+    if strategy.stopped:
+        done, planned = outcome["rounds"], config["rounds"]
+        raise RunError(f"the budget ended the run after {done} of {planned} rounds; models and results are written")
     return outcome
 
 
 def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> ClusteredStrategy:
     """The configured strategy, wired to the run folder."""
     return STRATEGIES[config["strategy"]](
-        config.plan,
+        folder.plan,
         ledger=folder.ledger,
         streams=streams,
         server_lr=config.server_lr,
-        rebalance_min=config["rebalance-min"],
         reseeding=config.reseeding,
-        divisor=config["divisor"],
-        evaluate_every=config["evaluate-every"] if config["evaluate"] == "diagnostic" else 0,
+        evaluate="private" if config["evaluate"] == "private" else "diagnostic",
+        evaluate_every=config["evaluate-every"] if config["evaluate"] != "off" else 0,
         recorder=folder,
         resume_from=folder.resumed,
         evaluate_metrics_aggr_fn=summarise,
@@ -105,18 +98,6 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
     return np.stack([layout.flatten(parameters) for parameters in drawn]), layout
 
 
-def _diagnostics(config: RunConfig) -> list[str]:
-    always = ["the total number of replies that could not be used", "the seconds that each round took"]
-    if config["evaluate"] == "off":
-        return always
-    every = config["evaluate-every"]
-    return [
-        f"accuracies on clients' held-out data, exact, every {every} rounds and at the end",
-        "groups found, clustering accuracy, NMI and kappa, from clients' exact labels",
-        *always,
-    ]
-
-
 def _most_common(dropped: Counter[str]) -> str:
     if not dropped:
         return ": none came"
@@ -127,10 +108,12 @@ def _most_common(dropped: Counter[str]) -> str:
 def _result(
     config: RunConfig, guarantee: dict[str, Any], folder: RunFolder, result: Result, seconds: float
 ) -> dict[str, Any]:
-    evaluation = dict(result.evaluate_metrics_clientapp.get(config["rounds"]) or {})
-    if evaluation and "accuracy" not in folder.metrics()[-1]:  # killed before its evaluation
-        folder.amend_last(evaluation)
+    evaluations = result.evaluate_metrics_clientapp
+    last = max(evaluations, default=None)
+    evaluation = {} if last is None else dict(evaluations[last])
     lines = folder.metrics()
+    if lines and last == lines[-1]["round"] and "accuracy" not in lines[-1]:  # killed before its evaluation
+        folder.amend_last(evaluation)
     training = sum(line["seconds"] for line in lines)
     peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     scores = (
@@ -147,15 +130,17 @@ def _result(
         "dataset": config["dataset"],
         "seed": config.seed,
         **{score: evaluation.get(score) for score in scores},
+        "evaluate": config["evaluate"],
         "groups": len(evaluation["group_accuracy"]) if "group_accuracy" in evaluation else None,
         "epsilon": guarantee["epsilon"],
+        "epsilon_rdp": guarantee["accountants"].get("rdp"),
         "delta": guarantee["delta"],
         "certified": guarantee["certified"],
         "rounds": len(lines),
         "charges": len(folder.ledger.charges),
         "seconds_total": seconds,
         "seconds_training": training,
-        "seconds_per_round": training / len(lines) if lines else math.nan,
+        "seconds_per_round": training / len(lines) if lines else None,
         "peak_rss_mb": peak / 1024,
         "out": str(folder.path),
     }

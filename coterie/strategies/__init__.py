@@ -3,7 +3,6 @@
 from coterie.strategies.base import Checkpoint, ClusteredStrategy, Phase, Recorder, Round, StrategyError
 from coterie.strategies.fedavg import FedAvg
 from coterie.strategies.ifca import IFCA
-from coterie.strategies.rebalancing import redraw_matrix
 from coterie.strategies.reseeding import Reseeding
 
 #: Every strategy by its name in a configuration. A new method is a file and a line here.
@@ -20,5 +19,4 @@ __all__ = [
     "Reseeding",
     "Round",
     "StrategyError",
-    "redraw_matrix",
 ]

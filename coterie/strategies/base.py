@@ -6,6 +6,7 @@ cohort -> send -> check -> clip and sum on arrival -> charge -> release -> updat
 
 from __future__ import annotations
 
+import math
 import time
 from abc import abstractmethod
 from collections import Counter
@@ -34,8 +35,7 @@ from coterie.messages import (
     read_reply,
     unpack_models,
 )
-from coterie.privacy import Ledger, Plan, Released, Streams
-from coterie.strategies.rebalancing import redraw_matrix
+from coterie.privacy import BudgetError, Event, Ledger, Plan, Released, Streams, epsilon, redraw_matrix
 from coterie.strategies.reseeding import Reseeding
 
 Models: TypeAlias = npt.NDArray[np.float32]
@@ -124,10 +124,9 @@ class ClusteredStrategy(Strategy):
         ledger: where charges are written; None keeps them in memory.
         streams: randomness; None is secret randomness.
         server_lr: eta, step of the server.
-        rebalance_min: B, least expected size of a cluster (RR-Cluster); 0 turns rebalancing off.
         reseeding: when to re-seed starving models; None never does.
-        divisor: D_j of the update: "fixed" (qM/k), "released" (max(B, 1, (hR)_j)), or "auto": fixed under
-            privacy, released (then exact) without.
+        evaluate: "diagnostic", exact and outside every guarantee, or "private", noisy and charged: the plan must
+            have set aside as many ``evaluations`` as :meth:`evaluations` counts.
         evaluate_every: clients evaluate after every so many rounds and after the last; 0 never.
         recorder: keeps checkpoints and metrics.
         resume_from: a checkpoint of the same run.
@@ -156,29 +155,33 @@ class ClusteredStrategy(Strategy):
         ledger: Ledger | None = None,
         streams: Streams | None = None,
         server_lr: float = 1.0,
-        rebalance_min: float = 0.0,
         reseeding: Reseeding | None = None,
-        divisor: str = "auto",
+        evaluate: str = "diagnostic",
         evaluate_every: int = 1,
         recorder: Recorder | None = None,
         resume_from: Checkpoint | None = None,
         evaluate_metrics_aggr_fn: Callable[[Sequence[RecordDict]], MetricRecord] = mean_of_clients,
         wait: float = 60.0,
     ) -> None:
-        self.check(plan, rebalance_min=rebalance_min, reseeding=reseeding, divisor=divisor)
+        self.check(plan, reseeding=reseeding)
+        if evaluate not in ("diagnostic", "private"):
+            raise StrategyError(f"evaluate must be diagnostic or private, not {evaluate!r}")
+        if evaluate == "private" and plan.evaluations < self.evaluations(plan.rounds, evaluate_every):
+            raise StrategyError(f"the plan pays for {plan.evaluations} private evaluations, fewer than there will be")
         self.plan = plan
-        self.ledger = ledger or Ledger(plan.delta, plan.epsilon)
+        self.ledger = ledger or plan.ledger()
         self.streams = streams or Streams()
         self.server_lr = server_lr
-        self.rebalance_min = rebalance_min
         self.reseeding = reseeding
-        self.divisor = divisor if divisor != "auto" else ("fixed" if plan.private else "released")
+        self.evaluate = evaluate
         self.evaluate_every = evaluate_every
         self.recorder: Recorder = recorder or _Nobody()
         self.resume_from = resume_from
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
         self.wait = wait
         self.histogram: FloatArray | None = resume_from.histogram if resume_from else None
+        #: Why the run ended before its last round, if it did.
+        self.stopped: str | None = None
         self.asked = 0
         self.accepted = 0
         self.dropped: Counter[str] = Counter()
@@ -187,11 +190,10 @@ class ClusteredStrategy(Strategy):
         self._phase: Phase | None = None
         self._layout: Layout | None = None
         self._asked: dict[int, Message] = {}
+        self._slots: dict[int, int] = {}
 
     @classmethod
-    def check(
-        cls, plan: Plan, *, rebalance_min: float = 0.0, reseeding: Reseeding | None = None, divisor: str = "auto"
-    ) -> None:
+    def check(cls, plan: Plan, *, reseeding: Reseeding | None = None) -> None:
         """Refuse what cannot work before anything starts."""
         if plan.unit not in cls.units:
             raise StrategyError(f"{cls.name} supports privacy-unit {' or '.join(cls.units)}, not {plan.unit!r}")
@@ -202,18 +204,15 @@ class ClusteredStrategy(Strategy):
             )
         if not cls.clustered and plan.num_clusters != 1:
             raise StrategyError(f"{cls.name} trains one model; it was asked for {plan.num_clusters} clusters")
-        if not cls.clustered and rebalance_min:
+        if not cls.clustered and plan.rebalance_min:
             raise StrategyError(f"{cls.name} has no clusters to rebalance; set rebalance-min to 0")
-        if not 0 <= rebalance_min <= plan.expected_members:
-            raise StrategyError(
-                f"rebalance-min must be at most qM/k = {plan.expected_members:g} (sampling-rate x clients / "
-                f"clusters), not {rebalance_min:g}"
-            )
-        if divisor not in ("auto", "fixed", "released"):
-            raise StrategyError(f"divisor must be auto, fixed or released, not {divisor!r}")
-        wants = bool(rebalance_min or (reseeding and reseeding.every) or divisor == "released")
-        if wants and plan.noise_multiplier_counts is None:
-            raise StrategyError("rebalancing, re-seeding and released divisors need a plan with identifier_share > 0")
+        if reseeding and reseeding.every and not plan.identifier_share and plan.private:
+            raise StrategyError("re-seeding reads cluster sizes: it needs a plan with identifier_share above 0")
+
+    @staticmethod
+    def evaluations(rounds: int, every: int) -> int:
+        """How often clients evaluate in ``rounds`` rounds: after every so many, and after the last."""
+        return math.ceil(rounds / every) if every else 0
 
     # ---- what a method fills in ---------------------------------------------------------------------------
 
@@ -231,20 +230,14 @@ class ClusteredStrategy(Strategy):
 
     def step(self, models: Models, released: Released) -> Models:
         """theta_j + eta S_j / D_j for every cluster."""
-        step = self.server_lr * released.sums / self.divisors(released)[:, None]
+        step = self.server_lr * released.sums / released.divisors[:, None]
         return np.asarray(models + step, dtype=np.float32)
 
-    def divisors(self, released: Released) -> FloatArray:
-        """(k,) D_j, functions of public constants and released values; never a true count under privacy."""
-        if self.divisor == "fixed" or released.histogram is None:
-            return np.full(self.plan.num_clusters, self.plan.expected_members)
-        expected = released.histogram @ self._redraw()
-        return np.maximum(expected, max(self.rebalance_min, 1.0))
-
-    def _redraw(self) -> FloatArray:
-        if not self.rebalance_min or self.histogram is None:
-            return np.eye(self.plan.num_clusters)
-        return redraw_matrix(self.histogram, self.rebalance_min)
+    def _redraw(self) -> FloatArray | None:
+        """(k, k) matrix by which clients redraw their labels in this round; None where they do not."""
+        if not (self.plan.redraws and self.plan.rebalance_min and self.histogram is not None):
+            return None
+        return redraw_matrix(self.histogram, self.plan.rebalance_min)
 
     # ---- a run --------------------------------------------------------------------------------------------
 
@@ -260,11 +253,11 @@ class ClusteredStrategy(Strategy):
     ) -> Result:
         """Run all rounds, as ``flwr.serverapp.strategy.Strategy.start`` does; its signature and result.
 
-        ``num_rounds`` must not exceed the plan's rounds, which set the noise. Configs travel to the clients.
+        ``num_rounds`` must not exceed the plan's rounds, which set the noise. Configs travel to the clients. When
+        the ledger refuses a charge the run ends there: the result holds the models so far, :attr:`stopped` why.
 
         Raises:
             StrategyError: more rounds than planned.
-            BudgetError: the ledger refused a charge.
         """
         if num_rounds > self.plan.rounds:
             raise StrategyError(f"{num_rounds} rounds asked for, but the plan's noise is for {self.plan.rounds}")
@@ -277,40 +270,44 @@ class ClusteredStrategy(Strategy):
         done = 0
         if self.resume_from is not None:
             done, arrays = self.resume_from.round, pack_models(self.resume_from.models, self.resume_from.layout)
-        self._recalibrate(num_rounds - done)
+        self._recalibrate(done, num_rounds)
         self._nodes = self._meet(grid)
 
-        for current in range(done + 1, num_rounds + 1):
-            started = time.perf_counter()
-            updated, metrics = None, None
-            while updated is None:  # once for each phase of the method
-                messages = self.configure_train(current, arrays, train_config, grid)
-                replies = grid.send_and_receive(messages, timeout=timeout)
-                updated, metrics = self.aggregate_train(current, replies)
-            arrays = result.arrays = updated
-            line: dict[str, Any] = {"round": current, **(metrics or {})}
-            moves = line.pop("reseeded", [])
-            line["reseeded"] = [moves[i : i + 2] for i in range(0, len(moves), 2)]  # pairs: from, to
-            line["seconds"] = time.perf_counter() - started
-            self.recorder.checkpoint(Checkpoint(current, *unpack_models(arrays), self.histogram), line)
-            if metrics is not None:
-                result.train_metrics_clientapp[current] = metrics
-
-            if self.evaluate_every and (current % self.evaluate_every == 0 or current == num_rounds):
-                evaluation = self._evaluate(current, arrays, evaluate_config, grid, timeout)
-                if evaluation is not None:
-                    result.evaluate_metrics_clientapp[current] = evaluation
-                    line |= dict(evaluation)
-            if evaluate_fn and (central := evaluate_fn(current, arrays)) is not None:
-                result.evaluate_metrics_serverapp[current] = central
-            line["seconds"] = time.perf_counter() - started
-            self.recorder.round_finished(line)
-
-        if done == num_rounds and self.evaluate_every:  # killed between the last release and its evaluation
-            evaluation = self._evaluate(done, arrays, evaluate_config, grid, timeout)
-            if evaluation is not None:
-                result.evaluate_metrics_clientapp[done] = evaluation
         result.arrays = arrays
+        try:
+            for current in range(done + 1, num_rounds + 1):
+                started = time.perf_counter()
+                updated, metrics = None, None
+                while updated is None:  # once for each phase of the method
+                    messages = self.configure_train(current, result.arrays, train_config, grid)
+                    replies = grid.send_and_receive(messages, timeout=timeout)
+                    updated, metrics = self.aggregate_train(current, replies)
+                result.arrays = updated
+                line: dict[str, Any] = {"round": current, **(metrics or {})}
+                moves = line.pop("reseeded", [])
+                line["reseeded"] = [moves[i : i + 2] for i in range(0, len(moves), 2)]  # pairs: from, to
+                line["seconds"] = time.perf_counter() - started
+                self.recorder.checkpoint(Checkpoint(current, *unpack_models(updated), self.histogram), line)
+                if metrics is not None:
+                    result.train_metrics_clientapp[current] = metrics
+
+                if self.evaluate_every and (current % self.evaluate_every == 0 or current == num_rounds):
+                    evaluation = self._evaluate(current, updated, evaluate_config, grid, timeout)
+                    if evaluation is not None:
+                        result.evaluate_metrics_clientapp[current] = evaluation
+                        line |= dict(evaluation)
+                if evaluate_fn and (central := evaluate_fn(current, updated)) is not None:
+                    result.evaluate_metrics_serverapp[current] = central
+                line["seconds"] = time.perf_counter() - started
+                self.recorder.round_finished(line)
+
+            if done == num_rounds and self.evaluate_every:  # killed between the last release and its evaluation
+                evaluation = self._evaluate(done, result.arrays, evaluate_config, grid, timeout)
+                if evaluation is not None:
+                    result.evaluate_metrics_clientapp[done] = evaluation
+        except BudgetError as refused:
+            self.stopped = str(refused)
+            log(WARNING, "stopped by the budget: %s", refused)
         return result
 
     def _evaluate(
@@ -319,22 +316,31 @@ class ClusteredStrategy(Strategy):
         messages = self.configure_evaluate(current, arrays, config, grid)
         return self.aggregate_evaluate(current, grid.send_and_receive(messages, timeout=timeout))
 
-    def _recalibrate(self, remaining: int) -> None:
+    def _recalibrate(self, done: int, rounds: int) -> None:
         """After a crash that wasted charges: noise with which spent plus remaining fits the budget."""
-        wasted = len(self.ledger.charges) - (self.resume_from.round if self.resume_from else 0)
-        if self.plan.private and wasted > 0 and remaining > 0:
-            noise = self.ledger.calibrate(self.plan.sampling_rate, remaining)
-            log(
-                WARNING,
-                "%s charge(s) paid for rounds that a crash cut short; to stay within epsilon = %g the remaining "
-                "%s round(s) have noise multiplier %.3f in place of %.3f",
-                wasted,
-                self.plan.epsilon,
-                remaining,
-                noise,
-                self.plan.noise_multiplier,
-            )
-            self.plan = self.plan.recalibrated(noise)
+        plan, spent = self.plan, Counter(self.ledger.events)
+        remaining = rounds - done
+        if self.evaluate == "private" and self.evaluate_every:
+            evaluations = self.evaluations(rounds, self.evaluate_every) - done // self.evaluate_every
+            spent += Counter({plan.evaluation_event(): evaluations})
+
+        def over(events: Counter[Event]) -> bool:
+            return epsilon(events, plan.delta, plan.accountant) > plan.epsilon * (1 + 1e-9)
+
+        wasted = len(self.ledger.charges) > done and remaining > 0
+        if not wasted or over(plan.planned()) or not over(spent + Counter({plan.event(): remaining})):
+            return
+        noise = plan.noise_for(remaining, spent)
+        log(
+            WARNING,
+            "a crash wasted charges; to stay within epsilon = %g the remaining %s round(s) have noise multiplier "
+            "%.3f in place of %.3f",
+            plan.epsilon,
+            remaining,
+            noise,
+            plan.noise_multiplier,
+        )
+        self.plan = plan.recalibrated(noise)
 
     def _meet(self, grid: Grid) -> dict[int, int]:
         """Node id of every client that registered within the deadline, by client id."""
@@ -377,40 +383,38 @@ class ClusteredStrategy(Strategy):
         assert self._phase is not None
         if not self._nodes:
             self._nodes = self._meet(grid)
-        extra = {"redraw": self._redraw().ravel().tolist()} if self.rebalance_min else {}
+        redraw = self._redraw()
+        extra = {} if redraw is None else {"redraw": redraw.ravel().tolist()}
         sent = {**config, **self._phase.config, **extra, "round": server_round}
         content = RecordDict({MODELS: pack_models(self._phase.models, self._layout), CONFIG: ConfigRecord(sent)})
-        cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt))
-        self._asked = self._messages(content, self._phase.verb, cohort.tolist(), server_round)
+        cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt)).tolist()
+        self._slots = {client: slot for slot, client in enumerate(cohort)}
+        self._asked = self._messages(content, self._phase.verb, cohort, server_round)
         self.asked += len(self._asked)
         return list(self._asked.values())
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check, clip and sum replies on arrival, then charge, release and update.
+        """Check and clip replies on arrival, then charge, release and update.
 
         The models are None while phases of this round remain.
         """
         if self._round is None or self._layout is None:
             raise StrategyError("aggregate_train was called before configure_train")
-        clusters, attempt = self.plan.num_clusters, self._attempt
-        sums = np.zeros((clusters, self._layout.size))
-        counts = np.zeros(clusters)
+        contributions, attempt = self.plan.contributions(self._layout.size), self._attempt
+        clusters, layout = self.plan.num_clusters, self._layout
         for client, content in self._answers(replies):
             try:
-                reply = read_reply(
-                    content, client_id=client, round=server_round, num_clusters=clusters, layout=self._layout
-                )
+                reply = read_reply(content, client_id=client, round=server_round, num_clusters=clusters, layout=layout)
             except ReplyError as error:
                 self._drop(client, str(error))
                 continue
-            sums[reply.redrawn_label] += self.plan.clip(reply.update)
-            counts[reply.label] += 1
+            contributions.add(self._slots[client], reply.label, reply.redrawn_label, reply.update)
             self.accepted += 1
 
-        permit = self.ledger.round(server_round, self.plan.event(), **self._details())
-        released = self.plan.release(permit, sums, counts, self.streams, attempt)
+        permit = self.ledger.round(server_round, self.plan.event(), **self._details("training"))
+        released = self.plan.release(permit, contributions, self.streams, attempt, self._redraw())
         try:
             self._phase = self._round.send(released)
             return None, None
@@ -418,7 +422,13 @@ class ClusteredStrategy(Strategy):
             models: Models = stop.value
         self._round = self._phase = None
         models, moves = self._remember(server_round, models, released)
-        metrics = MetricRecord({"epsilon": released.epsilon, "reseeded": [j for move in moves for j in move]})
+        metrics = MetricRecord(
+            {
+                "epsilon": released.epsilon,
+                "epsilon_rdp": self.ledger.spent("rdp"),
+                "reseeded": [j for move in moves for j in move],
+            }
+        )
         if released.histogram is not None:
             metrics["histogram"] = released.histogram.tolist()
         return pack_models(models, self._layout), metrics
@@ -432,7 +442,7 @@ class ClusteredStrategy(Strategy):
         return list(self._asked.values())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Diagnostics of the clients, outside every guarantee."""
+        """Diagnostics of the clients, outside every guarantee; or, charged, their noisy mean accuracy alone."""
         contents = []
         for client, content in self._answers(replies):
             try:
@@ -441,7 +451,17 @@ class ClusteredStrategy(Strategy):
                 self._drop(client, str(error))
                 continue
             contents.append(content)
+        if self.evaluate == "private":
+            return self._release_evaluation(server_round, contents)
         return self.evaluate_metrics_aggr_fn(contents) if contents else None
+
+    def _release_evaluation(self, server_round: int, contents: Sequence[RecordDict]) -> MetricRecord:
+        given = [diagnostics(content).get("accuracy") for content in contents]
+        accuracies = [float(value) for value in given if isinstance(value, int | float)]
+        attempt = self._attempt
+        permit = self.ledger.round(server_round, self.plan.evaluation_event(), **self._details("evaluation"))
+        accuracy = self.plan.release_evaluation(permit, accuracies, self.streams, attempt)
+        return MetricRecord({"accuracy": accuracy, "epsilon": permit.epsilon, "epsilon_rdp": self.ledger.spent("rdp")})
 
     # ---- pieces -------------------------------------------------------------------------------------------
 
@@ -450,13 +470,13 @@ class ClusteredStrategy(Strategy):
         """Number of the charge that the round under way will make."""
         return len(self.ledger.charges) + 1
 
-    def _details(self) -> dict[str, float | str | None]:
-        plan = self.plan
+    def _details(self, purpose: str) -> dict[str, float | str | None]:
+        if purpose == "evaluation":
+            return {"for": purpose, "noise": self.plan.evaluation_noise}
         return {
-            "unit": plan.unit,
-            "mechanism": plan.mechanism,
-            "noise_multiplier_updates": plan.noise_multiplier_updates,
-            "noise_multiplier_counts": plan.noise_multiplier_counts,
+            "for": purpose,
+            "noise_multiplier_updates": self.plan.noise_multiplier_updates,
+            "noise_multiplier_counts": self.plan.noise_multiplier_counts,
         }
 
     def _messages(self, content: RecordDict, verb: str, clients: list[int], round: int) -> dict[int, Message]:

@@ -2,7 +2,7 @@
 
 A. Ghosh, J. Chung, D. Yin, K. Ramchandran: An Efficient Framework for Clustered Federated Learning, NeurIPS
 2020, arXiv:2006.04088, Algorithm 1 (option II, model averaging). As a private method it is the base of
-RR-Cluster, Algorithm 2 (IFCA), with ``rebalance_min = B``.
+RR-Cluster, Algorithm 2 (IFCA), with a plan of ``rebalance_min = B``.
 
      1  input: number of clusters k, step size, theta_j^(0) for j in [k]
      2  for t = 0, 1, ..., T - 1 do
@@ -18,7 +18,7 @@ Deviations from the paper
 - Updates travel instead of models and are summed with a public divisor D_j in place of the true number of
   members, as client-level privacy asks; without privacy D_j is that number, as printed.
 - Local steps run over shuffled mini-batches for a number of epochs.
-- Rebalancing redraws labels at the client (strategies/rebalancing.py); starving models are re-seeded
+- Rebalancing belongs to the mechanism (privacy/mechanisms/rebalancing.py); starving models are re-seeded
   (strategies/reseeding.py), which Algorithm 1 leaves to several restarts.
 """
 

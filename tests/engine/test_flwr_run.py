@@ -79,6 +79,6 @@ def test_the_app_runs_in_flower_s_own_way(environment, tmp_path):
     certificate = json.loads((out / "privacy.json").read_text())
     assert certificate["certified"] is True
     assert certificate["epsilon"] <= 8
-    assert len((out / "ledger.jsonl").read_text().splitlines()) == 2
+    assert len((out / "ledger.jsonl").read_text().splitlines()) == 1 + 2
     assert {p.name for p in (out / "models").iterdir()} == {f"cluster-{j}.safetensors" for j in range(4)}
     assert (out / "report.html").stat().st_size > 10_000

@@ -1,21 +1,44 @@
-"""The certificate says what is true, and no when it is not."""
+"""The certificate says what is true, and no when it is not; it follows from the ledger alone."""
 
 import json
 
 import pytest
 
-from coterie.privacy import Event, Plan, certificate
+from coterie.privacy import (
+    PLANS,
+    Event,
+    Joint,
+    NoPrivacy,
+    Paper,
+    RecordPlan,
+    RRSlot,
+    certificate,
+    epsilon,
+    plan_of,
+    read_ledger,
+)
+
+NUMBERS = {"clients": 100, "num_clusters": 2, "sampling_rate": 0.2, "rounds": 20, "clip_norm": 0.5}
+ABOUT = {"seed": None, "diagnostics": ["exact accuracies"], "public": {"server-lr": 1.5}, "tuned": {"lr": 0.2}}
+
+
+def make(kind=Joint, **numbers):
+    return kind.calibrated(**NUMBERS | {"epsilon": 4.0, "delta": 1e-4} | numbers)
 
 
 @pytest.fixture(scope="module")
 def plan():
-    return Plan.joint(clients=100, num_clusters=2, sampling_rate=0.2, rounds=20, clip_norm=0.5, epsilon=4.0, delta=1e-4)
+    return make()
 
 
-def certify(plan, events=None, seed=None):
-    events = [plan.event()] * plan.rounds if events is None else events
-    document = certificate(plan, events, seed=seed, diagnostics=["exact accuracies"], public={"rebalance-min": 3})
-    json.dumps(document, allow_nan=False)
+def certify(plan, events=None, **about):
+    """The certificate of a run that charged ``events`` (everything that was planned, unless given)."""
+    events = list(plan.planned().elements()) if events is None else events
+    charges = [
+        {"sampling_rate": e.sampling_rate, "noise_multiplier": e.noise_multiplier, "sampler": e.sampler} for e in events
+    ]
+    document = certificate({"plan": plan.terms(), **ABOUT, **about}, charges)
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
     return document
 
 
@@ -25,10 +48,35 @@ def test_a_run_as_planned_is_certified(plan):
     assert document["reasons"] == []
     assert 3.9 < document["epsilon"] <= 4.0
     assert document["epsilon_participation_visible"] > 2 * document["epsilon"]
-    assert document["epsilon_rdp"] >= document["epsilon"]
+    assert document["accountants"]["pld"] == document["epsilon"] <= document["accountants"]["rdp"]
     assert "exact accuracies" in document["outside"]
-    assert document["public_inputs"] == {"clients": 100, "clusters": 2, "rebalance-min": 3}
-    assert document["charged"] == [{"sampling_rate": 0.2, "noise_multiplier": plan.noise_multiplier, "charges": 20}]
+    assert document["public_inputs"].items() >= {"clients": 100, "num_clusters": 2, "server-lr": 1.5}.items()
+    assert document["tuned_outside"] == {"lr": 0.2}
+    noise = plan.noise_multiplier
+    assert document["charged"] == [
+        {"sampler": "poisson", "sampling_rate": 0.2, "noise_multiplier": noise, "charges": 20}
+    ]
+
+
+@pytest.mark.parametrize("numbers", [{}, {"identifiers": "exponential"}], ids=["gaussian", "exponential"])
+def test_rr_slot_is_certified_for_replacing_and_for_leaving(numbers):
+    document = certify(make(RRSlot, rebalance_min=4, **numbers))
+    assert document["certified"] is True
+    assert document["sampler"] == "fixed"
+    assert "replace one client, or make it absent" in document["adjacency"]
+    assert set(document["accountants"]) == {"pld", "rdp"}
+
+
+def test_the_paper_s_mechanism_is_not_certified_and_says_why():
+    plan = make(Paper, rebalance_min=4, epsilon=8.0)
+    document = certify(plan)
+    assert document["certified"] is False
+    text = " ".join(document["reasons"])
+    for reason in ("sqrt(5) C", "donor of exactly B", "true counts", "sqrt(2)", "theorem-4.2"):
+        assert reason in text
+    assert document["epsilon"] == document["accountants"]["theorem-4.2"] <= 8.0
+    assert set(document["accountants"]) == {"pld", "rdp", "theorem-4.2", "theorem-4.2-canonne"}
+    assert certify(make(Paper, epsilon=8.0, accountant="pld"))["certified"] is False
 
 
 def test_a_seed_is_for_simulation_only(plan):
@@ -39,15 +87,38 @@ def test_a_seed_is_for_simulation_only(plan):
 
 
 def test_no_privacy_says_so():
-    plan = Plan.no_privacy(clients=10, num_clusters=1, sampling_rate=0.5, rounds=2)
-    document = certify(plan)
+    document = certify(NoPrivacy(clients=10, num_clusters=1, sampling_rate=0.5, rounds=2))
     assert document["certified"] is False
     assert document["epsilon"] is None
     assert "no privacy was asked for" in document["reasons"][0]
 
 
+@pytest.mark.parametrize(("selection", "certified"), [("none", True), ("gumbel", True), ("exact", False)])
+def test_exact_choices_by_loss_are_not_certified(selection, certified):
+    plan = RecordPlan.calibrated(
+        num_examples=600, batch_size=30, rounds=10, epsilon=5.0, delta=1e-4, selection=selection, selections=9
+    )
+    document = certify(plan)
+    assert document["certified"] is certified
+    assert document["unit"] == "record"
+    assert document["epsilon"] <= 5.0
+    if not certified:
+        assert "selection exact" in document["reasons"][0]
+
+
 def test_a_run_that_ended_early_is_certified_at_its_planned_rounds(plan):
     assert certify(plan, [plan.event()] * 5)["epsilon"] == pytest.approx(certify(plan)["epsilon"])
+    evaluated = make(evaluations=4)
+    some = [*[evaluated.event()] * 5, evaluated.evaluation_event()]
+    assert certify(evaluated, some)["epsilon"] == pytest.approx(certify(evaluated)["epsilon"])
+
+
+def test_what_the_budget_does_not_allow_was_not_planned_in_earnest():
+    plan = Joint(**NUMBERS | {"rounds": 500}, epsilon=4.0, delta=1e-4, noise_multiplier=1.5)
+    for charged in (0, 3, 20):
+        document = certify(plan, [plan.event()] * charged)
+        assert document["certified"] is True
+        assert 3.9 < document["epsilon"] <= 4.0
 
 
 def test_charges_above_the_budget_are_not_certified(plan):
@@ -62,3 +133,18 @@ def test_wasted_and_recalibrated_charges_count(plan):
     assert document["certified"] is True
     assert document["charges"] == 21
     assert len(document["charged"]) == 2
+    assert document["epsilon"] == pytest.approx(epsilon(events, plan.delta))
+
+
+@pytest.mark.parametrize("kind", [k for k in PLANS.values() if k is not NoPrivacy], ids=lambda k: k.mechanism)
+def test_it_follows_from_the_ledger_file_alone(tmp_path, kind):
+    plan = make(kind, epsilon=8.0)
+    ledger = plan.ledger(tmp_path / "ledger.jsonl", **ABOUT)
+    for number in range(1, 21):
+        ledger.round(number, plan.event())
+    ledger.close()
+    header, charges = read_ledger(tmp_path / "ledger.jsonl")
+    assert plan_of(header["plan"]) == plan
+    document = certificate(header, charges)
+    assert document == certify(plan)
+    assert document["epsilon"] == pytest.approx(charges[-1]["epsilon"])

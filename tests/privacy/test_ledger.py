@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from coterie.privacy import BudgetError, Event, Ledger, LedgerError, calibrate, epsilon
+from coterie.privacy import BudgetError, Event, Ledger, LedgerError, calibrate, epsilon, read_ledger
 
 DELTA = 1e-5
 EVENT = Event(0.2, 1.5)
@@ -29,7 +29,10 @@ def open_ledger(tmp_path):
 
 
 def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The charges; the first line says what the run is."""
+    header, *charges = (json.loads(line) for line in path.read_text().splitlines())
+    assert header["ledger"] == 1
+    return charges
 
 
 def test_a_charge_is_synced_before_the_permit_exists(tmp_path, monkeypatch, open_ledger):
@@ -37,7 +40,7 @@ def test_a_charge_is_synced_before_the_permit_exists(tmp_path, monkeypatch, open
     ledger = open_ledger()
     synced = []
     fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(path.read_text()), fsync(fd)))
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(path.read_text().splitlines()[-1]), fsync(fd)))
     permit = ledger.round(7, EVENT, unit="client")
     assert [json.loads(text)["round"] for text in synced] == [7]
     (line,) = lines(path)
@@ -81,14 +84,58 @@ def test_a_torn_last_line_was_never_paid_for(tmp_path, open_ledger):
 
 
 @pytest.mark.parametrize(
-    "damage", ["nonsense", "{}", "[]", '{"charge": 5, "round": 1, "sampling_rate": 0.2, "noise_multiplier": 1}']
+    "damage",
+    [
+        "nonsense",
+        "{}",
+        "[]",
+        '{"charge": 5, "round": 1, "sampling_rate": 0.2, "noise_multiplier": 1, "sampler": "poisson"}',
+        '{"charge": 1, "round": 1, "sampling_rate": 7, "noise_multiplier": 1, "sampler": "poisson"}',
+        '{"charge": 1, "round": 1, "sampling_rate": 0.2, "noise_multiplier": 1}',
+    ],
 )
 def test_a_damaged_ledger_is_refused(tmp_path, damage, open_ledger):
     path = tmp_path / "ledger.jsonl"
-    path.write_text(damage + "\n")
-    with pytest.raises(LedgerError, match="line 1 is not a charge"):
+    open_ledger().close()
+    written = path.read_text() + damage + "\n"
+    path.write_text(written)
+    with pytest.raises(LedgerError, match="line 2 is not a charge"):
         open_ledger()
-    assert path.read_text() == damage + "\n"
+    assert path.read_text() == written
+    path.write_text(damage + "\n")
+    with pytest.raises(LedgerError, match="line 1 is not the beginning"):
+        open_ledger()
+
+
+def test_the_ledger_of_another_run_is_refused_once_it_has_charges(tmp_path, open_ledger):
+    open_ledger(5.0).close()
+    ledger = open_ledger(9.0)  # killed before its first charge: nothing was paid for
+    ledger.round(1, EVENT)
+    ledger.close()
+    with pytest.raises(LedgerError, match="planned otherwise"):
+        open_ledger(12.0)
+    header, charges = read_ledger(tmp_path / "ledger.jsonl")
+    assert (header["epsilon"], header["delta"], header["accountant"]) == (9.0, DELTA, "pld")
+    assert len(charges) == 1
+
+
+def test_reading_needs_something_to_read(tmp_path):
+    with pytest.raises(LedgerError, match="cannot be read"):
+        read_ledger(tmp_path / "none.jsonl")
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(LedgerError, match="is empty"):
+        read_ledger(tmp_path / "empty.jsonl")
+
+
+def test_rdp_is_tracked_beside_pld():
+    ledger = Ledger(DELTA)
+    for number in range(1, 6):
+        ledger.round(number, EVENT)
+    assert ledger.spent("rdp") == pytest.approx(epsilon([EVENT] * 5, DELTA, "rdp"))
+    assert ledger.spent() == ledger.spent("pld") < ledger.spent("rdp")
+    paper = Ledger(DELTA, accountant="theorem-4.2")
+    permit = paper.round(1, Event(0.1, 2.0, "fixed"))
+    assert permit.epsilon == paper.spent() == pytest.approx(epsilon([Event(0.1, 2.0, "fixed")], DELTA, "theorem-4.2"))
 
 
 def test_two_cannot_share_it(tmp_path, open_ledger):
@@ -121,7 +168,7 @@ def test_wasted_charges_are_made_up_for():
     ledger = Ledger(DELTA, 4.0)
     for number in (1, 2, 3, 3, 4):  # round 3 was repeated after a crash
         ledger.round(number, Event(0.2, noise))
-    more = ledger.calibrate(0.2, 6)
+    more = calibrate(4.0, DELTA, 0.2, 6, spent=ledger.events)
     assert more > noise
     for number in range(5, 11):
         ledger.round(number, Event(0.2, more))

@@ -3,23 +3,43 @@
 The statistical tests use fixed seeds; over fresh seeds each would fail about once in 10,000 runs.
 """
 
+import ast
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from coterie.privacy import Ledger, LedgerError, Plan, PrivacyError, Streams, clip
+from coterie.privacy import (
+    PLANS,
+    Joint,
+    LedgerError,
+    NoPrivacy,
+    Paper,
+    Plan,
+    PrivacyError,
+    RRSlot,
+    Streams,
+    clip,
+    epsilon,
+)
 
 C = 0.5
+NUMBERS = {"rounds": 10, "clip_norm": C, "epsilon": math.inf, "delta": 1e-5}
 
 
-def plan(noise=2.0, share=0.2, k=3, clients=1000, rate=0.3):
-    return Plan("client", "joint", clients, k, rate, 10, C, math.inf, 1e-5, noise, share)
+def plan(kind=Joint, noise=2.0, share=0.2, k=3, clients=1000, rate=0.3, **numbers):
+    shape = {"clients": clients, "num_clusters": k, "sampling_rate": rate}
+    return kind(noise_multiplier=noise, identifier_share=share, **shape | NUMBERS | numbers)
 
 
-def release(plan, sums, counts, seed=0, attempt=1):
-    permit = Ledger(plan.delta).round(1, plan.event())
-    return plan.release(permit, sums, counts, Streams(seed), attempt)
+def release(plan, members, size=2, seed=0, attempt=1):
+    """One release of (slot, label, update)s."""
+    contributions = plan.contributions(size)
+    for slot, label, update in members:
+        contributions.add(slot, label, label, update)
+    permit = plan.ledger().round(1, plan.event())
+    return plan.release(permit, contributions, Streams(seed), attempt)
 
 
 @pytest.mark.parametrize(
@@ -73,24 +93,76 @@ def test_the_sampler_is_poisson():
     assert each.var() == pytest.approx(84, rel=4 * math.sqrt(2 / 1000))
 
 
-@pytest.mark.parametrize("counts", [[0, 0, 0], [1000, 3, 0]])
-def test_noise_has_the_planned_scale_whatever_the_counts(counts):
-    p = plan()
-    size = 20_000
-    released = release(p, np.full((3, size), 5.0), np.array(counts, float))
+@pytest.mark.parametrize("kind", [RRSlot, Paper])
+def test_slots_are_of_fixed_number_random_and_all_different(kind):
+    p = plan(kind)
+    cohorts = np.array([p.sample(Streams(0).stream("cohort", t)) for t in range(400)])
+    assert cohorts.shape == (400, 300)
+    assert all(len(set(cohort)) == 300 for cohort in cohorts)
+    each = np.bincount(cohorts.ravel(), minlength=1000)  # mean 120, variance 84 nearly
+    assert each.var() == pytest.approx(84, rel=4 * math.sqrt(2 / 1000))
+    assert cohorts[:, 0].mean() == pytest.approx(499.5, abs=4 * 289 / 20)  # the first slot is anybody's
+    assert p.rate == p.event().sampling_rate == 0.3
+    assert plan(kind, rate=0.0001, k=1).cohort_size == 1
+
+
+@pytest.mark.parametrize("kind", [Joint, RRSlot, Paper])
+@pytest.mark.parametrize("members", [0, 7])
+def test_noise_has_the_planned_scale_whatever_the_counts(kind, members):
+    p, size = plan(kind), 20_000
+    released = release(p, [(slot, slot % 3, np.zeros(size)) for slot in range(members)], size)
     # The standard error of a standard deviation is 0.5 % here; sigma x 2/3 or x 3/2 are far outside 2 %.
-    scale = p.noise_multiplier_updates * C
+    scale = p.noise_multiplier_updates * C * (1 if kind is Joint else 2)
     for row in released.sums:
         assert row.std() == pytest.approx(scale, rel=0.02)
-        assert row.mean() == pytest.approx(5.0, abs=4 * scale / math.sqrt(size))
+        assert row.mean() == pytest.approx(0.0, abs=4 * scale / math.sqrt(size))
     assert abs(np.corrcoef(released.sums[0], released.sums[1])[0, 1]) < 4 / math.sqrt(size)
+
+
+def test_updates_are_clipped_on_arrival_and_summed_by_redrawn_label():
+    p = plan(noise=1e-9, share=0.5)
+    contributions = p.contributions(2)
+    contributions.add(0, 0, 1, [30.0, 40.0])
+    contributions.add(1, 0, 1, [0.0, math.nan])
+    contributions.add(2, 2, 2, [0.1, 0.2])
+    released = p.release(p.ledger().round(1, p.event()), contributions, Streams(0), 1)
+    clipped = C * (1 - 1e-6)
+    np.testing.assert_allclose(released.sums, [[0, 0], [0.6 * clipped, 0.8 * clipped], [0.1, 0.2]], atol=1e-7)
+    np.testing.assert_allclose(released.histogram, [2, 0, 1], atol=1e-7)
 
 
 def test_the_histogram_has_the_planned_scale():
     p = plan(k=5000, clients=5000, share=0.5)
-    released = release(p, np.zeros((5000, 1)), np.full(5000, 7.0))
+    released = release(p, [(0, 0, np.zeros(1))], 1)
     assert released.histogram.std() == pytest.approx(p.noise_multiplier_counts, rel=0.04)
-    assert released.histogram.mean() == pytest.approx(7.0, abs=4 * p.noise_multiplier_counts / math.sqrt(5000))
+    assert released.histogram.mean() == pytest.approx(0.0, abs=4 * p.noise_multiplier_counts / math.sqrt(5000))
+
+
+def test_identifiers_have_the_planned_scale():
+    p = plan(RRSlot, k=4, clients=4000, rate=1.0)
+    drawn = p.perturb(p.contributions(1), *(np.random.default_rng(i) for i in (0, 1)), np.eye(4))
+    assert drawn.scores.shape == (1, 4000, 4)
+    assert drawn.scores.std() == pytest.approx(p.noise_multiplier_counts, rel=4 / math.sqrt(2 * 16_000))
+
+
+@pytest.mark.parametrize("kind", [RRSlot, Paper])
+def test_the_chain_charges_both_its_steps(kind):
+    """mu^2 = s^2 / sigma_s^2 + 1 / sigma_theta^2, one-hots moving by s: sqrt(2), and 1 as the paper has it."""
+    p = plan(kind, noise=0.9)
+    moved = 2 if kind is RRSlot else 1
+    assert moved * p.noise_multiplier_counts**-2 + p.noise_multiplier_updates**-2 == pytest.approx(0.9**-2)
+
+
+def test_divisors_are_public_or_released():
+    members = [(slot, 0, np.zeros(2)) for slot in range(9)]
+    assert release(plan(), members).divisors.tolist() == [100.0] * 3
+    released = release(plan(divisor="released", rebalance_min=5), members)
+    np.testing.assert_array_equal(released.divisors, np.maximum(released.histogram, 5))
+    # All m = 30 slots count, though 9 clients replied: the partition is that of the noisy identifiers.
+    slots = release(plan(RRSlot, clients=100, rebalance_min=8), members)
+    assert slots.divisors.sum() == 30
+    assert slots.divisors.min() >= 8
+    assert release(plan(Paper, clients=100), members).divisors.sum() == pytest.approx(9, abs=2)  # true counts, least 1
 
 
 @pytest.mark.parametrize("share", [0.04, 0.2, 0.5])
@@ -111,41 +183,96 @@ def test_counts_that_nobody_pays_for_are_not_released():
     p = plan(share=0.0)
     assert p.noise_multiplier_counts is None
     assert p.noise_multiplier_updates == p.noise_multiplier
-    assert release(p, np.zeros((3, 2)), np.ones(3)).histogram is None
+    assert release(p, []).histogram is None
 
 
-def test_noise_is_fresh_for_every_attempt_at_a_round():
-    p = plan()
-    first, again, second = (release(p, np.zeros((3, 4)), np.zeros(3), attempt=a).sums for a in (1, 1, 2))
+@pytest.mark.parametrize("kind", [Joint, RRSlot])
+def test_noise_is_fresh_for_every_attempt_at_a_round(kind):
+    p = plan(kind)
+    first, again, second = (release(p, [], attempt=a).sums for a in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not np.isin(second, first).any()
 
 
 def test_a_permit_pays_once_and_for_its_own_event_alone():
     p = plan()
-    permit = Ledger(p.delta).round(1, p.event())
-    p.release(permit, np.zeros((3, 2)), np.zeros(3), Streams(0), 1)
+    permit = p.ledger().round(1, p.event())
+    p.release(permit, p.contributions(2), Streams(0), 1)
     with pytest.raises(LedgerError, match="already made"):
-        p.release(permit, np.zeros((3, 2)), np.zeros(3), Streams(0), 1)
-    cheaper = Ledger(p.delta).round(1, p.recalibrated(9.0).event())
+        p.release(permit, p.contributions(2), Streams(0), 1)
+    cheaper = p.ledger().round(1, p.recalibrated(9.0).event())
     with pytest.raises(LedgerError, match="paid for"):
-        p.release(cheaper, np.zeros((3, 2)), np.zeros(3), Streams(0), 1)
+        p.release(cheaper, p.contributions(2), Streams(0), 1)
+    with pytest.raises(LedgerError, match="paid for"):
+        p.release_evaluation(cheaper, [0.5], Streams(0), 1)
 
 
 def test_without_privacy_everything_is_exact_and_epsilon_infinite():
-    p = Plan.no_privacy(clients=10, num_clusters=2, sampling_rate=0.5, rounds=3)
-    released = release(p, np.full((2, 4), 1.5), np.array([3.0, 2.0]))
-    np.testing.assert_array_equal(released.sums, 1.5)
-    np.testing.assert_array_equal(released.histogram, [3.0, 2.0])
+    p = NoPrivacy(clients=10, num_clusters=2, sampling_rate=0.5, rounds=3)
+    released = release(p, [(0, 0, [1e6, 1.5]), (1, 1, [2.0, 3.0]), (2, 1, [2.0, 3.0])])
+    np.testing.assert_array_equal(released.sums, [[1e6, 1.5], [4.0, 6.0]])
+    np.testing.assert_array_equal(released.histogram, [1, 2])
+    np.testing.assert_array_equal(released.divisors, [1, 2])
     assert released.epsilon == math.inf
-    np.testing.assert_array_equal(p.clip([1e6]), [1e6])
     assert not p.private
 
 
-def test_joint_is_calibrated():
-    p = Plan.joint(clients=1000, num_clusters=4, sampling_rate=0.1, rounds=100, clip_norm=C, epsilon=4.0, delta=1e-3)
-    assert p.noise_multiplier == pytest.approx(1.1002, rel=0.01)
+@pytest.mark.parametrize(
+    ("kind", "noise"), [(Joint, 1.1002), (RRSlot, 1.1885), (Paper, 2.573)], ids=["joint", "rr-slot", "paper"]
+)
+def test_calibrated_plans_have_the_reference_noise(kind, noise):
+    p = kind.calibrated(
+        clients=1000, num_clusters=4, sampling_rate=0.1, rounds=100, clip_norm=C, epsilon=4.0, delta=1e-3
+    )
+    assert p.noise_multiplier == pytest.approx(noise, rel=0.01)
+    assert p.identifier_share == kind.usual_share
     assert p.expected_members == 25
+    assert epsilon(p.planned(), 1e-3, p.accountant) <= 4.0
+
+
+def test_private_evaluations_are_part_of_the_budget():
+    numbers = {"clients": 500, "num_clusters": 4, "sampling_rate": 0.2, "rounds": 80, "clip_norm": C}
+    without = Joint.calibrated(**numbers, epsilon=8.0, delta=2e-5)
+    with_them = Joint.calibrated(**numbers, epsilon=8.0, delta=2e-5, evaluations=16)
+    assert without.noise_multiplier < with_them.noise_multiplier < 1.05 * without.noise_multiplier
+    assert 7.9 < epsilon(with_them.planned(), 2e-5) <= 8.0
+    # An accuracy moves the sum of (accuracy - 1/2) by at most 1/2; the noise on the mean is 0.01.
+    assert with_them.evaluation_event().noise_multiplier == pytest.approx(0.01 * 500 / 0.5)
+    assert plan(RRSlot).evaluation_event().noise_multiplier == pytest.approx(0.01 * 1000)  # replaced: by 1
+
+
+def test_a_private_evaluation_has_the_planned_noise():
+    p = plan(evaluations=1, evaluation_noise=0.05)
+    values = []
+    for attempt in range(400):
+        permit = p.ledger().round(1, p.evaluation_event())
+        values.append(p.release_evaluation(permit, [0.8] * 1000, Streams(0), attempt))
+    assert np.mean(values) == pytest.approx(0.8, abs=4 * 0.05 / 20)
+    assert np.std(values) == pytest.approx(0.05, rel=4 / math.sqrt(800))
+
+
+@pytest.mark.parametrize("kind", PLANS.values(), ids=list(PLANS))
+def test_terms_say_everything(kind):
+    p = (
+        NoPrivacy(clients=9, num_clusters=3, sampling_rate=0.5, rounds=2)
+        if kind is NoPrivacy
+        else plan(kind, noise=1.3)
+    )
+    assert Plan.of_terms(p.terms()) == p
+    assert not [value for value in p.terms().values() if value == math.inf]
+
+
+def test_nothing_else_draws_noise():
+    """``perturb`` skips the ledger: only ``release`` and the audit call it; only mechanisms call ``gaussian``."""
+    callers = {"perturb": {"plan.py", "audit.py"}, "gaussian": {"plan.py", "joint.py", "rr_slot.py"}}
+    found = {name: set() for name in callers}
+    for path in (Path(__file__).parents[2] / "coterie").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                if name in callers:
+                    found[name].add(path.name)
+    assert found == callers
 
 
 @pytest.mark.parametrize(
@@ -157,6 +284,16 @@ def test_joint_is_calibrated():
         ({"share": -0.1}, "identifier share"),
         ({"k": 0}, "num clusters must be at least 1"),
         ({"clients": 2}, "3 clusters for 2 clients"),
+        ({"divisor": "true"}, "divisor must be fixed or released"),
+        ({"accountant": "theorem-4.2"}, "joint is counted by pld, rdp, not by 'theorem-4.2'"),
+        ({"rebalance_min": 101}, "rebalance-min must be at most qM/k = 100"),
+        ({"rebalance_min": 2, "share": 0.0}, "identifier-share above 0"),
+        ({"kind": RRSlot, "share": 0.0}, "identifier-share above 0"),
+        ({"kind": RRSlot, "rebalance_min": 2.5}, "whole number"),
+        ({"kind": RRSlot, "identifiers": "laplace"}, "gaussian or exponential"),
+        ({"kind": Paper, "identifiers": "exponential"}, "rr-slot has exponential ones"),
+        ({"evaluation_noise": 0.0}, "evaluation noise must be positive"),
+        ({"noise": math.nan}, "noise multiplier must be finite"),
     ],
 )
 def test_plans_that_make_no_sense(change, complaint):

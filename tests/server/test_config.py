@@ -103,7 +103,23 @@ def test_bounds_that_are_allowed():
 def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
     """Flower hands over all defaults; ``--set`` hands over text: both mean the default of clustered methods."""
     config = RunConfig({"strategy": "fedavg", **values})
-    assert (config["clusters"], config.reseeding, config.releases_counts) == (1, None, False)
+    assert (config["clusters"], config.reseeding, config.plan.identifier_share) == (1, None, 0.0)
+
+
+@pytest.mark.parametrize(("mechanism", "share", "accountant"), [("rr-slot", 0.2, "pld"), ("paper", 0.2, "theorem-4.2")])
+def test_other_mechanisms_have_their_own_usual_numbers(mechanism, share, accountant):
+    plan = RunConfig({"mechanism": mechanism, "epsilon": 100, "rounds": 3}).plan
+    assert (plan.mechanism, plan.identifier_share, plan.accountant) == (mechanism, share, accountant)
+    assert plan.divisor == "released"
+    alone = RunConfig({"mechanism": mechanism, "strategy": "fedavg", "epsilon": 100, "rounds": 3}).plan
+    assert alone.identifier_share == 0.0  # one model: no labels
+
+
+def test_noise_can_be_given_and_evaluations_are_paid_for():
+    assert RunConfig({"noise-multiplier": 1.7}).plan.noise_multiplier == 1.7
+    plan = RunConfig({"evaluate": "private", "evaluate-every": 7, "rounds": 20}).plan
+    assert plan.evaluations == 3  # after 7, 14 and 20
+    assert plan.noise_multiplier > RunConfig({"rounds": 20}).plan.noise_multiplier
 
 
 def test_the_plan_follows_the_keys():

@@ -57,7 +57,9 @@ def assert_same_models(one, other):
 
 
 def lines(path, name):
-    return [json.loads(line) for line in (path / name).read_text().splitlines()]
+    """Of a file of JSON lines; a ledger's first line, which is no charge, is left out."""
+    read = [json.loads(line) for line in (path / name).read_text().splitlines()]
+    return [line for line in read if "ledger" not in line]
 
 
 def interrupt(after):
@@ -158,6 +160,49 @@ def test_evaluate_off_computes_no_accuracy(tmp_path, monkeypatch):
     assert not any("accuracy" in line for line in lines(tmp_path / "run", "metrics.jsonl"))
     outside = json.loads((tmp_path / "run" / "privacy.json").read_text())["outside"]
     assert not any(text.startswith("accuracies") for text in outside)
+
+
+def test_a_private_evaluation_is_all_that_is_known_of_accuracy(tmp_path):
+    outcome = execute(tmp_path / "run", {**SETTINGS, "evaluate": "private", "evaluate-every": 2, "epsilon": 20})
+    assert outcome["certified"] is True
+    assert 0 <= outcome["accuracy"] <= 1
+    assert outcome["group_accuracy"] is outcome["clustering_accuracy"] is None
+    charges = lines(tmp_path / "run", "ledger.jsonl")
+    assert [line["for"] for line in charges] == ["training", "training", "evaluation"]
+    guarantee = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert guarantee["epsilon"] == pytest.approx(charges[-1]["epsilon"])
+    assert 19 < guarantee["epsilon"] <= 20
+    assert not any("accurac" in text for text in guarantee["outside"])
+    last = lines(tmp_path / "run", "metrics.jsonl")[-1]
+    assert (last["accuracy"], last["epsilon"]) == (outcome["accuracy"], pytest.approx(guarantee["epsilon"]))
+
+
+def test_a_budget_that_ends_before_the_rounds_is_an_error_that_keeps_everything(tmp_path):
+    settings = {**SETTINGS, "noise-multiplier": 1.0, "rounds": 6, "epsilon": 3.5}
+    with pytest.raises(
+        RunError, match=r"the budget ended the run after \d of 6 rounds; models and results are written"
+    ):
+        execute(tmp_path / "run", settings)
+    outcome = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert 0 < outcome["rounds"] < 6
+    assert outcome["charges"] == outcome["rounds"]
+    assert len(models(tmp_path / "run")) == 2
+    spent = [line["epsilon"] for line in lines(tmp_path / "run", "ledger.jsonl")]
+    assert spent[-1] <= 3.5 < 2 * spent[-1] - spent[-2] + 0.3  # one more would not have fitted
+    guarantee = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert guarantee["certified"] is True  # when a budget ends is public
+    assert guarantee["epsilon"] == pytest.approx(spent[-1])
+
+
+@pytest.mark.parametrize("mechanism", ["rr-slot", "paper"])
+def test_a_run_under_another_mechanism(tmp_path, mechanism):
+    settings = {**SETTINGS, "mechanism": mechanism, "rebalance-min": 3, "epsilon": 30, "rounds": 2}
+    outcome = execute(tmp_path / "run", settings)
+    assert outcome["certified"] is (mechanism == "rr-slot")
+    guarantee = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert (guarantee["mechanism"], guarantee["sampler"]) == (mechanism, "fixed")
+    cohort = round(SETTINGS["clients"] * SETTINGS["sampling-rate"])
+    assert [sum(line["histogram"]) for line in lines(tmp_path / "run", "metrics.jsonl")] == [cohort] * 2
 
 
 # ---- bad replies ------------------------------------------------------------------------------------------

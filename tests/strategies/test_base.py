@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from toys import UP
 
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, pack_update, unpack_models
-from coterie.privacy import BudgetError, Ledger, Plan, Released, Streams, calibrate
-from coterie.strategies import IFCA, FedAvg, StrategyError
+from coterie.privacy import Joint, Ledger, NoPrivacy, Plan, PrivacyError, Released, RRSlot, Streams, calibrate, epsilon
+from coterie.strategies import IFCA, FedAvg, Reseeding, StrategyError
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
 CLIENTS = 8
@@ -18,11 +18,13 @@ ZERO = pack_models(np.zeros((1, 4), np.float32), LAYOUT)
 
 
 def nothing(**shape):
-    return Plan.no_privacy(**{"clients": CLIENTS, "num_clusters": 1, "sampling_rate": 1.0, "rounds": 1} | shape)
+    return NoPrivacy(**{"clients": CLIENTS, "num_clusters": 1, "sampling_rate": 1.0, "rounds": 1} | shape)
 
 
-def private(noise=0.05, rounds=1, budget=math.inf, k=1):
-    return Plan("client", "joint", CLIENTS, k, 1.0, rounds, 0.5, budget, 1e-5, noise, 0.5)
+def private(noise=0.05, rounds=1, budget=math.inf, k=1, mechanism=Joint, **numbers):
+    shape = {"clients": CLIENTS, "num_clusters": k, "sampling_rate": 1.0, "rounds": rounds, "clip_norm": 0.5}
+    privacy = {"epsilon": budget, "delta": 1e-5, "noise_multiplier": noise, "identifier_share": 0.5}
+    return mechanism(**shape | privacy | numbers)
 
 
 class Stub(LocalGrid):
@@ -103,7 +105,7 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("kind", SPOILED)
-@pytest.mark.parametrize("plan", [nothing(), private()], ids=["none", "joint"])
+@pytest.mark.parametrize("plan", [nothing(), private(), private(mechanism=RRSlot)], ids=["none", "joint", "rr-slot"])
 def test_a_bad_reply_contributes_nothing_and_the_round_goes_on(kind, plan):
     bad = Stub(lambda client, content: SPOILED[kind](content) if client == 3 else [content])
     there, strategy = start(bad, plan)
@@ -144,7 +146,7 @@ def test_everyone_silent_is_a_round_that_is_charged_noised_and_released():
 
 
 def test_an_empty_cohort_is_a_round_too():
-    plan = Plan("client", "joint", CLIENTS, 1, 1e-9, 1, 0.5, math.inf, 1e-5, 1.0, 0.5)
+    plan = private(noise=1.0, sampling_rate=1e-9)
     grid = Stub()
     moved, strategy = start(grid, plan)
     assert grid.asked == []
@@ -190,14 +192,71 @@ def test_a_method_sees_nothing_but_what_was_released():
     assert np.abs(released.sums[0] - exact).max() < 6 * plan.noise_multiplier_updates * 0.5
 
 
-def test_the_budget_stops_a_run():
+def test_the_budget_stops_a_run_and_keeps_its_models():
     noise = calibrate(2.0, 1e-5, 1.0, 2)
     plan = private(noise=noise, rounds=4, budget=2.0)
-    ledger = Ledger(plan.delta, 2.0)
-    with pytest.raises(BudgetError, match="round 3 would raise epsilon"):
-        start(Stub(), plan, rounds=4, ledger=ledger)
+    ledger = plan.ledger()
+    moved, strategy = start(Stub(), plan, rounds=4, ledger=ledger)
+    assert "round 3 would raise epsilon" in strategy.stopped
     assert len(ledger.charges) == 2
     assert ledger.spent() <= 2.0
+    two, _ = start(Stub(), private(noise=noise, rounds=2, budget=2.0), rounds=2)
+    np.testing.assert_array_equal(moved, two)
+
+
+class Graded(Stub):
+    """Clients that report an accuracy when they are asked to evaluate."""
+
+    def __init__(self, accuracy, nodes=range(1, CLIENTS + 1)):
+        super().__init__(nodes=nodes)
+        self.accuracy = accuracy
+
+    def _answers(self, questions):
+        for message in questions:
+            if message.metadata.message_type == "evaluate":
+                answer = RecordDict(
+                    {"diagnostics": MetricRecord({"accuracy": self.accuracy, "cluster": 0, "group": 0})}
+                )
+                yield Message(answer, reply_to=message)
+            else:
+                yield from super()._answers([message])
+
+
+def evaluated(accuracy, nodes=range(1, CLIENTS + 1), noise=1e-4, rounds=3, every=2):
+    plan = private(rounds=rounds, noise=1.0, evaluations=2, evaluation_noise=noise)
+    ledger = plan.ledger()
+    strategy = FedAvg(plan, ledger=ledger, streams=Streams(0), evaluate="private", evaluate_every=every, wait=0.0)
+    return strategy.start(Graded(accuracy, nodes), ZERO, rounds), ledger, plan
+
+
+def test_a_private_evaluation_is_charged_and_releases_a_noisy_mean_alone():
+    result, ledger, plan = evaluated(0.75, noise=0.1)
+    assert [charge["for"] for charge in ledger.charges] == ["training"] * 2 + ["evaluation", "training", "evaluation"]
+    assert ledger.events[2] == plan.evaluation_event()
+    assert sorted(result.evaluate_metrics_clientapp) == [2, 3]
+    for metrics in result.evaluate_metrics_clientapp.values():
+        assert set(metrics) == {"accuracy", "epsilon", "epsilon_rdp"}
+        assert metrics["accuracy"] != 0.75
+        assert metrics["accuracy"] == pytest.approx(0.75, abs=0.4)
+    assert ledger.spent() == pytest.approx(epsilon(plan.planned(), plan.delta))
+
+
+@pytest.mark.parametrize(("accuracy", "seen"), [(0.75, 0.75), (1e9, 1.0), (-3.0, 0.0)])
+def test_one_client_counts_for_one_in_a_private_evaluation_whatever_it_says(accuracy, seen):
+    result, *_ = evaluated(accuracy)
+    assert result.evaluate_metrics_clientapp[3]["accuracy"] == pytest.approx(seen, abs=1e-3)
+
+
+def test_absent_clients_count_one_half_in_a_private_evaluation():
+    result, *_ = evaluated(1.0, nodes=range(1, CLIENTS // 2 + 1))
+    assert result.evaluate_metrics_clientapp[3]["accuracy"] == pytest.approx(0.75, abs=1e-3)
+
+
+def test_private_evaluations_that_the_plan_does_not_pay_for_are_refused():
+    with pytest.raises(StrategyError, match="pays for 0 private evaluations"):
+        FedAvg(private(rounds=3), evaluate="private")
+    with pytest.raises(StrategyError, match="evaluate must be"):
+        FedAvg(private(), evaluate="loud")
 
 
 def test_flower_s_hooks_work_without_start():
@@ -221,7 +280,9 @@ def test_what_a_method_does_not_support_is_refused_before_it_starts():
     with pytest.raises(StrategyError, match="peeking assigns a client by looking at other clients"):
         Peeking(private(k=2))
     Peeking(nothing(num_clusters=2))
-    with pytest.raises(StrategyError, match="at most qM/k = 4"):
-        IFCA(private(k=2), rebalance_min=5)
-    with pytest.raises(StrategyError, match="identifier_share > 0"):
-        IFCA(Plan("client", "joint", CLIENTS, 2, 1.0, 1, 0.5, 8.0, 1e-5, 1.0, 0.0), rebalance_min=2)
+    with pytest.raises(PrivacyError, match="at most qM/k = 4"):
+        private(k=2, rebalance_min=5)
+    with pytest.raises(PrivacyError, match="identifier-share above 0"):
+        private(k=2, identifier_share=0.0, rebalance_min=2)
+    with pytest.raises(StrategyError, match="identifier_share above 0"):
+        IFCA(private(k=2, identifier_share=0.0), reseeding=Reseeding())

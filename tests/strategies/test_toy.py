@@ -9,7 +9,7 @@ from toys import UP
 
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, read_reply, unpack_models
-from coterie.privacy import Ledger, Plan, Streams
+from coterie.privacy import PLANS, NoPrivacy, Streams
 from coterie.server.metrics import summarise
 from coterie.strategies import IFCA, STRATEGIES, FedAvg, Reseeding, StrategyError
 
@@ -33,10 +33,12 @@ CONFIG = {
 APART = np.stack([UP, -UP]).astype(np.float32)  # cluster 0 suits group 0, cluster 1 group 1
 
 
-def plan(mechanism, k, rounds=1, noise=0.05, clip=0.1):
+def plan(mechanism, k, rounds=1, noise=0.05, **numbers):
+    shape = {"clients": CLIENTS, "num_clusters": k, "sampling_rate": 1.0, "rounds": rounds}
     if mechanism == "none":
-        return Plan.no_privacy(clients=CLIENTS, num_clusters=k, sampling_rate=1.0, rounds=rounds)
-    return Plan("client", mechanism, CLIENTS, k, 1.0, rounds, clip, math.inf, 1e-5, noise, 0.5)
+        return NoPrivacy(**shape, **numbers)
+    privacy = {"clip_norm": 0.1, "epsilon": math.inf, "delta": 1e-5, "noise_multiplier": noise, "identifier_share": 0.5}
+    return PLANS[mechanism](**shape, **privacy, **numbers)
 
 
 class Watched(LocalGrid):
@@ -52,7 +54,7 @@ class Watched(LocalGrid):
 
 def train(method, plan, start, groups="4:4", rounds=1, **options):
     options = {"evaluate_metrics_aggr_fn": summarise, "streams": Streams(0), "wait": 0.0} | options
-    strategy = method(plan, ledger=Ledger(plan.delta), **options)
+    strategy = method(plan, **options)
     grid = Watched(CLIENTS)
     config = ConfigRecord({**CONFIG, "groups": groups})
     result = strategy.start(grid, pack_models(np.asarray(start, np.float32), LAYOUT), rounds, train_config=config)
@@ -67,32 +69,34 @@ def towards(confidence):
 
 def tolerance(plan, k):
     """Five standard deviations of the noise in one coordinate of a model; exact without privacy."""
-    noise = plan.noise_multiplier_updates * plan.clip_norm if plan.private else 0.0
+    sensitivity = {"none": 0.0, "joint": 1.0}.get(plan.mechanism, 2.0)
+    noise = plan.noise_multiplier_updates * sensitivity * (plan.clip_norm if plan.private else 0.0)
     return 5 * noise / (CLIENTS / k) + 1e-6
 
 
-TOYS = [(name, mechanism, minimum) for name in STRATEGIES for mechanism in ("none", "joint") for minimum in (0, 2)]
+TOYS = [(name, mechanism, minimum) for name in STRATEGIES for mechanism in PLANS for minimum in (0, 2)]
 
 
 @pytest.mark.parametrize(("name", "mechanism", "minimum"), TOYS)
 def test_one_round_by_hand(name, mechanism, minimum):
     method = STRATEGIES[name]
     k = 2 if method.clustered else 1
+    setting = plan(mechanism, k, rebalance_min=minimum)
     if minimum and not method.clustered:
         with pytest.raises(StrategyError, match="no clusters to rebalance"):
-            method(plan(mechanism, k), rebalance_min=minimum)
+            method(setting)
         return
     start = APART if k == 2 else np.zeros((1, 4))
-    models, result, _, _ = train(method, plan(mechanism, k), start, rebalance_min=minimum)
+    models, result, _, _ = train(method, setting, start)
     if k == 1:  # as many clients pull up as down
         expected = np.zeros((1, 4))
     else:
         # Logits differ by 2 (weight and bias), so a client's own label has probability sigmoid(2).
         step = towards(1 / (1 + math.exp(-2)))
-        if mechanism == "joint":
+        if setting.private:
             step = step * min(1.0, 0.1 * (1 - 1e-6) / np.linalg.norm(step))
         expected = np.stack([UP + step, -UP - step])
-    np.testing.assert_allclose(models, expected, atol=tolerance(plan(mechanism, k), k))
+    np.testing.assert_allclose(models, expected, atol=tolerance(setting, k))
     accuracy = result.evaluate_metrics_clientapp[1]
     if k == 2:
         assert accuracy["accuracy"] == 1.0
@@ -100,8 +104,20 @@ def test_one_round_by_hand(name, mechanism, minimum):
         assert accuracy["clustering_accuracy"] == 1.0
     else:
         assert accuracy["accuracy"] == 0.5
-    if mechanism == "none" and k == 2:
+    if mechanism != "joint" and k == 2:  # exact, or noise that flips no label
         assert result.train_metrics_clientapp[1]["histogram"] == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("mechanism", ["rr-slot", "paper"])
+def test_the_server_moves_members_from_large_to_small_clusters(mechanism):
+    start = 0.1 * APART  # a step does not overshoot
+    setting = plan(mechanism, 2, noise=0.01, rebalance_min=4)
+    models, result, grid, _ = train(IFCA, setting, start, groups="6:2")
+    assert result.train_metrics_clientapp[1]["histogram"] == [6.0, 2.0]
+    assert "redraw" not in grid.sent[0].content["config"]
+    # Two of the six pull cluster 1 their way: 4 x up / 4, and (2 x down + 2 x up) / 4 = 0; all clipped alike.
+    step = 0.1 * (1 - 1e-6) * UP
+    np.testing.assert_allclose(models - start, np.stack([step, 0 * step]), atol=tolerance(setting, 2))
 
 
 def test_fedavg_takes_the_mean_and_no_weights():
@@ -112,14 +128,14 @@ def test_fedavg_takes_the_mean_and_no_weights():
 
 def test_the_fixed_divisor_is_public_and_the_exact_one_is_the_number_of_members():
     step = towards(1 / (1 + math.exp(-2)))
-    fixed, *_ = train(IFCA, plan("none", 2), APART, groups="6:2", divisor="fixed")
+    fixed, *_ = train(IFCA, plan("none", 2, divisor="fixed"), APART, groups="6:2")
     np.testing.assert_allclose(fixed, np.stack([UP + 6 / 4 * step, -UP - 2 / 4 * step]), atol=1e-6)
     exact, *_ = train(IFCA, plan("none", 2), APART, groups="6:2")
     np.testing.assert_allclose(exact, np.stack([UP + step, -UP - step]), atol=1e-6)
 
 
 def test_rebalancing_redraws_surplus_by_the_released_histogram():
-    models, result, grid, _ = train(IFCA, plan("none", 2, rounds=2), APART, groups="6:2", rounds=2, rebalance_min=4)
+    models, result, grid, _ = train(IFCA, plan("none", 2, rounds=2, rebalance_min=4), APART, groups="6:2", rounds=2)
     # Round 1 released (6, 2); the mean is 4 = B, so cluster 0 gives 2 of its 6 to cluster 1.
     sent = grid.sent[0].content["config"]["redraw"]
     np.testing.assert_allclose(sent, [2 / 3, 1 / 3, 0, 1], atol=1e-12)
@@ -169,7 +185,7 @@ def test_an_absent_client_changes_neither_divisor_nor_noise():
             return range(1, CLIENTS)
 
     p = plan("joint", 1, noise=0.051)
-    strategy = FedAvg(p, ledger=Ledger(p.delta), streams=Streams(0), wait=0.0, evaluate_every=0)
+    strategy = FedAvg(p, streams=Streams(0), wait=0.0, evaluate_every=0)
     config = ConfigRecord({**CONFIG, "groups": "1"})
     models, _ = unpack_models(
         strategy.start(

@@ -1,0 +1,55 @@
+"""The ``coterie`` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+# Before torch is loaded: idle threads that spin cost a factor of ten as soon as another program wants the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+
+from coterie.cli import listings, privacy
+from coterie.cli.audit import audit
+from coterie.cli.run import run
+
+cli = typer.Typer(
+    help="One model per hidden group of clients, under a differential-privacy guarantee that is proved.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (run, listings.strategies, listings.datasets, listings.models, listings.report, audit):
+    cli.command()(command)
+cli.add_typer(privacy.app, name="privacy")
+
+#: Errors whose message alone tells a person what to do, by the room that raises them.
+_EXPECTED = {
+    "coterie.privacy": ("PrivacyError", "LedgerError"),
+    "coterie.datasets": ("DataError",),
+    "coterie.models": ("ModelError",),
+    "coterie.report": ("ReportError",),
+    "coterie.server": ("ConfigError", "FolderError", "RunError"),
+    "coterie.strategies": ("StrategyError",),
+}
+
+
+def main() -> None:
+    """Run the command; every failure is one clear message and a non-zero exit status."""
+    sys.path.insert(0, os.getcwd())  # so that module:function finds a user's own module
+    try:
+        cli(prog_name="coterie")
+    except Exception as error:
+        if not _expected(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _expected(error: Exception) -> bool:
+    """Only rooms that are loaded can have raised it; the others need not be loaded for its sake."""
+    rooms = ((sys.modules[room], names) for room, names in _EXPECTED.items() if room in sys.modules)
+    return any(isinstance(error, getattr(room, name)) for room, names in rooms for name in names)

@@ -1,0 +1,46 @@
+"""What every command prints with."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+
+
+def console_for(as_json: bool) -> Console:
+    """Where people read: standard output, or standard error while that carries JSON."""
+    return Console(stderr=as_json, highlight=False)
+
+
+def print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def listing(title: str, rows: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    table.add_column("name", no_wrap=True, style="cyan")
+    for column in next(iter(rows.values())):
+        table.add_column(column)
+    for name, row in rows.items():
+        table.add_row(name, *(str(value) for value in row.values()))
+    Console(highlight=False).print(table)
+
+
+def answer(values: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json({key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()})
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for key, value in values.items():
+        table.add_row(key, f"{value:.6g}" if isinstance(value, float) else str(value))
+    Console(highlight=False).print(table)

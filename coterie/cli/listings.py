@@ -1,0 +1,75 @@
+"""What there is: strategies, data sets, models; and reports of what was run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from coterie.cli.console import JsonFlag, console_for, listing
+
+
+def strategies(as_json: JsonFlag = False) -> None:
+    """The methods, with their papers and the units of privacy that they support."""
+    from coterie.strategies import STRATEGIES
+
+    rows = {
+        name: {
+            "what": method.title,
+            "paper": method.paper,
+            "privacy-unit": ", ".join(method.units),
+            "rebalancing": "yes" if method.clustered else "-",
+        }
+        for name, method in sorted(STRATEGIES.items())
+    }
+    listing("strategies", rows, as_json)
+
+
+def datasets(
+    download: Annotated[str | None, typer.Option(metavar="NAME", help="Fetch a data set into --data-dir.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: COTERIE_DATA.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The data sets and the shifts that make hidden groups."""
+    from coterie import datasets as room
+
+    if download is not None:
+        folder = data_dir or os.environ.get("COTERIE_DATA")
+        if not folder:
+            raise room.DataError("--download needs --data-dir DIR (or COTERIE_DATA) to put the files")
+        console = console_for(as_json)
+        console.print(f"{download} is in {room.download(download, str(folder))}")
+        return
+    rows = {
+        name: {
+            "what": info.title,
+            "shape": "x".join(map(str, info.shape)),
+            "classes": info.num_classes,
+            "train": info.train_size,
+            "test": info.test_size,
+            "how to get it": info.obtain,
+        }
+        for name, info in sorted(room.DATASETS.items())
+    }
+    listing(f"data sets (shifts: {', '.join(sorted(room.SHIFTS))})", rows, as_json)
+
+
+def models(as_json: JsonFlag = False) -> None:
+    """The networks and the fixed features that can stand in front of them."""
+    from coterie import models as networks
+
+    rows = {name: {"what": info.title, "source": info.source} for name, info in sorted(networks.MODELS.items())}
+    listing(f"models (features: {', '.join(sorted(networks.FEATURES))})", rows, as_json)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """One HTML page about one run or several: curves, clusters, privacy, comparison."""
+    from coterie.report import write_report
+
+    Console(highlight=False).print(str(write_report(runs, out)), soft_wrap=True)

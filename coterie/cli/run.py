@@ -1,0 +1,186 @@
+"""``coterie run``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from coterie.cli.console import JsonFlag, console_for, listing, print_json
+
+_INTERRUPTED = 130
+
+
+def _settings(config: Path | None, assignments: list[str]) -> dict[str, Any]:
+    """Keys from a TOML file, then those of ``--set``."""
+    from coterie.server import ConfigError
+
+    values: dict[str, Any] = {}
+    if config is not None:
+        try:
+            values = tomllib.loads(config.read_text())
+        except OSError as error:
+            raise ConfigError(f"{config} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise ConfigError(f"{config} is not TOML: {error}") from None
+        values = values.get("config", values)  # a run folder's config.toml, or a plain list of keys
+        if not isinstance(values, dict):
+            raise ConfigError(f"{config}: config = {values!r} must be a table of keys")
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment}: write it as key=value")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def run(
+    config: Annotated[Path | None, typer.Option(help="TOML file with configuration keys.")] = None,
+    assignments: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set a key.")] = [],  # noqa: B006
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Make the run reproducible; it is then not certified.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: a new one under runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="List all configuration keys and stop.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train. Without settings: private clustered models on handwritten digits (the demo)."""
+    if keys:
+        _list_keys(as_json)
+        return
+    from coterie.server import ConfigError
+
+    values = _settings(config, assignments)
+    options = {"device": device, "seed": seed, "data-dir": data_dir, "out": out, "resume": resume or None}
+    values |= {
+        key: value if isinstance(value, int) else str(value) for key, value in options.items() if value is not None
+    }
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"--engine {engine}: must be local or ray")
+    _run(values, engine, as_json)
+
+
+def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
+    from coterie.report import result_table, write_report
+    from coterie.server.app import open_folder
+
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # importing Flower sets it to INFO
+    console = console_for(as_json)
+    folder = open_folder(values, Path("runs"), check=_ready)
+    try:
+        for warning in folder.config.warnings():
+            console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
+        console.print(_headline(folder), soft_wrap=True)
+        with _progress(folder, console):
+            result = _execute(folder, engine)
+        report = write_report([folder.path], folder.path / "report.html")
+    except KeyboardInterrupt:
+        print(f"interrupted; continue with: coterie run --resume --out {folder.path}", file=sys.stderr)
+        raise typer.Exit(_INTERRUPTED) from None
+    finally:
+        folder.close()
+    if as_json:
+        print_json(result)
+        return
+    console.print(result_table(result, json.loads((folder.path / "privacy.json").read_text())))
+    console.print(f"run folder {folder.path}/   page {report}", soft_wrap=True)
+
+
+def _ready(config: Any) -> None:
+    """Find out now that data or device are missing; the clients find the data in memory."""
+    from coterie.client.verbs import federation
+    from coterie.server import ConfigError
+
+    federation(config.for_clients())
+    if config["device"] == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("device = 'cuda': PyTorch finds no GPU on this machine; use auto or cpu")
+
+
+def _execute(folder: Any, engine: str) -> dict[str, Any]:
+    from coterie.engine import LocalGrid, run_on_ray
+    from coterie.engine.local import workers_for
+    from coterie.models import MODELS
+    from coterie.server import run as run_once
+
+    config = folder.config
+    if engine == "local":
+        batched = config["model"] in MODELS and MODELS[config["model"]].batched
+        grid = LocalGrid(config["clients"], workers_for(batched, config["device"]))
+        try:
+            return run_once(folder, grid)
+        finally:
+            grid.close()
+    results: list[dict[str, Any]] = []
+    run_on_ray(lambda grid: results.append(run_once(folder, grid)), config["clients"])
+    return results[0]
+
+
+def _headline(folder: Any) -> str:
+    config, plan = folder.config, folder.plan
+    privacy_text = (
+        f"(ε {plan.epsilon:g}, δ {plan.delta:g}) for every client, noise {plan.noise_multiplier:.3f}"
+        if plan.private
+        else "no privacy"
+    )
+    where = f", resumed after round {folder.resumed.round}" if folder.resumed else ""
+    return (
+        f"[bold]{config['strategy']}[/] on [bold]{config['dataset']}[/]: {plan.clients} clients, "
+        f"{plan.num_clusters} models, {plan.rounds} rounds, {privacy_text}{where}"
+    )
+
+
+@contextmanager
+def _progress(folder: Any, console: Console) -> Iterator[None]:
+    """A bar on a terminal, a plain line for every evaluated round elsewhere."""
+    rounds = folder.config["rounds"]
+    if not console.is_terminal:
+
+        def plain(line: Mapping[str, Any]) -> None:
+            if "accuracy" in line or line["round"] == rounds:
+                accuracy = f"  accuracy {100 * line['accuracy']:5.1f} %" if "accuracy" in line else ""
+                console.print(f"round {line['round']:4d}/{rounds}  epsilon {line['epsilon']:7.3f}{accuracy}")
+
+        folder.observer = plain
+        yield
+        return
+    columns = (
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("accuracy {task.fields[accuracy]}  ε {task.fields[epsilon]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        done = folder.resumed.round if folder.resumed else 0
+        task = bar.add_task("", total=rounds, completed=done, accuracy="  –   ", epsilon="–")
+
+        def show(line: Mapping[str, Any]) -> None:
+            fields = {"epsilon": "∞" if math.isinf(line["epsilon"]) else f"{line['epsilon']:.2f}"}
+            if "accuracy" in line:
+                fields["accuracy"] = f"{100 * line['accuracy']:.1f} %"
+            bar.update(task, completed=line["round"], **fields)
+
+        folder.observer = show
+        yield
+
+
+def _list_keys(as_json: bool) -> None:
+    from coterie.server import SCHEMA
+
+    rows = {name: {"default": key.default, "allowed": key.allowed, "help": key.help} for name, key in SCHEMA.items()}
+    listing("configuration keys", rows, as_json)

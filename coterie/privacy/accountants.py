@@ -1,0 +1,349 @@
+"""Accountants: what a list of events costs, by six ways of counting.
+
+``pld`` and ``rdp`` are sound for both samplers and go through ``dp-accounting``; ``pld`` certifies. Opacus' two
+stand beside them for DP-SGD. ``theorem-4.2`` is RR-Cluster's bound as printed, kept to reproduce its tables.
+
+==================== ============================================================ =========================
+name                 how                                                          samplers
+==================== ============================================================ =========================
+pld                  privacy loss distributions on a grid, rounded up             poisson, fixed
+rdp                  Renyi orders 1.1 to 1024, converted by Canonne et al.        poisson, fixed
+opacus-rdp           the same through Opacus' table of orders                     poisson
+opacus-prv           privacy random variables (arXiv:2106.02848), error 0.01      poisson
+theorem-4.2          RR-Cluster, Theorem 4.2 with the conversion of Theorem A.1   fixed
+theorem-4.2-canonne  the same with the conversion of arXiv:2004.00010, Prop. 12   fixed
+==================== ============================================================ =========================
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+import dp_accounting
+import numpy as np
+import numpy.typing as npt
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.rdp import RdpAccountant as _DpAccountingRdp
+from dp_accounting.rdp import compute_epsilon
+from scipy.special import gammaln, log_ndtr
+
+FloatArray = npt.NDArray[np.float64]
+
+# Privacy losses are rounded up to this grid: a coarser grid only ever reports a larger epsilon.
+_GRID = 1e-3
+# Mass of a privacy loss distribution that may be counted as infinite, per event.
+_TAIL = 1e-15
+#: Below this noise the grid of losses no longer fits in memory; nothing of use lives there.
+LEAST_NOISE = 0.05
+#: Above this noise nothing is gained any more.
+MOST_NOISE = 1e4
+
+SAMPLERS = ("poisson", "fixed")
+
+
+class PrivacyError(ValueError):
+    """A privacy parameter that makes no sense, or a target that cannot be met."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One subsampled Gaussian release on one cohort.
+
+    Attributes:
+        sampling_rate: q in (0, 1]: the probability with which each client takes part, or m / M.
+        noise_multiplier: noise standard deviation / L2 sensitivity of the whole release; 0 means no noise.
+        sampler: "poisson", every client by itself; adjacency is add/remove one. Or "fixed", m of M without
+            replacement; adjacency is to replace one client, or to make it absent.
+    """
+
+    sampling_rate: float
+    noise_multiplier: float
+    sampler: str = "poisson"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sampling_rate <= 1:
+            raise PrivacyError(f"sampling rate must lie in (0, 1], not {self.sampling_rate}")
+        if not (0 <= self.noise_multiplier < math.inf):
+            raise PrivacyError(f"noise multiplier must be finite and at least 0, not {self.noise_multiplier}")
+        if self.sampler not in SAMPLERS:
+            raise PrivacyError(f"sampler must be {' or '.join(SAMPLERS)}, not {self.sampler!r}")
+
+
+class Accountant:
+    """Epsilon of everything composed so far; composition is cheap enough to run live, round by round."""
+
+    samplers: ClassVar[tuple[str, ...]] = SAMPLERS
+    source: ClassVar[str] = "dp-accounting"
+
+    def __init__(self) -> None:
+        self._unprotected = False
+        self._sampler: str | None = None
+
+    def compose(self, event: Event, count: int = 1) -> None:
+        """Add ``count`` further rounds of ``event``.
+
+        Raises:
+            PrivacyError: this accountant has no bound for the event's sampler, or an earlier event had another.
+        """
+        if event.sampler not in self.samplers:
+            raise PrivacyError(f"this accountant covers {' and '.join(self.samplers)} sampling, not {event.sampler}")
+        if self._sampler not in (None, event.sampler):
+            raise PrivacyError("poisson and fixed sampling have different adjacencies; they do not add up")
+        self._sampler = event.sampler
+        self._unprotected = self._unprotected or event.noise_multiplier < LEAST_NOISE
+        if count and not self._unprotected:
+            self._compose(event, count)
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon at ``delta`` of all events so far; inf once one had no noise."""
+        return math.inf if self._unprotected else self._epsilon(delta)
+
+    def with_rounds(self, event: Event, count: int) -> Accountant:
+        """A copy with ``count`` further rounds; this one stays as it is."""
+        other = copy.copy(self)
+        other.compose(event, count)
+        return other
+
+    def _compose(self, event: Event, count: int) -> None:
+        raise NotImplementedError
+
+    def _epsilon(self, delta: float) -> float:
+        raise NotImplementedError
+
+
+class PldAccountant(Accountant):
+    """Privacy loss distributions (Doroshenko et al., arXiv:2207.04380): one convolution a round, about 4 ms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pld: Any = None
+
+    def _compose(self, event: Event, count: int) -> None:
+        several = _pld_of(event).self_compose(count) if count > 1 else _pld_of(event)
+        self._pld = several if self._pld is None else self._pld.compose(several)
+
+    def _epsilon(self, delta: float) -> float:
+        return 0.0 if self._pld is None else float(self._pld.get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=256)
+def _pld_of(event: Event) -> Any:
+    if event.sampler == "poisson":
+        return pld.from_gaussian_mechanism(
+            event.noise_multiplier,
+            sampling_prob=event.sampling_rate,
+            value_discretization_interval=_GRID,
+            neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        )
+    return _symmetrised_pld(event)
+
+
+def _symmetrised_pld(event: Event) -> Any:
+    """Replace-one PLD of fixed-size sampling: the worse profile in both directions (docs/privacy.md, theorem 2)."""
+    upper = 64
+    while _replace_one_delta(event, np.array([upper * _GRID]))[0] > _TAIL:
+        upper *= 2
+    above = np.arange(0, upper + 1)
+    deltas = _replace_one_delta(event, np.asarray(above * _GRID, np.float64))
+    losses = -above[:0:-1] * _GRID  # delta(-e) = 1 - exp(-e) + exp(-e) delta(e) for a symmetric pair
+    mirrored = -np.expm1(losses) + np.exp(losses) * deltas[:0:-1]
+    both = np.minimum.accumulate(np.concatenate([mirrored, deltas]))
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots(_GRID, np.arange(-upper, upper + 1), both)
+    return pld.PrivacyLossDistribution(pmf)
+
+
+def _replace_one_delta(event: Event, losses: FloatArray) -> FloatArray:
+    """delta(e) = q delta_Gauss(log(1 + (exp(e) - 1) / q)) for e >= 0 (Balle, Barthe, Gaboardi, arXiv:1807.01647)."""
+    q, mu = event.sampling_rate, 1 / event.noise_multiplier
+    inner = np.logaddexp(0.0, np.log(np.expm1(np.maximum(losses, 1e-300))) - math.log(q)) if q < 1 else losses
+    return np.asarray(q * gaussian_delta(mu, inner))
+
+
+def gaussian_delta(mu: float, losses: npt.ArrayLike) -> FloatArray:
+    """delta at each loss of the pair N(mu, 1), N(0, 1) (Balle and Wang, arXiv:1805.06530, theorem 8)."""
+    losses = np.asarray(losses, dtype=np.float64)
+    first, second = log_ndtr(mu / 2 - losses / mu), losses + log_ndtr(-mu / 2 - losses / mu)
+    return np.asarray(np.exp(first) * -np.expm1(np.minimum(second - first, 0.0)))
+
+
+class RdpAccountant(Accountant):
+    """Renyi differential privacy (Mironov et al., arXiv:1908.10530; Wang et al., arXiv:1808.00087)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rdp: FloatArray | float = 0.0
+
+    def _compose(self, event: Event, count: int) -> None:
+        self._rdp = self._rdp + count * self._curve(event)
+
+    def _epsilon(self, delta: float) -> float:
+        if isinstance(self._rdp, float):
+            return 0.0
+        with _quiet_absl():
+            return float(compute_epsilon(_ORDERS, self._rdp, delta)[0])
+
+    def _curve(self, event: Event) -> FloatArray:
+        return _rdp_of(event)
+
+
+_ORDERS = np.array(_DpAccountingRdp().orders)
+
+
+@contextmanager
+def _quiet_absl() -> Iterator[None]:
+    # dp-accounting warns for every Renyi order that it leaves out; leaving one out is safe.
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@lru_cache(maxsize=256)
+def _rdp_of(event: Event) -> FloatArray:
+    gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)
+    if event.sampler == "poisson":
+        relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+        sampled: Any = dp_accounting.PoissonSampledDpEvent(event.sampling_rate, gaussian)
+    else:
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+        many = 10**12  # the bound depends on m / M alone
+        sampled = dp_accounting.SampledWithoutReplacementDpEvent(many, round(event.sampling_rate * many), gaussian)
+    accountant = _DpAccountingRdp(orders=_ORDERS, neighboring_relation=relation)
+    with _quiet_absl():
+        accountant.compose(sampled)
+    return np.array(accountant.rdp)
+
+
+class _OpacusAccountant(Accountant):
+    """Opacus', which compose anew at every question: for calibration and checks, not for live use."""
+
+    samplers: ClassVar[tuple[str, ...]] = ("poisson",)
+    source: ClassVar[str] = "opacus"
+    mechanism: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._history: tuple[tuple[float, float, int], ...] = ()
+
+    def _compose(self, event: Event, count: int) -> None:
+        self._history += ((event.noise_multiplier, event.sampling_rate, count),)
+
+    def _epsilon(self, delta: float) -> float:
+        from opacus.accountants import create_accountant
+
+        accountant = create_accountant(self.mechanism)
+        accountant.history = list(self._history)
+        return float(accountant.get_epsilon(delta)) if self._history else 0.0
+
+
+class OpacusRdpAccountant(_OpacusAccountant):
+    """Opacus' Renyi accountant."""
+
+    mechanism: ClassVar[str] = "rdp"
+
+
+class OpacusPrvAccountant(_OpacusAccountant):
+    """Opacus' PRV accountant; needs probabilities q below 1 to be told as Gaussian events, which it does itself."""
+
+    mechanism: ClassVar[str] = "prv"
+
+
+class TheoremAccountant(Accountant):
+    """RR-Cluster, Theorem 4.2 as printed, with the conversion of Theorem A.1 (Mironov, arXiv:1702.07476, Prop. 3).
+
+    eps_1(j) + eps_2(j) = j / (2 sigma^2), and infinite at j = infinity. It is a bound for *replace-one* adjacency
+    and a mechanism of L2 sensitivity 1, neither of which Algorithm 2 has (docs/privacy.md). Its tail terms do
+    not vanish with the noise, so its epsilon has a floor: :meth:`floor`.
+    """
+
+    samplers: ClassVar[tuple[str, ...]] = ("fixed",)
+    source: ClassVar[str] = "RR-Cluster, Theorem 4.2"
+    _canonne: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rdp: FloatArray = np.zeros(len(_INTEGERS))
+
+    def _compose(self, event: Event, count: int) -> None:
+        self._rdp = self._rdp + count * _theorem_curve(event.sampling_rate, 1 / event.noise_multiplier**2)
+
+    def _epsilon(self, delta: float) -> float:
+        return self._convert(self._rdp, delta)
+
+    @classmethod
+    def _convert(cls, rdp: FloatArray, delta: float) -> float:
+        bounds = rdp + math.log(1 / delta) / (_INTEGERS - 1)  # Theorem A.1
+        if cls._canonne:
+            bounds += np.log1p(-1 / _INTEGERS) - np.log(_INTEGERS) / (_INTEGERS - 1)
+        return max(0.0, float(bounds.min()))
+
+    @classmethod
+    def floor(cls, sampling_rate: float, rounds: int, delta: float) -> float:
+        """The least epsilon of ``rounds`` rounds at any noise."""
+        return cls._convert(rounds * _theorem_curve(sampling_rate, 0.0), delta)
+
+
+class TheoremCanonneAccountant(TheoremAccountant):
+    """Theorem 4.2 with the tighter conversion of Canonne, Kamath and Steinke (arXiv:2004.00010, Prop. 12)."""
+
+    _canonne: ClassVar[bool] = True
+
+
+_INTEGERS = np.arange(2, 257, dtype=np.float64)
+
+
+@lru_cache(maxsize=256)
+def _theorem_curve(q: float, precision: float) -> FloatArray:
+    """Renyi curve of one round at orders 2 to 256; ``precision`` is 1 / sigma^2."""
+    j = _INTEGERS
+    per_order = j * precision / 2  # eps_1(j) + eps_2(j)
+    # Terms j >= 3; min{2, (exp(eps(infinity)) - 1)^j} is 2.
+    terms = math.log(2) + j * math.log(q) + (j - 1) * per_order
+    second = min(4 * math.expm1(min(precision, 700.0)), 2 * math.exp(min(precision, 700.0)))
+    terms[0] = 2 * math.log(q) + (math.log(second) if second > 0 else -math.inf)
+    alpha = j[:, None]
+    with np.errstate(invalid="ignore"):
+        binomials = gammaln(alpha + 1) - gammaln(j + 1) - gammaln(alpha - j + 1)
+    logs = np.where(j <= alpha, binomials + terms, -math.inf)
+    total = np.logaddexp(0.0, np.logaddexp.reduce(logs, axis=1))
+    return np.asarray(total / (j - 1))
+
+
+#: Accountants by name.
+ACCOUNTANTS: dict[str, type[Accountant]] = {
+    "pld": PldAccountant,
+    "rdp": RdpAccountant,
+    "opacus-rdp": OpacusRdpAccountant,
+    "opacus-prv": OpacusPrvAccountant,
+    "theorem-4.2": TheoremAccountant,
+    "theorem-4.2-canonne": TheoremCanonneAccountant,
+}
+
+
+def make_accountant(name: str) -> Accountant:
+    """A new accountant.
+
+    Raises:
+        PrivacyError: there is none of that name.
+    """
+    if name not in ACCOUNTANTS:
+        raise PrivacyError(f"unknown accountant {name!r}; there are {', '.join(ACCOUNTANTS)}")
+    return ACCOUNTANTS[name]()
+
+
+def accountant_title(name: str) -> str:
+    """Accountant and version, as a certificate prints them."""
+    source = ACCOUNTANTS[name].source
+    return f"{source} {version(source)}, {name.upper()}" if source in ("dp-accounting", "opacus") else source

@@ -1,0 +1,25 @@
+"""Mechanisms of client-level privacy, one file each; a new one is a file and a line here."""
+
+from coterie.privacy.mechanisms.joint import Joint, NoPrivacy
+from coterie.privacy.mechanisms.paper import Paper
+from coterie.privacy.mechanisms.rebalancing import move_members, redraw_matrix
+from coterie.privacy.mechanisms.rr_slot import IDENTIFIERS, RRSlot
+from coterie.privacy.plan import Plan
+
+#: Every plan by its mechanism's name.
+PLANS: dict[str, type[Plan]] = {plan.mechanism: plan for plan in (Joint, RRSlot, Paper, NoPrivacy)}
+
+#: Mechanisms that a configuration can name, with a line for a person who chooses.
+MECHANISMS = {name: plan.title for name, plan in PLANS.items() if plan.unit == "client"}
+
+__all__ = [
+    "IDENTIFIERS",
+    "MECHANISMS",
+    "PLANS",
+    "Joint",
+    "NoPrivacy",
+    "Paper",
+    "RRSlot",
+    "move_members",
+    "redraw_matrix",
+]

@@ -1,0 +1,139 @@
+"""Record-level privacy of one client that trains by DP-SGD and trusts nobody: its plan, for accounting.
+
+Per-sample gradients clipped to c, noise z c on their sum, Poisson batches. A first round of full batches (RC-DPFL)
+or of another batch size, and the choices of a cluster by loss, make one heterogeneous composition:
+
+    K steps an epoch at rate 1 (or b_1 / N), then (E - 1) K floor(N / b) steps at rate b / N, then selections.
+
+Adjacency is add/remove one record. N, b, K and E are public constants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from coterie.privacy.accountants import Event, PrivacyError
+from coterie.privacy.accounting import check_delta, epsilon, least_noise
+from coterie.privacy.selection import selection_event
+
+#: Ways for a client to choose a cluster by its losses.
+SELECTIONS = ("none", "gumbel", "exact")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordPlan:
+    """One client's DP-SGD over a whole run. All numbers are public.
+
+    Attributes:
+        num_examples: N, the client's records.
+        batch_size: b, expected size of a batch.
+        rounds: E, rounds in which the client takes part.
+        epsilon: the budget.
+        delta: of the guarantee.
+        clip_norm: c, L2 bound of one record's gradient.
+        noise_multiplier: z of every round, or of all but the first.
+        first_batch_size: expected size of round 1's batches; None for b. N means full batches.
+        first_noise_multiplier: z of round 1; None for the same as the others'.
+        local_epochs: K.
+        selection: how the client chooses a cluster by loss: "none" (it does not), "gumbel", or "exact" (the
+            papers', not private).
+        selections: how often it chooses.
+        selection_epsilon: of each choice.
+        accountant: by which the budget is kept.
+    """
+
+    num_examples: int
+    batch_size: int
+    rounds: int
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    clip_norm: float = 1.0
+    first_batch_size: int | None = None
+    first_noise_multiplier: float | None = None
+    local_epochs: int = 1
+    selection: str = "none"
+    selections: int = 0
+    selection_epsilon: float = 0.02
+    accountant: str = "pld"
+
+    mechanism: ClassVar[str] = "dp-sgd"
+    unit: ClassVar[str] = "record"
+    adjacency: ClassVar[str] = "add/remove one record of one client, at a fixed public number of its records"
+    sampler: ClassVar[str] = "poisson"
+    private: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_examples", "batch_size", "rounds", "local_epochs"):
+            if not getattr(self, name) >= 1:
+                raise PrivacyError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}")
+        for name, batch in (("batch size", self.batch_size), ("first batch size", self.first_batch_size)):
+            if batch is not None and not 1 <= batch <= self.num_examples:
+                raise PrivacyError(f"{name} must lie between 1 and the {self.num_examples} examples, not {batch}")
+        if self.selection not in SELECTIONS:
+            raise PrivacyError(f"selection must be {', '.join(SELECTIONS)}, not {self.selection!r}")
+        if not self.clip_norm > 0:
+            raise PrivacyError(f"clipping norm must be positive, not {self.clip_norm}")
+        check_delta(self.delta)
+
+    @classmethod
+    def calibrated(cls, **numbers: Any) -> RecordPlan:
+        """The plan with the least noise whose whole cost is at most (epsilon, delta).
+
+        One z for all rounds. With ``first_noise_multiplier`` given, z of the others; with ``noise_multiplier``
+        given, z of round 1.
+
+        Raises:
+            PrivacyError: a number makes no sense, or no noise suffices.
+        """
+        free = "first_noise_multiplier" if "noise_multiplier" in numbers else "noise_multiplier"
+        plan = cls(**{"noise_multiplier": 1.0, **numbers})
+
+        def at(noise: float) -> RecordPlan:
+            return cls(**{**asdict(plan), free: noise})
+
+        if not 0 < plan.epsilon < math.inf:
+            raise PrivacyError(f"epsilon must be positive and finite, not {plan.epsilon}")
+        noise = least_noise(lambda z: at(z).cost() <= plan.epsilon)
+        if noise is None:
+            raise PrivacyError(
+                f"no {free.replace('_', ' ')} reaches epsilon {plan.epsilon:g} at delta {plan.delta:g} beside what is "
+                "fixed: ask for fewer rounds, smaller batches, or a larger epsilon"
+            )
+        return at(noise)
+
+    def steps(self, batch_size: int) -> int:
+        """Noisy gradient steps of one round."""
+        return self.local_epochs * (self.num_examples // batch_size)
+
+    def planned(self) -> Counter[Event]:
+        """Every event of the client's whole run."""
+        first = self.first_batch_size or self.batch_size
+        first_noise = self.first_noise_multiplier or self.noise_multiplier
+        events = Counter({Event(first / self.num_examples, first_noise): self.steps(first)})
+        if self.rounds > 1:
+            rate = self.batch_size / self.num_examples
+            events[Event(rate, self.noise_multiplier)] += (self.rounds - 1) * self.steps(self.batch_size)
+        if self.selection == "gumbel" and self.selections:
+            events[selection_event(self.selection_epsilon)] += self.selections
+        return events
+
+    def cost(self, accountant: str | None = None) -> float:
+        """Epsilon of the client's whole run."""
+        return epsilon(self.planned(), self.delta, accountant or self.accountant)
+
+    def terms(self) -> dict[str, Any]:
+        """Every public number, JSON-ready."""
+        return {"mechanism": self.mechanism, **asdict(self)}
+
+    def reasons(self) -> list[str]:
+        """Why this plan is never certified, if it is not."""
+        if self.selection != "exact":
+            return []
+        return [
+            "selection exact: the choice of a cluster by exact losses is visible to the server and can flip on one "
+            "record; use selection gumbel"
+        ]

@@ -1,0 +1,85 @@
+"""Private choice of a label: Gumbel noise on losses (record-level), and noisy identifiers (rr-slot).
+
+Both are exponential mechanisms. Their price is that of a Gaussian: a mechanism whose privacy loss stays in an
+interval of length e ("bounded range") is dominated by the Gaussian pair of shift
+
+    mu(e) = 2 Phi^-1(1/2 + 1/2 tanh(e / 4)),
+
+so a selection is ``Event(1, 1 / mu)`` in every accountant (docs/privacy.md, theorem 4).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import ndtri
+
+from coterie.privacy.accountants import Event, PrivacyError
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+def selection_event(epsilon: float) -> Event:
+    """One choice by :func:`noisy_argmin`, for the accountant; add/remove one record."""
+    if not 0 < epsilon < math.inf:
+        raise PrivacyError(f"epsilon of a selection must be positive and finite, not {epsilon}")
+    return Event(1.0, 1 / float(2 * ndtri(0.5 + 0.5 * math.tanh(epsilon / 4))))
+
+
+def noisy_argmin(losses: npt.ArrayLike, bound: float, epsilon: float, rng: np.random.Generator) -> int:
+    """The cluster of least loss, chosen privately: RC-DPFL's choice by loss, made a mechanism.
+
+    Adding or removing one record moves every summed loss the same way, by at most ``bound``; with Gumbel noise of
+    scale ``bound / epsilon`` the privacy loss stays in an interval of length ``epsilon``.
+
+    Args:
+        losses: (n, k) of every model on every record; clipped to [0, bound], NaN counts as ``bound``.
+        bound: L.
+        epsilon: of this one choice; :func:`selection_event` is its price.
+        rng: the client's noise.
+
+    Returns:
+        the index of a model.
+    """
+    if not bound > 0:
+        raise PrivacyError(f"the bound of a record's loss must be positive, not {bound}")
+    selection_event(epsilon)
+    sums = np.clip(np.nan_to_num(np.asarray(losses, dtype=np.float64), nan=bound), 0.0, bound).sum(axis=0)
+    return int(np.argmin(sums - rng.gumbel(scale=bound / epsilon, size=sums.shape)))
+
+
+def noisy_labels(labels: IntArray, num_clusters: int, gap: float, rng: np.random.Generator) -> IntArray:
+    """The exponential mechanism on one-hot identifiers: the true label with odds exp(gap) to each other one.
+
+    Args:
+        labels: any shape; -1 (no reply) draws uniformly.
+        num_clusters: k.
+        gap: eta.
+        rng: the noise.
+    """
+    truth = math.exp(gap) / (math.exp(gap) + num_clusters - 1)
+    keep = rng.random(labels.shape) < np.where(labels >= 0, truth, 1 / num_clusters)
+    other = rng.integers(1, max(num_clusters, 2), size=labels.shape)  # steps to one of the k - 1 other labels
+    known = np.maximum(labels, 0)
+    return np.asarray(np.where(keep, known, (known + other) % num_clusters), dtype=np.int64)
+
+
+def identifier_mu(gap: float, num_clusters: int) -> float:
+    """Shift of the Gaussian pair that dominates :func:`noisy_labels` when a label is replaced or withdrawn."""
+    total = math.exp(gap) + num_clusters - 1
+    return float(ndtri(math.exp(gap) / total) - ndtri(1 / total))
+
+
+def identifier_gap(mu: float, num_clusters: int) -> float:
+    """The largest eta whose :func:`identifier_mu` is at most ``mu``."""
+    if num_clusters == 1:
+        return 0.0
+    most = 30.0  # labels are exact beyond any doubt
+    if identifier_mu(most, num_clusters) <= mu:
+        return most
+    gap = float(brentq(lambda eta: identifier_mu(eta, num_clusters) - mu, 0.0, most, xtol=1e-10))
+    return max(0.0, gap - 1e-9)  # on the private side of the root's tolerance

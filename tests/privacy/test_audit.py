@@ -1,0 +1,90 @@
+"""The audit finds what is broken, and only that. Over fresh seeds a row would fail once in 1,000 audits."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from coterie.privacy import Joint, RRSlot
+from coterie.privacy import plan as plans
+from coterie.privacy.audit import LOSSES, attacks, audit, leaks
+from coterie.privacy.mechanisms import joint
+from coterie.privacy.randomness import gaussian
+
+DRAWS = 20_000
+
+
+@pytest.fixture(scope="module")
+def findings():
+    return {(f.mechanism, f.attack): f for f in audit(draws=DRAWS)}
+
+
+def test_what_certifies_holds_and_the_controls_are_broken(findings):
+    assert len(findings) == len(attacks()) + len(leaks()) == 12
+    assert not [f for f in findings.values() if f.wrong]
+    broken = {attack for (_, attack), f in findings.items() if f.violated}
+    assert broken == {
+        "identifiers charged at sensitivity 1",
+        "the sqrt(5) pair",
+        "the donor flip",
+        "variance of the noise (true counts)",
+    }
+
+
+def test_the_attacks_come_close_to_what_is_true(findings):
+    """Of the shift that really is there, 20,000 draws certify nine tenths."""
+    true = {
+        "one client more, its update oversized": math.sqrt(1 + 1 / 25),
+        "another client in the slot (gaussian identifiers)": math.sqrt(2 / 4 + 1),
+        "identifiers charged at sensitivity 1": math.sqrt(2 / 4 + 1),
+        "the sqrt(5) pair": math.sqrt(5) / 2,
+    }
+    for (_, attack), finding in findings.items():
+        if attack in true:
+            assert 0.88 * true[attack] < finding.bound <= true[attack], attack
+
+
+def test_delta_bounds_are_those_of_a_gaussian_pair_nearly(findings):
+    finding = findings["joint", "one client more, its update oversized"]
+    mu = finding.claim
+    for loss, (low, claimed) in zip(LOSSES, finding.deltas, strict=True):
+        exact = norm.cdf(mu / 2 - loss / mu) - math.exp(loss) * norm.cdf(-mu / 2 - loss / mu)
+        assert claimed == pytest.approx(exact)
+        assert exact - 0.06 < low < exact
+
+
+def broken(mechanism):
+    return [f.attack for f in audit([mechanism], draws=DRAWS) if f.wrong]
+
+
+def test_half_the_noise_is_found(monkeypatch):
+    monkeypatch.setattr(joint, "gaussian", lambda rng, std, shape: gaussian(rng, std / 2, shape))
+    assert "one client more, its update oversized" in broken("joint")
+
+
+def test_a_fifth_less_noise_is_found(monkeypatch):
+    monkeypatch.setattr(joint, "gaussian", lambda rng, std, shape: gaussian(rng, 0.8 * std, shape))
+    assert "one client more, its update oversized" in broken("joint")
+
+
+@pytest.mark.parametrize("mechanism", ["joint", "rr-slot"])
+def test_a_forgotten_clip_is_found(monkeypatch, mechanism):
+    monkeypatch.setattr(plans, "clip_rows", lambda rows, clip_norm: np.array(rows))
+    assert broken(mechanism)
+
+
+def test_understated_identifiers_are_found(monkeypatch):
+    monkeypatch.setattr(RRSlot, "identifier_sensitivity", 1.0)
+    assert "another client in the slot (gaussian identifiers)" in broken("rr-slot")
+
+
+def test_true_counts_as_divisors_are_found(monkeypatch):
+    perturb = Joint.perturb
+
+    def leaky(self, contributions, *rest):
+        drawn = perturb(self, contributions, *rest)
+        return plans.Drawn(drawn.sums, drawn.histogram, np.maximum(contributions.counts, 1))
+
+    monkeypatch.setattr(Joint, "perturb", leaky)
+    assert broken("joint") == ["variance of the noise (fixed divisors)"]
