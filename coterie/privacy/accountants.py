@@ -128,11 +128,27 @@ class PldAccountant(Accountant):
         self._pld: Any = None
 
     def _compose(self, event: Event, count: int) -> None:
-        several = _pld_of(event).self_compose(count) if count > 1 else _pld_of(event)
+        one = self._one(event)
+        several = one.self_compose(count) if count > 1 else one
         self._pld = several if self._pld is None else self._pld.compose(several)
 
     def _epsilon(self, delta: float) -> float:
         return 0.0 if self._pld is None else float(self._pld.get_epsilon_for_delta(delta))
+
+    def _one(self, event: Event) -> Any:
+        return _pld_of(event)
+
+
+class VisibleAccountant(PldAccountant):
+    """PLD against somebody who sees who takes part: with probability q a whole Gaussian release, else nothing.
+
+    The coins do not depend on data, so a round is the mixture of the two, and the observed coin says which.
+    """
+
+    def _one(self, event: Event) -> Any:
+        nothing = pld.identity(value_discretization_interval=_GRID)
+        whole = _pld_of(Event(1.0, event.noise_multiplier, event.sampler))
+        return whole.compute_mixture(nothing, event.sampling_rate)
 
 
 @lru_cache(maxsize=256)
@@ -245,7 +261,10 @@ class _OpacusAccountant(Accountant):
 
         accountant = create_accountant(self.mechanism)
         accountant.history = list(self._history)
-        return float(accountant.get_epsilon(delta)) if self._history else 0.0
+        if not self._history:
+            return 0.0
+        with np.errstate(divide="ignore"):  # its PRV takes log(1 - q), also at q = 1
+            return float(accountant.get_epsilon(delta))
 
 
 class OpacusRdpAccountant(_OpacusAccountant):
@@ -255,7 +274,7 @@ class OpacusRdpAccountant(_OpacusAccountant):
 
 
 class OpacusPrvAccountant(_OpacusAccountant):
-    """Opacus' PRV accountant; needs probabilities q below 1 to be told as Gaussian events, which it does itself."""
+    """Opacus' PRV accountant."""
 
     mechanism: ClassVar[str] = "prv"
 

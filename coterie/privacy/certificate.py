@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from coterie.privacy.accountants import ACCOUNTANTS, Event, accountant_title
+from coterie.privacy.accountants import ACCOUNTANTS, Event, VisibleAccountant, accountant_title
 from coterie.privacy.accounting import composed, epsilon
 from coterie.privacy.ledger import event_of
 from coterie.privacy.plan import Plan, certifies
@@ -58,9 +58,9 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         reasons.append(f"counted by {plan.accountant}, whose bound is not for this mechanism")
     if plan.private and not cost <= plan.epsilon * _SLACK:
         reasons.append(f"the charges amount to epsilon {cost:.4f}, above the budget of {plan.epsilon:g}")
-    visible: Counter[Event] = Counter()
+    visible = VisibleAccountant()
     for event, count in events.items():
-        visible[Event(1.0, event.noise_multiplier, event.sampler)] += count
+        visible.compose(event, count)
     outside = [*header.get("diagnostics", ()), *_OUTSIDE, _HIDDEN] if plan.private else []
     return {
         "certified": not reasons,
@@ -73,7 +73,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "delta": plan.delta if plan.private else None,
         "accountant": accountant_title(plan.accountant),
         "accountants": {name: _finite(value) for name, value in by_accountant.items()},
-        "epsilon_participation_visible": _finite(epsilon(visible, plan.delta)),
+        "epsilon_participation_visible": _finite(visible.epsilon(plan.delta)),
         "sampler": plan.sampler,
         "rounds": plan.rounds,
         "charges": len(charges),

@@ -1,18 +1,24 @@
-"""Check a run's certificate against its ledger: everything is derived again, nothing is believed."""
+"""Whether a run's certificate follows from its ledger: everything is derived again, nothing is believed."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import composed
 from coterie.privacy.certificate import certificate, plan_of
-from coterie.privacy.ledger import event_of
+from coterie.privacy.ledger import LedgerError, event_of
 from coterie.privacy.plan import Plan
+from coterie.privacy.record import RecordPlan
 
 # Rounding of sums in another order, or by another version of a library.
 _TOLERANCE = 1e-6
+# Says who derived a certificate, not what it promises.
+_VERSION = "coterie"
 
 
 def check(
@@ -20,43 +26,88 @@ def check(
 ) -> list[str]:
     """What is wrong with a run's papers; an empty list when the certificate follows from the ledger.
 
+    That every charge is for a release of the plan, that the epsilon beside each is what the charges up to it cost,
+    that all of them fit the budget, and that ``stated`` says what follows. Versions of software may differ.
+
     Args:
         header: first line of the ledger.
         charges: its other lines.
         stated: privacy.json as it stands; None if the run has not written it yet.
+
+    Raises:
+        LedgerError: ``header`` describes no plan.
     """
+    plan = _plan(header)
     problems = []
-    plan = plan_of(header["plan"])
     for key, planned in (("delta", plan.delta), ("epsilon", plan.epsilon), ("accountant", plan.accountant)):
-        said = math.inf if header[key] is None else header[key]
-        if said != planned:
-            problems.append(f"the ledger keeps {key} = {said}, but the plan in it has {planned}")
-    live = composed([], plan.accountant)
+        if not _same(header.get(key), _finite(planned)):
+            problems.append(f"the ledger keeps {key} = {_said(header.get(key))}, its plan has {_said(planned)}")
+    allowed = _events(plan)
+    live, spent = composed([], plan.accountant), 0.0
     for charge in charges:
         event, name = event_of(charge), f"charge {charge['charge']} (round {charge['round']})"
-        live.compose(event)
-        if isinstance(plan, Plan):
-            allowed = [plan.event(), plan.evaluation_event()]
-            if (event.sampler, event.sampling_rate) not in [(e.sampler, e.sampling_rate) for e in allowed]:
-                problems.append(
-                    f"{name} is for {event.sampler} sampling at {event.sampling_rate:g}, which is not planned"
-                )
-            if event.noise_multiplier < min(e.noise_multiplier for e in allowed):
-                problems.append(f"{name} has noise {event.noise_multiplier:g}, less than planned")
-        recorded = math.inf if charge["epsilon"] is None else charge["epsilon"]
+        least = [e.noise_multiplier for e in allowed if _way(e) == _way(event)]
+        if not least:
+            problems.append(f"{name} is for {event.sampler} sampling at rate {event.sampling_rate:g}: not planned")
+        elif event.noise_multiplier < min(least):
+            problems.append(f"{name} has noise {event.noise_multiplier:g}, less than the planned {min(least):g}")
+        try:
+            live.compose(event)
+        except PrivacyError as error:
+            return [*problems, f"nothing follows from the charges: {error}"]
         spent = live.epsilon(plan.delta)
-        if not _close(recorded, spent):
-            problems.append(f"{name} says that epsilon was {recorded:.6g} after it; the charges amount to {spent:.6g}")
-    derived = certificate(header, charges)
+        if not _same(charge.get("epsilon", "nothing"), _finite(spent)):
+            recorded = _said(charge.get("epsilon", "nothing"))
+            problems.append(f"{name} records epsilon {recorded} up to it; the charges amount to {_said(spent)}")
+    if not spent <= plan.epsilon * (1 + _TOLERANCE):
+        problems.append(f"the charges amount to epsilon {_said(spent)}, above the budget of {plan.epsilon:g}")
     if stated is not None:
-        for key in dict.fromkeys([*derived, *stated]):
-            if not _same(derived.get(key), stated.get(key)):
-                problems.append(f"privacy.json says {key} = {stated.get(key)!r}; it follows that {derived.get(key)!r}")
+        follows = certificate(header, charges)
+        for key, said, derived in _differences(_unversioned(stated), _unversioned(follows)):
+            problems.append(f"privacy.json says {key} = {_said(said)}; the ledger says {_said(derived)}")
     return problems
 
 
-def _close(one: float, other: float) -> bool:
-    return one == other or math.isclose(one, other, rel_tol=_TOLERANCE)
+def _plan(header: Mapping[str, Any]) -> Plan | RecordPlan:
+    try:
+        return plan_of(header["plan"])
+    except (KeyError, TypeError, PrivacyError) as error:
+        raise LedgerError(
+            f"the ledger's first line describes no plan that this version knows ({error}): check it with the version "
+            "that wrote it"
+        ) from None
+
+
+def _events(plan: Plan | RecordPlan) -> list[Event]:
+    if isinstance(plan, RecordPlan):
+        return list(plan.planned())
+    return [plan.event(), *([plan.evaluation_event()] if plan.evaluations else [])]
+
+
+def _way(event: Event) -> tuple[str, float]:
+    return event.sampler, event.sampling_rate
+
+
+def _unversioned(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the versions of the software that derived it: another one derives the same certificate."""
+    rest = {key: value for key, value in document.items() if key != _VERSION}
+    if "accountant" in rest:
+        rest["accountant"] = re.sub(r" \d[^,]*(?=,)", "", str(rest["accountant"]))
+    return rest
+
+
+def _differences(stated: Any, derived: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(key, stated, derived) wherever two documents differ; keys inside keys are joined by a dot."""
+    if isinstance(stated, Mapping) and isinstance(derived, Mapping):
+        for name in dict.fromkeys([*derived, *stated]):
+            inside = f"{key}.{name}" if key else str(name)
+            yield from _differences(stated.get(name, _Absent), derived.get(name, _Absent), inside)
+    elif not _same(stated, derived):
+        yield key, stated, derived
+
+
+class _Absent:
+    """Where one of two documents has no such key."""
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -64,6 +115,17 @@ def _same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return _close(one, other)
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=_TOLERANCE)
     return bool(one == other)
+
+
+def _finite(value: Any) -> Any:
+    """As JSON has it: null stands for infinity."""
+    return None if value == math.inf else value
+
+
+def _said(value: Any) -> str:
+    return "nothing" if value is _Absent else json.dumps(_finite(value), ensure_ascii=False)

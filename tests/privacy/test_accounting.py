@@ -4,12 +4,13 @@ import csv
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from coterie.privacy import NO_PRIVACY, Event, PrivacyError, calibrate, composed, epsilon
-from coterie.privacy.accountants import TheoremAccountant, gaussian_delta
+from coterie.privacy.accountants import TheoremAccountant, VisibleAccountant, gaussian_delta
 
 TABLE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "noise_multipliers.csv"
 
@@ -193,3 +194,16 @@ def test_other_errors():
         calibrate(1.0, 1e-5, 0.1, 0)
     with pytest.raises(PrivacyError, match="unknown accountant 'moments'; there are pld, rdp, opacus-rdp"):
         epsilon([Event(0.1, 1.0)], 1e-5, "moments")
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "fixed"])
+def test_who_sees_participation_learns_what_a_binomial_number_of_whole_releases_tells(sampler):
+    visible = VisibleAccountant()
+    visible.compose(Event(0.1, 1.1002, sampler), 100)
+    times = np.arange(1, 101)
+
+    def excess(eps):
+        return sum(binom.pmf(n, 100, 0.1) * gaussian_delta(math.sqrt(n) / 1.1002, eps) for n in times) - 1e-3
+
+    assert visible.epsilon(1e-3) == pytest.approx(brentq(excess, 1, 60), abs=0.01)
+    assert visible.epsilon(1e-3) == pytest.approx(14.6, abs=0.05)

@@ -1,0 +1,101 @@
+"""Record-level accounting: RC-DPFL's setting, with a full first batch or without, and choices by loss."""
+
+import math
+
+import pytest
+
+from coterie.privacy import PrivacyError, RecordPlan, epsilon
+
+SETTING = {"num_examples": 6600, "batch_size": 32, "rounds": 200, "delta": 1e-4}
+
+REFERENCE = [
+    (2, 32, 1.996, 1.864),
+    (5, 32, 1.077, 1.025),
+    (10, 32, 0.780, 0.753),
+    (2, 6600, 2.704, 2.509),
+    (5, 6600, 1.309, 1.230),
+    (10, 6600, 0.857, 0.822),
+]
+
+
+def calibrated(**numbers):
+    return RecordPlan.calibrated(**SETTING | numbers)
+
+
+@pytest.mark.parametrize(("target", "first", "rdp", "pld"), REFERENCE)
+def test_noise_of_the_reference(target, first, rdp, pld):
+    for accountant, reference in (("rdp", rdp), ("pld", pld)):
+        plan = calibrated(epsilon=target, first_batch_size=first, accountant=accountant)
+        assert plan.noise_multiplier == pytest.approx(reference, rel=0.01)
+        assert plan.cost() <= target
+
+
+def test_steps_and_rates():
+    plan = RecordPlan(**SETTING, epsilon=5.0, noise_multiplier=1.3, first_batch_size=6600, local_epochs=3)
+    assert {(e.sampling_rate, n) for e, n in plan.planned().items()} == {(1.0, 3), (32 / 6600, 199 * 3 * 206)}
+    same = RecordPlan(**SETTING, epsilon=5.0, noise_multiplier=1.3)
+    assert list(same.planned().values()) == [200 * 206]
+    assert list(RecordPlan(**SETTING | {"rounds": 1}, epsilon=5.0, noise_multiplier=1.3).planned().values()) == [206]
+
+
+def test_opacus_agrees():
+    plan = calibrated(epsilon=5.0, first_batch_size=6600)
+    ours, theirs = plan.cost("rdp"), plan.cost("opacus-rdp")
+    assert theirs == pytest.approx(ours, rel=0.005)
+    assert plan.cost("opacus-prv") == pytest.approx(plan.cost("pld"), rel=0.01)
+
+
+def test_round_one_can_have_a_noise_of_its_own():
+    one = calibrated(epsilon=5.0, first_batch_size=6600)
+    rest = calibrated(epsilon=5.0, first_batch_size=6600, first_noise_multiplier=3.0)
+    assert rest.noise_multiplier < one.noise_multiplier  # round 1 leaves more for the others
+    first = calibrated(epsilon=5.0, first_batch_size=6600, noise_multiplier=rest.noise_multiplier)
+    assert first.first_noise_multiplier == pytest.approx(3.0, rel=0.05)
+    for plan in (rest, first):
+        assert 4.98 < plan.cost() <= 5.0
+        assert plan.cost() == pytest.approx(epsilon(plan.planned(), 1e-4))
+    with pytest.raises(PrivacyError, match="no first noise multiplier reaches epsilon 5"):
+        calibrated(epsilon=5.0, first_batch_size=6600, noise_multiplier=0.9)
+
+
+def test_full_batches_make_round_one_millions_of_times_less_noisy():
+    """RC-DPFL, equation (2): the variance of round 1's update goes as N z^2 / b^3."""
+    for target, factor in ((2.0, 4.84e6), (5.0, 6.09e6)):
+        small, full = calibrated(epsilon=target), calibrated(epsilon=target, first_batch_size=6600)
+        noise = (small.noise_multiplier / full.noise_multiplier) ** 2
+        assert noise * (6600 / 32) ** 3 == pytest.approx(factor, rel=0.02)
+
+
+def test_a_hundred_choices_cost_a_third_of_a_percent():
+    without = RecordPlan(**SETTING, epsilon=5.0, noise_multiplier=1.3, first_batch_size=6600)
+    base = _fine(without)
+    chosen = _fine(RecordPlan(**vars(without) | {"selection": "gumbel", "selections": 100, "selection_epsilon": 0.02}))
+    assert chosen / base - 1 == pytest.approx(0.0033, abs=0.0015)
+
+
+def _fine(plan):
+    """The least noise to 1e-5; calibrations stop at 1e-3."""
+    low, high = 1.0, 2.0
+    while high / low > 1 + 1e-5:
+        middle = math.sqrt(low * high)
+        fits = RecordPlan(**vars(plan) | {"noise_multiplier": middle}).cost() <= plan.epsilon
+        low, high = (low, middle) if fits else (middle, high)
+    return high
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"num_examples": 0}, "num examples must be at least 1"),
+        ({"batch_size": 7000}, "batch size must lie between 1 and the 6600 examples"),
+        ({"first_batch_size": 0}, "first batch size must lie between"),
+        ({"selection": "loud"}, "selection must be none, gumbel, exact"),
+        ({"delta": 0.0}, "delta must lie strictly"),
+        ({"clip_norm": -1.0}, "clipping norm must be positive"),
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"epsilon": math.inf}, "epsilon must be positive and finite"),
+    ],
+)
+def test_plans_that_make_no_sense(change, complaint):
+    with pytest.raises(PrivacyError, match=complaint):
+        calibrated(**{"epsilon": 5.0} | change)
