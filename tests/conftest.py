@@ -1,4 +1,5 @@
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,24 @@ def data_dir() -> str:
     if not folder.is_dir():
         pytest.skip(f"no real data: there is no folder {folder}; set COTERIE_DATA to one")
     return str(folder)
+
+
+@pytest.fixture
+def coterie(tmp_path, monkeypatch, capsys):
+    """Calls the command in an empty folder: exit status, standard output, standard error."""
+    from coterie.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COTERIE_DATA", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
+        status = 0
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code or 0
+        return status, *capsys.readouterr()
+
+    return call

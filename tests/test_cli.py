@@ -9,77 +9,16 @@ import tomllib
 
 import numpy as np
 import pytest
+from commands import TINY, assert_refused, document, lines, settings, tree
 from safetensors.numpy import load_file
 
-from coterie.cli import main
 from coterie.datasets import DATASETS
 from coterie.models import MODELS
 from coterie.server import SCHEMA, RunFolder
 from coterie.strategies import STRATEGIES
 
-TINY = {
-    "clients": 20,
-    "clusters": 2,
-    "groups": 2,
-    "rounds": 2,
-    "sampling-rate": 0.5,
-    "local-epochs": 1,
-    "samples-per-client": 10,
-    "model": "linear",
-}
 RUN_FOLDER = ["checkpoint", "config.toml", "ledger.jsonl", "metrics.jsonl", "models"]
 RUN_FOLDER += ["privacy.json", "report.html", "result.json"]
-
-
-def settings(**changes):
-    """``--set`` for the tiny run with changes; an underscore in a name stands for a hyphen."""
-    values = TINY | {key.replace("_", "-"): value for key, value in changes.items()}
-    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-
-
-@pytest.fixture
-def coterie(tmp_path, monkeypatch, capsys):
-    """Calls the command in an empty folder: exit status, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COTERIE_DATA", raising=False)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
-        status = 0
-        try:
-            main()
-        except SystemExit as end:
-            status = end.code or 0
-        return status, *capsys.readouterr()
-
-    return call
-
-
-def document(text):
-    """The one JSON document that ``text`` is, without NaN and infinity."""
-    return json.loads(text, parse_constant=pytest.fail)
-
-
-def tree(path):
-    return {str(p.relative_to(path)): p.read_bytes() if p.is_file() else None for p in sorted(path.rglob("*"))}
-
-
-def lines(path):
-    """Of a file of JSON lines; a ledger's first line, which is no charge, is left out."""
-    return [line for line in map(json.loads, path.read_text().splitlines()) if "ledger" not in line]
-
-
-def assert_refused(answer, *parts):
-    """One clear message, a failure to the shell, and nothing on standard output."""
-    status, out, err = answer
-    assert status not in (0, None)
-    assert out == ""
-    messages = [line for line in err.splitlines() if line.startswith("error:")]
-    assert len(messages) == 1, err
-    assert "Traceback" not in err
-    for part in parts:
-        assert part in messages[0]
 
 
 # ---- run --------------------------------------------------------------------------------------------------
@@ -329,65 +268,7 @@ def test_keys_are_listed_with_their_defaults(coterie):
     assert {name: row["default"] for name, row in rows.items()} == {name: key.default for name, key in SCHEMA.items()}
 
 
-# ---- privacy ----------------------------------------------------------------------------------------------
-
-SETTING = ["--delta", "1e-3", "--sampling-rate", "0.1", "--rounds", "100"]
-
-
-def test_privacy_noise(coterie):
-    status, out, err = coterie("privacy", "noise", "--epsilon", 4, *SETTING, "--json")
-    assert (status, err) == (0, "")
-    answer = document(out)
-    noise = answer["noise_multiplier"]
-    assert noise == pytest.approx(1.1002, rel=1.5e-3)
-    assert 3.98 < answer["epsilon"] <= 4
-    # 1/sigma_eff^2 = 1/sigma_h^2 + 1/sigma_theta^2, a part of 0.04 of it for the counts
-    assert answer["noise_multiplier_counts"] == pytest.approx(noise / 0.2)
-    assert answer["noise_multiplier_updates"] ** -2 + answer["noise_multiplier_counts"] ** -2 == pytest.approx(
-        noise**-2
-    )
-    assert (answer["delta"], answer["unit"]) == (1e-3, "client")
-    status, out, err = coterie("privacy", "noise", "--epsilon", 4, *SETTING)
-    assert (status, err) == (0, "")
-    assert f"{noise:.6g}" in out
-
-    without = document(coterie("privacy", "noise", "--epsilon", 4, *SETTING, "--identifier-share", 0, "--json")[1])
-    assert without["noise_multiplier_counts"] is None
-    assert without["noise_multiplier_updates"] == without["noise_multiplier"]
-
-
-def test_privacy_epsilon_is_its_inverse(coterie):
-    status, out, err = coterie("privacy", "epsilon", "--noise-multiplier", 1.1002, *SETTING, "--json")
-    assert (status, err) == (0, "")
-    answer = document(out)
-    assert answer["epsilon"] == answer["epsilon_pld"] == pytest.approx(4, rel=1e-3)
-    assert answer["epsilon_rdp"] > answer["epsilon_pld"]
-    assert "4" in coterie("privacy", "epsilon", "--noise-multiplier", 1.1002, *SETTING)[1]
-    nothing = document(coterie("privacy", "epsilon", "--noise-multiplier", 1e-3, *SETTING, "--json")[1])
-    assert nothing["epsilon"] is None  # infinite
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["noise", "--epsilon", "0", *SETTING], "epsilon"),
-        (["noise", "--epsilon", "nan", *SETTING], "epsilon"),
-        (["noise", "--epsilon", "4", *SETTING, "--delta", "1"], "delta"),
-        (["noise", "--epsilon", "4", *SETTING, "--delta", "nan"], "delta"),
-        (["noise", "--epsilon", "4", *SETTING, "--sampling-rate", "0"], "sampling rate"),
-        (["noise", "--epsilon", "4", *SETTING, "--sampling-rate", "1.5"], "sampling rate"),
-        (["noise", "--epsilon", "4", *SETTING, "--identifier-share", "1"], "identifier share"),
-        (["noise", "--epsilon", "1e-12", *SETTING, "--delta", "1e-12", "--sampling-rate", "1"], "epsilon"),
-        (["epsilon", "--noise-multiplier", "0", *SETTING], "--noise-multiplier"),
-        (["epsilon", "--noise-multiplier", "nan", *SETTING], "--noise-multiplier"),
-        (["epsilon", "--noise-multiplier", "inf", *SETTING], "noise multiplier"),
-        (["epsilon", "--noise-multiplier", "1", *SETTING, "--delta", "0"], "delta"),
-        (["epsilon", "--noise-multiplier", "1", *SETTING, "--sampling-rate", "2"], "sampling rate"),
-    ],
-    ids=lambda value: "_".join(value) if isinstance(value, list) else None,
-)
-def test_privacy_refuses_nonsense(coterie, words, part):
-    assert_refused(coterie("privacy", *words, "--json"), part)
+# ---- usage -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

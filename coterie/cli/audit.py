@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from coterie.cli.console import JsonFlag, console_for, print_json
+
+if TYPE_CHECKING:
+    from coterie.privacy.audit import Finding
 
 
 def audit(
@@ -24,7 +28,7 @@ def audit(
     if unknown:
         raise PrivacyError(f"--mechanism {unknown[0]}: must be {', '.join(MECHANISMS)}")
     findings = attack(mechanism or list(MECHANISMS), draws, seed)
-    wrong = [finding for finding in findings if finding.wrong]
+    wrong = [f for f in findings if f.wrong]
     if as_json:
         violations = [f"{f.mechanism}: {f.attack}" for f in wrong]
         document = {"draws": draws, "seed": seed, "violations": violations, "findings": [f.as_dict() for f in findings]}
@@ -40,15 +44,19 @@ def audit(
             table.add_row(f.mechanism, f.attack, claim, f"{f.bound:.3f}", f"[{style}]{verdict}[/{style}]")
         out = console_for(as_json)
         out.print(table)
-        out.print(_sentence(len(wrong)), soft_wrap=True)
+        out.print(_sentence(findings), soft_wrap=True)
     if wrong:
         raise typer.Exit(1)
 
 
-def _sentence(wrong: int) -> str:
-    if wrong:
-        return f"[red]{wrong} finding(s) contradict what is claimed; do not certify runs with this version.[/red]"
-    return (
-        "Every mechanism that certifies holds; every control is broken, so the attacks have power. "
-        "A bound proves a violation, never its absence."
-    )
+def _sentence(findings: Sequence[Finding]) -> str:
+    broken = sum(f.wrong and not f.control for f in findings)
+    withstood = sum(f.wrong and f.control for f in findings)
+    if broken:
+        return f"[red]{broken} attack(s) break what a mechanism promises: trust no certificate of this version.[/red]"
+    if withstood:
+        return f"[red]{withstood} control(s) withstood, so this audit proves nothing: ask for more --draws.[/red]"
+    controls = any(f.control for f in findings)
+    power = ", and every control is broken, so the attacks have power" if controls else ""
+    claims = "Every promise holds" if not all(f.control for f in findings) else "No promise was attacked"
+    return f"{claims}{power}. An attack proves a violation, never its absence."

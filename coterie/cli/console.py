@@ -42,5 +42,13 @@ def answer(values: Mapping[str, Any], as_json: bool) -> None:
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for key, value in values.items():
-        table.add_row(key, f"{value:.6g}" if isinstance(value, float) else str(value))
+        table.add_row(key, _written(value))
     Console(highlight=False).print(table)
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, float):
+        return "∞" if math.isinf(value) else f"{value:.6g}"
+    return str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,58 +16,39 @@ from coterie.cli.console import JsonFlag, answer, console_for, print_json
 app = typer.Typer(help="What a setting costs, and what noise a target needs.", no_args_is_help=True)
 
 _CLIENT = "Client level"
-_RECORD = "Record level"
+_RECORD = "Record level (DP-SGD of one client that trusts nobody)"
+_POINTS = 40
+_SELECTION_EPSILON = 0.02
 
 Epsilon = Annotated[float, typer.Option(help="Target epsilon.")]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Number of rounds.")]
-Unit = Annotated[str, typer.Option(help="client, or record (DP-SGD of one client).")]
+Unit = Annotated[str, typer.Option(help="client, or record.")]
 Noise = Annotated[float | None, typer.Option(help="Noise standard deviation / sensitivity of a round.")]
 Rate = Annotated[
     float | None, typer.Option(help="Part of the clients that takes part in a round.", rich_help_panel=_CLIENT)
 ]
-Sampler = Annotated[str, typer.Option(help="poisson, or fixed (m of M, replace-one).", rich_help_panel=_CLIENT)]
-Opacus = Annotated[bool, typer.Option("--opacus", help="Ask Opacus' accountants too (slow).")]
-Accountant = Annotated[str | None, typer.Option(help="pld, rdp, opacus-rdp, opacus-prv, theorem-4.2[-canonne].")]
+Sampler = Annotated[
+    str | None, typer.Option(help="poisson (default), or fixed: m of M, replace-one.", rich_help_panel=_CLIENT)
+]
+Accountant = Annotated[
+    str | None, typer.Option(help="pld, rdp, opacus-rdp, opacus-prv, theorem-4.2 or theorem-4.2-canonne.")
+]
 Examples = Annotated[int | None, typer.Option(help="N, records of the client.", rich_help_panel=_RECORD)]
 Batch = Annotated[int | None, typer.Option(help="b, expected batch size.", rich_help_panel=_RECORD)]
-FirstBatch = Annotated[int | None, typer.Option(help="Batch size of round 1.", rich_help_panel=_RECORD)]
-FirstNoise = Annotated[float | None, typer.Option(help="Noise of round 1.", rich_help_panel=_RECORD)]
-Epochs = Annotated[int, typer.Option(help="K, local epochs in a round.", rich_help_panel=_RECORD)]
-Selections = Annotated[int, typer.Option(help="Choices of a cluster by loss.", rich_help_panel=_RECORD)]
-SelectionEpsilon = Annotated[float, typer.Option(help="Epsilon of each choice.", rich_help_panel=_RECORD)]
-
-
-def _needed(unit: str, **options: Any) -> None:
-    """Refuse a unit that does not exist, and name what it needs."""
-    from coterie.privacy import PrivacyError
-
-    if unit not in ("client", "record"):
-        raise PrivacyError(f"--unit {unit}: must be client or record")
-    for name, value in options.items():
-        if value is None:
-            raise PrivacyError(f"--unit {unit} needs --{name.replace('_', '-')}")
-
-
-def _unwanted(unit: str, **options: Any) -> None:
-    from coterie.privacy import PrivacyError
-
-    for name, value in options.items():
-        if value is not None:
-            other = "client" if unit == "record" else "record"
-            raise PrivacyError(f"--{name.replace('_', '-')} belongs to --unit {other}, not {unit}")
-
-
-def _selection(selections: int, selection_epsilon: float) -> dict[str, Any]:
-    if not selections:
-        return {}
-    return {"selection": "gumbel", "selections": selections, "selection_epsilon": selection_epsilon}
-
-
-def _adjacency(sampler: str) -> dict[str, str]:
-    from coterie.privacy import Joint, RRSlot
-
-    return {"unit": "client", "adjacency": (Joint if sampler == "poisson" else RRSlot).adjacency}
+FirstBatch = Annotated[int | None, typer.Option(help="Batch size of round 1; default: b.", rich_help_panel=_RECORD)]
+FirstNoise = Annotated[
+    float | None, typer.Option(help="Noise of round 1; default: as the others.", rich_help_panel=_RECORD)
+]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, help="K, local epochs in a round; default: 1.", rich_help_panel=_RECORD)
+]
+Selections = Annotated[
+    int | None, typer.Option(min=0, help="Private choices of a cluster by loss; default: 0.", rich_help_panel=_RECORD)
+]
+SelectionEpsilon = Annotated[
+    float | None, typer.Option(help=f"Epsilon of each choice; default: {_SELECTION_EPSILON}.", rich_help_panel=_RECORD)
+]
 
 
 @app.command("epsilon")
@@ -76,48 +58,44 @@ def privacy_epsilon(
     noise_multiplier: Noise = None,
     unit: Unit = "client",
     sampling_rate: Rate = None,
-    sampler: Sampler = "poisson",
+    sampler: Sampler = None,
     examples: Examples = None,
     batch_size: Batch = None,
     first_batch_size: FirstBatch = None,
     first_noise_multiplier: FirstNoise = None,
-    local_epochs: Epochs = 1,
-    selections: Selections = 0,
-    selection_epsilon: SelectionEpsilon = 0.02,
-    opacus: Opacus = False,
+    local_epochs: Epochs = None,
+    selections: Selections = None,
+    selection_epsilon: SelectionEpsilon = None,
+    opacus: Annotated[bool, typer.Option("--opacus", help="Ask Opacus' accountants too (slow).")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """What a setting costs, by every accountant that covers it."""
-    from coterie.privacy import ACCOUNTANTS, Event, PrivacyError, RecordPlan
+    from coterie.privacy import Event, RecordPlan
     from coterie.privacy import epsilon as cost
 
-    if noise_multiplier is None or not noise_multiplier > 0:
-        raise PrivacyError(f"--noise-multiplier must be positive, not {noise_multiplier}")
+    of_clients = {"sampling_rate": sampling_rate, "sampler": sampler}
+    of_records = {
+        "examples": examples,
+        "batch_size": batch_size,
+        "first_batch_size": first_batch_size,
+        "first_noise_multiplier": first_noise_multiplier,
+        "local_epochs": local_epochs,
+        "selections": selections,
+        "selection_epsilon": selection_epsilon,
+    }
+    _check_unit(unit, of_clients, of_records)
+    noise = _positive("noise_multiplier", noise_multiplier)
     if unit == "record":
-        _needed(unit, examples=examples, batch_size=batch_size)
-        _unwanted(unit, sampling_rate=sampling_rate)
         plan = RecordPlan(
-            num_examples=examples or 0,
-            batch_size=batch_size or 0,
-            rounds=rounds,
-            epsilon=float("inf"),
-            delta=delta,
-            noise_multiplier=noise_multiplier,
-            first_batch_size=first_batch_size,
-            first_noise_multiplier=first_noise_multiplier,
-            local_epochs=local_epochs,
-            **_selection(selections, selection_epsilon),
+            rounds=rounds, epsilon=math.inf, delta=delta, noise_multiplier=noise, **_record_numbers(of_records)
         )
-        events, about = plan.planned(), {"unit": unit, "adjacency": plan.adjacency}
-        sampler = plan.sampler
+        events, sampler, adjacency = plan.planned(), plan.sampler, plan.adjacency
     else:
-        _needed(unit, sampling_rate=sampling_rate)
-        _unwanted(unit, examples=examples, batch_size=batch_size, first_batch_size=first_batch_size)
-        events = {Event(sampling_rate or 0.0, noise_multiplier, sampler): rounds}
-        about = _adjacency(sampler)
-    names = [n for n, a in ACCOUNTANTS.items() if sampler in a.samplers and (opacus or not n.startswith("opacus"))]
-    costs = {f"epsilon_{name}": cost(events, delta, name) for name in names}
-    answer({"epsilon": costs["epsilon_pld"], **costs, "delta": delta, **about}, as_json)
+        sampler = sampler or "poisson"
+        events = {Event(sampling_rate or 0.0, noise, sampler): rounds}
+        adjacency = _adjacency(sampler)
+    costs = {f"epsilon_{name}": cost(events, delta, name) for name in _accountants(sampler, opacus)}
+    answer({"epsilon": costs["epsilon_pld"], **costs, "delta": delta, "unit": unit, "adjacency": adjacency}, as_json)
 
 
 @app.command("noise")
@@ -127,59 +105,63 @@ def privacy_noise(
     rounds: Rounds,
     unit: Unit = "client",
     accountant: Accountant = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Of all rounds but the first, to find the first's.", rich_help_panel=_RECORD)
-    ] = None,
     sampling_rate: Rate = None,
-    mechanism: Annotated[str, typer.Option(help="joint, rr-slot or paper.", rich_help_panel=_CLIENT)] = "joint",
-    identifier_share: Annotated[
-        float | None, typer.Option(help="Part spent on labels or cluster sizes.", rich_help_panel=_CLIENT)
+    mechanism: Annotated[
+        str | None, typer.Option(help="joint (default), rr-slot or paper.", rich_help_panel=_CLIENT)
     ] = None,
-    clients: Annotated[int, typer.Option(help="M; a fixed cohort has m = qM.", rich_help_panel=_CLIENT)] = 1000,
-    clusters: Annotated[int, typer.Option(help="k.", rich_help_panel=_CLIENT)] = 4,
+    identifier_share: Annotated[
+        float | None,
+        typer.Option(help="Part spent on labels or their counts; default: the mechanism's.", rich_help_panel=_CLIENT),
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="M, of which a fixed cohort has m = qM; default: 1000.", rich_help_panel=_CLIENT)
+    ] = None,
+    clusters: Annotated[int | None, typer.Option(help="k; default: 4.", rich_help_panel=_CLIENT)] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Given for all rounds but the first, to find its.", rich_help_panel=_RECORD)
+    ] = None,
     examples: Examples = None,
     batch_size: Batch = None,
     first_batch_size: FirstBatch = None,
     first_noise_multiplier: FirstNoise = None,
-    local_epochs: Epochs = 1,
-    selections: Selections = 0,
-    selection_epsilon: SelectionEpsilon = 0.02,
+    local_epochs: Epochs = None,
+    selections: Selections = None,
+    selection_epsilon: SelectionEpsilon = None,
     as_json: JsonFlag = False,
 ) -> None:
     """The noise that a target needs."""
-    if unit == "record":
-        _needed(unit, examples=examples, batch_size=batch_size)
-        _unwanted(unit, sampling_rate=sampling_rate, identifier_share=identifier_share)
-        fixed = {"noise_multiplier": noise_multiplier, "accountant": accountant}
-        numbers = {
-            "num_examples": examples,
-            "batch_size": batch_size,
-            "rounds": rounds,
-            "epsilon": epsilon,
-            "delta": delta,
-            "first_batch_size": first_batch_size,
-            "first_noise_multiplier": first_noise_multiplier,
-            "local_epochs": local_epochs,
-        }
-        given = {name: value for name, value in fixed.items() if value is not None}
-        answer(_record_noise({**numbers, **given, **_selection(selections, selection_epsilon)}), as_json)
-        return
-    _needed(unit, sampling_rate=sampling_rate)
-    _unwanted(unit, noise_multiplier=noise_multiplier, examples=examples, batch_size=batch_size)
-    numbers = {"clients": clients, "num_clusters": clusters, "sampling_rate": sampling_rate, "rounds": rounds}
-    options = {"accountant": accountant, "identifier_share": identifier_share}
-    given = {name: value for name, value in options.items() if value is not None}
-    answer(_client_noise(mechanism, {**numbers, "epsilon": epsilon, "delta": delta, **given}), as_json)
+    of_clients = {
+        "sampling_rate": sampling_rate,
+        "mechanism": mechanism,
+        "identifier_share": identifier_share,
+        "clients": clients,
+        "clusters": clusters,
+    }
+    of_records = {
+        "examples": examples,
+        "batch_size": batch_size,
+        "noise_multiplier": noise_multiplier,
+        "first_batch_size": first_batch_size,
+        "first_noise_multiplier": first_noise_multiplier,
+        "local_epochs": local_epochs,
+        "selections": selections,
+        "selection_epsilon": selection_epsilon,
+    }
+    _check_unit(unit, of_clients, of_records)
+    target = {"rounds": rounds, "epsilon": epsilon, "delta": delta, **_given({"accountant": accountant})}
+    answer(_record_noise(of_records, target) if unit == "record" else _client_noise(of_clients, target), as_json)
 
 
-def _client_noise(mechanism: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
+def _client_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
     from coterie.privacy import MECHANISMS, PLANS, PrivacyError
     from coterie.privacy import epsilon as cost
     from coterie.privacy.plan import certifies
 
+    numbers = {"mechanism": "joint", "clients": 1000, "clusters": 4, **_given(options)}
+    mechanism = numbers.pop("mechanism")
     if mechanism not in MECHANISMS:
         raise PrivacyError(f"--mechanism {mechanism}: must be {', '.join(MECHANISMS)}")
-    plan = PLANS[mechanism].calibrated(clip_norm=1.0, **numbers)
+    plan = PLANS[mechanism].calibrated(clip_norm=1.0, num_clusters=numbers.pop("clusters"), **numbers, **target)
     return {
         "noise_multiplier": plan.noise_multiplier,
         "noise_multiplier_updates": plan.noise_multiplier_updates,
@@ -187,22 +169,29 @@ def _client_noise(mechanism: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
         "epsilon": cost(plan.planned(), plan.delta, plan.accountant),
         "delta": plan.delta,
         "accountant": plan.accountant,
-        "certifies": not plan.flaws and certifies(plan.accountant),
+        "certifies": not plan.reasons() and certifies(plan.accountant),
         "unit": plan.unit,
         "adjacency": plan.adjacency,
     }
 
 
-def _record_noise(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    from coterie.privacy import RecordPlan
+def _record_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
+    from coterie.privacy import PrivacyError, RecordPlan
+    from coterie.privacy.plan import certifies
 
-    plan = RecordPlan.calibrated(**numbers)
+    noises = {name: options[name] for name in ("noise_multiplier", "first_noise_multiplier")}
+    if None not in noises.values():
+        raise PrivacyError("--noise-multiplier and --first-noise-multiplier leave nothing to find: give one or neither")
+    for name, value in _given(noises).items():
+        _positive(name, value)
+    plan = RecordPlan.calibrated(**_record_numbers(options), **target)
     return {
         "noise_multiplier": plan.noise_multiplier,
         "first_noise_multiplier": plan.first_noise_multiplier or plan.noise_multiplier,
         "epsilon": plan.cost(),
         "delta": plan.delta,
         "accountant": plan.accountant,
+        "certifies": not plan.reasons() and certifies(plan.accountant),
         "unit": plan.unit,
         "adjacency": plan.adjacency,
     }
@@ -215,35 +204,44 @@ def privacy_curve(
     rounds: Rounds,
     noise_multiplier: Noise = None,
     epsilon: Annotated[float | None, typer.Option(help="Or the target that sets the noise, by PLD.")] = None,
-    sampler: Sampler = "poisson",
-    out: Annotated[Path | None, typer.Option(help="Picture to write (.png, .svg or .pdf).")] = None,
+    sampler: Annotated[str, typer.Option(help="poisson, or fixed: m of M, replace-one.")] = "poisson",
+    out: Annotated[
+        Path | None, typer.Option(help="Picture to write: .png, .svg or .pdf; default: privacy-curve.png.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Epsilon against rounds, by each accountant."""
-    from coterie.privacy import ACCOUNTANTS, Event, PrivacyError, calibrate, composed
+    """Draw epsilon against rounds, by each accountant."""
+    from coterie.privacy import Event, PrivacyError, calibrate, composed
+    from coterie.privacy.accountants import LEAST_NOISE
+    from coterie.privacy.accounting import check_delta
 
     if (noise_multiplier is None) == (epsilon is None):
         raise PrivacyError("give one of --noise-multiplier and --epsilon")
+    check_delta(delta)
     if epsilon is not None:
         noise_multiplier = calibrate(epsilon, delta, sampling_rate, rounds, sampler=sampler)
-    event = Event(sampling_rate, noise_multiplier or 0.0, sampler)
-    names = [n for n, a in ACCOUNTANTS.items() if sampler in a.samplers and not n.startswith("opacus")]
-    steps = sorted({max(1, round(rounds * i / 40)) for i in range(41)})
-    curves = {}
-    for name in names:
-        start = composed([], name)
-        curves[name] = [(n, start.with_rounds(event, n).epsilon(delta)) for n in steps]
+    event = Event(sampling_rate, _positive("noise_multiplier", noise_multiplier), sampler)
+    if event.noise_multiplier < LEAST_NOISE:
+        raise PrivacyError(f"--noise-multiplier {noise_multiplier}: below {LEAST_NOISE:g} every epsilon is infinite")
+    # Closer together at first, where the curves bend.
+    steps = sorted({max(1, round(rounds * (i / _POINTS) ** 1.5)) for i in range(_POINTS + 1)})
+    curves = {
+        name: [(n, composed({event: n}, name).epsilon(delta)) for n in steps] for name in _accountants(sampler, False)
+    }
     if out is None and not as_json:
         out = Path("privacy-curve.png")
     if out is not None:
-        from coterie.report import privacy_figure, save_figure
+        from coterie.report import formats, privacy_figure, save_figure
 
-        title = f"noise {event.noise_multiplier:.3g}, rate {sampling_rate:g}, δ {delta:g}, {sampler} sampling"
+        way = "Poisson sampling" if sampler == "poisson" else "cohorts of fixed size"
+        title = f"noise {event.noise_multiplier:.4g}, {way} at rate {sampling_rate:g}, δ = {formats.number(delta)}"
         save_figure(privacy_figure(curves, title), out)
     if as_json:
-        print_json({"noise_multiplier": event.noise_multiplier, "delta": delta, "curves": curves})
-    else:
-        console_for(as_json).print(str(out), soft_wrap=True)
+        about = {"noise_multiplier": event.noise_multiplier, "delta": delta, "sampling_rate": sampling_rate}
+        print_json({**about, "sampler": sampler, "adjacency": _adjacency(sampler), "curves": curves})
+        return
+    answer({f"epsilon_{name}": points[-1][1] for name, points in curves.items()}, as_json)
+    console_for(as_json).print(str(out), soft_wrap=True)
 
 
 @app.command("check")
@@ -251,30 +249,113 @@ def privacy_check(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")], as_json: JsonFlag = False
 ) -> None:
     """Derive a run's certificate again from its ledger alone, and compare."""
-    from coterie.privacy import LedgerError, certificate, read_ledger
+    from coterie.privacy import PrivacyError, certificate, read_ledger
     from coterie.privacy.check import check
 
     header, charges = read_ledger(run / "ledger.jsonl")
-    stated = None
-    if (run / "privacy.json").exists():
-        try:
-            stated = json.loads((run / "privacy.json").read_text())
-        except ValueError as error:
-            raise LedgerError(f"{run / 'privacy.json'} is not JSON: {error}") from None
+    stated = _stated(run / "privacy.json")
+    problems, derived = check(header, charges, stated), {}
     try:
-        problems, derived = check(header, charges, stated), certificate(header, charges)
-    except (KeyError, TypeError) as error:
-        raise LedgerError(f"{run / 'ledger.jsonl'}: its first line describes no plan ({error})") from None
+        derived = certificate(header, charges)
+    except PrivacyError as error:
+        problems.append(f"no certificate follows: {error}")
     if as_json:
-        print_json({"problems": problems, "certificate": derived})
+        print_json({"problems": problems, "certificate": derived or None})
     else:
         shown = ("certified", "epsilon", "delta", "unit", "adjacency", "mechanism", "accountant", "charges")
-        answer({key: derived[key] for key in shown}, as_json)
-        screen = Console(highlight=False, soft_wrap=True)
-        for line in [*derived["reasons"], *(f"[red]problem:[/red] {problem}" for problem in problems)]:
-            screen.print(line)
-        if not problems:
-            found = "the run is not finished; so far its charges are in order"
-            screen.print("the certificate follows from the ledger" if stated is not None else found)
+        facts = {key: derived[key] for key in shown if key in derived}
+        if facts and facts["epsilon"] is None:
+            facts["epsilon"] = math.inf
+        answer(facts, as_json)
+        screen = Console(highlight=False, soft_wrap=True, markup=False)
+        for reason in derived.get("reasons", ()):
+            screen.print(f"not certified: {reason}")
+        for problem in problems:
+            screen.print(f"problem: {problem}", style="red")
+        if not problems and stated is None:
+            screen.print("the charges so far are in order; privacy.json is not written yet")
+        elif not problems:
+            screen.print("the certificate follows from the ledger")
     if problems:
         raise typer.Exit(1)
+
+
+def _stated(path: Path) -> dict[str, Any] | None:
+    """privacy.json, or None while there is none."""
+    from coterie.privacy import LedgerError
+
+    if not path.exists():
+        return None
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise LedgerError(f"{path} is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise LedgerError(f"{path} holds no certificate: a JSON object was expected")
+    return document
+
+
+# ---- options ------------------------------------------------------------------------------------------------
+
+
+def _check_unit(unit: str, of_clients: Mapping[str, Any], of_records: Mapping[str, Any]) -> None:
+    """Refuse a unit that does not exist, the other unit's options, and the lack of its own."""
+    from coterie.privacy import PrivacyError
+
+    needed = {"client": ("sampling_rate",), "record": ("examples", "batch_size")}
+    if unit not in needed:
+        raise PrivacyError(f"--unit {unit}: must be client or record")
+    own, others, other = (of_clients, of_records, "record") if unit == "client" else (of_records, of_clients, "client")
+    for name in _given(others):
+        raise PrivacyError(f"{_option(name)} belongs to --unit {other}: leave it out under --unit {unit}")
+    for name in needed[unit]:
+        if own[name] is None:
+            raise PrivacyError(f"--unit {unit} needs {_option(name)}")
+
+
+def _record_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a RecordPlan calls them."""
+    numbers = _given(options)
+    numbers["num_examples"] = numbers.pop("examples")
+    if "first_noise_multiplier" in numbers:
+        _positive("first_noise_multiplier", numbers["first_noise_multiplier"])
+    if numbers.get("selections"):
+        numbers["selection"] = "gumbel"
+    elif "selection_epsilon" in numbers:
+        from coterie.privacy import PrivacyError
+
+        raise PrivacyError("--selection-epsilon needs --selections, how often the client chooses")
+    return {"selection_epsilon": _SELECTION_EPSILON, **numbers}
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _positive(name: str, value: float | None) -> float:
+    from coterie.privacy import PrivacyError
+
+    if value is None:
+        raise PrivacyError(f"{_option(name)} is needed")
+    if not value > 0:
+        raise PrivacyError(f"{_option(name)} must be positive, not {value}")
+    return value
+
+
+def _accountants(sampler: str, opacus: bool) -> list[str]:
+    """Every accountant that covers the sampler; Opacus' import torch."""
+    from coterie.privacy import ACCOUNTANTS
+
+    return [n for n, a in ACCOUNTANTS.items() if sampler in a.samplers and (opacus or not n.startswith("opacus"))]
+
+
+def _adjacency(sampler: str) -> str:
+    from coterie.privacy import Joint, RRSlot
+
+    return (Joint if sampler == "poisson" else RRSlot).adjacency

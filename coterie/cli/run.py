@@ -132,8 +132,9 @@ def _execute(folder: Any, engine: str) -> dict[str, Any]:
 
 def _headline(folder: Any) -> str:
     config, plan = folder.config, folder.plan
+    mechanism = "" if plan.mechanism == "joint" else f" by {plan.mechanism}"
     privacy_text = (
-        f"(ε {plan.epsilon:g}, δ {plan.delta:g}) for every client, noise {plan.noise_multiplier:.3f}"
+        f"(ε {plan.epsilon:g}, δ {plan.delta:g}) for every client{mechanism}, noise {plan.noise_multiplier:.3f}"
         if plan.private
         else "no privacy"
     )
@@ -148,11 +149,12 @@ def _headline(folder: Any) -> str:
 def _progress(folder: Any, console: Console) -> Iterator[None]:
     """A bar on a terminal, a plain line for every evaluated round elsewhere."""
     rounds = folder.config["rounds"]
+    name = "noisy mean accuracy" if folder.config["evaluate"] == "private" else "accuracy"
     if not console.is_terminal:
 
         def plain(line: Mapping[str, Any]) -> None:
             if "accuracy" in line or line["round"] == rounds:
-                accuracy = f"  accuracy {100 * line['accuracy']:5.1f} %" if "accuracy" in line else ""
+                accuracy = f"  {name} {100 * line['accuracy']:5.1f} %" if "accuracy" in line else ""
                 console.print(f"round {line['round']:4d}/{rounds}  epsilon {line['epsilon']:7.3f}{accuracy}")
 
         folder.observer = plain
@@ -162,7 +164,7 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
         TextColumn("round"),
         MofNCompleteColumn(),
         BarColumn(),
-        TextColumn("accuracy {task.fields[accuracy]}  ε {task.fields[epsilon]}"),
+        TextColumn(name + " {task.fields[accuracy]}  ε {task.fields[epsilon]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bar:

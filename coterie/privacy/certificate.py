@@ -56,6 +56,8 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         reasons.append(f"seeded noise (seed {seed}), for simulation only: whoever knows the seed can remove it")
     if plan.private and not certifies(plan.accountant):
         reasons.append(f"counted by {plan.accountant}, whose bound is not for this mechanism")
+    if plan.private and not math.isfinite(cost):
+        reasons.append("the charges have so little noise that epsilon is infinite")
     if plan.private and not cost <= plan.epsilon * _SLACK:
         reasons.append(f"the charges amount to epsilon {cost:.4f}, above the budget of {plan.epsilon:g}")
     visible = VisibleAccountant()

@@ -160,8 +160,8 @@ def read_ledger(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise LedgerError(f"{path} cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LedgerError(f"{path} cannot be read: {getattr(error, 'strerror', 'it is not text')}") from None
     header, charges = _parse(text[: text.rfind("\n") + 1], path)
     if header is None:
         raise LedgerError(f"{path} is empty: nothing was planned or charged")
@@ -192,7 +192,10 @@ def _open_locked(path: Path) -> IO[str]:
 def _take_over(file: IO[str], path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
     """All charges. An incomplete last line was never synced, so nothing was released for it: it is cut off."""
     file.seek(0)
-    text = file.read()
+    try:
+        text = file.read()
+    except UnicodeDecodeError:
+        raise LedgerError(f"{path} cannot be read: it is not text") from None
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         file.truncate(len(whole.encode()))

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from coterie.privacy.accountants import Event, PrivacyError
+from coterie.privacy.accountants import MOST_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import check_delta, epsilon, least_noise
 from coterie.privacy.selection import selection_event
 
@@ -73,6 +73,11 @@ class RecordPlan:
         for name, batch in (("batch size", self.batch_size), ("first batch size", self.first_batch_size)):
             if batch is not None and not 1 <= batch <= self.num_examples:
                 raise PrivacyError(f"{name} must lie between 1 and the {self.num_examples} examples, not {batch}")
+        for name, noise in (("noise", self.noise_multiplier), ("first noise", self.first_noise_multiplier)):
+            if noise is not None and not 0 < noise < math.inf:
+                raise PrivacyError(f"{name} multiplier must be positive and finite, not {noise}")
+        if self.selections < 0:
+            raise PrivacyError(f"selections must be at least 0, not {self.selections}")
         if self.selection not in SELECTIONS:
             raise PrivacyError(f"selection must be {', '.join(SELECTIONS)}, not {self.selection!r}")
         if not self.clip_norm > 0:
@@ -97,7 +102,9 @@ class RecordPlan:
 
         if not 0 < plan.epsilon < math.inf:
             raise PrivacyError(f"epsilon must be positive and finite, not {plan.epsilon}")
-        noise = least_noise(lambda z: at(z).cost() <= plan.epsilon)
+        # What is fixed may be too much already; finding that out at every probe would take minutes.
+        possible = at(MOST_NOISE).cost() <= plan.epsilon
+        noise = least_noise(lambda z: at(z).cost() <= plan.epsilon) if possible else None
         if noise is None:
             raise PrivacyError(
                 f"no {free.replace('_', ' ')} reaches epsilon {plan.epsilon:g} at delta {plan.delta:g} beside what is "

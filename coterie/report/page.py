@@ -240,7 +240,7 @@ def _guarantee(run: Run) -> list[str]:
             f"probability of at most δ = {delta}.",
         ]
     visible = run.certificate.get("epsilon_participation_visible")
-    if visible is not None and run.finished:
+    if visible is not None and run.finished and visible >= run.epsilon:  # less only where a loose bound made epsilon
         words.append(
             "This counts on nobody seeing who takes part in which round. Against somebody who does see it, "
             f"ε is {formats.epsilon(visible)}."

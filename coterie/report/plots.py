@@ -112,20 +112,28 @@ def save_png(run: Run, path: Path | str) -> Path:
 
 
 def privacy_figure(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Figure:
-    """ε against rounds, one line for each accountant, named where it ends."""
+    """ε against rounds, one line for each accountant, named where it ends with the ε that it arrives at.
+
+    Args:
+        curves: (rounds, ε) in the order of rounds, by accountant; every ε finite.
+        title: one line about what is accounted.
+    """
     with _style():
         figure = Figure(figsize=(9.0, 4.6), facecolor="white")
-        axes = figure.add_axes((0.06, 0.115, 0.69, 0.79))
-        ends = []
+        axes = figure.add_axes((0.07, 0.115, 0.685, 0.77))
+        ends: list[_End] = []
         for index, (name, points) in enumerate(curves.items()):
             rounds, values = zip(*points, strict=True)
             colour, style = run_line(index)
-            axes.plot(rounds, values, style, color=colour, linewidth=1.9)
-            ends.append(_End(rounds[-1], values[-1], f"{name}{GAP}{values[-1]:.2f}", colour))
+            axes.plot(rounds, values, style, color=colour, linewidth=1.9, marker=_marker(rounds), markersize=3)
+            ends.append(_End(rounds[-1], values[-1], f"{name}{GAP}{formats.epsilon(values[-1])}", colour))
         axes.set_xlim(0, max(end.round for end in ends))
-        axes.set_ylim(0, 1.05 * max(end.value for end in ends))
+        axes.set_ylim(0, 1.06 * max(end.value for end in ends))
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 2.5, 5, 10]))
         axes.set_xlabel("rounds")
-        axes.set_title(f"ε{GAP}({title})", fontweight="normal", fontsize=9.5)
+        axes.set_ylabel("privacy loss ε")
+        axes.set_title("Privacy loss by accountant", pad=24)
+        axes.annotate(title, (0, 1), (0, 9), "axes fraction", "offset points", color=MUTED)
         _label_ends(axes, ends)
     return figure
 
@@ -134,15 +142,18 @@ def save_figure(figure: Figure, path: Path | str) -> Path:
     """Save a figure in the format that its suffix names; return its path.
 
     Raises:
-        ReportError: the format cannot be written.
+        ReportError: it is another format, or cannot be written there.
     """
     path = Path(path)
-    known = figure.canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in known:
-        raise ReportError(f"{path}: pictures end with .png, .svg or .pdf")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _style():
-        figure.savefig(path, dpi=150)
+    dates = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    if path.suffix.lower() not in dates:
+        raise ReportError(f"{path}: pictures end with {', '.join(dates)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _style(), matplotlib.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
+            figure.savefig(path, dpi=150, metadata=dates[path.suffix.lower()])
+    except OSError as error:
+        raise ReportError(f"{path} cannot be written: {error.strerror}") from None
     return path
 
 
@@ -209,8 +220,7 @@ def _draw_accuracy(figure: Figure, run: Run, left: float, right: float, bottom: 
         ends = []
     if rounds:
         axes.plot(rounds, accuracy, color=INK, linewidth=2.4, marker=_marker(rounds), markersize=4)
-        name = "noisy mean" if run.noisy else "mean"
-        ends.append(_End(rounds[-1], accuracy[-1], f"{name}{GAP}{formats.percent(accuracy[-1])}", INK, bold=True))
+        ends.append(_End(rounds[-1], accuracy[-1], f"mean{GAP}{formats.percent(accuracy[-1])}", INK, bold=True))
     _finish_accuracy(axes, [*accuracy, *groups.ravel().tolist()], max((r.number for r in run.rounds), default=1))
     if run.noisy and rounds:
         axes.set_ylabel("noisy mean accuracy")

@@ -76,12 +76,12 @@ PAGE = r"""{% macro badge(text, good) %}
   {% endif %}
   {% if section.facts and run.unit != 'none' %}
   <div class="columns">
-    <div><h4>Mechanism</h4>{{ table(section.facts) }}</div>
+    <div>
+      <h4>Mechanism</h4>{{ table(section.facts) }}
+      {% if section.tuned %}<h4>Chosen outside the guarantee</h4>{{ table(section.tuned) }}{% endif %}
+    </div>
     {% if section.public_inputs %}
     <div><h4>Public inputs, not protected</h4>{{ table(section.public_inputs) }}</div>
-    {% endif %}
-    {% if section.tuned %}
-    <div><h4>Chosen outside the guarantee</h4>{{ table(section.tuned) }}</div>
     {% endif %}
   </div>
   {% endif %}
@@ -156,7 +156,7 @@ table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-n
 th, td { text-align: left; padding: .4rem .75rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 tr:last-child > * { border-bottom: 0; }
 tr > :last-child { padding-right: 0; }
-.pairs th { font-weight: 400; color: var(--muted); }
+.pairs th { font-weight: 400; color: var(--muted); overflow-wrap: normal; }
 .wide { overflow-wrap: normal; }
 .wide thead th { color: var(--muted); font-size: .82rem; white-space: nowrap; vertical-align: bottom; }
 .wide td { white-space: nowrap; }

@@ -1,7 +1,7 @@
 """A run without torch, killed and resumed in a child process until 200 kills are done. Prints a JSON summary.
 
 One parent imports everything once and forks a child for every attempt. A child kills itself with SIGKILL at the n-th
-system call that matters (before or after it), or the parent kills it after a random time.
+system call that matters (before or after it, or as if the power failed), or the parent kills it after a random time.
 """
 
 import json
@@ -25,23 +25,34 @@ FINISHED, SPENT = 0, 3
 
 
 class Death:
-    """Counts calls of os.fsync and os.replace, and dies at one of them, before or after it."""
+    """Counts calls of os.fsync and os.replace, and dies at one of them, before or after it.
 
-    def __init__(self, at: int, after: bool) -> None:
-        self.left, self.after = at, after
-        for name in ("fsync", "replace"):
-            setattr(os, name, self.wrap(getattr(os, name)))
+    A cut of power comes before it, and takes some of what the ledger holds beyond its last sync.
+    """
+
+    def __init__(self, at: int, kind: str, ledger: Path) -> None:
+        self.left, self.kind, self.ledger = at, kind, ledger
+        self.synced = ledger.stat().st_size if ledger.exists() else 0
+        os.fsync = self.wrap(os.fsync)
+        os.replace = self.wrap(os.replace)
 
     def wrap(self, call):
         def dangerous(*args):
             self.left -= 1
-            if self.left == 0 and not self.after:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if self.left == 0 and self.kind != "after":
+                self.die()
             call(*args)
             if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                self.die()
+            if call.__name__ == "fsync" and os.path.samestat(os.fstat(*args), self.ledger.stat()):
+                self.synced = self.ledger.stat().st_size
 
         return dangerous
+
+    def die(self):
+        if self.kind == "power" and self.ledger.exists() and (size := self.ledger.stat().st_size) > self.synced:
+            os.truncate(self.ledger, random.Random(size).randint(self.synced, size))
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def done(folder: Path) -> int:
@@ -78,14 +89,14 @@ def attempt(folder: Path) -> int:
 
 def child(folder: Path, rng: random.Random) -> tuple[int | None, bool]:
     """Exit status of one attempt (None if it was killed)."""
-    kind = rng.choice(["before", "after", "time"])
+    kind = rng.choice(["before", "after", "power", "time"])
     at, delay = rng.randrange(1, 14), rng.uniform(0.0, 0.15)
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
             if kind != "time":
-                Death(at, kind == "after")
+                Death(at, kind, folder / "ledger.jsonl")
             status = attempt(folder)
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

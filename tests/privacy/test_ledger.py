@@ -125,6 +125,11 @@ def test_reading_needs_something_to_read(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(LedgerError, match="is empty"):
         read_ledger(tmp_path / "empty.jsonl")
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(LedgerError, match="it is not text"):
+        read_ledger(tmp_path / "binary.jsonl")
+    with pytest.raises(LedgerError, match="it is not text"):
+        Ledger(DELTA, path=tmp_path / "binary.jsonl")
 
 
 def test_rdp_is_tracked_beside_pld():

@@ -92,6 +92,8 @@ def _fine(plan):
         ({"selection": "loud"}, "selection must be none, gumbel, exact"),
         ({"delta": 0.0}, "delta must lie strictly"),
         ({"clip_norm": -1.0}, "clipping norm must be positive"),
+        ({"first_noise_multiplier": 0.0}, "first noise multiplier must be positive"),
+        ({"selections": -1}, "selections must be at least 0"),
         ({"epsilon": 0.0}, "epsilon must be positive"),
         ({"epsilon": math.inf}, "epsilon must be positive and finite"),
     ],

@@ -13,7 +13,18 @@ import pytest
 from rich.console import Console
 
 from coterie import report
-from coterie.report import ReportError, accuracy_figure, cluster_figure, formats, read_run, result_table, write_report
+from coterie.privacy import RRSlot, certificate
+from coterie.report import (
+    ReportError,
+    accuracy_figure,
+    cluster_figure,
+    formats,
+    privacy_figure,
+    read_run,
+    result_table,
+    save_figure,
+    write_report,
+)
 
 CERTIFICATE: dict[str, Any] = {
     "unit": "client",
@@ -22,13 +33,18 @@ CERTIFICATE: dict[str, Any] = {
     "certified": True,
     "reasons": [],
     "epsilon": 7.993,
+    "epsilon_budget": 8.0,
     "delta": 2e-5,
     "epsilon_participation_visible": 24.61,
     "sampler": "poisson",
-    "noise_multiplier": 1.0825,
-    "accountant": "dp-accounting PLD 0.6.0",
+    "rounds": 4,
+    "charges": 4,
+    "charged": [{"sampler": "poisson", "sampling_rate": 0.2, "noise_multiplier": 1.0825, "charges": 4}],
+    "accountant": "dp-accounting 0.6.0, PLD",
+    "accountants": {"pld": 7.993, "rdp": 9.4321},
     "outside": ["Hyperparameters were chosen on other runs."],
-    "public_inputs": {"clients": 500, "clusters": 3},
+    "public_inputs": {"clients": 500, "clusters": 3, "noise_multiplier_counts": None},
+    "tuned_outside": {"lr": 0.25, "model": "mlp-32"},
 }
 RESULT: dict[str, Any] = {
     "strategy": "ifca",
@@ -201,13 +217,80 @@ def test_the_page_shows_the_values(tmp_path):
         "client-level differential privacy with ε = 8.00 at δ = 2×10⁻⁵",
         "ε is 24.61",
         "Hyperparameters were chosen on other runs.",
-        "noise multiplier 1.083",
-        "dp-accounting PLD 0.6.0",
+        "ε by pld 8.00 ε by rdp 9.44",
+        "charged 4 × poisson at rate 0.2, noise 1.083",
+        "dp-accounting 0.6.0, PLD",
+        "Chosen outside the guarantee lr 0.25 model mlp-32",
+        "Leave out any one client, with all the data it holds",
         "flwr 1.39.0",
         "abc1234",
     ):
         assert value in text, value
     assert "An arrow marks a re-seeding" in text
+
+
+def test_a_certificate_from_the_ledger_is_shown(tmp_path):
+    """Not a made-up one: whatever the privacy room writes has a place on the page."""
+    numbers = {"clients": 20, "num_clusters": 2, "sampling_rate": 0.5, "rounds": 2, "clip_norm": 1.0, "delta": 1e-3}
+    plan = RRSlot(
+        **numbers, noise_multiplier=1.0, identifier_share=0.2, epsilon=20.0, evaluations=1, evaluation_noise=0.1
+    )
+    ledger = plan.ledger(tuned={"lr": 0.2})
+    ledger.round(1, plan.event())
+    ledger.round(1, plan.evaluation_event())
+    document = certificate({"plan": plan.terms(), "tuned": {"lr": 0.2}}, ledger.charges)
+    text = words(page(make_run(tmp_path / "slots", certificate=document)))
+    for value in (
+        "Exchange or leave out any one client",
+        f"ε by pld {formats.epsilon(document['accountants']['pld'])}",
+        f"Against somebody who does see it, ε is {formats.epsilon(document['epsilon_participation_visible'])}.",
+        "charged (1) 1 × fixed at rate 0.5, noise 1",
+        "charged (2) 1 × fixed at rate 1, noise 2",
+        "noise multiplier counts 3.162",
+        "Chosen outside the guarantee lr 0.2",
+    ):
+        assert value in text, value
+    assert "{" not in text
+
+
+def test_what_others_see_is_not_said_to_cost_less(tmp_path):
+    """A loose bound made epsilon larger than the tight one of all rounds at full participation."""
+    certificate = CERTIFICATE | {"certified": False, "reasons": ["paper"], "epsilon": 30.0}
+    assert "Against somebody" not in words(page(make_run(tmp_path / "paper", certificate=certificate)))
+
+
+def private_run(folder: Path) -> Path:
+    """Only the noisy mean of all clients was released."""
+    nothing = dict.fromkeys(("worst_group_accuracy", "group_accuracy", "clustering_accuracy", "groups_found"))
+    result = RESULT | nothing | {"evaluate": "private", "groups": None, "epsilon_rdp": 9.4}
+    lines = [
+        {key: value for key, value in metrics(number, epsilon_rdp=3.0 * number).items() if key not in nothing}
+        for number in (1, 2, 3, 4)
+    ]
+    make_run(folder, lines=lines, result=result)
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("[versions]", "evaluate = 'private'\n[versions]"))
+    return folder
+
+
+def test_a_private_evaluation_is_called_a_noisy_mean(tmp_path):
+    folder = private_run(tmp_path / "quiet")
+    run = read_run(folder)
+    assert run.noisy
+    assert not read_run(make_run(tmp_path / "open")).noisy
+    text = words(page(folder))
+    assert "Noisy mean accuracy 81.2 %" in text
+    assert "the noisy mean over all clients" in text
+    assert "Worst group" not in text
+    axes = accuracy_figure(run).axes[0]
+    assert axes.get_ylabel() == "noisy mean accuracy"
+    assert len(axes.lines) == 1
+    assert "81.2 % (noisy)" in words(page(folder, tmp_path / "open"))
+    report.save_png(run, tmp_path / "quiet.png")
+    table = shown(json.loads((folder / "result.json").read_text()), CERTIFICATE)
+    assert "Noisy mean accuracy │ 81.2 %" in table
+    assert "Worst group" not in table
+    assert "Noisy" not in shown(RESULT, CERTIFICATE)
 
 
 def test_an_uncertified_run_says_why_and_claims_nothing(tmp_path):
@@ -342,6 +425,44 @@ def test_save_png_is_wide(tmp_path):
     width, height = (int.from_bytes(header[start : start + 4]) for start in (16, 20))
     assert header.startswith(b"\x89PNG")
     assert width > 2.5 * height
+
+
+CURVES = {"pld": [(1, 0.5), (50, 2.0), (100, 2.8)], "rdp": [(1, 0.9), (50, 2.1), (100, 2.81)]}
+
+
+def test_privacy_figure_names_every_accountant_where_its_line_ends():
+    (axes,) = privacy_figure(CURVES, "noise 1.1").axes
+    assert [list(line.get_ydata()) for line in axes.lines] == [[0.5, 2.0, 2.8], [0.9, 2.1, 2.81]]
+    title, *labels = axes.texts
+    assert title.get_text() == "noise 1.1"
+    assert [label.get_text().replace("\u2002", " ") for label in labels] == ["pld 2.80", "rdp 2.81"]
+    places = [label.xyann[1] * axes.bbox.height / axes.figure.dpi * 72 for label in labels]
+    assert min(b - a for a, b in pairwise(places)) >= 9
+    assert (axes.get_xlim()[0], axes.get_ylim()[0]) == (0, 0)
+    assert axes.get_ylim()[1] > 2.81
+
+
+def test_no_label_of_the_privacy_figure_leaves_it():
+    curves = {name: [(1, 90.0), (1000, 1000.0)] for name in ("pld", "theorem-4.2-canonne")}
+    figure = privacy_figure(curves, "noise 1.1, cohorts of fixed size at rate 0.1, δ = 1×10⁻³")
+    figure.draw_without_rendering()
+    assert all(text.get_window_extent().x1 <= figure.bbox.x1 for text in figure.axes[0].texts)
+
+
+@pytest.mark.parametrize("name", ["curve.png", "new/curve.svg", "curve.PDF"])
+def test_figures_are_saved_the_same_every_time(tmp_path, name):
+    first, second = (
+        save_figure(privacy_figure(CURVES, "noise"), tmp_path / part / name).read_bytes() for part in ("a", "b")
+    )
+    assert first == second
+
+
+def test_what_is_no_picture_is_refused_by_name(tmp_path):
+    with pytest.raises(ReportError, match=r"curve\.gif.*\.png"):
+        save_figure(privacy_figure(CURVES, "noise"), tmp_path / "curve.gif")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReportError, match="cannot be written"):
+        save_figure(privacy_figure(CURVES, "noise"), tmp_path / "file" / "curve.png")
 
 
 def test_the_table_shows_what_matters():

@@ -30,7 +30,7 @@ def redraw_matrix(histogram: npt.ArrayLike, minimum: float) -> FloatArray:
     surplus = np.maximum(sizes - target, 0.0)
     deficit = np.maximum(target - sizes, 0.0)
     matrix = np.eye(num_clusters)
-    if not deficit.sum() > 0:
+    if not (deficit.sum() > 0 and surplus.sum() > 0):  # rounding alone can leave a deficit without a surplus
         return matrix
     # The deficit never exceeds the surplus, since the target is at most the mean; every donor gives alike.
     leaving = np.divide(surplus, sizes, out=np.zeros(num_clusters), where=sizes > 0)

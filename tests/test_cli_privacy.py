@@ -1,0 +1,540 @@
+"""``coterie privacy`` and ``coterie audit``: known answers, forged papers, broken mechanisms."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from commands import assert_refused, document, settings, tree
+
+from coterie.privacy import Event, Joint, Ledger, LedgerError, RecordPlan, RRSlot, certificate, epsilon, read_ledger
+from coterie.privacy.check import check
+
+SETTING = ["--delta", "1e-3", "--sampling-rate", "0.1", "--rounds", "100"]
+# The digits of MNIST divided among ten clients: round 1 takes full batches.
+RECORD = ["--unit", "record", "--examples", "6600", "--batch-size", "32", "--rounds", "200", "--delta", "1e-4"]
+FIRST = ["--first-batch-size", "6600"]
+
+
+def answered(answer):
+    """The document that a command printed, and nothing else."""
+    status, out, err = answer
+    assert (status, err) == (0, "")
+    return document(out)
+
+
+# ---- noise and epsilon ------------------------------------------------------------------------------------
+
+
+def test_privacy_noise(coterie):
+    answer = answered(coterie("privacy", "noise", "--epsilon", 4, *SETTING, "--json"))
+    noise = answer["noise_multiplier"]
+    assert noise == pytest.approx(1.1002, rel=1.5e-3)
+    assert 3.98 < answer["epsilon"] <= 4
+    # 1/sigma_eff^2 = 1/sigma_h^2 + 1/sigma_theta^2, a part of 0.04 of it for the counts
+    assert answer["noise_multiplier_counts"] == pytest.approx(noise / 0.2)
+    assert answer["noise_multiplier_updates"] ** -2 + answer["noise_multiplier_counts"] ** -2 == pytest.approx(
+        noise**-2
+    )
+    assert (answer["delta"], answer["unit"], answer["accountant"]) == (1e-3, "client", "pld")
+    assert answer["certifies"] is True
+    status, out, err = coterie("privacy", "noise", "--epsilon", 4, *SETTING)
+    assert (status, err) == (0, "")
+    assert f"{noise:.6g}" in out
+
+    without = answered(coterie("privacy", "noise", "--epsilon", 4, *SETTING, "--identifier-share", 0, "--json"))
+    assert without["noise_multiplier_counts"] is None
+    assert without["noise_multiplier_updates"] == without["noise_multiplier"]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "noise", "sensitivity", "certifies"),
+    [("rr-slot", 1.1884, math.sqrt(2), True), ("paper", 2.573, 1.0, False)],
+)
+def test_noise_of_the_mechanisms_with_identifiers(coterie, mechanism, noise, sensitivity, certifies):
+    words = ("privacy", "noise", "--epsilon", 4, *SETTING, "--mechanism", mechanism, "--json")
+    answer = answered(coterie(*words))
+    assert answer["noise_multiplier"] == pytest.approx(noise, rel=0.01)
+    shift = (sensitivity / answer["noise_multiplier_counts"]) ** 2 + answer["noise_multiplier_updates"] ** -2
+    assert shift == pytest.approx(answer["noise_multiplier"] ** -2)
+    assert answer["certifies"] is certifies
+    assert "replace" in answer["adjacency"]
+
+
+def test_a_fixed_cohort_is_a_whole_number_of_clients(coterie):
+    """Of 25 clients a rate of 0.1 takes 2, not 2.5: the noise is that of a rate of 0.08."""
+    words = ["privacy", "noise", "--epsilon", 4, "--delta", "1e-3", "--rounds", 100, "--mechanism", "rr-slot", "--json"]
+    few = answered(coterie(*words, "--sampling-rate", 0.1, "--clients", 25))
+    exact = answered(coterie(*words, "--sampling-rate", 0.08))
+    assert few["noise_multiplier"] == pytest.approx(exact["noise_multiplier"], rel=2e-3)
+
+
+def test_another_accountant_needs_other_noise_and_only_two_certify(coterie):
+    words = ("privacy", "noise", "--epsilon", 4, *SETTING, "--json")
+    rdp = answered(coterie(*words, "--accountant", "rdp"))
+    assert rdp["accountant"] == "rdp"
+    assert rdp["noise_multiplier"] > 1.15
+    assert rdp["certifies"] is True
+    assert_refused(coterie(*words, "--accountant", "theorem-4.2"), "joint", "theorem-4.2")
+
+
+def test_the_floor_of_the_papers_bound_is_named(coterie):
+    words = ("privacy", "noise", "--epsilon", 2, *SETTING, "--mechanism", "paper")
+    assert_refused(coterie(*words), "2.226", "theorem-4.2")
+
+
+def test_privacy_epsilon_is_its_inverse(coterie):
+    answer = answered(coterie("privacy", "epsilon", "--noise-multiplier", 1.1002, *SETTING, "--json"))
+    assert answer["epsilon"] == answer["epsilon_pld"] == pytest.approx(4, rel=1e-3)
+    assert answer["epsilon_rdp"] > answer["epsilon_pld"]
+    assert set(answer) == {"epsilon", "epsilon_pld", "epsilon_rdp", "delta", "unit", "adjacency"}
+    assert "4" in coterie("privacy", "epsilon", "--noise-multiplier", 1.1002, *SETTING)[1]
+    nothing = answered(coterie("privacy", "epsilon", "--noise-multiplier", 1e-3, *SETTING, "--json"))
+    assert nothing["epsilon"] is None  # infinite
+    assert "∞" in coterie("privacy", "epsilon", "--noise-multiplier", 1e-3, *SETTING)[1]
+
+
+def test_epsilon_by_the_accountants_of_a_fixed_cohort(coterie):
+    words = ("privacy", "epsilon", "--noise-multiplier", 2.573, *SETTING, "--sampler", "fixed", "--json")
+    answer = answered(coterie(*words))
+    assert {key for key in answer if key.startswith("epsilon_")} == {
+        "epsilon_pld",
+        "epsilon_rdp",
+        "epsilon_theorem-4.2",
+        "epsilon_theorem-4.2-canonne",
+    }
+    assert answer["epsilon_theorem-4.2"] == pytest.approx(4, rel=0.01)
+    assert answer["epsilon_pld"] < answer["epsilon_theorem-4.2-canonne"] < answer["epsilon_theorem-4.2"]
+    assert answer["adjacency"] == RRSlot.adjacency
+
+
+def test_opacus_is_asked_only_on_request(coterie):
+    words = ("privacy", "epsilon", "--noise-multiplier", 1.1002, *SETTING, "--opacus", "--json")
+    answer = answered(coterie(*words))
+    assert answer["epsilon_opacus-rdp"] == pytest.approx(answer["epsilon_rdp"], rel=0.01)
+    assert answer["epsilon_opacus-prv"] == pytest.approx(answer["epsilon_pld"], rel=0.01)
+
+
+def test_record_level_noise(coterie):
+    one = answered(coterie("privacy", "noise", "--epsilon", 5, *RECORD, *FIRST, "--json"))
+    assert one["noise_multiplier"] == one["first_noise_multiplier"] == pytest.approx(1.230, rel=0.01)
+    assert (one["unit"], one["certifies"]) == ("record", True)
+    assert 4.98 < one["epsilon"] <= 5
+    rest = answered(
+        coterie("privacy", "noise", "--epsilon", 5, *RECORD, *FIRST, "--first-noise-multiplier", 3, "--json")
+    )
+    assert rest["first_noise_multiplier"] == 3
+    first = answered(coterie("privacy", "noise", "--epsilon", 5, *RECORD, *FIRST, "--noise-multiplier", 1.3, "--json"))
+    assert first["noise_multiplier"] == 1.3
+    assert rest["noise_multiplier"] < one["noise_multiplier"] < 1.3
+    assert first["first_noise_multiplier"] < one["first_noise_multiplier"]
+    for answer in (one, rest, first):
+        noise = ("--noise-multiplier", answer["noise_multiplier"])
+        noise = (*noise, "--first-noise-multiplier", answer["first_noise_multiplier"])
+        back = answered(coterie("privacy", "epsilon", *RECORD, *FIRST, *noise, "--json"))
+        assert back["epsilon_pld"] == pytest.approx(answer["epsilon"], rel=1e-9)
+
+
+def test_record_level_epsilon_of_what_was_counted_by_hand(coterie):
+    """K = 2: one full-batch step an epoch in round 1, then 199 rounds of two epochs of 206 steps, 199 selections."""
+    words = ("privacy", "epsilon", *RECORD, *FIRST, "--noise-multiplier", 2, "--local-epochs", 2, "--json")
+    events = {Event(1.0, 2.0): 2, Event(32 / 6600, 2.0): 199 * 2 * 206}
+    plain = answered(coterie(*words))
+    assert plain["epsilon"] == pytest.approx(epsilon(events, 1e-4), rel=1e-9)
+    assert plain["epsilon_rdp"] == pytest.approx(epsilon(events, 1e-4, "rdp"), rel=1e-9)
+    chosen = answered(coterie(*words, "--selections", 199, "--selection-epsilon", 0.02))
+    assert plain["epsilon"] < chosen["epsilon"] < plain["epsilon"] + 199 * 0.02
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["noise", "--epsilon", "0", *SETTING], ["epsilon"]),
+        (["noise", "--epsilon", "nan", *SETTING], ["epsilon"]),
+        (["noise", "--epsilon", "4", *SETTING, "--delta", "1"], ["delta"]),
+        (["noise", "--epsilon", "4", *SETTING, "--delta", "nan"], ["delta"]),
+        (["noise", "--epsilon", "4", *SETTING, "--sampling-rate", "0"], ["sampling rate"]),
+        (["noise", "--epsilon", "4", *SETTING, "--sampling-rate", "1.5"], ["sampling rate"]),
+        (["noise", "--epsilon", "4", *SETTING, "--identifier-share", "1"], ["identifier share"]),
+        (["noise", "--epsilon", "1e-12", *SETTING, "--delta", "1e-12", "--sampling-rate", "1"], ["epsilon"]),
+        (["noise", "--epsilon", "4", *SETTING, "--mechanism", "none"], ["--mechanism none", "rr-slot"]),
+        (["noise", "--epsilon", "4", *SETTING, "--clients", "3"], ["4 clusters", "3 clients"]),
+        (["noise", "--epsilon", "4", *SETTING, "--accountant", "guess"], ["guess", "pld"]),
+        (["noise", "--epsilon", "4", *SETTING, "--noise-multiplier", "1"], ["--noise-multiplier", "--unit record"]),
+        (["noise", "--epsilon", "4", *SETTING, "--examples", "9"], ["--examples", "--unit record"]),
+        (["noise", "--epsilon", "4", "--delta", "1e-3", "--rounds", "9"], ["--unit client needs --sampling-rate"]),
+        (["noise", "--epsilon", "4", *SETTING, "--unit", "house"], ["--unit house", "client or record"]),
+        (["noise", "--epsilon", "4", *RECORD, "--sampling-rate", "0.1"], ["--sampling-rate", "--unit client"]),
+        (["noise", "--epsilon", "4", *RECORD, "--mechanism", "paper"], ["--mechanism", "--unit client"]),
+        (["noise", "--epsilon", "4", *RECORD, "--batch-size", "6601"], ["batch size", "6600"]),
+        (["noise", "--epsilon", "4", *RECORD, "--first-noise-multiplier", "0"], ["--first-noise-multiplier"]),
+        (
+            ["noise", "--epsilon", "4", *RECORD, "--noise-multiplier", "1", "--first-noise-multiplier", "1"],
+            ["--noise-multiplier", "--first-noise-multiplier"],
+        ),
+        (["noise", "--epsilon", "1", *RECORD, "--noise-multiplier", "0.8"], ["no first noise multiplier"]),
+        (["noise", "--epsilon", "4", *RECORD, "--selection-epsilon", "1"], ["--selections"]),
+        (["noise", "--epsilon", "4", *RECORD, "--accountant", "theorem-4.2"], ["poisson"]),
+        (["noise", "--epsilon", "4", "--unit", "record", "--delta", "1e-3", "--rounds", "9"], ["--examples"]),
+        (["epsilon", *SETTING], ["--noise-multiplier is needed"]),
+        (["epsilon", "--noise-multiplier", "0", *SETTING], ["--noise-multiplier"]),
+        (["epsilon", "--noise-multiplier", "nan", *SETTING], ["--noise-multiplier"]),
+        (["epsilon", "--noise-multiplier", "inf", *SETTING], ["noise multiplier"]),
+        (["epsilon", "--noise-multiplier", "1", *SETTING, "--delta", "0"], ["delta"]),
+        (["epsilon", "--noise-multiplier", "1", *SETTING, "--sampling-rate", "2"], ["sampling rate"]),
+        (["epsilon", "--noise-multiplier", "1", *SETTING, "--sampler", "coin"], ["sampler", "'coin'"]),
+        (["epsilon", "--noise-multiplier", "1", *RECORD, "--sampler", "fixed"], ["--sampler", "--unit client"]),
+        (["epsilon", "--noise-multiplier", "1", *SETTING, "--local-epochs", "2"], ["--local-epochs", "--unit record"]),
+        (["curve", *SETTING], ["--noise-multiplier", "--epsilon"]),
+        (["curve", "--noise-multiplier", "1", "--epsilon", "1", *SETTING], ["--noise-multiplier", "--epsilon"]),
+        (["curve", "--noise-multiplier", "0", *SETTING], ["--noise-multiplier"]),
+        (["curve", "--noise-multiplier", "0.01", *SETTING], ["--noise-multiplier", "infinite"]),
+        (["curve", "--noise-multiplier", "1", *SETTING, "--delta", "2"], ["delta"]),
+        (["curve", "--noise-multiplier", "1", *SETTING, "--sampler", "coin"], ["sampler", "'coin'"]),
+        (["curve", "--noise-multiplier", "1", *SETTING, "--out", "curve.gif"], ["curve.gif", ".png"]),
+        (["curve", "--noise-multiplier", "1", *SETTING, "--out", "/proc/curve.png"], ["/proc/curve.png"]),
+        (["check", "nowhere"], ["nowhere", "ledger.jsonl"]),
+    ],
+    ids=lambda value: "_".join(value).replace("/", "-") if isinstance(value, list) else None,
+)
+def test_nonsense_is_refused(coterie, tmp_path, words, parts):
+    assert_refused(coterie("privacy", *words, "--json"), *parts)
+    assert tree(tmp_path) == {}
+
+
+def test_questions_about_privacy_wait_for_neither_torch_nor_flower(tmp_path):
+    calls = [
+        ["privacy", "noise", "--epsilon", "4", *SETTING],
+        ["privacy", "epsilon", "--noise-multiplier", "1", *SETTING],
+        ["privacy", "curve", "--noise-multiplier", "1", *SETTING, "--json"],
+        ["privacy", "check", "nowhere"],
+        ["audit", "--mechanism", "joint", "--draws", "1000"],
+    ]
+    code = f"""
+import sys
+from coterie.cli import main
+for words in {calls!r}:
+    sys.argv = ["coterie", *words]
+    try:
+        main()
+    except SystemExit:
+        pass
+    print(words, sorted({{"torch", "flwr", "matplotlib", "opacus"}} & set(sys.modules)), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    loaded = [line for line in done.stderr.splitlines() if not line.startswith("error:")]
+    assert loaded == [f"{words} []" for words in calls]
+
+
+# ---- curve ------------------------------------------------------------------------------------------------
+
+
+def test_curve_as_points(coterie, tmp_path):
+    answer = answered(coterie("privacy", "curve", "--epsilon", 4, *SETTING, "--sampler", "fixed", "--json"))
+    assert list(answer["curves"]) == ["pld", "rdp", "theorem-4.2", "theorem-4.2-canonne"]
+    noise = ("--noise-multiplier", answer["noise_multiplier"])
+    whole = answered(coterie("privacy", "epsilon", *noise, *SETTING, "--sampler", "fixed", "--json"))
+    for name, points in answer["curves"].items():
+        rounds, values = zip(*points, strict=True)
+        assert (rounds[0], rounds[-1]) == (1, 100)
+        assert 35 <= len(rounds) <= 41
+        assert list(rounds) == sorted(set(rounds))
+        assert list(values) == sorted(values)
+        assert values[-1] == pytest.approx(whole[f"epsilon_{name}"], rel=1e-6)
+    assert 3.98 < answer["curves"]["pld"][-1][1] <= 4
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "beginning"),
+    [
+        ([], "privacy-curve.png", b"\x89PNG"),
+        (["--out", "new/curve.svg"], "new/curve.svg", b"<?xml"),
+        (["--out", "curve.pdf", "--json"], "curve.pdf", b"%PDF"),
+    ],
+)
+def test_curve_as_a_picture(coterie, tmp_path, words, name, beginning):
+    status, out, err = coterie("privacy", "curve", "--noise-multiplier", 1.1, *SETTING[:-1], 30, *words)
+    assert (status, err) == (0, "")
+    assert (tmp_path / name).read_bytes().startswith(beginning)
+    if "--json" in words:
+        assert list(document(out)["curves"]) == ["pld", "rdp"]
+    else:
+        assert out.splitlines()[-1] == name
+    if name.endswith("svg"):
+        picture = (tmp_path / name).read_text()
+        assert all(word in picture for word in ("pld", "rdp", "rounds", "Privacy loss by accountant"))
+
+
+def test_curve_of_one_round(coterie):
+    curves = answered(
+        coterie("privacy", "curve", "--noise-multiplier", 1, *SETTING[:-1], 1, "--out", "a.png", "--json")
+    )
+    assert [len(points) for points in curves["curves"].values()] == [1, 1]
+
+
+# ---- check ------------------------------------------------------------------------------------------------
+
+NUMBERS = {"clients": 100, "num_clusters": 2, "sampling_rate": 0.2, "rounds": 4, "clip_norm": 0.3, "delta": 1e-4}
+EVALUATIONS = {"evaluations": 2, "evaluation_noise": 0.1}
+#: Whether a charge is for training or evaluation, by its round.
+PLANNED = [(1, "event"), (2, "event"), (2, "evaluation_event"), (3, "event"), (4, "event"), (4, "evaluation_event")]
+
+
+@pytest.fixture(params=[Joint, RRSlot], ids=["joint", "rr-slot"])
+def papers(request, tmp_path):
+    """The folder of a finished run, as far as its privacy is concerned."""
+    plan = request.param(**NUMBERS, noise_multiplier=1.2, identifier_share=0.1, epsilon=8.0, **EVALUATIONS)
+    return written(tmp_path / "run", plan, PLANNED)
+
+
+def written(folder, plan, charges, **about):
+    folder.mkdir()
+    ledger = plan.ledger(folder / "ledger.jsonl", **{"seed": None, **about})
+    for number, kind in charges:
+        ledger.round(number, getattr(plan, kind)(), **{"for": kind})
+    ledger.close()
+    certify(folder)
+    return folder
+
+
+def certify(folder):
+    (folder / "privacy.json").write_text(json.dumps(certificate(*read_ledger(folder / "ledger.jsonl"))))
+
+
+def rewrite(path, line, change):
+    """Change one line of JSON lines, or one document."""
+    read = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    entry = json.loads(read[line])
+    change(entry)
+    read[line] = json.dumps(entry)
+    path.write_text("\n".join(read) + "\n")
+
+
+def problems(answer):
+    status, out, err = answer
+    assert err == ""
+    found = document(out)["problems"]
+    assert status == (1 if found else 0)
+    return found
+
+
+def test_papers_in_order(coterie, papers):
+    before = tree(papers)
+    status, out, err = coterie("privacy", "check", papers)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == "the certificate follows from the ledger"
+    assert "yes" in next(line for line in out.splitlines() if line.startswith("certified"))
+    answer = answered(coterie("privacy", "check", papers, "--json"))
+    assert answer["problems"] == []
+    assert answer["certificate"] == document((papers / "privacy.json").read_text())
+    assert tree(papers) == before
+
+
+def test_a_real_run_passes_and_so_does_one_without_privacy(coterie, tmp_path):
+    kinds = [{"evaluate": "private", "evaluate_every": 1, "evaluate_noise": 0.2}, {"privacy_unit": "none"}]
+    for number, changes in enumerate(kinds):
+        status, out, err = coterie("run", *settings(**changes), "--out", f"run{number}", "--json")
+        assert status == 0, err
+        status, out, err = coterie("privacy", "check", f"run{number}")
+        assert (status, err) == (0, ""), out
+    assert "no privacy was asked for" in out
+    assert "∞" in out
+
+
+def test_more_noise_after_a_crash_is_in_order(coterie, tmp_path):
+    plan = Joint.calibrated(**NUMBERS, epsilon=6.0)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    ledger = plan.ledger(folder / "ledger.jsonl")
+    for number in (1, 2, 2):
+        ledger.round(number, plan.event())
+    again = plan.recalibrated(plan.noise_for(2, {plan.event(): 3}))
+    assert again.noise_multiplier > plan.noise_multiplier
+    for number in (3, 4):
+        ledger.round(number, again.event())
+    ledger.close()
+    certify(folder)
+    assert problems(coterie("privacy", "check", "run", "--json")) == []
+
+
+def test_a_run_that_is_still_going_is_checked_as_far_as_it_got(coterie, papers):
+    (papers / "privacy.json").unlink()
+    ledger = papers / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:4]) + '{"charge": 4, "rou')
+    status, out, _ = coterie("privacy", "check", papers)
+    assert status == 0
+    assert "so far" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "parts"),
+    [
+        (0, {"delta": 1e-3}, ["the ledger keeps delta"]),
+        (0, {"epsilon": 60.0}, ["the ledger keeps epsilon"]),
+        (0, {"accountant": "rdp"}, ["the ledger keeps accountant"]),
+        (2, {"noise_multiplier": 10.0}, ["charge 2 (round 2) records epsilon"]),
+        (2, {"noise_multiplier": 0.5}, ["charge 2 (round 2) has noise 0.5, less than"]),
+        (2, {"sampling_rate": 0.1}, ["charge 2 (round 2) is for", "not planned"]),
+        (6, {"epsilon": 1.0}, ["charge 6 (round 4) records epsilon 1.0"]),
+        (6, {"epsilon": None}, ["charge 6 (round 4) records epsilon null"]),
+        (6, {"epsilon": "little"}, ['records epsilon "little"']),
+    ],
+    ids=str,
+)
+def test_a_forged_ledger_is_found_out(coterie, papers, line, change, parts):
+    rewrite(papers / "ledger.jsonl", line, lambda entry: entry.update(change))
+    found = problems(coterie("privacy", "check", papers, "--json"))
+    assert any(all(part in problem for part in parts) for problem in found), found
+    status, out, _ = coterie("privacy", "check", papers)
+    assert status == 1
+    assert out.count("problem: ") == len(found)
+    assert "follows" not in out
+
+
+def test_another_sampler_in_between_ends_the_check(coterie, papers):
+    sampler = {"poisson": "fixed", "fixed": "poisson"}
+    rewrite(papers / "ledger.jsonl", 3, lambda entry: entry.update(sampler=sampler[entry["sampler"]]))
+    found = problems(coterie("privacy", "check", papers, "--json"))
+    assert "charge 3 (round 2) is for" in found[0]
+    assert any("do not add up" in problem for problem in found)
+    status, out, _ = coterie("privacy", "check", papers)
+    assert status == 1
+    assert "problem: charge 3" in out
+
+
+def test_charges_above_the_budget_are_a_problem_even_if_all_papers_agree(coterie, tmp_path):
+    plan = Joint(**NUMBERS, noise_multiplier=1.0, epsilon=50.0)
+    folder = written(tmp_path / "run", plan, PLANNED[:2])
+    rewrite(folder / "ledger.jsonl", 0, lambda header: (header.update(epsilon=0.5), header["plan"].update(epsilon=0.5)))
+    certify(folder)
+    (found,) = problems(coterie("privacy", "check", folder, "--json"))
+    assert "above the budget of 0.5" in found
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda c: c.update(epsilon=0.99 * c["epsilon"]), "privacy.json says epsilon = "),
+        (lambda c: c.update(certified=False), "privacy.json says certified = false; the ledger says true"),
+        (lambda c: c.update(certified=1), "privacy.json says certified = 1; the ledger says true"),
+        (lambda c: c.update(mechanism="paper"), 'privacy.json says mechanism = "paper"'),
+        (lambda c: c.update(accountant="dp-accounting 0.6.0, RDP"), "privacy.json says accountant = "),
+        (lambda c: c.update(more=True), "privacy.json says more = true; the ledger says nothing"),
+        (lambda c: c.pop("adjacency"), "privacy.json says adjacency = nothing; the ledger says"),
+        (lambda c: c["accountants"].update(rdp=1.0), "privacy.json says accountants.rdp = 1.0"),
+        (lambda c: c["public_inputs"].update(clients=7), "privacy.json says public_inputs.clients = 7; the ledger"),
+        (lambda c: c["outside"].pop(), "privacy.json says outside = "),
+        (lambda c: c["charged"][0].update(charges=3), "privacy.json says charged = "),
+    ],
+)
+def test_a_forged_certificate_is_found_out(coterie, papers, change, part):
+    rewrite(papers / "privacy.json", 0, change)
+    (found,) = problems(coterie("privacy", "check", papers, "--json"))
+    assert part in found
+
+
+def test_versions_and_rounding_may_differ(coterie, papers):
+    def later(stated):
+        stated["coterie"] = "9.1.0"
+        stated["accountant"] = "dp-accounting 0.9.2, PLD"
+        stated["epsilon"] *= 1 + 1e-9
+
+    rewrite(papers / "privacy.json", 0, later)
+    assert problems(coterie("privacy", "check", papers, "--json")) == []
+
+
+def test_a_run_that_is_not_certified_says_why_and_is_in_order(coterie, tmp_path):
+    plan = Joint.calibrated(**NUMBERS, epsilon=6.0)
+    folder = written(tmp_path / "run", plan, PLANNED[:2], seed=3)
+    status, out, _ = coterie("privacy", "check", folder)
+    assert status == 0
+    assert "not certified: seeded noise (seed 3)" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("ledger.jsonl", "", ["ledger.jsonl", "empty"]),
+        ("ledger.jsonl", "dear diary\n", ["ledger.jsonl", "line 1"]),
+        ("ledger.jsonl", "\udcff\n", ["ledger.jsonl", "it is not text"]),
+        ("ledger.jsonl", '{"ledger": 1}\n', ["describes no plan"]),
+        ("ledger.jsonl", '{"ledger": 1, "plan": {"mechanism": "magic"}}\n', ["describes no plan", "magic"]),
+        ("ledger.jsonl", '{"ledger": 1, "plan": {"mechanism": "joint"}}\n', ["describes no plan"]),
+        ("privacy.json", "{", ["privacy.json", "not JSON"]),
+        ("privacy.json", "[]", ["privacy.json", "JSON object"]),
+    ],
+)
+def test_damaged_papers_are_an_error(coterie, papers, name, content, parts):
+    (papers / name).write_bytes(content.encode(errors="surrogateescape"))
+    assert_refused(coterie("privacy", "check", papers, "--json"), *parts)
+
+
+def test_the_plan_of_a_record_level_run_is_checked_too():
+    numbers = {"num_examples": 600, "batch_size": 30, "rounds": 2, "epsilon": 30.0, "delta": 1e-4}
+    plan = RecordPlan(**numbers, first_batch_size=600, noise_multiplier=1.0)
+    ledger = Ledger(plan.delta, plan.epsilon)
+    for event, count in plan.planned().items():
+        for _ in range(count):
+            ledger.round(1, event)
+    header = {"ledger": 1, "delta": 1e-4, "epsilon": 30.0, "accountant": "pld", "plan": plan.terms()}
+    assert check(header, ledger.charges, certificate(header, ledger.charges)) == []
+    forged = [{**ledger.charges[0], "sampling_rate": 0.5}, *ledger.charges[1:]]
+    assert "charge 1 (round 1) is for poisson sampling at rate 0.5: not planned" in check(header, forged, None)
+    with pytest.raises(LedgerError, match="no plan"):
+        check({"ledger": 1}, [], None)
+
+
+# ---- audit ------------------------------------------------------------------------------------------------
+
+
+def test_audit_of_what_is_shipped(coterie):
+    status, out, err = coterie("audit", "--draws", 60_000, "--json")
+    assert (status, err) == (0, "")
+    report = document(out)
+    assert (report["draws"], report["seed"], report["violations"]) == (60_000, 0, [])
+    assert {finding["mechanism"] for finding in report["findings"]} == {"joint", "rr-slot", "paper"}
+    for finding in report["findings"]:
+        assert finding["violated"] is not finding["certifying"]
+        assert all({"epsilon", "delta_lower_bound", "delta_claimed"} == set(delta) for delta in finding["deltas"])
+    assert any(finding["deltas"] for finding in report["findings"])
+
+
+def test_audit_for_people(coterie):
+    status, out, err = coterie("audit", "--mechanism", "joint", "--draws", 2000, "--seed", 1)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0].split() == ["mechanism", "attack", "claim", "proved", "verdict"]
+    assert out.count("holds") == 4  # three attacks and the last sentence
+    assert "control" not in out
+    assert "never its absence" in out.splitlines()[-1]
+
+
+def test_audit_fails_when_a_mechanism_that_certifies_is_broken(coterie, monkeypatch):
+    monkeypatch.setattr(RRSlot, "identifier_sensitivity", 1.0)
+    words = ("audit", "--mechanism", "rr-slot", "--draws", 60_000)
+    status, out, err = coterie(*words, "--json")
+    assert (status, err) == (1, "")
+    assert document(out)["violations"] == ["rr-slot: another client in the slot (gaussian identifiers)"]
+    status, out, _ = coterie(*words)
+    assert status == 1
+    assert "trust no certificate" in out.splitlines()[-1]
+
+
+def test_audit_fails_when_noise_is_missing(coterie, monkeypatch):
+    scale = Joint.noise_multiplier_updates.fget
+    monkeypatch.setattr(Joint, "noise_multiplier_updates", property(lambda plan: scale(plan) / 2))
+    status, out, _ = coterie("audit", "--mechanism", "joint", "--draws", 60_000, "--json")
+    assert status == 1
+    assert "joint: one client more, its update oversized" in document(out)["violations"]
+
+
+def test_audit_without_power_fails_and_says_so(coterie):
+    status, out, _ = coterie("audit", "--mechanism", "paper", "--draws", 1000)
+    assert status == 1
+    assert "--draws" in out.splitlines()[-1]
+    assert "trust no certificate" not in out
+
+
+def test_audit_refuses_what_it_does_not_know(coterie):
+    assert_refused(coterie("audit", "--mechanism", "magic", "--json"), "--mechanism magic", "rr-slot")
