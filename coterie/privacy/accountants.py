@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,8 +93,11 @@ class Accountant:
         """Add ``count`` further rounds of ``event``.
 
         Raises:
-            PrivacyError: this accountant has no bound for the event's sampler, or an earlier event had another.
+            PrivacyError: this accountant has no bound for the event's sampler, an earlier event had another, or
+                ``count`` is negative.
         """
+        if count < 0:
+            raise PrivacyError(f"an event cannot happen {count} times")
         if event.sampler not in self.samplers:
             raise PrivacyError(f"this accountant covers {' and '.join(self.samplers)} sampling, not {event.sampler}")
         if self._sampler not in (None, event.sampler):
@@ -239,7 +243,12 @@ def _rdp_of(event: Event) -> FloatArray:
     accountant = _DpAccountingRdp(orders=_ORDERS, neighboring_relation=relation)
     with _quiet_absl():
         accountant.compose(sampled)
-    return np.array(accountant.rdp)
+    curve = np.array(accountant.rdp)
+    if event.sampler == "poisson":
+        return curve
+    # The bound for sampling without replacement exceeds that of no sampling at rates near 1; both hold, since Renyi
+    # divergence is quasi-convex in the sample.
+    return np.asarray(np.minimum(curve, _ORDERS / (2 * event.noise_multiplier**2)))
 
 
 class _OpacusAccountant(Accountant):
@@ -263,7 +272,8 @@ class _OpacusAccountant(Accountant):
         accountant.history = list(self._history)
         if not self._history:
             return 0.0
-        with np.errstate(divide="ignore"):  # its PRV takes log(1 - q), also at q = 1
+        with np.errstate(divide="ignore"), warnings.catch_warnings():  # its PRV takes log(1 - q), also at q = 1
+            warnings.filterwarnings("ignore", "Optimal order is the")  # safe, and usual while calibrating
             return float(accountant.get_epsilon(delta))
 
 
@@ -317,6 +327,7 @@ class TheoremAccountant(Accountant):
 class TheoremCanonneAccountant(TheoremAccountant):
     """Theorem 4.2 with the tighter conversion of Canonne, Kamath and Steinke (arXiv:2004.00010, Prop. 12)."""
 
+    source: ClassVar[str] = "RR-Cluster, Theorem 4.2, converted by Canonne et al."
     _canonne: ClassVar[bool] = True
 
 

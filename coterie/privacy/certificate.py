@@ -55,7 +55,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
     if plan.private and seed is not None:
         reasons.append(f"seeded noise (seed {seed}), for simulation only: whoever knows the seed can remove it")
     if plan.private and not certifies(plan.accountant):
-        reasons.append(f"counted by {plan.accountant}, whose bound is not for this mechanism")
+        reasons.append(f"counted by {plan.accountant}, which does not certify (pld and rdp do)")
     if plan.private and not math.isfinite(cost):
         reasons.append("the charges have so little noise that epsilon is infinite")
     if plan.private and not cost <= plan.epsilon * _SLACK:

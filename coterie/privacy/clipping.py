@@ -32,9 +32,9 @@ def clip_rows(updates: npt.ArrayLike, clip_norm: float) -> FloatArray:
         return rows
     limit = clip_norm * (1 - _MARGIN)
     largest = np.abs(rows).max(axis=1, initial=0.0)
+    unit = rows / np.where(largest > 0, largest, 1.0)[:, None]  # first: squares of 1e200 overflow, of 1e-200 vanish
+    lengths = np.linalg.norm(unit, axis=1)
     with np.errstate(over="ignore"):
-        norms = np.linalg.norm(rows, axis=1)
-    long = ~(norms <= limit) & (largest > 0)  # an overflow to inf counts as too long
-    unit = rows[long] / largest[long, None]  # first, because the squares of 1e200 overflow
-    rows[long] = unit * (limit / np.linalg.norm(unit, axis=1))[:, None]
+        long = lengths * largest > limit  # an overflow to inf is too long
+    rows[long] = unit[long] * (limit / lengths[long])[:, None]
     return rows

@@ -171,8 +171,8 @@ class Plan(ABC):
     def __post_init__(self) -> None:
         if not 0 < self.sampling_rate <= 1:
             raise PrivacyError(f"sampling rate must lie in (0, 1], not {self.sampling_rate}")
-        if not 0 < self.clip_norm:
-            raise PrivacyError(f"clipping norm must be positive, not {self.clip_norm}")
+        if not (0 < self.clip_norm and (self.clip_norm < math.inf or not self.private)):
+            raise PrivacyError(f"clipping norm must be positive and finite, not {self.clip_norm}")
         if not 0 <= self.noise_multiplier < math.inf:
             raise PrivacyError(f"noise multiplier must be finite and at least 0, not {self.noise_multiplier}")
         if not 0 <= self.identifier_share < 1:

@@ -15,9 +15,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import ndtri
+from scipy.special import expit, ndtri
 
-from coterie.privacy.accountants import Event, PrivacyError
+from coterie.privacy.accountants import LEAST_NOISE, MOST_NOISE, Event, PrivacyError
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -27,7 +27,10 @@ def selection_event(epsilon: float) -> Event:
     """One choice by :func:`noisy_argmin`, for the accountant; add/remove one record."""
     if not 0 < epsilon < math.inf:
         raise PrivacyError(f"epsilon of a selection must be positive and finite, not {epsilon}")
-    return Event(1.0, 1 / float(2 * ndtri(0.5 + 0.5 * math.tanh(epsilon / 4))))
+    mu = -2 * float(ndtri(expit(-epsilon / 2)))  # 1/2 + 1/2 tanh(e / 4) = expit(e / 2), which loses its digits near 1
+    if not LEAST_NOISE < 1 / max(mu, 1 / MOST_NOISE) < MOST_NOISE:
+        raise PrivacyError(f"epsilon of a selection is {epsilon:g}: of no use as noise, ask for 0.001 to 50")
+    return Event(1.0, 1 / mu)
 
 
 def noisy_argmin(losses: npt.ArrayLike, bound: float, epsilon: float, rng: np.random.Generator) -> int:
@@ -71,7 +74,7 @@ def noisy_labels(labels: IntArray, num_clusters: int, gap: float, rng: np.random
 def identifier_mu(gap: float, num_clusters: int) -> float:
     """Shift of the Gaussian pair that dominates :func:`noisy_labels` when a label is replaced or withdrawn."""
     total = math.exp(gap) + num_clusters - 1
-    return float(ndtri(math.exp(gap) / total) - ndtri(1 / total))
+    return float(-ndtri((num_clusters - 1) / total) - ndtri(1 / total))
 
 
 def identifier_gap(mu: float, num_clusters: int) -> float:

@@ -153,6 +153,17 @@ def test_looking_ahead_changes_nothing(accountant):
     assert live.epsilon(1e-5) == before
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_fixed_cohorts_cost_more_as_they_grow_up_to_everybody(accountant):
+    costs = [epsilon({Event(q, 2.0, "fixed"): 30}, 1e-5, accountant) for q in (0.1, 0.4, 0.5, 0.9, 1.0)]
+    assert costs == sorted(costs)
+
+
+def test_nothing_happens_less_than_never():
+    with pytest.raises(PrivacyError, match="cannot happen -3 times"):
+        epsilon({Event(0.1, 1.0): -3}, 1e-5)
+
+
 def test_nothing_costs_nothing():
     for name in ("pld", "rdp", "opacus-rdp"):
         assert epsilon([], 1e-5, name) == 0.0

@@ -294,6 +294,7 @@ def test_nothing_else_draws_noise():
         ({"kind": Paper, "identifiers": "exponential"}, "rr-slot has exponential ones"),
         ({"evaluation_noise": 0.0}, "evaluation noise must be positive"),
         ({"noise": math.nan}, "noise multiplier must be finite"),
+        ({"clip_norm": math.inf}, "clipping norm must be positive and finite"),
     ],
 )
 def test_plans_that_make_no_sense(change, complaint):

@@ -60,17 +60,17 @@ def test_round_one_can_have_a_noise_of_its_own():
 
 def test_full_batches_make_round_one_millions_of_times_less_noisy():
     """RC-DPFL, equation (2): the variance of round 1's update goes as N z^2 / b^3."""
-    for target, factor in ((2.0, 4.84e6), (5.0, 6.09e6)):
+    for target, factor in ((2.0, 4.85e6), (5.0, 6.09e6), (10.0, 7.37e6)):
         small, full = calibrated(epsilon=target), calibrated(epsilon=target, first_batch_size=6600)
         noise = (small.noise_multiplier / full.noise_multiplier) ** 2
         assert noise * (6600 / 32) ** 3 == pytest.approx(factor, rel=0.02)
 
 
-def test_a_hundred_choices_cost_a_third_of_a_percent():
+def test_a_hundred_choices_cost_less_than_half_a_percent():
     without = RecordPlan(**SETTING, epsilon=5.0, noise_multiplier=1.3, first_batch_size=6600)
     base = _fine(without)
     chosen = _fine(RecordPlan(**vars(without) | {"selection": "gumbel", "selections": 100, "selection_epsilon": 0.02}))
-    assert chosen / base - 1 == pytest.approx(0.0033, abs=0.0015)
+    assert chosen / base - 1 == pytest.approx(0.0041, abs=0.0002)
 
 
 def _fine(plan):

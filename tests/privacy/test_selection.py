@@ -95,8 +95,12 @@ def test_the_gap_is_the_largest_that_mu_pays_for(k, mu):
 def test_ends():
     assert identifier_gap(1.0, 1) == 0.0
     assert identifier_gap(1e3, 4) == 30.0
+    assert selection_event(50.0).noise_multiplier == pytest.approx(1 / 13.316, rel=1e-3)
     for epsilon in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(PrivacyError, match="epsilon of a selection must be positive"):
+            selection_event(epsilon)
+    for epsilon in (1e-16, 1e3):
+        with pytest.raises(PrivacyError, match="of no use as noise"):
             selection_event(epsilon)
     with pytest.raises(PrivacyError, match="bound of a record's loss"):
         noisy_argmin(LOSSES, 0.0, 1.0, np.random.default_rng(0))

@@ -121,7 +121,8 @@ class RRSlot(Plan):
         """eta of the exponential mechanism: the true label is exp(eta) times as likely as each other one."""
         if not self.identifier_share or self.identifiers != "exponential":
             return None
-        return identifier_gap(math.sqrt(self.identifier_share) / self.noise_multiplier, self.num_clusters)
+        mu = math.sqrt(self.identifier_share) / self.noise_multiplier if self.noise_multiplier else math.inf
+        return identifier_gap(mu, self.num_clusters)
 
     def sample(self, rng: np.random.Generator) -> IntArray:
         """Line 1."""
