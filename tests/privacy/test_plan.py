@@ -251,6 +251,29 @@ def test_a_private_evaluation_has_the_planned_noise():
     assert np.std(values) == pytest.approx(0.05, rel=4 / math.sqrt(800))
 
 
+@pytest.mark.parametrize("wild, counted", [(1e6, 1.0), (-1e6, 0.0), (math.nan, 0.5), (math.inf, 1.0)])
+def test_one_reported_accuracy_counts_as_one_accuracy(wild, counted):
+    p = plan(clients=10, rate=0.5, evaluations=1, evaluation_noise=1e-9)
+    value = p.release_evaluation(p.ledger().round(1, p.evaluation_event()), [0.5] * 9 + [wild], Streams(0), 1)
+    assert value == pytest.approx((4.5 + counted) / 10, abs=1e-6)
+
+
+def test_rr_slot_parts_by_noisy_identifiers_and_takes_no_member_of_a_cluster_that_needs_it():
+    p = plan(RRSlot, k=3, clients=20, rate=1.0, rebalance_min=6)
+    contributions = p.contributions(2, draws=500)
+    for row in range(20):
+        contributions.add(row, row % 3, 0, np.zeros(2))
+    drawn = p.perturb(contributions, np.random.default_rng(0), np.random.default_rng(1), np.eye(3))
+    unmoved = plan(RRSlot, k=3, clients=20, rate=1.0).perturb(
+        contributions, np.random.default_rng(0), np.random.default_rng(1), np.eye(3)
+    )
+    np.testing.assert_array_equal(unmoved.assigned, unmoved.scores.argmax(axis=-1))  # noisy ones alone decide
+    before = (drawn.scores.argmax(axis=-1)[..., None] == np.arange(3)).sum(axis=1)
+    after = (drawn.assigned[..., None] == np.arange(3)).sum(axis=1)
+    assert (before < 6).any()
+    assert (after >= 6).all()
+
+
 @pytest.mark.parametrize("kind", PLANS.values(), ids=list(PLANS))
 def test_terms_say_everything(kind):
     p = (
