@@ -251,7 +251,7 @@ def test_a_private_evaluation_has_the_planned_noise():
     assert np.std(values) == pytest.approx(0.05, rel=4 / math.sqrt(800))
 
 
-@pytest.mark.parametrize("wild, counted", [(1e6, 1.0), (-1e6, 0.0), (math.nan, 0.5), (math.inf, 1.0)])
+@pytest.mark.parametrize(("wild", "counted"), [(1e6, 1.0), (-1e6, 0.0), (math.nan, 0.5), (math.inf, 1.0)])
 def test_one_reported_accuracy_counts_as_one_accuracy(wild, counted):
     p = plan(clients=10, rate=0.5, evaluations=1, evaluation_noise=1e-9)
     value = p.release_evaluation(p.ledger().round(1, p.evaluation_event()), [0.5] * 9 + [wild], Streams(0), 1)
