@@ -5,7 +5,10 @@ model (two weights, two biases, all at zero) both classes have probability 1/2, 
 client of group 0 by lr/2 in (-w0, +w1, -b0, +b1): an update of L2 norm lr. Group 1 moves the opposite way.
 """
 
+from collections import OrderedDict
+
 import numpy as np
+from torch import nn
 
 from coterie.datasets import Source
 
@@ -16,6 +19,16 @@ def pixels() -> Source:
     """Forty training examples and two test examples, all alike."""
     white = np.ones((40, 1, 1, 1), np.float32)
     return Source("pixels", white, np.ones(40, np.int64), white[:2], np.ones(2, np.int64), 2, reuse=True)
+
+
+def chain(shape, num_classes):
+    """x -> body x -> logits; body = 1 and head = 0 at first."""
+    network = nn.Sequential(
+        OrderedDict(flatten=nn.Flatten(), body=nn.Linear(1, 1, bias=False), head=nn.Linear(1, num_classes, bias=False))
+    )
+    nn.init.ones_(network.body.weight)
+    nn.init.zeros_(network.head.weight)
+    return network
 
 
 def broken() -> Source:

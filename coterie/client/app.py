@@ -12,7 +12,8 @@ def _answer(message: Message, context: Context) -> Message:
     from coterie.client.verbs import VERBS, Client  # imports torch: a node that only says who it is need not
 
     node = context.node_config
-    client = Client(int(node["client-id"] if "client-id" in node else node["partition-id"]), context.state)
+    client_id = int(node["client-id"] if "client-id" in node else node["partition-id"])
+    client = Client(client_id, str(node["state-dir"]) if "state-dir" in node else None)
     verb = message.metadata.message_type
     return Message(VERBS[verb](message.content, [client])[0], reply_to=message)
 

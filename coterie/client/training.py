@@ -7,7 +7,7 @@ same numbers up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from coterie.datasets import Shard
 from coterie.messages import Layout
@@ -34,12 +34,14 @@ class Hyper:
         batch_size: examples in a mini-batch; the last one of an epoch may be smaller.
         lr: step size of plain SGD.
         device: torch device.
+        proximal: mu of FedProx: mu/2 times the squared distance to the start is added to the loss.
     """
 
     local_epochs: int
     batch_size: int
     lr: float
     device: str = "cpu"
+    proximal: float = 0.0
 
 
 def _call(model: nn.Module, layout: Layout, vector: Tensor, x: Tensor) -> Tensor:
@@ -97,15 +99,14 @@ def _train_sequential(
     for i, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
         x, y = torch.as_tensor(shard.x, device=hyper.device), torch.as_tensor(shard.y, device=hyper.device)
         with torch.no_grad():
-            for name, value in layout.split(start[i]).items():
-                parameters[name].copy_(torch.as_tensor(value))
+            anchors = [torch.as_tensor(value, device=hyper.device) for value in layout.split(start[i]).values()]
+            for value, anchor in zip(parameters.values(), anchors, strict=True):
+                value.copy_(anchor)
         for batch in _schedule(rng, len(shard.y), hyper):
             index = torch.as_tensor(batch, device=hyper.device)
-            loss = cross_entropy(model(x[index]), y[index])
+            loss = _example_loss(model(x[index]), y[index]).mean()
             gradients = torch.autograd.grad(loss, list(parameters.values()))
-            with torch.no_grad():
-                for value, gradient in zip(parameters.values(), gradients, strict=True):
-                    value -= hyper.lr * gradient
+            _descend(parameters.values(), gradients, anchors, hyper)
         trained = layout.flatten({name: value.detach().cpu() for name, value in parameters.items()})
         updates[i] = trained - start[i]
     return updates
@@ -128,23 +129,30 @@ def _train_batched(
     vectors = layout.split(torch.as_tensor(start, device=device))
     params = {name: value.clone().requires_grad_() for name, value in vectors.items()}
     for batch, part in zip(torch.as_tensor(index, device=device), torch.as_tensor(weight, device=device), strict=True):
-        logits, labels = forward(params, x[rows, batch]), y[rows, batch]
-        each = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        output, labels = forward(params, x[rows, batch]), y[rows, batch]
+        each = _example_loss(output.flatten(0, 1), labels.flatten())
         # No client's loss depends on another's parameters: the gradient of the sum holds every client's own.
         gradients = torch.autograd.grad((each * part.flatten()).sum(), list(params.values()))
-        with torch.no_grad():
-            for value, gradient in zip(params.values(), gradients, strict=True):
-                value -= hyper.lr * gradient
+        _descend(params.values(), gradients, vectors.values(), hyper)
     flat = torch.cat([params[name].reshape(len(shards), -1) for name in layout.names], dim=1)
     return flat.detach().cpu().numpy() - start
+
+
+@torch.no_grad()
+def _descend(values: Iterable[Tensor], gradients: Iterable[Tensor], anchors: Iterable[Tensor], hyper: Hyper) -> None:
+    """One step of SGD, drawn towards the start under FedProx."""
+    for value, gradient, anchor in zip(values, gradients, anchors, strict=True):
+        if hyper.proximal:
+            gradient = gradient + hyper.proximal * (value - anchor)
+        value -= hyper.lr * gradient
 
 
 def _padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[int]]:
     """(n, m, *shape) examples and (n, m) labels, zeros behind each client's own, and the true sizes."""
     sizes = [len(shard.y) for shard in shards]
     most = max(sizes)
-    x = np.zeros((len(shards), most, *shards[0].x.shape[1:]), np.float32)
-    y = np.zeros((len(shards), most), np.int64)
+    x = np.zeros((len(shards), most, *shards[0].x.shape[1:]), shards[0].x.dtype)
+    y = np.zeros((len(shards), most), shards[0].y.dtype)
     for i, shard in enumerate(shards):
         x[i, : sizes[i]], y[i, : sizes[i]] = shard.x, shard.y
     return torch.as_tensor(x, device=device), torch.as_tensor(y, device=device), sizes
@@ -188,12 +196,18 @@ def accuracies(
     y: npt.NDArray[np.int64],
     device: str = "cpu",
 ) -> npt.NDArray[np.float64]:
-    """(k,) part of the examples that each model gets right."""
+    """(k,) part of the examples that each model gets right; for real targets R^2, at least 0."""
+    if np.issubdtype(y.dtype, np.floating):
+        errors = [each.sum() for each in _per_example(model, layout, models, x, y, device, _example_loss)]
+        return np.maximum(0.0, 1 - np.array(errors) / max(float(np.sum((y - y.mean()) ** 2)), 1e-12))
     return np.array([each.mean() for each in _per_example(model, layout, models, x, y, device, _example_hit)])
 
 
-def _example_loss(logits: Tensor, y: Tensor) -> Tensor:
-    return cross_entropy(logits, y, reduction="none")
+def _example_loss(output: Tensor, y: Tensor) -> Tensor:
+    """(n,) cross-entropy of (n, classes) logits, or squared error where targets are real numbers."""
+    if y.is_floating_point():
+        return mse_loss(output, y, reduction="none")
+    return cross_entropy(output, y, reduction="none")
 
 
 def _example_hit(logits: Tensor, y: Tensor) -> Tensor:

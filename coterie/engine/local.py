@@ -81,11 +81,8 @@ class LocalGrid(Grid):
 
     def _finish(self, chunk: Sequence[Message], answer: Future[Any] | None) -> list[RecordDict]:
         if answer is None:
-            return _answer(*self._arguments(chunk))[0]
-        contents, clients = answer.result()
-        for client in clients:  # what a client keeps came back from its worker
-            self._clients[client.client_id] = client
-        return contents
+            return _answer(*self._arguments(chunk))
+        return answer.result()
 
     def _arguments(self, chunk: Sequence[Message]) -> tuple[str, RecordDict, list[Client]]:
         clients = [self._clients[message.metadata.dst_node_id - 1] for message in chunk]
@@ -142,8 +139,8 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _answer(verb: str, content: RecordDict, clients: list[Client]) -> tuple[list[RecordDict], list[Client]]:
-    return VERBS[verb](content, clients), clients
+def _answer(verb: str, content: RecordDict, clients: list[Client]) -> list[RecordDict]:
+    return VERBS[verb](content, clients)
 
 
 def workers_for(model_is_batched: bool, device: str) -> int:

@@ -3,7 +3,7 @@
 from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError
 from coterie.privacy.accounting import NO_PRIVACY, calibrate, composed, epsilon
 from coterie.privacy.certificate import certificate, plan_of
-from coterie.privacy.clipping import clip
+from coterie.privacy.clipping import clip, clip_rows
 from coterie.privacy.ledger import BudgetError, Ledger, LedgerError, Permit, read_ledger
 from coterie.privacy.mechanisms import MECHANISMS, PLANS, Joint, NoPrivacy, Paper, RRSlot, redraw_matrix
 from coterie.privacy.plan import Contributions, Plan, Released
@@ -34,6 +34,7 @@ __all__ = [
     "calibrate",
     "certificate",
     "clip",
+    "clip_rows",
     "composed",
     "epsilon",
     "gaussian",

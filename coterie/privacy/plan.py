@@ -39,12 +39,16 @@ class Contributions(ABC):
 
     ``draws`` independent rounds can be kept side by side, which is how the audit runs a mechanism 100,000 times;
     a run has one. Labels then have shape (draws,) and updates (draws, d).
+
+    The first ``shared`` coordinates of an update are summed over all clients, whatever their labels, and noised
+    once; in a (k, d) sum that block is the same in every row. An update is clipped as one vector.
     """
 
-    def __init__(self, plan: Plan, size: int, draws: int = 1) -> None:
+    def __init__(self, plan: Plan, size: int, draws: int = 1, shared: int = 0) -> None:
         self.plan = plan
         self.size = size
         self.draws = draws
+        self.shared = shared
 
     @abstractmethod
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
@@ -59,19 +63,20 @@ class Summed(Contributions):
     """Sums on arrival: memory does not grow with the cohort.
 
     Attributes:
-        sums: (draws, k, d) of clipped updates, by redrawn label.
+        sums: (draws, k, d) of clipped updates, by redrawn label; the shared block in row 0 alone.
         counts: (draws, k) clients, by the label that they chose.
     """
 
-    def __init__(self, plan: Plan, size: int, draws: int = 1) -> None:
-        super().__init__(plan, size, draws)
+    def __init__(self, plan: Plan, size: int, draws: int = 1, shared: int = 0) -> None:
+        super().__init__(plan, size, draws, shared)
         self.sums = np.zeros((draws, plan.num_clusters, size))
         self.counts = np.zeros((draws, plan.num_clusters))
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
         """Add to both sums; ``slot`` does not matter."""
-        every = np.arange(self.draws)
-        self.sums[every, redrawn_label] += self._clipped(update)
+        every, clipped = np.arange(self.draws), self._clipped(update)
+        self.sums[:, 0, : self.shared] += clipped[:, : self.shared]
+        self.sums[every, redrawn_label, self.shared :] += clipped[:, self.shared :]
         self.counts[every, label] += 1
 
 
@@ -104,6 +109,7 @@ class Released:
         sums: (k, d) float64, noisy sums of clipped updates per cluster.
         histogram: (k,) float64, noisy numbers of clients that chose each cluster; None when not released.
         divisors: (k,) float64, D_j of the update, from public constants and released values.
+        cohort: divisor of what all clusters share: qM, or the sum of released sizes.
         charge: number of the ledger's charge that paid for it.
         epsilon: of everything charged up to this release.
     """
@@ -111,6 +117,7 @@ class Released:
     sums: FloatArray
     histogram: FloatArray | None
     divisors: FloatArray
+    cohort: float
     charge: int
     epsilon: float
 
@@ -161,6 +168,8 @@ class Plan(ABC):
     sampler: ClassVar[str]
     #: Whether clients redraw their own labels for rebalancing (by a matrix of released values).
     redraws: ClassVar[bool] = False
+    #: Whether clients may keep something between rounds on which their updates depend.
+    memory: ClassVar[bool] = True
     #: Why a run of this mechanism is never certified; empty if it may be.
     flaws: ClassVar[tuple[str, ...]] = ()
     #: Accountants whose bound holds for this mechanism (or, for the paper's, is the one it prints).
@@ -292,8 +301,8 @@ class Plan(ABC):
         """Ids in [0, M) of one round's cohort; their order is that of the slots."""
 
     @abstractmethod
-    def contributions(self, size: int, draws: int = 1) -> Contributions:
-        """Where the replies of one cohort go; ``size`` is d."""
+    def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Contributions:
+        """Where the replies of one cohort go; ``size`` is d, of which the first ``shared`` belong to all clusters."""
 
     @abstractmethod
     def perturb(
@@ -325,8 +334,13 @@ class Plan(ABC):
         noise = streams.stream("noise", permit.round, attempt)
         coins = streams.stream("rebalancing", permit.round, attempt)
         drawn = self.perturb(contributions, noise, coins, np.eye(self.num_clusters) if redraw is None else redraw)
+        sums, divisors = drawn.sums[0], drawn.divisors[0]
         histogram = None if drawn.histogram is None else drawn.histogram[0]
-        return Released(drawn.sums[0], histogram, drawn.divisors[0], permit.charge, permit.epsilon)
+        sums[:, : contributions.shared] = sums[0, : contributions.shared]  # summed and noised once, in row 0
+        cohort = self.rate * self.clients
+        if self.divisor == "released" and histogram is not None:
+            cohort = max(float(histogram.sum()), 1.0)
+        return Released(sums, histogram, divisors, cohort, permit.charge, permit.epsilon)
 
     def release_evaluation(self, permit: Permit, accuracies: Sequence[float], streams: Streams, attempt: int) -> float:
         """Noisy mean accuracy of all M clients, against a permit; a client that did not answer counts one half.

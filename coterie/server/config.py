@@ -16,7 +16,7 @@ from typing import Any
 from coterie import models as networks
 from coterie.datasets import DATASETS, SHIFTS, DataError, assign_groups, parse_groups
 from coterie.privacy import ACCOUNTANTS, MECHANISMS, PLANS, Plan, PrivacyError
-from coterie.strategies import STRATEGIES, Reseeding, StrategyError
+from coterie.strategies import REBALANCE_TRAIN, STRATEGIES, ClusteredStrategy, Reseeding, StrategyError
 
 
 class ConfigError(ValueError):
@@ -115,12 +115,19 @@ SCHEMA: dict[str, Key] = {
     "strategy": Key("ifca", "how clients are clustered and models trained", **_names(STRATEGIES)),
     "clusters": Key(4, "number of models, k", **_whole(1)),
     "rebalance-min": Key(0.0, "B, least expected members of a cluster in a round; 0: off", **_number(0)),
+    "rebalance-train": Key(
+        "own",
+        "which model a moved client trains: that of its own cluster, or of the one that it is assigned to",
+        **_choice(*REBALANCE_TRAIN),
+    ),
     "respawn-every": Key(5, "rounds between two chances to re-seed starving models; 0: never", **_whole(0)),
     "rounds": Key(80, "number of rounds, T", **_whole(1)),
     "sampling-rate": Key(0.2, "probability with which a client takes part in a round, q", **_number(0, 1, strict=True)),
     "local-epochs": Key(4, "passes over a client's data in a round", **_whole(1), client=True),
     "batch-size": Key(7, "examples in a client's mini-batch", **_whole(1), client=True),
     "lr": Key(0.2, "step size of a client's SGD", **_number(0, strict=True), client=True),
+    "proximal-mu": Key(0.1, "fedprox: weight of the proximal term, mu", **_number(0)),
+    "personal-layers": Key(1, "fedper: how many of the last layers never leave a client", **_whole(1)),
     "server-lr": Key(
         "auto",
         "step size of the server, eta; auto: 1.5 under client-level privacy, where clipping shortens updates, else 1",
@@ -134,6 +141,15 @@ SCHEMA: dict[str, Key] = {
     "shift": Key("rotation", "how the data of hidden groups differ", **_names(SHIFTS), client=True),
     "clients": Key(500, "number of clients, M; public", **_whole(1), client=True),
     "groups": Key("4", "hidden groups: a number, or proportions such as 2:1:1", **_text("4 or 2:1:1"), client=True),
+    "dirichlet-alpha": Key(
+        0.0, "each client's labels follow its own draw from Dirichlet(alpha); 0: off", **_number(0), client=True
+    ),
+    "validation-clients": Key(
+        0,
+        "clients beside the others that never train, whose data stand in for all test data: for tuning",
+        **_whole(0),
+        client=True,
+    ),
     "samples-per-client": Key(0, "training examples of a client; 0: divide all", **_whole(0), client=True),
     "privacy-unit": Key("client", "what the guarantee protects", **_choice("client", "none")),
     "mechanism": Key("joint", "mechanism of client-level privacy", **_names(MECHANISMS)),
@@ -202,6 +218,9 @@ TUNED = (
     "local-epochs",
     "batch-size",
     "lr",
+    "proximal-mu",
+    "personal-layers",
+    "rebalance-train",
     "server-lr",
     "model",
     "features",
@@ -225,7 +244,7 @@ class RunConfig:
                 known = "`coterie run --keys` lists all keys"
                 raise ConfigError(f"unknown key {name!r}{_nearest(name, SCHEMA)} ({known})")
         self.values = {name: key.parse(name, values.get(name, key.default)) for name, key in SCHEMA.items()}
-        if not STRATEGIES[self["strategy"]].clustered:
+        if not self.method.clustered:
             for name in ("clusters", "respawn-every"):  # these defaults are for clustered methods
                 if self[name] == SCHEMA[name].default:
                     self.values[name] = 1 if name == "clusters" else 0
@@ -244,9 +263,19 @@ class RunConfig:
             if self["evaluate"] == "private" and self["privacy-unit"] == "none":
                 raise ConfigError("evaluate = 'private' has no budget to charge: set privacy-unit or evaluate")
             assign_groups(self["clients"], parse_groups(self["groups"]))
-            STRATEGIES[self["strategy"]].check(self._sketch, reseeding=self.reseeding)
+            self.method.check(self._sketch, reseeding=self.reseeding, rebalance_train=self["rebalance-train"])
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
+
+    @property
+    def method(self) -> type[ClusteredStrategy]:
+        """The strategy's class."""
+        return STRATEGIES[self["strategy"]]
+
+    @property
+    def method_options(self) -> dict[str, Any]:
+        """What the strategy's constructor takes beside the arguments of every method."""
+        return {name.replace("-", "_"): self[name] for name in self.method.options}
 
     @property
     def seed(self) -> int | None:
@@ -289,7 +318,7 @@ class RunConfig:
     def _evaluations(self) -> int:
         """Private evaluations in the whole run."""
         every = self["evaluate-every"] if self["evaluate"] == "private" else 0
-        return STRATEGIES[self["strategy"]].evaluations(self["rounds"], every)
+        return self.method.evaluations(self["rounds"], every)
 
     @property
     def _numbers(self) -> dict[str, Any]:

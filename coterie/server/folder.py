@@ -7,6 +7,7 @@ ledger.jsonl          a line per charge, written and synced before the release t
 privacy.json          the certificate
 models/               ``cluster-<j>.safetensors``
 checkpoint/           ``state.safetensors``, replaced atomically after every round
+clients/              what simulated clients keep between rounds, a file each; never part of a release
 result.json           scores, cost, time
 report.html           one self-contained page
 ====================  ==================================================================================

@@ -52,18 +52,21 @@ def summarise(contents: Sequence[RecordDict]) -> MetricRecord:
     clusters = np.array([row["cluster"] for row in rows], np.int64)
     groups = np.array([row["group"] for row in rows], np.int64)
     per_group = [float(accuracy[groups == group].mean()) for group in np.unique(groups)]
-    agreed = matched(clusters, groups)
-    return MetricRecord(
-        {
-            "accuracy": float(accuracy.mean()),
-            "group_accuracy": per_group,
-            "worst_group_accuracy": min(per_group),
+    scores: dict[str, Any] = {
+        "accuracy": float(accuracy.mean()),
+        "group_accuracy": per_group,
+        "worst_group_accuracy": min(per_group),
+    }
+    if len(per_group) > 1:  # else there is nothing to find
+        agreed = matched(clusters, groups)
+        scores |= {
             "clustering_accuracy": float(np.mean(agreed == groups)),
             "groups_found": groups_found(clusters, groups),
             "nmi": float(normalized_mutual_info_score(groups, clusters)),
-            "kappa": _kappa(groups, agreed),
+            "kappa": float(cohen_kappa_score(groups, agreed)),
+            "confusion": confusion(clusters, groups).ravel().tolist(),
         }
-    )
+    return MetricRecord(scores)
 
 
 def _row(content: RecordDict) -> Mapping[str, Any] | None:
@@ -75,9 +78,3 @@ def _row(content: RecordDict) -> Mapping[str, Any] | None:
         log(WARNING, "an evaluation was left out: it lacks accuracy, cluster or group, or holds impossible ones")
         return None
     return row
-
-
-def _kappa(groups: IntArray, agreed: IntArray) -> float:
-    if len(np.union1d(groups, agreed)) == 1:  # one group, all in it: scikit-learn divides by zero
-        return 1.0
-    return float(cohen_kappa_score(groups, agreed))

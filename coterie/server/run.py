@@ -21,7 +21,7 @@ from coterie.privacy import Streams
 from coterie.server.config import RunConfig
 from coterie.server.folder import RunFolder
 from coterie.server.metrics import summarise
-from coterie.strategies import STRATEGIES, ClusteredStrategy
+from coterie.strategies import ClusteredStrategy
 
 
 class RunError(RuntimeError):
@@ -48,7 +48,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
         pack_models(models, layout),
         num_rounds=config["rounds"],
         timeout=config["round-timeout"],
-        train_config=ConfigRecord(config.for_clients()),
+        train_config=ConfigRecord({**config.for_clients(), "clients-dir": str(folder.path.absolute() / "clients")}),
     )
     trained, layout = unpack_models(result.arrays)
     folder.write_models(trained, layout)
@@ -68,18 +68,20 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
 
 def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> ClusteredStrategy:
     """The configured strategy, wired to the run folder."""
-    return STRATEGIES[config["strategy"]](
+    return config.method(
         folder.plan,
         ledger=folder.ledger,
         streams=streams,
         server_lr=config.server_lr,
         reseeding=config.reseeding,
+        rebalance_train=config["rebalance-train"],
         evaluate="private" if config["evaluate"] == "private" else "diagnostic",
         evaluate_every=config["evaluate-every"] if config["evaluate"] != "off" else 0,
         recorder=folder,
         resume_from=folder.resumed,
         evaluate_metrics_aggr_fn=summarise,
         wait=config["wait"],
+        **config.method_options,
     )
 
 
@@ -92,8 +94,12 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
         source = load(name, config["data-dir"] or None)
         shape, classes = source.train_x.shape[1:], source.num_classes
     shape = networks.features(config["features"])(np.zeros((1, *shape), np.float32)).shape[1:]
-    seeds = streams.stream("models").integers(2**62, size=config["clusters"])
-    drawn = [networks.initialise(config["model"], shape, classes, int(seed)) for seed in seeds]
+    rng = streams.stream("models")
+
+    def draw() -> dict[str, np.ndarray]:
+        return networks.initialise(config["model"], shape, classes, int(rng.integers(2**62)))
+
+    drawn = [config.method.arrange(draw, **config.method_options) for _ in range(config["clusters"])]
     layout = Layout.of(drawn[0])
     return np.stack([layout.flatten(parameters) for parameters in drawn]), layout
 
@@ -111,6 +117,7 @@ def _result(
     evaluations = result.evaluate_metrics_clientapp
     last = max(evaluations, default=None)
     evaluation = {} if last is None else dict(evaluations[last])
+    groups = len(evaluation.get("group_accuracy", ()))
     lines = folder.metrics()
     if lines and last == lines[-1]["round"] and "accuracy" not in lines[-1]:  # killed before its evaluation
         folder.amend_last(evaluation)
@@ -131,7 +138,8 @@ def _result(
         "seed": config.seed,
         **{score: evaluation.get(score) for score in scores},
         "evaluate": config["evaluate"],
-        "groups": len(evaluation["group_accuracy"]) if "group_accuracy" in evaluation else None,
+        "groups": groups or None,
+        "confusion": np.reshape(evaluation["confusion"], (-1, groups)).tolist() if "confusion" in evaluation else None,
         "epsilon": guarantee["epsilon"],
         "epsilon_rdp": guarantee["accountants"].get("rdp"),
         "delta": guarantee["delta"],

@@ -1,19 +1,38 @@
 """Clustered strategies for Flower, one file per paper."""
 
-from coterie.strategies.base import Checkpoint, ClusteredStrategy, Phase, Recorder, Round, StrategyError
+from coterie.strategies.base import (
+    REBALANCE_TRAIN,
+    Checkpoint,
+    ClusteredStrategy,
+    Phase,
+    Recorder,
+    Round,
+    StrategyError,
+)
 from coterie.strategies.fedavg import FedAvg
+from coterie.strategies.fedcam import FedCAM
+from coterie.strategies.fedper import FedPer
+from coterie.strategies.fedprox import FedProx
+from coterie.strategies.fesem import FeSEM
 from coterie.strategies.ifca import IFCA
 from coterie.strategies.reseeding import Reseeding
 
 #: Every strategy by its name in a configuration. A new method is a file and a line here.
-STRATEGIES: dict[str, type[ClusteredStrategy]] = {method.name: method for method in (FedAvg, IFCA)}
+STRATEGIES: dict[str, type[ClusteredStrategy]] = {
+    method.name: method for method in (FedAvg, FedProx, FedPer, IFCA, FeSEM, FedCAM)
+}
 
 __all__ = [
     "IFCA",
+    "REBALANCE_TRAIN",
     "STRATEGIES",
     "Checkpoint",
     "ClusteredStrategy",
+    "FeSEM",
     "FedAvg",
+    "FedCAM",
+    "FedPer",
+    "FedProx",
     "Phase",
     "Recorder",
     "Reseeding",

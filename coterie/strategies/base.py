@@ -40,10 +40,14 @@ from coterie.strategies.reseeding import Reseeding
 
 Models: TypeAlias = npt.NDArray[np.float32]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+Parameters: TypeAlias = dict[str, npt.NDArray[np.float32]]
 
 # Weight of the newest histogram in the running mean that rebalancing and re-seeding read.
 _MEMORY = 0.25
 _POLL_SECONDS = 0.5
+
+#: Which model a client trains whose label rebalancing changed.
+REBALANCE_TRAIN = ("own", "assigned")
 
 
 class StrategyError(ValueError):
@@ -125,6 +129,8 @@ class ClusteredStrategy(Strategy):
         streams: randomness; None is secret randomness.
         server_lr: eta, step of the server.
         reseeding: when to re-seed starving models; None never does.
+        rebalance_train: a client that is moved trains its "own" cluster's model, or that of the one that it is
+            "assigned" to, which it knows in advance where clients redraw their labels.
         evaluate: "diagnostic", exact and outside every guarantee, or "private", noisy and charged: the plan must
             have set aside as many ``evaluations`` as :meth:`evaluations` counts.
         evaluate_every: clients evaluate after every so many rounds and after the last; 0 never.
@@ -147,6 +153,12 @@ class ClusteredStrategy(Strategy):
     row_wise: ClassVar[bool] = True
     #: Whether there are labels to rebalance or models to re-seed.
     clustered: ClassVar[bool] = True
+    #: Whether a client knows its label before it trains.
+    knows_label: ClassVar[bool] = True
+    #: Whether clients keep something between rounds on which their updates depend.
+    memory: ClassVar[bool] = False
+    #: Configuration keys that the constructor takes beside those of every method.
+    options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -156,6 +168,7 @@ class ClusteredStrategy(Strategy):
         streams: Streams | None = None,
         server_lr: float = 1.0,
         reseeding: Reseeding | None = None,
+        rebalance_train: str = "own",
         evaluate: str = "diagnostic",
         evaluate_every: int = 1,
         recorder: Recorder | None = None,
@@ -163,7 +176,7 @@ class ClusteredStrategy(Strategy):
         evaluate_metrics_aggr_fn: Callable[[Sequence[RecordDict]], MetricRecord] = mean_of_clients,
         wait: float = 60.0,
     ) -> None:
-        self.check(plan, reseeding=reseeding)
+        self.check(plan, reseeding=reseeding, rebalance_train=rebalance_train)
         if evaluate not in ("diagnostic", "private"):
             raise StrategyError(f"evaluate must be diagnostic or private, not {evaluate!r}")
         if evaluate == "private" and plan.evaluations < self.evaluations(plan.rounds, evaluate_every):
@@ -173,6 +186,7 @@ class ClusteredStrategy(Strategy):
         self.streams = streams or Streams()
         self.server_lr = server_lr
         self.reseeding = reseeding
+        self.rebalance_train = rebalance_train
         self.evaluate = evaluate
         self.evaluate_every = evaluate_every
         self.recorder: Recorder = recorder or _Nobody()
@@ -193,7 +207,7 @@ class ClusteredStrategy(Strategy):
         self._slots: dict[int, int] = {}
 
     @classmethod
-    def check(cls, plan: Plan, *, reseeding: Reseeding | None = None) -> None:
+    def check(cls, plan: Plan, *, reseeding: Reseeding | None = None, rebalance_train: str = "own") -> None:
         """Refuse what cannot work before anything starts."""
         if plan.unit not in cls.units:
             raise StrategyError(f"{cls.name} supports privacy-unit {' or '.join(cls.units)}, not {plan.unit!r}")
@@ -201,6 +215,18 @@ class ClusteredStrategy(Strategy):
             raise StrategyError(
                 f"{cls.name} assigns a client by looking at other clients, which client-level mechanisms "
                 "do not cover; use privacy-unit none"
+            )
+        if cls.memory and not plan.memory:
+            raise StrategyError(
+                f"{cls.name} keeps something at the clients between rounds, which the proof of mechanism "
+                f"{plan.mechanism} does not cover; use mechanism joint"
+            )
+        if rebalance_train not in REBALANCE_TRAIN:
+            raise StrategyError(f"rebalance-train must be {' or '.join(REBALANCE_TRAIN)}, not {rebalance_train!r}")
+        if rebalance_train == "assigned" and not (plan.redraws and cls.knows_label):
+            raise StrategyError(
+                "rebalance-train = 'assigned' needs clients that know their new label before they train: mechanism "
+                "joint (or no privacy), and a method that chooses before it trains"
             )
         if not cls.clustered and plan.num_clusters != 1:
             raise StrategyError(f"{cls.name} trains one model; it was asked for {plan.num_clusters} clusters")
@@ -220,6 +246,15 @@ class ClusteredStrategy(Strategy):
     def round(self, number: int, models: Models) -> Round:
         """One round: yield phases, receive each phase's :class:`Released`, return the (k, d) new models."""
 
+    @classmethod
+    def arrange(cls, draw: Callable[[], Parameters], **options: Any) -> Parameters:
+        """Initial parameters of what travels, from calls of ``draw``, a new network each; options as configured."""
+        return draw()
+
+    def asks(self) -> dict[str, int | float | str | bool]:
+        """What clients must know of the method, with every message."""
+        return {}
+
     def initial_models(self, models: Models) -> Models:
         """(k, d) first models from the one or k that the caller gave."""
         if len(models) not in (1, self.plan.num_clusters):
@@ -229,9 +264,21 @@ class ClusteredStrategy(Strategy):
     # ---- tools for methods --------------------------------------------------------------------------------
 
     def step(self, models: Models, released: Released) -> Models:
-        """theta_j + eta S_j / D_j for every cluster."""
-        step = self.server_lr * released.sums / released.divisors[:, None]
-        return np.asarray(models + step, dtype=np.float32)
+        """theta_j + eta S_j / D_j for every cluster; what they share is divided by the cohort."""
+        mean = released.sums / released.divisors[:, None]
+        mean[:, : self.shared] = released.sums[:, : self.shared] / released.cohort
+        return np.asarray(models + self.server_lr * mean, dtype=np.float32)
+
+    @property
+    def shared(self) -> int:
+        """How many leading coordinates all clusters share."""
+        return 0
+
+    @property
+    def layout(self) -> Layout:
+        """Of one model, from :meth:`start` on."""
+        assert self._layout is not None
+        return self._layout
 
     def _redraw(self) -> FloatArray | None:
         """(k, k) matrix by which clients redraw their labels in this round; None where they do not."""
@@ -266,6 +313,7 @@ class ClusteredStrategy(Strategy):
         evaluate_config = evaluate_config or train_config
         result = Result()
         models, layout = unpack_models(initial_arrays)
+        self._layout = layout
         arrays = pack_models(self.initial_models(models), layout)
         done = 0
         if self.resume_from is not None:
@@ -384,8 +432,10 @@ class ClusteredStrategy(Strategy):
         if not self._nodes:
             self._nodes = self._meet(grid)
         redraw = self._redraw()
-        extra = {} if redraw is None else {"redraw": redraw.ravel().tolist()}
-        sent = {**config, **self._phase.config, **extra, "round": server_round}
+        extra: dict[str, Any] = {} if redraw is None else {"redraw": redraw.ravel().tolist()}
+        if extra and self.rebalance_train != "own":
+            extra["rebalance-train"] = self.rebalance_train
+        sent = {**config, **self.asks(), **self._phase.config, **extra, "round": server_round}
         content = RecordDict({MODELS: pack_models(self._phase.models, self._layout), CONFIG: ConfigRecord(sent)})
         cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt)).tolist()
         self._slots = {client: slot for slot, client in enumerate(cohort)}
@@ -402,7 +452,8 @@ class ClusteredStrategy(Strategy):
         """
         if self._round is None or self._layout is None:
             raise StrategyError("aggregate_train was called before configure_train")
-        contributions, attempt = self.plan.contributions(self._layout.size), self._attempt
+        contributions = self.plan.contributions(self._layout.size, shared=self.shared)
+        attempt = self._attempt
         clusters, layout = self.plan.num_clusters, self._layout
         for client, content in self._answers(replies):
             try:
@@ -437,7 +488,8 @@ class ClusteredStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """All k models to every client that is here."""
-        content = RecordDict({MODELS: arrays, CONFIG: ConfigRecord({**config, "round": server_round})})
+        sent = {**config, **self.asks(), "round": server_round}
+        content = RecordDict({MODELS: arrays, CONFIG: ConfigRecord(sent)})
         self._asked = self._messages(content, EVALUATE, sorted(self._nodes), server_round)
         return list(self._asked.values())
 
@@ -513,5 +565,5 @@ class ClusteredStrategy(Strategy):
         if self.reseeding is None or not self.reseeding.due(current, self.plan.rounds):
             return models, []
         rng = self.streams.stream("reseeding", current, self._attempt)
-        models, self.histogram, moves = self.reseeding(models, self.histogram, rng)
+        models, self.histogram, moves = self.reseeding(models, self.histogram, rng, self.shared)
         return models, moves

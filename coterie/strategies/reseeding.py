@@ -38,7 +38,7 @@ class Reseeding:
         return self.every > 0 and round % self.every == 0 and round <= self.until * rounds
 
     def __call__(
-        self, models: npt.NDArray[np.float32], shares: FloatArray, rng: np.random.Generator
+        self, models: npt.NDArray[np.float32], shares: FloatArray, rng: np.random.Generator, shared: int = 0
     ) -> tuple[npt.NDArray[np.float32], FloatArray, list[tuple[int, int]]]:
         """Re-seeded models, the shares that go with them, and which model was copied over which.
 
@@ -46,6 +46,7 @@ class Reseeding:
             models: (k, d).
             shares: (k,) running mean of released histograms.
             rng: for the direction of each perturbation.
+            shared: leading coordinates that all models share; they stay as they are.
         """
         models, shares, moves = models.copy(), shares.copy(), []
         fair = max(float(shares.sum()), 0.0) / len(shares)
@@ -53,10 +54,10 @@ class Reseeding:
             full = int(np.argmax(shares))
             if shares[hungry] >= self.starving * fair or shares[full] <= self.crowded * fair:
                 break
-            direction = rng.standard_normal(models.shape[1])
-            direction *= self.spread * float(np.linalg.norm(models[full]) / np.linalg.norm(direction))
-            models[hungry] = models[full] - direction
-            models[full] = models[full] + direction
+            copied = models[full, shared:]
+            direction = rng.standard_normal(len(copied))
+            direction *= self.spread * float(np.linalg.norm(copied) / np.linalg.norm(direction))
+            models[hungry, shared:], models[full, shared:] = copied - direction, copied + direction
             shares[hungry] = shares[full] = (shares[full] + shares[hungry]) / 2
             moves.append((full, int(hungry)))
         return models, shares, moves

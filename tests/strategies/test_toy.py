@@ -7,11 +7,13 @@ import pytest
 from flwr.app import ConfigRecord
 from toys import UP
 
+from coterie.client import Memory
+from coterie.client.verbs import _assign
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, read_reply, unpack_models
 from coterie.privacy import PLANS, NoPrivacy, Streams
 from coterie.server.metrics import summarise
-from coterie.strategies import IFCA, STRATEGIES, FedAvg, Reseeding, StrategyError
+from coterie.strategies import IFCA, STRATEGIES, FedAvg, FedCAM, FedPer, FedProx, FeSEM, Reseeding, StrategyError
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
 LR, CLIENTS = 0.2, 8
@@ -52,12 +54,12 @@ class Watched(LocalGrid):
         return replies
 
 
-def train(method, plan, start, groups="4:4", rounds=1, **options):
+def train(method, plan, start, groups="4:4", rounds=1, layout=LAYOUT, config=CONFIG, **options):
     options = {"evaluate_metrics_aggr_fn": summarise, "streams": Streams(0), "wait": 0.0} | options
     strategy = method(plan, **options)
     grid = Watched(CLIENTS)
-    config = ConfigRecord({**CONFIG, "groups": groups})
-    result = strategy.start(grid, pack_models(np.asarray(start, np.float32), LAYOUT), rounds, train_config=config)
+    config = ConfigRecord({**config, "groups": groups})
+    result = strategy.start(grid, pack_models(np.asarray(start, np.float32), layout), rounds, train_config=config)
     models, _ = unpack_models(result.arrays)
     return models, result, grid, strategy
 
@@ -74,38 +76,89 @@ def tolerance(plan, k):
     return 5 * noise / (CLIENTS / k) + 1e-6
 
 
+def clipped(plan, update):
+    bound = 0.1 * (1 - 1e-6) if plan.private else math.inf
+    return update * min(1.0, bound / np.linalg.norm(update))
+
+
+def one_model(plan):
+    """As many clients pull up as down; FedProx's term vanishes at the start."""
+    return LAYOUT, np.zeros((1, 4)), np.zeros((1, 4)), 0.5
+
+
+def own_heads(plan):
+    """The heads move apart; the body, which they multiply, has no gradient while they are zero."""
+    return Layout(("body.weight",), ((1, 1),)), np.ones((1, 1)), np.ones((1, 1)), 1.0
+
+
+def least_loss(plan):
+    """Logits differ by 2 (weight and bias), so a client's own label has probability sigmoid(2)."""
+    step = clipped(plan, towards(1 / (1 + math.exp(-2))))
+    return LAYOUT, APART, np.stack([UP + step, -UP - step]), 1.0
+
+
+def nearest_centre(plan):
+    """All centres are equal: everyone stays where the first coin put it."""
+    labels = np.array([np.random.default_rng([0, 1, i]).integers(2) for i in range(CLIENTS)])
+    signs = np.where(np.arange(CLIENTS) % 2 == 0, 1, -1)
+    step = clipped(plan, towards(0.5))
+    exact = plan.mechanism in ("none", "paper")
+    expected = [signs[labels == j].sum() / ((labels == j).sum() if exact else CLIENTS / 2) * step for j in (0, 1)]
+    return LAYOUT, np.zeros((2, 4)), np.stack(expected), None
+
+
+def sum_of_two(plan):
+    """Both parts have the same gradient and are clipped together; the global pulls cancel."""
+    step = clipped(plan, np.tile(towards(1 / (1 + math.exp(-2))), 2))
+    layout = Layout(tuple(f"{part}.{n}" for part in ("global", "cluster") for n in LAYOUT.names), LAYOUT.shapes * 2)
+    start = np.hstack([np.zeros((2, 4)), APART])
+    return layout, start, start + np.stack([step, -step]) * np.repeat([0, 1], 4), 1.0
+
+
+BY_HAND = {
+    "fedavg": one_model,
+    "fedprox": one_model,
+    "fedper": own_heads,
+    "ifca": least_loss,
+    "fesem": nearest_centre,
+    "fedcam": sum_of_two,
+}
 TOYS = [(name, mechanism, minimum) for name in STRATEGIES for mechanism in PLANS for minimum in (0, 2)]
 
 
 @pytest.mark.parametrize(("name", "mechanism", "minimum"), TOYS)
-def test_one_round_by_hand(name, mechanism, minimum):
+def test_one_round_by_hand(name, mechanism, minimum, tmp_path):
     method = STRATEGIES[name]
     k = 2 if method.clustered else 1
     setting = plan(mechanism, k, rebalance_min=minimum)
-    if minimum and not method.clustered:
-        with pytest.raises(StrategyError, match="no clusters to rebalance"):
+    refusal = (
+        "use mechanism joint"
+        if method.memory and mechanism == "rr-slot"
+        else "no clusters to rebalance"
+        if minimum and not method.clustered
+        else None
+    )
+    if refusal:
+        with pytest.raises(StrategyError, match=refusal):
             method(setting)
         return
-    start = APART if k == 2 else np.zeros((1, 4))
-    models, result, _, _ = train(method, setting, start)
-    if k == 1:  # as many clients pull up as down
-        expected = np.zeros((1, 4))
-    else:
-        # Logits differ by 2 (weight and bias), so a client's own label has probability sigmoid(2).
-        step = towards(1 / (1 + math.exp(-2)))
-        if setting.private:
-            step = step * min(1.0, 0.1 * (1 - 1e-6) / np.linalg.norm(step))
-        expected = np.stack([UP + step, -UP - step])
+    layout, start, expected, right = BY_HAND[name](setting)
+    config = {**CONFIG, "clients-dir": str(tmp_path)}
+    if name == "fedper":
+        config["model"] = "toys:chain"
+    models, result, grid, _ = train(method, setting, start, layout=layout, config=config)
     np.testing.assert_allclose(models, expected, atol=tolerance(setting, k))
     accuracy = result.evaluate_metrics_clientapp[1]
-    if k == 2:
-        assert accuracy["accuracy"] == 1.0
+    if right is not None:
+        assert accuracy["accuracy"] == right
+    if k == 2 and right:
         assert accuracy["groups_found"] == 2
         assert accuracy["clustering_accuracy"] == 1.0
-    else:
-        assert accuracy["accuracy"] == 0.5
-    if mechanism != "joint" and k == 2:  # exact, or noise that flips no label
+        assert accuracy["confusion"] == [4, 0, 0, 4]
+    if mechanism != "joint" and k == 2 and right:  # exact, or noise that flips no label
         assert result.train_metrics_clientapp[1]["histogram"] == [4.0, 4.0]
+    if mechanism == "joint":
+        assert all("redraw" not in m.content["config"] for m in grid.sent)  # there is no histogram yet
 
 
 @pytest.mark.parametrize("mechanism", ["rr-slot", "paper"])
@@ -124,6 +177,105 @@ def test_fedavg_takes_the_mean_and_no_weights():
     models, result, _, _ = train(FedAvg, plan("none", 1), np.zeros((1, 4)), groups="6:2")
     np.testing.assert_allclose(models[0], (6 - 2) / 8 * LR * UP, atol=1e-6)
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == 6 / 8
+
+
+def test_fedprox_draws_every_step_but_the_first_towards_the_start():
+    config = {**CONFIG, "local-epochs": 2}
+    models, *_ = train(FedProx, plan("none", 1), np.zeros((1, 4)), groups="1", config=config, proximal_mu=0.5)
+    first = towards(0.5)
+    second = towards(1 / (1 + math.exp(-2 * LR))) - LR * 0.5 * first
+    np.testing.assert_allclose(models[0], first + second, atol=1e-6)
+    with pytest.raises(StrategyError, match="proximal-mu must be at least 0"):
+        FedProx(plan("none", 1), proximal_mu=math.nan)
+
+
+def test_fedper_s_heads_stay_with_their_clients_and_survive_a_restart(tmp_path):
+    config = {**CONFIG, "model": "toys:chain", "clients-dir": str(tmp_path)}
+    layout, start, *_ = own_heads(None)
+    first, *_ = train(FedPer, plan("none", 1), start, layout=layout, config=config)
+    models, result, grid, _ = train(FedPer, plan("none", 1), first, layout=layout, config=config)  # a new process
+    for message in grid.sent:
+        assert list(message.content["models"]) == ["0/body.weight"]
+    for reply in grid.replies:
+        assert list(reply.content["update"]) == ["body.weight"]
+        assert set(reply.content["reply"]) == {"client-id", "round", "label", "redrawn-label"}
+    # The head is (-LR/2, LR/2) or its opposite: in both groups dL/dbody = -LR (1 - p).
+    body = 1 + LR * LR * (1 - 1 / (1 + math.exp(-LR)))
+    np.testing.assert_allclose(models, [[body]], atol=1e-6)
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == 1.0
+    assert len(list(tmp_path.glob("client-*.safetensors"))) == CLIENTS
+    assert FedPer.arrange(lambda: {"a.weight": 1, "a.bias": 2, "b.weight": 3}) == {"a.weight": 1, "a.bias": 2}
+    with pytest.raises(StrategyError, match="1 layer"):
+        FedPer.arrange(lambda: {"output.weight": 1, "output.bias": 2})
+
+
+def test_fesem_joins_the_nearest_centre_and_remembers(tmp_path):
+    config = {**CONFIG, "clients-dir": str(tmp_path), "local-epochs": 3}
+    centres = 0.1 * APART
+    for client in range(CLIENTS):  # everyone was assigned to the other group's centre
+        Memory(tmp_path, client).write({"label": np.array([1 - client % 2])})
+
+    class FromHere(FeSEM):
+        def initial_models(self, models):
+            return models
+
+    models, result, grid, _ = train(FromHere, plan("none", 2), centres, config=config)
+    # From -0.1 UP three steps of almost 0.1 UP each lead across the middle; there the new centres are.
+    at = -0.1
+    for _ in range(3):
+        at += towards(1 / (1 + math.exp(-2 * at))) @ UP / (UP @ UP)
+    assert at > 0.1
+    np.testing.assert_allclose(models, np.stack([at * UP, -at * UP]), atol=1e-6)
+    assert [r.content["reply"]["label"] for r in grid.replies] == [0, 1] * 4
+    assert result.evaluate_metrics_clientapp[1]["clustering_accuracy"] == 1.0
+    assert [int(Memory(tmp_path, i).read()["label"][0]) for i in range(CLIENTS)] == [0, 1] * 4
+
+
+def test_under_clipping_fesem_s_way_to_the_nearest_centre_is_within_the_clip():
+    centres = np.array([[0.0], [10.0]], np.float32)
+    labels, ways = _assign(centres, np.array([0, 0, 1]), np.array([[6.0], [4.0], [-7.0]], np.float32), math.inf)
+    np.testing.assert_array_equal(labels, [1, 0, 0])
+    np.testing.assert_allclose(ways, [[-4], [4], [3]])
+    labels, ways = _assign(centres, np.array([0, 0, 1]), np.array([[60.0], [4.0], [-7.0]], np.float32), 4.5)
+    np.testing.assert_array_equal(labels, [0, 0, 1])  # 4.5 is nearer to 0, 5.5 to 10
+    np.testing.assert_allclose(ways, [[4.5], [4], [-4.5]], rtol=1e-5)
+
+
+def test_fedcam_s_global_part_is_one_sum_over_all(tmp_path):
+    layout, start, *_ = sum_of_two(plan("none", 2))
+    models, *_ = train(FedCAM, plan("none", 2), start, groups="6:2", layout=layout)
+    step = towards(1 / (1 + math.exp(-2)))
+    pull = (6 - 2) / 8 * step
+    expected = np.stack([np.hstack([pull, UP + step]), np.hstack([pull, -UP - step])])
+    np.testing.assert_allclose(models, expected, atol=1e-6)
+    noisy, *_ = train(FedCAM, plan("joint", 2, noise=5.0), start, layout=layout)
+    np.testing.assert_array_equal(noisy[0, :4], noisy[1, :4])  # noised once
+    assert abs(noisy[0, :4]).max() > 0.01
+    different = FedCAM(plan("none", 2), streams=Streams(0))
+    different._layout = layout
+    initial = different.initial_models(np.arange(16, dtype=np.float32).reshape(2, 8))
+    np.testing.assert_array_equal(initial, [[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 12, 13, 14, 15]])
+    reseeded, _, moves = Reseeding()(initial, np.array([8.0, 0.0]), np.random.default_rng(0), shared=4)
+    assert moves == [(0, 1)]
+    np.testing.assert_array_equal(reseeded[:, :4], initial[:, :4])
+    np.testing.assert_allclose(reseeded[:, 4:].mean(axis=0), initial[0, 4:])
+
+
+def test_a_moved_client_trains_the_model_that_it_is_assigned_to():
+    setting = plan("none", 2, rounds=2, rebalance_min=4)
+    _, _, grid, _ = train(IFCA, setting, APART, groups="6:2", rounds=2, rebalance_train="assigned")
+    before, _ = unpack_models(grid.sent[0].content["models"])
+    moved = 0
+    for i, answer in enumerate(grid.replies):
+        reply = read_reply(answer.content, client_id=i, round=2, num_clusters=2, layout=LAYOUT)
+        confidence = 1 / (1 + math.exp(-2 * (before[reply.redrawn_label] @ UP)))
+        sign = 1 if reply.label == 0 else -1
+        np.testing.assert_allclose(reply.update, sign * towards(confidence if sign > 0 else 1 - confidence), atol=1e-6)
+        moved += reply.label != reply.redrawn_label
+    assert 0 < moved < 6
+    for method, mechanism in ((IFCA, "rr-slot"), (FeSEM, "joint")):
+        with pytest.raises(StrategyError, match="before they train"):
+            method(plan(mechanism, 2, rebalance_min=2), rebalance_train="assigned")
 
 
 def test_the_fixed_divisor_is_public_and_the_exact_one_is_the_number_of_members():

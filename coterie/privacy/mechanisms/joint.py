@@ -51,9 +51,9 @@ class Joint(Plan):
         """Line 1."""
         return np.flatnonzero(rng.random(self.clients) < self.sampling_rate)
 
-    def contributions(self, size: int, draws: int = 1) -> Summed:
+    def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Summed:
         """Line 3."""
-        return Summed(self, size, draws)
+        return Summed(self, size, draws, shared)
 
     def perturb(
         self, contributions: Summed, noise: np.random.Generator, coins: np.random.Generator, redraw: FloatArray

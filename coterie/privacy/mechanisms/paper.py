@@ -41,6 +41,7 @@ class Paper(RRSlot):
     adjacency: ClassVar[str] = "as claimed: add/remove one client; the theorem used is for replace-one"
     identifier_sensitivity: ClassVar[float] = 1.0
     protected: ClassVar[bool] = False
+    memory: ClassVar[bool] = True
     accountants: ClassVar[tuple[str, ...]] = ("theorem-4.2", "theorem-4.2-canonne", "rdp", "pld")
     flaws: ClassVar[tuple[str, ...]] = (
         "mechanism paper: a removed client and the one moved in its place change two clusters, a joint shift of "

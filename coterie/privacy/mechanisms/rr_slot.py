@@ -47,8 +47,8 @@ class Slots(Contributions):
         updates: (draws, d) clipped updates by slot.
     """
 
-    def __init__(self, plan: RRSlot, size: int, draws: int = 1) -> None:
-        super().__init__(plan, size, draws)
+    def __init__(self, plan: RRSlot, size: int, draws: int = 1, shared: int = 0) -> None:
+        super().__init__(plan, size, draws, shared)
         self.labels: IntArray = np.full((draws, plan.cohort_size), -1, np.int64)
         self.updates: dict[int, npt.NDArray[np.float32]] = {}
 
@@ -62,7 +62,8 @@ class Slots(Contributions):
         total = np.zeros((self.draws, num_clusters, self.size))
         every = np.arange(self.draws)
         for slot, update in self.updates.items():
-            total[every, assigned[:, slot]] += update
+            total[:, 0, : self.shared] += update[:, : self.shared]
+            total[every, assigned[:, slot], self.shared :] += update[:, self.shared :]
         return total
 
 
@@ -82,6 +83,7 @@ class RRSlot(Plan):
     adjacency: ClassVar[str] = "replace one client, or make it absent, at fixed public numbers of clients and of slots"
     sampler: ClassVar[str] = "fixed"
     usual_share: ClassVar[float] = 0.2
+    memory: ClassVar[bool] = False
     #: How far a one-hot identifier moves when the client of its slot is another one.
     identifier_sensitivity: ClassVar[float] = math.sqrt(2)
     #: Whether only members above B may be moved away (line 4).
@@ -128,9 +130,9 @@ class RRSlot(Plan):
         """Line 1."""
         return rng.permutation(self.clients)[: self.cohort_size]
 
-    def contributions(self, size: int, draws: int = 1) -> Slots:
+    def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Slots:
         """By slot."""
-        return Slots(self, size, draws)
+        return Slots(self, size, draws, shared)
 
     def perturb(
         self, contributions: Slots, noise: np.random.Generator, coins: np.random.Generator, redraw: FloatArray

@@ -1,0 +1,75 @@
+"""A network whose layers are parted: some travel, the others are each client's own (FedPer)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from coterie.messages import Layout
+
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Which parameters of a network a message holds, and which are the client's own: all others.
+
+    Attributes:
+        whole: layout of the network, D numbers.
+        sent: layout of what travels, d numbers.
+        own: layout of what does not, D - d numbers.
+    """
+
+    whole: Layout
+    sent: Layout
+    own: Layout
+
+    @classmethod
+    def of(cls, network: nn.Module, sent: Layout) -> Layers:
+        """The layers of ``network`` when messages have the layout ``sent``.
+
+        Raises:
+            ValueError: the message holds what the network does not have.
+        """
+        whole = Layout.of(dict(network.named_parameters()))
+        shapes = dict(zip(whole.names, whole.shapes, strict=True))
+        strange = [n for n, s in zip(sent.names, sent.shapes, strict=True) if shapes.get(n) != s]
+        if strange:
+            raise ValueError(f"the message holds {', '.join(strange)}, which this client's network does not have so")
+        own = tuple(name for name in whole.names if name not in sent.names)
+        return cls(whole, sent, Layout(own, tuple(shapes[name] for name in own)))
+
+    def join(self, sent: Vectors, own: Vectors) -> Vectors:
+        """(n, D) whole networks from (n, d) and (n, D - d)."""
+        if not self.own.names and self.whole == self.sent:
+            return sent
+        parts = {**self.sent.split(sent), **self.own.split(own)}
+        return np.concatenate([parts[name].reshape(len(sent), -1) for name in self.whole.names], axis=1)
+
+    def part(self, whole: Vectors) -> tuple[Vectors, Vectors]:
+        """(n, d) that travels and (n, D - d) that stays, of (n, D)."""
+        parts = self.whole.split(whole)
+        sent, own = (
+            np.concatenate(
+                [np.zeros((len(whole), 0), np.float32), *(parts[n].reshape(len(whole), -1) for n in names)], 1
+            )
+            for names in (self.sent.names, self.own.names)
+        )
+        return sent, own
+
+
+class Additive(nn.Module):
+    """Two networks of one kind whose outputs are added (FedCAM); parameters ``global.*``, then ``cluster.*``."""
+
+    def __init__(self, shared: nn.Module, own: nn.Module) -> None:
+        super().__init__()
+        self.add_module("global", shared)
+        self.add_module("cluster", own)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both logits."""
+        total: Tensor = self.get_submodule("global")(x) + self.get_submodule("cluster")(x)
+        return total

@@ -1,0 +1,70 @@
+"""FedCAM: clustered additive modelling, on IFCA.
+
+J. Ma, T. Zhou, G. Long, J. Jiang, C. Zhang: Structured Federated Learning through Clustered Additive Modeling,
+NeurIPS 2023, Algorithm 1 (IFCA-CAM). A base of RR-Cluster (papers/rr_cluster, Table 1) with a plan of
+``rebalance_min = B``.
+
+     1  input: global model Theta_g, cluster models theta_j, j in [k]
+     2  for t = 1, ..., T do
+     3      server: broadcast Theta_g and all theta_j
+     4      for client i in the cohort in parallel do
+     5          c_i <- argmin_j loss of the prediction  y = h(x; Theta_g) + h(x; theta_j)  on its data
+     6          train Theta_g and theta_(c_i) so that the *sum* of their outputs fits
+     7          send both updates and c_i
+     8      server: Theta_g <- mean of all global updates; theta_j <- mean of the updates of its members
+
+Deviations from the paper
+- Line 6 descends in both parts at once; the paper alternates between them and warms the global one up.
+- Both updates are clipped as one vector of norm C: one client, one charge. The global block is summed over the
+  whole cohort and noised once, with the same deviation as a cluster's.
+- Divisors: qM for the global block, D_j for a cluster's (see ifca.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from coterie.messages import TRAIN
+from coterie.strategies.base import Models, Parameters, Phase, Round
+from coterie.strategies.ifca import IFCA
+
+# Where the parts are in the names of parameters.
+_GLOBAL, _CLUSTER = "global.", "cluster."
+
+
+class FedCAM(IFCA):
+    """A global and a cluster model whose outputs are added.
+
+    ``initial_arrays`` of ``start`` hold ``global.*`` first, then ``cluster.*``; every row of models repeats the former.
+    """
+
+    name: ClassVar[str] = "fedcam"
+    title: ClassVar[str] = "the outputs of a global and a cluster's model are added, optional rebalancing"
+    paper: ClassVar[str] = "Ma et al. 2023; RR-Cluster, Algorithm 1"
+
+    @property
+    def shared(self) -> int:
+        """Numbers in the global block."""
+        sizes = zip(self.layout.names, self.layout.sizes, strict=True)
+        return sum(size for name, size in sizes if name.startswith(_GLOBAL))
+
+    def round(self, number: int, models: Models) -> Round:
+        """Lines 3 to 8."""
+        released = yield Phase(TRAIN, models)  # lines 3-7; 5-7 are client/verbs.py::train
+        return self.step(models, released)  # line 8
+
+    def initial_models(self, models: Models) -> Models:
+        """Line 1: one global part for all."""
+        every = super().initial_models(models)
+        every[:, : self.shared] = every[0, : self.shared]
+        return every
+
+    @classmethod
+    def arrange(cls, draw: Callable[[], Parameters], **options: Any) -> Parameters:
+        """Line 1: both parts."""
+        return {part + name: values for part in (_GLOBAL, _CLUSTER) for name, values in draw().items()}
+
+    def asks(self) -> dict[str, int | float | str | bool]:
+        """Lines 5 and 6: the network is a sum."""
+        return {"additive": True}

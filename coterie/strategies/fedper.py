@@ -1,0 +1,68 @@
+"""FedPer: a global body, and a head at every client that it shares with nobody.
+
+M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary: Federated Learning with Personalization Layers,
+arXiv:1912.00818, Algorithms 1 and 2. A baseline of RR-Cluster (papers/rr_cluster, Tables 6 to 8).
+
+    client j
+     1  W_P_j <- initialise the personal layers
+     2  in every round: receive the base layers W_B
+     3      W_B_j, W_P_j <- SGD on (W_B, W_P_j), several epochs
+     4      keep W_P_j; send W_B_j
+    server
+     5  W_B <- initialise the base layers
+     6  in every round: send W_B; receive the W_B_j; W_B <- their mean
+
+Deviations from the paper
+- Clients take part by chance and count alike; updates travel in place of base layers (see fedavg.py).
+- Every head starts from the same public values, so that the first base layers fit all of them.
+- A client that never took part is evaluated with the head of line 1.
+
+A client's update depends on its head, and that on the rounds in which it took part. The proof of ``joint`` allows
+this, that of ``rr-slot`` does not (docs/privacy.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from coterie.privacy import Plan
+from coterie.strategies.base import Parameters, StrategyError
+from coterie.strategies.fedavg import FedAvg
+
+
+class FedPer(FedAvg):
+    """One global body; the last layers stay at the client, in its own file.
+
+    Args:
+        plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments. ``initial_arrays`` of
+            ``start`` hold the base layers alone: what a message lacks is the client's own.
+        personal_layers: how many of the last layers with parameters are personal, at least 1.
+    """
+
+    name: ClassVar[str] = "fedper"
+    title: ClassVar[str] = "one global body, a private head at every client"
+    paper: ClassVar[str] = "Arivazhagan et al. 2019"
+    memory: ClassVar[bool] = True
+    options: ClassVar[tuple[str, ...]] = ("personal-layers",)
+
+    def __init__(self, plan: Plan, *, personal_layers: int = 1, **others: Any) -> None:
+        super().__init__(plan, **others)
+        self.personal_layers = personal_layers
+
+    @classmethod
+    def arrange(cls, draw: Callable[[], Parameters], *, personal_layers: int = 1, **options: Any) -> Parameters:
+        """Line 5: the base layers.
+
+        Raises:
+            StrategyError: the network has no layer left to share, or none is to be personal.
+        """
+        whole = draw()
+        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in whole))
+        if not 1 <= personal_layers < len(layers):
+            raise StrategyError(
+                f"personal-layers = {personal_layers}: the network has {len(layers)} layer(s) ({', '.join(layers)}); "
+                "at least one must be personal and one shared"
+            )
+        shared = set(layers[:-personal_layers])
+        return {name: values for name, values in whole.items() if name.rpartition(".")[0] in shared}

@@ -1,0 +1,59 @@
+"""FeSEM: multi-center federated learning by stochastic expectation maximisation.
+
+G. Long, M. Xie, T. Shen, T. Zhou, X. Wang, J. Jiang: Multi-Center Federated Learning: Clients Clustering for
+Better Personalization, World Wide Web 2023, arXiv:2108.08647, Algorithm 1. A base of RR-Cluster
+(papers/rr_cluster, Table 1) with a plan of ``rebalance_min = B``.
+
+     1  initialise the centres theta_j, j in [k]
+     2  repeat
+     3      E-step: every client i is assigned to the centre nearest to its model,
+                r_i <- argmin_j ||W_i - theta_j||^2
+     4      M-step: every centre is the mean of the models that are assigned to it,
+                theta_j <- mean of the W_i with r_i = j
+     5      every client i: W_i <- LocalUpdate(theta_(r_i)), several local steps
+
+Deviations from the paper
+- A cohort takes part in a round, in the order 5, 3, 4: a client trains from the centre that it was assigned to
+  last (its first one by a coin), and the centre nearest to the result is its new one.
+- Under privacy its model is the end of its *clipped* update, W_i = theta_(r_i) + clip(u_i, C): then
+  W_i - theta_j for the nearest j is no longer than C either, so line 4 is a sum of vectors of norm at most C.
+- The client finds the nearest centre itself, since it has all of them, and keeps r_i: a label is then a function
+  of its own data, its own past and released values ("row-wise"), which client-level privacy needs. The server
+  would find the same.
+- All centres start equal and part as their members do (line 1 leaves it open). Centres that start far apart would
+  keep whoever came to them by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from coterie.messages import TRAIN
+from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round
+
+
+class FeSEM(ClusteredStrategy):
+    """One centre per cluster; a client belongs to the centre nearest to its own model."""
+
+    name: ClassVar[str] = "fesem"
+    title: ClassVar[str] = "clients join the centre nearest to their own model, optional rebalancing"
+    paper: ClassVar[str] = "Long et al. 2023; RR-Cluster, Algorithm 1"
+    memory: ClassVar[bool] = True
+    knows_label: ClassVar[bool] = False
+
+    def round(self, number: int, models: Models) -> Round:
+        """Lines 5, 3 and 4."""
+        released = yield Phase(TRAIN, models)  # lines 5 and 3: client/verbs.py::train, _assign
+        return self.step(models, released)  # line 4
+
+    def initial_models(self, models: Models) -> Models:
+        """Line 1."""
+        return np.repeat(super().initial_models(models)[:1], self.plan.num_clusters, axis=0)
+
+    def asks(self) -> dict[str, int | float | str | bool]:
+        """Line 3, and C, within which a client's model must stay."""
+        bound = {"clip": float(self.plan.clip_norm)} if math.isfinite(self.plan.clip_norm) else {}
+        return {"assign": "nearest", **bound}
