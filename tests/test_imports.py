@@ -18,7 +18,8 @@ ALLOWED = {
     "client": {"datasets", "models", "privacy", "messages"},
     "engine": {"client", "messages"},
     "server": {"strategies", "privacy", "datasets", "models", "messages", "report"},
-    "cli": {"report", "server", "engine", "client", "strategies", "privacy", "datasets", "models"},
+    "bench": {"report", "server", "engine", "client", "privacy", "datasets", "models"},
+    "cli": {"bench", "report", "server", "engine", "client", "strategies", "privacy", "datasets", "models"},
 }
 
 

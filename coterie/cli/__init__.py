@@ -14,6 +14,7 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 from coterie.cli import listings, privacy
 from coterie.cli.audit import audit
+from coterie.cli.bench import bench
 from coterie.cli.run import run
 
 cli = typer.Typer(
@@ -22,12 +23,13 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, listings.strategies, listings.datasets, listings.models, listings.report, audit):
+for command in (run, listings.strategies, listings.datasets, listings.models, listings.report, audit, bench):
     cli.command()(command)
 cli.add_typer(privacy.app, name="privacy")
 
 #: Errors whose message alone tells a person what to do, by the room that raises them.
 _EXPECTED = {
+    "coterie.bench": ("BenchError",),
     "coterie.privacy": ("PrivacyError", "LedgerError"),
     "coterie.datasets": ("DataError",),
     "coterie.models": ("ModelError",),

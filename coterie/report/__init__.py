@@ -5,9 +5,13 @@ A run folder is read once, by :func:`read_run`; everything else draws from the f
 
 from coterie.report.page import write_report
 from coterie.report.plots import (
+    GROUP_COLOURS,
+    INK,
+    MUTED,
     accuracy_figure,
     cluster_figure,
     comparison_figure,
+    drawing_style,
     privacy_figure,
     save_figure,
     save_png,
@@ -16,12 +20,16 @@ from coterie.report.runs import ReportError, Round, Run, read_run
 from coterie.report.table import result_table
 
 __all__ = [
+    "GROUP_COLOURS",
+    "INK",
+    "MUTED",
     "ReportError",
     "Round",
     "Run",
     "accuracy_figure",
     "cluster_figure",
     "comparison_figure",
+    "drawing_style",
     "privacy_figure",
     "read_run",
     "result_table",

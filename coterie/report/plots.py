@@ -59,7 +59,7 @@ def accuracy_figure(run: Run) -> Figure:
 
     A run without privacy has no second panel. A run that was never evaluated says so in the first.
     """
-    with _style():
+    with drawing_style():
         figure = Figure(figsize=(9.0, 4.3 if run.accounted else 3.3), facecolor="white")
         _draw_accuracy(figure, run, left=0.075, right=0.84, bottom=0.115, top=0.97)
     return figure
@@ -70,7 +70,7 @@ def cluster_figure(run: Run) -> Figure:
 
     An arrow goes from the model that was copied to the starving one that it replaced.
     """
-    with _style():
+    with drawing_style():
         figure = Figure(figsize=(9.0, 3.3), facecolor="white")
         _draw_clusters(figure.add_axes((0.075, 0.15, 0.765, 0.81)), run)
     return figure
@@ -78,7 +78,7 @@ def cluster_figure(run: Run) -> Figure:
 
 def comparison_figure(runs: Sequence[Run]) -> Figure:
     """Mean accuracy of several runs; line n is labelled n, counting from 1 in the order given."""
-    with _style():
+    with drawing_style():
         figure = Figure(figsize=(9.0, 3.6), facecolor="white")
         axes = figure.add_axes((0.075, 0.135, 0.87, 0.83))
         ends: list[_End] = []
@@ -100,7 +100,7 @@ def save_png(run: Run, path: Path | str) -> Path:
     """Save accuracy (ε beneath) and cluster sizes side by side as a wide picture; return its path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _style():
+    with drawing_style():
         figure = Figure(figsize=(14.0, 4.6), facecolor="white")
         accuracy = _draw_accuracy(figure, run, left=0.05, right=0.42, bottom=0.115, top=0.9)
         accuracy.set_title("Noisy mean accuracy" if run.noisy else "Accuracy")
@@ -118,7 +118,7 @@ def privacy_figure(curves: Mapping[str, Sequence[tuple[int, float]]], title: str
         curves: (rounds, ε) in the order of rounds, by accountant; every ε finite.
         title: one line about what is accounted.
     """
-    with _style():
+    with drawing_style():
         figure = Figure(figsize=(9.0, 4.6), facecolor="white")
         axes = figure.add_axes((0.07, 0.115, 0.685, 0.77))
         ends: list[_End] = []
@@ -150,7 +150,7 @@ def save_figure(figure: Figure, path: Path | str) -> Path:
         raise ReportError(f"{path}: pictures end with {', '.join(dates)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _style(), matplotlib.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
+        with drawing_style(), matplotlib.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
             figure.savefig(path, dpi=150, metadata=dates[path.suffix.lower()])
     except OSError as error:
         raise ReportError(f"{path} cannot be written: {error.strerror}") from None
@@ -173,7 +173,7 @@ def run_line(index: int) -> tuple[str, str]:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def drawing_style() -> Iterator[None]:
     with matplotlib.rc_context(_STYLE):
         yield
 

@@ -76,7 +76,7 @@ class RunFolder:
         except OSError as error:
             raise FolderError(f"{path} cannot be made ({error.strerror}): choose another --out") from None
         ledger = config.plan.ledger(path / _LEDGER, **config.about())
-        document = {"config": config.values, "versions": _versions(), "machine": _machine(config)}
+        document = {"config": config.values, "versions": versions(), "machine": machine(config["device"])}
         _replace(path / "config.toml", tomli_w.dumps(document).encode())
         return cls(path, config, config.plan, ledger, None)
 
@@ -245,12 +245,14 @@ def _is_trace(path: Path) -> bool:
     return path.name == _LEDGER and len(path.read_bytes().splitlines()) <= 1
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of Coterie, Python, and the libraries on which a result depends."""
     return {"coterie": __version__, "python": platform.python_version(), **{n: version(n) for n in _LIBRARIES}}
 
 
-def _machine(config: RunConfig) -> dict[str, Any]:
-    return {"device": config["device"], "cores": len(os.sched_getaffinity(0)), "git-commit": _git_commit()}
+def machine(device: str) -> dict[str, Any]:
+    """What a result was computed on, and from which commit."""
+    return {"device": device, "cores": len(os.sched_getaffinity(0)), "git-commit": _git_commit()}
 
 
 def _git_commit() -> str:

@@ -323,3 +323,30 @@ def test_nothing_else_draws_noise():
 def test_plans_that_make_no_sense(change, complaint):
     with pytest.raises(PrivacyError, match=complaint):
         plan(**change)
+
+
+@pytest.mark.parametrize("kind", [Joint, RRSlot])
+def test_a_shared_block_moves_by_what_a_client_sent_and_no_more(kind):
+    """Two shared coordinates, then one of the cluster: clipped as one vector, the shared part summed over all clusters."""
+    p = plan(kind, noise=1e-6, share=0.5, k=2, clients=10, rate=1.0)
+    contributions = p.contributions(3, shared=2)
+    for slot in range(10):
+        contributions.add(slot, int(slot < 4), int(slot < 4), [3.0, 0.0, 4.0])
+    released = p.release(p.ledger().round(1, p.event()), contributions, Streams(0), 1)
+    sent = p.clip_norm * np.array([0.6, 0.0, 0.8])
+    expected = [[*10 * sent[:2], 6 * sent[2]], [*10 * sent[:2], 4 * sent[2]]]
+    np.testing.assert_allclose(released.sums, expected, atol=1e-4)
+    assert released.cohort == pytest.approx(10)
+
+
+def test_a_shared_block_is_noised_once_at_the_scale_of_a_cluster_s():
+    p = plan(Joint, noise=2.0, share=0.2, k=4)
+    drawn = [
+        p.release(p.ledger().round(1, p.event()), p.contributions(600, shared=300), Streams(0), attempt).sums
+        for attempt in range(8)
+    ]
+    for sums in drawn:
+        np.testing.assert_array_equal(sums[:, :300], np.repeat(sums[:1, :300], 4, axis=0))
+    scale = p.noise_multiplier_updates * p.clip_norm
+    assert np.std([s[0, :300] for s in drawn]) == pytest.approx(scale, rel=5 / math.sqrt(2 * 2400))
+    assert np.std([s[:, 300:] for s in drawn]) == pytest.approx(scale, rel=5 / math.sqrt(2 * 9600))

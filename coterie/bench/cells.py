@@ -1,0 +1,208 @@
+"""The cells of a table: runs, several at a time, each in a folder of its own that is found again."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from coterie.bench.table import Column, Row, Table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a table.
+
+    Attributes:
+        row, column: names of what it belongs to.
+        seed: of the run.
+        settings: every configuration key that is set.
+        tuning: whether it only helps to choose settings.
+    """
+
+    row: str
+    column: str
+    seed: int
+    settings: Mapping[str, Any]
+    tuning: bool = False
+
+    @property
+    def key(self) -> str:
+        """Names its folder: the same run has the same one, in whatever table."""
+        text = json.dumps({**self.settings, "seed": self.seed}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A cell that ended.
+
+    Attributes:
+        cell: which one.
+        result: what its result.json holds; None if it could not run.
+        why: the reason, then.
+        folder: its run folder.
+    """
+
+    cell: Cell
+    result: Mapping[str, Any] | None
+    why: str | None
+    folder: Path
+
+
+def run_all(
+    table: Table,
+    out: Path,
+    *,
+    places: Mapping[str, Any],
+    jobs: int,
+    seen: Callable[[Done, int], None] = lambda done, left: None,
+) -> tuple[list[Done], dict[tuple[str, str], dict[str, Any]]]:
+    """Tune every row, then run every cell; what is there already is not run again.
+
+    Args:
+        table: what to run.
+        out: its folder; runs are kept under ``runs/``.
+        places: where data are and where clients train; they do not tell cells apart.
+        jobs: runs at a time.
+        seen: called with every cell that ended, and how many are left.
+
+    Returns:
+        the reported cells, and the tuned settings of every (row, column that it was tuned at).
+    """
+    rows = {row.name: row for row in table.rows}
+    wanted = sorted({(row.name, column.tuned_at) for row, column in table.pairs() if row.tune})
+    trials = [
+        Trial((row, column), choice, Cell(row, column, seed, settings, tuning=True))
+        for row, column in wanted
+        for choice in table.candidates(rows[row])
+        for settings in [_settings(table, rows[row], table.column(column), choice) | table.tuning_settings]
+        for seed in table.tuning_seeds
+    ]
+    left = itertools.count(len(trials) + len(table.pairs()) * len(table.seeds) - 1, -1)
+
+    def each(cells: list[Cell]) -> dict[str, Done]:
+        ended = {}
+        for done in _run(cells, out, places, jobs):
+            ended[done.cell.key] = done
+            seen(done, next(left))
+        return ended
+
+    tried = each([trial.cell for trial in trials])
+    tuned = {at: _best([trial for trial in trials if trial.at == at], tried) for at in wanted}
+    cells = [
+        Cell(row.name, column.name, seed, _settings(table, row, column, tuned.get((row.name, column.tuned_at), {})))
+        for row, column in table.pairs()
+        for seed in table.seeds
+    ]
+    ended = each(cells)
+    return [replace(ended[cell.key], cell=cell) for cell in cells], tuned
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One try at the settings of the row and column ``at``."""
+
+    at: tuple[str, str]
+    choice: Mapping[str, Any]
+    cell: Cell
+
+
+def count(table: Table) -> int:
+    """How many runs a table takes."""
+    wanted = {(row.name, column.tuned_at): row for row, column in table.pairs() if row.tune}
+    trials = sum(len(table.candidates(row)) for row in wanted.values()) * len(table.tuning_seeds)
+    return trials + len(table.pairs()) * len(table.seeds)
+
+
+def _best(trials: list[Trial], tried: Mapping[str, Done]) -> dict[str, Any]:
+    """The choice with the best mean accuracy on the clients that were set aside; the first of equals."""
+    scores: dict[str, list[float]] = {}
+    for trial in trials:
+        accuracy = (tried[trial.cell.key].result or {}).get("accuracy")
+        scores.setdefault(json.dumps(trial.choice), []).append(0.0 if accuracy is None else accuracy)
+    best: dict[str, Any] = json.loads(max(scores, key=lambda text: sum(scores[text])))
+    return best
+
+
+def _settings(table: Table, row: Row, column: Column, choice: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {**table.settings, **column.settings, **row.settings, **choice}
+    if "evaluate-every" not in settings:  # only the end is reported
+        settings["evaluate-every"] = settings.get("rounds", 80)
+    return settings
+
+
+def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int) -> Iterable[Done]:
+    """Every cell as soon as it ended; equal runs are made once."""
+    alike: dict[str, list[Cell]] = {}
+    for cell in cells:
+        alike.setdefault(cell.key, []).append(cell)
+    waiting = []
+    for key, same in alike.items():
+        folder = out / "runs" / key
+        if (folder / "result.json").exists():
+            result = json.loads((folder / "result.json").read_text())
+            yield from (Done(cell, result, None, folder) for cell in same)
+        else:
+            waiting.append((same[0], folder))
+    if not waiting:
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["coterie.server", "coterie.client", "coterie.engine"])
+    workers = max(1, min(jobs, len(waiting)))
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(workers,)) as pool:
+        futures = {pool.submit(_run_one, cell, folder, dict(places)): (cell, folder) for cell, folder in waiting}
+        try:
+            for future in as_completed(futures):
+                cell, folder = futures[future]
+                result, why = future.result()
+                yield from (Done(same, result, why, folder) for same in alike[cell.key])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _prepare(jobs: int) -> None:
+    """Share the cores fairly, and leave Ctrl-C to the parent."""
+    import signal
+
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // jobs))
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
+    """One run in this process; what cannot run says why."""
+    from coterie.client.verbs import federation
+    from coterie.datasets import DataError
+    from coterie.engine import LocalGrid
+    from coterie.models import ModelError
+    from coterie.privacy import PrivacyError
+    from coterie.server import ConfigError, RunConfig, RunError, RunFolder, run
+
+    shutil.rmtree(folder, ignore_errors=True)  # cut short: cells are short enough to start again
+    try:
+        config = RunConfig({**cell.settings, "seed": cell.seed, **places})
+        federation(config.for_clients())
+        _ = config.plan
+        run_folder = RunFolder.create(folder, config)
+        grid = LocalGrid(config["clients"])
+        try:
+            return run(run_folder, grid), None
+        finally:
+            run_folder.close()
+            grid.close()
+    except (ConfigError, DataError, ModelError, PrivacyError, RunError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return None, str(error)

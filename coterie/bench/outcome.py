@@ -1,0 +1,220 @@
+"""What a table came to: one JSON-ready document, and the same for a terminal, a page and a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table as RichTable
+from safetensors.numpy import load_file
+
+from coterie.bench.cells import Done
+from coterie.bench.table import Column, Table
+from coterie.client.verbs import federation
+from coterie.server import RunConfig
+from coterie.server.folder import machine, versions
+
+_MISSING = "–"
+
+Document = Mapping[str, Any]
+
+
+def document(
+    table: Table, done: Sequence[Done], tuned: Mapping[tuple[str, str], Mapping[str, Any]], *, command: str, device: str
+) -> dict[str, Any]:
+    """The whole table, its settings and what it was run on.
+
+    Args:
+        table: what was run.
+        done: its cells.
+        tuned: chosen settings of (row, column that it was tuned at).
+        command: what made it.
+        device: where clients trained.
+    """
+    by_place: dict[tuple[str, str], list[Done]] = {}
+    for one in done:
+        by_place.setdefault((one.cell.row, one.cell.column), []).append(one)
+    return {
+        "table": table.name,
+        "title": table.title,
+        "source": table.source,
+        "score": table.score,
+        "percent": table.percent,
+        "plot": table.plot,
+        "quick": table.quick,
+        "command": command,
+        "machine": machine(device),
+        "versions": versions(),
+        "seeds": list(table.seeds),
+        "tuning": {"seeds": list(table.tuning_seeds), "set": dict(table.tuning_settings), "grid": dict(table.grid)},
+        "set": dict(table.settings),
+        "columns": [
+            {"name": c.name, "set": dict(c.settings), "x": c.x, "tuned-at": c.tuned_at}
+            | ({"points": _points(table, c)} if table.plot == "pictures" else {})
+            for c in table.columns
+        ],
+        "rows": [
+            {
+                "name": row.name,
+                "set": dict(row.settings),
+                "cells": [
+                    _cell(
+                        table, row.paper[place], by_place.get((row.name, c.name), []), tuned.get((row.name, c.tuned_at))
+                    )
+                    for place, c in enumerate(table.columns)
+                ],
+            }
+            for row in table.rows
+        ],
+    }
+
+
+def _cell(
+    table: Table, paper: float | None, done: Sequence[Done], tuned: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """One row in one column: the paper's figure, ours, and the difference; None where the row lacks the column."""
+    if not done:
+        return None
+    scale = 100 if table.percent else 1
+    results = [one.result for one in done if one.result is not None]
+    values = [scale * float(r[table.score]) for r in results if r.get(table.score) is not None]
+    mean = statistics.fmean(values) if values else None
+    return {
+        "paper": paper,
+        "mean": mean,
+        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "difference": mean - paper if mean is not None and paper is not None else None,
+        "values": values,
+        "tuned": dict(tuned or {}),
+        "epsilon": next((r["epsilon"] for r in results), None),
+        "delta": next((r["delta"] for r in results), None),
+        "worst group": _mean(results, "worst_group_accuracy", scale),
+        "clustering accuracy": _mean(results, "clustering_accuracy", 100),
+        "groups found": _mean(results, "groups_found", 1),
+        "seconds": _mean(results, "seconds_training", 1),
+        "why": next((one.why for one in done if one.why), None),
+        **(_drawn[table.plot](table, done) if table.plot in _drawn else {}),
+    }
+
+
+def _curve(table: Table, done: Sequence[Done]) -> dict[str, Any]:
+    """The score over rounds, mean over seeds."""
+    scale = 100 if table.percent else 1
+    values: dict[int, list[float]] = {}
+    for one in done:
+        if one.result is not None:
+            for line in map(json.loads, (one.folder / "metrics.jsonl").read_text().splitlines()):
+                if table.score in line:
+                    values.setdefault(line["round"], []).append(scale * line[table.score])
+    return {"curve": [[number, statistics.fmean(every)] for number, every in sorted(values.items())]}
+
+
+def _fitted(table: Table, done: Sequence[Done]) -> dict[str, Any]:
+    """Slope and intercept of every model of the first seed."""
+    one = next((one for one in done if one.result is not None), None)
+    files = [] if one is None else sorted((one.folder / "models").glob("*.safetensors"))
+    return {"lines": [[float(values.item()) for values in load_file(file).values()] for file in files]}
+
+
+_drawn = {"curves": _curve, "pictures": _fitted}
+
+
+def _points(table: Table, column: Column) -> list[list[float]]:
+    """Group, x and y of some of the data that the clients of a column hold."""
+    data = federation(RunConfig({**table.settings, **column.settings, "seed": table.seeds[0]}).for_clients())
+    shards = [data.shard(client) for client in range(data.clients)]
+    groups = np.repeat([shard.group for shard in shards], [len(shard.y) for shard in shards])
+    x, y = np.concatenate([s.x[:, 0] for s in shards]), np.concatenate([s.y for s in shards])
+    some = np.random.default_rng(0).permutation(len(y))[:400]
+    return [groups[some].tolist(), x[some].tolist(), y[some].tolist()]
+
+
+def _mean(results: Sequence[Mapping[str, Any]], key: str, scale: float) -> float | None:
+    values = [scale * float(result[key]) for result in results if result.get(key) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _figure(value: float | None) -> str:
+    return _MISSING if value is None else f"{value:.2f}"
+
+
+def _ours(cell: Mapping[str, Any]) -> str:
+    spread = "" if cell["std"] is None else f" ± {cell['std']:.2f}"
+    return _figure(cell["mean"]) + spread
+
+
+def _difference(cell: Mapping[str, Any]) -> str:
+    return "" if cell["difference"] is None else f"{cell['difference']:+.2f}"
+
+
+def _notes(document: Document) -> dict[str, int]:
+    """Why cells are empty, numbered from 1 in the order in which they come."""
+    why = [cell["why"] for row in document["rows"] for cell in row["cells"] if cell and cell["why"]]
+    return {reason: number for number, reason in enumerate(dict.fromkeys(why), 1)}
+
+
+def _text(cell: Mapping[str, Any] | None, notes: Mapping[str, int]) -> str:
+    """Paper, ours, difference in one line."""
+    if cell is None:
+        return ""
+    if cell["why"]:
+        paper = "" if cell["paper"] is None else f"{_figure(cell['paper'])} → "
+        return f"{paper}{_MISSING} [{notes[cell['why']]}]"
+    if cell["paper"] is None:
+        return _ours(cell)
+    return f"{_figure(cell['paper'])} → {_ours(cell)} ({_difference(cell)})"
+
+
+def console_table(document: Document) -> tuple[RichTable, list[str]]:
+    """For a terminal, and the notes that belong under it."""
+    notes = _notes(document)
+    view = RichTable(title=f"{document['title']} ({document['source']}): paper → ours", title_justify="left")
+    view.add_column("method", style="cyan", no_wrap=True)
+    for column in document["columns"]:
+        view.add_column(column["name"], justify="right")
+    for row in document["rows"]:
+        view.add_row(row["name"], *(_text(cell, notes).replace("[", r"\[") for cell in row["cells"]))
+    return view, [f"[{number}] {reason}" for reason, number in notes.items()]
+
+
+def markdown(document: Document) -> str:
+    """For a page."""
+    notes = _notes(document)
+    heads = ["method", *(column["name"] for column in document["columns"])]
+    lines = ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1)]
+    lines += [
+        "| " + " | ".join([row["name"], *(_text(cell, notes) for cell in row["cells"])]) + " |"
+        for row in document["rows"]
+    ]
+    lines += ["", *(f"[{number}] {reason}" for reason, number in notes.items())] if notes else []
+    return "\n".join(lines) + "\n"
+
+
+def write_csv(document: Document, path: Path) -> None:
+    """A line per row and column."""
+    numbers = [
+        "paper",
+        "mean",
+        "std",
+        "difference",
+        "epsilon",
+        "delta",
+        "worst group",
+        "clustering accuracy",
+        "seconds",
+    ]
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "column", *numbers, "values", "tuned", "why"])
+        for row in document["rows"]:
+            for column, cell in zip(document["columns"], row["cells"], strict=True):
+                if cell is not None:
+                    values = " ".join(f"{value:.4f}" for value in cell["values"])
+                    tuned = " ".join(f"{key}={value}" for key, value in cell["tuned"].items())
+                    figures = [cell[number] for number in numbers]
+                    writer.writerow([row["name"], column["name"], *figures, values, tuned, cell["why"]])

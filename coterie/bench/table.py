@@ -1,0 +1,214 @@
+"""What a table of a paper is made of: columns (settings), rows (methods), seeds, and how methods are tuned."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+#: Ways to draw a table: values beside the paper's; lines over the columns' ``x``; accuracy over rounds; fitted lines.
+PLOTS = ("dots", "lines", "curves", "pictures")
+
+_HERE = Path(__file__).parent
+# In a wheel beside this file; in a checkout at the repository's root.
+_FOLDERS = (_HERE / "tables", _HERE.parents[1] / "benchmarks" / "tables")
+
+
+class BenchError(ValueError):
+    """A table that cannot be read or run; the message says which and what to do."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One setting of a table.
+
+    Attributes:
+        name: its head.
+        settings: configuration keys.
+        x: where it lies on the axis of a plot of lines.
+        tuned_at: name of the column whose setting methods are tuned in; its own unless another's is named.
+    """
+
+    name: str
+    settings: Settings
+    x: float | None = None
+    tuned_at: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method.
+
+    Attributes:
+        name: its head.
+        settings: configuration keys; they win over the column's.
+        paper: the paper's figure in every column, None where it has none.
+        tune: keys that are tuned; ``settings`` hold what a quick table uses for them.
+        columns: names of the columns that it has; empty: all.
+    """
+
+    name: str
+    settings: Settings
+    paper: tuple[float | None, ...]
+    tune: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: every row in every column on every seed is a run.
+
+    Attributes:
+        name: of its file.
+        title: what it shows.
+        source: paper and table.
+        score: key of a run's result.
+        percent: whether the score is a share, shown in percent.
+        plot: one of :data:`PLOTS`.
+        seeds: of the runs.
+        settings: configuration keys of every run.
+        columns: its columns.
+        rows: its rows.
+        grid: values to try for each key that a row tunes.
+        tuning_settings: keys of a tuning run; they set clients aside, whose data stand in for the test set.
+        tuning_seeds: seeds of tuning runs, other than ``seeds``.
+        quick: whether this is the short version.
+    """
+
+    name: str
+    title: str
+    source: str
+    score: str
+    percent: bool
+    plot: str
+    seeds: tuple[int, ...]
+    settings: Settings
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    grid: Mapping[str, Sequence[Any]]
+    tuning_settings: Settings
+    tuning_seeds: tuple[int, ...]
+    quick: bool = False
+
+    def column(self, name: str) -> Column:
+        """The column called ``name``."""
+        return next(column for column in self.columns if column.name == name)
+
+    def pairs(self) -> list[tuple[Row, Column]]:
+        """Every row with every column that it has."""
+        return [(r, c) for r in self.rows for c in self.columns if not r.columns or c.name in r.columns]
+
+    def candidates(self, row: Row) -> list[dict[str, Any]]:
+        """Every combination of the values that ``row`` tunes."""
+        values = [self.grid[key] for key in row.tune]
+        return [dict(zip(row.tune, combination, strict=True)) for combination in itertools.product(*values)]
+
+
+def table_names() -> list[str]:
+    """Tables that come with Coterie."""
+    return sorted(path.stem for folder in _FOLDERS for path in folder.glob("*.toml"))
+
+
+def read_table(name: str, *, quick: bool = False, seeds: Sequence[int] = ()) -> Table:
+    """The table called ``name``, or in the TOML file ``name``.
+
+    Args:
+        name: see :func:`table_names`.
+        quick: the short version that its file describes: fewer cells, no tuning.
+        seeds: in place of the file's.
+
+    Raises:
+        BenchError: there is no such table, or its file is wrong.
+    """
+    path = (
+        Path(name)
+        if name.endswith(".toml")
+        else next((folder / f"{name}.toml" for folder in _FOLDERS if (folder / f"{name}.toml").is_file()), None)
+    )
+    if path is None or not path.is_file():
+        known = table_names()
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise BenchError(f"there is no table {name!r}{hint}; there are {', '.join(known)}, or a TOML file of your own.")
+    try:
+        raw = tomllib.loads(path.read_text())
+        table = _table(path.stem, raw)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BenchError(f"{path} does not describe a table: {error!r}") from error
+    if quick:
+        table = _quick(table, raw.get("quick", {}))
+    return replace(table, seeds=tuple(seeds)) if seeds else table
+
+
+def _table(name: str, raw: Mapping[str, Any]) -> Table:
+    columns = tuple(
+        Column(c["name"], c.get("set", {}), c.get("x"), c.get("tuned-at", c["name"])) for c in raw["columns"]
+    )
+    names = [column.name for column in columns]
+    rows = []
+    for r in raw["rows"]:
+        own = tuple(r.get("columns", ()))
+        figures = [None if figure == "-" else float(figure) for figure in r.get("paper", [])]
+        width = len(own) or len(columns)
+        if len(figures) not in (0, width):
+            raise ValueError(f"row {r['name']!r} has {len(figures)} figures of the paper for {width} columns")
+        by_column = dict(zip(own or names, figures, strict=False))
+        common: dict[str, Any] = raw["sets"][r["with"]] if "with" in r else {}
+        rows.append(
+            Row(
+                r["name"],
+                common | r.get("set", {}),
+                tuple(by_column.get(c) for c in names),
+                tuple(r.get("tune", ())),
+                own,
+            )
+        )
+    tuning, plot = raw.get("tuning", {}), raw.get("plot", "dots")
+    named = [column.tuned_at for column in columns] + [name for row in rows for name in row.columns]
+    unknown = [name for name in named if name not in names]
+    unknown += [key for row in rows for key in row.tune if key not in tuning.get("grid", {})]
+    if unknown or plot not in PLOTS:
+        raise ValueError(f"unknown column, tuned key or plot: {', '.join(unknown) or plot}")
+    if set(raw["seeds"]) & set(tuning.get("seeds", ())):
+        raise ValueError("tuning must not see the seeds that are reported")
+    if tuning and not tuning["set"].get("validation-clients"):
+        raise ValueError("tuning needs validation-clients: test data must not choose anything")
+    return Table(
+        name=name,
+        title=raw["title"],
+        source=raw["source"],
+        score=raw.get("score", "accuracy"),
+        percent=raw.get("percent", True),
+        plot=plot,
+        seeds=tuple(raw["seeds"]),
+        settings=raw.get("set", {}),
+        columns=columns,
+        rows=tuple(rows),
+        grid=tuning.get("grid", {}),
+        tuning_settings=tuning.get("set", {}),
+        tuning_seeds=tuple(tuning.get("seeds", ())),
+    )
+
+
+def _quick(table: Table, raw: Mapping[str, Any]) -> Table:
+    """The table with the columns, rows, seeds and settings that its ``[quick]`` names, and without tuning."""
+    keep = raw.get("columns", [column.name for column in table.columns])
+    places = [i for i, column in enumerate(table.columns) if column.name in keep]
+    chosen = raw.get("rows", [row.name for row in table.rows])
+    rows = [
+        replace(row, tune=(), paper=tuple(row.paper[i] for i in places)) for row in table.rows if row.name in chosen
+    ]
+    return replace(
+        table,
+        columns=tuple(replace(table.columns[i], tuned_at=table.columns[i].name) for i in places),
+        rows=tuple(rows),
+        seeds=tuple(raw.get("seeds", table.seeds[:1])),
+        settings={**table.settings, **raw.get("set", {})},
+        quick=True,
+    )

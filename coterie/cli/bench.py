@@ -1,0 +1,106 @@
+"""``coterie bench``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from coterie.cli.console import JsonFlag, console_for, listing, print_json
+
+_INTERRUPTED = 130
+
+
+def bench(
+    name: Annotated[str | None, typer.Argument(help="A table, or a TOML file of one; default: list them.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A short version: minutes in place of hours.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Run seeds 0 to N-1 in place of the table's.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one a core, one on a GPU.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: COTERIE_DATA.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of runs and results; default: bench/NAME.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a paper's table again: the paper's figure, ours, and the difference. What was run already is kept."""
+    from coterie import bench as room
+
+    if name is None:
+        tables = {each: room.read_table(each) for each in room.table_names()}
+        rows = {n: {"what": t.title, "from": t.source, "runs": room.count(t)} for n, t in tables.items()}
+        listing("tables", rows, as_json)
+        return
+    table = room.read_table(name, quick=quick, seeds=range(seeds) if seeds else ())
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    console, started = console_for(as_json), time.perf_counter()
+    folder = out or Path("bench") / (table.name + ("-quick" if quick else ""))
+    places = {"device": device, "data-dir": str(data_dir) if data_dir else ""}
+    try:
+        with _progress(console, room.count(table)) as seen:
+            done, tuned = room.run_all(table, folder, places=places, jobs=jobs or _jobs(device), seen=seen)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where it was", file=sys.stderr)
+        raise typer.Exit(_INTERRUPTED) from None
+    told = ["--quick"] * quick + (["--seeds", str(seeds)] if seeds else [])
+    command = shlex.join(["coterie", "bench", name, *told])  # where data and results lie is nobody's business
+    document = room.document(table, done, tuned, command=command, device=_device(device))
+    document["minutes"] = round((time.perf_counter() - started) / 60, 1)
+    (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / "table.md").write_text(room.markdown(document))
+    room.write_csv(document, folder / "table.csv")
+    picture = room.draw(document, folder / "table.png")
+    if as_json:
+        print_json(document)
+    else:
+        view, notes = room.console_table(document)
+        console.print(view)
+        for note in notes:
+            console.print(note, markup=False, soft_wrap=True)
+        console.print(f"{folder}/table.json, .csv, .md   picture {picture}", soft_wrap=True)
+    if all(one.result is None for one in done):
+        raise typer.Exit(1)
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name != "cpu" and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return "cpu"
+
+
+def _jobs(device: str) -> int:
+    return 1 if _device(device) != "cpu" else len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def _progress(console: Console, total: int) -> Iterator[Callable[[Any, int], None]]:
+    """A bar on a terminal, a line for every run elsewhere."""
+    if not console.is_terminal:
+
+        def plain(done: Any, left: int) -> None:
+            console.print(f"{total - left:4d}/{total}  {_said(done)}", markup=False, soft_wrap=True)
+
+        yield plain
+        return
+    last = TextColumn("{task.fields[last]}", markup=False)
+    columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), last)
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=total, last="")
+        yield lambda done, left: bar.update(task, completed=total - left, last=_said(done))
+
+
+def _said(done: Any) -> str:
+    accuracy = (done.result or {}).get("accuracy")
+    came = f"accuracy {100 * accuracy:.2f} %" if accuracy is not None else done.why or "no accuracy"
+    return f"{'tuning ' if done.cell.tuning else ''}{done.cell.row}, {done.cell.column}, seed {done.cell.seed}: {came}"
