@@ -6,10 +6,28 @@ import numpy as np
 import pytest
 import torch
 from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy, mse_loss
 
-from coterie.models import FEATURES, MODELS, ModelError, build, features, initialise, num_parameters
+from coterie.models import FEATURES, MODELS, ModelError, build, features, hog, initialise, num_parameters
 
 SHAPE = (1, 28, 28)
+IMAGE_MODELS = sorted(name for name, info in MODELS.items() if info.takes == "images")
+
+
+def example(name, image=SHAPE, classes=10):
+    """Shape and classes that a model is for; one of images gets the given ones."""
+    return {"lstm-char": ((6,), 12), "regression": ((5,), 0)}.get(name, (image, classes))
+
+
+def batch(name, n, shape, classes):
+    """n random examples and targets."""
+    if name == "lstm-char":
+        return torch.randint(classes, (n, *shape)), torch.randint(classes, (n,))
+    return torch.rand(n, *shape), torch.randint(classes, (n,)) if classes else torch.rand(n)
+
+
+def loss_of(output, y):
+    return (mse_loss if y.is_floating_point() else cross_entropy)(output, y)
 
 
 def own_model(monkeypatch, function):
@@ -28,10 +46,12 @@ def own_model(monkeypatch, function):
         ("cnn-tiny", (9 * 8 + 8) + (9 * 8 * 20 + 20) + (20 * 49 * 10 + 10)),
         ("cnn-small", (25 * 16 + 16) + (25 * 16 * 32 + 32) + (32 * 49 * 128 + 128) + (128 * 10 + 10)),
         ("lenet", 61_706),  # LeCun et al. 1998 with full connections, as commonly counted
+        ("lstm-char", 12 * 8 + (8 + 64 + 1) * 256 + (64 + 1) * 12),
+        ("regression", 5 + 1),
     ],
 )
 def test_sizes(name, count):
-    assert num_parameters(build(name, SHAPE, 10)) == count
+    assert num_parameters(build(name, *example(name))) == count
     assert name in MODELS
 
 
@@ -40,13 +60,15 @@ def test_cnn_tiny_has_about_11k_parameters():
 
 
 def test_all_models_are_listed_with_their_facts():
-    assert sorted(MODELS) == ["cnn-small", "cnn-tiny", "lenet", "linear", "mlp-200", "mlp-32"]
-    assert {name for name, info in MODELS.items() if info.batched} == {"linear", "mlp-32", "mlp-200"}
+    assert IMAGE_MODELS == ["cnn-small", "cnn-tiny", "lenet", "linear", "mlp-200", "mlp-32"]
+    assert sorted(set(MODELS) - set(IMAGE_MODELS)) == ["lstm-char", "regression"]
+    sequential = {"cnn-small", "cnn-tiny", "lenet"}
+    assert {name for name, info in MODELS.items() if info.batched} == set(MODELS) - sequential
     assert all(info.name == name and info.title and info.source for name, info in MODELS.items())
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 14, 14), (1, 13, 15), (1, 8, 8)])
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_logits(name, shape):
     if name == "lenet" and min(shape[1:]) < 12:
         with pytest.raises(ModelError, match=r"'lenet' needs images of at least 12×12, not 8×8"):
@@ -75,40 +97,40 @@ def test_mlp_is_the_formula():
 def test_opacus_accepts_it(name):
     from opacus.validators import ModuleValidator
 
-    assert ModuleValidator.validate(build(name, SHAPE, 10), strict=False) == []
+    assert ModuleValidator.validate(build(name, *example(name)), strict=False) == []
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_per_example_gradients_by_vmap_are_those_of_a_loop(name):
-    shape = (1, 12, 12)
+    shape, classes = example(name, (1, 12, 12), 4)
     torch.manual_seed(0)
-    model = build(name, shape, 4)
+    model = build(name, shape, classes)
     parameters = {key: value.detach() for key, value in model.named_parameters()}
     assert list(model.buffers()) == []
-    x, y = torch.rand(3, *shape), torch.tensor([0, 3, 1])
+    x, y = batch(name, 3, shape, classes)
 
-    def loss(parameters, image, label):
-        logits = functional_call(model, parameters, (image[None],))
-        return torch.nn.functional.cross_entropy(logits, label[None])
+    def loss(parameters, one, target):
+        return loss_of(functional_call(model, parameters, (one[None],)), target[None])
 
     together = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
     for i in range(3):
         model.zero_grad()
-        torch.nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
+        loss_of(model(x[i : i + 1]), y[i : i + 1]).backward()
         for key, value in model.named_parameters():
             torch.testing.assert_close(together[key][i], value.grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_initial_parameters_are_torchs_under_the_seed(name):
-    arrays = initialise(name, SHAPE, 10, seed=7)
+    shape, classes = example(name)
+    arrays = initialise(name, shape, classes, seed=7)
     torch.manual_seed(7)
-    module = build(name, SHAPE, 10)
+    module = build(name, shape, classes)
     assert list(arrays) == [key for key, _ in module.named_parameters()]
     for key, value in module.named_parameters():
         assert arrays[key].dtype == np.float32
         np.testing.assert_array_equal(arrays[key], value.detach().numpy())
-    other = initialise(name, SHAPE, 10, seed=8)
+    other = initialise(name, shape, classes, seed=8)
     assert all(not np.array_equal(arrays[key], other[key]) for key in arrays)
 
 
@@ -123,7 +145,7 @@ def test_initialise_leaves_the_global_generator_alone():
 def test_unknown_names_get_the_nearest():
     with pytest.raises(ModelError, match=r"unknown model 'mlp32'; the nearest is 'mlp-32'; there are cnn-small, "):
         build("mlp32", SHAPE, 10)
-    with pytest.raises(ModelError, match="unknown features 'pool'; the nearest is 'pool2'; there are none, pool2"):
+    with pytest.raises(ModelError, match="unknown features 'pool'; the nearest is 'pool2'; there are hog, none, pool2"):
         features("pool")
 
 
@@ -131,13 +153,86 @@ def test_unknown_names_get_the_nearest():
     ("shape", "classes", "complaint"),
     [
         ((28, 28), 10, r"input_shape is \(28, 28\)"),
-        ((1, 0, 8), 10, "three positive sizes"),
-        (SHAPE, 0, "num_classes is 0"),
+        ((1, 0, 8), 10, r"three positive sizes \(C, H, W\) of images, or one, \(L,\) of tokens or \(F,\) of vectors"),
+        ((0,), 10, "three positive sizes"),
+        (SHAPE, 0, "model 'linear' gives logits: num_classes is 0, and must be at least 1"),
+        (SHAPE, -1, "num_classes is -1; it must be at least 1, or 0 for regression"),
     ],
 )
 def test_impossible_shapes(shape, classes, complaint):
     with pytest.raises(ModelError, match=complaint):
         build("linear", shape, classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "complaint"),
+    [
+        (
+            "mlp-32",
+            (24,),
+            66,
+            r"'mlp-32' takes images \(C, H, W\), not .* \(24,\); use another \(lstm-char, regression\)",
+        ),
+        ("lenet", (5,), 0, r"'lenet' takes images \(C, H, W\)"),
+        (
+            "lstm-char",
+            SHAPE,
+            10,
+            r"'lstm-char' takes tokens \(L,\), not examples of shape \(1, 28, 28\); use another \(cnn",
+        ),
+        ("regression", SHAPE, 0, r"'regression' takes vectors \(F,\)"),
+        ("lstm-char", (24,), 0, "'lstm-char' gives logits: num_classes is 0, and must be at least 1"),
+        ("regression", (5,), 3, r"'regression' gives one number: num_classes is 3, and must be 0 \(real targets\)"),
+    ],
+)
+def test_networks_refuse_data_that_they_are_not_for(name, shape, classes, complaint):
+    with pytest.raises(ModelError, match=complaint):
+        build(name, shape, classes)
+    with pytest.raises(ModelError, match=complaint):
+        initialise(name, shape, classes, seed=0)
+
+
+def test_lstm_is_torchs():
+    """nn.LSTM's gates are in our order; it adds two biases where we have one."""
+    model = build("lstm-char", (9,), 12)
+    reference = torch.nn.LSTM(8, 64, batch_first=True)
+    with torch.no_grad():
+        reference.weight_ih_l0.copy_(model.input.weight)
+        reference.weight_hh_l0.copy_(model.hidden.weight)
+        reference.bias_ih_l0.copy_(model.input.bias)
+        reference.bias_hh_l0.zero_()
+        tokens = torch.randint(12, (4, 9))
+        states, _ = reference(model.embedding(tokens))
+        torch.testing.assert_close(model(tokens), model.output(states[:, -1]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # tokens have no gradient; nothing needs it
+def test_opacus_has_the_per_example_gradients_of_the_lstm():
+    from opacus import GradSampleModule
+
+    torch.manual_seed(0)
+    model = build("lstm-char", (6,), 12)
+    x, y = batch("lstm-char", 3, (6,), 12)
+    wrapped = GradSampleModule(model, loss_reduction="sum")
+    cross_entropy(wrapped(x), y, reduction="sum").backward()
+    samples = {key: value.grad_sample for key, value in model.named_parameters()}
+    for i in range(3):
+        model.zero_grad()
+        alone = torch.autograd.grad(
+            cross_entropy(functional_call(model, dict(model.named_parameters()), (x[i : i + 1],)), y[i : i + 1]),
+            list(model.parameters()),
+        )
+        for (key, sample), gradient in zip(samples.items(), alone, strict=True):
+            torch.testing.assert_close(sample[i], gradient, rtol=1e-3, atol=1e-5, msg=key)
+
+
+def test_regression_is_an_affine_function():
+    model = build("regression", (3,), 0)
+    weight, bias = (p.detach() for p in model.parameters())
+    x = torch.rand(7, 3)
+    output = model(x)
+    assert output.shape == (7,)
+    torch.testing.assert_close(output, (x @ weight.T + bias)[:, 0])
 
 
 def test_own_function(monkeypatch):
@@ -168,6 +263,89 @@ def test_pool2_averages_and_crops():
     assert pooled.tolist() == [[[[2.5, 4.5], [10.5, 12.5]], [[22.5, 24.5], [30.5, 32.5]]]]
     with pytest.raises(ModelError, match="at least 2×2, not 1×4"):
         features("pool2")(x[:, :, :1])
+    with pytest.raises(ModelError, match=r"'pool2' are made of images, not of examples of shape \(24,\)"):
+        features("pool2")(np.zeros((3, 24), np.float32))
+
+
+def tilted(degrees, side=28):
+    """A brightness that rises in one direction, counter-clockwise from rightwards, and its reverse."""
+    rows, columns = np.mgrid[:side, :side].astype(np.float32)
+    angle = np.radians(degrees)
+    slope = (np.cos(angle) * columns - np.sin(angle) * rows) / side
+    return np.stack([slope, -slope])[:, None].astype(np.float32)
+
+
+@pytest.mark.parametrize("k", range(8))
+def test_hog_tells_directions_apart(k):
+    """Rows grow downwards, so that direction k is clockwise; a reversed edge is the opposite direction."""
+    rising, falling = hog(tilted(-45 * k))
+    inner = slice(1, 6)
+    least = rising.min()
+    assert rising[k, inner, inner].min() > least + 1
+    assert np.delete(rising, k, axis=0)[:, inner, inner].max() < least + 0.15
+    np.testing.assert_allclose(falling[(k + 4) % 8], rising[k], atol=1e-3)
+    between = hog(tilted(-45 * k - 22.5))[0]
+    np.testing.assert_allclose(between[k, 3, 3], between[(k + 1) % 8, 3, 3], atol=0.05)
+
+
+def test_hog_looks_at_each_image_alone_and_at_each_cell():
+    images = np.random.default_rng(0).uniform(-1, 1, (300, 1, 28, 28)).astype(np.float32)
+    together = hog(images)
+    assert (together.shape, together.dtype) == ((300, 8, 7, 7), np.float32)
+    np.testing.assert_array_equal(together[257:260], np.concatenate([hog(images[i : i + 1]) for i in (257, 258, 259)]))
+    images[5, :, :4, :4] += 1
+    changed = (hog(images) != together).any(axis=1)
+    assert changed[5, 0, 0]
+    assert not changed[5, 4:].any()
+    assert not changed[5, :, 4:].any()
+    assert changed.any(axis=(1, 2)).sum() == 1
+
+
+def test_hog_does_not_care_about_brightness_and_little_about_contrast():
+    images = np.random.default_rng(0).uniform(-0.5, 0.5, (3, 1, 28, 28)).astype(np.float32)
+    np.testing.assert_allclose(hog(images + 0.4), hog(images), atol=0.02)
+    flat = hog(np.zeros((1, 1, 28, 28), np.float32)).min()
+    louder = (hog(2 * images) - flat).mean() / (hog(images) - flat).mean()
+    assert 1 < louder < 1.2  # without normalisation, the square root of 2
+    assert np.ptp(hog(np.full((1, 1, 28, 28), 0.3, np.float32))) == 0
+
+
+def test_hog_of_a_colour_image_takes_the_strongest_channel():
+    grey = np.random.default_rng(0).uniform(-1, 1, (2, 1, 32, 32)).astype(np.float32)
+    colours = np.concatenate([0.1 * grey[:, :, ::-1], grey, np.zeros_like(grey)], axis=1)
+    assert hog(colours).shape == (2, 8, 7, 7)
+    weak = np.concatenate([np.zeros_like(grey), grey, np.full_like(grey, 0.5)], axis=1)
+    np.testing.assert_array_equal(hog(weak), hog(grey))
+    assert np.abs(hog(colours) - hog(grey)).mean() < 0.1
+
+
+@pytest.mark.parametrize("shape", [(1, 7, 7), (1, 8, 8), (3, 32, 32), (1, 13, 30)])
+def test_hog_of_other_sizes(shape):
+    values = hog(np.random.default_rng(0).uniform(-1, 1, (2, *shape)).astype(np.float32))
+    assert values.shape == (2, 8, 7, 7)
+    assert np.isfinite(values).all()
+
+
+def test_hog_needs_a_pixel_a_cell():
+    with pytest.raises(ModelError, match="'hog' need images of at least 7×7, not 6×8"):
+        hog(np.zeros((1, 1, 6, 8), np.float32))
+    with pytest.raises(ModelError, match="'hog' are made of images"):
+        hog(np.zeros((1, 1), np.int64))
+
+
+def test_hog_of_real_images_is_centred_and_good_for_a_linear_model(data_dir):
+    """Two thousand training images suffice for 84 % of two thousand others; pixels reach about 80 % there."""
+    from sklearn.linear_model import LogisticRegression
+
+    from coterie.datasets import load
+
+    source = load("fashion-mnist", data_dir)
+    part = hog(2 * source.train_x[:4000].astype(np.float32) / 255 - 1)
+    assert abs(part.mean()) < 0.2
+    assert 0.8 < part.std() < 1.2
+    x, y = part.reshape(4000, -1), source.train_y[:4000]
+    fitted = LogisticRegression(C=0.01, max_iter=100, tol=1e-2).fit(x[:2000], y[:2000])
+    assert fitted.score(x[2000:], y[2000:]) > 0.84
 
 
 def test_features_are_stable_objects():
@@ -177,8 +355,6 @@ def test_features_are_stable_objects():
 
 
 def test_listing_needs_no_torch():
-    code = (
-        "import sys, coterie.models; print(sorted(m for m in sys.modules if m == 'torch' or m.startswith('coterie.')))"
-    )
+    code = "import sys, coterie.models; print(*(m for m in sys.modules if m == 'torch' or m.startswith('coterie.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['coterie.models']"
+    assert {".".join(name.split(".")[:2]) for name in done.stdout.split()} == {"coterie.models"}

@@ -59,6 +59,15 @@ class Done:
     folder: Path
 
 
+@dataclass(frozen=True)
+class Trial:
+    """One try at the settings of the row and column ``at``."""
+
+    at: tuple[str, str]
+    choice: Mapping[str, Any]
+    cell: Cell
+
+
 def run_all(
     table: Table,
     out: Path,
@@ -108,15 +117,6 @@ def run_all(
     return [replace(ended[cell.key], cell=cell) for cell in cells], tuned
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One try at the settings of the row and column ``at``."""
-
-    at: tuple[str, str]
-    choice: Mapping[str, Any]
-    cell: Cell
-
-
 def count(table: Table) -> int:
     """How many runs a table takes."""
     wanted = {(row.name, column.tuned_at): row for row, column in table.pairs() if row.tune}
@@ -135,7 +135,7 @@ def _best(trials: list[Trial], tried: Mapping[str, Done]) -> dict[str, Any]:
 
 
 def _settings(table: Table, row: Row, column: Column, choice: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {**table.settings, **column.settings, **row.settings, **choice}
+    settings = {**table.settings, **column.settings, **row.settings, **choice, **table.overrides}
     if "evaluate-every" not in settings:  # only the end is reported
         settings["evaluate-every"] = settings.get("rounds", 80)
     return settings

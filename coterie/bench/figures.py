@@ -61,7 +61,7 @@ def _lines(document: Document) -> Figure:
         known = [
             (column["x"], cell["mean"], cell["std"] or 0.0)
             for column, cell in zip(document["columns"], row["cells"], strict=True)
-            if cell and cell["mean"] is not None
+            if cell and None not in (cell["mean"], column["x"])
         ]
         if known:
             x, mean, std = map(np.array, zip(*known, strict=True))

@@ -52,7 +52,7 @@ def document(
         "versions": versions(),
         "seeds": list(table.seeds),
         "tuning": {"seeds": list(table.tuning_seeds), "set": dict(table.tuning_settings), "grid": dict(table.grid)},
-        "set": dict(table.settings),
+        "set": {**table.settings, **table.overrides},
         "columns": [
             {"name": c.name, "set": dict(c.settings), "x": c.x, "tuned-at": c.tuned_at}
             | ({"points": _points(table, c)} if table.plot == "pictures" else {})

@@ -6,7 +6,7 @@ import difflib
 import itertools
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ class Table:
         tuning_settings: keys of a tuning run; they set clients aside, whose data stand in for the test set.
         tuning_seeds: seeds of tuning runs, other than ``seeds``.
         quick: whether this is the short version.
+        overrides: keys that win over all others, of the short version.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Table:
     tuning_settings: Settings
     tuning_seeds: tuple[int, ...]
     quick: bool = False
+    overrides: Settings = field(default_factory=dict)
 
     def column(self, name: str) -> Column:
         """The column called ``name``."""
@@ -209,6 +211,6 @@ def _quick(table: Table, raw: Mapping[str, Any]) -> Table:
         columns=tuple(replace(table.columns[i], tuned_at=table.columns[i].name) for i in places),
         rows=tuple(rows),
         seeds=tuple(raw.get("seeds", table.seeds[:1])),
-        settings={**table.settings, **raw.get("set", {})},
+        overrides=raw.get("set", {}),
         quick=True,
     )

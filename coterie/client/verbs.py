@@ -125,11 +125,8 @@ def federation(config: Mapping[str, Any]) -> Federation:
         seed=config["partition-seed"],
         data_dir=config["data-dir"] or None,
         transform=networks.features(config["features"]),
-        **{
-            name: config[key]
-            for name, key in (("dirichlet_alpha", "dirichlet-alpha"), ("validation", "validation-clients"))
-            if config.get(key)
-        },
+        dirichlet_alpha=config["dirichlet-alpha"],
+        validation=config["validation-clients"],
     )
 
 

@@ -11,32 +11,42 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from coterie.datasets.shifts import SHIFTS, Images, Labels, Shift
-from coterie.datasets.sources import DataError, Source, load, unknown
+from coterie.datasets.registry import load
+from coterie.datasets.shifts import SHIFTS, Examples, Shift, Targets
+from coterie.datasets.sources import DataError, Source, unknown
+from coterie.datasets.split import Split, by_dirichlet, by_owner, evenly
 
-Transform = Callable[[Images], Images]
+Transform = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
 _MAX_GROUPS = 10_000
 
 
 @dataclass(frozen=True, eq=False)
 class TestSet:
-    """A group's held-out data: x float32 (n, *input_shape), y int64 (n,). One object serves a whole group."""
+    """Held-out data as those of a `Shard`. One object serves all clients that share it."""
 
     __test__ = False  # not a test case, whatever pytest reads into the name
 
-    x: Images
-    y: Labels
+    x: Examples
+    y: Targets
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """A client's data: x float32 (n, *input_shape), y int64 (n,), its true group, the group's test set."""
+    """A client's data.
+
+    Attributes:
+        client_id: whose.
+        group: its true group.
+        x: features of images float32 (n, *input_shape), tokens int64 (n, L), or vectors float32 (n, F).
+        y: labels int64 (n,), or real targets float32 (n,).
+        test: its group's, or its own.
+    """
 
     client_id: int
     group: int
-    x: Images
-    y: Labels
+    x: Examples
+    y: Targets
     test: TestSet
 
 
@@ -44,32 +54,35 @@ class Federation:
     """Clients with their shards, made on first use. Build it with `federate`.
 
     Attributes:
-        clients: number of clients; ids are 0..clients-1.
+        clients: number of clients; ids are 0..clients-1. Those set aside for validation are not among them.
         num_groups: number of hidden groups.
         group_of: true group of each client, int64 (clients,), read-only.
-        num_classes: number of classes.
+        num_classes: number of classes; 0 for real targets.
         input_shape: shape of one example after the transform.
     """
 
     def __init__(
         self,
         source: Source,
+        split: Split,
         *,
         group_of: npt.NDArray[np.int64],
+        set_aside: int,
         shift: Shift,
-        samples_per_client: int,
         seed: int,
         transform: Transform | None,
     ) -> None:
-        self.clients = len(group_of)
+        self.clients = len(group_of) - set_aside
         self.num_groups = int(group_of.max()) + 1
-        self.group_of = group_of
+        self.group_of = group_of[: self.clients]
         self.group_of.flags.writeable = False
         self.num_classes = source.num_classes
-        self._source, self._shift, self._seed, self._transform = source, shift, seed, transform
-        self._rows = _split(source, group_of, samples_per_client, seed)
+        self._source, self._split, self._shift, self._seed, self._transform = source, split, shift, seed, transform
+        self._group_aside = group_of[self.clients :]
         self._shards: dict[int, Shard] = {}
         self._tests: dict[int, TestSet] = {}
+        if source.kind != "images" and transform is not None:
+            _need_identity(transform, source)
         probe, _ = self._prepare(source.train_x[:1], source.train_y[:1], self.num_groups - 1)
         self.input_shape: tuple[int, ...] = probe.shape[1:]
 
@@ -82,13 +95,15 @@ class Federation:
         if not 0 <= client_id < self.clients:
             raise DataError(f"no client {client_id}; there are {self.clients}, from 0 to {self.clients - 1}")
         if client_id not in self._shards:
-            rows, group = self._rows[client_id], int(self.group_of[client_id])
+            rows, group = self._split.train[client_id], int(self.group_of[client_id])
             x, y = self._prepare(self._source.train_x[rows], self._source.train_y[rows], group)
-            self._shards.setdefault(client_id, Shard(int(client_id), group, x, y, self.test_set(group)))
+            self._shards.setdefault(client_id, Shard(int(client_id), group, x, y, self._test_of(client_id)))
         return self._shards[client_id]
 
     def test_set(self, group: int) -> TestSet:
         """The whole test set, shifted as `group` is; the same object every time.
+
+        Where clients are set aside for validation, the data of those of the group stand in for it.
 
         Raises:
             DataError: no such group.
@@ -96,23 +111,51 @@ class Federation:
         if not 0 <= group < self.num_groups:
             raise DataError(f"no group {group}; there are {self.num_groups}, from 0 to {self.num_groups - 1}")
         if group not in self._tests:
-            x, y = self._prepare(self._source.test_x, self._source.test_y, group)
-            self._tests.setdefault(group, TestSet(x, y))  # the first one stays, also between threads
+            if len(self._group_aside):
+                aside = self.clients + np.flatnonzero(self._group_aside == group)
+                rows = np.concatenate([self._split.train[i] for i in aside])
+                x, y = self._source.train_x[rows], self._source.train_y[rows]
+            else:
+                x, y = self._source.test_x, self._source.test_y
+            self._tests.setdefault(group, TestSet(*self._prepare(x, y, group)))  # the first one stays, with threads too
         return self._tests[group]
 
-    def _prepare(self, x: npt.NDArray[np.generic], y: Labels, group: int) -> tuple[Images, Labels]:
+    def _test_of(self, client_id: int) -> TestSet:
+        group = int(self.group_of[client_id])
+        if self._split.test is None:
+            return self.test_set(group)
+        rows = self._split.test[client_id]
+        return TestSet(*self._prepare(self._source.test_x[rows], self._source.test_y[rows], group))
+
+    def _prepare(self, x: Examples, y: Targets, group: int) -> tuple[Examples, Targets]:
         """Scale, shift, centre on zero and transform; the result shares no memory with the source.
 
-        Pixels in [0, 1] become [-1, 1]: constants fixed in advance, since a mean of the data would reveal it.
-        Networks learn several times faster from centred pixels, which noise makes the more precious.
+        Images alone are scaled, centred and transformed. Pixels in [0, 1] become [-1, 1]: constants fixed in
+        advance, since a mean of the data would reveal it. Networks learn several times faster from centred
+        pixels, which noise makes the more precious.
         """
-        scaled = np.array(x, dtype=np.float32)
+        images = self._source.kind == "images"
+        scaled = np.array(x, dtype=np.float32 if images else x.dtype)
         if x.dtype == np.uint8:
             scaled /= 255
-        shifted, labels = self._shift(scaled, y.copy(), group, self.num_groups, self.num_classes, self._seed)
+        shifted, targets = self._shift(scaled, y.copy(), group, self.num_groups, self.num_classes, self._seed)
+        if not images:
+            return np.ascontiguousarray(shifted), targets
         centred = 2 * shifted - 1
         features = centred if self._transform is None else self._transform(centred)
-        return np.ascontiguousarray(features, dtype=np.float32), labels
+        return np.ascontiguousarray(features, dtype=np.float32), targets
+
+
+def _need_identity(transform: Transform, source: Source) -> None:
+    probe = source.train_x[:1]
+    try:
+        same = transform(probe) is probe
+    except Exception:  # a function of images, given something else
+        same = False
+    if not same:
+        raise DataError(
+            f"features are made of images, and {source.name} holds {source.kind}; use features 'none' (transform None)"
+        )
 
 
 def federate(
@@ -122,35 +165,59 @@ def federate(
     groups: str = "4",
     shift: str = "rotation",
     samples_per_client: int = 0,
+    dirichlet_alpha: float = 0.0,
+    validation: int = 0,
     seed: int = 0,
     data_dir: str | None = None,
     transform: Transform | None = None,
 ) -> Federation:
     """Split a data set among clients in hidden groups; the last two are kept, so that asking again is cheap.
 
+    Where the data have natural clients, the clients are those with the most training data, and each is tested on
+    its own held-out data; `groups` must be "1" and `shift` "none".
+
+    Hyper-parameters are tuned with `validation`: clients set aside share the training data with the others and
+    never train; the data of a group's become the test set of all clients of that group, and no test data is used.
+    Their rows are held by no other client.
+
     Args:
         dataset: a name that `load` takes.
         clients: number of clients.
         groups: `"4"` for four balanced groups, or proportions `"2:1:1"`.
-        shift: a key of `SHIFTS`.
-        samples_per_client: images a client holds, N. 0 shares all out, each once, in sizes that differ by one
+        shift: a key of `SHIFTS`, which fits the kind of data.
+        samples_per_client: examples a client holds, N. 0 shares all out, each once, in sizes that differ by one
             at most: among each group's clients for a source with `reuse`, else among all clients. N > 0
-            draws without overlap over all clients if there are images enough, else within each group.
+            draws without overlap over all clients if there are examples enough, else within each group. A
+            natural client keeps at most N of its own at random; 0 keeps all.
+        dirichlet_alpha: 0 for off. Else each client draws its own distribution of labels from Dirichlet(alpha),
+            the more uneven the smaller alpha, and by it N training examples (an equal share of all if N is 0),
+            each given once over all clients, and a test set of its own of max(32, len(test) // clients).
+        validation: number of clients set aside, in groups of the same proportions; 0 for none.
         seed: of the split and of the random label permutations.
         data_dir: see `load`.
         transform: applied once to float32 images (n, C, H, W), after the shift; treats each image alone.
-            The same function object finds the same federation again.
+            The same function object finds the same federation again. For data that are not images, None or a
+            function that returns its argument.
 
     Raises:
-        DataError: a name, number or proportion out of range, or fewer images than the clients need.
+        DataError: a name, number or proportion out of range, a shift, transform or way to split that does not fit
+            the data, or fewer examples or natural clients than the clients need.
     """
     proportions = parse_groups(groups)
     if shift not in SHIFTS:
         raise DataError(unknown("shift", shift, SHIFTS))
-    for name, value, least in (("samples_per_client", samples_per_client, 0), ("seed", seed, 0)):
-        if not value >= least:
-            raise DataError(f"{name} is {value}; it must be at least {least}")
-    return _federate(load(dataset, data_dir), clients, proportions, shift, samples_per_client, seed, transform)
+    for name, value in (
+        ("samples_per_client", samples_per_client),
+        ("validation", validation),
+        ("seed", seed),
+        ("dirichlet_alpha", dirichlet_alpha),
+    ):
+        if not 0 <= value < math.inf:
+            raise DataError(f"{name} is {value}; it must be at least 0" + (", and finite" if value == math.inf else ""))
+    source = load(dataset, data_dir)
+    return _federate(
+        source, clients, proportions, shift, samples_per_client, dirichlet_alpha, validation, seed, transform
+    )
 
 
 @lru_cache(maxsize=2)
@@ -160,17 +227,38 @@ def _federate(
     proportions: tuple[float, ...],
     shift: str,
     samples_per_client: int,
+    dirichlet_alpha: float,
+    validation: int,
     seed: int,
     transform: Transform | None,
 ) -> Federation:
+    group_of = assign_groups(clients, proportions)
+    if validation:
+        try:
+            group_of = np.concatenate([group_of, assign_groups(validation, proportions)])
+        except DataError as error:
+            raise DataError(f"validation: {error}") from None
+    rng = np.random.default_rng(seed)
+    if source.owners:
+        _check_natural(source, proportions, shift, dirichlet_alpha)
+        split = by_owner(source, clients, validation, samples_per_client, rng)
+    elif dirichlet_alpha:
+        if not source.num_classes:
+            raise DataError(f"dirichlet_alpha spreads labels, and {source.name} has real targets; set it to 0")
+        split = by_dirichlet(source, clients, validation, dirichlet_alpha, samples_per_client, rng)
+    else:
+        split = evenly(source, group_of, validation, samples_per_client, rng)
     return Federation(
-        source,
-        group_of=assign_groups(clients, proportions),
-        shift=SHIFTS[shift],
-        samples_per_client=samples_per_client,
-        seed=seed,
-        transform=transform,
+        source, split, group_of=group_of, set_aside=validation, shift=SHIFTS[shift], seed=seed, transform=transform
     )
+
+
+def _check_natural(source: Source, proportions: tuple[float, ...], shift: str, dirichlet_alpha: float) -> None:
+    if len(proportions) > 1 or shift != "none" or dirichlet_alpha:
+        raise DataError(
+            f"{source.name} has {source.owners} natural clients, which differ as they are: set groups to 1, shift to "
+            f"none and dirichlet_alpha to 0 (they are {len(proportions)} groups, {shift} and {dirichlet_alpha:g})"
+        )
 
 
 def parse_groups(text: str) -> tuple[float, ...]:
@@ -217,30 +305,3 @@ def assign_groups(clients: int, proportions: Sequence[float]) -> npt.NDArray[np.
         )
     places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
     return np.repeat(np.arange(len(sizes)), sizes)[np.argsort(places, kind="stable")]
-
-
-def _split(
-    source: Source, group_of: npt.NDArray[np.int64], samples_per_client: int, seed: int
-) -> list[npt.NDArray[np.int64]]:
-    """Rows of the training set that each client holds."""
-    rng = np.random.default_rng(seed)
-    n, clients = len(source.train_y), len(group_of)
-    everyone = np.arange(clients)
-    members = [np.flatnonzero(group_of == g) for g in range(int(group_of.max()) + 1)]
-    if samples_per_client:
-        pools = [everyone] if clients * samples_per_client <= n else members
-    else:
-        pools = members if source.reuse else [everyone]
-    rows: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * clients
-    for pool in pools:
-        needed = len(pool) * max(samples_per_client, 1)
-        if needed > n:
-            raise DataError(
-                f"{len(pool)} clients need {needed} of {source.name}'s {n} training images, each once; use "
-                "fewer clients or a smaller samples_per_client"
-            )
-        order = rng.permutation(n)
-        parts = np.array_split(order[:needed] if samples_per_client else order, len(pool))
-        for client, part in zip(pool, parts, strict=True):
-            rows[client] = part
-    return rows

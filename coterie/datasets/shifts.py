@@ -1,7 +1,8 @@
 """Shifts: what makes the data of one hidden group of clients differ from another's.
 
-A shift is a pure function `(x, y, group, num_groups, num_classes, seed) -> (x, y)` on float32 images
-(n, C, H, W) and int64 labels (n,). A client's training and test data go through the same one.
+A shift is a pure function `(x, y, group, num_groups, num_classes, seed) -> (x, y)` on examples and targets as
+`Source` describes them, images as float32. A client's training and test data go through the same one. A shift
+raises DataError for data of a kind that it does not fit.
 """
 
 from __future__ import annotations
@@ -9,66 +10,98 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.datasets.sources import DataError
 
-Images = npt.NDArray[np.float32]
-Labels = npt.NDArray[np.int64]
-Shift = Callable[[Images, Labels, int, int, int, int], tuple[Images, Labels]]
+Examples = npt.NDArray[Any]
+Targets = npt.NDArray[Any]
+Shift = Callable[[Examples, Targets, int, int, int, int], tuple[Examples, Targets]]
+
+#: Slope and intercept of each group's line under shift `lines`.
+LINES = ((2.0, 3.0), (-1.0, 1.0), (1.0, -1.0), (-2.0, -3.0))
 
 
-def no_shift(x: Images, y: Labels, group: int, num_groups: int, num_classes: int, seed: int) -> tuple[Images, Labels]:
+def no_shift(
+    x: Examples, y: Targets, group: int, num_groups: int, num_classes: int, seed: int
+) -> tuple[Examples, Targets]:
     """Every group has the same distribution."""
     return x, y
 
 
-def rotation(x: Images, y: Labels, group: int, num_groups: int, num_classes: int, seed: int) -> tuple[Images, Labels]:
+def rotation(
+    x: Examples, y: Targets, group: int, num_groups: int, num_classes: int, seed: int
+) -> tuple[Examples, Targets]:
     """Group g of G is rotated by g·360/G degrees, counter-clockwise (IFCA, arXiv:2006.04088; RC-DPFL).
 
     Exact for quarter turns of square images; else bilinear, in the same frame, with zeros at the corners.
+
+    Raises:
+        DataError: data that are not images.
     """
-    return _rotate(x, 360 * group / num_groups), y
+    return _rotate("rotation", x, 360 * group / num_groups), y
 
 
 def quarter_turns(
-    x: Images, y: Labels, group: int, num_groups: int, num_classes: int, seed: int
-) -> tuple[Images, Labels]:
+    x: Examples, y: Targets, group: int, num_groups: int, num_classes: int, seed: int
+) -> tuple[Examples, Targets]:
     """Group g is rotated by g·90 degrees, whatever the number of groups (RR-Cluster: 2:1:1 at 0, 90, 180).
 
     Raises:
-        DataError: more than four groups.
+        DataError: more than four groups, or data that are not images.
     """
     if num_groups > 4:
         raise DataError(f"shift 'rotation-90' has 4 distinct groups, not {num_groups}; use 'rotation'")
-    return _rotate(x, 90 * group), y
+    return _rotate("rotation-90", x, 90 * group), y
 
 
 def label_permutation(
-    x: Images, y: Labels, group: int, num_groups: int, num_classes: int, seed: int
-) -> tuple[Images, Labels]:
+    x: Examples, y: Targets, group: int, num_groups: int, num_classes: int, seed: int
+) -> tuple[Examples, Targets]:
     """Group 0 keeps its labels; each other group has its own random permutation of them, all distinct
     (CFL's label-permutation problem, Sattler et al.).
 
     Raises:
-        DataError: more groups than there are permutations.
+        DataError: more groups than there are permutations, or data without labels.
     """
+    _need_labels("label-permutation", num_classes)
     return x, _permutations(num_groups, num_classes, seed)[group][y]
 
 
 def label_shift(
-    x: Images, y: Labels, group: int, num_groups: int, num_classes: int, seed: int
-) -> tuple[Images, Labels]:
+    x: Examples, y: Targets, group: int, num_groups: int, num_classes: int, seed: int
+) -> tuple[Examples, Targets]:
     """Group g's labels are y + g mod num_classes (RC-DPFL's concept shift).
 
     Raises:
-        DataError: more groups than classes, so that two groups would be the same.
+        DataError: more groups than classes, so that two groups would be the same, or data without labels.
     """
+    _need_labels("label-shift", num_classes)
     if num_groups > num_classes:
         raise DataError(f"shift 'label-shift' has {num_classes} distinct groups, one a class, not {num_groups}")
     return x, (y + group) % num_classes
+
+
+def lines(
+    x: Examples, y: Targets, group: int, num_groups: int, num_classes: int, seed: int
+) -> tuple[Examples, Targets]:
+    """Group g's targets are y + a·x + b, with (a, b) = LINES[g] (RR-Cluster's synthetic data).
+
+    Raises:
+        DataError: more groups than lines, or data that are not points (n, 1) with real targets.
+    """
+    if num_classes or x.shape[1:] != (1,):
+        raise DataError(
+            f"shift 'lines' is for points with real targets, such as dataset 'lines-easy', not for examples of shape "
+            f"{x.shape[1:]} in {num_classes} classes; use shift 'none'"
+        )
+    if num_groups > len(LINES):
+        raise DataError(f"shift 'lines' has {len(LINES)} distinct groups, not {num_groups}; use fewer")
+    slope, intercept = (np.float32(value) for value in LINES[group])
+    return x, y + (slope * x[:, 0] + intercept)
 
 
 SHIFTS: dict[str, Shift] = {
@@ -77,21 +110,31 @@ SHIFTS: dict[str, Shift] = {
     "rotation-90": quarter_turns,
     "label-permutation": label_permutation,
     "label-shift": label_shift,
+    "lines": lines,
 }
 
 
-def _rotate(x: Images, degrees: float) -> Images:
+def _need_labels(shift: str, num_classes: int) -> None:
+    if not num_classes:
+        raise DataError(
+            f"shift '{shift}' changes labels, and these data have real targets; use shift 'none' or 'lines'"
+        )
+
+
+def _rotate(shift: str, x: Examples, degrees: float) -> Examples:
+    if x.ndim != 4:
+        raise DataError(f"shift '{shift}' turns images, and these examples have shape {x.shape[1:]}; use shift 'none'")
     turns, rest = divmod(degrees, 90)
     if rest == 0 and (x.shape[2] == x.shape[3] or turns % 2 == 0):
         return np.rot90(x, int(turns), axes=(2, 3))
     from scipy.ndimage import rotate
 
-    rotated: Images = rotate(x, degrees, axes=(2, 3), order=1, reshape=False)
+    rotated: Examples = rotate(x, degrees, axes=(2, 3), order=1, reshape=False)
     return rotated
 
 
 @lru_cache(maxsize=8)
-def _permutations(num_groups: int, num_classes: int, seed: int) -> Labels:
+def _permutations(num_groups: int, num_classes: int, seed: int) -> npt.NDArray[np.int64]:
     """One permutation of the labels a group (num_groups, num_classes), row 0 the identity, no two equal."""
     if num_groups > math.factorial(num_classes):
         raise DataError(

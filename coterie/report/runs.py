@@ -14,6 +14,7 @@ _OUTCOME = (
     "group_accuracy",
     "clustering_accuracy",
     "groups_found",
+    "confusion",
     "epsilon",
     "delta",
     "rounds",

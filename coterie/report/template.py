@@ -59,6 +59,21 @@ PAGE = r"""{% macro badge(text, good) %}
 {% else %}
 <p>This run released no cluster sizes, so there is nothing to draw.</p>
 {% endif %}
+{% if run.outcome.confusion %}
+<h4>Found against true: clients of every hidden group in every cluster, at the end</h4>
+<div class="card wide">
+<table>
+  <thead><tr><th>cluster</th>{% for _ in run.outcome.confusion[0] %}<th class="number">group {{ loop.index0 }}</th>{% endfor %}</tr></thead>
+  <tbody>
+  {% for row in run.outcome.confusion %}
+  {% set cluster = loop.index0 %}
+  <tr><th scope="row">{{ cluster }}</th>
+    {%- for count in row %}<td class="number">{% if count and count == row | max %}<strong>{{ count }}</strong>{% else %}{{ count }}{% endif %}</td>{% endfor %}</tr>
+  {% endfor %}
+  </tbody>
+</table>
+</div>
+{% endif %}
 
 <h3>Privacy</h3>
 <div class="card">

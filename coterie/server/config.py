@@ -16,7 +16,7 @@ from typing import Any
 from coterie import models as networks
 from coterie.datasets import DATASETS, SHIFTS, DataError, assign_groups, parse_groups
 from coterie.privacy import ACCOUNTANTS, MECHANISMS, PLANS, Plan, PrivacyError
-from coterie.strategies import REBALANCE_TRAIN, STRATEGIES, ClusteredStrategy, Reseeding, StrategyError
+from coterie.strategies import REBALANCE_TRAIN, STRATEGIES, Averaging, ClusteredStrategy, Reseeding, StrategyError
 
 
 class ConfigError(ValueError):
@@ -126,6 +126,9 @@ SCHEMA: dict[str, Key] = {
     "local-epochs": Key(4, "passes over a client's data in a round", **_whole(1), client=True),
     "batch-size": Key(7, "examples in a client's mini-batch", **_whole(1), client=True),
     "lr": Key(0.2, "step size of a client's SGD", **_number(0, strict=True), client=True),
+    "average-last": Key(
+        0.0, "part of the rounds whose released models are averaged in the end; 0: the last ones", **_number(0, 1)
+    ),
     "proximal-mu": Key(0.1, "fedprox: weight of the proximal term, mu", **_number(0)),
     "personal-layers": Key(1, "fedper: how many of the last layers never leave a client", **_whole(1)),
     "server-lr": Key(
@@ -222,6 +225,7 @@ TUNED = (
     "personal-layers",
     "rebalance-train",
     "server-lr",
+    "average-last",
     "model",
     "features",
     "clip",
@@ -263,6 +267,8 @@ class RunConfig:
             if self["evaluate"] == "private" and self["privacy-unit"] == "none":
                 raise ConfigError("evaluate = 'private' has no budget to charge: set privacy-unit or evaluate")
             assign_groups(self["clients"], parse_groups(self["groups"]))
+            if self["validation-clients"]:
+                assign_groups(self["validation-clients"], parse_groups(self["groups"]))
             self.method.check(self._sketch, reseeding=self.reseeding, rebalance_train=self["rebalance-train"])
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
@@ -303,6 +309,11 @@ class RunConfig:
     def reseeding(self) -> Reseeding | None:
         """When to re-seed; None for never."""
         return Reseeding(every=self["respawn-every"]) if self["respawn-every"] and self["clusters"] > 1 else None
+
+    @property
+    def averaging(self) -> Averaging:
+        """Which released models to average."""
+        return Averaging(self["average-last"])
 
     @property
     def _identifier_share(self) -> float:
@@ -373,7 +384,11 @@ class RunConfig:
         return {
             "seed": self.seed,
             "diagnostics": self._diagnostics,
-            "public": {"server-lr": self.server_lr, "respawn-every": self["respawn-every"]},
+            "public": {
+                "server-lr": self.server_lr,
+                "average-last": self["average-last"],
+                "respawn-every": self["respawn-every"],
+            },
             "tuned": {name: self[name] for name in TUNED},
         }
 

@@ -37,7 +37,7 @@ from coterie.server.config import PLACES, RunConfig
 from coterie.strategies import Checkpoint
 
 _LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen", "ray")
-_HISTOGRAM = "histogram"
+_HISTOGRAM, _MEAN = "histogram", "mean"
 _ABOUT = "about"
 _LEDGER = "ledger.jsonl"
 
@@ -124,6 +124,8 @@ class RunFolder:
         }
         if state.histogram is not None:
             tensors[_HISTOGRAM] = state.histogram
+        if state.mean is not None:
+            tensors[_MEAN] = state.mean
         about = {"round": state.round, "line": dict(line), "names": state.layout.names}
         (self.path / "checkpoint").mkdir(exist_ok=True)
         _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, about))
@@ -227,12 +229,12 @@ def _read_checkpoint(path: Path) -> tuple[Checkpoint | None, dict[str, Any] | No
     with safe_open(path, framework="numpy") as file:
         about = json.loads(file.metadata()[_ABOUT])
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    histogram = tensors.pop(_HISTOGRAM, None)
+    histogram, mean = tensors.pop(_HISTOGRAM, None), tensors.pop(_MEAN, None)
     names = about["names"]
     clusters = len(tensors) // len(names)
     layout = Layout(tuple(names), tuple(tensors[f"0/{name}"].shape for name in names))
     models = np.stack([layout.flatten({n: tensors[f"{j}/{n}"] for n in names}) for j in range(clusters)])
-    return Checkpoint(about["round"], models, layout, histogram), about["line"]
+    return Checkpoint(about["round"], models, layout, histogram, mean), about["line"]
 
 
 def _tensors(tensors: dict[str, np.ndarray], about: Mapping[str, Any]) -> bytes:

@@ -74,6 +74,7 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         streams=streams,
         server_lr=config.server_lr,
         reseeding=config.reseeding,
+        averaging=config.averaging,
         rebalance_train=config["rebalance-train"],
         evaluate="private" if config["evaluate"] == "private" else "diagnostic",
         evaluate_every=config["evaluate-every"] if config["evaluate"] != "off" else 0,

@@ -1,5 +1,6 @@
 """Clustered strategies for Flower, one file per paper."""
 
+from coterie.strategies.averaging import Averaging
 from coterie.strategies.base import (
     REBALANCE_TRAIN,
     Checkpoint,
@@ -26,6 +27,7 @@ __all__ = [
     "IFCA",
     "REBALANCE_TRAIN",
     "STRATEGIES",
+    "Averaging",
     "Checkpoint",
     "ClusteredStrategy",
     "FeSEM",

@@ -36,6 +36,7 @@ from coterie.messages import (
     unpack_models,
 )
 from coterie.privacy import BudgetError, Event, Ledger, Plan, Released, Streams, epsilon, redraw_matrix
+from coterie.strategies.averaging import Averaging
 from coterie.strategies.reseeding import Reseeding
 
 Models: TypeAlias = npt.NDArray[np.float32]
@@ -82,12 +83,14 @@ class Checkpoint:
         models: (k, d).
         layout: of one model.
         histogram: (k,) running mean of released histograms; None before the first.
+        mean: (k, d) mean of the last rounds' models; None while there is none.
     """
 
     round: int
     models: Models
     layout: Layout
     histogram: FloatArray | None
+    mean: Models | None = None
 
 
 class Recorder(Protocol):
@@ -129,6 +132,7 @@ class ClusteredStrategy(Strategy):
         streams: randomness; None is secret randomness.
         server_lr: eta, step of the server.
         reseeding: when to re-seed starving models; None never does.
+        averaging: which of the released models to average; None returns the last ones.
         rebalance_train: a client that is moved trains its "own" cluster's model, or that of the one that it is
             "assigned" to, which it knows in advance where clients redraw their labels.
         evaluate: "diagnostic", exact and outside every guarantee, or "private", noisy and charged: the plan must
@@ -168,6 +172,7 @@ class ClusteredStrategy(Strategy):
         streams: Streams | None = None,
         server_lr: float = 1.0,
         reseeding: Reseeding | None = None,
+        averaging: Averaging | None = None,
         rebalance_train: str = "own",
         evaluate: str = "diagnostic",
         evaluate_every: int = 1,
@@ -177,6 +182,11 @@ class ClusteredStrategy(Strategy):
         wait: float = 60.0,
     ) -> None:
         self.check(plan, reseeding=reseeding, rebalance_train=rebalance_train)
+        if averaging and not 0 <= averaging.last <= 1 - (reseeding.until if reseeding else 0.0):
+            raise StrategyError(
+                f"average-last = {averaging.last:g} must be at least 0, and must begin after the last re-seeding: "
+                f"at most {1 - (reseeding.until if reseeding else 0.0):g}"
+            )
         if evaluate not in ("diagnostic", "private"):
             raise StrategyError(f"evaluate must be diagnostic or private, not {evaluate!r}")
         if evaluate == "private" and plan.evaluations < self.evaluations(plan.rounds, evaluate_every):
@@ -186,6 +196,7 @@ class ClusteredStrategy(Strategy):
         self.streams = streams or Streams()
         self.server_lr = server_lr
         self.reseeding = reseeding
+        self.averaging = averaging or Averaging(0.0)
         self.rebalance_train = rebalance_train
         self.evaluate = evaluate
         self.evaluate_every = evaluate_every
@@ -314,37 +325,39 @@ class ClusteredStrategy(Strategy):
         result = Result()
         models, layout = unpack_models(initial_arrays)
         self._layout = layout
-        arrays = pack_models(self.initial_models(models), layout)
-        done = 0
+        models, mean, done = self.initial_models(models), None, 0
         if self.resume_from is not None:
-            done, arrays = self.resume_from.round, pack_models(self.resume_from.models, self.resume_from.layout)
+            models, mean, done = self.resume_from.models, self.resume_from.mean, self.resume_from.round
+        arrays = pack_models(models, layout)
         self._recalibrate(done, num_rounds)
         self._nodes = self._meet(grid)
 
-        result.arrays = arrays
+        result.arrays = arrays if mean is None else pack_models(mean, layout)
         try:
             for current in range(done + 1, num_rounds + 1):
                 started = time.perf_counter()
                 updated, metrics = None, None
                 while updated is None:  # once for each phase of the method
-                    messages = self.configure_train(current, result.arrays, train_config, grid)
+                    messages = self.configure_train(current, arrays, train_config, grid)
                     replies = grid.send_and_receive(messages, timeout=timeout)
                     updated, metrics = self.aggregate_train(current, replies)
-                result.arrays = updated
+                arrays, models = updated, unpack_models(updated)[0]
+                mean = self.averaging(mean, models, current, num_rounds)
+                result.arrays = arrays if mean is None else pack_models(mean, layout)
                 line: dict[str, Any] = {"round": current, **(metrics or {})}
                 moves = line.pop("reseeded", [])
                 line["reseeded"] = [moves[i : i + 2] for i in range(0, len(moves), 2)]  # pairs: from, to
                 line["seconds"] = time.perf_counter() - started
-                self.recorder.checkpoint(Checkpoint(current, *unpack_models(updated), self.histogram), line)
+                self.recorder.checkpoint(Checkpoint(current, models, layout, self.histogram, mean), line)
                 if metrics is not None:
                     result.train_metrics_clientapp[current] = metrics
 
                 if self.evaluate_every and (current % self.evaluate_every == 0 or current == num_rounds):
-                    evaluation = self._evaluate(current, updated, evaluate_config, grid, timeout)
+                    evaluation = self._evaluate(current, result.arrays, evaluate_config, grid, timeout)
                     if evaluation is not None:
                         result.evaluate_metrics_clientapp[current] = evaluation
                         line |= dict(evaluation)
-                if evaluate_fn and (central := evaluate_fn(current, updated)) is not None:
+                if evaluate_fn and (central := evaluate_fn(current, result.arrays)) is not None:
                     result.evaluate_metrics_serverapp[current] = central
                 line["seconds"] = time.perf_counter() - started
                 self.recorder.round_finished(line)

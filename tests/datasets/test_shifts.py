@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from coterie.datasets import SHIFTS, DataError
+from coterie.datasets import LINES, SHIFTS, DataError
 
 RNG = np.random.default_rng(0)
 X = RNG.random((6, 2, 9, 9), dtype=np.float32)
@@ -12,7 +12,7 @@ def shifted(name, group, num_groups, *, x=X, y=Y, num_classes=10, seed=0):
     return SHIFTS[name](x, y, group, num_groups, num_classes, seed)
 
 
-@pytest.mark.parametrize("name", sorted(SHIFTS))
+@pytest.mark.parametrize("name", sorted(set(SHIFTS) - {"lines"}))
 def test_group_zero_is_untouched_and_inputs_stay(name):
     x, y = X.copy(), Y.copy()
     for group in (0, 3):
@@ -86,3 +86,45 @@ def test_label_shift_wraps():
     assert shifted("label-shift", 3, 4, x=images, y=np.array([0, 6, 7, 9]))[1].tolist() == [3, 9, 0, 2]
     with pytest.raises(DataError, match="10 distinct groups, one a class, not 11"):
         shifted("label-shift", 0, 11)
+
+
+def test_lines_are_added_to_the_targets():
+    x, noise = np.array([[-1], [0], [0.5]], np.float32), np.array([0.25, 0, -1], np.float32)
+    for group, (slope, intercept) in enumerate(LINES):
+        new_x, y = shifted("lines", group, 4, x=x, y=noise, num_classes=0)
+        np.testing.assert_array_equal(new_x, x)
+        np.testing.assert_array_equal(y, [intercept - slope + 0.25, intercept, intercept + slope / 2 - 1])
+        assert y.dtype == np.float32
+    assert noise.tolist() == [0.25, 0, -1]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "complaint"),
+    [
+        (
+            "rotation",
+            {"x": np.zeros((6, 4), np.int64)},
+            r"'rotation' turns images, and these examples have shape \(4,\)",
+        ),
+        ("rotation-90", {"x": np.zeros((6, 4), np.float32)}, "'rotation-90' turns images"),
+        ("label-shift", {"num_classes": 0}, "'label-shift' changes labels, and these data have real targets"),
+        ("label-permutation", {"num_classes": 0}, "'label-permutation' changes labels"),
+        (
+            "lines",
+            {},
+            r"'lines' is for points with real targets, .* not for examples of shape \(2, 9, 9\) in 10 classes",
+        ),
+        ("lines", {"x": np.zeros((6, 2), np.float32), "num_classes": 0}, r"'lines' .* of shape \(2,\) in 0 classes"),
+        ("lines", {"x": np.zeros((6, 1), np.float32)}, r"'lines' .* of shape \(1,\) in 10 classes"),
+    ],
+)
+def test_a_shift_that_does_not_fit_the_data_is_refused(name, arguments, complaint):
+    with pytest.raises(DataError, match=complaint):
+        shifted(name, 0, 1, **arguments)
+
+
+def test_labels_of_tokens_can_be_shifted():
+    tokens = np.zeros((6, 4), np.int64)
+    x, y = shifted("label-shift", 1, 2, x=tokens)
+    assert x is tokens
+    np.testing.assert_array_equal(y, (Y + 1) % 10)

@@ -1,5 +1,3 @@
-import hashlib
-import struct
 import subprocess
 import sys
 import types
@@ -8,25 +6,6 @@ import numpy as np
 import pytest
 
 from coterie.datasets import DATASETS, DataError, Source, download, load
-
-FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
-
-
-def write_idx(path, array):
-    """LeCun's format: two zero bytes, the type (8 = uint8), the rank, big-endian sizes, the values."""
-    path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
-
-
-def write_set(root, folder, seed):
-    rng = np.random.default_rng(seed)
-    raw = root / folder / "raw"
-    raw.mkdir(parents=True)
-    arrays = {}
-    for part, n in (("train", 12), ("t10k", 5)):
-        arrays[part] = (rng.integers(256, size=(n, 28, 28), dtype=np.uint8), rng.integers(10, size=n, dtype=np.uint8))
-        write_idx(raw / f"{part}-images-idx3-ubyte", arrays[part][0])
-        write_idx(raw / f"{part}-labels-idx1-ubyte", arrays[part][1])
-    return arrays
 
 
 def own_dataset(monkeypatch, function):
@@ -48,114 +27,13 @@ def small_source(**changes):
     return Source(**(arguments | changes))
 
 
-def test_digits_are_a_fixed_split_of_scikit_learns():
-    from sklearn.datasets import load_digits
-
-    source = load("digits")
-    info = DATASETS["digits"]
-    assert source.train_x.shape == (info.train_size, *info.shape)
-    assert source.test_x.shape == (info.test_size, *info.shape)
-    assert source.train_x.dtype == np.float32
-    assert (source.train_x.min(), source.train_x.max()) == (0, 1)
-    assert source.reuse
-    both = np.concatenate([source.train_x, source.test_x]).reshape(1797, 64)
-    labels = np.concatenate([source.train_y, source.test_y])
-    ours = np.column_stack([both * 16, labels])
-    theirs = np.column_stack([load_digits().data, load_digits().target])
-    np.testing.assert_array_equal(ours[np.lexsort(ours.T)], theirs[np.lexsort(theirs.T)])
-    # Results are compared between versions, so the split must never change.
-    assert hashlib.sha256(source.test_y.tobytes()).hexdigest()[:16] == "55fb24d73fa3d854"
-    assert np.bincount(source.test_y).min() >= 25
-
-
-@pytest.mark.parametrize("name", sorted(FOLDERS))
-def test_idx_files_are_read_as_written(tmp_path, name):
-    arrays = write_set(tmp_path, FOLDERS[name], seed=1)
-    source = load(name, str(tmp_path))
-    np.testing.assert_array_equal(source.train_x[:, 0], arrays["train"][0])
-    np.testing.assert_array_equal(source.train_y, arrays["train"][1])
-    np.testing.assert_array_equal(source.test_x[:, 0], arrays["t10k"][0])
-    np.testing.assert_array_equal(source.test_y, arrays["t10k"][1])
-    assert (source.num_classes, source.reuse) == (10, False)
-    assert load(name, str(tmp_path)) is source
-
-
-def test_data_dir_falls_back_to_the_environment(tmp_path, monkeypatch):
-    first, second = tmp_path / "first", tmp_path / "second"
-    write_set(first, "MNIST", seed=1)
-    write_set(second, "MNIST", seed=2)
-    monkeypatch.setenv("COTERIE_DATA", str(first))
-    source = load("mnist")
-    assert source is load("mnist", str(first))
-    assert not np.array_equal(source.train_x, load("mnist", str(second)).train_x)
-    monkeypatch.setenv("COTERIE_DATA", str(second))
-    assert load("mnist") is load("mnist", str(second))
-
-
-@pytest.mark.parametrize("name", sorted(FOLDERS))
-def test_real_files(data_dir, name):
-    source, info = load(name, data_dir), DATASETS[name]
-    assert source.train_x.shape == (info.train_size, *info.shape)
-    assert source.test_x.shape == (info.test_size, *info.shape)
-    assert set(source.train_y) == set(range(info.num_classes))
-
-
-def test_missing_files_name_the_folder_the_file_and_the_ways_out(tmp_path, monkeypatch):
-    monkeypatch.delenv("COTERIE_DATA", raising=False)
-    ways = ("--data-dir DIR", "COTERIE_DATA", "coterie datasets --download mnist --data-dir DIR")
-    cases = {
-        None: "needs a folder",
-        str(tmp_path / "absent"): f"{tmp_path / 'absent'} does not exist",
-        str(tmp_path): f"{tmp_path} has no MNIST/raw/train-images-idx3-ubyte",
-    }
-    for folder, complaint in cases.items():
-        with pytest.raises(DataError) as caught:
-            load("mnist", folder)
-        for part in (complaint, "MNIST/raw/train-images-idx3-ubyte", *ways):
-            assert part in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("damage", [b"", b"not an idx file", b"\0\0\x08\x03\0\0\0\x0c\0\0\0\x1c\0\0\0\x1c" + b"x" * 50])
-def test_broken_files_are_refused(tmp_path, damage):
-    write_set(tmp_path, "MNIST", seed=1)
-    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(damage)
-    with pytest.raises(DataError, match="not a valid idx file"):
-        load("mnist", str(tmp_path))
-
-
 def test_unknown_names_get_the_nearest():
     with pytest.raises(
-        DataError, match=r"'FashionMNIST'; the nearest is 'fashion-mnist'; .* digits, fashion-mnist, mnist"
+        DataError, match=r"'FashionMNIST'; the nearest is 'fashion-mnist'; .* digits, emnist, fashion-mnist, lines-easy"
     ):
         load("FashionMNIST")
     with pytest.raises(DataError, match="the nearest is 'digits'"):
         download("digit", "/nowhere")
-
-
-def test_unusable_torchvision_is_explained(tmp_path, monkeypatch):
-    write_set(tmp_path, "MNIST", seed=1)
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(DataError, match=r"torchvision, which cannot be imported .*'digits'"):
-        load("mnist", str(tmp_path))
-
-
-def test_download_uses_torchvision_in_the_folder_asked_for(tmp_path, monkeypatch):
-    from torchvision import datasets
-
-    calls = []
-    monkeypatch.setattr(datasets, "MNIST", lambda root, download: calls.append((root, download)))
-    assert download("mnist", str(tmp_path)) == tmp_path / "MNIST" / "raw"
-    assert calls == [(tmp_path, True)]
-
-    def fails(root, download):
-        raise RuntimeError("no route to host")
-
-    monkeypatch.setattr(datasets, "MNIST", fails)
-    with pytest.raises(DataError, match=r"could not download 'mnist' .*no route to host"):
-        download("mnist", str(tmp_path))
-    with pytest.raises(DataError, match="nothing to download"):
-        download("digits", str(tmp_path))
 
 
 def test_own_function(monkeypatch):
@@ -189,12 +67,91 @@ def test_bad_own_functions_are_explained(name, complaint):
         ({"train_y": np.array([0, 1, 2])}, r"labels span 0..2; allowed: 0..1"),
         ({"test_x": np.zeros((1, 1, 3, 3), np.float32)}, r"train images are \(1, 2, 2\), test images \(1, 3, 3\)"),
         ({"train_y": [0, 1, 0]}, "must be numpy arrays, not ndarray and list"),
-        ({"num_classes": 0}, "num_classes is 0"),
+        ({"num_classes": 0}, "float32 and int64, and num_classes is 0"),
+        ({"num_classes": -1}, "num_classes is -1; it must be at least 1, or 0 for regression"),
+        ({"train_y": np.zeros(3, np.float32)}, "are float32 and float32, and num_classes is 2"),
+        ({"test_x": np.zeros((1, 4), np.float32)}, r"train images are \(1, 2, 2\), test vectors \(4,\)"),
     ],
 )
 def test_impossible_sources_are_refused(changes, complaint):
     with pytest.raises(DataError, match=complaint):
         small_source(**changes)
+
+
+def tokens(**changes):
+    arguments = {
+        "train_x": np.array([[0, 1], [1, 2], [2, 2], [2, 0]]),
+        "train_y": np.array([2, 2, 0, 1]),
+        "test_x": np.array([[1, 1], [0, 0]]),
+        "test_y": np.array([0, 0]),
+        "num_classes": 3,
+        "train_owner": np.array([0, 0, 1, 1]),
+        "test_owner": np.array([1, 0]),
+    }
+    return small_source(**(arguments | changes))
+
+
+def test_kinds_of_examples_and_owners():
+    assert (small_source().kind, small_source().owners) == ("images", 0)
+    assert (tokens().kind, tokens().owners) == ("tokens", 2)
+    lines = small_source(
+        train_x=np.zeros((3, 5), np.float32),
+        train_y=np.zeros(3, np.float32),
+        test_x=np.zeros((1, 5), np.float32),
+        test_y=np.zeros(1, np.float32),
+        num_classes=0,
+    )
+    assert (lines.kind, lines.num_classes) == ("vectors", 0)
+    with pytest.raises(DataError, match="test_x and test_y: a value is not finite"):
+        small_source(**{**vars(lines), "test_y": np.array([np.inf], np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        (
+            {"train_x": np.array([[0, 1], [1, 2], [2, 3], [2, 0]])},
+            r"tokens span 0..3; allowed: 0..num_classes-1, and num_classes is 3",
+        ),
+        ({"test_x": np.array([[1, -1], [0, 0]])}, r"test_x and test_y: tokens span -1..1"),
+        ({"test_x": np.zeros((2, 2), np.float32)}, r"train tokens are \(2,\), test vectors \(2,\)"),
+        ({"train_x": np.zeros((4, 2), np.int32)}, "are int32 and int64"),
+        ({"num_classes": 0}, "labels int64, or float32 targets where num_classes is 0"),
+        ({"test_owner": None}, "test_owner must be an int64 array of shape .2,., as the other .* not NoneType"),
+        ({"train_owner": None}, "train_owner must be an int64 array of shape .4,."),
+        ({"train_owner": np.array([0, 0, 1])}, r"shape \(4,\), .* not int64 \(3,\)"),
+        ({"train_owner": np.array([0, 0, 1, 1.0])}, "not float64"),
+        ({"train_owner": np.array([0, 0, 2, 2])}, r"train_owner spans 0..2; each owner 0..2 needs rows"),
+        ({"train_owner": np.array([-1, 0, 1, 1])}, r"train_owner spans -1..1"),
+        (
+            {"test_owner": np.array([0, 0])},
+            r"test_owner spans 0..0; each owner 0..1 needs rows of training and of test",
+        ),
+        ({"test_owner": np.array([1, 2])}, r"test_owner spans 1..2; each owner 0..1"),
+    ],
+)
+def test_impossible_tokens_and_owners_are_refused(changes, complaint):
+    with pytest.raises(DataError, match=complaint):
+        tokens(**changes)
+
+
+def test_tokens_without_classes_are_refused():
+    """There is no alphabet then."""
+    y = {"train_y": np.zeros(4, np.float32), "test_y": np.zeros(2, np.float32)}
+    with pytest.raises(DataError, match=r"tokens span 0\.\.2; allowed: .* and num_classes is 0"):
+        tokens(num_classes=0, **y)
+
+
+@pytest.mark.parametrize("name", sorted(DATASETS))
+def test_shipped_sets_say_what_they_are(name):
+    info = DATASETS[name]
+    assert info.name == name
+    assert info.title
+    assert info.obtain
+    assert info.licence
+    assert min(info.train_size, info.test_size, *info.shape) >= 1
+    assert (info.fetch is not None) == ("--download" in info.obtain)
+    assert info.fetch is None or info.files
 
 
 def test_importing_the_room_imports_neither_torch_nor_our_other_rooms():

@@ -8,6 +8,7 @@ import pytest
 
 from coterie.engine import LocalGrid, run_on_ray
 from coterie.server import RunConfig, RunFolder, run
+from coterie.strategies import STRATEGIES
 
 CLIENTS = 12
 
@@ -33,7 +34,7 @@ def models(folder):
     return [np.concatenate([v.ravel() for _, v in sorted(load_file(f).items())]) for f in files]
 
 
-@pytest.mark.parametrize("strategy", ["ifca", "fedavg"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_ray_and_local_agree(strategy, tmp_path):
     settings = {
         "strategy": strategy,

@@ -327,7 +327,7 @@ def test_plans_that_make_no_sense(change, complaint):
 
 @pytest.mark.parametrize("kind", [Joint, RRSlot])
 def test_a_shared_block_moves_by_what_a_client_sent_and_no_more(kind):
-    """Two shared coordinates, then one of the cluster: clipped as one vector, the shared part summed over all clusters."""
+    """Two shared coordinates, then one of the cluster: clipped as one vector, the shared part summed over all."""
     p = plan(kind, noise=1e-6, share=0.5, k=2, clients=10, rate=1.0)
     contributions = p.contributions(3, shared=2)
     for slot in range(10):

@@ -17,9 +17,9 @@ SETTINGS = {"clients": 20, "clusters": 2, "rounds": 6, "epsilon": 4.0, "model": 
 LAYOUT = Layout(("weight", "bias"), ((2, 3), (2,)))  # not in alphabetical order, as safetensors keeps them
 
 
-def state(round=3, histogram=(4.25, -1.5), layout=LAYOUT):
+def state(round=3, histogram=(4.25, -1.5), layout=LAYOUT, mean=None):
     models = np.random.default_rng(0).standard_normal((2, layout.size)).astype(np.float32)
-    return Checkpoint(round, models, layout, None if histogram is None else np.array(histogram))
+    return Checkpoint(round, models, layout, None if histogram is None else np.array(histogram), mean)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_create_takes_an_empty_folder(path):
 
 @pytest.mark.parametrize("histogram", [(4.25, -1.5), None], ids=["histogram", "none"])
 def test_checkpoint_round_trip(folder, path, histogram):
-    kept = state(histogram=histogram)
+    kept = state(histogram=histogram, mean=None if histogram is None else np.full((2, LAYOUT.size), 2.5, np.float32))
     folder.checkpoint(kept, {"round": 3, "epsilon": 1.5})
     folder.close()
     again = RunFolder.resume(path, {})
@@ -88,8 +88,10 @@ def test_checkpoint_round_trip(folder, path, histogram):
     assert again.resumed.models.dtype == np.float32
     np.testing.assert_array_equal(again.resumed.models, kept.models)
     if histogram is None:
-        assert again.resumed.histogram is None
+        assert again.resumed.histogram is again.resumed.mean is None
     else:
+        np.testing.assert_array_equal(again.resumed.mean, kept.mean)
+        assert again.resumed.mean.dtype == np.float32
         assert again.resumed.histogram.dtype == np.float64
         np.testing.assert_array_equal(again.resumed.histogram, kept.histogram)
 

@@ -25,6 +25,8 @@ CONFIG = {
     "shift": "label-shift",
     "clients": CLIENTS,
     "samples-per-client": 5,
+    "dirichlet-alpha": 0.0,
+    "validation-clients": 0,
     "partition-seed": 0,
     "local-epochs": 1,
     "batch-size": 5,

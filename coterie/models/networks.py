@@ -1,76 +1,99 @@
-"""The networks of the papers, by name, and fixed features that can stand in front of them.
+"""The networks of the papers, by name.
 
-Every network is a plain chain of layers without buffers, dropout, batch normalisation or in-place operations,
+Every network is made of plain layers without buffers, dropout, batch normalisation or in-place operations,
 so that it works per example under Opacus and, as a function of its parameters, under `torch.func`. torch is
 imported when a network is built, so that listing names costs nothing.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from coterie.models.errors import ModelError, unknown
+
 if TYPE_CHECKING:
     from torch import nn
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 Builder = Callable[[Shape, int], "nn.Module"]
-Features = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
-
-class ModelError(ValueError):
-    """A network or a feature that cannot be had; the message says which and what to do."""
+#: Shape of an example, by what a network takes.
+_SHAPES = {"images": "(C, H, W)", "tokens": "(L,)", "vectors": "(F,)"}
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A network: `source` uses it; `batched`: a CPU runs a cohort best as batched matrix products."""
+    """A network.
+
+    Attributes:
+        name: how it is asked for.
+        title: its layers.
+        source: who uses it.
+        batched: a CPU runs a cohort best as batched matrix products.
+        builder: makes it, from the shape of an example and the number of classes.
+        takes: "images", "tokens" (of which there are as many as classes) or "vectors".
+        outputs: "logits", or one "number" for an example, for data without classes.
+    """
 
     name: str
     title: str
     source: str
     batched: bool
     builder: Builder
-
-
-@dataclass(frozen=True)
-class FeatureInfo:
-    """A fixed function of float32 images (n, C, H, W), each image alone, to float32 (n, C', H', W')."""
-
-    name: str
-    title: str
-    apply: Features
+    takes: str = "images"
+    outputs: str = "logits"
 
 
 def build(name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
-    """A new network from images (n, *input_shape) to logits (n, num_classes), as torch initialises it.
+    """A new network from examples (n, *input_shape) to logits (n, num_classes), as torch initialises it.
 
     Args:
         name: a key of `MODELS`, or `module:function` of the user's, called with (input_shape, num_classes).
-        input_shape: (C, H, W).
-        num_classes: number of logits.
+        input_shape: (C, H, W) of images, (L,) of tokens, or (F,) of vectors.
+        num_classes: number of logits; 0 for a network that gives one real number, (n,).
 
     Raises:
-        ModelError: unknown name, impossible shape, an image too small for the network, or a user's function
-            that does not return a `torch.nn.Module`.
+        ModelError: unknown name, impossible shape, examples or classes that the network is not for, an image too
+            small for it, or a user's function that does not return a `torch.nn.Module`.
     """
     shape = tuple(int(size) for size in input_shape)
-    if len(shape) != 3 or not min(shape) >= 1:
-        raise ModelError(f"input_shape is {tuple(input_shape)}; it must be three positive sizes (C, H, W)")
-    if not num_classes >= 1:
-        raise ModelError(f"num_classes is {num_classes}; it must be at least 1")
+    if len(shape) not in (1, 3) or not min(shape) >= 1:
+        raise ModelError(
+            f"input_shape is {tuple(input_shape)}; it must be three positive sizes (C, H, W) of images, or one, "
+            "(L,) of tokens or (F,) of vectors"
+        )
+    if not num_classes >= 0:
+        raise ModelError(f"num_classes is {num_classes}; it must be at least 1, or 0 for regression")
     if ":" in name:
         return _build_own(name, shape, num_classes)
     if name not in MODELS:
-        raise ModelError(f"{_unknown('model', name, MODELS)}, or module:function of your own")
+        raise ModelError(f"{unknown('model', name, MODELS)}, or module:function of your own")
+    _check_fits(MODELS[name], shape, num_classes)
     return MODELS[name].builder(shape, num_classes)
+
+
+def _check_fits(info: ModelInfo, shape: Shape, num_classes: int) -> None:
+    if (len(shape) == 3) != (info.takes == "images"):
+        others = ", ".join(
+            sorted(name for name, other in MODELS.items() if (other.takes == "images") == (len(shape) == 3))
+        )
+        raise ModelError(
+            f"model '{info.name}' takes {info.takes} {_SHAPES[info.takes]}, not examples of shape {shape}; use another "
+            f"({others}) or other data"
+        )
+    if (num_classes == 0) != (info.outputs == "number"):
+        wanted = "0 (real targets)" if info.outputs == "number" else "at least 1"
+        raise ModelError(
+            f"model '{info.name}' gives {'one number' if info.outputs == 'number' else 'logits'}: num_classes is "
+            f"{num_classes}, and must be {wanted}; use another model or other data"
+        )
 
 
 def initialise(
@@ -94,35 +117,6 @@ def initialise(
 def num_parameters(module: nn.Module) -> int:
     """How many numbers a module learns."""
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def features(name: str) -> Features:
-    """The feature function called `name`, a key of `FEATURES`; the same object every time.
-
-    Raises:
-        ModelError: unknown name.
-    """
-    if name not in FEATURES:
-        raise ModelError(_unknown("features", name, FEATURES))
-    return FEATURES[name].apply
-
-
-def identity(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The images as they are."""
-    return x
-
-
-def pool2(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """2×2 average pooling, (n, C, H, W) to (n, C, H//2, W//2); an odd last row or column is dropped.
-
-    Raises:
-        ModelError: images of a single row or column.
-    """
-    height, width = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
-    if not min(height, width) >= 2:
-        raise ModelError(f"features 'pool2' need images of at least 2×2, not {x.shape[2]}×{x.shape[3]}")
-    rows = x[:, :, 0:height:2] + x[:, :, 1:height:2]
-    return (rows[..., 0:width:2] + rows[..., 1:width:2]) * np.float32(0.25)
 
 
 def _chain(**layers: nn.Module) -> nn.Module:
@@ -205,6 +199,18 @@ def _lenet(shape: Shape, num_classes: int) -> nn.Module:
     )
 
 
+def _lstm_char(shape: Shape, num_classes: int) -> nn.Module:
+    from coterie.models.lstm import CharLSTM
+
+    return CharLSTM(num_classes, embedding=8, width=64)
+
+
+def _regression(shape: Shape, num_classes: int) -> nn.Module:
+    from torch import nn
+
+    return _chain(output=nn.Linear(shape[0], 1), number=nn.Flatten(0))
+
+
 def _at_least(name: str, shape: Shape, side: int) -> Shape:
     if min(shape[1:]) < side:
         raise ModelError(
@@ -240,12 +246,7 @@ def _build_own(name: str, shape: Shape, num_classes: int) -> nn.Module:
     return built
 
 
-def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    nearest = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.0)[0]
-    return f"unknown {kind} '{name}'; the nearest is '{nearest}'; there are {', '.join(names)}"
-
-
+#: Every network that is shipped.
 MODELS: dict[str, ModelInfo] = {
     info.name: info
     for info in (
@@ -257,13 +258,7 @@ MODELS: dict[str, ModelInfo] = {
         ModelInfo("cnn-tiny", "conv3×3 8, conv3×3 20, output", "RR-Cluster's tables", False, _cnn_tiny),
         ModelInfo("cnn-small", "conv5×5 16, conv5×5 32, fc 128, output", "RC-DPFL", False, _cnn_small),
         ModelInfo("lenet", "LeNet-5 with ReLU and max pooling", "LeCun et al. 1998", False, _lenet),
-    )
-}
-
-FEATURES: dict[str, FeatureInfo] = {
-    info.name: info
-    for info in (
-        FeatureInfo("none", "the images as they are", identity),
-        FeatureInfo("pool2", "2×2 average pooling", pool2),
+        ModelInfo("lstm-char", "embedding 8, LSTM 64, output", "RR-Cluster's Shakespeare", True, _lstm_char, "tokens"),
+        ModelInfo("regression", "one affine function", "RR-Cluster's lines", True, _regression, "vectors", "number"),
     )
 }

@@ -1,0 +1,213 @@
+"""Sets of labelled images: embedded, in torchvision's layout in a folder, or in a numpy archive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.datasets.sources import DataError, DatasetInfo, Source
+
+
+def _read_digits(info: DatasetInfo, root: Path) -> Source:
+    """Split by NumPy's legacy generator, whose stream is frozen, so that the split is the same everywhere."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    order = np.random.RandomState(0).permutation(len(bunch.target))
+    x = (bunch.images[order, None] / 16).astype(np.float32)
+    y = bunch.target[order].astype(np.int64)
+    n = info.train_size
+    return Source(info.name, x[:n], y[:n], x[n:], y[n:], info.num_classes, reuse=True)
+
+
+def _read_subset(info: DatasetInfo, root: Path) -> Source:
+    path = root / info.files[0]
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            x, y = ({part: archive[f"{array}_{part}"] for part in ("train", "test")} for array in "xy")
+    except Exception as error:  # whatever a broken archive makes zipfile and numpy say
+        raise DataError(
+            f"dataset '{info.name}': {path} is not a numpy archive of x_train, y_train, x_test and y_test "
+            f"({type(error).__name__}: {error}); to get it: {info.obtain}"
+        ) from error
+    labels = {part: y[part].astype(np.int64) for part in y}
+    return Source(info.name, x["train"], labels["train"], x["test"], labels["test"], info.num_classes)
+
+
+@dataclass(frozen=True)
+class _Torchvision:
+    """A data set that torchvision reads and downloads.
+
+    Attributes:
+        reader: name of torchvision's class.
+        folder: where it keeps the files.
+        form: what the files are, in messages.
+        images: from the class's array of images to (n, C, H, W).
+        options: of the class.
+    """
+
+    reader: str
+    folder: str
+    form: str
+    images: Callable[[Any], Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self, info: DatasetInfo, root: Path) -> Source:
+        """The `Source` of the files below `root`."""
+        make = self._class(info.name)
+        try:
+            train, test = (make(root, train=train, download=False, **self.options) for train in (True, False))
+        except Exception as error:  # torchvision's readers assert, index and view what the file claims
+            raise DataError(
+                f"dataset '{info.name}': a file in {root / self.folder} is not a valid {self.form} file "
+                f"({type(error).__name__}: {error}); remove that folder and use `{info.obtain}`"
+            ) from error
+        return Source(
+            info.name,
+            self.images(np.asarray(train.data)),
+            np.asarray(train.targets, np.int64),
+            self.images(np.asarray(test.data)),
+            np.asarray(test.targets, np.int64),
+            info.num_classes,
+        )
+
+    def fetch(self, name: str, root: Path) -> Path:
+        """Download into `root` what is not there; the folder of the files."""
+        self._class(name)(root, download=True, **self.options)
+        return root / self.folder
+
+    def _class(self, name: str) -> Callable[..., Any]:
+        try:
+            from torchvision import datasets
+        except (ImportError, OSError, RuntimeError) as error:  # the ways in which a build for another torch fails
+            raise DataError(
+                f"dataset '{name}' is read with torchvision, which cannot be imported ({error}); "
+                "install the torchvision that matches your torch (`pip install torch torchvision`, one index), "
+                "or use dataset 'digits', which needs neither"
+            ) from error
+        return getattr(datasets, self.reader)  # type: ignore[no-any-return]
+
+
+def _grey(x: Any) -> Any:
+    """(n, H, W) to (n, 1, H, W)."""
+    return x[:, None]
+
+
+def _upright(x: Any) -> Any:
+    """EMNIST's files hold every image transposed: (n, W, H) to (n, 1, H, W)."""
+    return x[:, None].swapaxes(2, 3)
+
+
+def _channels_first(x: Any) -> Any:
+    """(n, H, W, C) to (n, C, H, W)."""
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+
+
+def _by_torchvision(
+    name: str,
+    title: str,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    sizes: tuple[int, int],
+    licence: str,
+    files: tuple[str, ...],
+    reader: _Torchvision,
+) -> DatasetInfo:
+    return DatasetInfo(
+        name,
+        title,
+        shape,
+        num_classes,
+        *sizes,
+        licence,
+        f"coterie datasets --download {name} --data-dir DIR",
+        reader.read,
+        tuple(f"{reader.folder}/{file}" for file in files),
+        reader.fetch,
+    )
+
+
+def _idx_files(train: str, test: str) -> tuple[str, ...]:
+    return tuple(f"{part}-{what}-ubyte" for part in (train, test) for what in ("images-idx3", "labels-idx1"))
+
+
+#: Image sets that are shipped.
+IMAGES: tuple[DatasetInfo, ...] = (
+    DatasetInfo(
+        "digits",
+        "Handwritten digits (UCI Optical Recognition, the copy inside scikit-learn)",
+        (1, 8, 8),
+        10,
+        1400,
+        397,
+        "CC BY 4.0",
+        "embedded: nothing to download",
+        _read_digits,
+    ),
+    _by_torchvision(
+        "mnist",
+        "MNIST handwritten digits (LeCun, Cortes, Burges)",
+        (1, 28, 28),
+        10,
+        (60_000, 10_000),
+        "CC BY-SA 3.0",
+        _idx_files("train", "t10k"),
+        _Torchvision("MNIST", "MNIST/raw", "idx", _grey),
+    ),
+    _by_torchvision(
+        "fashion-mnist",
+        "Fashion-MNIST clothes (Zalando, arXiv:1708.07747)",
+        (1, 28, 28),
+        10,
+        (60_000, 10_000),
+        "MIT",
+        _idx_files("train", "t10k"),
+        _Torchvision("FashionMNIST", "FashionMNIST/raw", "idx", _grey),
+    ),
+    _by_torchvision(
+        "emnist",
+        "EMNIST letters and digits, split bymerge (Cohen et al., arXiv:1702.05373)",
+        (1, 28, 28),
+        47,
+        (697_932, 116_323),
+        "public domain (NIST Special Database 19)",
+        _idx_files("emnist-bymerge-train", "emnist-bymerge-test"),
+        _Torchvision("EMNIST", "EMNIST/raw", "idx", _upright, {"split": "bymerge"}),
+    ),
+    _by_torchvision(
+        "cifar10",
+        "CIFAR-10 (Krizhevsky 2009)",
+        (3, 32, 32),
+        10,
+        (50_000, 10_000),
+        "none stated",
+        (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"),
+        _Torchvision("CIFAR10", "cifar-10-batches-py", "CIFAR", _channels_first),
+    ),
+    _by_torchvision(
+        "cifar100",
+        "CIFAR-100, fine labels (Krizhevsky 2009)",
+        (3, 32, 32),
+        100,
+        (50_000, 10_000),
+        "none stated",
+        ("train", "test", "meta"),
+        _Torchvision("CIFAR100", "cifar-100-python", "CIFAR", _channels_first),
+    ),
+    DatasetInfo(
+        "cifar10-subset",
+        "The first 1,017 images of each of CIFAR-10's files; results are not comparable with CIFAR-10's",
+        (3, 32, 32),
+        10,
+        5085,
+        1017,
+        "none stated",
+        "the numpy archive cifar10_subset.npz (uint8 x_train, y_train, x_test, y_test), put in DIR/cifar10",
+        _read_subset,
+        ("cifar10/cifar10_subset.npz",),
+    ),
+)

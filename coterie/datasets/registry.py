@@ -1,0 +1,103 @@
+"""Data sets by name: embedded, from files in a folder, or from a user's own function."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from coterie.datasets.images import IMAGES
+from coterie.datasets.lines import LINE_CLOUDS
+from coterie.datasets.sources import DataError, DatasetInfo, Source, unknown
+from coterie.datasets.text import TEXTS
+
+#: Every data set that is shipped.
+DATASETS: dict[str, DatasetInfo] = {info.name: info for info in (*IMAGES, *TEXTS, *LINE_CLOUDS)}
+
+
+def load(name: str, data_dir: str | None = None) -> Source:
+    """The data set `name`, read once per process.
+
+    Args:
+        name: a key of `DATASETS`, or `module:function` of the user's, which returns a `Source`.
+        data_dir: folder of the data sets, in torchvision's layout (`MNIST/raw/...`) for those that torchvision
+            reads; default: the variable COTERIE_DATA.
+
+    Raises:
+        DataError: unknown name, files missing or broken, torchvision unusable, or a user's function that
+            does not return a `Source`. Nothing is ever downloaded here.
+    """
+    if ":" in name:
+        return _load(name, None)
+    if name not in DATASETS:
+        raise DataError(f"{unknown('dataset', name, DATASETS)}, or module:function of your own")
+    if not DATASETS[name].files:
+        return _load(name, None)
+    return _load(name, data_dir or os.environ.get("COTERIE_DATA") or None)
+
+
+def download(name: str, data_dir: str) -> Path:
+    """Fetch a data set into `data_dir`, made if needed; returns the folder of its files.
+
+    Files that are already there are left alone.
+
+    Raises:
+        DataError: unknown name, nothing to download for it, torchvision unusable, or the download failed.
+    """
+    if name not in DATASETS:
+        raise DataError(unknown("dataset", name, DATASETS))
+    info = DATASETS[name]
+    if info.fetch is None:
+        raise DataError(f"dataset '{name}' is {info.obtain}")
+    root = Path(data_dir).expanduser()
+    try:
+        return info.fetch(name, root)
+    except (OSError, RuntimeError) as error:
+        raise DataError(
+            f"could not download '{name}' to {root}: {error}; check the network and the folder, and try again"
+        ) from error
+
+
+@lru_cache(maxsize=2)
+def _load(name: str, data_dir: str | None) -> Source:
+    if ":" in name:
+        return _load_own(name)
+    info = DATASETS[name]
+    return info.read(info, _folder(info, data_dir))
+
+
+def _folder(info: DatasetInfo, data_dir: str | None) -> Path:
+    """The folder of the data, in which all the files of `info` are."""
+    ways = f"--data-dir DIR, COTERIE_DATA=DIR, or `{info.obtain}`"
+    if data_dir is None and info.files:
+        raise DataError(f"dataset '{info.name}' needs a folder that holds {info.files[0]}: {ways}")
+    root = Path(data_dir or "").expanduser()
+    for file in info.files:
+        if not (root / file).is_file():
+            missing = f"has no {file}" if root.is_dir() else "does not exist"
+            raise DataError(f"dataset '{info.name}': the folder {root} {missing} (expected: {root / file}); use {ways}")
+    return root
+
+
+def _load_own(name: str) -> Source:
+    module, _, function = name.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except Exception as error:  # importing runs the user's code
+        raise DataError(
+            f"dataset '{name}': cannot import {function or '(nothing)'} from {module or '(nothing)'} "
+            f"({type(error).__name__}: {error}); write module:function, its folder on PYTHONPATH"
+        ) from error
+    if not callable(make):
+        raise DataError(f"dataset '{name}': {function} is a {type(make).__name__}, not a function")
+    try:
+        source = make()
+    except Exception as error:
+        raise DataError(f"dataset '{name}': {function}() failed: {type(error).__name__}: {error}") from error
+    if not isinstance(source, Source):
+        raise DataError(
+            f"dataset '{name}': {function}() returned a {type(source).__name__}; it must return a "
+            "coterie.datasets.Source"
+        )
+    return source

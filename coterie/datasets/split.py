@@ -1,0 +1,178 @@
+"""Which rows of a source each client holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.datasets.sources import DataError, Source
+
+Rows = npt.NDArray[np.int64]
+
+#: Examples of a client's own test set under `by_dirichlet`, at least.
+_LEAST_TESTS = 32
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of each client, those that are set aside for validation last.
+
+    Attributes:
+        train: of the training arrays.
+        test: of the test arrays; None where a whole group shares all of them, or where clients are set aside, whose
+            data then stand in for the test arrays.
+    """
+
+    train: list[Rows]
+    test: list[Rows] | None = None
+
+
+def evenly(source: Source, group_of: Rows, set_aside: int, samples_per_client: int, rng: np.random.Generator) -> Split:
+    """Training rows shared out at random; `federate` says how.
+
+    The clients set aside first get their part of all rows, so that nobody else holds these, in whatever group.
+
+    Args:
+        source: the data.
+        group_of: group of each client (clients + set_aside,), those set aside last.
+        set_aside: how many are.
+        samples_per_client: rows of each; 0 shares all out.
+        rng: draws the rows.
+
+    Raises:
+        DataError: fewer rows than the clients need.
+    """
+    rows = np.arange(len(source.train_y))
+    if not set_aside:
+        return Split(_share_out(source, rows, group_of, samples_per_client, rng))
+    rows = rng.permutation(rows)
+    clients = len(group_of) - set_aside
+    parts = np.split(rows, [len(rows) - len(rows) * set_aside // len(group_of)])
+    groups = np.split(group_of, [clients])
+    return Split(
+        [
+            own
+            for part, members in zip(parts, groups, strict=True)
+            for own in _share_out(source, part, members, samples_per_client, rng)
+        ]
+    )
+
+
+def by_owner(source: Source, clients: int, set_aside: int, samples_per_client: int, rng: np.random.Generator) -> Split:
+    """Each client is one of the source's owners: those with the most training rows, ties to the lower owner.
+
+    Those set aside are drawn at random among them, since the smallest would not be like the rest.
+
+    Raises:
+        DataError: more clients than owners.
+    """
+    wanted = clients + set_aside
+    if wanted > source.owners:
+        asked = f"{clients} clients" + (f" and {set_aside} set aside" if set_aside else "")
+        raise DataError(f"{source.name} has {source.owners} natural clients, not {asked}; use at most {source.owners}")
+    train = _rows_by(source.train_owner, source.owners)
+    test = _rows_by(source.test_owner, source.owners)
+    largest = np.argsort([-len(rows) for rows in train], kind="stable")[:wanted]
+    aside = np.isin(np.arange(wanted), rng.choice(wanted, set_aside, replace=False))
+    chosen = [*largest[~aside], *largest[aside]]
+    return Split(
+        [rng.permutation(train[i])[:samples_per_client] if samples_per_client else train[i] for i in chosen],
+        None if set_aside else [test[i] for i in chosen],
+    )
+
+
+def by_dirichlet(
+    source: Source, clients: int, set_aside: int, alpha: float, samples_per_client: int, rng: np.random.Generator
+) -> Split:
+    """Each client draws a distribution of labels from Dirichlet(alpha), and its rows by that (arXiv:1909.06335).
+
+    Each training row is given once. Where a class has run out, the rest of a client's distribution takes its
+    place, or what is left, where there is no rest; clients draw in random order, so that those who meet this are
+    anyone. A client's test rows follow the distribution that its training rows followed, without repetition as
+    long as a class has rows enough.
+
+    Raises:
+        DataError: fewer rows than the clients need.
+    """
+    everyone, available = clients + set_aside, len(source.train_y)
+    size = samples_per_client or available // everyone
+    if not 0 < everyone * size <= available:
+        raise _too_few(source, everyone, everyone * max(size, 1), available)
+    by_class = [rng.permutation(rows) for rows in _rows_by(source.train_y, source.num_classes)]
+    tests = _rows_by(source.test_y, source.num_classes)
+    test_size = max(_LEAST_TESTS, len(source.test_y) // clients)
+    left = np.array([len(rows) for rows in by_class])
+    preferences = rng.dirichlet(np.full(source.num_classes, alpha), size=everyone)
+    train, test = ([np.empty(0, np.int64)] * everyone for _ in range(2))
+    for i in rng.permutation(everyone):
+        counts, followed = _draw(left, preferences[i], size, rng)
+        train[i] = np.concatenate(
+            [rows[end - count : end] for rows, end, count in zip(by_class, left, counts, strict=True)]
+        )
+        left = left - counts
+        if not set_aside:
+            wanted = rng.multinomial(test_size, _among(followed, np.array([len(rows) for rows in tests])))
+            test[i] = np.concatenate(
+                [np.resize(rng.permutation(rows), count) for rows, count in zip(tests, wanted, strict=True)]
+            )
+    return Split(train, None if set_aside else test)
+
+
+def _share_out(
+    source: Source, rows: Rows, group_of: Rows, samples_per_client: int, rng: np.random.Generator
+) -> list[Rows]:
+    """`rows` among the clients whose groups are given: once over all of them, or once within each group."""
+    clients = len(group_of)
+    everyone = np.arange(clients)
+    members = [np.flatnonzero(group_of == g) for g in range(int(group_of.max()) + 1)]
+    if samples_per_client:
+        pools = [everyone] if clients * samples_per_client <= len(rows) else members
+    else:
+        pools = members if source.reuse else [everyone]
+    shared = [np.empty(0, np.int64)] * clients
+    for pool in pools:
+        needed = len(pool) * max(samples_per_client, 1)
+        if needed > len(rows):
+            raise _too_few(source, len(pool), needed, len(rows))
+        order = rows[rng.permutation(len(rows))]
+        parts = np.array_split(order[:needed] if samples_per_client else order, len(pool))
+        for client, part in zip(pool, parts, strict=True):
+            shared[client] = part
+    return shared
+
+
+def _draw(
+    left: npt.NDArray[np.int64], preference: npt.NDArray[np.float64], size: int, rng: np.random.Generator
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """(classes,) how many rows of each class, `size` in all and at most `left`; and the distribution they followed."""
+    counts, followed = np.zeros_like(left), np.zeros(len(left))
+    while missing := size - int(counts.sum()):
+        weights = _among(preference, left - counts)
+        drawn = np.minimum(rng.multinomial(missing, weights), left - counts)
+        counts += drawn
+        followed += weights * (drawn.sum() / size)
+    return counts, followed
+
+
+def _among(weights: npt.NDArray[np.float64], available: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """`weights` of the classes with rows available, as probabilities; if all are zero, in proportion to the rows."""
+    some = np.where(available > 0, weights, 0.0)
+    if not some.sum() > 0:
+        some = available.astype(np.float64)
+    probabilities: npt.NDArray[np.float64] = some / some.sum()
+    return probabilities
+
+
+def _rows_by(key: npt.NDArray[np.int64] | None, count: int) -> list[Rows]:
+    """The rows in which `key` is 0, 1, ..., count - 1."""
+    assert key is not None
+    return np.split(np.argsort(key, kind="stable"), np.cumsum(np.bincount(key, minlength=count))[:-1])
+
+
+def _too_few(source: Source, clients: int, needed: int, available: int) -> DataError:
+    return DataError(
+        f"{clients} clients need {needed} of {source.name}'s {available} training {source.kind}, each once; use "
+        "fewer clients or a smaller samples_per_client"
+    )

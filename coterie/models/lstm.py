@@ -1,0 +1,33 @@
+"""An LSTM written out, since `nn.LSTM` has neither per-example gradients in Opacus nor a rule under `vmap`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class CharLSTM(nn.Module):
+    """From tokens (n, L), int64, to logits (n, vocabulary) of the next: embedding, one LSTM layer, output.
+
+    Args:
+        vocabulary: number of tokens.
+        embedding: size of a token's vector.
+        width: of the hidden state.
+    """
+
+    def __init__(self, vocabulary: int, *, embedding: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.input = nn.Linear(embedding, 4 * width)
+        self.hidden = nn.Linear(width, 4 * width, bias=False)
+        self.output = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        inputs = self.input(self.embedding(tokens))  # of all steps at once: (n, L, 4 width)
+        state = cell = inputs.new_zeros(len(tokens), self.width)
+        for step in inputs.unbind(1):
+            let_in, keep, new, let_out = (step + self.hidden(state)).chunk(4, dim=1)
+            cell = torch.sigmoid(keep) * cell + torch.sigmoid(let_in) * torch.tanh(new)
+            state = torch.sigmoid(let_out) * torch.tanh(cell)
+        return self.output(state)

@@ -1,0 +1,37 @@
+"""Averaging: post-processing of released models that cancels part of their noise.
+
+Under privacy, models jitter around where they converge to, since every round adds noise. The mean of the last rounds'
+models (B. T. Polyak, A. B. Juditsky: Acceleration of Stochastic Approximation by Averaging, SIAM J. Control Optim.
+1992) jitters less. Clients train from the last models; the means are what a run is evaluated by and returns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Models = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """The mean of the last models.
+
+    Attributes:
+        last: part of the rounds whose models are averaged, in [0, 1).
+    """
+
+    last: float
+
+    def begins_after(self, rounds: int) -> int:
+        """The round after which models are averaged."""
+        return rounds - round(self.last * rounds)
+
+    def __call__(self, mean: Models | None, models: Models, current: int, rounds: int) -> Models | None:
+        """(k, d) mean of the models so far, ``models`` those of round ``current``; None before it is time."""
+        seen = current - self.begins_after(rounds)
+        if seen < 1:
+            return None
+        return models if mean is None else np.asarray(mean + (models - mean) / seen, dtype=np.float32)

@@ -1,0 +1,304 @@
+"""Natural clients, label distributions of one's own, and clients set aside for validation."""
+
+import dataclasses
+import sys
+import types
+from itertools import count
+
+import numpy as np
+import pytest
+
+from coterie.datasets import DataError, Source, federate
+
+NUMBERS = count()
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """A function from a source to the name by which `federate` finds it."""
+
+    def name(source):
+        module = types.ModuleType(f"own_source_{next(NUMBERS)}")
+        module.make = lambda: source
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return f"{module.__name__}:make"
+
+    return name
+
+
+def numbered(train_y, test_y, *, reuse=False, **owners):
+    """Images whose upper left pixel is their row: training rows from 1, test rows from -1 downwards."""
+
+    def images(n, sign):
+        x = np.zeros((n, 1, 2, 2), np.float32)
+        x[:, 0, 0, 0] = sign * np.arange(1, n + 1)
+        return x
+
+    train_y, test_y = np.asarray(train_y), np.asarray(test_y)
+    train_x, test_x = images(len(train_y), 1), images(len(test_y), -1)
+    return Source("numbered", train_x, train_y, test_x, test_y, 10, reuse, **owners)
+
+
+def rows(part):
+    """Row numbers of a shard or test set without a shift of images."""
+    return ((part.x[:, 0, 0, 0] + 1) / 2).astype(int).tolist()
+
+
+def speakers():
+    """Five owners with 4, 9, 2, 9 and 1 training rows, and with 1, 2, 3, 4 and 5 test rows, in mixed order."""
+    train = np.random.default_rng(0).permutation(np.repeat(np.arange(5), [4, 9, 2, 9, 1]))
+    test = np.random.default_rng(1).permutation(np.repeat(np.arange(5), [1, 2, 3, 4, 5]))
+    return numbered(np.arange(25) % 10, np.arange(15) % 10, train_owner=train, test_owner=test)
+
+
+def plain(name, **arguments):
+    return federate(name, **({"groups": "1", "shift": "none"} | arguments))
+
+
+def test_clients_are_the_owners_with_most_rows(named):
+    source = speakers()
+    federation = plain(named(source), clients=4)
+    shards = [federation.shard(i) for i in range(4)]
+    for shard, owner in zip(shards, (1, 3, 0, 2), strict=True):
+        assert rows(shard) == (np.flatnonzero(source.train_owner == owner) + 1).tolist()
+        assert rows(shard.test) == (-np.flatnonzero(source.test_owner == owner) - 1).tolist()
+    assert federation.num_groups == 1
+    assert federation.shard(2).test is shards[2].test
+    assert len({id(shard.test) for shard in shards}) == 4
+
+
+def test_at_most_so_many_random_rows_of_each_owner(named):
+    source = speakers()
+    name = named(source)
+    drawn = {seed: plain(name, clients=5, samples_per_client=3, seed=seed) for seed in (1, 2)}
+    for federation in drawn.values():
+        held = [rows(federation.shard(i)) for i in range(5)]
+        assert [len(own) for own in held] == [3, 3, 3, 2, 1]
+        for own, owner in zip(held, (1, 3, 0, 2, 4), strict=True):
+            assert len(set(own)) == len(own)
+            assert set(source.train_owner[np.array(own) - 1]) == {owner}
+        assert [len(federation.shard(i).test.y) for i in range(5)] == [2, 4, 1, 3, 5]
+    assert rows(drawn[1].shard(0)) != rows(drawn[2].shard(0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"clients": 6}, "numbered has 5 natural clients, not 6 clients; use at most 5"),
+        ({"clients": 4, "validation": 2}, "has 5 natural clients, not 4 clients and 2 set aside"),
+        ({"clients": 4, "groups": "2"}, r"set groups to 1, shift to none .* \(they are 2 groups, none and 0\)"),
+        ({"clients": 4, "shift": "label-shift"}, "5 natural clients, which differ as they are"),
+        ({"clients": 4, "dirichlet_alpha": 0.5}, "dirichlet_alpha to 0 .*and 0.5"),
+    ],
+)
+def test_impossible_natural_clients_are_refused(named, arguments, complaint):
+    with pytest.raises(DataError, match=complaint):
+        plain(named(speakers()), **arguments)
+
+
+def test_owners_set_aside_are_drawn_at_random(named):
+    """Always the smallest of five would have probability 1/5**20."""
+    source = speakers()
+    name = named(source)
+    aside = []
+    for seed in range(20):
+        federation = plain(name, clients=4, validation=1, seed=seed)
+        test = federation.test_set(0)
+        owners = source.train_owner[np.array(rows(test)) - 1]
+        assert len(set(owners)) == 1
+        assert len(owners) == (source.train_owner == owners[0]).sum()
+        aside.append(owners[0])
+        assert all(federation.shard(i).test is test for i in range(4))
+        held = [row for i in range(4) for row in rows(federation.shard(i))]
+        assert sorted(held + rows(test)) == list(range(1, 26))
+    assert len(set(aside)) >= 3
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 0.1, 1.0, 100.0])
+@pytest.mark.parametrize("samples", [0, 20])
+def test_dirichlet_gives_each_row_once(named, alpha, samples):
+    source = numbered(np.arange(1000) % 10, np.arange(300) % 10, reuse=True)
+    federation = federate(
+        named(source), clients=30, groups="3", shift="none", dirichlet_alpha=alpha, samples_per_client=samples
+    )
+    held = [rows(federation.shard(i)) for i in range(30)]
+    assert {len(own) for own in held} == {samples or 33}
+    flat = np.concatenate(held)
+    assert len(set(flat)) == len(flat)
+    for i, own in enumerate(held):
+        shard = federation.shard(i)
+        np.testing.assert_array_equal(shard.y, source.train_y[np.array(own) - 1])
+        np.testing.assert_array_equal(shard.test.y, source.test_y[-np.array(rows(shard.test)) - 1])
+        assert len(shard.test.y) == 32
+        assert shard.test is federation.shard(i).test
+    assert len({id(federation.shard(i).test) for i in range(30)}) == 30
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
+def test_label_distributions_are_dirichlets(named, alpha):
+    """sum p_k^2 has mean (alpha + 1)/(10 alpha + 1); two of a client's N labels agree with that probability.
+
+    Its mean over 400 clients of 50 labels is within 5 standard errors (measured), where rows are plentiful.
+    """
+    federation = plain(
+        named(numbered(np.arange(100_000) % 10, np.arange(50) % 10)),
+        clients=400,
+        dirichlet_alpha=alpha,
+        samples_per_client=50,
+    )
+    counts = np.array([np.bincount(federation.shard(i).y, minlength=10) for i in range(400)])
+    agree = (counts * (counts - 1)).sum(1) / (50 * 49)
+    expected = (alpha + 1) / (10 * alpha + 1)
+    assert abs(agree.mean() - expected) < 5 * agree.std() / np.sqrt(400)
+    np.testing.assert_allclose(counts.mean(0), 5, atol=5 * counts.std(0).max() / np.sqrt(400))
+
+
+def test_test_rows_follow_the_training_labels(named):
+    """2,000 rows each: frequencies agree up to sampling, standard error at most 0.016 for a difference."""
+    source = numbered(np.arange(100_000) % 10, np.arange(20_000) % 10)
+    federation = plain(named(source), clients=10, dirichlet_alpha=0.3, samples_per_client=2000)
+    for i in range(10):
+        shard = federation.shard(i)
+        train, test = (np.bincount(y, minlength=10) / len(y) for y in (shard.y, shard.test.y))
+        assert len(shard.test.y) == 2000
+        np.testing.assert_allclose(train, test, atol=5 * 0.016)
+        assert len(set(rows(shard.test))) == 2000 or test.max() > 0.9
+
+
+def test_test_rows_follow_what_a_client_was_given_where_classes_run_out(named):
+    """Everybody wants whatever is left of two classes, of which one has a single row."""
+    source = numbered([0] * 199 + [1], [0] * 50 + [1] * 50)
+    federation = plain(named(source), clients=10, dirichlet_alpha=1.0)
+    ones = [int((federation.shard(i).test.y == 1).sum()) for i in range(10)]
+    takers = [i for i in range(10) if (federation.shard(i).y == 1).any()]
+    assert len(takers) == 1
+    assert sum(ones) - ones[takers[0]] < 0.2 * 32 * 9  # most never had a chance of a one; half would be ones by wish
+
+
+def test_repetition_only_where_a_class_has_too_few_rows(named):
+    source = numbered(np.repeat(np.arange(10), 100), np.arange(40) % 10)
+    federation = plain(named(source), clients=10, dirichlet_alpha=1e-6)
+    for i in range(10):
+        test = federation.shard(i).test
+        for label in set(test.y):
+            times = np.unique(np.array(rows(test))[test.y == label], return_counts=True)[1]
+            assert times.max() - times.min() <= 1
+            assert len(times) == min(4, (test.y == label).sum())
+
+
+def test_no_client_is_first_where_classes_run_out(named):
+    """At alpha near 0 and all rows given, whoever comes late gets leftovers; that is as often an early id."""
+    source = numbered(np.arange(1000) % 10, np.arange(10))
+    pure = np.zeros(20)
+    name = named(source)
+    for seed in range(30):
+        federation = plain(name, clients=20, dirichlet_alpha=1e-6, seed=seed)
+        pure += [len(set(federation.shard(i).y)) == 1 for i in range(20)]
+    assert pure.sum() < 0.95 * 600
+    difference = pure[:10].mean() - pure[10:].mean()
+    assert abs(difference) < 5 * np.sqrt(2 * 30 / 4 / 10)
+
+
+def test_the_shift_of_a_group_comes_on_top(named):
+    source = numbered(np.arange(200) % 10, np.arange(50) % 10)
+    federation = federate(named(source), clients=6, groups="2", shift="label-shift", dirichlet_alpha=0.5)
+    for i in range(6):
+        shard = federation.shard(i)
+        np.testing.assert_array_equal(shard.y, (source.train_y[np.array(rows(shard)) - 1] + i % 2) % 10)
+        np.testing.assert_array_equal(shard.test.y, (source.test_y[-np.array(rows(shard.test)) - 1] + i % 2) % 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"dirichlet_alpha": -1}, "dirichlet_alpha is -1; it must be at least 0"),
+        ({"dirichlet_alpha": float("nan")}, "dirichlet_alpha is nan"),
+        ({"dirichlet_alpha": float("inf")}, "dirichlet_alpha is inf; it must be at least 0, and finite"),
+        ({"dirichlet_alpha": 1, "samples_per_client": 71}, "20 clients need 1420 of digits's 1400 training images"),
+        ({"dirichlet_alpha": 1, "clients": 1401}, "1401 clients need 1401 of digits's 1400"),
+        ({"dataset": "lines-easy", "shift": "lines", "dirichlet_alpha": 1}, "lines-easy has real targets; set it to 0"),
+        ({"validation": -1}, "validation is -1"),
+        ({"validation": 3}, "validation: 3 clients in groups 1:1:1:1 leave group 3 without a client"),
+        ({"clients": 1000, "validation": 500, "samples_per_client": 20}, "need 5000 of digits's"),
+    ],
+)
+def test_impossible_splits_are_refused(arguments, complaint):
+    with pytest.raises(DataError, match=complaint):
+        federate(**({"dataset": "digits", "clients": 20} | arguments))
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"samples_per_client": 5}, {"samples_per_client": 12}, {"dirichlet_alpha": 0.3}]
+)
+def test_validation_holds_rows_that_no_client_has_and_no_test_row(named, reuse, arguments):
+    source = numbered(np.arange(120) % 10, np.arange(40) % 10, reuse=reuse)
+    federation = federate(named(source), clients=10, groups="2", shift="label-shift", validation=4, **arguments)
+    assert federation.clients == len(federation.group_of) == 10
+    shards = [federation.shard(i) for i in range(10)]
+    trained = {row for shard in shards for row in rows(shard)}
+    for group in (0, 1):
+        test = federation.test_set(group)
+        held = rows(test)
+        assert len(held) == len(set(held)) > 0
+        assert min(held) > 0  # test rows are negative
+        assert not trained & set(held)
+        np.testing.assert_array_equal(test.y, (source.train_y[np.array(held) - 1] + group) % 10)
+        assert all(shard.test is test for shard in shards if shard.group == group)
+    with pytest.raises(DataError, match="no client 10; there are 10"):
+        federation.shard(10)
+    if not arguments:
+        everything = [*trained, *rows(federation.test_set(0)), *rows(federation.test_set(1))]
+        assert set(everything) == set(range(1, 121))
+        sizes = [len(shard.y) for shard in shards]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_no_test_array_is_touched_while_tuning(named):
+    """The result is the same whatever the test arrays hold."""
+    source = numbered(np.arange(120) % 10, np.arange(40) % 10)
+    other = dataclasses.replace(source, test_x=np.full((3, 1, 2, 2), 7, np.float32), test_y=np.zeros(3, np.int64))
+    owned = speakers()
+    cases = [
+        (source, other, {"groups": "2", "shift": "rotation"}),
+        (source, other, {"dirichlet_alpha": 0.5}),
+        (owned, dataclasses.replace(owned, test_x=owned.test_x + 7), {"clients": 2}),
+    ]
+    for first, second, arguments in cases:
+        federations = [plain(named(s), **({"clients": 8, "validation": 2} | arguments)) for s in (first, second)]
+        for i in range(federations[0].clients):
+            one, two = (federation.shard(i) for federation in federations)
+            for a, b in ((one.x, two.x), (one.y, two.y), (one.test.x, two.test.x), (one.test.y, two.test.y)):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_clients_keep_their_groups_beside_those_set_aside(named):
+    name = named(numbered(np.arange(120) % 10, np.arange(40) % 10))
+    without = federate(name, clients=10, groups="3:2", shift="none")
+    beside = federate(name, clients=10, groups="3:2", shift="none", validation=5)
+    np.testing.assert_array_equal(without.group_of, beside.group_of)
+    assert len(beside.test_set(0).y) == pytest.approx(1.5 * len(beside.test_set(1).y), rel=0.1)
+
+
+def test_tokens_and_vectors_pass_as_they_are(named):
+    source = Source(
+        "chars", np.array([[0, 5], [3, 9]] * 4), np.arange(8), np.array([[1, 1]]), np.array([2]), 10, reuse=True
+    )
+    federation = plain(named(source), clients=2)
+    shard = federation.shard(0)
+    assert (shard.x.dtype, shard.y.dtype, federation.input_shape) == (np.int64, np.int64, (2,))
+    assert set(map(tuple, shard.x)) <= {(0, 5), (3, 9)}
+    assert shard.test.x.tolist() == [[1, 1]]
+    shard.test.x[:] = 0
+    assert source.test_x.tolist() == [[1, 1]]
+    lines = plain("lines-easy", clients=2).shard(0)
+    assert (lines.x.dtype, lines.y.dtype) == (np.float32, np.float32)
+
+
+@pytest.mark.parametrize("transform", [lambda x: x[:, :, ::2], lambda x: x[:, :1], lambda x: x.copy()])
+def test_features_of_what_is_no_image_are_refused(transform):
+    plain("lines-easy", clients=2, transform=lambda x: x)
+    with pytest.raises(
+        DataError, match="features are made of images, and lines-easy holds vectors; use features 'none'"
+    ):
+        plain("lines-easy", clients=2, transform=transform)

@@ -1,0 +1,80 @@
+"""The mean of the last models, and that a run evaluates and returns it while clients train from the last ones."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+
+from coterie.messages import Layout, pack_models, unpack_models
+from coterie.privacy import NoPrivacy
+from coterie.strategies import Averaging, Checkpoint, FedAvg, Reseeding, StrategyError
+
+LAYOUT = Layout(("w",), ((1,),))
+PLAN = NoPrivacy(clients=1, num_clusters=1, sampling_rate=1.0, rounds=10)
+
+
+class Counting(FedAvg):
+    """Round t makes the model t; nobody is asked."""
+
+    def _meet(self, grid):
+        return {0: 1}
+
+    def configure_train(self, server_round, arrays, config, grid):
+        self.started_from = unpack_models(arrays)[0].item()
+        return []
+
+    def aggregate_train(self, server_round, replies):
+        list(replies)
+        return pack_models(np.array([[server_round]], np.float32), LAYOUT), {"epsilon": 0.0}
+
+
+class Nobody:
+    def send_and_receive(self, messages, timeout):
+        return []
+
+
+class Kept:
+    def __init__(self):
+        self.states = []
+
+    def checkpoint(self, state, line):
+        self.states.append(state)
+
+    def round_finished(self, line):
+        pass
+
+
+def go(last, resume_from=None):
+    seen, kept = [], Kept()
+    strategy = Counting(
+        PLAN, averaging=Averaging(last), evaluate_every=0, wait=0.0, recorder=kept, resume_from=resume_from
+    )
+    result = strategy.start(
+        Nobody(),
+        ArrayRecord({"w": Array(np.zeros(1, np.float32))}),
+        10,
+        evaluate_fn=lambda number, arrays: seen.append(unpack_models(arrays)[0].item()),
+    )
+    return unpack_models(result.arrays)[0].item(), seen, kept.states, strategy
+
+
+def test_the_last_models_are_averaged_and_training_goes_on_from_the_last():
+    final, seen, states, strategy = go(0.4)
+    assert seen == [1, 2, 3, 4, 5, 6, 7, 7.5, 8, 8.5]
+    assert final == 8.5
+    assert strategy.started_from == 9
+    assert [s.models.item() for s in states] == list(range(1, 11))
+    assert [None if s.mean is None else s.mean.item() for s in states] == [None] * 6 + [7, 7.5, 8, 8.5]
+    assert go(0.0)[0] == 10
+
+
+def test_a_resumed_run_averages_on():
+    state = Checkpoint(8, np.array([[8.0]], np.float32), LAYOUT, None, np.array([[7.5]], np.float32))
+    assert go(0.4, state)[0] == 8.5
+
+
+@pytest.mark.parametrize(
+    ("last", "reseeding"), [(-0.1, None), (1.5, None), (0.5, Reseeding(until=0.6)), (float("nan"), None)]
+)
+def test_means_over_a_re_seeding_are_refused(last, reseeding):
+    with pytest.raises(StrategyError, match="average-last"):
+        FedAvg(PLAN, averaging=Averaging(last), reseeding=reseeding)
