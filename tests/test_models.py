@@ -281,11 +281,11 @@ def test_hog_tells_directions_apart(k):
     rising, falling = hog(tilted(-45 * k))
     inner = slice(1, 6)
     least = rising.min()
-    assert rising[k, inner, inner].min() > least + 1
-    assert np.delete(rising, k, axis=0)[:, inner, inner].max() < least + 0.15
+    assert rising[k, inner, inner].min() > least + 0.2
+    assert np.delete(rising, k, axis=0)[:, inner, inner].max() < least + 0.03
     np.testing.assert_allclose(falling[(k + 4) % 8], rising[k], atol=1e-3)
     between = hog(tilted(-45 * k - 22.5))[0]
-    np.testing.assert_allclose(between[k, 3, 3], between[(k + 1) % 8, 3, 3], atol=0.05)
+    np.testing.assert_allclose(between[k, 3, 3], between[(k + 1) % 8, 3, 3], atol=0.01)
 
 
 def test_hog_looks_at_each_image_alone_and_at_each_cell():
@@ -303,7 +303,7 @@ def test_hog_looks_at_each_image_alone_and_at_each_cell():
 
 def test_hog_does_not_care_about_brightness_and_little_about_contrast():
     images = np.random.default_rng(0).uniform(-0.5, 0.5, (3, 1, 28, 28)).astype(np.float32)
-    np.testing.assert_allclose(hog(images + 0.4), hog(images), atol=0.02)
+    np.testing.assert_allclose(hog(images + 0.4), hog(images), atol=0.004)
     flat = hog(np.zeros((1, 1, 28, 28), np.float32)).min()
     louder = (hog(2 * images) - flat).mean() / (hog(images) - flat).mean()
     assert 1 < louder < 1.2  # without normalisation, the square root of 2
@@ -316,7 +316,7 @@ def test_hog_of_a_colour_image_takes_the_strongest_channel():
     assert hog(colours).shape == (2, 8, 7, 7)
     weak = np.concatenate([np.zeros_like(grey), grey, np.full_like(grey, 0.5)], axis=1)
     np.testing.assert_array_equal(hog(weak), hog(grey))
-    assert np.abs(hog(colours) - hog(grey)).mean() < 0.1
+    assert np.abs(hog(colours) - hog(grey)).mean() < 0.02
 
 
 @pytest.mark.parametrize("shape", [(1, 7, 7), (1, 8, 8), (3, 32, 32), (1, 13, 30)])
@@ -341,10 +341,10 @@ def test_hog_of_real_images_is_centred_and_good_for_a_linear_model(data_dir):
 
     source = load("fashion-mnist", data_dir)
     part = hog(2 * source.train_x[:4000].astype(np.float32) / 255 - 1)
-    assert abs(part.mean()) < 0.2
-    assert 0.8 < part.std() < 1.2
+    assert abs(part.mean()) < 0.04
     x, y = part.reshape(4000, -1), source.train_y[:4000]
-    fitted = LogisticRegression(C=0.01, max_iter=100, tol=1e-2).fit(x[:2000], y[:2000])
+    assert 3 < np.linalg.norm(x, axis=1).mean() < 5
+    fitted = LogisticRegression(C=0.25, max_iter=200, tol=1e-3).fit(x[:2000], y[:2000])
     assert fitted.score(x[2000:], y[2000:]) > 0.84
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import itertools
 import json
@@ -9,13 +10,14 @@ import logging
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.bench.table import Column, Row, Table
+from coterie.bench.table import BenchError, Column, Row, Table
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,28 @@ def run_all(
 
     Returns:
         the reported cells, and the tuned settings of every (row, column that it was tuned at).
+
+    Raises:
+        BenchError: another process is at work in ``out``.
     """
+    with _alone(out):
+        return _run_all(table, out, places, jobs, seen)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BenchError(f"another process is at work in {out}: wait for it, or choose another --out") from None
+        yield
+
+
+def _run_all(
+    table: Table, out: Path, places: Mapping[str, Any], jobs: int, seen: Callable[[Done, int], None]
+) -> tuple[list[Done], dict[tuple[str, str], dict[str, Any]]]:
     rows = {row.name: row for row in table.rows}
     wanted = sorted({(row.name, column.tuned_at) for row, column in table.pairs() if row.tune})
     trials = [

@@ -12,8 +12,10 @@ def _answer(message: Message, context: Context) -> Message:
     from coterie.client.verbs import VERBS, Client  # imports torch: a node that only says who it is need not
 
     node = context.node_config
-    client_id = int(node["client-id"] if "client-id" in node else node["partition-id"])
-    client = Client(client_id, str(node["state-dir"]) if "state-dir" in node else None)
+    if "client-id" in node:  # a real one: no server tells it where on its disk to write
+        client = Client(int(node["client-id"]), str(node.get("state-dir", "")))
+    else:
+        client = Client(int(node["partition-id"]))
     verb = message.metadata.message_type
     return Message(VERBS[verb](message.content, [client])[0], reply_to=message)
 

@@ -45,7 +45,12 @@ Labels = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Client:
-    """One client: our own id for it, and the folder of what it keeps; None: the one that a message names."""
+    """One client.
+
+    Attributes:
+        client_id: our own id for it.
+        folder: of what it keeps; empty: it has none; None: it is simulated, and takes the one that a message names.
+    """
 
     client_id: int
     folder: str | None = None
@@ -176,7 +181,7 @@ class _Cohort:
 
     @cached_property
     def memories(self) -> list[Memory]:
-        folders = [client.folder or self.task.folder for client in self.clients]
+        folders = [self.task.folder if client.folder is None else client.folder for client in self.clients]
         return [
             Memory(Path(folder) if folder else None, client.client_id)
             for client, folder in zip(self.clients, folders, strict=True)

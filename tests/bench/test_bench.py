@@ -1,6 +1,7 @@
 """Tables: what their files say, that cells are kept and tuned on clients that were set aside, and what comes out."""
 
 import csv
+import fcntl
 import json
 
 import pytest
@@ -145,6 +146,10 @@ def test_a_table_from_its_file_to_its_picture(tmp_path):
     for plot in ("dots", "lines"):
         assert draw({**result, "plot": plot}, tmp_path / f"{plot}.png").stat().st_size > 5000
 
+    with (tmp_path / "out" / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(BenchError, match="another process is at work"):
+            run_all(table, tmp_path / "out", places=places, jobs=1)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
     again, _ = run_all(table, tmp_path / "out", places=places, jobs=1)
     assert [one.result for one in again] == [one.result for one in done]

@@ -1,9 +1,10 @@
 """The verbs: what a client answers, and that many clients at once answer as each would alone."""
 
 import numpy as np
+import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.client import VERBS, Client
+from coterie.client import VERBS, Client, ClientError
 from coterie.messages import Layout, pack_models, read_reply
 from coterie.models import initialise
 from coterie.server import RunConfig
@@ -72,3 +73,16 @@ def test_unseeded_clients_use_their_own_secret_randomness():
         for _ in range(2)
     )
     assert not np.array_equal(first.update, second.update)
+
+
+def test_only_a_simulated_client_writes_where_a_message_says(tmp_path):
+    message, _ = content(assign="nearest", **{"clients-dir": str(tmp_path / "server")})
+    VERBS["train"](message, [Client(0)])
+    VERBS["train"](message, [Client(1, str(tmp_path / "own"))])
+    written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == {"server/client-0.safetensors", "own/client-1.safetensors"}
+    with pytest.raises(ClientError, match="state-dir"):
+        VERBS["train"](message, [Client(2, "")])
+    (tmp_path / "own" / "client-1.safetensors").write_bytes(b"torn")
+    with pytest.raises(ClientError, match="cannot be read"):
+        VERBS["train"](message, [Client(1, str(tmp_path / "own"))])
