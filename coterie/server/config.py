@@ -188,6 +188,9 @@ SCHEMA: dict[str, Key] = {
         allowed="a number above 0 and below 1",
         ok=lambda value: 0 < value < 1,
     ),
+    "identifier-noise": Key(
+        0.0, "paper: fixed noise on identifiers that nobody pays for (its Appendix C has 1); 0: charged", **_number(0)
+    ),
     "identifiers": Key("gaussian", "how rr-slot makes labels noisy", **_choice("gaussian", "exponential")),
     "seed": Key("none", "none: secret randomness; a number: reproducible, not certified", auto="none", **_whole(0)),
     "evaluate": Key(
@@ -320,10 +323,15 @@ class RunConfig:
         """Part of a round's privacy for labels or sizes: none where nothing reads them."""
         reads_sizes = bool(self.reseeding or self["rebalance-min"] or self["divisor"] == "released")
         noisy_labels = self["clusters"] > 1 and self["mechanism"] != "joint"
-        if not (reads_sizes or noisy_labels):
+        if not (reads_sizes or noisy_labels) or self._uncharged:
             return 0.0
         share = self["identifier-share"]
         return PLANS[self["mechanism"]].usual_share if share == "auto" else float(share)
+
+    @property
+    def _uncharged(self) -> float:
+        """Noise on identifiers outside the budget."""
+        return float(self["identifier-noise"]) if self["mechanism"] == "paper" and self["clusters"] > 1 else 0.0
 
     @property
     def _evaluations(self) -> int:
@@ -349,6 +357,8 @@ class RunConfig:
             numbers["accountant"] = self["accountant"]
         if self["mechanism"] == "rr-slot":
             numbers["identifiers"] = self["identifiers"]
+        if self["mechanism"] == "paper":
+            numbers["identifier_noise"] = self._uncharged
         return numbers | {
             "clip_norm": self["clip"],
             "epsilon": self["epsilon"],

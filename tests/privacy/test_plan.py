@@ -350,3 +350,22 @@ def test_a_shared_block_is_noised_once_at_the_scale_of_a_cluster_s():
     scale = p.noise_multiplier_updates * p.clip_norm
     assert np.std([s[0, :300] for s in drawn]) == pytest.approx(scale, rel=5 / math.sqrt(2 * 2400))
     assert np.std([s[:, 300:] for s in drawn]) == pytest.approx(scale, rel=5 / math.sqrt(2 * 9600))
+
+
+def test_the_paper_s_identifiers_can_be_left_uncharged_and_the_certificate_says_so():
+    numbers = {"clients": 1000, "num_clusters": 4, "sampling_rate": 0.1, "rounds": 100, "clip_norm": 0.3, "delta": 1e-3}
+    charged = Paper.calibrated(epsilon=8.0, identifier_share=0.2, **numbers)
+    uncharged = Paper.calibrated(epsilon=8.0, identifier_share=0.0, identifier_noise=1.0, **numbers)
+    assert uncharged.noise_multiplier_counts == 1.0
+    assert uncharged.noise_multiplier_updates == uncharged.noise_multiplier == charged.noise_multiplier
+    assert charged.noise_multiplier_counts > 2.9  # what a share of the budget buys
+    extra = set(uncharged.reasons()) - set(charged.reasons())
+    assert extra == {"identifiers have noise of deviation 1 that is outside the budget"}
+    assert Plan.of_terms(uncharged.terms()) == uncharged
+    contributions = uncharged.contributions(1, draws=2000)
+    for slot in range(100):
+        contributions.add(slot, 2, 0, [0.0])
+    drawn = uncharged.perturb(contributions, *(np.random.default_rng(i) for i in (0, 1)), np.eye(4))
+    assert np.std(drawn.scores - [0, 0, 1, 0]) == pytest.approx(1, rel=0.01)
+    with pytest.raises(PrivacyError, match="replaces a share"):
+        Paper.calibrated(epsilon=8.0, identifier_share=0.2, identifier_noise=1.0, **numbers)

@@ -16,6 +16,7 @@ docs/privacy.md and tests, and as attacks in ``coterie audit --mechanism paper``
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,9 +33,14 @@ class Paper(RRSlot):
     """Algorithm 2 with donors of at least B members, unprotected, and true counts as divisors.
 
     ``identifier_share`` 0 is Algorithm 1 for identifiers that need no noise: labels stay exact.
+
+    Attributes:
+        identifier_noise: standard deviation of the noise on one-hots, *charged to nobody*, as Appendix C has it
+            (it adds N(0, 1), whatever the budget); 0 takes it from the identifiers' share.
     """
 
     accountant: str = "theorem-4.2"
+    identifier_noise: float = 0.0
 
     mechanism: ClassVar[str] = "paper"
     title: ClassVar[str] = "RR-Cluster as printed, for its tables; never certified"
@@ -53,9 +59,24 @@ class Paper(RRSlot):
         "theorem and are charged at 1",
     )
 
+    @property
+    def noise_multiplier_counts(self) -> float | None:
+        """sigma_s."""
+        return self.identifier_noise or super().noise_multiplier_counts
+
     def _check_identifiers(self) -> None:
+        if not 0 <= self.identifier_noise < math.inf or (self.identifier_noise and self.identifier_share):
+            raise PrivacyError(
+                f"identifier noise must be finite and at least 0, and replaces a share (set identifier-share to 0), "
+                f"not {self.identifier_noise} beside a share of {self.identifier_share}"
+            )
         if self.identifiers != "gaussian":
             raise PrivacyError("mechanism paper has gaussian identifiers; rr-slot has exponential ones")
+
+    def reasons(self) -> list[str]:
+        """Its flaws, and identifiers that are outside the budget."""
+        uncharged = f"identifiers have noise of deviation {self.identifier_noise:g} that is outside the budget"
+        return super().reasons() + ([uncharged] if self.identifier_noise else [])
 
     def _identify(self, labels: IntArray, noise: np.random.Generator) -> tuple[FloatArray | None, IntArray]:
         """Lines 2 and 3; whoever did not reply is in no group."""
