@@ -19,8 +19,9 @@ def filled(text: str) -> str:
     def table(match: re.Match[str]) -> str:
         document = json.loads((HERE / "results" / f"{match[1]}.json").read_text())
         machine = document["machine"]
-        made = f"`{document['command']}`, seeds {', '.join(map(str, document['seeds']))}; "
-        made += f"commit {machine['git-commit']}, {machine['device']}, {machine['cores']} cores, torch {document['versions']['torch']}."
+        seeds, torch = ", ".join(map(str, document["seeds"])), document["versions"]["torch"]
+        made = f"`{document['command']}`, seeds {seeds}; commit {machine['git-commit']}, "
+        made += f"{machine['device']}, {machine['cores']} cores, torch {torch}."
         return f"<!-- {match[1]} -->\n{made}\n\n{markdown(document)}<!-- end -->"
 
     return re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)

@@ -8,7 +8,8 @@ import torch
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, mse_loss
 
-from coterie.models import FEATURES, MODELS, ModelError, build, features, hog, initialise, num_parameters
+from coterie.models import FEATURES, MODELS, ModelError, build, features, hog, initialise, num_parameters, random_conv
+from coterie.models.fixed import _filters
 
 SHAPE = (1, 28, 28)
 IMAGE_MODELS = sorted(name for name, info in MODELS.items() if info.takes == "images")
@@ -145,7 +146,9 @@ def test_initialise_leaves_the_global_generator_alone():
 def test_unknown_names_get_the_nearest():
     with pytest.raises(ModelError, match=r"unknown model 'mlp32'; the nearest is 'mlp-32'; there are cnn-small, "):
         build("mlp32", SHAPE, 10)
-    with pytest.raises(ModelError, match="unknown features 'pool'; the nearest is 'pool2'; there are hog, none, pool2"):
+    with pytest.raises(
+        ModelError, match="unknown features 'pool'; the nearest is 'pool2'; there are hog, none, pool2, r"
+    ):
         features("pool")
 
 
@@ -358,3 +361,33 @@ def test_listing_needs_no_torch():
     code = "import sys, coterie.models; print(*(m for m in sys.modules if m == 'torch' or m.startswith('coterie.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {".".join(name.split(".")[:2]) for name in done.stdout.split()} == {"coterie.models"}
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8)])
+def test_random_conv_is_the_same_for_all_and_of_one_length(shape):
+    images = np.random.default_rng(0).uniform(-1, 1, (300, *shape)).astype(np.float32)
+    together = random_conv(images)
+    assert (together.shape, together.dtype) == ((300, 17, 7, 7), np.float32)
+    np.testing.assert_allclose(together[256:258], random_conv(images[256:258]), atol=1e-5)
+    parts = [together[:, :16], together[:, 16:]]
+    lengths = [np.linalg.norm(part.reshape(300, -1), axis=1) for part in parts]
+    np.testing.assert_allclose(lengths[0], 4 / np.sqrt(1.49), rtol=0.01)
+    np.testing.assert_allclose(lengths[1], 0.7 * lengths[0], rtol=0.02)
+    np.testing.assert_allclose([part.mean(axis=(1, 2, 3)) for part in parts], 0, atol=1e-5)
+    assert np.abs(random_conv(np.full((1, *shape), 0.3, np.float32))[0, 16]).max() < 1e-3
+    with pytest.raises(ModelError, match="'random-conv' need images of at least 7×7"):
+        random_conv(images[:, :, :6])
+
+
+def test_random_conv_s_filters_by_hand():
+    """One bright pixel: a cell's response is the rectified filter, mirrored about the pixel."""
+    filters = _filters(1)
+    np.testing.assert_allclose(filters.sum(axis=(1, 2, 3)), 0, atol=1e-6)
+    np.testing.assert_allclose((filters**2).sum(axis=(1, 2, 3)), 1, rtol=1e-5)
+    image = np.full((1, 1, 7, 7), -1, np.float32)
+    image[0, 0, 3, 3] = 1
+    expected = np.zeros((16, 7, 7))
+    expected[:, 1:6, 1:6] = np.maximum(filters[:, 0, ::-1, ::-1], 0)
+    expected -= expected.mean()
+    expected *= 4 / np.sqrt(1.49) / (np.linalg.norm(expected) + 1e-3)
+    np.testing.assert_allclose(random_conv(image)[0, :16], expected, atol=1e-5)

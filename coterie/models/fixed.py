@@ -18,7 +18,9 @@ Features = Callable[[Images], Images]
 # its values about zero and an image to a norm near 4, where a linear model learns well from clipped steps. Chosen on
 # Fashion-MNIST's training images; fixed in advance.
 _CELLS, _ORIENTATIONS, _FLAT, _CENTRE, _SCALE = 7, 8, 0.1, 0.25, 0.7
-# Images of a pass of `hog`, which bounds its memory.
+# Of `random-conv`: filters, their width, the weight of the image beside them, and the length of the whole.
+_FILTERS, _WIDTH, _PIXELS, _LENGTH = 16, 5, 0.7, 4.0
+# Images of a pass, which bounds its memory.
 _CHUNK = 256
 
 
@@ -120,6 +122,48 @@ def _normalised(cells: Images) -> Images:
     return (np.sqrt(relative) - np.float32(_CENTRE)) * np.float32(_SCALE)
 
 
+def random_conv(x: Images) -> Images:
+    """Random filters that nobody trained, (n, C, H, W) to (n, 17, 7, 7), for images of at least 7×7 in [-1, 1].
+
+    Sixteen 5×5 filters, rectified, and the image itself, both averaged over 7×7 cells; each part without its mean and
+    with the same length in every image (A. Saxe et al.: On Random Weights and Unsupervised Feature Learning,
+    ICML 2011). The filters come from NumPy's legacy generator, whose stream is frozen, and are known to all.
+
+    Raises:
+        ModelError: images of less than 7 rows or columns, or no images.
+    """
+    import torch
+    from torch.nn.functional import conv2d
+
+    _need_images("random-conv", x, _CELLS)
+    rows, columns = _spread(x.shape[2]), _spread(x.shape[3])
+    filters = torch.as_tensor(_filters(x.shape[1]))
+    features = np.empty((len(x), _FILTERS + 1, _CELLS, _CELLS), np.float32)
+    for start in range(0, len(x), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        bright = np.ascontiguousarray((x[part] + 1) / 2, dtype=np.float32)
+        responses = conv2d(torch.as_tensor(bright), filters, padding=_WIDTH // 2).relu().numpy()
+        features[part, :_FILTERS] = _unit(rows @ responses @ columns.T)
+        features[part, _FILTERS:] = _PIXELS * _unit(rows @ bright.mean(axis=1, keepdims=True) @ columns.T)
+    return features * np.float32(_LENGTH / np.sqrt(1 + _PIXELS**2))
+
+
+@lru_cache(maxsize=4)
+def _filters(channels: int) -> Images:
+    """(16, C, 5, 5) Gaussian filters, fading towards their edges, of sum 0 and norm 1."""
+    fading = np.hanning(_WIDTH + 2)[1:-1]
+    drawn = np.random.RandomState(0).standard_normal((_FILTERS, channels, _WIDTH, _WIDTH))
+    drawn *= np.sqrt(np.outer(fading, fading))
+    drawn -= drawn.mean(axis=(1, 2, 3), keepdims=True)
+    return (drawn / np.sqrt((drawn**2).sum(axis=(1, 2, 3), keepdims=True))).astype(np.float32)
+
+
+def _unit(x: Images) -> Images:
+    """Each image's numbers without their mean, and of length 1 (a flat image: 0)."""
+    centred = x - x.mean(axis=(1, 2, 3), keepdims=True)
+    return centred / (np.sqrt((centred**2).sum(axis=(1, 2, 3), keepdims=True)) + np.float32(1e-3))
+
+
 def _need_images(name: str, x: npt.NDArray[np.generic], side: int) -> None:
     if x.ndim != 4:
         raise ModelError(f"features '{name}' are made of images, not of examples of shape {x.shape[1:]}; use 'none'")
@@ -136,5 +180,6 @@ FEATURES: dict[str, FeatureInfo] = {
         FeatureInfo("none", "the images as they are", identity),
         FeatureInfo("pool2", "2×2 average pooling", pool2),
         FeatureInfo("hog", "oriented gradients: 8 directions in 7×7 cells", hog),
+        FeatureInfo("random-conv", "16 random filters, known to all, and the image, in 7×7 cells", random_conv),
     )
 }
