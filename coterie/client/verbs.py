@@ -72,6 +72,7 @@ class Task:
         assign: who chooses the label: the least "loss", or FeSEM's "nearest" centre.
         clip: FeSEM's bound on the distance that a client's model may move; inf without privacy.
         folder: where a simulated client keeps what it keeps.
+        initial_own: (D - d,) what a client's own layers are at first.
     """
 
     federation: Federation

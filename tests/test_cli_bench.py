@@ -1,0 +1,75 @@
+"""``coterie bench``: what it lists, refuses, prints and leaves."""
+
+from commands import assert_refused, document
+
+from coterie.bench import table_names
+
+TABLE = """
+title = "Two methods"
+source = "nobody"
+seeds = [0]
+
+[set]
+clients = 20
+clusters = 2
+groups = "2"
+rounds = 2
+sampling-rate = 0.5
+local-epochs = 1
+samples-per-client = 10
+model = "linear"
+
+[[columns]]
+name = "ε = 8"
+
+[[rows]]
+name = "IFCA"
+paper = [12.5]
+
+[[rows]]
+name = "FedPer"
+set = { strategy = "fedper", clusters = 1, respawn-every = 0, model = "mlp-32" }
+"""
+
+
+def test_tables_are_listed(coterie):
+    status, out, _ = coterie("bench", "--json")
+    assert status == 0
+    listed = document(out)
+    assert list(listed) == table_names()
+    assert {f"rr-table{n}" for n in (1, 2, 3, 4, 5, 9)} | {"rr-figure2", "rr-figure3"} < set(listed)
+
+
+def test_a_table_of_one_s_own(coterie, tmp_path):
+    (tmp_path / "mine.toml").write_text(TABLE)
+    status, out, err = coterie("bench", "mine.toml", "--jobs", 1, "--out", "kept", "--json")
+    assert status == 0, err
+    result = document(out)
+    assert document((tmp_path / "kept" / "table.json").read_text()) == result
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+        *("lock", "runs", "table.csv", "table.json", "table.md", "table.png")
+    }
+    assert result["command"] == "coterie bench mine.toml"
+    (ifca,), (fedper,) = (row["cells"] for row in result["rows"])
+    assert ifca["difference"] == ifca["mean"] - 12.5
+    assert 0 < fedper["epsilon"] <= 8
+    assert "1/2" in err
+    assert "2/2" in err
+
+    status, out, _ = coterie("bench", "mine.toml", "--out", "kept", "--seeds", 1)
+    assert status == 0
+    assert "12.50 → " in out
+    assert "kept/table.json" in out
+
+
+def test_a_table_whose_data_are_elsewhere_says_so_and_fails(coterie, tmp_path):
+    (tmp_path / "mine.toml").write_text(TABLE.replace("[set]", '[set]\ndataset = "mnist"'))
+    status, out, _ = coterie("bench", "mine.toml", "--jobs", 1)
+    assert status == 1
+    assert "[1] dataset 'mnist' needs a folder" in out
+
+
+def test_what_is_no_table_is_refused(coterie, tmp_path):
+    assert_refused(coterie("bench", "rr-tabel1"), "rr-tabel1", "did you mean 'rr-table1'?")
+    (tmp_path / "mine.toml").write_text("rows = 3")
+    assert_refused(coterie("bench", "mine.toml"), "mine.toml does not describe a table")
