@@ -87,9 +87,14 @@ def _jobs(device: str) -> int:
 def _progress(console: Console, total: int) -> Iterator[Callable[[Any, int], None]]:
     """A bar on a terminal, a line for every run elsewhere."""
     if not console.is_terminal:
+        from coterie.report.formats import duration
+
+        started = time.perf_counter()
 
         def plain(done: Any, left: int) -> None:
-            console.print(f"{total - left:4d}/{total}  {_said(done)}", markup=False, soft_wrap=True)
+            rest = (time.perf_counter() - started) / (total - left) * left
+            wait = f"  ({duration(rest)} left)" if left else ""
+            console.print(f"{total - left:4d}/{total}  {_said(done)}{wait}", markup=False, soft_wrap=True)
 
         yield plain
         return
