@@ -7,7 +7,7 @@ nothing is lost when it is cut short (:mod:`coterie.bench.cells`); what comes ou
 
 from coterie.bench.cells import Cell, Done, count, run_all
 from coterie.bench.figures import draw
-from coterie.bench.outcome import console_table, document, markdown, write_csv
+from coterie.bench.outcome import console_tables, document, markdown, write_csv
 from coterie.bench.table import BenchError, Column, Row, Table, read_table, table_names
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "Done",
     "Row",
     "Table",
-    "console_table",
+    "console_tables",
     "count",
     "document",
     "draw",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.table import Table as RichTable
 from safetensors.numpy import load_file
 
@@ -170,16 +171,27 @@ def _text(cell: Mapping[str, Any] | None, notes: Mapping[str, int]) -> str:
     return f"{_figure(cell['paper'])} → {_ours(cell)} ({_difference(cell)})"
 
 
-def console_table(document: Document) -> tuple[RichTable, list[str]]:
-    """For a terminal, and the notes that belong under it."""
+def console_tables(document: Document, width: int) -> tuple[list[RichTable], list[str]]:
+    """For a terminal of ``width`` columns: one table, or one for each column where it is too narrow; and the notes."""
     notes = _notes(document)
-    view = RichTable(title=f"{document['title']} ({document['source']}): paper → ours", title_justify="left")
+    columns = range(len(document["columns"]))
+    whole = _view(document, columns, notes)
+    views = [whole] if Console(width=1000).measure(whole).maximum <= width else []
+    views = views or [_view(document, [column], notes) for column in columns]
+    views[0].title = f"{document['title']} ({document['source']}): paper → ours"
+    return views, [f"[{number}] {reason}" for reason, number in notes.items()]
+
+
+def _view(document: Document, columns: Sequence[int], notes: Mapping[str, int]) -> RichTable:
+    view = RichTable(title_justify="left")
     view.add_column("method", style="cyan", no_wrap=True)
-    for column in document["columns"]:
-        view.add_column(column["name"], justify="right")
+    for column in columns:
+        view.add_column(document["columns"][column]["name"], justify="right", no_wrap=True)
     for row in document["rows"]:
-        view.add_row(row["name"], *(_text(cell, notes).replace("[", r"\[") for cell in row["cells"]))
-    return view, [f"[{number}] {reason}" for reason, number in notes.items()]
+        texts = [_text(row["cells"][column], notes) for column in columns]
+        if any(texts):
+            view.add_row(row["name"], *(text.replace("[", r"\[") for text in texts))
+    return view
 
 
 def markdown(document: Document) -> str:

@@ -62,8 +62,9 @@ def bench(
     if as_json:
         print_json(document)
     else:
-        view, notes = room.console_table(document)
-        console.print(view)
+        views, notes = room.console_tables(document, console.width)
+        for view in views:
+            console.print(view)
         for note in notes:
             console.print(note, markup=False, soft_wrap=True)
         console.print(f"{folder}/table.json, .csv, .md   picture {picture}", soft_wrap=True)

@@ -8,7 +8,7 @@ import pytest
 
 from coterie.bench import (
     BenchError,
-    console_table,
+    console_tables,
     count,
     document,
     draw,
@@ -129,8 +129,10 @@ def test_a_table_from_its_file_to_its_picture(tmp_path):
     assert f"| IFCA | 50.00 → {first['mean']:.2f} ± {first['std']:.2f} ({first['difference']:+.2f}) |" in text
     assert "| elsewhere | 12.50 → – [1] |" in text
     assert "[2] no noise reaches" in text
-    view, notes = console_table(result)
-    assert (view.row_count, len(notes)) == (4, 2)
+    (view,), notes = console_tables(result, 200)
+    assert (view.row_count, len(view.columns), len(notes)) == (4, 3, 2)
+    narrow, _ = console_tables(result, 60)
+    assert [(view.row_count, len(view.columns)) for view in narrow] == [(3, 2), (2, 2)]
     write_csv(result, tmp_path / "table.csv")
     with (tmp_path / "table.csv").open() as file:
         lines = list(csv.DictReader(file))
