@@ -43,6 +43,7 @@ def test_ray_and_local_agree(strategy, tmp_path):
         "sampling-rate": 0.6,
         "privacy-unit": "none",
         "seed": 7,
+        "wait": 600.0,  # a busy machine may take its time to start Ray
     }
     with closing(RunFolder.create(tmp_path / "local", RunConfig(settings))) as local:
         expected = run(local, LocalGrid(CLIENTS))
