@@ -73,3 +73,14 @@ def test_what_is_no_table_is_refused(coterie, tmp_path):
     assert_refused(coterie("bench", "rr-tabel1"), "rr-tabel1", "did you mean 'rr-table1'?")
     (tmp_path / "mine.toml").write_text("rows = 3")
     assert_refused(coterie("bench", "mine.toml"), "mine.toml does not describe a table")
+
+
+def test_a_result_names_no_folder_of_this_machine(coterie, tmp_path):
+    (tmp_path / "mine.toml").write_text(TABLE.replace('model = "linear"', 'model = "linear"\ndataset = "emnist"'))
+    (tmp_path / "none").mkdir()
+    status, out, err = coterie("bench", "mine.toml", "--data-dir", tmp_path / "none", "--jobs", 1, "--json")
+    assert status == 1  # nothing could run
+    assert str(tmp_path / "none") in err  # whoever runs it is told where it looked
+    reason = document(out)["rows"][0]["cells"][0]["why"]
+    assert "DIR has no" in reason
+    assert str(tmp_path) not in out

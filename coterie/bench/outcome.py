@@ -119,7 +119,8 @@ def _fitted(table: Table, done: Sequence[Done]) -> dict[str, Any]:
     """Slope and intercept of every model of the first seed."""
     one = next((one for one in done if one.result is not None), None)
     files = [] if one is None else sorted((one.folder / "models").glob("*.safetensors"))
-    return {"lines": [[float(values.item()) for values in load_file(file).values()] for file in files]}
+    models = [{name.rpartition(".")[2]: value.item() for name, value in load_file(file).items()} for file in files]
+    return {"lines": [[model["weight"], model["bias"]] for model in models]}
 
 
 _drawn = {"curves": _curve, "pictures": _fitted}

@@ -54,6 +54,7 @@ def bench(
     told = ["--quick"] * quick + (["--seeds", str(seeds)] if seeds else [])
     command = shlex.join(["coterie", "bench", name, *told])  # where data and results lie is nobody's business
     document = room.document(table, done, tuned, command=command, device=_device(device))
+    document = _without(str(data_dir or os.environ.get("COTERIE_DATA") or ""), document)
     document["minutes"] = round((time.perf_counter() - started) / 60, 1)
     (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
     (folder / "table.md").write_text(room.markdown(document))
@@ -104,6 +105,12 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[Any, int], Non
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=total, last="")
         yield lambda done, left: bar.update(task, completed=total - left, last=_said(done))
+
+
+def _without(folder: str, document: Any) -> Any:
+    """The document with DIR where the folder of the data is named: results are published."""
+    text = json.dumps(document)
+    return json.loads(text.replace(json.dumps(folder)[1:-1], "DIR")) if folder else document
 
 
 def _said(done: Any) -> str:

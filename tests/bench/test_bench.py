@@ -4,6 +4,7 @@ import csv
 import fcntl
 import json
 
+import numpy as np
 import pytest
 
 from coterie.bench import (
@@ -18,6 +19,7 @@ from coterie.bench import (
     table_names,
     write_csv,
 )
+from coterie.datasets.shifts import LINES
 from coterie.server import RunConfig
 
 TABLE = """
@@ -172,10 +174,12 @@ def test_lines_are_drawn_over_their_data(tmp_path):
     table = read_table("rr-table9", quick=True)
     from dataclasses import replace
 
-    table = replace(table, columns=table.columns[:1], rows=table.rows[:2], settings={**table.settings, "rounds": 2})
+    table = replace(table, columns=table.columns[:1], rows=table.rows[:2], settings={**table.settings, "rounds": 20})
     done, tuned = run_all(table, tmp_path / "out", places={}, jobs=1)
     result = document(table, done, tuned, command="", device="cpu")
     assert [len(row["cells"][0]["lines"]) for row in result["rows"]] == [1, 4]
+    fitted = np.array(sorted(result["rows"][1]["cells"][0]["lines"]))
+    np.testing.assert_allclose(fitted, sorted(LINES), atol=0.3)  # slope first
     assert len(result["columns"][0]["points"][0]) == 400
     assert draw(result, tmp_path / "pictures.png").stat().st_size > 5000
 
