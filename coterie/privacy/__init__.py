@@ -5,10 +5,20 @@ from coterie.privacy.accounting import NO_PRIVACY, calibrate, composed, epsilon
 from coterie.privacy.certificate import certificate, plan_of
 from coterie.privacy.clipping import clip, clip_rows
 from coterie.privacy.ledger import BudgetError, Ledger, LedgerError, Permit, read_ledger
-from coterie.privacy.mechanisms import MECHANISMS, PLANS, Joint, NoPrivacy, Paper, RRSlot, redraw_matrix
+from coterie.privacy.mechanisms import (
+    MECHANISMS,
+    PLANS,
+    WEIGHTS,
+    Joint,
+    NoPrivacy,
+    Paper,
+    RecordLevel,
+    RRSlot,
+    redraw_matrix,
+)
 from coterie.privacy.plan import Contributions, Plan, Released
 from coterie.privacy.randomness import Streams, gaussian
-from coterie.privacy.record import RecordPlan
+from coterie.privacy.record import SELECTIONS, RecordPlan
 from coterie.privacy.selection import noisy_argmin, selection_event
 
 __all__ = [
@@ -16,6 +26,8 @@ __all__ = [
     "MECHANISMS",
     "NO_PRIVACY",
     "PLANS",
+    "SELECTIONS",
+    "WEIGHTS",
     "BudgetError",
     "Contributions",
     "Event",
@@ -28,6 +40,7 @@ __all__ = [
     "Plan",
     "PrivacyError",
     "RRSlot",
+    "RecordLevel",
     "RecordPlan",
     "Released",
     "Streams",

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from coterie.privacy.accountants import ACCOUNTANTS, Event, VisibleAccountant, accountant_title
 from coterie.privacy.accounting import composed, epsilon
-from coterie.privacy.ledger import event_of
+from coterie.privacy.ledger import count_of, event_of
 from coterie.privacy.plan import Plan, certifies
 from coterie.privacy.record import RecordPlan
 
@@ -48,7 +48,10 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         charges: its other lines, in order.
     """
     plan, seed = plan_of(header["plan"]), header.get("seed")
-    events = _with_what_is_planned(plan, [event_of(charge) for charge in charges])
+    charged: Counter[Event] = Counter()
+    for charge in charges:
+        charged[event_of(charge)] += count_of(charge)
+    events = _with_what_is_planned(plan, charged)
     by_accountant = {name: epsilon(events, plan.delta, name) for name in _accountants(plan)}
     cost = by_accountant[plan.accountant]
     reasons = plan.reasons()
@@ -86,7 +89,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
                 "noise_multiplier": event.noise_multiplier,
                 "charges": count,
             }
-            for event, count in Counter(map(event_of, charges)).items()
+            for event, count in charged.items()
         ],
         "public_inputs": {**plan.terms(), **_noises(plan), **header.get("public", {})},
         "tuned_outside": dict(header.get("tuned", {})),
@@ -95,9 +98,8 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
     }
 
 
-def _with_what_is_planned(plan: Plan | RecordPlan, events: Iterable[Event]) -> Counter[Event]:
+def _with_what_is_planned(plan: Plan | RecordPlan, charged: Counter[Event]) -> Counter[Event]:
     """The charges, and at the planned noise the rounds and evaluations that are still to come."""
-    charged = Counter(events)
     if isinstance(plan, RecordPlan):
         return charged | plan.planned()
     training = sum(count for event, count in charged.items() if not _is_evaluation(plan, event))

@@ -11,7 +11,7 @@ from typing import Any
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import composed
 from coterie.privacy.certificate import certificate, plan_of
-from coterie.privacy.ledger import LedgerError, event_of
+from coterie.privacy.ledger import LedgerError, count_of, event_of
 from coterie.privacy.plan import Plan
 from coterie.privacy.record import RecordPlan
 
@@ -52,7 +52,7 @@ def check(
         elif event.noise_multiplier < min(least):
             problems.append(f"{name} has noise {event.noise_multiplier:g}, less than the planned {min(least):g}")
         try:
-            live.compose(event)
+            live.compose(event, count_of(charge))
         except PrivacyError as error:
             return [*problems, f"nothing follows from the charges: {error}"]
         spent = live.epsilon(plan.delta)

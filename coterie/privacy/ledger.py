@@ -101,24 +101,25 @@ class Ledger:
     @property
     def events(self) -> list[Event]:
         """What was charged, in order."""
-        return [event_of(line) for line in self.charges]
+        return [event_of(line) for line in self.charges for _ in range(count_of(line))]
 
     def spent(self, accountant: str | None = None) -> float:
         """Epsilon of every charge ever made, by the ledger's own accountant or another one that it tracks."""
         return self._live[accountant or self.accountant].epsilon(self.delta)
 
-    def round(self, number: int, event: Event, **details: Any) -> Permit:
+    def round(self, number: int, event: Event, count: int = 1, **details: Any) -> Permit:
         """Charge one attempt at a release of round ``number``, sync it to disk, then allow its draws.
 
         Args:
             number: the round, from 1.
             event: what the release is, for the accountant.
+            count: how many such events it is (the steps of a client's DP-SGD).
             details: further public facts to keep beside the charge.
 
         Raises:
             BudgetError: the charge would exceed the budget; nothing was written.
         """
-        after: dict[str, Accountant] = {name: live.with_rounds(event, 1) for name, live in self._live.items()}
+        after: dict[str, Accountant] = {name: live.with_rounds(event, count) for name, live in self._live.items()}
         cost = after[self.accountant].epsilon(self.delta)
         if not cost <= self.budget * _SLACK:
             raise BudgetError(
@@ -131,6 +132,7 @@ class Ledger:
             "sampling_rate": event.sampling_rate,
             "noise_multiplier": event.noise_multiplier,
             "sampler": event.sampler,
+            **({"count": count} if count > 1 else {}),
             **details,
             "epsilon": cost if math.isfinite(cost) else None,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -150,6 +152,11 @@ class Ledger:
 def event_of(charge: Mapping[str, Any]) -> Event:
     """What a line of a ledger charged."""
     return Event(charge["sampling_rate"], charge["noise_multiplier"], charge["sampler"])
+
+
+def count_of(charge: Mapping[str, Any]) -> int:
+    """How many such events it charged."""
+    return int(charge.get("count", 1))
 
 
 def read_ledger(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -216,6 +223,7 @@ def _parse(text: str, path: Path) -> tuple[dict[str, Any] | None, list[dict[str,
             good = read["charge"] == number and all(key in read for key in _KEYS) if number else "ledger" in read
             if good and number:
                 event_of(read)
+                good = good and count_of(read) >= 1
         except (ValueError, KeyError, TypeError):
             good = False
         if not good:

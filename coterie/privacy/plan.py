@@ -80,6 +80,43 @@ class Summed(Contributions):
         self.counts[every, label] += 1
 
 
+class Collected(Contributions):
+    """Every client's update by itself, where the server may see it: it is private already, or nothing is.
+
+    Args:
+        plan: of the run.
+        size: d.
+        cohort: (m,) client of every slot.
+        weights: (m,) public weight of every slot.
+    """
+
+    def __init__(self, plan: Plan, size: int, cohort: IntArray, weights: FloatArray) -> None:
+        super().__init__(plan, size)
+        self._cohort, self._weights = cohort, weights
+        self._kept: dict[int, tuple[int, npt.NDArray[np.float32]]] = {}
+
+    def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
+        """Keep it, as it came."""
+        self._kept[slot] = (int(label), np.asarray(update, np.float32))
+
+    def released(self, permit: Permit) -> Released:
+        """All of them, by client; sums and divisors are left to the method."""
+        slots = sorted(self._kept)
+        updates = [self._kept[slot][1] for slot in slots]
+        return Released(
+            sums=np.zeros((self.plan.num_clusters, 0)),
+            histogram=None,
+            divisors=np.ones(self.plan.num_clusters),
+            cohort=1.0,
+            charge=permit.charge,
+            epsilon=permit.epsilon,
+            clients=self._cohort[slots],
+            labels=np.array([self._kept[slot][0] for slot in slots], np.int64),
+            weights=self._weights[slots],
+            updates=np.stack(updates) if updates else np.zeros((0, self.size), np.float32),
+        )
+
+
 @dataclass(frozen=True)
 class Drawn:
     """One or many draws of a mechanism, before anything about a run is known; leading axis ``draws``.
@@ -112,6 +149,10 @@ class Released:
         cohort: divisor of what all clusters share: qM, or the sum of released sizes.
         charge: number of the ledger's charge that paid for it.
         epsilon: of everything charged up to this release.
+        clients: (n,) who sent the updates, where they are released one by one; else None, as the next three.
+        labels: (n,) of their clusters.
+        weights: (n,) public weights.
+        updates: (n, d) float32.
     """
 
     sums: FloatArray
@@ -120,6 +161,10 @@ class Released:
     cohort: float
     charge: int
     epsilon: float
+    clients: IntArray | None = None
+    labels: IntArray | None = None
+    weights: FloatArray | None = None
+    updates: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +316,10 @@ class Plan(ABC):
         sensitivity = 0.5 if self.sampler == "poisson" else 1.0  # an absent client adds nothing; another, the opposite
         return Event(1.0, self.evaluation_noise * self.clients / sensitivity, self.sampler)
 
+    def charges(self, config: Mapping[str, Any]) -> Counter[Event]:
+        """What one phase costs, in a round whose clients are sent ``config``."""
+        return Counter({self.event(): 1})
+
     def _evaluations(self, count: int) -> dict[Event, int]:
         return {self.evaluation_event(): count} if count else {}
 
@@ -304,6 +353,18 @@ class Plan(ABC):
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Contributions:
         """Where the replies of one cohort go; ``size`` is d, of which the first ``shared`` belong to all clusters."""
 
+    def collected(self, size: int, cohort: IntArray) -> Collected:
+        """Where replies go that a method must see one by one.
+
+        Raises:
+            PrivacyError: this mechanism gives noisy sums alone.
+        """
+        raise PrivacyError(f"mechanism {self.mechanism} releases noisy sums, never one client's update")
+
+    def longest_update(self, client: int, size: int, config: Mapping[str, Any]) -> float:
+        """L2 norm beyond which a client's update is refused; inf where it is clipped here."""
+        return math.inf
+
     @abstractmethod
     def perturb(
         self, contributions: Any, noise: np.random.Generator, coins: np.random.Generator, redraw: FloatArray
@@ -331,6 +392,8 @@ class Plan(ABC):
             LedgerError: the permit was used, or paid for another event.
         """
         self._spend(permit, self.event())
+        if isinstance(contributions, Collected):
+            return contributions.released(permit)
         noise = streams.stream("noise", permit.round, attempt)
         coins = streams.stream("rebalancing", permit.round, attempt)
         drawn = self.perturb(contributions, noise, coins, np.eye(self.num_clusters) if redraw is None else redraw)

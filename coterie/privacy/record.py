@@ -112,21 +112,53 @@ class RecordPlan:
             )
         return at(noise)
 
+    def batch(self, first: bool) -> int:
+        """Expected size of a batch, in round 1 or in a later one."""
+        return (self.first_batch_size or self.batch_size) if first else self.batch_size
+
+    def noise(self, first: bool) -> float:
+        """z of round 1 or of a later one."""
+        return (self.first_noise_multiplier or self.noise_multiplier) if first else self.noise_multiplier
+
     def steps(self, batch_size: int) -> int:
         """Noisy gradient steps of one round."""
         return self.local_epochs * (self.num_examples // batch_size)
 
+    def part(self, *, first: bool = False, chooses: bool = False) -> Counter[Event]:
+        """The events of one round: its steps, and the choice of a cluster by loss where there is one."""
+        batch = self.batch(first)
+        events = Counter({Event(batch / self.num_examples, self.noise(first)): self.steps(batch)})
+        if chooses and self.selection == "gumbel":
+            events[selection_event(self.selection_epsilon)] += 1
+        return events
+
     def planned(self) -> Counter[Event]:
         """Every event of the client's whole run."""
-        first = self.first_batch_size or self.batch_size
-        first_noise = self.first_noise_multiplier or self.noise_multiplier
-        events = Counter({Event(first / self.num_examples, first_noise): self.steps(first)})
-        if self.rounds > 1:
-            rate = self.batch_size / self.num_examples
-            events[Event(rate, self.noise_multiplier)] += (self.rounds - 1) * self.steps(self.batch_size)
+        events = self.part(first=True)
+        for event, count in self.part().items():
+            events[event] += (self.rounds - 1) * count
         if self.selection == "gumbel" and self.selections:
             events[selection_event(self.selection_epsilon)] += self.selections
-        return events
+        return +events
+
+    def longest_update(self, size: int, lr: float, *, first: bool = False) -> float:
+        """L2 norm that an honest client's update of one round exceeds with probability below 1e-8.
+
+        Every step moves by lr / b times a sum of clipped gradients and noise. The batches of a round hold S b records
+        in the mean, and by Bernstein's inequality no more than S b + 6.5 sqrt(S b) + 14; the noise of S steps adds up
+        to a Gaussian of standard deviation z c sqrt(S) in each of d coordinates.
+
+        Args:
+            size: d.
+            lr: step size.
+            first: whether of round 1.
+        """
+        batch = self.batch(first)
+        steps = self.steps(batch)
+        records = steps * batch
+        gradients = records + 6.5 * math.sqrt(records) + 14
+        noise = self.noise(first) * math.sqrt(steps) * (math.sqrt(size) + 6.5)
+        return lr * self.clip_norm / batch * (gradients + noise)
 
     def cost(self, accountant: str | None = None) -> float:
         """Epsilon of the client's whole run."""

@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -35,7 +35,7 @@ from coterie.messages import (
     read_reply,
     unpack_models,
 )
-from coterie.privacy import BudgetError, Event, Ledger, Plan, Released, Streams, epsilon, redraw_matrix
+from coterie.privacy import BudgetError, Contributions, Event, Ledger, Plan, Released, Streams, epsilon, redraw_matrix
 from coterie.strategies.averaging import Averaging
 from coterie.strategies.reseeding import Reseeding
 
@@ -63,11 +63,15 @@ class Phase:
         verb: the Flower message type that the clients answer.
         models: (k, d) what they receive.
         config: what the verb needs beside the run's own configuration.
+        to: the one model that each client receives; None: every client receives all.
+        collect: whether the method must see every update by itself, which few mechanisms allow.
     """
 
     verb: str
     models: Models
-    config: Mapping[str, int | float | str | list[float]] = field(default_factory=dict)
+    config: Mapping[str, int | float | str | bool | list[float]] = field(default_factory=dict)
+    to: Mapping[int, int] | None = None
+    collect: bool = False
 
 
 #: A round of a method: yields phases, receives what was released, returns the new models.
@@ -84,6 +88,7 @@ class Checkpoint:
         layout: of one model.
         histogram: (k,) running mean of released histograms; None before the first.
         mean: (k, d) mean of the last rounds' models; None while there is none.
+        kept: what the method keeps between rounds (:attr:`ClusteredStrategy.kept`).
     """
 
     round: int
@@ -91,6 +96,7 @@ class Checkpoint:
     layout: Layout
     histogram: FloatArray | None
     mean: Models | None = None
+    kept: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
 class Recorder(Protocol):
@@ -205,6 +211,10 @@ class ClusteredStrategy(Strategy):
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
         self.wait = wait
         self.histogram: FloatArray | None = resume_from.histogram if resume_from else None
+        #: What the method keeps between rounds, as arrays; in checkpoints.
+        self.kept: dict[str, npt.NDArray[Any]] = dict(resume_from.kept) if resume_from else {}
+        #: What the method found in this round and tells, JSON-ready; from released values.
+        self.notes: dict[str, Any] = {}
         #: Why the run ended before its last round, if it did.
         self.stopped: str | None = None
         self.asked = 0
@@ -215,6 +225,8 @@ class ClusteredStrategy(Strategy):
         self._phase: Phase | None = None
         self._layout: Layout | None = None
         self._asked: dict[int, Message] = {}
+        self._sent: dict[str, Any] = {}
+        self._cohort: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._slots: dict[int, int] = {}
 
     @classmethod
@@ -265,6 +277,10 @@ class ClusteredStrategy(Strategy):
     def asks(self) -> dict[str, int | float | str | bool]:
         """What clients must know of the method, with every message."""
         return {}
+
+    def placed(self) -> Mapping[int, int] | None:
+        """The cluster of every client where the server says so; None where clients choose by loss."""
+        return None
 
     def initial_models(self, models: Models) -> Models:
         """(k, d) first models from the one or k that the caller gave."""
@@ -342,13 +358,17 @@ class ClusteredStrategy(Strategy):
                     replies = grid.send_and_receive(messages, timeout=timeout)
                     updated, metrics = self.aggregate_train(current, replies)
                 arrays, models = updated, unpack_models(updated)[0]
+                if len(models) != self.plan.num_clusters:  # the method found another number of clusters
+                    self.plan = replace(self.plan, num_clusters=len(models))
                 mean = self.averaging(mean, models, current, num_rounds)
                 result.arrays = arrays if mean is None else pack_models(mean, layout)
                 line: dict[str, Any] = {"round": current, **(metrics or {})}
                 moves = line.pop("reseeded", [])
                 line["reseeded"] = [moves[i : i + 2] for i in range(0, len(moves), 2)]  # pairs: from, to
+                if self.notes:
+                    line["notes"], self.notes = self.notes, {}
                 line["seconds"] = time.perf_counter() - started
-                self.recorder.checkpoint(Checkpoint(current, models, layout, self.histogram, mean), line)
+                self.recorder.checkpoint(Checkpoint(current, models, layout, self.histogram, mean, self.kept), line)
                 if metrics is not None:
                     result.train_metrics_clientapp[current] = metrics
 
@@ -380,6 +400,8 @@ class ClusteredStrategy(Strategy):
     def _recalibrate(self, done: int, rounds: int) -> None:
         """After a crash that wasted charges: noise with which spent plus remaining fits the budget."""
         plan, spent = self.plan, Counter(self.ledger.events)
+        if plan.unit == "record":  # every client has its own ledger, and drops out when it has nothing left
+            return
         remaining = rounds - done
         if self.evaluate == "private" and self.evaluate_every:
             evaluations = self.evaluations(rounds, self.evaluate_every) - done // self.evaluate_every
@@ -448,11 +470,11 @@ class ClusteredStrategy(Strategy):
         extra: dict[str, Any] = {} if redraw is None else {"redraw": redraw.ravel().tolist()}
         if extra and self.rebalance_train != "own":
             extra["rebalance-train"] = self.rebalance_train
-        sent = {**config, **self.asks(), **self._phase.config, **extra, "round": server_round}
-        content = RecordDict({MODELS: pack_models(self._phase.models, self._layout), CONFIG: ConfigRecord(sent)})
-        cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt)).tolist()
+        self._sent = {**config, **self.asks(), **self._phase.config, **extra, "round": server_round}
+        self._cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt))
+        cohort: list[int] = self._cohort.tolist()
         self._slots = {client: slot for slot, client in enumerate(cohort)}
-        self._asked = self._messages(content, self._phase.verb, cohort, server_round)
+        self._asked = self._addressed(self._phase.models, self._sent, self._phase.to, self._phase.verb, cohort)
         self.asked += len(self._asked)
         return list(self._asked.values())
 
@@ -463,21 +485,33 @@ class ClusteredStrategy(Strategy):
 
         The models are None while phases of this round remain.
         """
-        if self._round is None or self._layout is None:
+        if self._round is None or self._layout is None or self._phase is None:
             raise StrategyError("aggregate_train was called before configure_train")
-        contributions = self.plan.contributions(self._layout.size, shared=self.shared)
-        attempt = self._attempt
-        clusters, layout = self.plan.num_clusters, self._layout
+        phase, layout, attempt = self._phase, self._layout, self._attempt
+        clusters = self.plan.num_clusters
+        contributions: Contributions = (
+            self.plan.collected(layout.size, self._cohort)
+            if phase.collect
+            else self.plan.contributions(layout.size, shared=self.shared)
+        )
         for client, content in self._answers(replies):
             try:
                 reply = read_reply(content, client_id=client, round=server_round, num_clusters=clusters, layout=layout)
             except ReplyError as error:
                 self._drop(client, str(error))
                 continue
+            longest = self.plan.longest_update(client, layout.size, self._sent)
+            if longest < math.inf and (norm := float(np.linalg.norm(reply.update.astype(np.float64)))) > longest:
+                self._drop(client, f"its update has norm {norm:.4g}; clipping and noise allow {longest:.4g}")
+                continue
+            if phase.to is not None and reply.label != phase.to[client]:
+                self._drop(client, f"label is {reply.label}; it was given model {phase.to[client]}")
+                continue
             contributions.add(self._slots[client], reply.label, reply.redrawn_label, reply.update)
             self.accepted += 1
 
-        permit = self.ledger.round(server_round, self.plan.event(), **self._details("training"))
+        for event, count in self.plan.charges(self._sent).items():
+            permit = self.ledger.round(server_round, event, count, **self._details("training"))
         released = self.plan.release(permit, contributions, self.streams, attempt, self._redraw())
         try:
             self._phase = self._round.send(released)
@@ -500,10 +534,10 @@ class ClusteredStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """All k models to every client that is here."""
+        """All k models to every client that is here, or to each its own."""
         sent = {**config, **self.asks(), "round": server_round}
-        content = RecordDict({MODELS: arrays, CONFIG: ConfigRecord(sent)})
-        self._asked = self._messages(content, EVALUATE, sorted(self._nodes), server_round)
+        models, self._layout = unpack_models(arrays)
+        self._asked = self._addressed(models, sent, self.placed(), EVALUATE, sorted(self._nodes))
         return list(self._asked.values())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -535,20 +569,38 @@ class ClusteredStrategy(Strategy):
         """Number of the charge that the round under way will make."""
         return len(self.ledger.charges) + 1
 
-    def _details(self, purpose: str) -> dict[str, float | str | None]:
+    def _details(self, purpose: str) -> dict[str, Any]:
         if purpose == "evaluation":
             return {"for": purpose, "noise": self.plan.evaluation_noise}
+        if self.plan.unit == "record":
+            return {"for": purpose}
         return {
             "for": purpose,
             "noise_multiplier_updates": self.plan.noise_multiplier_updates,
             "noise_multiplier_counts": self.plan.noise_multiplier_counts,
         }
 
-    def _messages(self, content: RecordDict, verb: str, clients: list[int], round: int) -> dict[int, Message]:
+    def _addressed(
+        self, models: Models, sent: Mapping[str, Any], to: Mapping[int, int] | None, verb: str, clients: list[int]
+    ) -> dict[int, Message]:
+        """A message for every one of the clients that is here: all models, or the one that it was given."""
+        here = [client for client in clients if client in self._nodes]
+        if to is None:
+            return self._messages(pack_models(models, self.layout), sent, verb, here)
+        messages: dict[int, Message] = {}
+        for cluster, model in enumerate(models):
+            members = [client for client in here if to[client] == cluster]
+            arrays = pack_models(model[None], self.layout)
+            messages |= self._messages(arrays, {**sent, "cluster": cluster}, verb, members)
+        return messages
+
+    def _messages(
+        self, arrays: ArrayRecord, sent: Mapping[str, Any], verb: str, clients: list[int]
+    ) -> dict[int, Message]:
+        content, group = RecordDict({MODELS: arrays, CONFIG: ConfigRecord(dict(sent))}), str(sent["round"])
         return {
-            client: Message(content, dst_node_id=self._nodes[client], message_type=verb, group_id=str(round))
+            client: Message(content, dst_node_id=self._nodes[client], message_type=verb, group_id=group)
             for client in clients
-            if client in self._nodes
         }
 
     def _answers(self, replies: Iterable[Message]) -> Iterable[tuple[int, RecordDict]]:

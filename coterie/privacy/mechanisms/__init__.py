@@ -1,5 +1,6 @@
-"""Mechanisms of client-level privacy, one file each; a new one is a file and a line here."""
+"""Mechanisms, one file each; a new one is a file and a line here."""
 
+from coterie.privacy.mechanisms.dp_sgd import WEIGHTS, RecordLevel
 from coterie.privacy.mechanisms.joint import Joint, NoPrivacy
 from coterie.privacy.mechanisms.paper import Paper
 from coterie.privacy.mechanisms.rebalancing import move_members, redraw_matrix
@@ -16,10 +17,12 @@ __all__ = [
     "IDENTIFIERS",
     "MECHANISMS",
     "PLANS",
+    "WEIGHTS",
     "Joint",
     "NoPrivacy",
     "Paper",
     "RRSlot",
+    "RecordLevel",
     "move_members",
     "redraw_matrix",
 ]

@@ -27,7 +27,7 @@ from typing import ClassVar
 import numpy as np
 
 from coterie.privacy.accountants import PrivacyError
-from coterie.privacy.plan import Drawn, IntArray, Plan, Summed
+from coterie.privacy.plan import Collected, Drawn, IntArray, Plan, Summed
 from coterie.privacy.randomness import FloatArray, gaussian
 
 
@@ -85,3 +85,7 @@ class NoPrivacy(Joint):
     title: ClassVar[str] = "no noise, no clipping, no guarantee"
     unit: ClassVar[str] = "none"
     flaws: ClassVar[tuple[str, ...]] = ("no privacy was asked for (privacy-unit = none)",)
+
+    def collected(self, size: int, cohort: IntArray) -> Collected:
+        """Every update by itself, all of one weight."""
+        return Collected(self, size, cohort, np.ones(len(cohort)))

@@ -1,0 +1,165 @@
+"""Record-level privacy of clients that trust nobody: each trains by DP-SGD and keeps its own ledger.
+
+What reaches the server is private already, so the server may look at every update and may weigh, cluster and add up as
+it likes. It plans for all clients (their numbers of records, batches and budgets are public), asks, and believes nothing:
+an update longer than clipping and noise allow is dropped, and weights come from the plan, never from a reply.
+
+The run's ledger and certificate are those of the client whose plan costs most; the others' stand beside it. What a
+client really spent is in its own ledger, which it writes before it replies (client/account.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.privacy.accountants import Event, PrivacyError
+from coterie.privacy.ledger import Ledger, Permit
+from coterie.privacy.plan import Collected, Contributions, IntArray, Plan, Released
+from coterie.privacy.randomness import FloatArray, Streams
+from coterie.privacy.record import RecordPlan
+
+#: How clients of one cluster are weighed: by the public numbers of their records, or all alike.
+WEIGHTS = ("examples", "equal")
+
+
+class Weighted(Contributions):
+    """Sums of w_i times the update, and of w_i, by label; w_i is public."""
+
+    def __init__(self, plan: RecordLevel, size: int) -> None:
+        super().__init__(plan, size)
+        self.weights = plan.weight_of_clients()
+        self.sums = np.zeros((plan.num_clusters, size))
+        self.totals = np.zeros(plan.num_clusters)
+
+    def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
+        """All clients take part, so a slot is a client."""
+        self.sums[label] += self.weights[slot] * np.asarray(update, np.float64)
+        self.totals[label] += self.weights[slot]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordLevel(Plan):
+    """The server's view of clients that run DP-SGD. Build it with :meth:`of`.
+
+    Attributes:
+        of_clients: the plans of clients 0, 1, ...; the others have them in turn.
+        weights: one of :data:`WEIGHTS`.
+    """
+
+    of_clients: tuple[RecordPlan, ...]
+    weights: str = "examples"
+
+    mechanism: ClassVar[str] = RecordPlan.mechanism
+    title: ClassVar[str] = "DP-SGD in every client, which trusts nobody"
+    unit: ClassVar[str] = RecordPlan.unit
+    adjacency: ClassVar[str] = RecordPlan.adjacency
+    sampler: ClassVar[str] = RecordPlan.sampler
+    accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp", "opacus-rdp", "opacus-prv")
+
+    @classmethod
+    def of(cls, plans: tuple[RecordPlan, ...], *, clients: int, num_clusters: int, weights: str) -> RecordLevel:
+        """The plan of a server for clients that have these plans in turn.
+
+        Raises:
+            PrivacyError: numbers that do not fit together.
+        """
+        if weights not in WEIGHTS:
+            raise PrivacyError(f"weights must be {' or '.join(WEIGHTS)}, not {weights!r}")
+        worst = max(plans, key=lambda plan: plan.epsilon)
+        return cls(
+            clients=clients,
+            num_clusters=num_clusters,
+            sampling_rate=1.0,
+            rounds=worst.rounds,
+            clip_norm=worst.clip_norm,
+            epsilon=worst.epsilon,
+            delta=worst.delta,
+            noise_multiplier=worst.noise_multiplier,
+            accountant=worst.accountant,
+            of_clients=plans,
+            weights=weights,
+        )
+
+    @property
+    def worst(self) -> RecordPlan:
+        """The plan with the largest budget, which stands for the run."""
+        return max(self.of_clients, key=lambda plan: plan.epsilon)
+
+    def of_client(self, client: int) -> RecordPlan:
+        """One client's plan."""
+        return self.of_clients[client % len(self.of_clients)]
+
+    def weight_of_clients(self) -> FloatArray:
+        """(M,) w_i."""
+        if self.weights == "equal":
+            return np.ones(self.clients)
+        return np.array([float(self.of_client(client).num_examples) for client in range(self.clients)])
+
+    def ledger(self, path: Path | None = None, **about: Any) -> Ledger:
+        """The ledger of the client whose plan costs most; the public terms of all stand in its first line."""
+        worst = self.worst
+        named = [
+            {
+                "clients": len(range(place, self.clients, len(self.of_clients))),
+                "epsilon": plan.cost(),
+                "epsilon_budget": plan.epsilon,
+                **{key: getattr(plan, key) for key in ("delta", "num_examples", "batch_size", "noise_multiplier")},
+            }
+            for place, plan in enumerate(self.of_clients)
+        ]
+        shared = {"clients": self.clients, "num_clusters": self.num_clusters, "weights": self.weights}
+        public = {**about.pop("public", {}), **shared, "of_clients": named}
+        header = {"plan": worst.terms(), "public": public, **about}
+        return Ledger(worst.delta, worst.epsilon, path, worst.accountant, header)
+
+    def charges(self, config: Mapping[str, Any]) -> Counter[Event]:
+        """What a phase costs the client whose plan costs most."""
+        return self.worst.part(first=bool(config.get("first-batch")), chooses=bool(config.get("choose")))
+
+    def longest_update(self, client: int, size: int, config: Mapping[str, Any]) -> float:
+        """See :meth:`RecordPlan.longest_update`."""
+        return self.of_client(client).longest_update(size, config["lr"], first=bool(config.get("first-batch")))
+
+    def sample(self, rng: np.random.Generator) -> IntArray:
+        """Everybody, in every round."""
+        return np.arange(self.clients)
+
+    def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Weighted:
+        """Weighted sums on arrival."""
+        return Weighted(self, size)
+
+    def collected(self, size: int, cohort: IntArray) -> Collected:
+        """Every update by itself: it was private when it left the client."""
+        return Collected(self, size, cohort, self.weight_of_clients()[cohort])
+
+    def perturb(self, contributions: Any, noise: Any, coins: Any, redraw: Any) -> Any:
+        """Nothing is added at the server."""
+        raise NotImplementedError
+
+    def release(
+        self,
+        permit: Permit,
+        contributions: Contributions,
+        streams: Streams,
+        attempt: int,
+        redraw: FloatArray | None = None,
+    ) -> Released:
+        """What the clients released."""
+        permit.use()
+        if isinstance(contributions, Collected):
+            return contributions.released(permit)
+        assert isinstance(contributions, Weighted)
+        divisors = np.where(contributions.totals > 0, contributions.totals, 1.0)
+        cohort = max(float(contributions.totals.sum()), 1.0)
+        return Released(contributions.sums, None, divisors, cohort, permit.charge, permit.epsilon)
+
+    def reasons(self) -> list[str]:
+        """Why runs are never certified, if they are not."""
+        return self.worst.reasons()
