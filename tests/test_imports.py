@@ -18,7 +18,7 @@ ALLOWED = {
     "client": {"datasets", "models", "privacy", "messages"},
     "engine": {"client", "messages"},
     "server": {"strategies", "privacy", "datasets", "models", "messages", "report"},
-    "bench": {"report", "server", "engine", "client", "privacy", "datasets", "models"},
+    "bench": {"report", "server", "engine", "client", "privacy", "datasets", "models", "messages"},
     "cli": {"bench", "report", "server", "engine", "client", "strategies", "privacy", "datasets", "models"},
 }
 

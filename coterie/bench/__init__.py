@@ -8,6 +8,7 @@ nothing is lost when it is cut short (:mod:`coterie.bench.cells`); what comes ou
 from coterie.bench.cells import Cell, Done, count, run_all
 from coterie.bench.figures import draw
 from coterie.bench.outcome import console_tables, document, markdown, write_csv
+from coterie.bench.surface import surface
 from coterie.bench.table import BenchError, Column, Row, Table, read_table, table_names
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "markdown",
     "read_table",
     "run_all",
+    "surface",
     "table_names",
     "write_csv",
 ]

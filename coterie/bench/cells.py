@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,11 @@ class Cell:
     """One run of a table.
 
     Attributes:
-        row, column: names of what it belongs to.
+        row, column: names of the row and of the setting that it belongs to.
         seed: of the run.
         settings: every configuration key that is set.
         tuning: whether it only helps to choose settings.
+        reference: of the models that it is compared to; empty: there are none.
     """
 
     row: str
@@ -36,11 +37,13 @@ class Cell:
     seed: int
     settings: Mapping[str, Any]
     tuning: bool = False
+    reference: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         """Names its folder: the same run has the same one, in whatever table."""
-        text = json.dumps({**self.settings, "seed": self.seed}, sort_keys=True)
+        compared = {"reference": dict(self.reference)} if self.reference else {}
+        text = json.dumps({**self.settings, "seed": self.seed, **compared}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -132,7 +135,13 @@ def _run_all(
     tried = each([trial.cell for trial in trials])
     tuned = {at: _best([trial for trial in trials if trial.at == at], tried) for at in wanted}
     cells = [
-        Cell(row.name, column.name, seed, _settings(table, row, column, tuned.get((row.name, column.tuned_at), {})))
+        Cell(
+            row.name,
+            column.setting,
+            seed,
+            _settings(table, row, column, tuned.get((row.name, column.tuned_at), {})),
+            reference=table.reference,
+        )
         for row, column in table.pairs()
         for seed in table.seeds
     ]
@@ -207,7 +216,8 @@ def _prepare(jobs: int) -> None:
 
 def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
     """One run in this process; what cannot run says why."""
-    from coterie.client.verbs import federation
+    from coterie.bench.reference import compare
+    from coterie.client import federation
     from coterie.datasets import DataError
     from coterie.engine import LocalGrid
     from coterie.models import ModelError
@@ -222,7 +232,11 @@ def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[
         run_folder = RunFolder.create(folder, config)
         grid = LocalGrid(config["clients"])
         try:
-            return run(run_folder, grid), None
+            result = run(run_folder, grid)
+            if cell.reference:
+                result |= compare(result, config, cell.reference, folder.parents[1] / "references")
+                run_folder.write_json("result.json", result)
+            return result, None
         finally:
             run_folder.close()
             grid.close()

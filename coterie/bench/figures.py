@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from coterie.bench.table import score_name
 from coterie.report import GROUP_COLOURS, INK, MUTED, drawing_style, save_figure
 
 Document = Mapping[str, Any]
@@ -22,8 +23,8 @@ def draw(document: Document, path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def _unit(document: Document) -> str:
-    return document["score"].replace("_", " ") + (", %" if document["percent"] else "")
+def _unit(column: Mapping[str, Any]) -> str:
+    return score_name(column["score"]) + (", %" if column["percent"] else "")
 
 
 def _dots(document: Document) -> Figure:
@@ -49,26 +50,34 @@ def _dots(document: Document) -> Figure:
         axes.set_yticks(places, [row["name"] for row in rows])
         axes.tick_params(axis="y", labelcolor=INK, length=0)
         axes.set_ylim(-0.7, len(rows) - 0.3)
-    figure.supxlabel(f"{_unit(document)}: the paper's hollow, ours full", color=MUTED, fontsize=9)
+    figure.supxlabel(f"{_unit(columns[0])}: the paper's hollow, ours full", color=MUTED, fontsize=9)
     return figure
 
 
 def _lines(document: Document) -> Figure:
-    """A line for every row over the columns' x, with a band of one standard deviation."""
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for number, row in enumerate(document["rows"]):
-        known = [
-            (column["x"], cell["mean"], cell["std"] or 0.0)
-            for column, cell in zip(document["columns"], row["cells"], strict=True)
-            if cell and None not in (cell["mean"], column["x"])
-        ]
-        if known:
-            x, mean, std = map(np.array, zip(*known, strict=True))
-            colour = GROUP_COLOURS[number % len(GROUP_COLOURS)]
-            axes.plot(x, mean, "o-", color=colour, label=row["name"])
-            axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
-    _finish(axes, document["title"], _unit(document))
+    """A panel for every score: a line for every row over the columns' x, with a band of one standard deviation."""
+    columns = document["columns"]
+    scores = list(dict.fromkeys(column["score"] for column in columns))
+    wide = min(len(scores), 3)
+    deep = -(-len(scores) // wide)
+    size = (7.5, 4.2) if len(scores) == 1 else (3.9 * wide, 3.2 * deep)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(deep, wide, squeeze=False).flat
+    for axes, score in zip(panels, scores, strict=False):
+        places = [place for place, column in enumerate(columns) if column["score"] == score]
+        for number, row in enumerate(document["rows"]):
+            cells = [(columns[place]["x"], row["cells"][place]) for place in places]
+            known = [(x, c["mean"], c["std"] or 0.0) for x, c in cells if c and None not in (c["mean"], x)]
+            if known:
+                x, mean, std = map(np.array, zip(*known, strict=True))
+                colour = GROUP_COLOURS[number % len(GROUP_COLOURS)]
+                axes.plot(x, mean, "o-", color=colour, label=row["name"], markersize=4)
+                axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+        _finish(axes, document["title"] if len(scores) == 1 else "", _unit(columns[places[0]]), document["axis"])
+        if len(scores) > 1 and score != scores[0]:
+            axes.get_legend().remove()
+    for axes in panels:
+        axes.set_axis_off()
     return figure
 
 
@@ -83,7 +92,7 @@ def _curves(document: Document) -> Figure:
             if curve:
                 rounds, values = zip(*curve, strict=True)
                 axes.plot(rounds, values, color=GROUP_COLOURS[number % len(GROUP_COLOURS)], label=row["name"])
-        _finish(axes, column["name"], _unit(document) if index == 0 else "", "round")
+        _finish(axes, column["name"], _unit(column) if index == 0 else "", "round")
     return figure
 
 
@@ -109,6 +118,81 @@ def _pictures(document: Document) -> Figure:
     return figure
 
 
+def _groups(document: Document) -> Figure:
+    """For every setting: accuracy of every group, F_acc, and the share of clients in the right cluster over rounds."""
+    columns, rows = document["columns"], document["rows"]
+    settings = list(dict.fromkeys(column["setting"] for column in columns))
+    figure = Figure(figsize=(11.0, 3.2 * len(settings)), layout="constrained")
+    panels = figure.subplots(len(settings), 3, squeeze=False, width_ratios=[2, 1, 1.6])
+    for (bars, unfair, curves), setting in zip(panels, settings, strict=True):
+        at = {column["score"]: place for place, column in enumerate(columns) if column["setting"] == setting}
+        for number, row in enumerate(rows):
+            colour = GROUP_COLOURS[number % len(GROUP_COLOURS)]
+            cells = {score: row["cells"][place] or {} for score, place in at.items()}
+            if "groups" in cells["accuracy"]:
+                mean, spread = map(np.array, cells["accuracy"]["groups"])
+                x = np.arange(len(mean)) + (number - (len(rows) - 1) / 2) * 0.8 / len(rows)
+                bars.bar(x, mean, 0.75 / len(rows), yerr=spread, color=colour, label=row["name"], capsize=1.5)
+                bars.set_xticks(np.arange(len(mean)), [f"C{group + 1}" for group in range(len(mean))])
+            if cells["f_acc"].get("mean") is not None:
+                unfair.bar(number, cells["f_acc"]["mean"], 0.7, yerr=cells["f_acc"]["std"] or 0.0, color=colour)
+            if cells["clustering_accuracy"].get("curve"):
+                rounds, values = zip(*cells["clustering_accuracy"]["curve"], strict=True)
+                curves.plot(rounds, values, color=colour)
+        bars.set_title(setting, fontsize=9)
+        bars.set_ylabel("accuracy, %")
+        unfair.set_xticks([])
+        unfair.set_ylabel("F_acc, points")
+        curves.set_ylabel("clients in the right cluster, %")
+        curves.set_xlabel("round")
+        curves.set_ylim(0, 105)
+    handles, names = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(rows), frameon=False, fontsize=8)
+    return figure
+
+
+def _projections(document: Document) -> Figure:
+    """For every setting and row: the first seed's first updates in the plane, coloured by group, marked by cluster."""
+    columns, rows = document["columns"], document["rows"]
+    places = [place for place, column in enumerate(columns) if column["score"] == columns[0]["score"]]
+    figure = Figure(figsize=(3.8 * len(rows), 3.4 * len(places)), layout="constrained")
+    panels = figure.subplots(len(places), len(rows), squeeze=False)
+    marks = "os^DvPX*<>"
+    for down, place in enumerate(places):
+        scores = {
+            column["score"]: i for i, column in enumerate(columns) if column["setting"] == columns[place]["setting"]
+        }
+        for across, row in enumerate(rows):
+            axes, cell = panels[down, across], row["cells"][place] or {}
+            points = np.array(cell.get("projection", np.zeros((0, 2))))
+            for (x, y), label, group in zip(points, cell.get("labels", ()), cell.get("groups", ()), strict=True):
+                colour = GROUP_COLOURS[group % len(GROUP_COLOURS)]
+                axes.plot(x, y, marks[label % len(marks)], color=colour, markersize=6, alpha=0.8)
+            figures = [f"{score_name(s)} {row['cells'][i]['mean']:.1f}" for s, i in scores.items() if row["cells"][i]]
+            axes.set_title(f"{row['name']}, {columns[place]['setting']}\n{', '.join(figures)}", fontsize=8)
+            axes.set_xticklabels([])
+            axes.set_yticklabels([])
+    figure.supxlabel("colours are true groups, marks are clusters found", color=MUTED, fontsize=8)
+    return figure
+
+
+def _surfaces(document: Document) -> Figure:
+    """The noise of round 1 and of a later round over both batch sizes, and z."""
+    figure = Figure(figsize=(12.0, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(document["surfaces"]))
+    for axes, surface in zip(panels, document["surfaces"], strict=True):
+        values = np.array(surface["values"])
+        picture = axes.imshow(values, origin="lower", cmap="viridis", aspect="auto")
+        axes.set_xticks(range(len(surface["x"])), surface["x"], rotation=60, fontsize=7)
+        axes.set_yticks(range(len(surface["y"])), surface["y"], fontsize=7)
+        axes.set_title(surface["title"], fontsize=9)
+        axes.set_xlabel("batch size of later rounds")
+        axes.grid(False)
+        figure.colorbar(picture, ax=axes)
+    panels[0].set_ylabel("batch size of round 1")
+    return figure
+
+
 def _finish(axes: Axes, title: str, unit: str, below: str = "") -> None:
     axes.set_title(title, fontsize=9)
     axes.set_xlabel(below)
@@ -117,4 +201,12 @@ def _finish(axes: Axes, title: str, unit: str, below: str = "") -> None:
         axes.legend(frameon=False, fontsize=8)
 
 
-_DRAWINGS = {"dots": _dots, "lines": _lines, "curves": _curves, "pictures": _pictures}
+_DRAWINGS = {
+    "dots": _dots,
+    "lines": _lines,
+    "curves": _curves,
+    "pictures": _pictures,
+    "groups": _groups,
+    "projections": _projections,
+    "surfaces": _surfaces,
+}

@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 
 from coterie.bench.cells import Done
 from coterie.bench.table import Column, Table
-from coterie.client.verbs import federation
+from coterie.client import federation
+from coterie.datasets import assign_groups, parse_groups
 from coterie.server import RunConfig
 from coterie.server.folder import machine, versions
 
@@ -44,9 +45,8 @@ def document(
         "table": table.name,
         "title": table.title,
         "source": table.source,
-        "score": table.score,
-        "percent": table.percent,
         "plot": table.plot,
+        "axis": table.axis,
         "quick": table.quick,
         "command": command,
         "machine": machine(device),
@@ -55,7 +55,15 @@ def document(
         "tuning": {"seeds": list(table.tuning_seeds), "set": dict(table.tuning_settings), "grid": dict(table.grid)},
         "set": {**table.settings, **table.overrides},
         "columns": [
-            {"name": c.name, "set": dict(c.settings), "x": c.x, "tuned-at": c.tuned_at}
+            {
+                "name": c.name,
+                "setting": c.setting,
+                "score": c.score,
+                "percent": c.percent,
+                "set": dict(c.settings),
+                "x": c.x,
+                "tuned-at": c.tuned_at,
+            }
             | ({"points": _points(table, c)} if table.plot == "pictures" else {})
             for c in table.columns
         ],
@@ -65,7 +73,11 @@ def document(
                 "set": dict(row.settings),
                 "cells": [
                     _cell(
-                        table, row.paper[place], by_place.get((row.name, c.name), []), tuned.get((row.name, c.tuned_at))
+                        table,
+                        c,
+                        row.paper[place],
+                        by_place.get((row.name, c.setting), []),
+                        tuned.get((row.name, c.tuned_at)),
                     )
                     for place, c in enumerate(table.columns)
                 ],
@@ -76,14 +88,15 @@ def document(
 
 
 def _cell(
-    table: Table, paper: float | None, done: Sequence[Done], tuned: Mapping[str, Any] | None
+    table: Table, column: Column, paper: float | None, done: Sequence[Done], tuned: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
     """One row in one column: the paper's figure, ours, and the difference; None where the row lacks the column."""
     if not done:
         return None
-    scale = 100 if table.percent else 1
+    scale = 100 if column.percent else 1
     results = [one.result for one in done if one.result is not None]
-    values = [scale * float(r[table.score]) for r in results if r.get(table.score) is not None]
+    found = [r.get(column.score, r.get("notes", {}).get(column.score)) for r in results]
+    values = [scale * float(value) for value in found if value is not None]
     mean = statistics.fmean(values) if values else None
     return {
         "paper": paper,
@@ -94,28 +107,51 @@ def _cell(
         "tuned": dict(tuned or {}),
         "epsilon": next((r["epsilon"] for r in results), None),
         "delta": next((r["delta"] for r in results), None),
-        "worst group": _mean(results, "worst_group_accuracy", scale),
+        "worst group": _mean(results, "worst_group_accuracy", 100),
         "clustering accuracy": _mean(results, "clustering_accuracy", 100),
         "groups found": _mean(results, "groups_found", 1),
         "seconds": _mean(results, "seconds_training", 1),
         "why": next((one.why for one in done if one.why), None),
-        **(_drawn[table.plot](table, done) if table.plot in _drawn else {}),
+        **(_drawn[table.plot](column, done) if table.plot in _drawn else {}),
     }
 
 
-def _curve(table: Table, done: Sequence[Done]) -> dict[str, Any]:
+def _curve(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     """The score over rounds, mean over seeds."""
-    scale = 100 if table.percent else 1
+    scale = 100 if column.percent else 1
     values: dict[int, list[float]] = {}
     for one in done:
         if one.result is not None:
             for line in map(json.loads, (one.folder / "metrics.jsonl").read_text().splitlines()):
-                if table.score in line:
-                    values.setdefault(line["round"], []).append(scale * line[table.score])
+                if column.score in line:
+                    values.setdefault(line["round"], []).append(scale * line[column.score])
     return {"curve": [[number, statistics.fmean(every)] for number, every in sorted(values.items())]}
 
 
-def _fitted(table: Table, done: Sequence[Done]) -> dict[str, Any]:
+def _by_group(column: Column, done: Sequence[Done]) -> dict[str, Any]:
+    """Accuracy of every group, mean and standard deviation over seeds; clustering over rounds."""
+    if column.score == "clustering_accuracy":
+        return _curve(column, done)
+    groups = [one.result["group_accuracy"] for one in done if one.result and one.result.get("group_accuracy")]
+    if column.score != "accuracy" or not groups:
+        return {}
+    values = 100 * np.array(groups)
+    spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+    return {"groups": [values.mean(axis=0).tolist(), spread.tolist()]}
+
+
+def _projected(column: Column, done: Sequence[Done]) -> dict[str, Any]:
+    """First updates of the first seed in their plane, with each client's cluster and true group."""
+    one = next((one for one in done if one.result is not None), None)
+    notes = {} if one is None else one.result["notes"]
+    if one is None or "projection" not in notes:
+        return {}
+    config = RunConfig({**one.cell.settings, "seed": one.cell.seed})
+    truth = assign_groups(config["clients"], parse_groups(config["groups"]))
+    return {"projection": notes["projection"], "labels": notes["labels"], "groups": truth[notes["clients"]].tolist()}
+
+
+def _fitted(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     """Slope and intercept of every model of the first seed."""
     one = next((one for one in done if one.result is not None), None)
     files = [] if one is None else sorted((one.folder / "models").glob("*.safetensors"))
@@ -123,7 +159,7 @@ def _fitted(table: Table, done: Sequence[Done]) -> dict[str, Any]:
     return {"lines": [[model["weight"], model["bias"]] for model in models]}
 
 
-_drawn = {"curves": _curve, "pictures": _fitted}
+_drawn = {"curves": _curve, "pictures": _fitted, "groups": _by_group, "projections": _projected}
 
 
 def _points(table: Table, column: Column) -> list[list[float]]:
@@ -227,7 +263,7 @@ def write_csv(document: Document, path: Path) -> None:
         for row in document["rows"]:
             for column, cell in zip(document["columns"], row["cells"], strict=True):
                 if cell is not None:
-                    values = " ".join(f"{value:.4f}" for value in cell["values"])
-                    tuned = " ".join(f"{key}={value}" for key, value in cell["tuned"].items())
-                    figures = [cell[number] for number in numbers]
+                    values = " ".join(f"{value:.4f}" for value in cell.get("values", ()))
+                    tuned = " ".join(f"{key}={value}" for key, value in cell.get("tuned", {}).items())
+                    figures = [cell.get(number) for number in numbers]
                     writer.writerow([row["name"], column["name"], *figures, values, tuned, cell["why"]])

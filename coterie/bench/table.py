@@ -12,12 +12,18 @@ from typing import Any
 
 Settings = Mapping[str, Any]
 
-#: Ways to draw a table: values beside the paper's; lines over the columns' ``x``; accuracy over rounds; fitted lines.
-PLOTS = ("dots", "lines", "curves", "pictures")
+#: Ways to draw a table: values beside the paper's; lines over the columns' ``x``; scores over rounds; fitted lines;
+#: bars of every group, and clustering over rounds; first updates in a plane; noise over batch sizes, without runs.
+PLOTS = ("dots", "lines", "curves", "pictures", "groups", "projections", "surfaces")
 
 _HERE = Path(__file__).parent
 # In a wheel beside this file; in a checkout at the repository's root.
 _FOLDERS = (_HERE / "tables", _HERE.parents[1] / "benchmarks" / "tables")
+
+
+# Scores that are no shares, and how the field writes some.
+_NUMBERS = ("f_loss", "mss", "switch_round")
+_NAMES = {"f_acc": "F_acc", "f_loss": "F_loss", "mss": "MSS"}
 
 
 class BenchError(ValueError):
@@ -32,13 +38,19 @@ class Column:
         name: its head.
         settings: configuration keys.
         x: where it lies on the axis of a plot of lines.
-        tuned_at: name of the column whose setting methods are tuned in; its own unless another's is named.
+        tuned_at: name of the setting that methods are tuned in; its own unless another is named.
+        setting: name of the setting, which the columns of several scores share.
+        score: key of a run's result, or of what its method noted.
+        percent: whether the score is a share, shown in percent.
     """
 
     name: str
     settings: Settings
     x: float | None = None
     tuned_at: str = ""
+    setting: str = ""
+    score: str = "accuracy"
+    percent: bool = True
 
 
 @dataclass(frozen=True)
@@ -68,9 +80,10 @@ class Table:
         name: of its file.
         title: what it shows.
         source: paper and table.
-        score: key of a run's result.
-        percent: whether the score is a share, shown in percent.
+        reference: hyper-parameters of the models, trained centrally for each group, to which F_acc and F_loss compare;
+            empty: there are none.
         plot: one of :data:`PLOTS`.
+        axis: what ``x`` is.
         seeds: of the runs.
         settings: configuration keys of every run.
         columns: its columns.
@@ -85,9 +98,8 @@ class Table:
     name: str
     title: str
     source: str
-    score: str
-    percent: bool
     plot: str
+    axis: str
     seeds: tuple[int, ...]
     settings: Settings
     columns: tuple[Column, ...]
@@ -95,21 +107,29 @@ class Table:
     grid: Mapping[str, Sequence[Any]]
     tuning_settings: Settings
     tuning_seeds: tuple[int, ...]
+    reference: Settings = field(default_factory=dict)
     quick: bool = False
     overrides: Settings = field(default_factory=dict)
 
-    def column(self, name: str) -> Column:
-        """The column called ``name``."""
-        return next(column for column in self.columns if column.name == name)
+    def column(self, setting: str) -> Column:
+        """The first column of ``setting``."""
+        return next(column for column in self.columns if column.setting == setting)
 
     def pairs(self) -> list[tuple[Row, Column]]:
-        """Every row with every column that it has."""
-        return [(r, c) for r in self.rows for c in self.columns if not r.columns or c.name in r.columns]
+        """Every row with every setting that it has, by the setting's first column: scores share their runs."""
+        columns = {column.setting: column for column in reversed(self.columns)}
+        first = [column for column in self.columns if columns[column.setting] is column]
+        return [(r, c) for r in self.rows for c in first if not r.columns or c.name in r.columns]
 
     def candidates(self, row: Row) -> list[dict[str, Any]]:
         """Every combination of the values that ``row`` tunes."""
         values = [self.grid[key] for key in row.tune]
         return [dict(zip(row.tune, combination, strict=True)) for combination in itertools.product(*values)]
+
+
+def score_name(score: str) -> str:
+    """A score as people write it."""
+    return _NAMES.get(score, score.replace("_", " "))
 
 
 def table_names() -> list[str]:
@@ -149,8 +169,14 @@ def read_table(name: str, *, quick: bool = False, seeds: Sequence[int] = ()) -> 
 
 
 def _table(name: str, raw: Mapping[str, Any]) -> Table:
+    scores = raw.get("scores", [raw.get("score", "accuracy")])
     columns = tuple(
-        Column(c["name"], c.get("set", {}), c.get("x"), c.get("tuned-at", c["name"])) for c in raw["columns"]
+        Column(
+            name, c.get("set", {}), c.get("x"), c.get("tuned-at", c["name"]), c["name"], score, score not in _NUMBERS
+        )
+        for c in raw["columns"]
+        for score in scores
+        for name in [f"{c['name']}: {score_name(score)}" if len(scores) > 1 else c["name"]]
     )
     names = [column.name for column in columns]
     rows = []
@@ -172,8 +198,8 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
             )
         )
     tuning, plot = raw.get("tuning", {}), raw.get("plot", "dots")
-    named = [column.tuned_at for column in columns] + [name for row in rows for name in row.columns]
-    unknown = [name for name in named if name not in names]
+    unknown = [column.tuned_at for column in columns if column.tuned_at not in [c.setting for c in columns]]
+    unknown += [name for row in rows for name in row.columns if name not in names]
     unknown += [key for row in rows for key in row.tune if key not in tuning.get("grid", {})]
     if unknown or plot not in PLOTS:
         raise ValueError(f"unknown column, tuned key or plot: {', '.join(unknown) or plot}")
@@ -185,9 +211,8 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
         name=name,
         title=raw["title"],
         source=raw["source"],
-        score=raw.get("score", "accuracy"),
-        percent=raw.get("percent", True),
         plot=plot,
+        axis=raw.get("axis", ""),
         seeds=tuple(raw["seeds"]),
         settings=raw.get("set", {}),
         columns=columns,
@@ -195,20 +220,21 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
         grid=tuning.get("grid", {}),
         tuning_settings=tuning.get("set", {}),
         tuning_seeds=tuple(tuning.get("seeds", ())),
+        reference=raw.get("reference", {}),
     )
 
 
 def _quick(table: Table, raw: Mapping[str, Any]) -> Table:
     """The table with the columns, rows, seeds and settings that its ``[quick]`` names, and without tuning."""
-    keep = raw.get("columns", [column.name for column in table.columns])
-    places = [i for i, column in enumerate(table.columns) if column.name in keep]
+    keep = raw.get("columns", [column.setting for column in table.columns])
+    places = [i for i, column in enumerate(table.columns) if column.setting in keep]
     chosen = raw.get("rows", [row.name for row in table.rows])
     rows = [
         replace(row, tune=(), paper=tuple(row.paper[i] for i in places)) for row in table.rows if row.name in chosen
     ]
     return replace(
         table,
-        columns=tuple(replace(table.columns[i], tuned_at=table.columns[i].name) for i in places),
+        columns=tuple(replace(table.columns[i], tuned_at=table.columns[i].setting) for i in places),
         rows=tuple(rows),
         seeds=tuple(raw.get("seeds", table.seeds[:1])),
         overrides=raw.get("set", {}),

@@ -45,15 +45,22 @@ def bench(
     console, started = console_for(as_json), time.perf_counter()
     folder = out or Path("bench") / (table.name + ("-quick" if quick else ""))
     places = {"device": device, "data-dir": str(data_dir) if data_dir else ""}
+    told = ["--quick"] * quick + (["--seeds", str(seeds)] if seeds else [])
+    command = shlex.join(["coterie", "bench", name, *told])  # where data and results lie is nobody's business
+    done: list[Any] = []
     try:
         with _progress(console, room.count(table)) as seen:
-            done, tuned = room.run_all(table, folder, places=places, jobs=jobs or _jobs(device), seen=seen)
+            if table.plot == "surfaces":
+                folder.mkdir(parents=True, exist_ok=True)
+                document = room.surface(table, command=command, seen=seen)
+            else:
+                done, tuned = room.run_all(
+                    table, folder, places=places, jobs=jobs or _jobs(device), seen=lambda one, n: seen(_said(one), n)
+                )
+                document = room.document(table, done, tuned, command=command, device=_device(device))
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where it was", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
-    told = ["--quick"] * quick + (["--seeds", str(seeds)] if seeds else [])
-    command = shlex.join(["coterie", "bench", name, *told])  # where data and results lie is nobody's business
-    document = room.document(table, done, tuned, command=command, device=_device(device))
     document = _without(str(data_dir or os.environ.get("COTERIE_DATA") or ""), document)
     document["minutes"] = round((time.perf_counter() - started) / 60, 1)
     (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
@@ -69,7 +76,7 @@ def bench(
         for note in notes:
             console.print(note, markup=False, soft_wrap=True)
         console.print(f"{folder}/table.json, .csv, .md   picture {picture}", soft_wrap=True)
-    if all(one.result is None for one in done):
+    if done and all(one.result is None for one in done):
         raise typer.Exit(1)
 
 
@@ -93,10 +100,10 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[Any, int], Non
 
         started = time.perf_counter()
 
-        def plain(done: Any, left: int) -> None:
+        def plain(said: str, left: int) -> None:
             rest = (time.perf_counter() - started) / (total - left) * left
             wait = f"  ({duration(rest)} left)" if left else ""
-            console.print(f"{total - left:4d}/{total}  {_said(done)}{wait}", markup=False, soft_wrap=True)
+            console.print(f"{total - left:4d}/{total}  {said}{wait}", markup=False, soft_wrap=True)
 
         yield plain
         return
@@ -104,7 +111,7 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[Any, int], Non
     columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), last)
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=total, last="")
-        yield lambda done, left: bar.update(task, completed=total - left, last=_said(done))
+        yield lambda said, left: bar.update(task, completed=total - left, last=said)
 
 
 def _without(folder: str, document: Any) -> Any:

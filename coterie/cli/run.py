@@ -100,7 +100,7 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
 
 def _ready(config: Any) -> None:
     """Find out now that data or device are missing; the clients find the data in memory."""
-    from coterie.client.verbs import federation
+    from coterie.client import federation
     from coterie.server import ConfigError
 
     federation(config.for_clients())
@@ -134,7 +134,7 @@ def _headline(folder: Any) -> str:
     config, plan = folder.config, folder.plan
     mechanism = "" if plan.mechanism == "joint" else f" by {plan.mechanism}"
     privacy_text = (
-        f"(ε {plan.epsilon:g}, δ {plan.delta:g}) for every client{mechanism}, noise {plan.noise_multiplier:.3f}"
+        f"(ε {plan.epsilon:g}, δ {plan.delta:g}) for every {plan.unit}{mechanism}, noise {plan.noise_multiplier:.3f}"
         if plan.private
         else "no privacy"
     )

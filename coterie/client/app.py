@@ -9,15 +9,19 @@ from coterie.messages import EVALUATE, IDENTITY, TRAIN
 
 
 def _answer(message: Message, context: Context) -> Message:
-    from coterie.client.verbs import VERBS, Client  # imports torch: a node that only says who it is need not
+    from coterie.client import VERBS, Client, ClientError  # imports torch: a node that only says who it is need not
 
     node = context.node_config
     if "client-id" in node:  # a real one: no server tells it where on its disk to write
-        client = Client(int(node["client-id"]), str(node.get("state-dir", "")))
+        budget = (float(node["epsilon"]), float(node["delta"])) if "epsilon" in node else None
+        client = Client(int(node["client-id"]), str(node.get("state-dir", "")), budget)
     else:
         client = Client(int(node["partition-id"]))
     verb = message.metadata.message_type
-    return Message(VERBS[verb](message.content, [client])[0], reply_to=message)
+    answer = VERBS[verb](message.content, [client])[0]
+    if isinstance(answer, ClientError):
+        raise answer
+    return Message(answer, reply_to=message)
 
 
 app = ClientApp()

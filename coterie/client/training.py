@@ -188,6 +188,14 @@ def losses(
 
 
 @torch.no_grad()
+def example_losses(
+    model: nn.Module, layout: Layout, models: npt.NDArray[np.float32], shard: Shard, device: str = "cpu"
+) -> npt.NDArray[np.float64]:
+    """(N, k) loss of every model on every example of one client."""
+    return np.stack(_per_example(model, layout, models, shard.x, shard.y, device, _example_loss), axis=1)
+
+
+@torch.no_grad()
 def accuracies(
     model: nn.Module,
     layout: Layout,

@@ -19,7 +19,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from coterie.client import VERBS, Client
+from coterie.client import VERBS, Answer, Client, ClientError
 
 # Clients per call of a verb: bounds the memory of a batched call, and the wait for the first reply.
 _CHUNK = 256
@@ -63,7 +63,11 @@ class LocalGrid(Grid):
                 yield from (Message(failure, reply_to=message) for message in chunk)
                 continue
             for message, content in zip(chunk, contents, strict=True):
-                yield Message(content, reply_to=message)
+                if isinstance(content, ClientError):
+                    log(WARNING, "%s", content)
+                    yield Message(Error(_CLIENT_FAILED, f"ClientError: {content}"), reply_to=message)
+                else:
+                    yield Message(content, reply_to=message)
 
     def _chunks(self, questions: Sequence[Message]) -> Iterator[Sequence[Message]]:
         """Messages with the same content and verb, in runs of bounded length."""
@@ -79,7 +83,7 @@ class LocalGrid(Grid):
         verb, content, clients = self._arguments(chunk)
         return chunk, self._pool.submit(_answer, verb, content, clients)
 
-    def _finish(self, chunk: Sequence[Message], answer: Future[Any] | None) -> list[RecordDict]:
+    def _finish(self, chunk: Sequence[Message], answer: Future[Any] | None) -> Sequence[Answer]:
         if answer is None:
             return _answer(*self._arguments(chunk))
         return answer.result()
@@ -139,7 +143,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _answer(verb: str, content: RecordDict, clients: list[Client]) -> list[RecordDict]:
+def _answer(verb: str, content: RecordDict, clients: list[Client]) -> Sequence[Answer]:
     return VERBS[verb](content, clients)
 
 

@@ -205,6 +205,12 @@ def _lstm_char(shape: Shape, num_classes: int) -> nn.Module:
     return CharLSTM(num_classes, embedding=8, width=64)
 
 
+def _resnet18_gn(shape: Shape, num_classes: int) -> nn.Module:
+    from coterie.models.resnet import ResNet18
+
+    return ResNet18(shape[0], num_classes)
+
+
 def _regression(shape: Shape, num_classes: int) -> nn.Module:
     from torch import nn
 
@@ -258,6 +264,7 @@ MODELS: dict[str, ModelInfo] = {
         ModelInfo("cnn-tiny", "conv3×3 8, conv3×3 20, output", "RR-Cluster's tables", False, _cnn_tiny),
         ModelInfo("cnn-small", "conv5×5 16, conv5×5 32, fc 128, output", "RC-DPFL", False, _cnn_small),
         ModelInfo("lenet", "LeNet-5 with ReLU and max pooling", "LeCun et al. 1998", False, _lenet),
+        ModelInfo("resnet18-gn", "ResNet-18 with GroupNorm, 11 million parameters", "RC-DPFL", False, _resnet18_gn),
         ModelInfo("lstm-char", "embedding 8, LSTM 64, output", "RR-Cluster's Shakespeare", True, _lstm_char, "tokens"),
         ModelInfo("regression", "one affine function", "RR-Cluster's lines", True, _regression, "vectors", "number"),
     )

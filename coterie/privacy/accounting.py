@@ -32,7 +32,8 @@ def check_delta(delta: float) -> None:
 def composed(events: Iterable[Event] | Mapping[Event, int], accountant: str = "pld") -> Accountant:
     """An accountant that has composed all ``events``, given one by one or with their counts."""
     total = make_accountant(accountant)
-    for event, count in Counter(events).items():
+    ordered = sorted(Counter(events).items(), key=lambda each: (each[0].sampling_rate, each[0].noise_multiplier))
+    for event, count in ordered:  # in one order: rounding is the same whoever adds up
         total.compose(event, count)
     return total
 

@@ -12,8 +12,10 @@ import json
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -96,7 +98,10 @@ class Ledger:
             except BaseException:
                 self._file.close()
                 raise
-        self._live = {name: composed(self.events, name) for name in dict.fromkeys((accountant, "pld", "rdp"))}
+
+    @cached_property
+    def _live(self) -> dict[str, Accountant]:
+        return {name: composed(self.events, name) for name in dict.fromkeys((self.accountant, "pld", "rdp"))}
 
     @property
     def events(self) -> list[Event]:
@@ -126,27 +131,68 @@ class Ledger:
                 f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g}; "
                 f"{len(self.charges)} charges were made before it"
             )
-        charge = {
-            "charge": len(self.charges) + 1,
-            "round": number,
-            "sampling_rate": event.sampling_rate,
-            "noise_multiplier": event.noise_multiplier,
-            "sampler": event.sampler,
-            **({"count": count} if count > 1 else {}),
-            **details,
-            "epsilon": cost if math.isfinite(cost) else None,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
-        if self._file is not None:
-            _append(self._file, charge)
-        self.charges.append(charge)
+        self._write(number, {event: count}, **details, epsilon=cost if math.isfinite(cost) else None)
         self._live = after
         return Permit(len(self.charges), number, event, cost)
+
+    def _write(self, number: int, events: Mapping[Event, int], **details: Any) -> None:
+        """Append a charge for every event, and sync."""
+        charges = [
+            {
+                "charge": len(self.charges) + place,
+                "round": number,
+                "sampling_rate": event.sampling_rate,
+                "noise_multiplier": event.noise_multiplier,
+                "sampler": event.sampler,
+                **({"count": count} if count > 1 else {}),
+                **details,
+                "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            }
+            for place, (event, count) in enumerate(events.items(), 1)
+        ]
+        if self._file is not None:
+            _append(self._file, *charges)
+        self.charges += charges
 
     def close(self) -> None:
         """Release the file and its lock."""
         if self._file is not None:
             self._file.close()
+
+
+class ClientLedger(Ledger):
+    """What one client has revealed, in every run that it took part in: it trusts no server to count.
+
+    Its lines hold no epsilon, which would have to be composed anew whenever the client's process starts.
+    """
+
+    def spend(self, number: int, events: Mapping[Event, int]) -> int:
+        """Charge what round ``number`` will reveal, all of it or nothing, and sync it to disk before it is drawn.
+
+        Returns:
+            the number of its first charge, which no other attempt has.
+
+        Raises:
+            BudgetError: the budget does not allow it; nothing was written.
+        """
+        total = frozenset((Counter(self.events) + Counter(events)).items())
+        # Any sound count is enough. Renyi's takes no time, and is above the budget in the last rounds alone.
+        quick = "rdp" if self.accountant == "pld" else self.accountant
+        if not (_cost(total, self.delta, quick) <= self.budget * _SLACK):
+            cost = _cost(total, self.delta, self.accountant)
+            if not cost <= self.budget * _SLACK:
+                raise BudgetError(
+                    f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g} at delta "
+                    f"{self.delta:g}"
+                )
+        first = len(self.charges) + 1
+        self._write(number, events)
+        return first
+
+
+@lru_cache(maxsize=1024)
+def _cost(events: frozenset[tuple[Event, int]], delta: float, accountant: str) -> float:
+    return composed(dict(events), accountant).epsilon(delta)
 
 
 def event_of(charge: Mapping[str, Any]) -> Event:
@@ -175,8 +221,8 @@ def read_ledger(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return header, charges
 
 
-def _append(file: IO[str], line: Mapping[str, Any]) -> None:
-    file.write(json.dumps(line) + "\n")
+def _append(file: IO[str], *lines: Mapping[str, Any]) -> None:
+    file.write("".join(json.dumps(line) + "\n" for line in lines))
     file.flush()
     os.fsync(file.fileno())
 

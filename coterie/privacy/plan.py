@@ -353,6 +353,10 @@ class Plan(ABC):
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Contributions:
         """Where the replies of one cohort go; ``size`` is d, of which the first ``shared`` belong to all clusters."""
 
+    def for_clients(self) -> dict[str, str]:
+        """What clients must know of the plan, with every message."""
+        return {}
+
     def collected(self, size: int, cohort: IntArray) -> Collected:
         """Where replies go that a method must see one by one.
 

@@ -15,7 +15,17 @@ from typing import Any
 
 from coterie import models as networks
 from coterie.datasets import DATASETS, SHIFTS, DataError, assign_groups, parse_groups
-from coterie.privacy import ACCOUNTANTS, MECHANISMS, PLANS, Plan, PrivacyError
+from coterie.privacy import (
+    ACCOUNTANTS,
+    MECHANISMS,
+    PLANS,
+    SELECTIONS,
+    WEIGHTS,
+    Plan,
+    PrivacyError,
+    RecordLevel,
+    RecordPlan,
+)
 from coterie.strategies import REBALANCE_TRAIN, STRATEGIES, Averaging, ClusteredStrategy, Reseeding, StrategyError
 
 
@@ -113,7 +123,7 @@ def _text(allowed: str) -> dict[str, Any]:
 #: Every key. The defaults are the demo: private clustered models on real handwritten digits.
 SCHEMA: dict[str, Key] = {
     "strategy": Key("ifca", "how clients are clustered and models trained", **_names(STRATEGIES)),
-    "clusters": Key(4, "number of models, k", **_whole(1)),
+    "clusters": Key(4, "number of models, k; 0: find it (rc-dpfl)", **_whole(0)),
     "rebalance-min": Key(0.0, "B, least expected members of a cluster in a round; 0: off", **_number(0)),
     "rebalance-train": Key(
         "own",
@@ -131,6 +141,11 @@ SCHEMA: dict[str, Key] = {
     ),
     "proximal-mu": Key(0.1, "fedprox: weight of the proximal term, mu", **_number(0)),
     "personal-layers": Key(1, "fedper: how many of the last layers never leave a client", **_whole(1)),
+    "components": Key(
+        0,
+        "rc-dpfl: principal components of updates to cluster; 0: as many as groups span; 2: the authors'",
+        **_whole(0),
+    ),
     "server-lr": Key(
         "auto",
         "step size of the server, eta; auto: 1.5 under client-level privacy, where clipping shortens updates, else 1",
@@ -154,7 +169,11 @@ SCHEMA: dict[str, Key] = {
         client=True,
     ),
     "samples-per-client": Key(0, "training examples of a client; 0: divide all", **_whole(0), client=True),
-    "privacy-unit": Key("client", "what the guarantee protects", **_choice("client", "none")),
+    "privacy-unit": Key(
+        "client",
+        "what the guarantee protects: all data of a client (the server adds noise), one record (the client does)",
+        **_choice("client", "record", "none"),
+    ),
     "mechanism": Key("joint", "mechanism of client-level privacy", **_names(MECHANISMS)),
     "accountant": Key(
         "auto",
@@ -164,7 +183,7 @@ SCHEMA: dict[str, Key] = {
     "epsilon": Key(8.0, "privacy budget", **_number(0, strict=True)),
     "delta": Key(
         "auto",
-        "delta of the guarantee; auto: 1/(100 clients)",
+        "delta of the guarantee; auto: 1/(100 clients), or 1/(100 records) at record level",
         auto="auto",
         allowed="a number strictly between 0 and 1",
         ok=lambda value: 0 < value < 1,
@@ -175,7 +194,36 @@ SCHEMA: dict[str, Key] = {
         auto="auto",
         **_number(0.05, 1e4),
     ),
-    "clip": Key(0.3, "C, L2 bound of a client's update", **_number(0, 1e6, strict=True)),
+    "clip": Key(
+        0.3,
+        "C, L2 bound of a client's update; at record level c, of a record's gradient",
+        **_number(0, 1e6, strict=True),
+    ),
+    "first-batch-size": Key(
+        "auto",
+        "record level: expected size of a batch in round 1; auto: all records where the method asks for it",
+        auto="auto",
+        **_number(1),
+    ),
+    "selection": Key(
+        "gumbel",
+        "record level: how clients choose a cluster by loss: private and charged, or exact and never certified",
+        **_choice(*(way for way in SELECTIONS if way != "none")),
+    ),
+    "selection-epsilon": Key(0.02, "record level: epsilon of one such choice", **_number(0.001, 50)),
+    "loss-bound": Key(
+        4.0, "record level: a record's loss counts no more in such a choice", **_number(0, strict=True), client=True
+    ),
+    "weights": Key(
+        "examples",
+        "record level: how clients of a cluster are weighed: by public numbers of records, or all alike",
+        **_choice(*WEIGHTS),
+    ),
+    "profiles": Key(
+        "",
+        "record level: what clients 0, 1, ... have of their own, in turn, as 'epsilon=2 batch-size=16; epsilon=10'",
+        **_text("settings of epsilon, delta, batch-size and samples-per-client, one or more, parted by semicolons"),
+    ),
     "divisor": Key(
         "auto",
         "D_j of the update: fixed is qM/k, released max(B, 1, released size); auto: fixed under joint",
@@ -202,6 +250,7 @@ SCHEMA: dict[str, Key] = {
         0.01, "standard deviation of the noise on a private mean accuracy", **_number(0, 1, strict=True)
     ),
     "evaluate-every": Key(5, "rounds between two evaluations on all clients", **_whole(1)),
+    "stop-after": Key(0, "end after so many of the planned rounds, at the noise of all of them; 0: never", **_whole(0)),
     "round-timeout": Key(3600.0, "seconds to wait for the replies of a round", **_number(0, strict=True)),
     "wait": Key(60.0, "seconds to wait for clients to register before round 1", **_number(0)),
     "device": Key("auto", "where clients train", **_choice("auto", "cpu", "cuda"), client=True),
@@ -226,6 +275,8 @@ TUNED = (
     "lr",
     "proximal-mu",
     "personal-layers",
+    "components",
+    "loss-bound",
     "rebalance-train",
     "server-lr",
     "average-last",
@@ -233,6 +284,10 @@ TUNED = (
     "features",
     "clip",
 )
+
+
+# What a profile of clients may set.
+_PROFILE = ("epsilon", "delta", "batch-size", "samples-per-client")
 
 
 class RunConfig:
@@ -251,18 +306,32 @@ class RunConfig:
                 known = "`coterie run --keys` lists all keys"
                 raise ConfigError(f"unknown key {name!r}{_nearest(name, SCHEMA)} ({known})")
         self.values = {name: key.parse(name, values.get(name, key.default)) for name, key in SCHEMA.items()}
-        if not self.method.clustered:
-            for name in ("clusters", "respawn-every"):  # these defaults are for clustered methods
-                if self[name] == SCHEMA[name].default:
-                    self.values[name] = 1 if name == "clusters" else 0
+        for name, value in self._defaults().items():
+            if name not in values or self[name] == SCHEMA[name].default:
+                self.values[name] = value
         self._check_together()
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
 
+    def _defaults(self) -> dict[str, Any]:
+        """Where the demo's defaults make no sense for the method."""
+        found: dict[str, Any] = {}
+        if not self.method.clustered:
+            found |= {"clusters": 1, "respawn-every": 0}
+        if "client" not in self.method.units:
+            found["privacy-unit"] = self.method.units[0]
+        if "client" not in self.method.units or self["privacy-unit"] == "record":
+            found |= {"sampling-rate": 1.0, "respawn-every": 0}
+        return found
+
     def _check_together(self) -> None:
         try:
-            if not 1 <= self["clusters"] <= self["clients"]:
+            if self["clusters"] == 0 and not self.method.finds_clusters:
+                raise ConfigError(f"clusters = 0: {self['strategy']} must be told their number")
+            if self["privacy-unit"] == "record":
+                self._check_records()
+            if not self["clusters"] <= self["clients"]:
                 raise ConfigError(
                     f"clusters = {self['clusters']}: more clusters than clients ({self['clients']}); "
                     "lower clusters or raise clients"
@@ -284,7 +353,10 @@ class RunConfig:
     @property
     def method_options(self) -> dict[str, Any]:
         """What the strategy's constructor takes beside the arguments of every method."""
-        return {name.replace("-", "_"): self[name] for name in self.method.options}
+        own = {name.replace("-", "_"): self[name] for name in self.method.options if name in SCHEMA}
+        if "true-groups" in self.method.options:
+            own["true_groups"] = assign_groups(self["clients"], parse_groups(self["groups"])).tolist()
+        return own
 
     @property
     def seed(self) -> int | None:
@@ -294,7 +366,8 @@ class RunConfig:
     @property
     def delta(self) -> float:
         """The number behind ``auto``: at most 1/(100 M), PRIVACY's default."""
-        return 1 / (100 * self["clients"]) if self["delta"] == "auto" else float(self["delta"])
+        many = self["samples-per-client"] if self["privacy-unit"] == "record" else self["clients"]
+        return 1 / (100 * many) if self["delta"] == "auto" else float(self["delta"])
 
     @property
     def server_lr(self) -> float:
@@ -344,7 +417,7 @@ class RunConfig:
         """What the plan is made of, the noise apart."""
         numbers = {
             "clients": self["clients"],
-            "num_clusters": self["clusters"],
+            "num_clusters": max(self["clusters"], 1),
             "sampling_rate": self["sampling-rate"],
             "rounds": self["rounds"],
             "rebalance_min": self["rebalance-min"],
@@ -376,7 +449,78 @@ class RunConfig:
     def _sketch(self) -> Plan:
         """A plan without calibrated noise, for checks that cost nothing."""
         noise = 1.0 if self["noise-multiplier"] == "auto" else self["noise-multiplier"]
+        if self["privacy-unit"] == "record":
+            return self._record_level(noise_multiplier=noise)
         return self._kind(noise_multiplier=0.0 if self["privacy-unit"] == "none" else noise, **self._numbers)
+
+    def _check_records(self) -> None:
+        """What record-level privacy needs."""
+        if self["samples-per-client"] == 0:
+            raise ConfigError(
+                "samples-per-client = 0: at record level the number of a client's records is a public constant; set it"
+            )
+        if self["sampling-rate"] != 1:
+            raise ConfigError(
+                f"sampling-rate = {self['sampling-rate']}: at record level all clients take part in every round; "
+                "set it to 1"
+            )
+        if self["evaluate"] == "private":
+            raise ConfigError("evaluate = 'private' is for client-level privacy: at record level use diagnostic or off")
+        for plan in self._record_plans(noise_multiplier=1.0):
+            if plan.num_examples > self["samples-per-client"]:
+                raise ConfigError("profiles: samples-per-client of a profile must be at most that of the run")
+
+    @property
+    def _profiles(self) -> list[dict[str, Any]]:
+        """Settings of clients 0, 1, ..., in turn."""
+        found = []
+        for part in self["profiles"].split(";"):
+            own = {}
+            for setting in part.split():
+                name, _, value = setting.partition("=")
+                if name not in _PROFILE:
+                    hint = _nearest(name, _PROFILE)
+                    raise ConfigError(f"profiles: {setting!r}: must set one of {', '.join(_PROFILE)}{hint}")
+                own[name] = SCHEMA[name].parse(name, value)
+            found.append(own)
+        return found
+
+    def _record_plans(self, **noise: float) -> tuple[RecordPlan, ...]:
+        """The plans of clients 0, 1, ..., in turn; calibrated where no noise is given."""
+        make = RecordPlan if noise else RecordPlan.calibrated
+        choices = self.method.choices(self["rounds"])
+        plans = []
+        for own in self._profiles:
+            said = {**self.values, **own}
+            many, first = said["samples-per-client"], said["first-batch-size"]
+            if first == "auto":
+                first = many if self.method.full_first_batch else None
+            plans.append(
+                make(
+                    num_examples=many,
+                    batch_size=min(said["batch-size"], many),
+                    rounds=said["rounds"],
+                    epsilon=said["epsilon"],
+                    delta=1 / (100 * many) if said["delta"] == "auto" else said["delta"],
+                    clip_norm=said["clip"],
+                    first_batch_size=None if first is None else int(min(first, many)),
+                    local_epochs=said["local-epochs"],
+                    selection=said["selection"] if choices else "none",
+                    selections=choices,
+                    selection_epsilon=said["selection-epsilon"],
+                    accountant="pld" if said["accountant"] == "auto" else said["accountant"],
+                    **noise,
+                )
+            )
+        return tuple(plans)
+
+    def _record_level(self, **noise: float) -> RecordLevel:
+        return RecordLevel.of(
+            self._record_plans(**noise),
+            clients=self["clients"],
+            num_clusters=max(self["clusters"], 1),
+            weights=self["weights"],
+        )
 
     @cached_property
     def plan(self) -> Plan:
@@ -387,6 +531,8 @@ class RunConfig:
         """
         if self["privacy-unit"] == "none" or self["noise-multiplier"] != "auto":
             return self._sketch
+        if self["privacy-unit"] == "record":
+            return self._record_level()
         return self._kind.calibrated(**self._numbers)
 
     def about(self) -> dict[str, Any]:
@@ -433,9 +579,11 @@ class RunConfig:
     def warnings(self) -> list[str]:
         """What a person should know before the run starts."""
         found = []
-        if self["privacy-unit"] == "client" and self.delta > 1 / (10 * self["clients"]):
+        whom = {"client": "clients", "record": "samples-per-client"}.get(self["privacy-unit"])
+        if whom is not None and self.delta > 1 / (10 * self[whom]):
+            one, many = self["privacy-unit"], f"{self['privacy-unit']}s"
             found.append(
-                f"delta = {self.delta:g} is above 1/(10 clients) = {1 / (10 * self['clients']):g}: publishing one "
-                "client at random satisfies delta = 1/clients; use it only to compare with papers"
+                f"delta = {self.delta:g} is above 1/(10 {many}) = {1 / (10 * self[whom]):g}: publishing one {one} at "
+                f"random satisfies delta = 1/{many}; use it only to compare with papers"
             )
         return found

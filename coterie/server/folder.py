@@ -37,7 +37,7 @@ from coterie.server.config import PLACES, RunConfig
 from coterie.strategies import Checkpoint
 
 _LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen", "ray")
-_HISTOGRAM, _MEAN = "histogram", "mean"
+_HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"
 _ABOUT = "about"
 _LEDGER = "ledger.jsonl"
 
@@ -126,6 +126,7 @@ class RunFolder:
             tensors[_HISTOGRAM] = state.histogram
         if state.mean is not None:
             tensors[_MEAN] = state.mean
+        tensors |= {_KEPT + name: np.ascontiguousarray(values) for name, values in state.kept.items()}
         about = {"round": state.round, "line": dict(line), "names": state.layout.names}
         (self.path / "checkpoint").mkdir(exist_ok=True)
         _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, about))
@@ -205,12 +206,16 @@ def _planned(path: Path, config: RunConfig) -> Plan:
         if (path / _LEDGER).exists() and (path / _LEDGER).stat().st_size:
             raise
         return config.plan  # killed before anything was planned
-    return Plan.of_terms(header["plan"])
+    return config.plan if config["privacy-unit"] == "record" else Plan.of_terms(header["plan"])
 
 
 def _tidy(line: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity."""
-    return {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in line.items()}
+    """JSON has no infinity; a number for every client is kept in the result alone."""
+    return {
+        key: None if isinstance(value, float) and not np.isfinite(value) else value
+        for key, value in line.items()
+        if not key.startswith("client_")
+    }
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -230,11 +235,12 @@ def _read_checkpoint(path: Path) -> tuple[Checkpoint | None, dict[str, Any] | No
         about = json.loads(file.metadata()[_ABOUT])
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     histogram, mean = tensors.pop(_HISTOGRAM, None), tensors.pop(_MEAN, None)
+    kept = {key.removeprefix(_KEPT): tensors.pop(key) for key in sorted(tensors) if key.startswith(_KEPT)}
     names = about["names"]
     clusters = len(tensors) // len(names)
     layout = Layout(tuple(names), tuple(tensors[f"0/{name}"].shape for name in names))
     models = np.stack([layout.flatten({n: tensors[f"{j}/{n}"] for n in names}) for j in range(clusters)])
-    return Checkpoint(about["round"], models, layout, histogram, mean), about["line"]
+    return Checkpoint(about["round"], models, layout, histogram, mean, kept), about["line"]
 
 
 def _tensors(tensors: dict[str, np.ndarray], about: Mapping[str, Any]) -> bytes:

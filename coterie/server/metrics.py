@@ -48,6 +48,7 @@ def summarise(contents: Sequence[RecordDict]) -> MetricRecord:
     rows = [row for row in map(_row, contents) if row is not None]
     if not rows:
         return MetricRecord()
+    rows.sort(key=lambda row: row.get("client-id", 0))
     accuracy = np.array([row["accuracy"] for row in rows])
     clusters = np.array([row["cluster"] for row in rows], np.int64)
     groups = np.array([row["group"] for row in rows], np.int64)
@@ -56,7 +57,19 @@ def summarise(contents: Sequence[RecordDict]) -> MetricRecord:
         "accuracy": float(accuracy.mean()),
         "group_accuracy": per_group,
         "worst_group_accuracy": min(per_group),
+        "worst_client_accuracy": float(accuracy.min()),
+        "max_disparity": float(np.ptp(accuracy)),
+        "client_accuracy": accuracy.tolist(),
+        "client_group": groups.tolist(),
     }
+    losses = [row.get("loss") for row in rows]
+    if all(isinstance(loss, float) for loss in losses):
+        scores["client_loss"] = losses
+    sizes = np.bincount(groups)
+    least = int(np.argmin(np.where(sizes > 0, sizes, sizes.max() + 1)))
+    if np.sum(sizes[sizes > 0] <= sizes[least]) == 1 and len(per_group) > 1:  # one group is smaller than all others
+        scores["minority_accuracy"] = float(accuracy[groups == least].mean())
+        scores["majority_accuracy"] = float(accuracy[groups != least].mean())
     if len(per_group) > 1:  # else there is nothing to find
         agreed = matched(clusters, groups)
         scores |= {
@@ -67,6 +80,15 @@ def summarise(contents: Sequence[RecordDict]) -> MetricRecord:
             "confusion": confusion(clusters, groups).ravel().tolist(),
         }
     return MetricRecord(scores)
+
+
+def unfairness(values: Sequence[float], best: Sequence[float]) -> float:
+    """The largest difference between two clients in what privacy costs them, max |D_i - D_j|, D_i = best_i - value_i.
+
+    F_acc of RC-DPFL (section 5.1) for accuracies, F_loss for training losses; ``best`` is that of a model trained
+    centrally, without privacy, on the data of the client's group.
+    """
+    return float(np.ptp(np.asarray(best) - np.asarray(values)))
 
 
 def _row(content: RecordDict) -> Mapping[str, Any] | None:

@@ -46,7 +46,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     result = strategy.start(
         grid,
         pack_models(models, layout),
-        num_rounds=config["rounds"],
+        num_rounds=min(config["stop-after"] or config["rounds"], config["rounds"]),
         timeout=config["round-timeout"],
         train_config=ConfigRecord({**config.for_clients(), "clients-dir": str(folder.path.absolute() / "clients")}),
     )
@@ -100,7 +100,7 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
     def draw() -> dict[str, np.ndarray]:
         return networks.initialise(config["model"], shape, classes, int(rng.integers(2**62)))
 
-    drawn = [config.method.arrange(draw, **config.method_options) for _ in range(config["clusters"])]
+    drawn = [config.method.arrange(draw, **config.method_options) for _ in range(max(config["clusters"], 1))]
     layout = Layout.of(drawn[0])
     return np.stack([layout.flatten(parameters) for parameters in drawn]), layout
 
@@ -132,6 +132,13 @@ def _result(
         "groups_found",
         "nmi",
         "kappa",
+        "minority_accuracy",
+        "majority_accuracy",
+        "worst_client_accuracy",
+        "max_disparity",
+        "client_accuracy",
+        "client_group",
+        "client_loss",
     )
     return {
         "strategy": config["strategy"],
@@ -140,6 +147,7 @@ def _result(
         **{score: evaluation.get(score) for score in scores},
         "evaluate": config["evaluate"],
         "groups": groups or None,
+        "notes": {key: value for line in lines for key, value in line.get("notes", {}).items()},
         "confusion": np.reshape(evaluation["confusion"], (-1, groups)).tolist() if "confusion" in evaluation else None,
         "epsilon": guarantee["epsilon"],
         "epsilon_rdp": guarantee["accountants"].get("rdp"),

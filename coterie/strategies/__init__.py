@@ -10,21 +10,28 @@ from coterie.strategies.base import (
     Round,
     StrategyError,
 )
+from coterie.strategies.f_cdpfl import FCDPFL
 from coterie.strategies.fedavg import FedAvg
 from coterie.strategies.fedcam import FedCAM
 from coterie.strategies.fedper import FedPer
 from coterie.strategies.fedprox import FedProx
 from coterie.strategies.fesem import FeSEM
 from coterie.strategies.ifca import IFCA
+from coterie.strategies.km_cdpfl import KMCDPFL
+from coterie.strategies.oracle import Oracle
+from coterie.strategies.rc_dpfl import RCDPFL
 from coterie.strategies.reseeding import Reseeding
 
 #: Every strategy by its name in a configuration. A new method is a file and a line here.
 STRATEGIES: dict[str, type[ClusteredStrategy]] = {
-    method.name: method for method in (FedAvg, FedProx, FedPer, IFCA, FeSEM, FedCAM)
+    method.name: method for method in (FedAvg, FedProx, FedPer, IFCA, FeSEM, FedCAM, RCDPFL, FCDPFL, KMCDPFL, Oracle)
 }
 
 __all__ = [
+    "FCDPFL",
     "IFCA",
+    "KMCDPFL",
+    "RCDPFL",
     "REBALANCE_TRAIN",
     "STRATEGIES",
     "Averaging",
@@ -35,6 +42,7 @@ __all__ = [
     "FedCAM",
     "FedPer",
     "FedProx",
+    "Oracle",
     "Phase",
     "Recorder",
     "Reseeding",

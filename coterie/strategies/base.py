@@ -169,6 +169,10 @@ class ClusteredStrategy(Strategy):
     memory: ClassVar[bool] = False
     #: Configuration keys that the constructor takes beside those of every method.
     options: ClassVar[tuple[str, ...]] = ()
+    #: Whether round 1 asks for batches of a size of its own: all of a client's records.
+    full_first_batch: ClassVar[bool] = False
+    #: Whether the method finds the number of clusters when it is not told.
+    finds_clusters: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -263,6 +267,11 @@ class ClusteredStrategy(Strategy):
         """How often clients evaluate in ``rounds`` rounds: after every so many, and after the last."""
         return math.ceil(rounds / every) if every else 0
 
+    @classmethod
+    def choices(cls, rounds: int) -> int:
+        """How often a client at record level chooses a cluster by loss, at most."""
+        return 0
+
     # ---- what a method fills in ---------------------------------------------------------------------------
 
     @abstractmethod
@@ -278,8 +287,8 @@ class ClusteredStrategy(Strategy):
         """What clients must know of the method, with every message."""
         return {}
 
-    def placed(self) -> Mapping[int, int] | None:
-        """The cluster of every client where the server says so; None where clients choose by loss."""
+    def placed(self, number: int) -> Mapping[int, int] | None:
+        """The cluster of every client after round ``number`` where the server says so; None where clients choose."""
         return None
 
     def initial_models(self, models: Models) -> Models:
@@ -470,7 +479,14 @@ class ClusteredStrategy(Strategy):
         extra: dict[str, Any] = {} if redraw is None else {"redraw": redraw.ravel().tolist()}
         if extra and self.rebalance_train != "own":
             extra["rebalance-train"] = self.rebalance_train
-        self._sent = {**config, **self.asks(), **self._phase.config, **extra, "round": server_round}
+        self._sent = {
+            **config,
+            **self.plan.for_clients(),
+            **self.asks(),
+            **self._phase.config,
+            **extra,
+            "round": server_round,
+        }
         self._cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt))
         cohort: list[int] = self._cohort.tolist()
         self._slots = {client: slot for slot, client in enumerate(cohort)}
@@ -537,7 +553,7 @@ class ClusteredStrategy(Strategy):
         """All k models to every client that is here, or to each its own."""
         sent = {**config, **self.asks(), "round": server_round}
         models, self._layout = unpack_models(arrays)
-        self._asked = self._addressed(models, sent, self.placed(), EVALUATE, sorted(self._nodes))
+        self._asked = self._addressed(models, sent, self.placed(server_round), EVALUATE, sorted(self._nodes))
         return list(self._asked.values())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

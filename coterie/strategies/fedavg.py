@@ -12,7 +12,8 @@ DP-FedAvg (McMahan et al. 2018, arXiv:1710.06963, fixed-denominator estimator).
 
 Deviations from the paper
 - Every client counts once, not n_k times: weights by number of examples would reveal them.
-- Under privacy D is qM, the expected number of clients; without, their number.
+- Under client-level privacy D is qM, the expected number of clients; without, their number. At record level the
+  mean is weighed by public numbers of records: it is RC-DPFL's baseline DPFedAvg (Noble et al. 2021).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class FedAvg(ClusteredStrategy):
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "one global model (DP-FedAvg under client-level privacy)"
     paper: ClassVar[str] = "McMahan et al. 2017, 2018"
+    units: ClassVar[tuple[str, ...]] = ("client", "record", "none")
     clustered: ClassVar[bool] = False
 
     def round(self, number: int, models: Models) -> Round:

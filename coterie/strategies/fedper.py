@@ -44,6 +44,7 @@ class FedPer(FedAvg):
     title: ClassVar[str] = "one global body, a private head at every client"
     paper: ClassVar[str] = "Arivazhagan et al. 2019"
     memory: ClassVar[bool] = True
+    units: ClassVar[tuple[str, ...]] = ("client", "none")
     options: ClassVar[tuple[str, ...]] = ("personal-layers",)
 
     def __init__(self, plan: Plan, *, personal_layers: int = 1, **others: Any) -> None:

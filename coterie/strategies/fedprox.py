@@ -36,6 +36,7 @@ class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
     title: ClassVar[str] = "one global model, clients kept near it by a proximal term"
     paper: ClassVar[str] = "Li et al. 2020"
+    units: ClassVar[tuple[str, ...]] = ("client", "none")
     options: ClassVar[tuple[str, ...]] = ("proximal-mu",)
 
     def __init__(self, plan: Plan, *, proximal_mu: float = 0.1, **others: Any) -> None:

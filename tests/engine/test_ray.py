@@ -34,14 +34,18 @@ def models(folder):
     return [np.concatenate([v.ravel() for _, v in sorted(load_file(f).items())]) for f in files]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_ray_and_local_agree(strategy, tmp_path):
+CASES = [(name, unit) for name, method in STRATEGIES.items() for unit in ("none", "record") if unit in method.units]
+
+
+@pytest.mark.parametrize(("strategy", "unit"), CASES)
+def test_ray_and_local_agree(strategy, unit, tmp_path):
     settings = {
         "strategy": strategy,
         "clients": CLIENTS,
         "rounds": 1,
-        "sampling-rate": 0.6,
-        "privacy-unit": "none",
+        "sampling-rate": 0.6 if "client" in STRATEGIES[strategy].units and unit == "none" else 1.0,
+        "samples-per-client": 20,
+        "privacy-unit": unit,
         "seed": 7,
         "wait": 600.0,  # a busy machine may take its time to start Ray
     }

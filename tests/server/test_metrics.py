@@ -5,7 +5,7 @@ import pytest
 from flwr.app import MetricRecord, RecordDict
 
 from coterie.messages import DIAGNOSTICS, ReplyError
-from coterie.server.metrics import confusion, groups_found, matched, summarise
+from coterie.server.metrics import confusion, groups_found, matched, summarise, unfairness
 
 
 def replies(clusters, groups, accuracies):
@@ -85,10 +85,27 @@ def test_summary_of_hand_made_replies():
 
 def test_where_there_is_one_group_there_is_nothing_to_find():
     summary = summarise(replies([0, 1], [0, 0], [1.0, 0.5]))
-    assert set(summary) == {"accuracy", "group_accuracy", "worst_group_accuracy"}
+    assert not {"clustering_accuracy", "groups_found", "minority_accuracy"} & set(summary)
     assert summary["accuracy"] == 0.75
 
 
 def test_a_reply_without_diagnostics_is_refused():
     with pytest.raises(ReplyError, match="diagnostics"):
         summarise([RecordDict()])
+
+
+def test_a_minority_is_one_group_that_is_smaller_than_all_others():
+    summary = summarise(replies([0, 0, 0, 1, 2, 2], [0, 0, 0, 1, 2, 2], [1.0, 0.8, 0.6, 0.2, 0.5, 0.5]))
+    assert summary["minority_accuracy"] == pytest.approx(0.2)
+    assert summary["majority_accuracy"] == pytest.approx(3.4 / 5)
+    assert summary["worst_client_accuracy"] == 0.2
+    assert summary["max_disparity"] == pytest.approx(0.8)
+    assert summary["client_group"] == [0, 0, 0, 1, 2, 2]
+    assert "minority_accuracy" not in summarise(replies([0, 1], [0, 1], [1.0, 0.5]))  # none is smaller
+    assert "minority_accuracy" not in summarise(replies([0, 1, 2, 2], [0, 1, 2, 2], [1.0, 0.5, 0.1, 0.1]))
+
+
+def test_unfairness_by_hand():
+    # accuracies fall by 0.1, 0.3 and 0.05: the second client pays 0.25 more than the third
+    assert unfairness([0.8, 0.6, 0.9], [0.9, 0.9, 0.95]) == pytest.approx(0.25)
+    assert unfairness([1.0, 0.4], [0.2, 0.3]) == pytest.approx(0.7)  # losses rise by 0.8 and 0.1

@@ -1,8 +1,8 @@
 """Record-level privacy of clients that trust nobody: each trains by DP-SGD and keeps its own ledger.
 
-What reaches the server is private already, so the server may look at every update and may weigh, cluster and add up as
-it likes. It plans for all clients (their numbers of records, batches and budgets are public), asks, and believes nothing:
-an update longer than clipping and noise allow is dropped, and weights come from the plan, never from a reply.
+What reaches the server is private already, so the server may look at every update and may weigh, cluster and add
+up as it likes. It plans for all clients (their numbers of records, batches and budgets are public), asks, and
+believes nothing: an update longer than clipping and noise allow is dropped, and weights come from the plan.
 
 The run's ledger and certificate are those of the client whose plan costs most; the others' stand beside it. What a
 client really spent is in its own ledger, which it writes before it replies (client/account.py).
@@ -10,6 +10,7 @@ client really spent is in its own ledger, which it writes before it replies (cli
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -118,6 +119,11 @@ class RecordLevel(Plan):
         public = {**about.pop("public", {}), **shared, "of_clients": named}
         header = {"plan": worst.terms(), "public": public, **about}
         return Ledger(worst.delta, worst.epsilon, path, worst.accountant, header)
+
+    def for_clients(self) -> dict[str, str]:
+        """The terms of every client's plan, as JSON."""
+        terms = [{k: v for k, v in plan.terms().items() if k != "mechanism"} for plan in self.of_clients]
+        return {"record-plans": json.dumps(terms)}
 
     def charges(self, config: Mapping[str, Any]) -> Counter[Event]:
         """What a phase costs the client whose plan costs most."""

@@ -1,0 +1,91 @@
+"""What clients could have without privacy: a model for every group, trained centrally, and how unfair privacy is.
+
+RC-DPFL (section 5.1) compares the accuracy and the training loss of every client's model with those of theta*, which is
+trained by SGD on the data of all clients of its true group; F_acc and F_loss are the largest differences between two
+clients. The models depend on data and hyper-parameters alone, so they are trained once and kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie import models as networks
+from coterie.client import Hyper, federation, losses, train
+from coterie.client.training import accuracies
+from coterie.datasets import Shard
+from coterie.messages import Layout
+from coterie.server import RunConfig
+from coterie.server.metrics import unfairness
+
+# What of a run the reference models depend on, beside its seed.
+_DATA = (
+    "dataset",
+    "features",
+    "model",
+    "shift",
+    "clients",
+    "groups",
+    "dirichlet-alpha",
+    "validation-clients",
+    "samples-per-client",
+)
+
+
+def compare(
+    result: Mapping[str, Any], config: RunConfig, settings: Mapping[str, Any], folder: Path
+) -> dict[str, float | None]:
+    """``f_acc`` and ``f_loss`` of a run; None where its clients were not evaluated.
+
+    Args:
+        result: what its result.json holds.
+        config: of the run.
+        settings: ``epochs``, ``lr`` and ``batch-size`` of the reference models.
+        folder: where they are kept.
+    """
+    accuracy, loss = result.get("client_accuracy"), result.get("client_loss")
+    if accuracy is None or loss is None or len(accuracy) != config["clients"]:
+        return {"f_acc": None, "f_loss": None}
+    best = _reference(config, settings, folder)
+    return {"f_acc": unfairness(accuracy, best["accuracy"]), "f_loss": unfairness(loss, best["loss"])}
+
+
+def _reference(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> dict[str, list[float]]:
+    """Accuracy and training loss of its group's model on every client's data."""
+    described = {**{key: config[key] for key in _DATA}, "seed": config.partition_seed, **settings}
+    key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+    path = folder / f"{key}.json"
+    if path.exists():
+        found: dict[str, list[float]] = json.loads(path.read_text())
+        return found
+    data = federation(config.for_clients())
+    network = networks.build(config["model"], data.input_shape, data.num_classes)
+    first = networks.initialise(config["model"], data.input_shape, data.num_classes, 0)
+    layout = Layout.of(first)
+    device = "cpu" if config["device"] == "auto" else config["device"]
+    hyper = Hyper(settings["epochs"], settings["batch-size"], settings["lr"], device)
+    accuracy, loss = np.zeros(config["clients"]), np.zeros(config["clients"])
+    for group in range(data.num_groups):
+        members = np.flatnonzero(data.group_of == group)
+        shards = [data.shard(int(client)) for client in members]
+        x, y = (np.concatenate([getattr(shard, part) for shard in shards]) for part in "xy")
+        start = layout.flatten(first)[None]
+        rng = np.random.default_rng([config.partition_seed, group])
+        everybody = Shard(-1, group, x, y, shards[0].test)
+        model = start + train(network, layout, start, [everybody], [rng], hyper, batched=False)
+        accuracy[members] = [
+            accuracies(network, layout, model, shard.test.x, shard.test.y, device)[0] for shard in shards
+        ]
+        loss[members] = losses(network, layout, model, shards, device)[:, 0]
+    found = {"accuracy": accuracy.tolist(), "loss": loss.tolist()}
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(found))
+    os.replace(temporary, path)
+    return found

@@ -1,0 +1,277 @@
+"""Record-level DP-SGD of clients that trust nobody: RC-DPFL's DPSGD(theta, b, N, K, z, c).
+
+    for K floor(N / b) steps:
+        B ← each record with probability b / N
+        g ← Σ_{i in B} clip(∇ loss_i(theta), c)
+        theta ← theta - lr (g + N(0, z² c² I)) / b
+
+b = N takes every record. ``sequential`` has the gradients of any network's records from Opacus, and is the oracle of
+``batched``, which runs all clients at once where the network is a chain of linear layers.
+
+ε is for real numbers. Norms and sums are float64, so that adding a record moves a sum by at most c; what one record's
+gradient is, is float32 arithmetic, whose last bits may depend on the other records of its physical chunk.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from coterie.client.ghost import clip_factors, clipped_sums, is_chain
+from coterie.client.training import _example_loss, _padded
+from coterie.datasets import Shard
+from coterie.messages import Layout
+from coterie.models import ModelError
+from coterie.privacy import gaussian
+
+Vectors = npt.NDArray[np.float32]
+Generators = Sequence[np.random.Generator]
+
+# Records in a physical chunk at most: it bounds activations, and more are no faster.
+_MOST_RECORDS = 256
+# Numbers of a float64 copy: 4 MB, which the allocator hands out again and again. 32 MB take up to 5 times as long.
+_MOST_NUMBERS = 2**19
+
+
+@dataclass(frozen=True)
+class DPSGD:
+    """A client's DP-SGD in one round. All numbers are public.
+
+    Attributes:
+        num_examples: N, the public number of records. The true number may differ by one: rate, steps and divisor
+            follow from N alone.
+        batch_size: b, expected size of a Poisson batch; N is a full batch.
+        epochs: K; a round has K floor(N / b) steps.
+        lr: step size.
+        clip_norm: c, L2 bound of one record's gradient over all parameters together.
+        noise_multiplier: z; noise z c on the sum of clipped gradients, which b then divides. 0 is no privacy.
+        device: torch device, of float64.
+        memory_mb: what per-record gradients may take. Physical chunks follow from it, of one record at least.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    num_examples: int
+    batch_size: int
+    epochs: int
+    lr: float
+    clip_norm: float
+    noise_multiplier: float
+    device: str = "cpu"
+    memory_mb: int = 512
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_size <= self.num_examples:
+            raise ValueError(
+                f"batch_size is {self.batch_size}; it must lie between 1 and the {self.num_examples} examples"
+            )
+        for name, least in (("epochs", 1), ("memory_mb", 1), ("noise_multiplier", 0), ("lr", 0)):
+            if not least <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}, and finite")
+        if not 0 < self.clip_norm < math.inf:
+            raise ValueError(f"clip_norm is {self.clip_norm}; it must be positive and finite")
+
+    @property
+    def steps(self) -> int:
+        """Noisy steps of a round."""
+        return self.epochs * (self.num_examples // self.batch_size)
+
+    def sample(self, coins: np.random.Generator, size: int) -> npt.NDArray[np.int64]:
+        """Indices of a Poisson batch of ``size`` true records; one coin for each, in order."""
+        return np.flatnonzero(coins.random(size) < self.batch_size / self.num_examples)
+
+    def noise(self, noises: np.random.Generator, size: int) -> npt.NDArray[np.float64]:
+        """(size,) noise on the sum of a whole batch's clipped gradients."""
+        return gaussian(noises, self.noise_multiplier * self.clip_norm, (size,))
+
+
+def train_privately(
+    model: nn.Module,
+    layout: Layout,
+    start: Vectors,
+    shards: Sequence[Shard],
+    coins: Generators,
+    noises: Generators,
+    settings: Sequence[DPSGD],
+    *,
+    batched: bool,
+) -> Vectors:
+    """Updates (trained minus start) of all clients.
+
+    Args:
+        model: the network; neither its parameters nor its hooks are touched.
+        layout: of its parameters.
+        start: (n, d) where each client starts.
+        shards: the n clients' data.
+        coins: n generators, for who is in a batch.
+        noises: n generators, for the noise; cryptographic ones where the guarantee counts.
+        settings: n clients' numbers, on one device.
+        batched: run all clients at once where the network is a chain of linear layers; others are always trained
+            one after the other.
+
+    Returns:
+        (n, d) float32 updates.
+
+    Raises:
+        ModelError: Opacus cannot take the network's gradients record by record.
+    """
+    how = _train_batched if batched and is_chain(model, shards[0]) else _train_sequential
+    return how(model, layout, start, shards, coins, noises, settings)
+
+
+def _train_sequential(
+    model: nn.Module,
+    layout: Layout,
+    start: Vectors,
+    shards: Sequence[Shard],
+    coins: Generators,
+    noises: Generators,
+    settings: Sequence[DPSGD],
+) -> Vectors:
+    updates = np.empty_like(start)
+    for i, (shard, coin, noise, own) in enumerate(zip(shards, coins, noises, settings, strict=True)):
+        x, y = torch.as_tensor(shard.x, device=own.device), torch.as_tensor(shard.y, device=own.device)
+        network, named = _wrapped(model, own.device, x.shape[1:], x.dtype, y.dtype)
+        vector = torch.tensor(start[i], device=own.device)
+        parameters = [named[name] for name in layout.names]
+        for parameter, view in zip(parameters, layout.split(vector).values(), strict=True):
+            parameter.data = view
+        chunk = _chunk(3 * layout.size, own.memory_mb)  # Opacus copies what it finds
+        for _ in range(own.steps):
+            batch = torch.as_tensor(own.sample(coin, len(y)), device=own.device)
+            total = torch.as_tensor(own.noise(noise, layout.size), device=own.device)
+            for begin in range(0, len(batch), chunk):
+                records = batch[begin : begin + chunk]
+                total += _clipped_sum(_gradients(network, parameters, x[records], y[records]), own.clip_norm)
+            vector -= own.lr / own.batch_size * total
+        updates[i] = vector.cpu().numpy() - start[i]
+    return updates
+
+
+def _train_batched(
+    model: nn.Module,
+    layout: Layout,
+    start: Vectors,
+    shards: Sequence[Shard],
+    coins: Generators,
+    noises: Generators,
+    settings: Sequence[DPSGD],
+) -> Vectors:
+    device, d = settings[0].device, layout.size
+    x, y, sizes = _padded(shards, device)
+    rows = torch.arange(len(shards), device=device)[:, None]
+    vectors = torch.tensor(start, device=device)
+    clips = torch.tensor([[own.clip_norm] for own in settings], dtype=torch.float64, device=device)
+    rates = torch.tensor([[own.lr / own.batch_size] for own in settings], dtype=torch.float64, device=device)
+    widths = sum(layer.in_features + layer.out_features for layer in model if isinstance(layer, nn.Linear))
+    chunk = _chunk(3 * len(shards) * widths, min(own.memory_mb for own in settings))  # float32 and float64
+    clients = list(zip(settings, coins, noises, sizes, strict=True))
+    for step in range(max(own.steps for own in settings)):
+        going = [step < own.steps for own in settings]
+        batches = [
+            own.sample(coin, size) if go else [] for go, (own, coin, _, size) in zip(going, clients, strict=True)
+        ]
+        noise = [own.noise(rng, d) if go else np.zeros(d) for go, (own, _, rng, _) in zip(going, clients, strict=True)]
+        index = np.full((len(shards), max(map(len, batches))), -1)
+        for line, batch in zip(index, batches, strict=True):
+            line[: len(batch)] = batch
+        total = torch.as_tensor(np.stack(noise), device=device)
+        for begin in range(0, index.shape[1], chunk):
+            records = torch.as_tensor(index[:, begin : begin + chunk], device=device)
+            total += clipped_sums(model, layout, vectors, x[rows, records], y[rows, records], records >= 0, clips)
+        vectors -= rates * total
+    return vectors.cpu().numpy() - start
+
+
+@lru_cache(maxsize=4)
+def _wrapped(
+    model: nn.Module, device: str, shape: torch.Size, x_dtype: torch.dtype, y_dtype: torch.dtype
+) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """A copy of the network under Opacus, and its parameters by their own names.
+
+    It is tried out on two made-up records, against plain autograd on each alone: Opacus gives wrong gradients without
+    a word where a layer mixes records or a parameter is used outside its layer.
+    """
+    from opacus import GradSampleModule  # seconds
+    from opacus.validators import ModuleValidator
+
+    network = copy.deepcopy(model).train()
+    for name, layer in network.named_modules():
+        for problem in ModuleValidator.VALIDATORS.get(type(layer), lambda _: [])(layer):
+            raise ModelError(
+                f"DP-SGD: layer '{name}' ({type(layer).__name__}) has no gradient of one record: put GroupNorm in "
+                f"the place of batch normalisation, coterie.models.lstm in that of nn.LSTM. Opacus says: {problem}"
+            )
+        if hasattr(layer, "inplace"):
+            layer.inplace = False  # the same numbers, and hooks allow it
+    made_up = torch.Generator().manual_seed(0)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.1, generator=made_up)
+    x = torch.arange(2).reshape(2, *[1] * len(shape)).repeat(1, *shape)  # tokens 0 and 1
+    x = torch.randn(x.shape, generator=made_up) if x_dtype.is_floating_point else x
+    x, y = x.to(device, x_dtype), torch.zeros(2, dtype=y_dtype, device=device)
+    plain, named = copy.deepcopy(network).to(device), dict(network.to(device).named_parameters())
+    try:
+        wrapped = GradSampleModule(network, loss_reduction="sum")
+        each = [
+            torch.autograd.grad(_example_loss(plain(x[i : i + 1]), y[i : i + 1]).sum(), list(plain.parameters()))
+            for i in range(2)
+        ]
+        both = _gradients(wrapped, list(named.values()), x, y)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"DP-SGD: Opacus cannot take the gradients of {type(model).__name__} record by record: {error}. Build it "
+            "of layers without buffers, use every parameter, and change no layer's output in place"
+        ) from error
+    right = [torch.stack(alone) for alone in zip(*each, strict=True)]
+    rounding = 1e-5 * max(float(gradient.abs().max()) for gradient in right)
+    for name, found, wanted in zip(named, both, right, strict=True):
+        if found is None or not (found - wanted).abs().max() <= 0.01 * wanted.abs().max() + rounding:
+            raise ModelError(
+                f"DP-SGD: '{name}' of {type(model).__name__} has another gradient under Opacus than from each record "
+                "alone: treat records apart, without dropout, and use parameters only by calling their own layer"
+            )
+    return wrapped, named
+
+
+def _gradients(network: nn.Module, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor) -> list[Tensor]:
+    """(m, *shape) gradients of every parameter at each of m records."""
+    with warnings.catch_warnings():
+        # So it is: the first layer's input is data.
+        warnings.filterwarnings("ignore", "Full backward hook is firing when gradients are computed with respect to")
+        try:
+            _example_loss(network(x), y).sum().backward()
+        except BaseException:
+            _wrapped.cache_clear()  # Opacus would mistake what is left of this pass for part of the next
+            raise
+    gradients = [parameter.grad_sample for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = parameter.grad_sample = None
+    return gradients
+
+
+def _chunk(numbers: int, memory_mb: int) -> int:
+    """Records of a physical chunk, each of which takes so many float32 numbers."""
+    return max(1, min(_MOST_RECORDS, memory_mb * 2**20 // (4 * numbers)))
+
+
+def _clipped_sum(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
+    """(d,) float64 sum over records of their clipped gradients, some records at a time."""
+    flat = [gradient.flatten(1) for gradient in gradients]
+    some = max(1, _MOST_NUMBERS // sum(part.shape[1] for part in flat))
+    total: Tensor = flat[0].new_zeros((), dtype=torch.float64)
+    for parts in zip(*(part.split(some) for part in flat), strict=True):
+        records = torch.cat(parts, dim=1).double()
+        weights, kept = clip_factors(torch.linalg.vector_norm(records, dim=1), clip_norm)
+        total = total + weights @ (records if kept.all() else records.where(kept[:, None], 0))
+    return total

@@ -1,0 +1,72 @@
+"""Clipped gradients of chains of linear layers without writing any record's gradient out (ghost clipping).
+
+At one record a linear layer's gradient is g aᵀ, of norm |g| |a|, with a the layer's input and g the loss's gradient
+at its output. Many clients' sums are then a few batched matrix products (Goodfellow, arXiv:1510.01799).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from coterie.client.training import _example_loss
+from coterie.datasets import Shard
+from coterie.messages import Layout
+
+# Room below the clipping norm. In float64 a norm over d numbers is off by d 2⁻⁵³ of itself at most, 1e-9 at d = 1e7,
+# and a sum of n clipped records by n² 2⁻⁵³ c, 4e-7 c at n = 60,000. In float32 these bounds are 0.6 and 200 c.
+_MARGIN = 1e-6
+
+
+def clip_factors(norms: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
+    """What each record's gradient is multiplied with, and whether it is finite at all.
+
+    Norms are float64, in which the squares of finite float32 numbers do not overflow.
+    """
+    kept = norms.isfinite()
+    return torch.where(kept, (clip_norm * (1 - _MARGIN) / norms).clamp(max=1), 0), kept
+
+
+def is_chain(model: nn.Module, shard: Shard) -> bool:
+    """Whether a network is linear layers on vectors with ReLU between them, each layer used once."""
+    return (
+        type(model) is nn.Sequential
+        and len(set(model)) == len(model)
+        and all(
+            type(layer) in (nn.Flatten, nn.Linear, nn.ReLU) and not getattr(layer, "inplace", False) for layer in model
+        )
+        and (shard.x.ndim == 2 or type(model[0]) is nn.Flatten)
+    )
+
+
+def clipped_sums(
+    model: nn.Sequential, layout: Layout, vectors: Tensor, x: Tensor, y: Tensor, there: Tensor, clips: Tensor
+) -> Tensor:
+    """(n, d) float64 sums over every client's records, (n, m) of which ``there`` are, of their clipped gradients."""
+    parameters = layout.split(vectors)
+    inputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
+    hidden = x.flatten(0, 1)
+    for name, layer in model.named_children():
+        if isinstance(layer, nn.Linear):
+            inputs[name] = hidden.unflatten(0, y.shape)
+            output = torch.bmm(inputs[name], parameters[f"{name}.weight"].mT)
+            if layer.bias is not None:
+                output += parameters[f"{name}.bias"][:, None]
+            outputs[name] = output if outputs else output.requires_grad_()
+            hidden = output.flatten(0, 1)
+        else:
+            hidden = layer(hidden)
+    slopes = torch.autograd.grad(_example_loss(hidden, y.flatten()).sum(), list(outputs.values()))
+    backward = {name: slope.double() for name, slope in zip(outputs, slopes, strict=True)}
+    forward = {name: each.detach().double() for name, each in inputs.items()}
+    biased = {name: f"{name}.bias" in parameters for name in outputs}
+    squares = sum(g.square().sum(2) * (forward[name].square().sum(2) + biased[name]) for name, g in backward.items())
+    weights, kept = clip_factors(squares.sqrt(), clips)
+    kept &= there
+    sums = {}
+    for name, g in backward.items():
+        clipped = torch.where(kept[..., None], weights[..., None] * g, 0)
+        sums[f"{name}.weight"] = torch.bmm(clipped.mT, forward[name].where(kept[..., None], 0))
+        sums[f"{name}.bias"] = clipped.sum(1)
+    return torch.cat([sums[name].flatten(1) for name in layout.names], dim=1)

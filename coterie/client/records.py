@@ -1,0 +1,72 @@
+"""Training at record level: a client charges itself, chooses a model, and runs DP-SGD on it.
+
+The server reads what comes of it as it likes; nothing here depends on other clients.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coterie.client.account import spend
+from coterie.client.dpsgd import DPSGD
+from coterie.client.dpsgd import train_privately as by_dpsgd
+from coterie.client.layers import Vectors
+from coterie.client.memory import ClientError
+from coterie.client.task import Cohort, Labels
+from coterie.client.training import example_losses
+from coterie.privacy import RecordPlan, Streams, noisy_argmin
+
+
+def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError | None]]:
+    """One round of every client.
+
+    Returns:
+        (n,) index of the model that each trained, (n, d) updates, and why a client refuses, where it does.
+    """
+    task, clients = cohort.task, cohort.clients
+    streams = Streams(task.seed)
+    chosen = np.zeros(len(clients), np.int64)
+    refusals: list[ClientError | None] = [None] * len(clients)
+    coins, noises, settings = [], [], []
+    for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
+        plan = task.plan(client.client_id)
+        key = (task.round, client.client_id)
+        try:
+            events = plan.part(first=task.first, chooses=task.choose)
+            key = (*key, spend(folder, client.client_id, plan, client.budget, task.round, events))  # before any draw
+        except ClientError as refusal:
+            refusals[i] = refusal
+            continue
+        if task.choose:
+            chosen[i] = _choose(cohort, i, plan, streams.stream("choice", *key))
+        coins.append(streams.stream("batches", *key))
+        noises.append(streams.stream("gradients", *key))
+        settings.append(
+            DPSGD(
+                num_examples=plan.num_examples,
+                batch_size=plan.batch(task.first),
+                epochs=plan.local_epochs,
+                lr=task.hyper.lr,
+                clip_norm=plan.clip_norm,
+                noise_multiplier=plan.noise(task.first),
+                device=task.hyper.device,
+            )
+        )
+    willing = [i for i, refusal in enumerate(refusals) if refusal is None]
+    updates = np.zeros((len(clients), cohort.layers.whole.size), np.float32)
+    if willing:
+        start = cohort.models[chosen[willing]]
+        shards = [cohort.shards[i] for i in willing]
+        updates[willing] = by_dpsgd(
+            task.network, cohort.layers.whole, start, shards, coins, noises, settings, batched=task.batched
+        )
+    return chosen, updates, refusals
+
+
+def _choose(cohort: Cohort, i: int, plan: RecordPlan, rng: np.random.Generator) -> int:
+    """The model of least loss: by the exponential mechanism, or exactly, which nobody certifies."""
+    if plan.selection == "exact":
+        return int(cohort.losses[i].argmin())
+    task = cohort.task
+    each = example_losses(task.network, cohort.layers.whole, cohort.models, cohort.shards[i], task.hyper.device)
+    return noisy_argmin(each, task.loss_bound, plan.selection_epsilon, rng)

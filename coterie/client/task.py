@@ -1,0 +1,243 @@
+"""What a message asks of which clients: their data, the network, the models that came, what they remember."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flwr.app import RecordDict
+from torch import nn
+
+from coterie import models as networks
+from coterie.client.layers import Additive, Layers, Vectors
+from coterie.client.memory import Memory
+from coterie.client.training import Hyper, losses
+from coterie.datasets import Federation, Shard, federate
+from coterie.messages import CONFIG, MODELS, unpack_models
+from coterie.privacy import RecordPlan
+
+LABEL, OWN = "label", "own"
+# A batch that holds any client's data.
+_WHOLE = 2**31
+
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client.
+
+    Attributes:
+        client_id: our own id for it.
+        folder: of what it keeps; empty: it has none; None: it is simulated, and takes the one that a message names.
+        budget: epsilon and delta that it may spend at record level; None: it is simulated, and has the plan's.
+    """
+
+    client_id: int
+    folder: str | None = None
+    budget: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a message's configuration asks a client to work on.
+
+    Attributes:
+        federation: everybody's data; a deployed client's holds its own alone.
+        network: with parameters that nobody uses.
+        batched: train all clients at once.
+        hyper: of local training.
+        round: number of the round.
+        seed: of a reproducible run.
+        redraw: (k * k,) matrix by which labels are redrawn; empty: they are not.
+        follow: train the redrawn cluster's model ("assigned") in place of the chosen one's ("own").
+        assign: who chooses the label: the least "loss", or FeSEM's "nearest" centre.
+        clip: FeSEM's bound on the distance that a client's model may move; inf without privacy.
+        folder: where a simulated client keeps what it keeps.
+        cluster: the cluster whose model came, where the server chose; None: the client chooses.
+        first: whether round 1 has batches of its own.
+        plans: record-level plans of clients 0, 1, ..., in turn; empty: there is no record-level privacy.
+        choose: how a client at record level chooses by loss: "gumbel" or "exact"; empty: it does not.
+        loss_bound: L, to which the loss of a record is clipped in a private choice.
+        initial_own: (D - d,) what a client's own layers are at first.
+    """
+
+    federation: Federation
+    network: nn.Module
+    batched: bool
+    hyper: Hyper
+    round: int
+    seed: int | None
+    redraw: tuple[float, ...]
+    follow: str
+    assign: str
+    clip: float
+    folder: str | None
+    cluster: int | None
+    first: bool
+    plans: tuple[RecordPlan, ...]
+    choose: bool
+    loss_bound: float
+    initial_own: Callable[[Layers], Vectors]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Task:
+        """Read a ConfigRecord; data and network are built once per process."""
+        data = federation(config)
+        device = _device(config["device"])
+        described = (config["model"], data.input_shape, data.num_classes)
+        first, plans = bool(config.get("first-batch", False)), _plans(config.get("record-plans", "[]"))
+        batch = _WHOLE if first and not plans else config["batch-size"]
+        return cls(
+            federation=data,
+            network=_network(*described, bool(config.get("additive", False))),
+            batched=device != "cpu" or _is_batched(config["model"]),
+            hyper=Hyper(config["local-epochs"], batch, config["lr"], device, config.get("proximal-mu", 0.0)),
+            round=config["round"],
+            seed=config.get("seed"),
+            redraw=tuple(config.get("redraw", ())),
+            follow=config.get("rebalance-train", "own"),
+            assign=config.get("assign", "loss"),
+            clip=config.get("clip", np.inf),
+            folder=config.get("clients-dir"),
+            cluster=config.get("cluster"),
+            first=first,
+            plans=plans,
+            choose=bool(config.get("choose", False)),
+            loss_bound=config.get("loss-bound", np.inf),
+            initial_own=lambda layers: _initial_own(layers, *described),
+        )
+
+    def plan(self, client_id: int) -> RecordPlan:
+        """The client's record-level plan."""
+        return self.plans[client_id % len(self.plans)]
+
+    def shard(self, client_id: int) -> Shard:
+        """The client's data: at record level no more than its plan says."""
+        shard = self.federation.shard(client_id)
+        most = self.plan(client_id).num_examples if self.plans else len(shard.y)
+        return shard if len(shard.y) <= most else replace(shard, x=shard.x[:most], y=shard.y[:most])
+
+    def rng(self, client_id: int) -> np.random.Generator:
+        """The client's own randomness in this round, independent of everyone else's."""
+        return np.random.default_rng(None if self.seed is None else [self.seed, self.round, client_id])
+
+
+def federation(config: Mapping[str, Any]) -> Federation:
+    """The clients' data that a configuration describes, kept between calls.
+
+    Raises:
+        DataError: the data cannot be had.
+    """
+    return federate(
+        config["dataset"],
+        clients=config["clients"],
+        groups=str(config["groups"]),
+        shift=config["shift"],
+        samples_per_client=config["samples-per-client"],
+        seed=config["partition-seed"],
+        data_dir=config["data-dir"] or None,
+        transform=networks.features(config["features"]),
+        dirichlet_alpha=config["dirichlet-alpha"],
+        validation=config["validation-clients"],
+    )
+
+
+@lru_cache(maxsize=4)
+def _plans(text: str) -> tuple[RecordPlan, ...]:
+    return tuple(RecordPlan(**terms) for terms in json.loads(text))
+
+
+def _is_batched(model: str) -> bool:
+    return model in networks.MODELS and networks.MODELS[model].batched
+
+
+@lru_cache(maxsize=4)
+def _network(name: str, input_shape: tuple[int, ...], num_classes: int, additive: bool) -> nn.Module:
+    if additive:
+        return Additive(*(networks.build(name, input_shape, num_classes) for _ in range(2)))
+    return networks.build(name, input_shape, num_classes)
+
+
+@lru_cache(maxsize=4)
+def _initial_own(layers: Layers, name: str, input_shape: tuple[int, ...], num_classes: int) -> Vectors:
+    """(D - d,) what a client's own layers are at first: the same for all, and known to all."""
+    return layers.own.flatten(networks.initialise(name, input_shape, num_classes, 0))
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients that one message reached, and what it brought them."""
+
+    task: Task
+    models: Vectors
+    layers: Layers
+    clients: Sequence[Client]
+    shards: Sequence[Shard]
+
+    @classmethod
+    def of(cls, content: RecordDict, clients: Sequence[Client]) -> Cohort:
+        task = Task.of(content[CONFIG])
+        models, layout = unpack_models(content[MODELS])
+        shards = [task.shard(client.client_id) for client in clients]
+        return cls(task, models, Layers.of(task.network, layout), clients, shards)
+
+    @property
+    def remembers(self) -> bool:
+        return bool(self.layers.own.names) or self.task.assign == "nearest"
+
+    @cached_property
+    def folders(self) -> list[Path | None]:
+        """Where each client keeps what it keeps."""
+        named = [self.task.folder if client.folder is None else client.folder for client in self.clients]
+        return [Path(folder) if folder else None for folder in named]
+
+    @cached_property
+    def memories(self) -> list[Memory]:
+        return [Memory(folder, c.client_id) for folder, c in zip(self.folders, self.clients, strict=True)]
+
+    @cached_property
+    def kept(self) -> list[dict[str, np.ndarray]]:
+        """What each client remembers; nothing where the method asks for none."""
+        return [memory.read() for memory in self.memories] if self.remembers else [{} for _ in self.clients]
+
+    @property
+    def own(self) -> Vectors:
+        """(n, D - d) every client's own layers."""
+        if not self.layers.own.names:
+            return np.zeros((len(self.clients), 0), np.float32)
+        initial = self.task.initial_own(self.layers)
+        return np.stack([kept.get(OWN, initial) for kept in self.kept])
+
+    def choose(self) -> Labels:
+        """(n,) index of the model with the least loss on each client's training data."""
+        if len(self.models) == 1:
+            return np.zeros(len(self.clients), np.int64)
+        return self.losses.argmin(axis=1)
+
+    @cached_property
+    def losses(self) -> npt.NDArray[np.float64]:
+        """(n, k) mean loss of every model on each client's training data."""
+        return losses(self.task.network, self.layers.whole, self.models, self.shards, self.task.hyper.device)
+
+    def labels(self, chosen: Labels) -> Labels:
+        """The clusters of the models that have these indices."""
+        return chosen if self.task.cluster is None else np.full(len(chosen), self.task.cluster, np.int64)
+
+    def last_labels(self, otherwise: Labels) -> Labels:
+        """(n,) label that each client was assigned to last; at first that of ``otherwise``."""
+        known = [int(kept[LABEL][0]) if LABEL in kept else -1 for kept in self.kept]
+        return np.where((0 <= np.array(known)) & (np.array(known) < len(self.models)), known, otherwise)

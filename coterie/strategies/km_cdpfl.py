@@ -1,0 +1,70 @@
+"""KM-CDPFL: the server clusters clients after every round by k-means on their updates (myopic clustering).
+
+M. Werner, L. He, S. P. Karimireddy, M. Jordan, M. Jaggi: Provably Personalized and Robust Federated Learning, TMLR
+2023, arXiv:2306.08393, as a baseline of RC-DPFL (papers/rc_dpfl, section 5.1), where clients run DP-SGD.
+
+     1  every client's model starts at theta^init
+     2  for e in 1, ..., E do
+     3      for each client i in parallel: u_i <- DPSGD(theta_(R(i)), b, N_i, K, z, c)
+     4      server: R <- k-means(u_1, ..., u_n; M)
+     5              theta_m <- weighted mean of theta_(R_old(i)) + u_i over R(i) = m, for every m
+
+Deviations from the paper
+- RC-DPFL says no more than that k-means runs on the noisy updates at the end of each round. Line 5 follows: a client's
+  model is where its training ended, and the members' mean is the cluster's.
+- k-means works on all principal scores of the updates, in which distances are those of the updates themselves.
+- A client that did not answer stays where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from coterie.messages import TRAIN
+from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round
+from coterie.strategies.mixture import kmeans, project
+
+_LABELS = "labels"
+
+
+class KMCDPFL(ClusteredStrategy):
+    """k-means on the updates of every round; models of equal index need not be of equal clusters."""
+
+    name: ClassVar[str] = "km-cdpfl"
+    title: ClassVar[str] = "k-means on the updates of every round; DP-SGD at the clients"
+    paper: ClassVar[str] = "Werner et al. 2023; a baseline of RC-DPFL"
+    units: ClassVar[tuple[str, ...]] = ("record", "none")
+
+    def round(self, number: int, models: Models) -> Round:
+        """Lines 3 to 5."""
+        released = yield Phase(TRAIN, models, to=self.placed(number), collect=True)  # line 3
+        assert released.updates is not None
+        assert released.clients is not None
+        assert released.labels is not None
+        assert released.weights is not None
+        if not len(released.updates):
+            return models
+        rng = self.streams.stream("k-means", number, self._attempt)
+        found = kmeans(project(released.updates), len(models), rng)  # line 4
+        updated = models.copy()
+        for cluster in np.unique(found):  # line 5
+            members = np.flatnonzero(found == cluster)
+            total = np.zeros(models.shape[1])
+            for i in members:
+                total += released.weights[i] * (models[released.labels[i]] + self.server_lr * released.updates[i])
+            updated[cluster] = total / released.weights[members].sum()
+        labels = self.kept.get(_LABELS, np.zeros(self.plan.clients, np.int64)).copy()
+        labels[released.clients] = found
+        self.kept = {_LABELS: labels}
+        return updated
+
+    def placed(self, number: int) -> Mapping[int, int]:
+        """The last clusters; at first one for all, since all models are equal."""
+        return dict(enumerate(self.kept.get(_LABELS, np.zeros(self.plan.clients, np.int64)).tolist()))
+
+    def initial_models(self, models: Models) -> Models:
+        """Line 1."""
+        return np.repeat(super().initial_models(models)[:1], self.plan.num_clusters, axis=0)

@@ -1,0 +1,60 @@
+"""Oracle-CDPFL: clients that run DP-SGD, in their true groups from the first round.
+
+What clustering could reach at best: a baseline of RC-DPFL (papers/rc_dpfl, section 5.1). It needs to be told the
+groups, which a simulation knows.
+
+     1  R(i) <- the true group of client i
+     2  for e in 1, ..., E do
+     3      u_i <- DPSGD(theta_(R(i)), b, N_i, K, z_i, c), for each client i in parallel
+     4      theta_m <- theta_m + weighted mean of u_i over R(i) = m, for every m
+
+Deviations from the paper: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from coterie.messages import TRAIN
+from coterie.privacy import Plan
+from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
+
+
+class Oracle(ClusteredStrategy):
+    """One model per true group.
+
+    Args:
+        plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments.
+        true_groups: (M,) group of every client.
+    """
+
+    name: ClassVar[str] = "oracle"
+    title: ClassVar[str] = "true groups, told in advance; DP-SGD at the clients"
+    paper: ClassVar[str] = "a baseline of RC-DPFL"
+    units: ClassVar[tuple[str, ...]] = ("record", "none")
+    options: ClassVar[tuple[str, ...]] = ("true-groups",)
+
+    def __init__(self, plan: Plan, *, true_groups: Sequence[int], **others: Any) -> None:
+        super().__init__(plan, **others)
+        if len(true_groups) != plan.clients or max(true_groups) >= plan.num_clusters:
+            raise StrategyError(
+                f"the oracle has a model for every group: set clusters to {max(true_groups) + 1} and name the group "
+                f"of every one of the {plan.clients} clients"
+            )
+        self._groups = dict(enumerate(map(int, true_groups)))
+
+    def round(self, number: int, models: Models) -> Round:
+        """Lines 3 and 4."""
+        released = yield Phase(TRAIN, models, to=self._groups)  # line 3
+        return self.step(models, released)  # line 4
+
+    def placed(self, number: int) -> Mapping[int, int]:
+        """Line 1."""
+        return self._groups
+
+    def initial_models(self, models: Models) -> Models:
+        """All equal: groups alone tell them apart."""
+        return np.repeat(super().initial_models(models)[:1], self.plan.num_clusters, axis=0)

@@ -1,0 +1,136 @@
+"""RC-DPFL: robust clustered federated learning under record-level privacy.
+
+A Provably Robust Algorithm for Differentially Private Clustered Federated Learning (anonymous, under review;
+papers/rc_dpfl), Algorithm 1. Clients run DP-SGD and trust nobody; whatever the server does is post-processing.
+
+     1  theta_1^1 = ... = theta_M^1 = theta^init
+     2  for e in 1, ..., E do
+     3      if e = 1 then
+     4          for each client i in parallel do
+     5              b_i <- N_i                                          full batch: updates with little noise
+     6              u_i <- DPSGD(theta^init, b_i, N_i, K, z_i, c)
+     7          server: if M is unknown then M <- argmax_m MSS(GMM(u_1, ..., u_n; m))
+     8                  pi_1, ..., pi_n, MPO <- GMM(u_1, ..., u_n; M)
+     9                  E_c <- (1 - MPO) E / 2;  go to the next round
+    10      else if e <= E_c then
+    11          R(i) <- m with probability pi_i[m], for each client i
+    12      else
+    13          R(i) <- argmin_m f_i(theta_m), at each client i
+    14      u_i <- DPSGD(theta_(R(i)), b, N_i, K, z_i, c), for each client i in parallel
+    15      theta_m <- theta_m + sum over R(i) = m of N_i u_i / sum over R(i) = m of N_i, for every m
+
+Deviations from the paper
+- Line 13 is not free, whatever its Appendix H says: a deterministic argmin can flip on one record, and the server sees
+  it. The default is a choice by the exponential mechanism, charged (``selection = "gumbel"``); ``exact`` is the
+  paper's, and is never certified.
+- Line 7 to 8 work in M - 1 principal components, unscaled, in place of the authors' 2, scaled
+  (``components = 2``); strategies/mixture.py says why.
+- A client that did not answer in round 1 belongs to every cluster alike until it chooses by loss.
+- N_i is the public number of the plan, not what a reply says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from coterie.messages import TRAIN
+from coterie.privacy import Plan, Released
+from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
+from coterie.strategies.mixture import cluster, project, switch_round
+
+_PI, _SWITCH = "pi", "switch"
+
+
+class RCDPFL(ClusteredStrategy):
+    """Groups from a mixture of Gaussians on the first updates, later from losses.
+
+    Args:
+        plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments.
+        clusters: M; 0: find it.
+        components: principal components of the updates to cluster; 0: as many as groups span; 2: the authors'.
+    """
+
+    name: ClassVar[str] = "rc-dpfl"
+    title: ClassVar[str] = "GMM on the first updates, then clients choose by loss; DP-SGD at the clients"
+    paper: ClassVar[str] = "RC-DPFL, Algorithm 1"
+    units: ClassVar[tuple[str, ...]] = ("record", "none")
+    options: ClassVar[tuple[str, ...]] = ("clusters", "components")
+    finds_clusters: ClassVar[bool] = True
+    full_first_batch: ClassVar[bool] = True
+
+    def __init__(self, plan: Plan, *, clusters: int | None = None, components: int = 0, **others: Any) -> None:
+        super().__init__(plan, **others)
+        if components < 0:
+            raise StrategyError(f"components must be at least 0, not {components}")
+        self.groups = plan.num_clusters if clusters is None else clusters
+        self.components = components
+
+    def round(self, number: int, models: Models) -> Round:
+        """Lines 3 to 15."""
+        if number == 1:
+            released = yield Phase(TRAIN, models[:1], {"first-batch": True}, collect=True)  # lines 4-6
+            self._find(released)  # lines 7-9
+            return np.repeat(models[:1], self.kept[_PI].shape[1], axis=0)
+        if number <= self.switch:
+            rng = self.streams.stream("assignment", number, self._attempt)
+            labels = {i: int(rng.choice(len(pi), p=pi)) for i, pi in enumerate(self.kept[_PI])}  # lines 10-11
+            released = yield Phase(TRAIN, models, to=labels)  # line 14
+        else:
+            released = yield Phase(TRAIN, models, {"choose": True})  # lines 13-14: client/records.py
+        return self.step(models, released)  # line 15
+
+    @property
+    def switch(self) -> int:
+        """E_c, the last round in which the mixture is trusted; known after round 1."""
+        return int(self.kept[_SWITCH])
+
+    def _find(self, released: Released) -> None:
+        """Lines 7 to 9."""
+        assert released.updates is not None
+        assert released.clients is not None
+        if len(released.updates) < max(4, 2 * self.groups):
+            raise StrategyError(
+                f"only {len(released.updates)} clients answered in round 1: too few to find groups among; see why "
+                "the others failed, or ask for fewer clusters"
+            )
+        rng = self.streams.stream("mixture", 1, self._attempt)
+        try:
+            mixture, scores = cluster(released.updates, self.groups or None, rng, **self._space())
+        except ValueError as error:
+            raise StrategyError(f"round 1 gave no groups: {error}") from error
+        pi = np.full((self.plan.clients, len(mixture.means)), 1 / len(mixture.means))
+        pi[released.clients] = mixture.probabilities
+        self.kept = {_PI: pi, _SWITCH: np.array(switch_round(mixture.mpo, self.plan.rounds))}
+        self.notes = {
+            "clusters": len(mixture.means),
+            "mss": mixture.mss,
+            "mpo": mixture.mpo,
+            "mss_of": {str(m): score for m, score in scores.items()},
+            "switch_round": self.switch,
+            "clients": released.clients.tolist(),
+            "labels": mixture.labels.tolist(),
+            "projection": project(released.updates, 2).tolist(),
+        }
+
+    def _space(self) -> dict[str, Any]:
+        if not self.components:
+            return {}
+        return {"components": self.components, "scaled": self.components == 2}
+
+    def placed(self, number: int) -> Mapping[int, int] | None:
+        """The likeliest component while the mixture is trusted; then clients choose."""
+        if number > self.switch:
+            return None
+        return {i: int(pi.argmax()) for i, pi in enumerate(self.kept[_PI])}
+
+    @classmethod
+    def choices(cls, rounds: int) -> int:
+        """In every round after E_c, which is 1 at least."""
+        return rounds - 1
+
+    def initial_models(self, models: Models) -> Models:
+        """Line 1."""
+        return np.repeat(super().initial_models(models)[:1], self.plan.num_clusters, axis=0)

@@ -1,0 +1,460 @@
+"""Record-level DP-SGD: a loop over records is the oracle; then what the guarantee stands on, one by one."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, linear, mse_loss
+
+from coterie import models as networks
+from coterie.client import dpsgd, ghost
+from coterie.client.dpsgd import DPSGD, train_privately
+from coterie.datasets import Shard, TestSet
+from coterie.messages import Layout
+from coterie.models import ModelError
+from coterie.privacy import Streams, gaussian
+
+#: Shape of an example and number of classes for every network; images are small to be quick.
+DATA = {
+    "linear": ((1, 6, 6), 3),
+    "mlp-32": ((1, 6, 6), 3),
+    "mlp-200": ((1, 6, 6), 3),
+    "cnn-tiny": ((1, 8, 8), 3),
+    "cnn-small": ((1, 8, 8), 3),
+    "lenet": ((1, 12, 12), 3),
+    "lstm-char": ((6,), 7),
+    "regression": ((5,), 0),
+}
+#: Networks that can be trained all clients at once.
+CHAINS = ("linear", "mlp-32", "mlp-200", "regression")
+ONE = DPSGD(num_examples=4, batch_size=4, epochs=1, lr=1.0, clip_norm=1.0, noise_multiplier=0.0)
+
+
+def shard(size, shape, classes, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((size, *shape)).astype(np.float32)
+    if shape == DATA["lstm-char"][0]:
+        x = rng.integers(classes, size=(size, *shape))
+    y = rng.integers(classes, size=size) if classes else rng.standard_normal(size).astype(np.float32)
+    return Shard(seed, 0, x, y, TestSet(x, y))
+
+
+def vectors(model, shards):
+    """The layout of a network and one start for each client."""
+    layout = Layout.of(dict(model.named_parameters()))
+    rng = np.random.default_rng(9)
+    scales = [1 / math.sqrt(math.prod(shape[1:])) if len(shape) > 1 else 0.1 for shape in layout.shapes]
+    start = [rng.normal(0, scale, (len(shards), size)) for scale, size in zip(scales, layout.sizes, strict=True)]
+    return layout, np.concatenate(start, axis=1).astype(np.float32)
+
+
+def generators(count, salt):
+    return [np.random.default_rng([salt, i]) for i in range(count)]
+
+
+class GroupNormBlock(nn.Module):
+    """A residual block as resnet18-gn has them, with in-place ReLU and a layer whose gradient is a rounding error."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(4, 4)
+        self.second, self.relu = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.ReLU(inplace=True)
+        self.output = nn.Linear(4 * 64, 3)
+
+    def forward(self, x):
+        x = self.relu(self.norm(self.first(x)))
+        return self.output(self.relu(x + self.second(x)).flatten(1))
+
+
+def oracle(model, layout, start, data, coins, noises, own):
+    """One record after the other, in plain autograd."""
+    vector = torch.tensor(start)
+    loss = mse_loss if data.y.dtype.kind == "f" else cross_entropy
+    for _ in range(own.epochs * (own.num_examples // own.batch_size)):
+        total = np.zeros(layout.size)
+        taken = np.flatnonzero(coins.random(len(data.y)) < own.batch_size / own.num_examples)
+        for i in taken:
+            parameters = {name: value.clone().requires_grad_() for name, value in layout.split(vector).items()}
+            output = torch.func.functional_call(model, parameters, (torch.tensor(data.x[i : i + 1]),))
+            gradients = torch.autograd.grad(loss(output, torch.tensor(data.y[i : i + 1])), list(parameters.values()))
+            flat = torch.cat([gradient.flatten() for gradient in gradients]).double().numpy()
+            total += flat / max(1, np.linalg.norm(flat) / own.clip_norm)
+        total += gaussian(noises, own.noise_multiplier * own.clip_norm, total.shape)
+        vector = (vector.double() - own.lr * torch.tensor(total) / own.batch_size).float()
+    return vector.numpy() - start
+
+
+CASES = {
+    # Two clients with other N, b, K, z and c; the second's true number is not N.
+    "poisson": (DPSGD(12, 4, 2, 0.1, 0.7, 0.02), DPSGD(11, 3, 3, 0.1, 2.0, 0.01)),
+    "full batch": (DPSGD(12, 12, 3, 0.1, 0.7, 0.02), DPSGD(11, 11, 2, 0.1, 2.0, 0.01)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("chunk", [256, 5])
+@pytest.mark.parametrize(
+    ("name", "batched"),
+    [*((name, False) for name in (*DATA, "block")), *((name, True) for name in DATA if name in CHAINS)],
+)
+def test_a_loop_over_records_gives_the_same(name, batched, chunk, case, monkeypatch):
+    shape, classes = DATA.get(name, ((1, 8, 8), 3))
+    model = networks.build(name, shape, classes) if name in DATA else GroupNormBlock()
+    shards = [shard(12, shape, classes, 1), shard(12, shape, classes, 2)]
+    layout, start = vectors(model, shards)
+    monkeypatch.setattr(dpsgd, "_MOST_RECORDS", chunk)
+    monkeypatch.setattr(dpsgd, "_MOST_NUMBERS", 2 * layout.size)  # two records a float64 copy
+    found = train_privately(
+        model, layout, start, shards, generators(2, 1), generators(2, 2), CASES[case], batched=batched
+    )
+    own = zip(start, shards, generators(2, 1), generators(2, 2), CASES[case], strict=True)
+    wanted = np.stack([oracle(model, layout, *each) for each in own])
+    assert np.abs(wanted).max() > 0.01
+    assert np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted)
+
+
+def linear_sums(x, y, own, coins=None, batched=False):
+    """(d,) what one step of softmax regression from zero subtracts, times b: the noisy sum."""
+    x = np.asarray(x, np.float32)
+    model = networks.build("linear", x.shape[1:], 2)
+    layout = Layout.of(dict(model.named_parameters()))
+    start = np.zeros((1, layout.size), np.float32)
+    coins = coins or np.random.default_rng(3)
+    data = Shard(0, 0, x, np.asarray(y, np.int64), TestSet(x, y))
+    moved = train_privately(model, layout, start, [data], [coins], [np.random.default_rng(4)], [own], batched=batched)
+    return -moved[0].astype(np.float64) * own.batch_size / own.lr
+
+
+both_ways = pytest.mark.parametrize("batched", [False, True])
+
+
+@both_ways
+def test_a_step_by_hand(batched):
+    # One pixel 2, label 1, parameters zero: the gradient is (1, -1, 1/2, -1/2), of norm sqrt(2.5), clipped to 1.
+    x = np.full((4, 1, 1, 1), 2.0)
+    gradient = np.array([1, -1, 0.5, -0.5]) / math.sqrt(2.5)
+    np.testing.assert_allclose(linear_sums(x, [1] * 4, ONE, batched=batched), 4 * gradient, rtol=2e-6)
+    loose = dataclasses.replace(ONE, clip_norm=2.0)
+    np.testing.assert_allclose(linear_sums(x, [1] * 4, loose, batched=batched), [4, -4, 2, -2], rtol=1e-6)
+
+
+@both_ways
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_record_that_is_not_finite_contributes_nothing(bad, batched):
+    rng = np.random.default_rng(0)
+    good, labels = rng.standard_normal((3, 1, 2, 2)), [0, 1, 1]
+    worse = good[:1].copy()
+    worse[0, 0, 1, 0] = bad
+    expected = linear_sums(good, labels, ONE, batched=batched)
+    found = linear_sums(np.concatenate([good[:1], worse, good[1:]]), [0, 1, 1, 1], ONE, batched=batched)
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@both_ways
+@pytest.mark.parametrize("scale", [1e-42, 1e-22, 1.0, 1e4, 1e25, 3e38])
+def test_a_record_adds_at_most_the_clipping_norm_however_large(scale, batched):
+    x = np.array([[[[scale, -scale / 3]]]], np.float64)
+    length = np.linalg.norm(linear_sums(x, [1], ONE, batched=batched))
+    assert 0.5 < length <= 1  # the bias alone has sqrt(1/2)
+
+
+def test_zero_gradients_stay_zero():
+    x, y = np.zeros((4, 3), np.float32), np.zeros(4, np.float32)
+    model = networks.build("regression", (3,), 0)
+    layout = Layout.of(dict(model.named_parameters()))
+    data = Shard(0, 0, x, y, TestSet(x, y))
+    for batched in (False, True):
+        moved = train_privately(
+            model, layout, np.zeros((1, 4), np.float32), [data], generators(1, 1), generators(1, 2), [ONE],
+            batched=batched,
+        )  # fmt: skip
+        np.testing.assert_array_equal(moved, 0)
+
+
+class Fixed:
+    """Coins that are given, one for each record."""
+
+    def __init__(self, coins):
+        self.coins = coins
+
+    def random(self, size):
+        assert size == len(self.coins)
+        return np.array(self.coins)
+
+
+@both_ways
+@pytest.mark.parametrize("gone", [0, 3, 6])
+def test_one_record_moves_the_noisy_sum_by_at_most_the_clipping_norm(gone, batched):
+    # A record takes its own coin with it: the others keep theirs. N stays, as do noise, steps and divisor.
+    rng = np.random.default_rng(7)
+    x, y, coins = rng.standard_normal((7, 1, 2, 2)), rng.integers(2, size=7), [0.1, 0.9, 0.2, 0.3, 0.05, 0.99, 0.4]
+    own = DPSGD(7, 4, 1, 1.0, clip_norm=0.3, noise_multiplier=1.0)
+    rest = np.arange(7) != gone
+    whole = linear_sums(x, y, own, Fixed(coins), batched)
+    less = linear_sums(x[rest], y[rest], own, Fixed([coins[i] for i in np.flatnonzero(rest)]), batched)
+    assert np.linalg.norm(whole - less) == pytest.approx(0.3, rel=1e-5)
+    assert np.linalg.norm(whole - less) <= 0.3 + 1e-6  # the update is rounded to float32
+    unseen = linear_sums(x, y, own, Fixed([2.0] * 7), batched)
+    assert np.linalg.norm(unseen) > 0.3  # the noise alone
+
+
+def test_sums_keep_the_bound_before_they_are_rounded():
+    x = torch.randn(1, 200, 1, 5, 5, generator=torch.Generator().manual_seed(1))
+    gradients = [x[0].flatten(1), x[0, :, 0, 0]]
+    model = networks.build("mlp-32", (1, 5, 5), 3)
+    layout, start = vectors(model, [None])
+    there, clip = torch.ones(1, 200, dtype=torch.bool), torch.tensor([[0.01]], dtype=torch.float64)
+
+    def chain(there):
+        y = torch.zeros(1, 200, dtype=torch.int64)
+        return ghost.clipped_sums(model, layout, torch.tensor(start), x, y, there, clip)
+
+    less = there.clone()
+    less[0, 17] = False
+    for moved in (
+        dpsgd._clipped_sum(gradients, 0.01) - dpsgd._clipped_sum([each[less[0]] for each in gradients], 0.01),
+        chain(there) - chain(less),
+    ):
+        assert moved.dtype == torch.float64
+        assert 0.01 * (1 - 2e-6) < float(moved.norm()) <= 0.01
+
+
+@both_ways
+def test_an_empty_batch_is_a_step_of_noise(batched):
+    own = DPSGD(4, 2, 1, 0.5, clip_norm=0.3, noise_multiplier=2.0)
+    x, y = np.ones((4, 1, 2, 2)), [1] * 4
+    rng = np.random.default_rng(4)
+    expected = gaussian(rng, 0.6, (10,)) + gaussian(rng, 0.6, (10,))  # both steps of the round
+    np.testing.assert_allclose(linear_sums(x, y, own, Fixed([1.0] * 4), batched), expected, rtol=1e-5)
+    np.testing.assert_allclose(linear_sums(x[:0], y[:0], own, Fixed([]), batched), expected, rtol=1e-5)
+
+
+@both_ways
+def test_noise_has_the_standard_deviation_that_is_accounted(batched):
+    # z c / b times lr, in each of d = 40,000 coordinates of one step; 5 deviations of its estimate, flake rate 6e-7.
+    own = DPSGD(8, 8, 1, lr=0.5, clip_norm=0.25, noise_multiplier=3.0)
+    shape = (1, 100, 199)
+    model = networks.build("linear", shape, 2)
+    layout = Layout.of(dict(model.named_parameters()))
+    data = shard(0, shape, 2)
+    moved = train_privately(
+        model, layout, np.zeros((1, layout.size), np.float32), [data], generators(1, 1), [Streams().stream("noise")],
+        [own], batched=batched,
+    )  # fmt: skip
+    assert np.std(moved) == pytest.approx(0.5 * 3.0 * 0.25 / 8, rel=5 / math.sqrt(2 * layout.size))
+
+
+@both_ways
+@pytest.mark.parametrize("true", [9, 10, 11])
+def test_only_the_public_number_of_records_is_used(true, batched):
+    # Steps, rate and divisor are those of N = 10, b = 5, K = 3, whatever the true number.
+    class Counted:
+        asked, rng = 0, np.random.default_rng(5)
+
+        def random(self, size):
+            assert size == true
+            self.asked += 1
+            return np.full(size, 0.4999 if self.asked == 1 else 0.5)  # all below 5 / 10, then none
+
+    coins = Counted()
+    x = np.full((true, 1, 1, 1), 2.0)
+    own = DPSGD(10, 5, 3, lr=1.0, clip_norm=1.0, noise_multiplier=0.0)
+    found = linear_sums(x, [1] * true, own, coins, batched)
+    assert coins.asked == own.steps == 6
+    np.testing.assert_allclose(found, true * np.array([1, -1, 0.5, -0.5]) / math.sqrt(2.5), rtol=2e-6)
+
+
+def test_steps_round_down_as_they_are_accounted():
+    assert [DPSGD(n, b, k, 1.0, 1.0, 1.0).steps for n, b, k in [(6600, 32, 1), (6600, 6600, 2), (10, 4, 3)]] == [
+        206, 2, 6,
+    ]  # fmt: skip
+
+
+def test_every_record_is_taken_with_probability_b_over_n():
+    own = DPSGD(200, 20, 1, 1.0, 1.0, 1.0)
+    rng = np.random.default_rng(0)
+    counts = np.zeros(201)
+    sizes = []
+    for _ in range(2000):
+        taken = own.sample(rng, 201)
+        counts[taken] += 1
+        sizes.append(len(taken))
+    # Five deviations of each estimate.
+    assert np.abs(counts / 2000 - 0.1).max() < 5 * math.sqrt(0.09 / 2000)
+    assert np.mean(sizes) == pytest.approx(20.1, abs=5 * math.sqrt(201 * 0.09 / 2000))
+    assert np.var(sizes) == pytest.approx(201 * 0.09, rel=5 * math.sqrt(2 / 2000))  # batches of fixed size have 0
+    assert len(DPSGD(200, 200, 1, 1.0, 1.0, 1.0).sample(rng, 201)) == 201
+
+
+def test_the_network_is_left_alone_and_wrapped_once(monkeypatch):
+    shape, classes = DATA["cnn-tiny"]
+    model = networks.build("cnn-tiny", shape, classes).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    shards = [shard(4, shape, classes, i) for i in range(3)]
+    layout, start = vectors(model, shards)
+    state, misses = torch.random.get_rng_state(), dpsgd._wrapped.cache_info().misses
+    for _ in range(2):
+        train_privately(model, layout, start, shards, generators(3, 1), generators(3, 2), [ONE] * 3, batched=False)
+    assert dpsgd._wrapped.cache_info().misses == misses + 1
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not model.training
+    for layer in model.modules():
+        assert not layer._forward_hooks
+        assert not layer._backward_hooks
+        assert not hasattr(layer, "activations")
+    for name, parameter in model.named_parameters():
+        assert not hasattr(parameter, "grad_sample")
+        assert parameter.grad is None
+        assert torch.equal(parameter, before[name])
+
+
+def test_a_pass_that_was_broken_off_does_not_reach_the_next(monkeypatch):
+    shape, classes = DATA["mlp-32"]
+    model = networks.build("mlp-32", shape, classes)
+    data = [shard(4, shape, classes)]
+    layout, start = vectors(model, data)
+
+    def call():
+        return train_privately(model, layout, start, data, generators(1, 1), generators(1, 2), [ONE], batched=False)
+
+    def broken_off(output, y):
+        raise KeyboardInterrupt
+
+    expected = call()
+    with monkeypatch.context() as patch:
+        patch.setattr(dpsgd, "_example_loss", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    np.testing.assert_array_equal(call(), expected)
+
+
+class Bare(nn.Module):
+    """Uses a layer's weight outside the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(4, 3), nn.Linear(3, 4)
+
+    def forward(self, x):
+        return linear(self.decode(self.encode(x)), self.encode.weight)
+
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.output = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.output(x)
+        return x - x.mean(0)
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.output = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        hidden = self.hidden(x)
+        hidden += x
+        return self.output(hidden)
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.output, self.spare = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.output(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), r"layer '1' \(BatchNorm1d\).*GroupNorm"),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3)), r"layer '1'.*GroupNorm"),
+        (nn.Sequential(nn.LSTM(4, 3)), r"layer '0' \(LSTM\).*coterie.models.lstm"),
+        (Bare(), "'encode.weight' of Bare.*only by calling their own layer"),
+        (Mixing(), "'output.*' of Mixing.*treat records apart"),
+        (nn.Sequential(nn.Linear(4, 64), nn.Dropout(), nn.Linear(64, 3)), "without dropout"),
+        (InPlace(), "InPlace.*change no layer's output in place"),
+        (Unused(), "Unused.*use every parameter"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_networks_without_gradients_of_records_are_refused(model, words):
+    data = shard(4, (4,), 3)
+    layout, start = vectors(model, [data])
+    with pytest.raises(ModelError, match=words):
+        train_privately(model, layout, start, [data], generators(1, 1), generators(1, 2), [ONE], batched=True)
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [
+        ("batch_size", 0), ("batch_size", 5), ("epochs", 0), ("lr", math.nan), ("lr", math.inf), ("clip_norm", 0.0),
+        ("clip_norm", math.nan), ("clip_norm", math.inf), ("noise_multiplier", -1.0), ("noise_multiplier", math.nan),
+        ("noise_multiplier", math.inf), ("memory_mb", 0),
+    ],
+)  # fmt: skip
+def test_impossible_numbers_are_refused(number, value):
+    with pytest.raises(ValueError, match=number):
+        dataclasses.replace(ONE, **{number: value})
+
+
+def test_physical_chunks_shrink_with_the_network():
+    assert dpsgd._chunk(3 * 6_634, 512) == 256
+    assert dpsgd._chunk(3 * 215_370, 512) == 207
+    assert dpsgd._chunk(3 * 11_170_000, 512) == 4
+    assert dpsgd._chunk(3 * 11_170_000, 1) == 1
+
+
+FULL_BATCH = """
+import resource, sys
+import numpy as np
+from coterie import models
+from coterie.client.dpsgd import DPSGD, train_privately
+from coterie.datasets import Shard
+from coterie.messages import Layout
+size = 6000
+x = np.zeros((60_000, 1, 28, 28), np.float32)[:size]
+net = models.build("cnn-tiny", (1, 28, 28), 10)
+layout = Layout.of(dict(net.named_parameters()))
+rng = np.random.default_rng(0)
+train_privately(net, layout, np.zeros((1, layout.size), np.float32), [Shard(0, 0, x, np.zeros(size, np.int64), None)],
+                [rng], [rng], [DPSGD(size, size, 1, 0.1, 1.0, 1.0)], batched=False)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is counted in kB on Linux alone")
+def test_a_full_batch_is_bounded_in_memory():
+    # 6000 records of 11,350 gradients, at once, would be 270 MB in float32, twice that in float64, and activations
+    # several times as much. A tenth of the 60,000 has the same peak: chunks do not grow.
+    peak = float(subprocess.run([sys.executable, "-c", FULL_BATCH], capture_output=True, check=True, text=True).stdout)
+    assert peak < 1500
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
+@both_ways
+@pytest.mark.parametrize("name", ["mlp-32", "cnn-tiny", "lstm-char"])
+def test_a_gpu_gives_the_same(name, batched):
+    shape, classes = DATA[name]
+    model = networks.build(name, shape, classes)
+    shards = [shard(12, shape, classes, i) for i in range(2)]
+    layout, start = vectors(model, shards)
+
+    def on(device):
+        settings = [dataclasses.replace(own, device=device) for own in CASES["poisson"]]
+        return train_privately(
+            model, layout, start, shards, generators(2, 1), generators(2, 2), settings, batched=batched
+        )
+
+    np.testing.assert_allclose(on("cuda"), on("cpu"), atol=2e-3)  # convolutions may be in TF32

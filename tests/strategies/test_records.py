@@ -1,0 +1,317 @@
+"""Record level: what each method does, by hand, and that no client can break a round or spend more than its budget."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from test_toy import APART, CLIENTS, CONFIG, LAYOUT, LR, towards
+from toys import UP
+
+from coterie.client import Client
+from coterie.client.account import spend
+from coterie.client.memory import ClientError
+from coterie.engine import LocalGrid
+from coterie.messages import pack_models, pack_update, unpack_models
+from coterie.privacy import ClientLedger, Event, NoPrivacy, PrivacyError, RecordLevel, RecordPlan, Streams, certificate
+from coterie.privacy.ledger import read_ledger
+from coterie.server.metrics import summarise
+from coterie.strategies import FCDPFL, KMCDPFL, RCDPFL, FedAvg, Oracle, StrategyError
+
+RECORDS = 5
+GROUPS = [0, 1] * 4
+
+
+def client_plan(rounds=1, noise=0.05, choices=0, **numbers):
+    """Nearly no noise: what happens can be worked out by hand."""
+    numbers = {"epsilon": 1e9, "first_batch_size": RECORDS, **numbers}
+    return RecordPlan(
+        num_examples=RECORDS,
+        batch_size=RECORDS,
+        rounds=rounds,
+        delta=1e-5,
+        noise_multiplier=noise,
+        clip_norm=1.0,
+        selection="gumbel" if choices else "none",
+        selections=choices,
+        selection_epsilon=20.0,
+        **numbers,
+    )
+
+
+def plan(k, rounds=1, weights="examples", plans=None, **numbers):
+    plans = plans or (client_plan(rounds, **numbers),)
+    return RecordLevel.of(tuple(plans), clients=CLIENTS, num_clusters=k, weights=weights)
+
+
+def train(method, plan, start, folder, rounds=1, grid=None, config=CONFIG, **options):
+    options = {"evaluate_metrics_aggr_fn": summarise, "streams": Streams(0), "wait": 0.0} | options
+    strategy = method(plan, **options)
+    grid = grid or LocalGrid(CLIENTS)
+    config = ConfigRecord({**config, "groups": "4:4", "clients-dir": str(folder), "loss-bound": 4.0})
+    result = strategy.start(grid, pack_models(np.asarray(start, np.float32), LAYOUT), rounds, train_config=config)
+    return unpack_models(result.arrays)[0], result, strategy
+
+
+STEP = towards(0.5)  # of a client whose model knows nothing
+# Noise of one step: z c lr / N in every coordinate; four clients' mean halves it.
+TOLERANCE = 5 * 0.05 * LR / RECORDS / 2 + 1e-5
+
+
+def test_one_model_for_all_is_the_weighted_mean(tmp_path):
+    models, result, _ = train(FedAvg, plan(1), np.zeros((1, 4)), tmp_path)
+    np.testing.assert_allclose(models[0], 0, atol=TOLERANCE)  # as many pull up as down
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == 0.5
+
+
+def test_weights_are_public_numbers_of_records(tmp_path):
+    small = RecordPlan(**{**client_plan().__dict__, "num_examples": 1, "batch_size": 1, "first_batch_size": 1})
+    every_other = plan(1, plans=[client_plan(), small])  # clients 0, 2, ... have 5 records, clients 1, 3, ... one
+    assert every_other.weight_of_clients().tolist() == [5, 1] * 4
+    assert plan(1, plans=[client_plan(), small], weights="equal").weight_of_clients().tolist() == [1] * 8
+    models, *_ = train(FedAvg, every_other, np.zeros((1, 4)), tmp_path)
+    np.testing.assert_allclose(models[0], (5 - 1) / 6 * STEP, atol=3 * TOLERANCE)  # those with 5 pull up
+    alike = plan(1, plans=[client_plan(), small], weights="equal")
+    models, *_ = train(FedAvg, alike, np.zeros((1, 4)), tmp_path / "alike")
+    np.testing.assert_allclose(models[0], 0, atol=8 * TOLERANCE)
+    with pytest.raises(PrivacyError, match="weights must be examples or equal"):
+        plan(1, weights="loud")
+
+
+def test_the_oracle_trains_true_groups_from_the_first_round(tmp_path):
+    models, result, _ = train(Oracle, plan(2), np.zeros((1, 4)), tmp_path, true_groups=GROUPS)
+    np.testing.assert_allclose(models, [STEP, -STEP], atol=TOLERANCE)
+    assert result.evaluate_metrics_clientapp[1]["clustering_accuracy"] == 1.0
+    with pytest.raises(StrategyError, match="set clusters to 2"):
+        Oracle(plan(1), true_groups=GROUPS)
+
+
+def test_k_means_parts_clients_by_their_updates(tmp_path):
+    models, result, strategy = train(KMCDPFL, plan(2, rounds=2), np.zeros((1, 4)), tmp_path, rounds=2)
+    labels = strategy.kept["labels"]
+    assert set(labels[::2]) != set(labels[1::2])
+    assert result.evaluate_metrics_clientapp[2]["clustering_accuracy"] == 1.0
+    again = STEP + towards(1 / (1 + math.exp(-4 * LR / 2)))
+    first = models[labels[0]]
+    np.testing.assert_allclose(first, again, atol=3 * TOLERANCE)
+
+
+def test_losses_part_clients_and_every_choice_is_charged(tmp_path):
+    setting = plan(2, choices=1)
+    models, result, strategy = train(FCDPFL, setting, APART, tmp_path)
+    step = towards(1 / (1 + math.exp(-2)))
+    np.testing.assert_allclose(models, [UP + step, -UP - step], atol=TOLERANCE)
+    assert len(strategy.ledger.charges) == 2  # the gradients, and the choice
+    _, charges = read_ledger(tmp_path / "client-3.ledger.jsonl")
+    assert [charge["noise_multiplier"] for charge in charges] == [
+        event.noise_multiplier for event in client_plan(choices=1).part(chooses=True)
+    ]
+    assert result.evaluate_metrics_clientapp[1]["groups_found"] == 2
+
+
+def test_rc_dpfl_finds_groups_in_round_one_and_starts_round_two_as_it_was(tmp_path):
+    start = np.full((1, 4), 0.1)
+    models, result, strategy = train(RCDPFL, plan(2, rounds=8, choices=7), start, tmp_path, rounds=1)
+    np.testing.assert_array_equal(models, np.repeat(start, 2, axis=0).astype(np.float32))  # line 9: next round
+    pi = strategy.kept["pi"]
+    np.testing.assert_allclose(pi.max(axis=1), 1, atol=1e-6)
+    assert set(pi[::2].argmax(axis=1)) != set(pi[1::2].argmax(axis=1))
+    assert strategy.switch == 4  # (1 - 0) 8 / 2
+    assert strategy.placed(4) is not None
+    assert strategy.placed(5) is None  # then clients choose
+    assert result.evaluate_metrics_clientapp[1]["clustering_accuracy"] == 1.0
+
+
+def test_rc_dpfl_trains_the_groups_that_it_found(tmp_path):
+    models, result, strategy = train(RCDPFL, plan(2, rounds=2, choices=1), np.zeros((1, 4)), tmp_path, rounds=2)
+    mine = int(strategy.kept["pi"][0].argmax())
+    assert strategy.switch == 1
+    # Round 2 is by loss, and both models are equal: whom a client chose is a coin. Models move along UP alone.
+    along = models @ UP
+    np.testing.assert_allclose(models, along[:, None] * UP, atol=0.05)
+    longer, result, strategy = train(RCDPFL, plan(2, rounds=6, choices=5), np.zeros((1, 4)), tmp_path / "6", rounds=3)
+    mine = int(strategy.kept["pi"][0].argmax())
+    second = STEP + towards(1 / (1 + math.exp(-2 * LR)))
+    np.testing.assert_allclose(longer[mine], second, atol=3 * TOLERANCE)
+    np.testing.assert_allclose(longer[1 - mine], -second, atol=3 * TOLERANCE)
+    assert result.evaluate_metrics_clientapp[3]["groups_found"] == 2
+
+
+def test_the_number_of_groups_can_be_found(tmp_path):
+    setting = plan(1, rounds=4, choices=3)
+    models, _, strategy = train(RCDPFL, setting, np.zeros((1, 4)), tmp_path, rounds=3, clusters=0)
+    assert len(models) == 2
+    assert strategy.plan.num_clusters == 2
+
+
+def test_without_privacy_all_of_it_runs_as_well(tmp_path):
+    for method, options in ((RCDPFL, {}), (KMCDPFL, {}), (FCDPFL, {}), (Oracle, {"true_groups": GROUPS})):
+        setting = NoPrivacy(clients=CLIENTS, num_clusters=2, sampling_rate=1.0, rounds=6)
+        start = APART if method is FCDPFL else np.zeros((1, 4))
+        models, result, _ = train(method, setting, start, tmp_path / method.name, rounds=3, **options)
+        assert result.evaluate_metrics_clientapp[3]["groups_found"] == 2
+        np.testing.assert_allclose(models[0], -models[1], atol=1e-5)
+
+
+# ---- clients that do not keep the contract ---------------------------------------------------------------------------
+
+
+class Liars(LocalGrid):
+    """Client 0's reply is changed on its way."""
+
+    def __init__(self, change):
+        super().__init__(CLIENTS)
+        self.change = change
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages, replies = list(messages), []
+        for reply in super().send_and_receive(messages, timeout=timeout):
+            record = reply.content.get("reply") if reply.has_content() else None
+            if record is not None and "round" in record and record["client-id"] == 0:
+                asked = next(m for m in messages if m.metadata.message_id == reply.metadata.reply_to_message_id)
+                content = RecordDict(dict(reply.content))
+                self.change(content)
+                reply = Message(content, reply_to=asked)
+            replies.append(reply)
+        return replies
+
+
+def many_records(content):
+    content["reply"] = ConfigRecord({**content["reply"], "num-examples": 10**12})
+
+
+def another_shape(content):
+    content["update"] = pack_update(np.zeros(4, np.float32), type(LAYOUT)(LAYOUT.names, ((1, 2), (2,))))
+
+
+def too_long(content):
+    content["update"] = pack_update(np.full(4, 1.0, np.float32), LAYOUT)
+
+
+def another_cluster(content):
+    content["reply"] = ConfigRecord({**content["reply"], "label": 1, "redrawn-label": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (another_shape, "expected float32"),
+        (too_long, "clipping and noise allow"),
+        (another_cluster, "it was given model"),
+    ],
+)
+def test_a_client_that_lies_is_left_out(change, reason, tmp_path):
+    models, _, strategy = train(Oracle, plan(2), np.zeros((1, 4)), tmp_path, grid=Liars(change), true_groups=GROUPS)
+    assert strategy.dropped.total() == 1
+    assert reason in next(iter(strategy.dropped))
+    np.testing.assert_allclose(models, [STEP, -STEP], atol=2 * TOLERANCE)  # the mean of the others
+
+
+def test_what_a_client_says_of_its_records_is_not_believed(tmp_path):
+    lied, *_ = train(Oracle, plan(2), np.zeros((1, 4)), tmp_path / "l", grid=Liars(many_records), true_groups=GROUPS)
+    true, *_ = train(Oracle, plan(2), np.zeros((1, 4)), tmp_path / "t", true_groups=GROUPS)
+    np.testing.assert_array_equal(lied, true)
+
+
+def test_no_honest_client_is_too_long():
+    rng = np.random.default_rng(0)
+    setting = RecordPlan(num_examples=100, batch_size=10, rounds=2, epsilon=5.0, delta=1e-5, noise_multiplier=0.5)
+    longest = setting.longest_update(50, lr=0.1)
+    for _ in range(2000):  # the worst data: every gradient is the same vector of norm c
+        records = rng.binomial(100, 0.1, size=10).sum()
+        update = 0.1 / 10 * (np.eye(50)[0] * records + 0.5 * np.sqrt(10) * rng.standard_normal(50))
+        assert np.linalg.norm(update) < longest
+    assert longest < 0.1 / 10 * 10 * 10 * 4  # and the bound is of use
+
+
+# ---- budgets ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_refuses_what_its_budget_does_not_allow_and_the_others_go_on(tmp_path):
+    cheap = RecordPlan.calibrated(
+        num_examples=RECORDS, batch_size=RECORDS, rounds=3, epsilon=50.0, delta=1e-5, clip_norm=1.0
+    )
+    ledger = ClientLedger(1e-5, 50.0, tmp_path / "client-2.ledger.jsonl", "pld")
+    ledger.spend(1, cheap.planned())  # client 2 has spent all of it, in another run
+    ledger.close()
+    _, _, strategy = train(FedAvg, plan(1, plans=[cheap]), np.zeros((1, 4)), tmp_path, rounds=3)
+    assert strategy.dropped.total() == 3
+    assert "client 2 refuses: round 1 would raise epsilon" in next(iter(strategy.dropped))
+    assert strategy.accepted == 3 * (CLIENTS - 1)
+
+
+def test_a_charge_is_on_disk_and_a_repeated_round_is_another_one(tmp_path):
+    setting = client_plan(rounds=2)
+    events = setting.part(first=True)
+    assert spend(tmp_path, 7, setting, None, 1, events) == 1
+    assert spend(tmp_path, 7, setting, None, 1, events) == 2
+    _, charges = read_ledger(tmp_path / "client-7.ledger.jsonl")
+    assert [charge["round"] for charge in charges] == [1, 1]
+    with pytest.raises(ClientError, match="give it a folder"):
+        spend(None, 7, setting, None, 1, events)
+    with pytest.raises(ClientError, match="planned otherwise"):
+        spend(tmp_path, 7, setting, (1.0, 1e-6), 1, events)  # its budget is set once
+
+
+def test_a_deployed_client_s_own_budget_wins(tmp_path):
+    plan = RecordPlan.calibrated(num_examples=100, batch_size=10, rounds=5, epsilon=8.0, delta=1e-4)
+    with pytest.raises(
+        ClientError, match=r"client 1 refuses: round 1 would raise epsilon to .* above the budget of 0.01"
+    ):
+        spend(tmp_path, 1, plan, (0.01, 1e-4), 1, plan.part())
+    _, charges = read_ledger(tmp_path / "client-1.ledger.jsonl")
+    assert charges == []  # nothing was revealed
+    assert Client(1, "x", (0.01, 1e-4)).budget == (0.01, 1e-4)
+
+
+def test_the_plan_fits_its_budget_to_the_last_round(tmp_path):
+    plan = RecordPlan.calibrated(
+        num_examples=60,
+        batch_size=7,
+        rounds=12,
+        epsilon=3.0,
+        delta=1e-4,
+        first_batch_size=60,
+        selection="gumbel",
+        selections=11,
+    )
+    for number in range(1, 13):
+        spend(tmp_path, 0, plan, None, number, plan.part(first=number == 1, chooses=number > 1))
+    with pytest.raises(ClientError, match="round 13"):
+        spend(tmp_path, 0, plan, None, 13, plan.part())
+
+
+def test_the_run_s_certificate_is_that_of_the_client_who_pays_most(tmp_path):
+    plans = [
+        RecordPlan.calibrated(num_examples=n, batch_size=b, rounds=3, epsilon=e, delta=1e-5)
+        for n, b, e in ((100, 10, 2.0), (60, 20, 5.0))
+    ]
+    level = RecordLevel.of(tuple(plans), clients=5, num_clusters=2, weights="examples")
+    ledger = level.ledger(tmp_path / "ledger.jsonl", seed=None)
+    for number in (1, 2, 3):
+        for event, count in level.charges({"first-batch": number == 1}).items():
+            ledger.round(number, event, count)
+    ledger.close()
+    paper = certificate(*read_ledger(tmp_path / "ledger.jsonl"))
+    assert paper["certified"] is True
+    assert paper["unit"] == "record"
+    assert 4.9 < paper["epsilon"] <= 5
+    named = paper["public_inputs"]["of_clients"]
+    assert [each["clients"] for each in named] == [3, 2]
+    assert 1.9 < named[0]["epsilon"] <= 2
+    json.dumps(paper)
+
+
+def test_same_noise_other_first_batches_other_epsilons():
+    numbers = {
+        "num_examples": 1000,
+        "batch_size": 32,
+        "rounds": 20,
+        "epsilon": 5.0,
+        "delta": 1e-4,
+        "noise_multiplier": 1.3,
+    }
+    small, whole = (RecordPlan(**numbers, first_batch_size=first).cost() for first in (32, 1000))
+    assert small < whole
+    assert RecordPlan(**numbers, first_batch_size=1000).planned()[Event(1.0, 1.3)] == 1
