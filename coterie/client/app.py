@@ -14,7 +14,8 @@ def _answer(message: Message, context: Context) -> Message:
     node = context.node_config
     if "client-id" in node:  # a real one: no server tells it where on its disk to write
         budget = (float(node["epsilon"]), float(node["delta"])) if "epsilon" in node else None
-        client = Client(int(node["client-id"]), str(node.get("state-dir", "")), budget)
+        diagnostics = str(node.get("diagnostics", "")).lower() == "true"
+        client = Client(int(node["client-id"]), str(node.get("state-dir", "")), budget, diagnostics)
     else:
         client = Client(int(node["partition-id"]))
     verb = message.metadata.message_type

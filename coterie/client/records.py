@@ -32,6 +32,11 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
         plan = task.plan(client.client_id)
         key = (task.round, client.client_id)
         try:
+            if task.choose and (plan.selection == "none" or (plan.selection == "exact" and client.budget)):
+                raise ClientError(
+                    f"client {client.client_id} refuses: it was asked to choose a cluster by loss, and its plan pays "
+                    "for no such choice; use selection = gumbel"
+                )
             events = plan.part(first=task.first, chooses=task.choose)
             key = (*key, spend(folder, client.client_id, plan, client.budget, task.round, events))  # before any draw
         except ClientError as refusal:

@@ -37,12 +37,15 @@ class Client:
     Attributes:
         client_id: our own id for it.
         folder: of what it keeps; empty: it has none; None: it is simulated, and takes the one that a message names.
-        budget: epsilon and delta that it may spend at record level; None: it is simulated, and has the plan's.
+        budget: epsilon and delta that it may spend; None: it is simulated, and has the plan's. A client with a budget
+            of its own trusts nobody: it reveals nothing that the budget does not pay for.
+        diagnostics: whether such a client lets itself be evaluated, exactly and outside its budget.
     """
 
     client_id: int
     folder: str | None = None
     budget: tuple[float, float] | None = None
+    diagnostics: bool = False
 
 
 @dataclass(frozen=True)

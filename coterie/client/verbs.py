@@ -24,6 +24,15 @@ from coterie.privacy import clip_rows
 # Test examples on which a client with layers of its own is evaluated: nobody shares its network.
 _MOST_OWN_TESTS = 500
 
+_UNPAID = (
+    "this client has a budget of its own, and was asked for training without record-level privacy: it refuses (set "
+    "privacy-unit = record, or take epsilon out of its node configuration)"
+)
+_UNPAID_SCORES = (
+    "this client has a budget of its own, and evaluation is outside it: it refuses (set evaluate = off, or "
+    "diagnostics = true in its node configuration)"
+)
+
 Answer: TypeAlias = RecordDict | ClientError
 
 
@@ -39,6 +48,8 @@ def _train(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """
     cohort = Cohort.of(content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
+    if not cohort.task.plans and any(client.budget for client in clients):
+        return [ClientError(_UNPAID)] * len(clients)
     if cohort.task.plans:
         chosen, updates, refusals = train_privately(cohort)
         labels = redrawn = cohort.labels(chosen)
@@ -107,8 +118,10 @@ def _assign(models: Vectors, labels: Labels, updates: Vectors, clip: float) -> t
     return new, updates + (start - models[new])
 
 
-def evaluate(content: RecordDict, clients: Sequence[Client]) -> list[RecordDict]:
+def evaluate(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Accuracy on held-out data of the model that each client chooses on its training data, or was assigned."""
+    if any(client.budget and not client.diagnostics for client in clients):
+        return [ClientError(_UNPAID_SCORES)] * len(clients)
     cohort = Cohort.of(content, clients)
     task, network, device = cohort.task, cohort.task.network, cohort.task.hyper.device
     labels = cohort.choose()

@@ -101,7 +101,18 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
 def _with_what_is_planned(plan: Plan | RecordPlan, charged: Counter[Event]) -> Counter[Event]:
     """The charges, and at the planned noise the rounds and evaluations that are still to come."""
     if isinstance(plan, RecordPlan):
-        return charged | plan.planned()
+        planned = charged | plan.planned()
+        if epsilon(planned, plan.delta, plan.accountant) <= plan.epsilon * _SLACK:
+            return planned
+        # Rounds were repeated after a crash: as many more as the ledger allows.
+        part = plan.part(chooses=plan.selections > 0)
+
+        def over(rounds: int) -> bool:
+            more = charged + Counter({event: rounds * count for event, count in part.items()})
+            return epsilon(more, plan.delta, plan.accountant) > plan.epsilon * _SLACK
+
+        fit = bisect_left(range(1, plan.rounds + 1), True, key=over)
+        return charged + Counter({event: fit * count for event, count in part.items() if fit})
     training = sum(count for event, count in charged.items() if not _is_evaluation(plan, event))
     evaluations = charged.total() - training
     planned = charged.copy()

@@ -554,7 +554,8 @@ class RunConfig:
         if self["evaluate"] != "diagnostic":
             return always
         return [
-            f"accuracies on clients' held-out data, exact, every {self['evaluate-every']} rounds and at the end",
+            "accuracies on clients' held-out data and training losses, exact, every "
+            f"{self['evaluate-every']} rounds and at the end",
             "groups found, clustering accuracy, NMI and kappa, from clients' exact labels",
             *always,
         ]

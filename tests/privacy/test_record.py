@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from coterie.privacy import PrivacyError, RecordPlan, epsilon
+from coterie.privacy import Ledger, PrivacyError, RecordPlan, certificate, epsilon, read_ledger
+from coterie.privacy.check import check
 
 SETTING = {"num_examples": 6600, "batch_size": 32, "rounds": 200, "delta": 1e-4}
 
@@ -101,3 +102,19 @@ def _fine(plan):
 def test_plans_that_make_no_sense(change, complaint):
     with pytest.raises(PrivacyError, match=complaint):
         calibrated(**{"epsilon": 5.0} | change)
+
+
+def test_a_round_that_was_repeated_is_certified_within_the_budget(tmp_path):
+    plan = calibrated(epsilon=3.0, first_batch_size=640, rounds=20)
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(plan.delta, plan.epsilon, path, plan.accountant, {"plan": plan.terms(), "seed": None})
+    for number in (1, 1, 2):  # killed in round 1
+        for event, count in plan.part(first=number == 1).items():
+            ledger.round(number, event, count)
+    ledger.close()
+    paper = certificate(*read_ledger(path))
+    assert paper["certified"] is True
+    assert [each["charges"] for each in paper["charged"]] == [2 * 10, 206]
+    assert epsilon(plan.planned() + plan.part(first=True), plan.delta) > 3.0  # all that was planned no longer fits
+    assert 2.8 < paper["epsilon"] <= 3.0  # what may still come counts, as far as the budget goes
+    assert check(*read_ledger(path), paper) == []

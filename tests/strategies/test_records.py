@@ -315,3 +315,32 @@ def test_same_noise_other_first_batches_other_epsilons():
     small, whole = (RecordPlan(**numbers, first_batch_size=first).cost() for first in (32, 1000))
     assert small < whole
     assert RecordPlan(**numbers, first_batch_size=1000).planned()[Event(1.0, 1.3)] == 1
+
+
+class Wary(LocalGrid):
+    """Clients that trust nobody."""
+
+    def __init__(self, folder, diagnostics=False):
+        super().__init__(CLIENTS)
+        self._clients = [Client(i, str(folder), (5.0, 1e-4), diagnostics) for i in range(CLIENTS)]
+
+
+def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):
+    none = NoPrivacy(clients=CLIENTS, num_clusters=2, sampling_rate=1.0, rounds=1)
+    _, result, strategy = train(
+        Oracle, none, np.zeros((1, 4)), tmp_path, grid=Wary(tmp_path / "own"), true_groups=GROUPS
+    )
+    assert strategy.accepted == 0
+    reasons = " ".join(strategy.dropped)
+    assert "asked for training without record-level privacy" in reasons
+    assert "evaluation is outside it" in reasons
+    assert not result.evaluate_metrics_clientapp
+    for selection, choices in (("exact", 1), ("none", 0)):
+        own = {"num_examples": RECORDS, "batch_size": RECORDS, "rounds": 1, "epsilon": 5.0, "delta": 1e-4}
+        one = RecordPlan.calibrated(**own, selection=selection, selections=choices)
+        grid = Wary(tmp_path / selection, diagnostics=True)
+        _, result, strategy = train(FCDPFL, plan(2, plans=[one]), APART, tmp_path, grid=grid)
+        assert strategy.accepted == 0
+        assert "its plan pays for no such choice" in next(iter(strategy.dropped))
+        assert result.evaluate_metrics_clientapp[1]["accuracy"] == 1.0  # that it agreed to
+        assert not list((tmp_path / selection).glob("*.jsonl"))
