@@ -141,7 +141,7 @@ def _headline(folder: Any) -> str:
     where = f", resumed after round {folder.resumed.round}" if folder.resumed else ""
     return (
         f"[bold]{config['strategy']}[/] on [bold]{config['dataset']}[/]: {plan.clients} clients, "
-        f"{plan.num_clusters} models, {plan.rounds} rounds, {privacy_text}{where}"
+        f"{config['clusters'] or 'as yet unknown'} models, {plan.rounds} rounds, {privacy_text}{where}"
     )
 
 

@@ -24,7 +24,7 @@ _OUTSIDE = (
     "other runs on the same clients: their epsilons add up",
     "settings and checkpoints chosen by looking at exact diagnostics or at other runs on the same clients",
 )
-_HIDDEN = "who takes part: the amplification by sampling holds against those who cannot see it"
+_HIDDEN = "{}: the amplification by sampling holds against those who cannot see it"
 # Rounding of a budget that a calibration met exactly.
 _SLACK = 1 + 1e-9
 
@@ -66,7 +66,8 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
     visible = VisibleAccountant()
     for event, count in events.items():
         visible.compose(event, count)
-    outside = [*header.get("diagnostics", ()), *_OUTSIDE, _HIDDEN] if plan.private else []
+    hidden = "which records are in a batch" if isinstance(plan, RecordPlan) else "who takes part"
+    outside = [*header.get("diagnostics", ()), *_OUTSIDE, _HIDDEN.format(hidden)] if plan.private else []
     return {
         "certified": not reasons,
         "reasons": reasons,

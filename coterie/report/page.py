@@ -147,14 +147,15 @@ def _summary(run: Run) -> str:
         groups = run.outcome.get("groups")
         parts.append(f"{config['clients']} clients" + (f" in {groups} hidden groups" if groups else ""))
     if "clusters" in config:
-        parts.append(f"{config['clusters']} models")
+        parts.append(f"{config['clusters']} models" if config["clusters"] else "as many models as groups were found")
     if "rounds" in config:
         rate = f" at sampling rate {config['sampling-rate']}" if "sampling-rate" in config else ""
         parts.append(f"{config['rounds']} rounds{rate}")
     if run.unit == "none":
         parts.append("no privacy")
     else:
-        parts.append(f"{run.unit}-level privacy" + (f" ({config['mechanism']})" if "mechanism" in config else ""))
+        mechanism = "dp-sgd" if run.unit == "record" else config.get("mechanism")
+        parts.append(f"{run.unit}-level privacy" + (f" ({mechanism})" if mechanism else ""))
     return ", ".join(parts)
 
 
@@ -240,10 +241,10 @@ def _guarantee(run: Run) -> list[str]:
             f"probability of at most δ = {delta}.",
         ]
     visible = run.certificate.get("epsilon_participation_visible")
+    hidden = "which records are in which batch" if run.unit == "record" else "who takes part in which round"
     if visible is not None and run.finished and visible >= run.epsilon:  # less only where a loose bound made epsilon
         words.append(
-            "This counts on nobody seeing who takes part in which round. Against somebody who does see it, "
-            f"ε is {formats.epsilon(visible)}."
+            f"This counts on nobody seeing {hidden}. Against somebody who does see it, ε is {formats.epsilon(visible)}."
         )
     return words
 

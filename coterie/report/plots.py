@@ -239,7 +239,7 @@ def _draw_epsilon(axes: Axes, run: Run) -> None:
     numbers, values = zip(*spent, strict=True)
     axes.plot(numbers, values, color=INK, linewidth=1.6)
     axes.fill_between(numbers, values, color=INK, alpha=0.07, linewidth=0)
-    budget = run.config.get("epsilon")
+    budget = run.certificate.get("epsilon_budget", run.config.get("epsilon"))
     if isinstance(budget, int | float) and math.isfinite(budget):
         axes.axhline(budget, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
         axes.annotate(

@@ -306,8 +306,10 @@ class RunConfig:
                 known = "`coterie run --keys` lists all keys"
                 raise ConfigError(f"unknown key {name!r}{_nearest(name, SCHEMA)} ({known})")
         self.values = {name: key.parse(name, values.get(name, key.default)) for name, key in SCHEMA.items()}
+        if "privacy-unit" not in values and "client" not in self.method.units:
+            self.values["privacy-unit"] = self.method.units[0]
         for name, value in self._defaults().items():
-            if name not in values or self[name] == SCHEMA[name].default:
+            if self[name] == SCHEMA[name].default:
                 self.values[name] = value
         self._check_together()
 
@@ -319,8 +321,6 @@ class RunConfig:
         found: dict[str, Any] = {}
         if not self.method.clustered:
             found |= {"clusters": 1, "respawn-every": 0}
-        if "client" not in self.method.units:
-            found["privacy-unit"] = self.method.units[0]
         if "client" not in self.method.units or self["privacy-unit"] == "record":
             found |= {"sampling-rate": 1.0, "respawn-every": 0}
         return found

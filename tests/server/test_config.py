@@ -160,3 +160,53 @@ def test_warns_of_a_delta_that_promises_little():
     (warning,) = RunConfig({"clients": 100, "delta": 0.0011}).warnings()
     assert "delta = 0.0011" in warning
     assert RunConfig({"clients": 100, "delta": 0.5, "privacy-unit": "none"}).warnings() == []
+
+
+RECORD = {"strategy": "rc-dpfl", "clients": 12, "samples-per-client": 100, "rounds": 3, "batch-size": 10, "delta": 1e-4}
+
+
+def test_methods_of_record_level_have_defaults_of_their_own():
+    config = RunConfig(RECORD)
+    assert (config["privacy-unit"], config["sampling-rate"], config["respawn-every"]) == ("record", 1.0, 0)
+    assert RunConfig({"strategy": "rc-dpfl", "privacy-unit": "none", "clients": 12})["privacy-unit"] == "none"
+    level = config.plan
+    assert level.unit == "record"
+    (plan,) = level.of_clients
+    assert (plan.num_examples, plan.batch_size, plan.first_batch_size, plan.selections) == (100, 10, 100, 2)
+    assert plan.cost() <= 8.0
+    (plan,) = RunConfig({**RECORD, "strategy": "f-cdpfl", "first-batch-size": 50}).plan.of_clients
+    assert (plan.first_batch_size, plan.selections, plan.selection) == (50, 3, "gumbel")
+    (plan,) = RunConfig({**RECORD, "strategy": "fedavg", "privacy-unit": "record"}).plan.of_clients
+    assert (plan.first_batch_size, plan.selections, plan.selection) == (None, 0, "none")
+
+
+def test_clients_may_have_terms_of_their_own():
+    profiles = "epsilon=2 batch-size=20; samples-per-client=50 delta=1e-5"
+    level = RunConfig({**RECORD, "profiles": profiles}).plan
+    first, second = level.of_clients
+    assert (first.epsilon, first.batch_size, first.num_examples, first.delta) == (2.0, 20, 100, 1e-4)
+    assert (second.epsilon, second.batch_size, second.num_examples, second.delta) == (8.0, 10, 50, 1e-5)
+    assert level.worst is second
+    assert level.weight_of_clients().tolist() == [100, 50] * 6
+    assert level.noise_multiplier == second.noise_multiplier
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"samples-per-client": 0}, "is a public constant; set it"),
+        ({"sampling-rate": 0.5}, "at record level all clients take part in every round"),
+        ({"evaluate": "private"}, "at record level use diagnostic or off"),
+        ({"profiles": "epsilons=2"}, "profiles: 'epsilons=2': must set one of .*; did you mean 'epsilon'"),
+        ({"profiles": "epsilon=-2"}, "epsilon = '-2': must be a finite number above 0"),
+        ({"profiles": "samples-per-client=200"}, "must be at most that of the run"),
+        ({"strategy": "ifca", "privacy-unit": "record"}, "ifca supports privacy-unit client or none, not 'record'"),
+        ({"privacy-unit": "client"}, "rc-dpfl supports privacy-unit record or none"),  # said, so not replaced
+        ({"strategy": "oracle", "clusters": 0}, "oracle must be told their number"),
+        ({"selection": "loud"}, "must be gumbel, exact"),
+        ({"accountant": "theorem-4.2"}, "dp-sgd is counted by pld, rdp"),
+    ],
+)
+def test_what_record_level_cannot_do_is_refused(wrong, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        RunConfig({**RECORD, **wrong})
