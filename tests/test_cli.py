@@ -300,3 +300,55 @@ def test_report_compares_runs(coterie, tmp_path):
     assert status == 1
     assert err.startswith("error:")
     assert "nowhere" in err
+
+
+RECORDS = {
+    "strategy": "rc-dpfl",
+    "clients": 12,
+    "groups": "2",
+    "clusters": 2,
+    "samples-per-client": 30,
+    "rounds": 4,
+    "batch-size": 10,
+    "local-epochs": 1,
+    "epsilon": 20,
+    "delta": 1e-3,
+    "evaluate-every": 2,
+    "clip": 1.0,
+}
+
+
+def said(values):
+    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
+def test_a_run_at_record_level(coterie, tmp_path):
+    status, out, err = coterie("run", *said(RECORDS), "--out", "one", "--json")
+    assert status == 0, err
+    result = document(out)
+    assert result["certified"] is True
+    assert 0 < result["epsilon"] <= 20
+    assert result["notes"]["clusters"] == 2
+    assert result["notes"]["switch_round"] in (1, 2)
+    assert len(result["client_accuracy"]) == 12
+    ledgers = sorted((tmp_path / "one" / "clients").glob("*.jsonl"))
+    assert len(ledgers) == 12
+    for ledger in ledgers:  # as much as the run says, each by its own count
+        status, out, _ = coterie("privacy", "spent", ledger, "--json")
+        assert document(out)["rounds"] == 4
+        assert document(out)["epsilon"] <= result["epsilon"] + 1e-9
+    assert coterie("privacy", "check", "one")[0] == 0
+    assert '"client_accuracy"' not in (tmp_path / "one" / "metrics.jsonl").read_text()
+
+
+def test_a_run_at_record_level_resumes_with_what_it_found(coterie, tmp_path):
+    whole = coterie("run", *said({**RECORDS, "seed": 3}), "--out", "whole", "--json")
+    short = coterie("run", *said({**RECORDS, "seed": 3, "stop-after": 2}), "--out", "cut", "--json")
+    assert whole[0] == short[0] == 0
+    assert document(short[1])["rounds"] == 2
+    from coterie.server import RunFolder
+
+    folder = RunFolder.resume(tmp_path / "cut", {})
+    assert folder.resumed.kept["pi"].shape == (12, 2)
+    assert folder.resumed.kept["switch"][0] == document(whole[1])["notes"]["switch_round"]
+    folder.close()

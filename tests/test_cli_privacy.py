@@ -538,3 +538,21 @@ def test_audit_without_power_fails_and_says_so(coterie):
 
 def test_audit_refuses_what_it_does_not_know(coterie):
     assert_refused(coterie("audit", "--mechanism", "magic", "--json"), "--mechanism magic", "rr-slot")
+
+
+def test_what_a_client_has_spent(coterie, tmp_path):
+    from coterie.privacy import ClientLedger, RecordPlan
+
+    plan = RecordPlan.calibrated(num_examples=200, batch_size=20, rounds=4, epsilon=3.0, delta=1e-4)
+    ledger = ClientLedger(plan.delta, plan.epsilon, tmp_path / "client-3.ledger.jsonl")
+    for number in (1, 2):
+        ledger.spend(number, plan.part())
+    ledger.close()
+    status, out, _ = coterie("privacy", "spent", tmp_path / "client-3.ledger.jsonl", "--json")
+    told = document(out)
+    assert status == 0
+    assert 0 < told["epsilon"] < told["epsilon_rdp"] < 3
+    assert (told["epsilon_budget"], told["rounds"], told["steps"]) == (3.0, 2, 20)
+    status, _, err = coterie("privacy", "spent", tmp_path / "nobody.jsonl")
+    assert status == 1
+    assert "cannot be read" in err

@@ -280,6 +280,31 @@ def privacy_check(
         raise typer.Exit(1)
 
 
+@app.command("spent")
+def privacy_spent(
+    ledger: Annotated[Path, typer.Argument(metavar="LEDGER", help="Ledger of a client: client-ID.ledger.jsonl.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """What one client at record level has spent so far, in all runs, and what its budget is."""
+    from coterie.privacy import epsilon as cost
+    from coterie.privacy import read_ledger
+    from coterie.privacy.ledger import counted
+
+    header, charges = read_ledger(ledger)
+    events = counted(charges)
+    answer(
+        {
+            "epsilon": cost(events, header["delta"], header["accountant"]),
+            "epsilon_rdp": cost(events, header["delta"], "rdp"),
+            "epsilon_budget": header["epsilon"],
+            "delta": header["delta"],
+            "rounds": len({charge["round"] for charge in charges}),
+            "steps": events.total(),
+        },
+        as_json,
+    )
+
+
 def _stated(path: Path) -> dict[str, Any] | None:
     """privacy.json, or None while there is none."""
     from coterie.privacy import LedgerError

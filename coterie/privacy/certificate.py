@@ -15,7 +15,7 @@ from typing import Any
 
 from coterie.privacy.accountants import ACCOUNTANTS, Event, VisibleAccountant, accountant_title
 from coterie.privacy.accounting import composed, epsilon
-from coterie.privacy.ledger import count_of, event_of
+from coterie.privacy.ledger import counted
 from coterie.privacy.plan import Plan, certifies
 from coterie.privacy.record import RecordPlan
 
@@ -48,9 +48,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         charges: its other lines, in order.
     """
     plan, seed = plan_of(header["plan"]), header.get("seed")
-    charged: Counter[Event] = Counter()
-    for charge in charges:
-        charged[event_of(charge)] += count_of(charge)
+    charged = counted(charges)
     events = _with_what_is_planned(plan, charged)
     by_accountant = {name: epsilon(events, plan.delta, name) for name in _accountants(plan)}
     cost = by_accountant[plan.accountant]

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -104,9 +104,9 @@ class Ledger:
         return {name: composed(self.events, name) for name in dict.fromkeys((self.accountant, "pld", "rdp"))}
 
     @property
-    def events(self) -> list[Event]:
-        """What was charged, in order."""
-        return [event_of(line) for line in self.charges for _ in range(count_of(line))]
+    def events(self) -> Counter[Event]:
+        """What was charged."""
+        return counted(self.charges)
 
     def spent(self, accountant: str | None = None) -> float:
         """Epsilon of every charge ever made, by the ledger's own accountant or another one that it tracks."""
@@ -175,7 +175,7 @@ class ClientLedger(Ledger):
         Raises:
             BudgetError: the budget does not allow it; nothing was written.
         """
-        total = frozenset((Counter(self.events) + Counter(events)).items())
+        total = frozenset((self.events + Counter(events)).items())
         # Any sound count is enough. Renyi's takes no time, and is above the budget in the last rounds alone.
         quick = "rdp" if self.accountant == "pld" else self.accountant
         if not (_cost(total, self.delta, quick) <= self.budget * _SLACK):
@@ -203,6 +203,14 @@ def event_of(charge: Mapping[str, Any]) -> Event:
 def count_of(charge: Mapping[str, Any]) -> int:
     """How many such events it charged."""
     return int(charge.get("count", 1))
+
+
+def counted(charges: Iterable[Mapping[str, Any]]) -> Counter[Event]:
+    """What the lines of a ledger charged."""
+    total: Counter[Event] = Counter()
+    for charge in charges:
+        total[event_of(charge)] += count_of(charge)
+    return total
 
 
 def read_ledger(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

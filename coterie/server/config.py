@@ -464,6 +464,11 @@ class RunConfig:
                 f"sampling-rate = {self['sampling-rate']}: at record level all clients take part in every round; "
                 "set it to 1"
             )
+        for name in ("rebalance-min", "respawn-every"):
+            if self[name]:
+                raise ConfigError(
+                    f"{name} = {self[name]}: reads noisy cluster sizes of client-level privacy; set it to 0"
+                )
         if self["evaluate"] == "private":
             raise ConfigError("evaluate = 'private' is for client-level privacy: at record level use diagnostic or off")
         for plan in self._record_plans(noise_multiplier=1.0):

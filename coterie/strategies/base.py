@@ -257,6 +257,8 @@ class ClusteredStrategy(Strategy):
             )
         if not cls.clustered and plan.num_clusters != 1:
             raise StrategyError(f"{cls.name} trains one model; it was asked for {plan.num_clusters} clusters")
+        if plan.rebalance_min and "client" not in cls.units:
+            raise StrategyError(f"{cls.name} has nothing to rebalance: set rebalance-min to 0")
         if not cls.clustered and plan.rebalance_min:
             raise StrategyError(f"{cls.name} has no clusters to rebalance; set rebalance-min to 0")
         if reseeding and reseeding.every and not plan.identifier_share and plan.private:
@@ -408,7 +410,7 @@ class ClusteredStrategy(Strategy):
 
     def _recalibrate(self, done: int, rounds: int) -> None:
         """After a crash that wasted charges: noise with which spent plus remaining fits the budget."""
-        plan, spent = self.plan, Counter(self.ledger.events)
+        plan, spent = self.plan, self.ledger.events
         if plan.unit == "record":  # every client has its own ledger, and drops out when it has nothing left
             return
         remaining = rounds - done

@@ -85,7 +85,7 @@ class RCDPFL(ClusteredStrategy):
     @property
     def switch(self) -> int:
         """E_c, the last round in which the mixture is trusted; known after round 1."""
-        return int(self.kept[_SWITCH])
+        return int(self.kept[_SWITCH][0])
 
     def _find(self, released: Released) -> None:
         """Lines 7 to 9."""
@@ -103,7 +103,7 @@ class RCDPFL(ClusteredStrategy):
             raise StrategyError(f"round 1 gave no groups: {error}") from error
         pi = np.full((self.plan.clients, len(mixture.means)), 1 / len(mixture.means))
         pi[released.clients] = mixture.probabilities
-        self.kept = {_PI: pi, _SWITCH: np.array(switch_round(mixture.mpo, self.plan.rounds))}
+        self.kept = {_PI: pi, _SWITCH: np.array([switch_round(mixture.mpo, self.plan.rounds)])}
         self.notes = {
             "clusters": len(mixture.means),
             "mss": mixture.mss,

@@ -10,6 +10,7 @@ from toys import UP
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, pack_update, unpack_models
 from coterie.privacy import Joint, Ledger, NoPrivacy, Plan, PrivacyError, Released, RRSlot, Streams, calibrate, epsilon
+from coterie.privacy.ledger import event_of
 from coterie.strategies import IFCA, FedAvg, Reseeding, StrategyError
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
@@ -232,7 +233,7 @@ def evaluated(accuracy, nodes=range(1, CLIENTS + 1), noise=1e-4, rounds=3, every
 def test_a_private_evaluation_is_charged_and_releases_a_noisy_mean_alone():
     result, ledger, plan = evaluated(0.75, noise=0.1)
     assert [charge["for"] for charge in ledger.charges] == ["training"] * 2 + ["evaluation", "training", "evaluation"]
-    assert ledger.events[2] == plan.evaluation_event()
+    assert event_of(ledger.charges[2]) == plan.evaluation_event()
     assert sorted(result.evaluate_metrics_clientapp) == [2, 3]
     for metrics in result.evaluate_metrics_clientapp.values():
         assert set(metrics) == {"accuracy", "epsilon", "epsilon_rdp"}
