@@ -85,11 +85,11 @@ class RecordPlan:
         check_delta(self.delta)
 
     @classmethod
-    def calibrated(cls, **numbers: Any) -> RecordPlan:
+    def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Any) -> RecordPlan:
         """The plan with the least noise whose whole cost is at most (epsilon, delta).
 
         One z for all rounds. With ``first_noise_multiplier`` given, z of the others; with ``noise_multiplier``
-        given, z of round 1.
+        given, z of round 1. With ``first_noise_ratio`` the noise of round 1 is so many times that of the others.
 
         Raises:
             PrivacyError: a number makes no sense, or no noise suffices.
@@ -98,8 +98,13 @@ class RecordPlan:
         plan = cls(**{"noise_multiplier": 1.0, **numbers})
 
         def at(noise: float) -> RecordPlan:
-            return cls(**{**asdict(plan), free: noise})
+            first: dict[str, Any] = (
+                {} if first_noise_ratio == 1 else {"first_noise_multiplier": first_noise_ratio * noise}
+            )
+            return cls(**{**asdict(plan), **first, free: noise})
 
+        if not 0 < first_noise_ratio < math.inf:
+            raise PrivacyError(f"first noise ratio must be positive and finite, not {first_noise_ratio}")
         if not 0 < plan.epsilon < math.inf:
             raise PrivacyError(f"epsilon must be positive and finite, not {plan.epsilon}")
         # What is fixed may be too much already; finding that out at every probe would take minutes.

@@ -205,6 +205,7 @@ SCHEMA: dict[str, Key] = {
         auto="auto",
         **_number(1),
     ),
+    "first-noise": Key(1.0, "record level: noise of round 1, in units of the other rounds'", **_number(0.1, 100)),
     "selection": Key(
         "gumbel",
         "record level: how clients choose a cluster by loss: private and charged, or exact and never certified",
@@ -450,7 +451,7 @@ class RunConfig:
         """A plan without calibrated noise, for checks that cost nothing."""
         noise = 1.0 if self["noise-multiplier"] == "auto" else self["noise-multiplier"]
         if self["privacy-unit"] == "record":
-            return self._record_level(noise_multiplier=noise)
+            return self._record_level(noise)
         return self._kind(noise_multiplier=0.0 if self["privacy-unit"] == "none" else noise, **self._numbers)
 
     def _check_records(self) -> None:
@@ -471,7 +472,7 @@ class RunConfig:
                 )
         if self["evaluate"] == "private":
             raise ConfigError("evaluate = 'private' is for client-level privacy: at record level use diagnostic or off")
-        for plan in self._record_plans(noise_multiplier=1.0):
+        for plan in self._record_plans(1.0):
             if plan.num_examples > self["samples-per-client"]:
                 raise ConfigError("profiles: samples-per-client of a profile must be at most that of the run")
 
@@ -490,38 +491,38 @@ class RunConfig:
             found.append(own)
         return found
 
-    def _record_plans(self, **noise: float) -> tuple[RecordPlan, ...]:
+    def _record_plans(self, noise: float | None = None) -> tuple[RecordPlan, ...]:
         """The plans of clients 0, 1, ..., in turn; calibrated where no noise is given."""
-        make = RecordPlan if noise else RecordPlan.calibrated
         choices = self.method.choices(self["rounds"])
         plans = []
         for own in self._profiles:
             said = {**self.values, **own}
-            many, first = said["samples-per-client"], said["first-batch-size"]
+            many, first, ratio = said["samples-per-client"], said["first-batch-size"], said["first-noise"]
             if first == "auto":
                 first = many if self.method.full_first_batch else None
-            plans.append(
-                make(
-                    num_examples=many,
-                    batch_size=min(said["batch-size"], many),
-                    rounds=said["rounds"],
-                    epsilon=said["epsilon"],
-                    delta=1 / (100 * many) if said["delta"] == "auto" else said["delta"],
-                    clip_norm=said["clip"],
-                    first_batch_size=None if first is None else int(min(first, many)),
-                    local_epochs=said["local-epochs"],
-                    selection=said["selection"] if choices else "none",
-                    selections=choices,
-                    selection_epsilon=said["selection-epsilon"],
-                    accountant="pld" if said["accountant"] == "auto" else said["accountant"],
-                    **noise,
-                )
-            )
+            numbers: dict[str, Any] = {
+                "num_examples": many,
+                "batch_size": min(said["batch-size"], many),
+                "rounds": said["rounds"],
+                "epsilon": said["epsilon"],
+                "delta": 1 / (100 * many) if said["delta"] == "auto" else said["delta"],
+                "clip_norm": said["clip"],
+                "first_batch_size": None if first is None else int(min(first, many)),
+                "local_epochs": said["local-epochs"],
+                "selection": said["selection"] if choices else "none",
+                "selections": choices,
+                "selection_epsilon": said["selection-epsilon"],
+                "accountant": "pld" if said["accountant"] == "auto" else said["accountant"],
+            }
+            if noise is None:
+                plans.append(RecordPlan.calibrated(first_noise_ratio=ratio, **numbers))
+            else:
+                plans.append(RecordPlan(noise_multiplier=noise, first_noise_multiplier=ratio * noise, **numbers))
         return tuple(plans)
 
-    def _record_level(self, **noise: float) -> RecordLevel:
+    def _record_level(self, noise: float | None = None) -> RecordLevel:
         return RecordLevel.of(
-            self._record_plans(**noise),
+            self._record_plans(noise),
             clients=self["clients"],
             num_clusters=max(self["clusters"], 1),
             weights=self["weights"],

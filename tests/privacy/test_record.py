@@ -118,3 +118,13 @@ def test_a_round_that_was_repeated_is_certified_within_the_budget(tmp_path):
     assert epsilon(plan.planned() + plan.part(first=True), plan.delta) > 3.0  # all that was planned no longer fits
     assert 2.8 < paper["epsilon"] <= 3.0  # what may still come counts, as far as the budget goes
     assert check(*read_ledger(path), paper) == []
+
+
+def test_round_one_s_noise_can_be_a_multiple_of_the_others():
+    plans = {ratio: calibrated(epsilon=5.0, first_batch_size=6600, first_noise_ratio=ratio) for ratio in (1, 2, 4)}
+    for ratio, plan in plans.items():
+        assert plan.noise(first=True) == pytest.approx(ratio * plan.noise_multiplier)
+        assert 4.98 < plan.cost() <= 5.0
+    assert plans[4].noise_multiplier < plans[2].noise_multiplier < plans[1].noise_multiplier
+    with pytest.raises(PrivacyError, match="first noise ratio must be positive"):
+        calibrated(epsilon=5.0, first_noise_ratio=0.0)
