@@ -45,9 +45,10 @@ def spend(
             "configuration (coterie run and flwr simulations use the run folder)"
         )
     epsilon, delta = budget or (plan.epsilon, plan.delta)
+    accountant = "pld" if budget else plan.accountant
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        ledger = ClientLedger(delta, epsilon, folder / f"client-{client_id}.ledger.jsonl", plan.accountant)
+        ledger = ClientLedger(delta, epsilon, folder / f"client-{client_id}.ledger.jsonl", accountant)
         try:
             return ledger.spend(round, events)
         finally:

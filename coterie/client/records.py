@@ -12,7 +12,7 @@ from coterie.client.dpsgd import DPSGD
 from coterie.client.dpsgd import train_privately as by_dpsgd
 from coterie.client.layers import Vectors
 from coterie.client.memory import ClientError
-from coterie.client.task import Cohort, Labels
+from coterie.client.task import Client, Cohort, Labels, Task
 from coterie.client.training import example_losses
 from coterie.privacy import RecordPlan, Streams, noisy_argmin
 
@@ -32,11 +32,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
         plan = task.plan(client.client_id)
         key = (task.round, client.client_id)
         try:
-            if task.choose and (plan.selection == "none" or (plan.selection == "exact" and client.budget)):
-                raise ClientError(
-                    f"client {client.client_id} refuses: it was asked to choose a cluster by loss, and its plan pays "
-                    "for no such choice; use selection = gumbel"
-                )
+            _check(client, task, plan)
             events = plan.part(first=task.first, chooses=task.choose)
             key = (*key, spend(folder, client.client_id, plan, client.budget, task.round, events))  # before any draw
         except ClientError as refusal:
@@ -66,6 +62,19 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
             task.network, cohort.layers.whole, start, shards, coins, noises, settings, batched=task.batched
         )
     return chosen, updates, refusals
+
+
+def _check(client: Client, task: Task, plan: RecordPlan) -> None:
+    """Refuse what no budget pays for."""
+    if task.choose and (plan.selection == "none" or (plan.selection == "exact" and client.budget)):
+        raise ClientError(
+            f"client {client.client_id} refuses: it was asked to choose a cluster by loss, and its plan pays for no "
+            "such choice; use selection = gumbel"
+        )
+    if task.seed is not None and client.budget:
+        raise ClientError(
+            f"client {client.client_id} refuses: whoever sends a seed knows the noise; run without one (seed = none)"
+        )
 
 
 def _choose(cohort: Cohort, i: int, plan: RecordPlan, rng: np.random.Generator) -> int:

@@ -1,10 +1,13 @@
 """How numbers are written for people, the same on the page, in the figures and in the terminal."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 MISSING = "–"
 NBSP = "\u00a0"
+# Two Gaussians whose means are twice this many standard deviations apart (RC-DPFL, section 4.2.1).
+_APART = 3
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -67,3 +70,14 @@ def setting(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} = {setting(item)}" for key, item in value.items()) or MISSING
     return MISSING if value is None or value == "" else str(value)
+
+
+def mixture(notes: Mapping[str, Any] | None) -> str:
+    """What a mixture on first updates found (RC-DPFL); empty where there was none."""
+    if not notes or "mss" not in notes:
+        return ""
+    apart = "apart" if notes["mss"] > _APART else "not apart"
+    return (
+        f"{notes['clusters']} groups in the first updates, {apart}: minimum separation score {notes['mss']:.3g} (above "
+        f"{_APART} is apart), overlap {notes['mpo']:.2g}, trusted up to round {notes['switch_round']}"
+    )

@@ -38,6 +38,8 @@ def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> T
             table.add_row("Each group", ", ".join(map(formats.percent, groups)))
         table.add_row("Clusters found", formats.of_total(result.get("groups_found"), result.get("groups")))
         table.add_row("Clustering accuracy", formats.percent(result.get("clustering_accuracy")))
+    if found := formats.mixture(result.get("notes")):
+        table.add_row("Mixture", found)
     table.add_section()
     for label, value in _privacy(certificate):
         table.add_row(label, value)

@@ -59,6 +59,9 @@ PAGE = r"""{% macro badge(text, good) %}
 {% else %}
 <p>This run released no cluster sizes, so there is nothing to draw.</p>
 {% endif %}
+{% if fmt.mixture(run.outcome.get("notes")) %}
+<p>{{ fmt.mixture(run.outcome.get("notes")) }}.</p>
+{% endif %}
 {% if run.outcome.confusion %}
 <h4>Found against true: clients of every hidden group in every cluster, at the end</h4>
 <div class="card wide">

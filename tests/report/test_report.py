@@ -513,3 +513,13 @@ def test_numbers(value, written):
 )
 def test_durations(seconds, written):
     assert formats.duration(seconds).replace(formats.NBSP, " ") == written
+
+
+def test_what_a_mixture_found_is_told():
+    notes = {"clusters": 4, "mss": 24.31, "mpo": 1e-9, "switch_round": 30}
+    assert formats.mixture(notes) == (
+        "4 groups in the first updates, apart: minimum separation score 24.3 (above 3 is apart), overlap 1e-09, "
+        "trusted up to round 30"
+    )
+    assert "not apart" in formats.mixture(notes | {"mss": 1.7})
+    assert formats.mixture({}) == formats.mixture(None) == ""

@@ -335,12 +335,35 @@ def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):
     assert "asked for training without record-level privacy" in reasons
     assert "evaluation is outside it" in reasons
     assert not result.evaluate_metrics_clientapp
+    unseeded = {key: value for key, value in CONFIG.items() if key != "seed"}
+    honest = RecordPlan.calibrated(num_examples=RECORDS, batch_size=RECORDS, rounds=1, epsilon=4.9, delta=1e-4)
+    for config, accepted in ((unseeded, CLIENTS), (CONFIG, 0)):
+        grid = Wary(tmp_path / f"seed-{accepted}", diagnostics=True)
+        terms = plan(2, plans=[honest])
+        _, _, strategy = train(Oracle, terms, np.zeros((1, 4)), tmp_path, grid=grid, config=config, true_groups=GROUPS)
+        assert strategy.accepted == accepted
+    assert "whoever sends a seed knows the noise" in next(iter(strategy.dropped))
     for selection, choices in (("exact", 1), ("none", 0)):
         own = {"num_examples": RECORDS, "batch_size": RECORDS, "rounds": 1, "epsilon": 5.0, "delta": 1e-4}
         one = RecordPlan.calibrated(**own, selection=selection, selections=choices)
         grid = Wary(tmp_path / selection, diagnostics=True)
-        _, result, strategy = train(FCDPFL, plan(2, plans=[one]), APART, tmp_path, grid=grid)
+        terms = plan(2, plans=[one])
+        _, result, strategy = train(FCDPFL, terms, APART, tmp_path, grid=grid, config=unseeded)
         assert strategy.accepted == 0
         assert "its plan pays for no such choice" in next(iter(strategy.dropped))
         assert result.evaluate_metrics_clientapp[1]["accuracy"] == 1.0  # that it agreed to
         assert not list((tmp_path / selection).glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("draw", ["noisy_argmin", "by_dpsgd"])
+def test_a_charge_is_on_disk_before_anything_is_drawn(draw, tmp_path, monkeypatch):
+    charged = []
+
+    def power_cut(*arguments, **options):
+        charged.append(len(read_ledger(tmp_path / "client-0.ledger.jsonl")[1]))
+        raise RuntimeError("the power went out")
+
+    monkeypatch.setattr(f"coterie.client.records.{draw}", power_cut)
+    _, _, strategy = train(FCDPFL, plan(2, choices=1), APART, tmp_path)
+    assert charged == [2]  # the gradients and the choice
+    assert strategy.accepted == 0
