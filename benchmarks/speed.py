@@ -1,6 +1,8 @@
 """How much faster a cohort trains as one batched program than client after client: a ratio, in one run.
 
-    python benchmarks/speed.py [--device cpu|cuda] [--model mlp-32] [--clients 100] [--repeat 5]
+    python benchmarks/speed.py [--device cpu|cuda] [--model mlp-32] [--clients 100] [--repeat 5] [--private]
+
+With --private they train by DP-SGD, the plain way by Opacus.
 
 Prints one JSON document: median seconds of both ways, their ratio, and the largest difference of an update.
 """
@@ -18,6 +20,7 @@ import torch
 
 from coterie import models as networks
 from coterie.client import Hyper, train
+from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.datasets import Shard, TestSet
 from coterie.messages import Layout
 
@@ -42,6 +45,7 @@ def main() -> None:
     parser.add_argument("--model", default="mlp-32")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--private", action="store_true")
     chosen = parser.parse_args()
     network = networks.build(chosen.model, SHAPE, CLASSES)
     first = networks.initialise(chosen.model, SHAPE, CLASSES, 0)
@@ -49,11 +53,24 @@ def main() -> None:
     shards = cohort(chosen.clients)
     start = np.repeat(layout.flatten(first)[None], chosen.clients, axis=0)
     hyper = Hyper(local_epochs=2, batch_size=20, lr=0.1, device=chosen.device)
+    private = DPSGD(
+        num_examples=EXAMPLES,
+        batch_size=20,
+        epochs=2,
+        lr=0.1,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        device=chosen.device,
+    )
 
     def once(batched: bool) -> tuple[float, np.ndarray]:
-        rngs = [np.random.default_rng(i) for i in range(chosen.clients)]
+        coins, noises = ([np.random.default_rng([i, j]) for i in range(chosen.clients)] for j in (0, 1))
         began = time.perf_counter()
-        updates = train(network, layout, start, shards, rngs, hyper, batched=batched)
+        if chosen.private:
+            terms = [private] * chosen.clients
+            updates = train_privately(network, layout, start, shards, coins, noises, terms, batched=batched)
+        else:
+            updates = train(network, layout, start, shards, coins, hyper, batched=batched)
         return time.perf_counter() - began, updates
 
     _, plain = once(False)
@@ -65,6 +82,7 @@ def main() -> None:
     sequential, batched = statistics.median(seconds[False]), statistics.median(seconds[True])
     result = {
         "model": chosen.model,
+        "private": chosen.private,
         "device": torch.cuda.get_device_name() if chosen.device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
