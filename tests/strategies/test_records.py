@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,17 @@ from coterie.client.account import spend
 from coterie.client.memory import ClientError
 from coterie.engine import LocalGrid
 from coterie.messages import pack_models, pack_update, unpack_models
-from coterie.privacy import ClientLedger, Event, NoPrivacy, PrivacyError, RecordLevel, RecordPlan, Streams, certificate
+from coterie.privacy import (
+    ClientLedger,
+    Event,
+    NoPrivacy,
+    PrivacyError,
+    RecordLevel,
+    RecordPlan,
+    Streams,
+    certificate,
+    selection_event,
+)
 from coterie.privacy.ledger import read_ledger
 from coterie.server.metrics import summarise
 from coterie.strategies import FCDPFL, KMCDPFL, RCDPFL, FedAvg, Oracle, StrategyError
@@ -353,6 +364,41 @@ def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):
         assert "its plan pays for no such choice" in next(iter(strategy.dropped))
         assert result.evaluate_metrics_clientapp[1]["accuracy"] == 1.0  # that it agreed to
         assert not list((tmp_path / selection).glob("*.jsonl"))
+
+
+def test_what_a_client_does_is_what_it_was_charged_for(tmp_path, monkeypatch):
+    done, chosen = [], []
+
+    def train_nothing(model, layout, start, shards, coins, noises, settings, *, batched):
+        done.append(settings[0])
+        return np.zeros_like(start)
+
+    def choose_nothing(losses, bound, epsilon, rng):
+        chosen.append((losses.shape, bound, epsilon))
+        return 0
+
+    monkeypatch.setattr("coterie.client.records.by_dpsgd", train_nothing)
+    monkeypatch.setattr("coterie.client.records.noisy_argmin", choose_nothing)
+    # All updates are equal, so there are no groups: told two, the mixture takes the first it finds.
+    terms = client_plan(rounds=3, choices=2)
+    terms = replace(
+        terms, batch_size=2, clip_norm=0.7, first_noise_multiplier=0.3, noise_multiplier=0.1, local_epochs=3
+    )
+    train(RCDPFL, plan(2, plans=[terms]), np.zeros((1, 4)), tmp_path, rounds=3)
+    _, charges = read_ledger(tmp_path / "client-0.ledger.jsonl")
+    charged = {charge["round"]: charge for charge in charges if charge.get("count", 1) > 1 or charge["round"] == 1}
+    for number, settings in enumerate(done, 1):
+        charge = charged[number]
+        assert settings.batch_size / settings.num_examples == charge["sampling_rate"]
+        assert settings.noise_multiplier == charge["noise_multiplier"]
+        assert settings.steps == charge["count"]
+        assert settings.clip_norm == 0.7
+    assert [settings.batch_size for settings in done] == [5, 2, 2]
+    assert [settings.noise_multiplier for settings in done] == [0.3, 0.1, 0.1]
+    assert chosen
+    assert set(chosen) == {((RECORDS, 2), 4.0, 20.0)}
+    choices = [charge for charge in charges if charge["sampling_rate"] == 1 and charge["round"] > 1]
+    assert {charge["noise_multiplier"] for charge in choices} == {selection_event(20.0).noise_multiplier}
 
 
 @pytest.mark.parametrize("draw", ["noisy_argmin", "by_dpsgd"])
