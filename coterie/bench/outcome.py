@@ -41,16 +41,8 @@ def document(
     by_place: dict[tuple[str, str], list[Done]] = {}
     for one in done:
         by_place.setdefault((one.cell.row, one.cell.column), []).append(one)
-    return {
-        "table": table.name,
-        "title": table.title,
-        "source": table.source,
-        "plot": table.plot,
+    return heading(table, command, device) | {
         "axis": table.axis,
-        "quick": table.quick,
-        "command": command,
-        "machine": machine(device),
-        "versions": versions(),
         "seeds": list(table.seeds),
         "tuning": {"seeds": list(table.tuning_seeds), "set": dict(table.tuning_settings), "grid": dict(table.grid)},
         "set": {**table.settings, **table.overrides},
@@ -84,6 +76,20 @@ def document(
             }
             for row in table.rows
         ],
+    }
+
+
+def heading(table: Table, command: str, device: str) -> dict[str, Any]:
+    """What a table is, and what it was made by and on."""
+    return {
+        "table": table.name,
+        "title": table.title,
+        "source": table.source,
+        "plot": table.plot,
+        "quick": table.quick,
+        "command": command,
+        "machine": machine(device),
+        "versions": versions(),
     }
 
 

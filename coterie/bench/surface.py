@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from coterie.bench.outcome import heading
 from coterie.bench.table import BenchError, Column, Row, Table
 from coterie.privacy import RecordLevel, RecordPlan, Streams
 from coterie.server import RunConfig
-from coterie.server.folder import machine, versions
 from coterie.server.run import initial_models
 
 
@@ -51,15 +51,7 @@ def surface(table: Table, *, command: str, seen: Callable[[str, int], None]) -> 
         "log10 Var of a later round": lambda plan: variance(plan, False),
         "noise scale z": lambda plan: plan.noise_multiplier,
     }
-    return {
-        "table": table.name,
-        "title": table.title,
-        "source": table.source,
-        "plot": table.plot,
-        "quick": table.quick,
-        "command": command,
-        "machine": machine("cpu"),
-        "versions": versions(),
+    return heading(table, command, "cpu") | {
         "seeds": [],
         "set": {**table.settings, "parameters": size},
         "columns": [{"name": f"later b = {plan.batch(False)}", "score": "noise scale z"} for plan in plans[0]],

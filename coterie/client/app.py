@@ -13,6 +13,8 @@ def _answer(message: Message, context: Context) -> Message:
 
     node = context.node_config
     if "client-id" in node:  # a real one: no server tells it where on its disk to write
+        if ("epsilon" in node) != ("delta" in node):
+            raise ClientError("a client's budget is epsilon and delta: set both in its node configuration, or neither")
         budget = (float(node["epsilon"]), float(node["delta"])) if "epsilon" in node else None
         diagnostics = str(node.get("diagnostics", "")).lower() == "true"
         client = Client(int(node["client-id"]), str(node.get("state-dir", "")), budget, diagnostics)

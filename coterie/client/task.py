@@ -65,9 +65,9 @@ class Task:
         clip: FeSEM's bound on the distance that a client's model may move; inf without privacy.
         folder: where a simulated client keeps what it keeps.
         cluster: the cluster whose model came, where the server chose; None: the client chooses.
-        first: whether round 1 has batches of its own.
+        first: whether this is a round 1 with batches of its own.
         plans: record-level plans of clients 0, 1, ..., in turn; empty: there is no record-level privacy.
-        choose: how a client at record level chooses by loss: "gumbel" or "exact"; empty: it does not.
+        choose: whether a client at record level chooses by loss, in the way that its plan says.
         loss_bound: L, to which the loss of a record is clipped in a private choice.
         initial_own: (D - d,) what a client's own layers are at first.
     """
@@ -122,10 +122,13 @@ class Task:
         """The client's record-level plan."""
         return self.plans[client_id % len(self.plans)]
 
-    def shard(self, client_id: int) -> Shard:
-        """The client's data: at record level no more than its plan says."""
-        shard = self.federation.shard(client_id)
-        most = self.plan(client_id).num_examples if self.plans else len(shard.y)
+    def shard(self, client: Client) -> Shard:
+        """The client's data. At record level a simulated client is given no more records than its plan says.
+
+        A real one keeps all: were its records cut, one that is removed would make room for another.
+        """
+        shard = self.federation.shard(client.client_id)
+        most = self.plan(client.client_id).num_examples if self.plans and client.folder is None else len(shard.y)
         return shard if len(shard.y) <= most else replace(shard, x=shard.x[:most], y=shard.y[:most])
 
     def rng(self, client_id: int) -> np.random.Generator:
@@ -195,7 +198,7 @@ class Cohort:
     def of(cls, content: RecordDict, clients: Sequence[Client]) -> Cohort:
         task = Task.of(content[CONFIG])
         models, layout = unpack_models(content[MODELS])
-        shards = [task.shard(client.client_id) for client in clients]
+        shards = [task.shard(client) for client in clients]
         return cls(task, models, Layers.of(task.network, layout), clients, shards)
 
     @property

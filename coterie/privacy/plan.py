@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -316,6 +316,10 @@ class Plan(ABC):
         sensitivity = 0.5 if self.sampler == "poisson" else 1.0  # an absent client adds nothing; another, the opposite
         return Event(1.0, self.evaluation_noise * self.clients / sensitivity, self.sampler)
 
+    def releases(self) -> Collection[Event]:
+        """What a permit of :meth:`release` may have paid for."""
+        return {self.event()}
+
     def charges(self, config: Mapping[str, Any]) -> Counter[Event]:
         """What one phase costs, in a round whose clients are sent ``config``."""
         return Counter({self.event(): 1})
@@ -395,7 +399,7 @@ class Plan(ABC):
         Raises:
             LedgerError: the permit was used, or paid for another event.
         """
-        self._spend(permit, self.event())
+        self._spend(permit, self.releases())
         if isinstance(contributions, Collected):
             return contributions.released(permit)
         noise = streams.stream("noise", permit.round, attempt)
@@ -421,16 +425,18 @@ class Plan(ABC):
         Raises:
             LedgerError: the permit was used, or paid for another event.
         """
-        self._spend(permit, self.evaluation_event())
+        self._spend(permit, {self.evaluation_event()})
         noise = streams.stream("evaluation", permit.round, attempt)
         values = np.nan_to_num(np.asarray(accuracies, dtype=np.float64), nan=0.5)
         total = float(np.sum(np.clip(values, 0.0, 1.0) - 0.5))
         total += float(gaussian(noise, self.evaluation_noise * self.clients, ()))
         return min(1.0, max(0.0, 0.5 + total / self.clients))
 
-    def _spend(self, permit: Permit, event: Event) -> None:
-        if permit.event != event:
-            raise LedgerError(f"charge {permit.charge} paid for {permit.event}, not for {event}")
+    def _spend(self, permit: Permit, events: Collection[Event]) -> None:
+        if permit.event not in events:
+            raise LedgerError(
+                f"charge {permit.charge} paid for {permit.event}, not for {' or '.join(map(str, events))}"
+            )
         permit.use()
 
     # ---- for the certificate ------------------------------------------------------------------------------

@@ -136,9 +136,7 @@ def _result(
         "majority_accuracy",
         "worst_client_accuracy",
         "max_disparity",
-        "client_accuracy",
-        "client_group",
-        "client_loss",
+        *(() if guarantee["certified"] else ("client_accuracy", "client_group", "client_loss")),  # of every client
     )
     return {
         "strategy": config["strategy"],

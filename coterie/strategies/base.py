@@ -169,6 +169,8 @@ class ClusteredStrategy(Strategy):
     memory: ClassVar[bool] = False
     #: Configuration keys that the constructor takes beside those of every method.
     options: ClassVar[tuple[str, ...]] = ()
+    #: Whether all models start as the first one.
+    equal_start: ClassVar[bool] = False
     #: Whether round 1 asks for batches of a size of its own: all of a client's records.
     full_first_batch: ClassVar[bool] = False
     #: Whether the method finds the number of clusters when it is not told.
@@ -297,6 +299,8 @@ class ClusteredStrategy(Strategy):
         """(k, d) first models from the one or k that the caller gave."""
         if len(models) not in (1, self.plan.num_clusters):
             raise StrategyError(f"{len(models)} initial models for {self.plan.num_clusters} clusters")
+        if self.equal_start:
+            models = models[:1]
         return np.repeat(models, self.plan.num_clusters, axis=0) if len(models) == 1 else models
 
     # ---- tools for methods --------------------------------------------------------------------------------

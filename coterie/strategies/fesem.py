@@ -29,8 +29,6 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-import numpy as np
-
 from coterie.messages import TRAIN
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round
 
@@ -41,6 +39,7 @@ class FeSEM(ClusteredStrategy):
     name: ClassVar[str] = "fesem"
     title: ClassVar[str] = "clients join the centre nearest to their own model, optional rebalancing"
     paper: ClassVar[str] = "Long et al. 2023; RR-Cluster, Algorithm 1"
+    equal_start: ClassVar[bool] = True  # line 1
     memory: ClassVar[bool] = True
     knows_label: ClassVar[bool] = False
 
@@ -48,10 +47,6 @@ class FeSEM(ClusteredStrategy):
         """Lines 5, 3 and 4."""
         released = yield Phase(TRAIN, models)  # lines 5 and 3: client/verbs.py::train, _assign
         return self.step(models, released)  # line 4
-
-    def initial_models(self, models: Models) -> Models:
-        """Line 1."""
-        return np.repeat(super().initial_models(models)[:1], self.plan.num_clusters, axis=0)
 
     def asks(self) -> dict[str, int | float | str | bool]:
         """Line 3, and C, within which a client's model must stay."""

@@ -36,6 +36,7 @@ class KMCDPFL(ClusteredStrategy):
     name: ClassVar[str] = "km-cdpfl"
     title: ClassVar[str] = "k-means on the updates of every round; DP-SGD at the clients"
     paper: ClassVar[str] = "Werner et al. 2023; a baseline of RC-DPFL"
+    equal_start: ClassVar[bool] = True  # line 1
     units: ClassVar[tuple[str, ...]] = ("record", "none")
 
     def round(self, number: int, models: Models) -> Round:
@@ -64,7 +65,3 @@ class KMCDPFL(ClusteredStrategy):
     def placed(self, number: int) -> Mapping[int, int]:
         """The last clusters; at first one for all, since all models are equal."""
         return dict(enumerate(self.kept.get(_LABELS, np.zeros(self.plan.clients, np.int64)).tolist()))
-
-    def initial_models(self, models: Models) -> Models:
-        """Line 1."""
-        return np.repeat(super().initial_models(models)[:1], self.plan.num_clusters, axis=0)

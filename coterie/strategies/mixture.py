@@ -78,7 +78,7 @@ class Mixture:
 
 
 def cluster(
-    updates: Updates,
+    scores: FloatArray,
     num_clusters: int | None,
     rng: np.random.Generator,
     *,
@@ -88,16 +88,15 @@ def cluster(
     """Algorithm 1's first stage: the mixture of updates, and the MSS of every number of groups that was possible.
 
     Args:
-        updates: n updates (d,) that began at one model.
+        scores: (n, n - 1) by :func:`project`, of n updates that began at one model.
         num_clusters: M; None finds it.
         rng: for the starts of EM.
         components: principal components; None for M - 1, or as many as stand out where M is unknown.
         scaled: whether to stretch each to [0, 1], as the authors do with 2.
 
     Raises:
-        ValueError: updates or numbers that make no sense; with M unknown fewer than 4 clients.
+        ValueError: numbers that make no sense; with M unknown fewer than 4 clients.
     """
-    scores = project(updates)
     if components is None:
         components = spanned(scores) if num_clusters is None else max(num_clusters - 1, 1)
     points = scores[:, :components]

@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-
 from coterie.messages import TRAIN
 from coterie.privacy import Plan
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
@@ -34,6 +32,7 @@ class Oracle(ClusteredStrategy):
     name: ClassVar[str] = "oracle"
     title: ClassVar[str] = "true groups, told in advance; DP-SGD at the clients"
     paper: ClassVar[str] = "a baseline of RC-DPFL"
+    equal_start: ClassVar[bool] = True  # groups alone tell them apart
     units: ClassVar[tuple[str, ...]] = ("record", "none")
     options: ClassVar[tuple[str, ...]] = ("true-groups",)
 
@@ -54,7 +53,3 @@ class Oracle(ClusteredStrategy):
     def placed(self, number: int) -> Mapping[int, int]:
         """Line 1."""
         return self._groups
-
-    def initial_models(self, models: Models) -> Models:
-        """All equal: groups alone tell them apart."""
-        return np.repeat(super().initial_models(models)[:1], self.plan.num_clusters, axis=0)

@@ -56,6 +56,7 @@ class RCDPFL(ClusteredStrategy):
     name: ClassVar[str] = "rc-dpfl"
     title: ClassVar[str] = "GMM on the first updates, then clients choose by loss; DP-SGD at the clients"
     paper: ClassVar[str] = "RC-DPFL, Algorithm 1"
+    equal_start: ClassVar[bool] = True  # line 1
     units: ClassVar[tuple[str, ...]] = ("record", "none")
     options: ClassVar[tuple[str, ...]] = ("clusters", "components")
     finds_clusters: ClassVar[bool] = True
@@ -97,8 +98,9 @@ class RCDPFL(ClusteredStrategy):
                 "the others failed, or ask for fewer clusters"
             )
         rng = self.streams.stream("mixture", 1, self._attempt)
+        scores = project(released.updates)
         try:
-            mixture, scores = cluster(released.updates, self.groups or None, rng, **self._space())
+            mixture, mss_of = cluster(scores, self.groups or None, rng, **self._space())
         except ValueError as error:
             raise StrategyError(f"round 1 gave no groups: {error}") from error
         pi = np.full((self.plan.clients, len(mixture.means)), 1 / len(mixture.means))
@@ -108,11 +110,11 @@ class RCDPFL(ClusteredStrategy):
             "clusters": len(mixture.means),
             "mss": mixture.mss,
             "mpo": mixture.mpo,
-            "mss_of": {str(m): score for m, score in scores.items()},
+            "mss_of": {str(m): mss for m, mss in mss_of.items()},
             "switch_round": self.switch,
             "clients": released.clients.tolist(),
             "labels": mixture.labels.tolist(),
-            "projection": project(released.updates, 2).tolist(),
+            "projection": scores[:, :2].tolist(),
         }
 
     def _space(self) -> dict[str, Any]:
@@ -130,7 +132,3 @@ class RCDPFL(ClusteredStrategy):
     def choices(cls, rounds: int) -> int:
         """In every round after E_c, which is 1 at least."""
         return rounds - 1
-
-    def initial_models(self, models: Models) -> Models:
-        """Line 1."""
-        return np.repeat(super().initial_models(models)[:1], self.plan.num_clusters, axis=0)

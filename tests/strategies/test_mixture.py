@@ -17,6 +17,10 @@ from coterie.strategies import mixture as gmm
 GROUPS = np.repeat([0, 1, 2, 3], [3, 6, 6, 6])
 
 
+def cluster(updates, *arguments, **options):
+    return gmm.cluster(gmm.project(updates), *arguments, **options)
+
+
 def rng(seed=0):
     return np.random.default_rng(seed)
 
@@ -231,7 +235,7 @@ def test_points_without_coordinates_are_refused():
 
 def test_known_groups_are_found_and_minorities_with_them():
     for seed in range(20):
-        mixture, scores = gmm.cluster(updates_of(GROUPS, np.eye(4), 0.03, 2000, seed), 4, rng(seed))
+        mixture, scores = cluster(updates_of(GROUPS, np.eye(4), 0.03, 2000, seed), 4, rng(seed))
         assert same_groups(mixture.labels, GROUPS)
         assert mixture.mss > 10
         assert scores == {4: mixture.mss}
@@ -255,24 +259,24 @@ def test_the_number_of_groups_is_found(shape):
     means = SHAPES[shape]
     groups = np.arange(max(20, 4 * len(means))) % len(means)
     for seed in range(5):
-        mixture, scores = gmm.cluster(updates_of(groups, means, 0.015, 1000, seed), None, rng(seed))
+        mixture, scores = cluster(updates_of(groups, means, 0.015, 1000, seed), None, rng(seed))
         assert same_groups(mixture.labels, groups), f"{len(mixture.means)} groups, seed {seed}: {scores}"
         assert mixture.mss == max(scores.values()) == scores[len(means)]
 
 
 def test_the_number_of_groups_is_found_with_a_minority():
     for seed in range(10):
-        assert same_groups(gmm.cluster(updates_of(GROUPS, np.eye(4), 0.03, 2000, seed), None, rng())[0].labels, GROUPS)
+        assert same_groups(cluster(updates_of(GROUPS, np.eye(4), 0.03, 2000, seed), None, rng())[0].labels, GROUPS)
 
 
 def test_less_noise_gives_more_confidence():
-    scores = [gmm.cluster(updates_of(GROUPS, np.eye(4), s, 2000, 0), 4, rng())[0].mss for s in (0.01, 0.03, 0.1)]
+    scores = [cluster(updates_of(GROUPS, np.eye(4), s, 2000, 0), 4, rng())[0].mss for s in (0.01, 0.03, 0.1)]
     assert scores[0] > 2 * scores[1] > 4 * scores[2]
 
 
 def test_the_authors_projection():
     updates = updates_of(GROUPS, np.eye(4) * [4, 3, 2, 1], 0.03, 2000, 0)
-    mixture, scores = gmm.cluster(updates, 4, rng(), components=2, scaled=True)
+    mixture, scores = cluster(updates, 4, rng(), components=2, scaled=True)
     points = gmm.project(updates, 2)
     points = (points - points.min(axis=0)) / (points.max(axis=0) - points.min(axis=0))
     expected = gmm.fit(points, 4, rng())
@@ -282,7 +286,7 @@ def test_the_authors_projection():
 
 
 def test_scaling_leaves_equal_updates_alone():
-    mixture, _ = gmm.cluster(np.ones((6, 9), np.float32), 2, rng(), scaled=True)
+    mixture, _ = cluster(np.ones((6, 9), np.float32), 2, rng(), scaled=True)
     assert mixture.mpo == pytest.approx(1)
 
 
@@ -311,12 +315,12 @@ def test_candidates_end_at_ten_and_at_half_of_the_clients():
 @pytest.mark.parametrize("n", [2, 3])
 def test_too_few_clients_to_find_their_number(n):
     with pytest.raises(ValueError, match=f"no number of groups gives each two of the {n} clients; give their number"):
-        gmm.cluster(np.eye(n, dtype=np.float32), None, rng())
+        cluster(np.eye(n, dtype=np.float32), None, rng())
 
 
 def test_the_same_generator_gives_the_same():
     updates = updates_of(GROUPS, np.eye(4), 0.3, 500, 0)
-    (first, scores), (second, again) = (gmm.cluster(updates, None, rng(5)) for _ in range(2))
+    (first, scores), (second, again) = (cluster(updates, None, rng(5)) for _ in range(2))
     assert scores == again
     np.testing.assert_array_equal(first.probabilities, second.probabilities)
     points = gmm.project(updates)

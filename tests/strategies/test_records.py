@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +13,15 @@ from toys import UP
 
 from coterie.client import Client
 from coterie.client.account import spend
+from coterie.client.app import _answer
 from coterie.client.memory import ClientError
+from coterie.client.task import Task
 from coterie.engine import LocalGrid
 from coterie.messages import pack_models, pack_update, unpack_models
 from coterie.privacy import (
     ClientLedger,
     Event,
+    LedgerError,
     NoPrivacy,
     PrivacyError,
     RecordLevel,
@@ -413,3 +417,28 @@ def test_a_charge_is_on_disk_before_anything_is_drawn(draw, tmp_path, monkeypatc
     _, _, strategy = train(FCDPFL, plan(2, choices=1), APART, tmp_path)
     assert charged == [2]  # the gradients and the choice
     assert strategy.accepted == 0
+
+
+def test_no_record_of_a_real_client_makes_room_for_another(tmp_path):
+    """Cut to N records, a client that holds more would put another one in a removed one's place."""
+    terms = plan(2, plans=[replace(client_plan(), num_examples=3, batch_size=3, first_batch_size=3)])
+    task = Task.of({**CONFIG, **terms.for_clients(), "groups": "4:4", "round": 1})
+    assert len(task.shard(Client(0)).y) == 3  # a simulated one is given no more
+    assert len(task.shard(Client(0, str(tmp_path))).y) == RECORDS
+
+
+def test_a_release_at_record_level_must_be_paid_for():
+    level = plan(2, choices=1)
+    contributions, ledger = level.contributions(4), level.ledger()
+    paid = ledger.round(1, next(iter(level.worst.part())))
+    level.release(paid, contributions, Streams(0), 1)
+    with pytest.raises(LedgerError, match="already made"):
+        level.release(paid, contributions, Streams(0), 1)
+    with pytest.raises(LedgerError, match="not for"):
+        level.release(ledger.round(2, Event(0.5, 3.0)), contributions, Streams(0), 2)
+
+
+@pytest.mark.parametrize("half", [{"epsilon": 2.0}, {"delta": 1e-5}])
+def test_half_a_budget_is_refused(half):
+    with pytest.raises(ClientError, match="set both in its node configuration, or neither"):
+        _answer(None, SimpleNamespace(node_config={"client-id": 1, **half}))

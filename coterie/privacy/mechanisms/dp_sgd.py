@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.privacy.accountants import Event, PrivacyError
-from coterie.privacy.ledger import Ledger, Permit
-from coterie.privacy.plan import Collected, Contributions, IntArray, Plan, Released
-from coterie.privacy.randomness import FloatArray, Streams
+from coterie.privacy.ledger import Ledger
+from coterie.privacy.plan import Collected, Contributions, Drawn, IntArray, Plan
+from coterie.privacy.randomness import FloatArray
 from coterie.privacy.record import RecordPlan
 
 #: How clients of one cluster are weighed: by the public numbers of their records, or all alike.
@@ -73,7 +73,7 @@ class RecordLevel(Plan):
         """
         if weights not in WEIGHTS:
             raise PrivacyError(f"weights must be {' or '.join(WEIGHTS)}, not {weights!r}")
-        worst = max(plans, key=lambda plan: plan.epsilon)
+        worst = _largest(plans)
         return cls(
             clients=clients,
             num_clusters=num_clusters,
@@ -91,7 +91,7 @@ class RecordLevel(Plan):
     @property
     def worst(self) -> RecordPlan:
         """The plan with the largest budget, which stands for the run."""
-        return max(self.of_clients, key=lambda plan: plan.epsilon)
+        return _largest(self.of_clients)
 
     def of_client(self, client: int) -> RecordPlan:
         """One client's plan."""
@@ -145,27 +145,21 @@ class RecordLevel(Plan):
         """Every update by itself: it was private when it left the client."""
         return Collected(self, size, cohort, self.weight_of_clients()[cohort])
 
-    def perturb(self, contributions: Any, noise: Any, coins: Any, redraw: Any) -> Any:
-        """Nothing is added at the server."""
-        raise NotImplementedError
+    def releases(self) -> Collection[Event]:
+        """Steps of any round, and choices."""
+        return {event for first in (True, False) for event in self.worst.part(first=first, chooses=True)}
 
-    def release(
-        self,
-        permit: Permit,
-        contributions: Contributions,
-        streams: Streams,
-        attempt: int,
-        redraw: FloatArray | None = None,
-    ) -> Released:
-        """What the clients released."""
-        permit.use()
-        if isinstance(contributions, Collected):
-            return contributions.released(permit)
-        assert isinstance(contributions, Weighted)
-        divisors = np.where(contributions.totals > 0, contributions.totals, 1.0)
-        cohort = max(float(contributions.totals.sum()), 1.0)
-        return Released(contributions.sums, None, divisors, cohort, permit.charge, permit.epsilon)
+    def perturb(
+        self, contributions: Weighted, noise: np.random.Generator, coins: np.random.Generator, redraw: FloatArray
+    ) -> Drawn:
+        """The clients drew the noise; what they sent is divided by the weights of those who sent it."""
+        totals = contributions.totals
+        return Drawn(contributions.sums[None], None, np.where(totals > 0, totals, 1.0)[None])
 
     def reasons(self) -> list[str]:
         """Why runs are never certified, if they are not."""
         return self.worst.reasons()
+
+
+def _largest(plans: tuple[RecordPlan, ...]) -> RecordPlan:
+    return max(plans, key=lambda plan: plan.epsilon)
