@@ -26,6 +26,7 @@ from coterie.privacy import (
     PrivacyError,
     RecordLevel,
     RecordPlan,
+    Released,
     Streams,
     certificate,
     selection_event,
@@ -442,3 +443,35 @@ def test_a_release_at_record_level_must_be_paid_for():
 def test_half_a_budget_is_refused(half):
     with pytest.raises(ClientError, match="set both in its node configuration, or neither"):
         _answer(None, SimpleNamespace(node_config={"client-id": 1, **half}))
+
+
+def test_a_cluster_of_km_cdpfl_is_the_mean_of_where_its_members_ended():
+    strategy = KMCDPFL(plan(2), streams=Streams(0))
+    models = np.array([[0.0, 0, 0, 0], [10.0, 0, 0, 0]], np.float32)
+    moving = strategy.round(1, models)
+    next(moving)
+    released = Released(
+        sums=np.zeros((2, 0)),
+        histogram=None,
+        divisors=np.ones(2),
+        cohort=1.0,
+        charge=1,
+        epsilon=1.0,
+        clients=np.array([0, 1, 2, 3]),
+        labels=np.array([0, 1, 0, 1]),
+        weights=np.array([1.0, 3.0, 1.0, 1.0]),
+        updates=np.array([[1.0, 5, 0, 0], [1.0, 5, 0, 0], [1.0, -5, 0, 0], [1.0, -5, 0, 0]], np.float32),
+    )
+    with pytest.raises(StopIteration) as done:
+        moving.send(released)
+    up = strategy.kept["labels"][0]  # clients 0 and 1 moved up together, from two models
+    assert strategy.kept["labels"][:4].tolist() == [up, up, 1 - up, 1 - up]
+    np.testing.assert_allclose(done.value.value[up], [(1 * 1 + 3 * 11) / 4, 5, 0, 0])
+    np.testing.assert_allclose(done.value.value[1 - up], [(1 + 11) / 2, -5, 0, 0])
+
+
+@pytest.mark.parametrize(("method", "options"), [(RCDPFL, {}), (KMCDPFL, {}), (Oracle, {"true_groups": GROUPS})])
+def test_models_start_equal(method, options):
+    strategy = method(plan(2), streams=Streams(0), **options)
+    np.testing.assert_array_equal(strategy.initial_models(APART), APART[[0, 0]])
+    assert FCDPFL(plan(2), streams=Streams(0)).initial_models(APART).tolist() == APART.tolist()
