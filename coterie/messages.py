@@ -6,7 +6,8 @@ from a client    ArrayRecord ``update``, keys ``parameter``, float32; ConfigReco
                  ``round``, ``label``, ``redrawn-label``); MetricRecord ``diagnostics`` (evaluation only)
 ===============  ============================================================================================
 
-Verbs are Flower message types: ``train``, ``evaluate``, ``query.identity``.
+Verbs are Flower message types: ``train``, ``query.losses``, ``evaluate``, ``query.identity``. The answer to
+``query.losses`` is an ``update`` with the one entry ``losses``: a float32 number for every model that came.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 MODELS, CONFIG, UPDATE, REPLY, DIAGNOSTICS = "models", "config", "update", "reply", "diagnostics"
-TRAIN, EVALUATE, IDENTITY = "train", "evaluate", "query.identity"
+TRAIN, LOSSES, EVALUATE, IDENTITY = "train", "query.losses", "evaluate", "query.identity"
 
 
 # A header of NumPy's format is 128 bytes for any shape of ours.
@@ -67,6 +68,11 @@ class Layout:
             views[name] = vector[..., start : start + size].reshape((*vector.shape[:-1], *shape))
             start += size
         return views
+
+
+def losses_layout(models: int) -> Layout:
+    """Layout of the answer to ``query.losses``."""
+    return Layout(("losses",), ((models,),))
 
 
 def pack_models(models: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:

@@ -5,6 +5,9 @@ The server reads what comes of it as it likes; nothing here depends on other cli
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 
 from coterie.client.account import spend
@@ -14,7 +17,7 @@ from coterie.client.layers import Vectors
 from coterie.client.memory import ClientError
 from coterie.client.task import Client, Cohort, Labels, Task
 from coterie.client.training import example_losses
-from coterie.privacy import RecordPlan, Streams, noisy_argmin
+from coterie.privacy import Event, PrivacyError, RecordPlan, Streams, noisy_argmin, noisy_losses
 
 
 def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError | None]]:
@@ -33,8 +36,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
         key = (task.round, client.client_id)
         try:
             _check(client, task, plan)
-            events = plan.part(first=task.first, chooses=task.choose)
-            key = (*key, spend(folder, client.client_id, plan, client.budget, task.round, events))  # before any draw
+            key = (*key, _pay(client, folder, task, plan.part(first=task.first, chooses=task.choose)))
         except ClientError as refusal:
             refusals[i] = refusal
             continue
@@ -62,6 +64,35 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
             task.network, cohort.layers.whole, start, shards, coins, noises, settings, batched=task.batched
         )
     return chosen, updates, refusals
+
+
+def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
+    """(n, m) noisy losses of all models on each client's records, and why a client refuses, where it does."""
+    task, clients, models = cohort.task, cohort.clients, cohort.models
+    told = np.zeros((len(clients), len(models)), np.float32)
+    refusals: list[ClientError | None] = [None] * len(clients)
+    for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
+        plan = task.plan(client.client_id)
+        try:
+            _check(client, task, plan)
+            charge = _pay(client, folder, task, plan.losses(len(models)))
+        except ClientError as refusal:
+            refusals[i] = refusal
+            continue
+        except PrivacyError as unplanned:
+            refusals[i] = ClientError(f"client {client.client_id} refuses: {unplanned}")
+            continue
+        rng = Streams(task.seed).stream("losses", task.round, client.client_id, charge)
+        shard = cohort.shards[i]
+        each = example_losses(task.network, cohort.layers.whole, models, shard, task.hyper.device)
+        told[i] = noisy_losses(each, task.loss_bound, plan.loss_deviation, plan.num_examples, rng)
+    return told, refusals
+
+
+def _pay(client: Client, folder: Path | None, task: Task, events: Counter[Event]) -> int:
+    """Charge the client before anything is drawn; the number of the charge."""
+    plan = task.plan(client.client_id)
+    return spend(folder, client.client_id, plan, client.budget, task.round, events)
 
 
 def _check(client: Client, task: Task, plan: RecordPlan) -> None:

@@ -23,6 +23,9 @@ from coterie.messages import Layout
 
 # Examples per forward pass when only losses or predictions are wanted; bounds memory.
 _CHUNK = 4096
+# Bytes of models that a CPU trains at once: with more they fall out of its cache at every step (measured with
+# 784-200-10: 4 clients at once are 2.7 times as fast as 128).
+_CACHE = 2_600_000
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,11 @@ def train(
     Returns:
         (n, d) float32 updates.
     """
-    how = _train_batched if batched else _train_sequential
-    return how(model, layout, start, shards, rngs, hyper)
+    if not batched:
+        return _train_sequential(model, layout, start, shards, rngs, hyper)
+    many = max(1, _CACHE // max(4 * layout.size, 1)) if hyper.device == "cpu" else len(shards)
+    parts = [slice(begin, begin + many) for begin in range(0, len(shards), many)]
+    return np.concatenate([_train_batched(model, layout, start[p], shards[p], rngs[p], hyper) for p in parts])
 
 
 def _train_sequential(

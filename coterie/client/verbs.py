@@ -14,18 +14,31 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from coterie.client.layers import Vectors
 from coterie.client.memory import ClientError
-from coterie.client.records import train_privately
+from coterie.client.records import tell_losses, train_privately
 from coterie.client.task import LABEL, OWN, Client, Cohort, Labels, Task
 from coterie.client.training import accuracies, losses, train
 from coterie.datasets import TestSet
-from coterie.messages import DIAGNOSTICS, EVALUATE, IDENTITY, REPLY, TRAIN, UPDATE, pack_update
+from coterie.messages import (
+    DIAGNOSTICS,
+    EVALUATE,
+    IDENTITY,
+    LOSSES,
+    REPLY,
+    TRAIN,
+    UPDATE,
+    Layout,
+    losses_layout,
+    pack_update,
+)
 from coterie.privacy import clip_rows
 
 # Test examples on which a client with layers of its own is evaluated: nobody shares its network.
 _MOST_OWN_TESTS = 500
+# The loss of a model that diverged, which no message can hold.
+_MOST_LOSS = 1e6
 
 _UNPAID = (
-    "this client has a budget of its own, and was asked for training without record-level privacy: it refuses (set "
+    "this client has a budget of its own, and was asked without record-level privacy: it refuses (set "
     "privacy-unit = record, or take epsilon out of its node configuration)"
 )
 _UNPAID_SCORES = (
@@ -55,22 +68,31 @@ def _train(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
         labels = redrawn = cohort.labels(chosen)
     else:
         labels, redrawn, updates = _train_exactly(cohort)
+    answers = zip(clients, labels, redrawn, updates, refusals, strict=True)
+    return [refusal or _reply(cohort, *answer, cohort.layers.sent) for *answer, refusal in answers]
+
+
+def _reply(cohort: Cohort, client: Client, label: int, redrawn: int, values: Vectors, layout: Layout) -> RecordDict:
+    said = {"client-id": client.client_id, "round": cohort.task.round, "label": int(label)}
+    return RecordDict(
+        {UPDATE: pack_update(values, layout), REPLY: ConfigRecord({**said, "redrawn-label": int(redrawn)})}
+    )
+
+
+def _losses(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
+    """Mean loss of every model that came on the client's training data (LCFL)."""
+    cohort = Cohort.of(content, clients)
+    refusals: Sequence[ClientError | None] = [None] * len(clients)
+    if not cohort.task.plans and any(client.budget for client in clients):
+        return [ClientError(_UNPAID)] * len(clients)
+    if cohort.task.plans:
+        told, refusals = tell_losses(cohort)
+    else:
+        told = np.minimum(cohort.losses, _MOST_LOSS)
+    layout = losses_layout(len(cohort.models))
     return [
-        refusal
-        or RecordDict(
-            {
-                UPDATE: pack_update(update, cohort.layers.sent),
-                REPLY: ConfigRecord(
-                    {
-                        "client-id": client.client_id,
-                        "round": cohort.task.round,
-                        "label": int(label),
-                        "redrawn-label": int(new),
-                    }
-                ),
-            }
-        )
-        for client, label, new, update, refusal in zip(clients, labels, redrawn, updates, refusals, strict=True)
+        refusal or _reply(cohort, client, 0, 0, row, layout)
+        for client, row, refusal in zip(clients, told.astype(np.float32), refusals, strict=True)
     ]
 
 
@@ -180,4 +202,4 @@ def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:
 Verb = Callable[[RecordDict, Sequence[Client]], Sequence[Answer]]
 
 #: Every verb by its Flower message type.
-VERBS: dict[str, Verb] = {TRAIN: _train, EVALUATE: evaluate, IDENTITY: identity}
+VERBS: dict[str, Verb] = {TRAIN: _train, LOSSES: _losses, EVALUATE: evaluate, IDENTITY: identity}

@@ -5,6 +5,7 @@ from coterie.privacy.accounting import NO_PRIVACY, calibrate, composed, epsilon
 from coterie.privacy.certificate import certificate, plan_of
 from coterie.privacy.clipping import clip, clip_rows
 from coterie.privacy.ledger import BudgetError, ClientLedger, Ledger, LedgerError, Permit, read_ledger
+from coterie.privacy.losses import noisy_losses
 from coterie.privacy.mechanisms import (
     MECHANISMS,
     PLANS,
@@ -53,6 +54,7 @@ __all__ = [
     "epsilon",
     "gaussian",
     "noisy_argmin",
+    "noisy_losses",
     "plan_of",
     "read_ledger",
     "redraw_matrix",

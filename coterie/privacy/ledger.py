@@ -42,7 +42,7 @@ class Permit:
 
     charge: int
     round: int
-    event: Event
+    event: Event | None
     epsilon: float
     _open: bool = field(default=True, repr=False)
 
@@ -134,6 +134,10 @@ class Ledger:
         self._write(number, {event: count}, **details, epsilon=cost if math.isfinite(cost) else None)
         self._live = after
         return Permit(len(self.charges), number, event, cost)
+
+    def unpaid(self, number: int) -> Permit:
+        """Allows what this ledger need not pay for: answers of clients that paid by themselves, and of them alone."""
+        return Permit(len(self.charges), number, None, self.spent())
 
     def _write(self, number: int, events: Mapping[Event, int], **details: Any) -> None:
         """Append a charge for every event, and sync."""

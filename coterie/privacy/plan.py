@@ -12,6 +12,7 @@ does with it:
 from __future__ import annotations
 
 import math
+import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -29,6 +30,9 @@ from coterie.privacy.ledger import Ledger, LedgerError, Permit
 from coterie.privacy.randomness import FloatArray, Streams, gaussian
 
 IntArray = npt.NDArray[np.int64]
+
+# Bytes of collected updates that are kept in memory.
+_SPOOL = 1 << 28
 
 #: Ways to divide a cluster's noisy sum.
 DIVISORS = ("fixed", "released")
@@ -93,16 +97,18 @@ class Collected(Contributions):
     def __init__(self, plan: Plan, size: int, cohort: IntArray, weights: FloatArray) -> None:
         super().__init__(plan, size)
         self._cohort, self._weights = cohort, weights
-        self._kept: dict[int, tuple[int, npt.NDArray[np.float32]]] = {}
+        self._labels: dict[int, int] = {}
+        self._updates = _rows(len(cohort), size)
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
         """Keep it, as it came."""
-        self._kept[slot] = (int(label), np.asarray(update, np.float32))
+        self._labels[slot], self._updates[slot] = int(label), update
 
     def released(self, permit: Permit) -> Released:
         """All of them, by client; sums and divisors are left to the method."""
-        slots = sorted(self._kept)
-        updates = [self._kept[slot][1] for slot in slots]
+        slots = sorted(self._labels)
+        for place, slot in enumerate(slots):  # no second copy of what may be gigabytes
+            self._updates[place] = self._updates[slot]
         return Released(
             sums=np.zeros((self.plan.num_clusters, 0)),
             histogram=None,
@@ -111,10 +117,17 @@ class Collected(Contributions):
             charge=permit.charge,
             epsilon=permit.epsilon,
             clients=self._cohort[slots],
-            labels=np.array([self._kept[slot][0] for slot in slots], np.int64),
+            labels=np.array([self._labels[slot] for slot in slots], np.int64),
             weights=self._weights[slots],
-            updates=np.stack(updates) if updates else np.zeros((0, self.size), np.float32),
+            updates=self._updates[: len(slots)],
         )
+
+
+def _rows(count: int, size: int) -> npt.NDArray[np.float32]:
+    """(count, size) zeros; in a file without a name where they are many, which needs no memory."""
+    if 4 * count * size <= _SPOOL:
+        return np.zeros((count, size), np.float32)
+    return np.memmap(tempfile.TemporaryFile(), np.float32, "w+", shape=(count, size))
 
 
 @dataclass(frozen=True)
@@ -316,12 +329,12 @@ class Plan(ABC):
         sensitivity = 0.5 if self.sampler == "poisson" else 1.0  # an absent client adds nothing; another, the opposite
         return Event(1.0, self.evaluation_noise * self.clients / sensitivity, self.sampler)
 
-    def releases(self) -> Collection[Event]:
-        """What a permit of :meth:`release` may have paid for."""
+    def releases(self) -> Collection[Event | None]:
+        """What a permit of :meth:`release` may have paid for; None: nothing."""
         return {self.event()}
 
-    def charges(self, config: Mapping[str, Any]) -> Counter[Event]:
-        """What one phase costs, in a round whose clients are sent ``config``."""
+    def charges(self, config: Mapping[str, Any], *, late: bool = False) -> Counter[Event]:
+        """What one phase costs, in a round whose clients are sent ``config``; ``late``: they came after round 1."""
         return Counter({self.event(): 1})
 
     def _evaluations(self, count: int) -> dict[Event, int]:
@@ -432,7 +445,7 @@ class Plan(ABC):
         total += float(gaussian(noise, self.evaluation_noise * self.clients, ()))
         return min(1.0, max(0.0, 0.5 + total / self.clients))
 
-    def _spend(self, permit: Permit, events: Collection[Event]) -> None:
+    def _spend(self, permit: Permit, events: Collection[Event | None]) -> None:
         if permit.event not in events:
             raise LedgerError(
                 f"charge {permit.charge} paid for {permit.event}, not for {' or '.join(map(str, events))}"

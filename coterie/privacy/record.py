@@ -1,9 +1,10 @@
 """Record-level privacy of one client that trains by DP-SGD and trusts nobody: its plan, for accounting.
 
 Per-sample gradients clipped to c, noise z c on their sum, Poisson batches. A first round of full batches (RC-DPFL)
-or of another batch size, and the choices of a cluster by loss, make one heterogeneous composition:
+or of another batch size, the choices of a cluster by loss, and the losses of other clients' models (LCFL) make one
+heterogeneous composition:
 
-    K steps an epoch at rate 1 (or b_1 / N), then (E - 1) K floor(N / b) steps at rate b / N, then selections.
+    K steps an epoch at rate 1 (or b_1 / N), then (E - 1) K floor(N / b) steps at rate b / N, selections, losses.
 
 Adjacency is add/remove one record. N, b, K and E are public constants.
 """
@@ -42,6 +43,9 @@ class RecordPlan:
             papers', not private).
         selections: how often it chooses.
         selection_epsilon: of each choice.
+        compared: how many models the client tells its losses of, at most.
+        loss_noise: noise multiplier of all these losses together.
+        models_per_message: of how many at a time.
         accountant: by which the budget is kept.
     """
 
@@ -58,6 +62,9 @@ class RecordPlan:
     selection: str = "none"
     selections: int = 0
     selection_epsilon: float = 0.02
+    compared: int = 0
+    loss_noise: float = 5.0
+    models_per_message: int = 32
     accountant: str = "pld"
 
     mechanism: ClassVar[str] = "dp-sgd"
@@ -67,17 +74,22 @@ class RecordPlan:
     private: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("num_examples", "batch_size", "rounds", "local_epochs"):
+        for name in ("num_examples", "batch_size", "rounds", "local_epochs", "models_per_message"):
             if not getattr(self, name) >= 1:
                 raise PrivacyError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}")
         for name, batch in (("batch size", self.batch_size), ("first batch size", self.first_batch_size)):
             if batch is not None and not 1 <= batch <= self.num_examples:
                 raise PrivacyError(f"{name} must lie between 1 and the {self.num_examples} examples, not {batch}")
-        for name, noise in (("noise", self.noise_multiplier), ("first noise", self.first_noise_multiplier)):
+        for name, noise in (
+            ("noise", self.noise_multiplier),
+            ("first noise", self.first_noise_multiplier),
+            ("loss noise", self.loss_noise),
+        ):
             if noise is not None and not 0 < noise < math.inf:
                 raise PrivacyError(f"{name} multiplier must be positive and finite, not {noise}")
-        if self.selections < 0:
-            raise PrivacyError(f"selections must be at least 0, not {self.selections}")
+        for name in ("selections", "compared"):
+            if getattr(self, name) < 0:
+                raise PrivacyError(f"{name} must be at least 0, not {getattr(self, name)}")
         if self.selection not in SELECTIONS:
             raise PrivacyError(f"selection must be {', '.join(SELECTIONS)}, not {self.selection!r}")
         if not self.clip_norm > 0:
@@ -129,6 +141,24 @@ class RecordPlan:
         """Noisy gradient steps of one round."""
         return self.local_epochs * (self.num_examples // batch_size)
 
+    @property
+    def loss_deviation(self) -> float:
+        """Standard deviation of the noise on one model's summed loss, in units of the bound L of a record's loss.
+
+        A record moves the sums of m models by at most L sqrt(m) together.
+        """
+        return self.loss_noise * math.sqrt(self.compared)
+
+    def losses(self, models: int) -> Counter[Event]:
+        """The event of telling the losses of so many models; all ``compared`` of them compose to the loss noise.
+
+        Raises:
+            PrivacyError: the plan has no losses to tell.
+        """
+        if not self.compared:
+            raise PrivacyError("this plan pays for no losses of other models")
+        return Counter({Event(1.0, self.loss_deviation / math.sqrt(models)): 1}) if models else Counter()
+
     def part(self, *, first: bool = False, chooses: bool = False) -> Counter[Event]:
         """The events of one round: its steps, and the choice of a cluster by loss where there is one."""
         batch = self.batch(first)
@@ -144,6 +174,12 @@ class RecordPlan:
             events[event] += (self.rounds - 1) * count
         if self.selection == "gumbel" and self.selections:
             events[selection_event(self.selection_epsilon)] += self.selections
+        messages, rest = divmod(self.compared, self.models_per_message)
+        if messages:
+            for event in self.losses(self.models_per_message):
+                events[event] += messages
+        if rest:
+            events += self.losses(rest)
         return +events
 
     def longest_update(self, size: int, lr: float, *, first: bool = False) -> float:

@@ -26,7 +26,17 @@ from coterie.privacy import (
     RecordLevel,
     RecordPlan,
 )
-from coterie.strategies import REBALANCE_TRAIN, STRATEGIES, Averaging, ClusteredStrategy, Reseeding, StrategyError
+from coterie.strategies import (
+    CLUSTERERS,
+    METRICS,
+    REBALANCE_TRAIN,
+    STRATEGIES,
+    WITHIN,
+    Averaging,
+    ClusteredStrategy,
+    Reseeding,
+    StrategyError,
+)
 
 
 class ConfigError(ValueError):
@@ -123,7 +133,7 @@ def _text(allowed: str) -> dict[str, Any]:
 #: Every key. The defaults are the demo: private clustered models on real handwritten digits.
 SCHEMA: dict[str, Key] = {
     "strategy": Key("ifca", "how clients are clustered and models trained", **_names(STRATEGIES)),
-    "clusters": Key(4, "number of models, k; 0: find it (rc-dpfl)", **_whole(0)),
+    "clusters": Key(4, "number of models, k; 0: find it (rc-dpfl, lcfl)", **_whole(0)),
     "rebalance-min": Key(0.0, "B, least expected members of a cluster in a round; 0: off", **_number(0)),
     "rebalance-train": Key(
         "own",
@@ -136,16 +146,27 @@ SCHEMA: dict[str, Key] = {
     "local-epochs": Key(4, "passes over a client's data in a round", **_whole(1), client=True),
     "batch-size": Key(7, "examples in a client's mini-batch", **_whole(1), client=True),
     "lr": Key(0.2, "step size of a client's SGD", **_number(0, strict=True), client=True),
+    "lr-decay": Key(1.0, "lr shrinks by this factor from round to round", **_number(0, 1, strict=True), client=True),
     "average-last": Key(
         0.0, "part of the rounds whose released models are averaged in the end; 0: the last ones", **_number(0, 1)
     ),
-    "proximal-mu": Key(0.1, "fedprox: weight of the proximal term, mu", **_number(0)),
+    "proximal-mu": Key(0.1, "fedprox, lcfl within fedprox: weight of the proximal term, mu", **_number(0)),
     "personal-layers": Key(1, "fedper: how many of the last layers never leave a client", **_whole(1)),
     "components": Key(
         0,
         "rc-dpfl: principal components of updates to cluster; 0: as many as groups span; 2: the authors'",
         **_whole(0),
     ),
+    "metric": Key(
+        "loss",
+        "lcfl: how clients differ: in losses of each other's models, in parameters, in directions of first updates",
+        **_choice(*METRICS),
+    ),
+    "clusterer": Key("k-medoids", "lcfl: what makes clusters of distances", **_choice(*CLUSTERERS)),
+    "landmarks": Key(0, "lcfl: models that every client evaluates, in place of all; 0: all pairs", **_whole(0)),
+    "warm-up-rounds": Key(0, "lcfl: rounds of fedavg before clients are compared", **_whole(0)),
+    "models-per-message": Key(32, "lcfl: models that a client receives at once to be evaluated", **_whole(1)),
+    "within": Key("fedavg", "lcfl: how the model of a cluster is trained", **_choice(*WITHIN)),
     "server-lr": Key(
         "auto",
         "step size of the server, eta; auto: 1.5 under client-level privacy, where clipping shortens updates, else 1",
@@ -213,7 +234,15 @@ SCHEMA: dict[str, Key] = {
     ),
     "selection-epsilon": Key(0.02, "record level: epsilon of one such choice", **_number(0.001, 50)),
     "loss-bound": Key(
-        4.0, "record level: a record's loss counts no more in such a choice", **_number(0, strict=True), client=True
+        4.0,
+        "record level: a record's loss counts no more in such a choice, or in losses of other clients' models",
+        **_number(0, strict=True),
+        client=True,
+    ),
+    "loss-noise": Key(
+        5.0,
+        "record level, lcfl: noise of all losses of other clients' models, over their sensitivity",
+        **_number(0.1, 1e4),
     ),
     "weights": Key(
         "examples",
@@ -274,9 +303,15 @@ TUNED = (
     "local-epochs",
     "batch-size",
     "lr",
+    "lr-decay",
     "proximal-mu",
     "personal-layers",
     "components",
+    "metric",
+    "clusterer",
+    "landmarks",
+    "warm-up-rounds",
+    "within",
     "loss-bound",
     "rebalance-train",
     "server-lr",
@@ -494,6 +529,7 @@ class RunConfig:
     def _record_plans(self, noise: float | None = None) -> tuple[RecordPlan, ...]:
         """The plans of clients 0, 1, ..., in turn; calibrated where no noise is given."""
         choices = self.method.choices(self["rounds"])
+        compared = self.method.compares(self["clients"], **self.method_options)
         plans = []
         for own in self._profiles:
             said = {**self.values, **own}
@@ -512,6 +548,9 @@ class RunConfig:
                 "selection": said["selection"] if choices else "none",
                 "selections": choices,
                 "selection_epsilon": said["selection-epsilon"],
+                "compared": compared,
+                "loss_noise": said["loss-noise"],
+                "models_per_message": said["models-per-message"],
                 "accountant": "pld" if said["accountant"] == "auto" else said["accountant"],
             }
             if noise is None:

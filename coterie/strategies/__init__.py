@@ -10,6 +10,7 @@ from coterie.strategies.base import (
     Round,
     StrategyError,
 )
+from coterie.strategies.clusterers import CLUSTERERS
 from coterie.strategies.f_cdpfl import FCDPFL
 from coterie.strategies.fedavg import FedAvg
 from coterie.strategies.fedcam import FedCAM
@@ -18,22 +19,28 @@ from coterie.strategies.fedprox import FedProx
 from coterie.strategies.fesem import FeSEM
 from coterie.strategies.ifca import IFCA
 from coterie.strategies.km_cdpfl import KMCDPFL
+from coterie.strategies.lcfl import LCFL, METRICS, WITHIN
 from coterie.strategies.oracle import Oracle
 from coterie.strategies.rc_dpfl import RCDPFL
 from coterie.strategies.reseeding import Reseeding
 
 #: Every strategy by its name in a configuration. A new method is a file and a line here.
 STRATEGIES: dict[str, type[ClusteredStrategy]] = {
-    method.name: method for method in (FedAvg, FedProx, FedPer, IFCA, FeSEM, FedCAM, RCDPFL, FCDPFL, KMCDPFL, Oracle)
+    method.name: method
+    for method in (FedAvg, FedProx, FedPer, IFCA, FeSEM, FedCAM, RCDPFL, FCDPFL, KMCDPFL, Oracle, LCFL)
 }
 
 __all__ = [
+    "CLUSTERERS",
     "FCDPFL",
     "IFCA",
     "KMCDPFL",
+    "LCFL",
+    "METRICS",
     "RCDPFL",
     "REBALANCE_TRAIN",
     "STRATEGIES",
+    "WITHIN",
     "Averaging",
     "Checkpoint",
     "ClusteredStrategy",

@@ -10,7 +10,7 @@ import math
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -63,8 +63,11 @@ class Phase:
         verb: the Flower message type that the clients answer.
         models: (k, d) what they receive.
         config: what the verb needs beside the run's own configuration.
-        to: the one model that each client receives; None: every client receives all.
-        collect: whether the method must see every update by itself, which few mechanisms allow.
+        to: the one model that each client receives, and who has none is not asked; None: every client receives all.
+        collect: whether the method must see every answer by itself, which few mechanisms allow.
+        clients: who is asked, in place of a cohort by chance; needs ``collect``.
+        late: whether these were not there before: they pay by themselves, at record level.
+        answer: layout of the answer; None: an update of one model.
     """
 
     verb: str
@@ -72,6 +75,9 @@ class Phase:
     config: Mapping[str, int | float | str | bool | list[float]] = field(default_factory=dict)
     to: Mapping[int, int] | None = None
     collect: bool = False
+    clients: Collection[int] | None = None
+    late: bool = False
+    answer: Layout | None = None
 
 
 #: A round of a method: yields phases, receives what was released, returns the new models.
@@ -108,6 +114,9 @@ class Recorder(Protocol):
     def round_finished(self, line: Mapping[str, Any]) -> None:
         """Called at the end of a round with its metrics."""
 
+    def keep(self, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Called with what clusters were found from; from released values."""
+
 
 class _Nobody:
     """Keeps nothing."""
@@ -116,6 +125,9 @@ class _Nobody:
         pass
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
+        pass
+
+    def keep(self, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         pass
 
 
@@ -227,6 +239,7 @@ class ClusteredStrategy(Strategy):
         self.accepted = 0
         self.dropped: Counter[str] = Counter()
         self._nodes: dict[int, int] = {}
+        self._greeted: set[int] = set()
         self._round: Round | None = None
         self._phase: Phase | None = None
         self._layout: Layout | None = None
@@ -239,12 +252,10 @@ class ClusteredStrategy(Strategy):
     def check(cls, plan: Plan, *, reseeding: Reseeding | None = None, rebalance_train: str = "own") -> None:
         """Refuse what cannot work before anything starts."""
         if plan.unit not in cls.units:
-            raise StrategyError(f"{cls.name} supports privacy-unit {' or '.join(cls.units)}, not {plan.unit!r}")
-        if plan.unit == "client" and not cls.row_wise:
-            raise StrategyError(
-                f"{cls.name} assigns a client by looking at other clients, which client-level mechanisms "
-                "do not cover; use privacy-unit none"
+            why = (
+                "" if cls.row_wise else ": it places a client by looking at others, which no client-level proof covers"
             )
+            raise StrategyError(f"{cls.name} supports privacy-unit {' or '.join(cls.units)}, not {plan.unit!r}{why}")
         if cls.memory and not plan.memory:
             raise StrategyError(
                 f"{cls.name} keeps something at the clients between rounds, which the proof of mechanism "
@@ -291,9 +302,22 @@ class ClusteredStrategy(Strategy):
         """What clients must know of the method, with every message."""
         return {}
 
+    @classmethod
+    def compares(cls, clients: int, **options: Any) -> int:
+        """How many models a client at record level tells its losses of, at most; options as configured."""
+        return 0
+
     def placed(self, number: int) -> Mapping[int, int] | None:
-        """The cluster of every client after round ``number`` where the server says so; None where clients choose."""
+        """The cluster of every client after round ``number`` where the server says so; None where clients choose.
+
+        Clients that it does not name have none yet: they are not evaluated.
+        """
         return None
+
+    @property
+    def finished(self) -> bool:
+        """Whether further rounds would change nothing: the run ends before the last one that was planned."""
+        return False
 
     def initial_models(self, models: Models) -> Models:
         """(k, d) first models from the one or k that the caller gave."""
@@ -321,6 +345,11 @@ class ClusteredStrategy(Strategy):
         """Of one model, from :meth:`start` on."""
         assert self._layout is not None
         return self._layout
+
+    @property
+    def present(self) -> list[int]:
+        """Ids of the clients that have registered."""
+        return sorted(self._nodes)
 
     def _redraw(self) -> FloatArray | None:
         """(k, k) matrix by which clients redraw their labels in this round; None where they do not."""
@@ -359,22 +388,27 @@ class ClusteredStrategy(Strategy):
         models, mean, done = self.initial_models(models), None, 0
         if self.resume_from is not None:
             models, mean, done = self.resume_from.models, self.resume_from.mean, self.resume_from.round
+            self._resize(models)
         arrays = pack_models(models, layout)
         self._recalibrate(done, num_rounds)
-        self._nodes = self._meet(grid)
+        self._nodes, self._greeted = {}, set()
+        self._meet(grid)
 
         result.arrays = arrays if mean is None else pack_models(mean, layout)
+        ended = done
         try:
             for current in range(done + 1, num_rounds + 1):
+                if self.finished:
+                    break
                 started = time.perf_counter()
+                self._greet(grid)
                 updated, metrics = None, None
                 while updated is None:  # once for each phase of the method
                     messages = self.configure_train(current, arrays, train_config, grid)
                     replies = grid.send_and_receive(messages, timeout=timeout)
                     updated, metrics = self.aggregate_train(current, replies)
                 arrays, models = updated, unpack_models(updated)[0]
-                if len(models) != self.plan.num_clusters:  # the method found another number of clusters
-                    self.plan = replace(self.plan, num_clusters=len(models))
+                self._resize(models)
                 mean = self.averaging(mean, models, current, num_rounds)
                 result.arrays = arrays if mean is None else pack_models(mean, layout)
                 line: dict[str, Any] = {"round": current, **(metrics or {})}
@@ -384,10 +418,12 @@ class ClusteredStrategy(Strategy):
                     line["notes"], self.notes = self.notes, {}
                 line["seconds"] = time.perf_counter() - started
                 self.recorder.checkpoint(Checkpoint(current, models, layout, self.histogram, mean, self.kept), line)
+                ended = current
                 if metrics is not None:
                     result.train_metrics_clientapp[current] = metrics
 
-                if self.evaluate_every and (current % self.evaluate_every == 0 or current == num_rounds):
+                last = current == num_rounds or self.finished
+                if self.evaluate_every and (current % self.evaluate_every == 0 or last):
                     evaluation = self._evaluate(current, result.arrays, evaluate_config, grid, timeout)
                     if evaluation is not None:
                         result.evaluate_metrics_clientapp[current] = evaluation
@@ -397,7 +433,7 @@ class ClusteredStrategy(Strategy):
                 line["seconds"] = time.perf_counter() - started
                 self.recorder.round_finished(line)
 
-            if done == num_rounds and self.evaluate_every:  # killed between the last release and its evaluation
+            if ended == done and self.evaluate_every:  # killed between the last release and its evaluation
                 evaluation = self._evaluate(done, result.arrays, evaluate_config, grid, timeout)
                 if evaluation is not None:
                     result.evaluate_metrics_clientapp[done] = evaluation
@@ -440,28 +476,40 @@ class ClusteredStrategy(Strategy):
         )
         self.plan = plan.recalibrated(noise)
 
-    def _meet(self, grid: Grid) -> dict[int, int]:
-        """Node id of every client that registered within the deadline, by client id."""
-        nodes: dict[int, int] = {}
-        asked: set[int] = set()
+    def _resize(self, models: Models) -> None:
+        """Take over the number of clusters that the method found."""
+        if len(models) != self.plan.num_clusters:
+            self.plan = replace(self.plan, num_clusters=len(models))
+
+    def _meet(self, grid: Grid) -> None:
+        """Wait until all clients have registered, or until the deadline."""
         deadline = time.monotonic() + self.wait
-        while True:
-            new = sorted(set(grid.get_node_ids()) - asked)
-            messages = [Message(RecordDict(), dst_node_id=node, message_type=IDENTITY) for node in new]
-            for reply in grid.send_and_receive(messages, timeout=self.wait) if messages else ():
-                record = reply.content.get(REPLY) if reply.has_content() else None
-                client = record.get("client-id") if isinstance(record, ConfigRecord) else None
-                if type(client) is not int or not 0 <= client < self.plan.clients or client in nodes:
-                    log(WARNING, "node %s is left out: client-id %r", reply.metadata.src_node_id, client)
-                    continue
-                nodes[client] = reply.metadata.src_node_id
-            asked |= set(new)
-            if len(nodes) == self.plan.clients or time.monotonic() > deadline:
-                break
+        self._greet(grid)
+        while len(self._nodes) < self.plan.clients and time.monotonic() <= deadline:
             time.sleep(_POLL_SECONDS)
-        if len(nodes) < self.plan.clients:
-            log(WARNING, "%s of %s clients are here; the others contribute nothing", len(nodes), self.plan.clients)
-        return nodes
+            self._greet(grid)
+        if len(self._nodes) < self.plan.clients:
+            log(
+                WARNING,
+                "%s of %s clients are here; the others contribute nothing until they come",
+                len(self._nodes),
+                self.plan.clients,
+            )
+
+    def _greet(self, grid: Grid) -> None:
+        """Ask the nodes that registered since the last time who they are."""
+        registered = set(grid.get_node_ids())
+        new = sorted(registered - self._greeted)
+        self._greeted |= registered
+        messages = [Message(RecordDict(), dst_node_id=node, message_type=IDENTITY) for node in new]
+        for reply in grid.send_and_receive(messages, timeout=self.wait) if messages else ():
+            record = reply.content.get(REPLY) if reply.has_content() else None
+            client = record.get("client-id") if isinstance(record, ConfigRecord) else None
+            known = type(client) is int and 0 <= client < self.plan.clients
+            if not known or self._nodes.get(client) in registered:
+                log(WARNING, "node %s is left out: client-id %r", reply.metadata.src_node_id, client)
+                continue
+            self._nodes[client] = reply.metadata.src_node_id
 
     # ---- Flower's hooks -----------------------------------------------------------------------------------
 
@@ -480,7 +528,7 @@ class ClusteredStrategy(Strategy):
             self._phase = next(self._round)
         assert self._phase is not None
         if not self._nodes:
-            self._nodes = self._meet(grid)
+            self._meet(grid)
         redraw = self._redraw()
         extra: dict[str, Any] = {} if redraw is None else {"redraw": redraw.ravel().tolist()}
         if extra and self.rebalance_train != "own":
@@ -493,7 +541,12 @@ class ClusteredStrategy(Strategy):
             **extra,
             "round": server_round,
         }
-        self._cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt))
+        if "lr" in self._sent:
+            self._sent["lr"] *= self._sent.get("lr-decay", 1.0) ** (server_round - 1)
+        if self._phase.clients is None:
+            self._cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt))
+        else:
+            self._cohort = np.array(sorted(self._phase.clients), np.int64)
         cohort: list[int] = self._cohort.tolist()
         self._slots = {client: slot for slot, client in enumerate(cohort)}
         self._asked = self._addressed(self._phase.models, self._sent, self._phase.to, self._phase.verb, cohort)
@@ -509,7 +562,7 @@ class ClusteredStrategy(Strategy):
         """
         if self._round is None or self._layout is None or self._phase is None:
             raise StrategyError("aggregate_train was called before configure_train")
-        phase, layout, attempt = self._phase, self._layout, self._attempt
+        phase, layout, attempt = self._phase, self._phase.answer or self._layout, self._attempt
         clusters = self.plan.num_clusters
         contributions: Contributions = (
             self.plan.collected(layout.size, self._cohort)
@@ -522,7 +575,7 @@ class ClusteredStrategy(Strategy):
             except ReplyError as error:
                 self._drop(client, str(error))
                 continue
-            longest = self.plan.longest_update(client, layout.size, self._sent)
+            longest = math.inf if phase.answer else self.plan.longest_update(client, layout.size, self._sent)
             if longest < math.inf and (norm := float(np.linalg.norm(reply.update.astype(np.float64)))) > longest:
                 self._drop(client, f"its update has norm {norm:.4g}; clipping and noise allow {longest:.4g}")
                 continue
@@ -532,7 +585,8 @@ class ClusteredStrategy(Strategy):
             contributions.add(self._slots[client], reply.label, reply.redrawn_label, reply.update)
             self.accepted += 1
 
-        for event, count in self.plan.charges(self._sent).items():
+        permit = self.ledger.unpaid(server_round)
+        for event, count in self.plan.charges(self._sent, late=phase.late).items():
             permit = self.ledger.round(server_round, event, count, **self._details("training"))
         released = self.plan.release(permit, contributions, self.streams, attempt, self._redraw())
         try:
@@ -611,7 +665,7 @@ class ClusteredStrategy(Strategy):
             return self._messages(pack_models(models, self.layout), sent, verb, here)
         messages: dict[int, Message] = {}
         for cluster, model in enumerate(models):
-            members = [client for client in here if to[client] == cluster]
+            members = [client for client in here if to.get(client) == cluster]
             arrays = pack_models(model[None], self.layout)
             messages |= self._messages(arrays, {**sent, "cluster": cluster}, verb, members)
         return messages

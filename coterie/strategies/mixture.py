@@ -20,22 +20,19 @@ Deviations from the paper
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-Updates = npt.NDArray[np.float32] | Sequence[npt.NDArray[np.float32]]
+from coterie.strategies.distances import FloatArray, Updates, gram
 
 #: Numbers of groups to try where it is unknown, at most.
 MOST_GROUPS = 10
 #: Least variance of a component relative to the widest coordinate's, so that groups without noise can be fitted.
 FLOOR = 1e-6
 
-# Numbers of a pass over columns, steps of EM and the least gain of one, eigenvalues that are rounding.
-_CHUNK = 1 << 20
+# Steps of EM and the least gain of one, eigenvalues that are rounding.
 _STEPS, _TOLERANCE = 500, 1e-6
 _ROUNDING = 1e-12
 
@@ -117,20 +114,13 @@ def project(updates: Updates, components: int | None = None) -> FloatArray:
     Raises:
         ValueError: a number that is not finite, or fewer than one component.
     """
-    n, size = len(updates), len(updates[0])
     if components is not None and not components >= 1:
         raise ValueError(f"components must be at least 1, not {components}")
-    gram = np.zeros((n, n))
-    columns = max(_CHUNK // n, 1)
-    for start in range(0, size, columns):
-        part = np.array([update[start : start + columns] for update in updates], dtype=np.float64)
-        with np.errstate(invalid="ignore"):
-            part -= part.mean(axis=0)
-            gram += part @ part.T
-    if not np.isfinite(gram).all():
+    products = gram(updates, centred=True)
+    if not np.isfinite(products).all():
         broken = [i for i, update in enumerate(updates) if not np.isfinite(update).all()]
         raise ValueError(f"updates {broken} hold numbers that are not finite; drop them before clustering")
-    values, vectors = np.linalg.eigh(gram)
+    values, vectors = np.linalg.eigh(products)
     values, vectors = values[:0:-1], vectors[:, :0:-1]  # the last is the mean's, 0
     values = np.where(values > _ROUNDING * values.max(initial=0.0), values, 0.0)
     scores: FloatArray = (vectors * np.sqrt(values))[:, :components]

@@ -15,8 +15,8 @@ PLAN = NoPrivacy(clients=1, num_clusters=1, sampling_rate=1.0, rounds=10)
 class Counting(FedAvg):
     """Round t makes the model t; nobody is asked."""
 
-    def _meet(self, grid):
-        return {0: 1}
+    def _greet(self, grid):
+        self._nodes = {0: 1}
 
     def configure_train(self, server_round, arrays, config, grid):
         self.started_from = unpack_models(arrays)[0].item()

@@ -125,8 +125,15 @@ class RecordLevel(Plan):
         terms = [{k: v for k, v in plan.terms().items() if k != "mechanism"} for plan in self.of_clients]
         return {"record-plans": json.dumps(terms)}
 
-    def charges(self, config: Mapping[str, Any]) -> Counter[Event]:
-        """What a phase costs the client whose plan costs most."""
+    def charges(self, config: Mapping[str, Any], *, late: bool = False) -> Counter[Event]:
+        """What a phase costs the client whose plan costs most, and which is there from the start.
+
+        Those who came late pay in their own ledgers, for no more than they have missed.
+        """
+        if late:
+            return Counter()
+        if "compared" in config:
+            return self.worst.losses(config["compared"])
         return self.worst.part(first=bool(config.get("first-batch")), chooses=bool(config.get("choose")))
 
     def longest_update(self, client: int, size: int, config: Mapping[str, Any]) -> float:
@@ -145,9 +152,12 @@ class RecordLevel(Plan):
         """Every update by itself: it was private when it left the client."""
         return Collected(self, size, cohort, self.weight_of_clients()[cohort])
 
-    def releases(self) -> Collection[Event]:
-        """Steps of any round, and choices."""
-        return {event for first in (True, False) for event in self.worst.part(first=first, chooses=True)}
+    def releases(self) -> Collection[Event | None]:
+        """Steps of any round, choices, losses, and what clients that came late pay by themselves."""
+        worst = self.worst
+        paid = {event for first in (True, False) for event in worst.part(first=first, chooses=True)}
+        sizes = range(1, worst.models_per_message + 1) if worst.compared else ()
+        return {None} | paid | {event for models in sizes for event in worst.losses(models)}
 
     def perturb(
         self, contributions: Weighted, noise: np.random.Generator, coins: np.random.Generator, redraw: FloatArray

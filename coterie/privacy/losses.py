@@ -1,0 +1,33 @@
+"""Losses of other clients' models on a client's own records, told with noise (LCFL at record level).
+
+Adding or removing one record moves the summed loss of each of m models by at most L, all of them together by at most
+L sqrt(m) in L2 norm: a Gaussian mechanism (docs/privacy.md, theorem 3). What it costs is
+:meth:`coterie.privacy.RecordPlan.losses`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.privacy.accountants import PrivacyError
+from coterie.privacy.randomness import FloatArray, gaussian
+
+
+def noisy_losses(
+    losses: npt.ArrayLike, bound: float, deviation: float, num_examples: int, rng: np.random.Generator
+) -> FloatArray:
+    """(m,) mean loss of every model, noisy.
+
+    Args:
+        losses: (n, m) of every model on every record; clipped to [0, bound], NaN counts as ``bound``.
+        bound: L.
+        deviation: of the noise on a sum, in units of L.
+        num_examples: N, public, by which sums are divided; not n, which a record changes.
+        rng: the client's noise.
+    """
+    if not bound > 0:
+        raise PrivacyError(f"the bound of a record's loss must be positive, not {bound}")
+    each = np.clip(np.nan_to_num(np.asarray(losses, dtype=np.float64), nan=bound), 0.0, bound)
+    noisy: FloatArray = (each.sum(axis=0) + gaussian(rng, deviation * bound, each.shape[1:])) / num_examples
+    return noisy

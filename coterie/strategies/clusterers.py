@@ -1,0 +1,173 @@
+"""Clusterers by name, on any matrix of distances between clients (LCFL's C).
+
+===============  ============================================  ==============================================
+name             how                                           how many clusters
+===============  ============================================  ==============================================
+k-medoids        FasterPAM (package kmedoids)                  as told, or the best number of 2 to 10
+agglomerative    average linkage (SciPy)                       as told, or the best number of 2 to 10
+dbscan           density, radius from the data (scikit-learn)  it finds them
+hdbscan          density at every scale (scikit-learn)         it finds them
+===============  ============================================  ==============================================
+
+Where the number is not told, clusters must stand out, else all clients are one: each of them must have a mean
+silhouette above 0.5, which Kaufman and Rousseeuw (Finding Groups in Data, 1990) call a reasonable structure. The best
+number of clusters is that whose worst cluster has the largest one. Points that a density leaves over as noise, and
+those that stand alone where the number is not told, join the cluster to which they are nearest in the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.strategies.distances import FloatArray
+
+Labels = npt.NDArray[np.int64]
+
+#: Numbers of clusters to try where it is unknown, at most.
+MOST_CLUSTERS = 10
+#: Mean silhouette of a cluster above which it stands out.
+STRUCTURE = 0.5
+
+# More clusters are cut than may remain, since clients that stand alone are none.
+_MOST_CUTS = 2 * MOST_CLUSTERS
+# Neighbours that make a point dense, and DBSCAN's radius in units of the usual distance to the last of them.
+_NEIGHBOURS = 5
+_RADIUS = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class Clustering:
+    """Clusters of n clients.
+
+    Attributes:
+        labels: (n,) in 0, 1, ..., in the order of their first clients.
+        silhouettes: mean silhouette of the worst cluster, for every number of clusters that was tried.
+    """
+
+    labels: Labels
+    silhouettes: dict[int, float] = field(default_factory=dict)
+
+
+def cluster(distances: FloatArray, clusterer: str, num_clusters: int | None) -> Clustering:
+    """Clusters of n clients from their (n, n) distances.
+
+    Args:
+        distances: symmetric, at least 0, with 0 on the diagonal.
+        clusterer: a key of :data:`CLUSTERERS`.
+        num_clusters: k; None finds it.
+
+    Raises:
+        ValueError: an unknown name, more clusters than clients, distances that make no sense, or a number for a
+            clusterer that takes none.
+    """
+    check_clusterer(clusterer, num_clusters)
+    n = len(distances)
+    if not (distances.shape == (n, n) and np.isfinite(distances).all() and distances.min(initial=0.0) >= 0):
+        raise ValueError("distances must be finite numbers of shape (n, n), at least 0")
+    if num_clusters is not None and not 1 <= num_clusters <= n:
+        raise ValueError(f"{num_clusters} clusters of {n} clients: ask for fewer clusters")
+    one = np.zeros(n, np.int64)
+    if num_clusters is not None:
+        return Clustering(_in_order(_TOLD[clusterer](distances, num_clusters)) if num_clusters > 1 else one)
+    if clusterer in _TOLD:
+        cuts = [_TOLD[clusterer](distances, k) for k in range(2, min(_MOST_CUTS, n // 2) + 1)]
+        tried = [labels for cut in cuts if (labels := _without_loners(distances, cut)).max() < MOST_CLUSTERS]
+    else:
+        tried = [_in_order(_FOUND[clusterer](distances))] if n > 2 else []
+    silhouettes = {int(labels.max()) + 1: worst_silhouette(distances, labels) for labels in reversed(tried)}
+    best = max(silhouettes, key=lambda k: silhouettes[k], default=1)
+    if not silhouettes.get(best, 0.0) > STRUCTURE:
+        return Clustering(one, silhouettes)
+    return Clustering(next(labels for labels in tried if labels.max() == best - 1), silhouettes)
+
+
+def check_clusterer(clusterer: str, num_clusters: int | None) -> None:
+    """Refuse a name that nobody has, and a number of clusters where it is found.
+
+    Raises:
+        ValueError: see :func:`cluster`.
+    """
+    if clusterer not in CLUSTERERS:
+        raise ValueError(f"clusterer must be one of {', '.join(CLUSTERERS)}, not {clusterer!r}")
+    if clusterer in _FOUND and num_clusters is not None:
+        raise ValueError(f"{clusterer} finds the number of clusters itself: set clusters to 0")
+
+
+def worst_silhouette(distances: FloatArray, labels: Labels) -> float:
+    """The least mean silhouette of a cluster; a client alone has 0, and all in one cluster have 0."""
+    from sklearn.metrics import silhouette_samples
+
+    if not 2 <= len(np.unique(labels)) < len(labels):
+        return 0.0
+    each = silhouette_samples(distances, labels, metric="precomputed")
+    return float(min(each[labels == label].mean() for label in np.unique(labels)))
+
+
+def _k_medoids(distances: FloatArray, k: int) -> Labels:
+    import kmedoids
+
+    found = kmedoids.fasterpam(np.ascontiguousarray(distances), k, init="build")
+    return np.asarray(found.labels, np.int64)
+
+
+def _agglomerative(distances: FloatArray, k: int) -> Labels:
+    from scipy.cluster.hierarchy import cut_tree, linkage
+    from scipy.spatial.distance import squareform
+
+    tree = linkage(squareform(distances, checks=False), "average")
+    return np.asarray(cut_tree(tree, k)[:, 0], np.int64)
+
+
+def _dbscan(distances: FloatArray) -> Labels:
+    from sklearn.cluster import DBSCAN
+
+    dense = _dense(len(distances))
+    usual = float(np.median(np.sort(distances, axis=1)[:, dense - 1]))  # a point counts as its own neighbour
+    if not usual > 0:
+        usual = float(np.finfo(np.float32).tiny)
+    found = DBSCAN(eps=_RADIUS * usual, min_samples=dense, metric="precomputed").fit(distances)
+    return _with_noise(distances, found.labels_)
+
+
+def _hdbscan(distances: FloatArray) -> Labels:
+    from sklearn.cluster import HDBSCAN
+
+    found = HDBSCAN(min_cluster_size=_dense(len(distances)), metric="precomputed", allow_single_cluster=True, copy=True)
+    return _with_noise(distances, found.fit(distances).labels_)
+
+
+def _dense(n: int) -> int:
+    """Points that make a neighbourhood dense: fewer where there are few clients."""
+    return min(_NEIGHBOURS, max(2, n // 8))
+
+
+def _with_noise(distances: FloatArray, labels: Labels) -> Labels:
+    """Noise, -1, in the cluster to which it is nearest in the mean; all of it in one where there is no cluster."""
+    known = np.unique(labels[labels >= 0])
+    if not len(known):
+        return np.zeros(len(labels), np.int64)
+    to_cluster = np.stack([distances[:, labels == label].mean(axis=1) for label in known], axis=1)
+    return np.where(labels >= 0, labels, known[to_cluster.argmin(axis=1)])
+
+
+def _without_loners(distances: FloatArray, labels: Labels) -> Labels:
+    """Clusters of a single client given up."""
+    alone = np.bincount(labels)[labels] == 1
+    return _in_order(_with_noise(distances, np.where(alone, -1, labels)))
+
+
+def _in_order(labels: Labels) -> Labels:
+    """The same clusters, numbered by their first clients."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    return np.asarray(np.argsort(np.argsort(first))[inverse], np.int64)
+
+
+_TOLD: dict[str, Callable[[FloatArray, int], Labels]] = {"k-medoids": _k_medoids, "agglomerative": _agglomerative}
+_FOUND: dict[str, Callable[[FloatArray], Labels]] = {"dbscan": _dbscan, "hdbscan": _hdbscan}
+
+#: Names of all clusterers.
+CLUSTERERS = (*_TOLD, *_FOUND)

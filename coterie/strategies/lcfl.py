@@ -1,0 +1,301 @@
+"""LCFL: loss-based clustered federated learning.
+
+E. Gu, Y. Chen, H. Wen, X. Cai, D. Han: LCFL, clustered federated learning based on local loss (papers/lcfl),
+Algorithm 1. Clients are close when each other's models do well on their data; the server never sees a gradient.
+
+     1  for client i in [M] in parallel do
+     2      for t = 0 to T - 1 do
+     3          w_i^(t+1) <- w_i^t - gamma grad L_i(w_i^t)
+     4      end
+     5      send w_i^T to the server
+     6      for j in [M] \\ i do
+     7          receive w_j^T from the server
+     8          d(i, j)_i <- |L_i(w_j^T) - L_i(w_i^T)|
+     9          send d(i, j)_i to the server
+    10      end
+    11  end
+    12  for i, j in [M], i != j, the server does
+    13      d(i, j) <- d(i, j)_i + d(j, i)_j
+    14  end
+    15  the server gets C_1, ..., C_k from C(d(i, j)), any clusterer
+    16  for every cluster C_k do
+    17      w_k* <- FedOpt(C_k)
+    18  end
+
+Deviations from the paper
+- All clients start from one model (line 3): models that began apart differ for no reason of their data.
+- The T steps of line 2 are the local epochs of any round, and this is the first round.
+- Clients send losses, and the server takes the differences of line 8, which say less. Models travel in messages of
+  ``models_per_message``, each model once to each client.
+- ``landmarks = L``: every client evaluates the same L models, drawn by chance, in place of all M. Clients are then as
+  far apart as their losses of these (Equation (6) over all landmarks in place of i and j); with L = M it is line 13.
+- ``warm_up_rounds``: rounds of FedAvg before line 1. The paper's tables have equal figures for LCFL and FedAvg after 5
+  of 60 iterations, which Algorithm 1 does not explain, and such rounds do.
+- Line 17 starts from the mean of the members' warmed-up models (section II-B) and is FedAvg or FedProx.
+- Where k is not told, all clients may be one cluster (clusterers.py). The run ends if no two clients are alike: if for
+  the median pair the other's model does worse than the one that nobody has trained.
+- A client that did not answer joins when it comes: it tells its losses of the models that are best for each cluster,
+  and belongs where the members' mean of these losses is nearest; by another metric, where their mean update is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from logging import INFO
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from flwr.common.logger import log
+
+from coterie.messages import LOSSES, TRAIN, losses_layout
+from coterie.privacy import Plan, Released
+from coterie.strategies.base import ClusteredStrategy, FloatArray, Models, Phase, Round, StrategyError
+from coterie.strategies.clusterers import check_clusterer, cluster
+from coterie.strategies.distances import Updates, cosines, loss_distances, parameter_distances, profile_distances
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+#: Ways to tell clients apart: Equations (2) and (1), and 1 - the cosine of CFL.
+METRICS = ("loss", "params", "gradcos")
+#: Ways to train the model of a cluster.
+WITHIN = ("fedavg", "fedprox")
+
+_BETWEEN: dict[str, Callable[[Updates], FloatArray]] = {
+    "params": parameter_distances,
+    "gradcos": lambda updates: 1 - cosines(updates),
+}
+_LABELS, _FIRST, _LANDMARKS, _PROFILES, _CENTRES = "labels", "first", "landmarks", "profiles", "centres"
+# Bytes of models in one message, beyond which machines and networks give up.
+_MOST_BYTES = 1 << 30
+
+
+class LCFL(ClusteredStrategy):
+    """Clusters from how well clients' first models do on each other's data.
+
+    Args:
+        plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments.
+        clusters: k; 0: the clusterer finds it.
+        metric: one of :data:`METRICS`.
+        clusterer: one of :data:`~coterie.strategies.clusterers.CLUSTERERS`.
+        landmarks: L; 0: all pairs.
+        warm_up_rounds: rounds of FedAvg before clients are compared.
+        models_per_message: how many models a client receives at once to be evaluated.
+        within: one of :data:`WITHIN`.
+        proximal_mu: of FedProx.
+    """
+
+    name: ClassVar[str] = "lcfl"
+    title: ClassVar[str] = "any clusterer, on losses of each other's first models; then FedAvg or FedProx"
+    paper: ClassVar[str] = "LCFL, Algorithm 1"
+    units: ClassVar[tuple[str, ...]] = ("none", "record")
+    row_wise: ClassVar[bool] = False
+    equal_start: ClassVar[bool] = True
+    finds_clusters: ClassVar[bool] = True
+    options: ClassVar[tuple[str, ...]] = (
+        "clusters",
+        "metric",
+        "clusterer",
+        "landmarks",
+        "warm-up-rounds",
+        "models-per-message",
+        "within",
+        "proximal-mu",
+    )
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        clusters: int | None = None,
+        metric: str = "loss",
+        clusterer: str = "k-medoids",
+        landmarks: int = 0,
+        warm_up_rounds: int = 0,
+        models_per_message: int = 32,
+        within: str = "fedavg",
+        proximal_mu: float = 0.1,
+        **others: Any,
+    ) -> None:
+        super().__init__(plan, **others)
+        self.groups = plan.num_clusters if clusters is None else clusters
+        for name, value, known in (("metric", metric, METRICS), ("within", within, WITHIN)):
+            if value not in known:
+                raise StrategyError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        try:
+            check_clusterer(clusterer, self.groups or None)
+        except ValueError as error:
+            raise StrategyError(str(error)) from None
+        for name, number, least in (
+            ("landmarks", landmarks, 0),
+            ("warm-up-rounds", warm_up_rounds, 0),
+            ("models-per-message", models_per_message, 1),
+        ):
+            if number < least:
+                raise StrategyError(f"{name} must be at least {least}, not {number}")
+        if not warm_up_rounds < plan.rounds:
+            raise StrategyError(f"warm-up-rounds = {warm_up_rounds} of {plan.rounds} rounds leave none for clusters")
+        self.metric, self.clusterer, self.landmarks = metric, clusterer, landmarks
+        self.warm_up_rounds, self.models_per_message = warm_up_rounds, models_per_message
+        self.closeness = {"proximal-mu": float(proximal_mu)} if within == "fedprox" else {}
+
+    def round(self, number: int, models: Models) -> Round:
+        """Lines 1 to 15 in the first round, line 17 in all others."""
+        if number == 1:
+            self.kept = {_FIRST: models[:1]}  # untrained
+        if number <= self.warm_up_rounds:
+            released = yield Phase(TRAIN, models[:1])
+            return self.step(models[:1], released)[:1]  # FedAvg
+        if _LABELS not in self.kept:
+            return (yield from self._find(models[:1]))  # lines 1-15
+        yield from self._place_late()
+        released = yield Phase(TRAIN, models, self.closeness, to=self.placed(number))
+        return self.step(models, released)  # line 17
+
+    def placed(self, number: int) -> Mapping[int, int] | None:
+        """Line 15, from the round of clustering on."""
+        if _LABELS not in self.kept:
+            return None
+        return {i: int(label) for i, label in enumerate(self.kept[_LABELS]) if label >= 0}
+
+    @classmethod
+    def compares(cls, clients: int, *, metric: str = "loss", landmarks: int = 0, **options: Any) -> int:
+        """All models or the landmarks, and the one that nobody has trained."""
+        return 0 if metric != "loss" else min(landmarks or clients, clients) + 1
+
+    # ---- lines 1 to 15 ------------------------------------------------------------------------------------
+
+    def _find(self, start: Models) -> Round:
+        """Warm up, compare, cluster; (k, d) means of the members' models."""
+        warm = yield Phase(TRAIN, start, collect=True, clients=range(self.plan.clients))  # lines 1-5
+        assert warm.clients is not None
+        assert warm.updates is not None
+        assert warm.weights is not None
+        if self.metric == "loss":
+            losses, columns = yield from self._compare(start, warm.updates, warm.clients.tolist())  # lines 6-11
+            rows = np.flatnonzero(np.isfinite(losses).all(axis=1))  # of those who told all
+            untrained, losses = losses[rows, 0], losses[rows, 1:]
+            all_pairs = len(columns) == len(warm.updates)
+            distances = loss_distances(losses[:, rows]) if all_pairs else profile_distances(losses)  # lines 12-14
+        else:
+            rows = np.arange(len(warm.updates))
+            distances = _BETWEEN[self.metric](warm.updates)
+        if len(rows) < max(2, self.groups):
+            raise StrategyError(
+                f"only {len(rows)} of {self.plan.clients} clients could be compared: too few to find groups among; "
+                "see why the others failed, or ask for fewer clusters"
+            )
+        found = cluster(distances, self.clusterer, self.groups or None)  # line 15
+        many = int(found.labels.max()) + 1
+        moved = np.stack([_mean(warm.updates, rows[found.labels == j], warm.weights) for j in range(many)])
+        labels = np.full(self.plan.clients, -1, np.int64)
+        labels[warm.clients[rows]] = found.labels
+        self.notes = {
+            "clusters": many,
+            "metric": self.metric,
+            "clusterer": self.clusterer,
+            "silhouettes": {str(k): score for k, score in sorted(found.silhouettes.items())},
+        }
+        if self.metric == "loss":
+            own = columns == rows[:, None]  # whose model is whose
+            if many == 1 and not self.groups:
+                _refuse_strangers(np.where(own, np.inf, losses), untrained)
+            profiles = np.stack([losses[found.labels == j].mean(axis=0) for j in range(many)])
+            best = np.unique(profiles.argmin(axis=1))
+            self.kept = {_LANDMARKS: start + warm.updates[columns[best]], _PROFILES: profiles[:, best]}
+            self.notes["evaluations"] = losses.size + len(rows)
+        else:
+            self.kept = {_FIRST: start, _CENTRES: moved}
+        self.kept[_LABELS] = labels
+        self.recorder.keep(
+            "distances", {"matrix": distances.astype(np.float32), "clients": warm.clients[rows], "labels": found.labels}
+        )
+        return np.asarray(start + self.server_lr * moved, np.float32)
+
+    def _compare(
+        self, start: Models, updates: Models, clients: list[int]
+    ) -> Generator[Phase, Released, tuple[FloatArray, Indices]]:
+        """(n, 1 + m) losses of the untrained model and of m of the n trained ones, and which these are."""
+        columns = np.arange(len(updates))
+        if 0 < self.landmarks < len(updates):
+            rng = self.streams.stream("landmarks", 1, self._attempt)
+            columns = np.sort(rng.choice(len(updates), self.landmarks, replace=False))
+        first = self.kept[_FIRST][0]
+        losses = yield from self._losses(
+            1 + len(columns), lambda i: start[0] + updates[columns[i - 1]] if i else first, clients
+        )
+        return losses, columns
+
+    def _losses(
+        self, many: int, model: Callable[[int], Models], clients: list[int], late: bool = False
+    ) -> Generator[Phase, Released, FloatArray]:
+        """(n, m) losses of ``model(0)``, ... on the data of n clients, NaN where none came.
+
+        Each model travels once to each client, and no more than a message of them is held.
+        """
+        table = np.full((len(clients), many), np.nan)
+        place = {client: row for row, client in enumerate(clients)}
+        for begin in range(0, many, self.models_per_message):
+            part = range(begin, min(begin + self.models_per_message, many))
+            models = np.stack([model(i) for i in part])
+            if models.nbytes > _MOST_BYTES:
+                raise StrategyError(
+                    f"models-per-message = {len(part)} makes messages of {models.nbytes / 1e9:.1f} GB; set it to "
+                    f"{max(1, _MOST_BYTES * len(part) // models.nbytes)} or less"
+                )
+            log(INFO, "losses of models %s to %s of %s", begin + 1, part[-1] + 1, many)
+            told = yield Phase(
+                LOSSES,
+                models,
+                {"compared": len(part)},
+                collect=True,
+                clients=clients,
+                late=late,
+                answer=losses_layout(len(part)),
+            )
+            assert told.clients is not None
+            table[[place[client] for client in told.clients.tolist()], begin : part[-1] + 1] = told.updates
+        return table
+
+    # ---- clients that come later --------------------------------------------------------------------------
+
+    def _place_late(self) -> Generator[Phase, Released, None]:
+        """Give a cluster to every client that is here and has none."""
+        labels: Indices = self.kept[_LABELS].copy()
+        late = [client for client in self.present if labels[client] < 0]
+        if not late:
+            return
+        if self.metric == "loss":
+            landmarks = self.kept[_LANDMARKS]
+            losses = yield from self._losses(len(landmarks), landmarks.__getitem__, late, late=True)
+            came = np.array(late)[np.isfinite(losses).all(axis=1)]
+            losses = losses[np.isfinite(losses).all(axis=1)]
+            labels[came] = np.abs(losses[:, None] - self.kept[_PROFILES]).mean(axis=2).argmin(axis=1)
+        else:
+            warm = yield Phase(TRAIN, self.kept[_FIRST], collect=True, clients=late, late=True)
+            assert warm.clients is not None
+            assert warm.updates is not None
+            came = warm.clients
+            for client, update in zip(came, warm.updates, strict=True):
+                labels[client] = _BETWEEN[self.metric]([update, *self.kept[_CENTRES]])[0, 1:].argmin()
+        self.kept = {**self.kept, _LABELS: labels}
+        self.notes["late"] = {str(client): int(labels[client]) for client in came}
+
+
+def _mean(updates: Models, rows: Indices, weights: FloatArray) -> FloatArray:
+    """(d,) weighted mean of some updates."""
+    total = np.zeros(updates.shape[1])
+    for row in rows:
+        total += weights[row] * updates[row]
+    return total / weights[rows].sum()
+
+
+def _refuse_strangers(losses: FloatArray, untrained: FloatArray) -> None:
+    """End a run in which nobody gains from anybody: for most clients no other's model beats one without training."""
+    alone = int(np.sum(losses.min(axis=1) >= untrained))
+    if 2 * alone > len(untrained):
+        raise StrategyError(
+            f"no two clients are alike: on the data of {alone} of {len(untrained)} clients every other client's model "
+            "does worse than one that nobody has trained. Let each train alone (strategy = local), give the number "
+            "of clusters, or train longer before clients are compared (warm-up-rounds, local-epochs)"
+        )
