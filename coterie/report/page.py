@@ -14,6 +14,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from coterie.report import formats
+from coterie.report.evidence import leaves, read_pairs, similarity_files, split_rounds
+from coterie.report.evidence_plots import distance_figure, similarity_figure, tree_figure
 from coterie.report.plots import accuracy_figure, cluster_figure, comparison_figure, run_line
 from coterie.report.runs import ReportError, Run, read_run
 from coterie.report.template import PAGE
@@ -31,6 +33,9 @@ _TOLD_IN_WORDS = {
     "public_inputs",
     "tuned_outside",
 }
+
+
+_MOST_MATRICES = 12
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class _Section:
     tiles: list[_Tile]
     accuracy: Markup | None
     clusters: Markup | None
+    evidence: list[tuple[Markup, str]]
+    unreadable: list[str]
     reseeded: int
     guarantee: list[str]
     facts: list[tuple[str, str]]
@@ -97,6 +104,7 @@ def _render(runs: Sequence[Run]) -> str:
 def _section(run: Run, anchor: str) -> _Section:
     evaluated = any(r.accuracy is not None for r in run.rounds)
     released = any(r.histogram is not None for r in run.rounds)
+    evidence, unreadable = _evidence(run, anchor)
     return _Section(
         run=run,
         anchor=anchor,
@@ -105,12 +113,56 @@ def _section(run: Run, anchor: str) -> _Section:
         tiles=_tiles(run),
         accuracy=_svg(accuracy_figure(run), f"{anchor}-accuracy", "Accuracy by round") if evaluated else None,
         clusters=_svg(cluster_figure(run), f"{anchor}-clusters", "Cluster sizes by round") if released else None,
+        evidence=evidence,
+        unreadable=unreadable,
         reseeded=sum(len(r.reseeded) for r in run.rounds),
         guarantee=_guarantee(run),
         facts=_facts(run.certificate),
         public_inputs=_pairs(run.certificate.get("public_inputs") or {}),
         tuned=_pairs(run.certificate.get("tuned_outside") or {}),
     )
+
+
+def _evidence(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str]]:
+    """What the clusters were found from, each picture with its caption; and the files that could not be read."""
+    drawn: list[tuple[Markup, str]] = []
+    unreadable = []
+    path = run.path / "evidence" / "distances.npz"
+    if (distances := read_pairs(path)) is not None:
+        caption = (
+            "The distance between every two clients: within a good cluster it is small (dark). Lines run between "
+            "clusters; a client's distance to itself is left out."
+        )
+        name = "Distances between clients"
+        drawn.append((_svg(distance_figure(distances), f"{anchor}-distances", name), caption))
+    elif path.exists():
+        unreadable.append(path.name)
+    tree = run.tree
+    if tree:
+        last = max([r.number for r in run.rounds] + [node.ended or node.born for node in tree])
+        caption = (
+            "The tree of splits: a line for every cluster, as thick as it has clients. A ring is a split, with the "
+            "largest similarity between the two halves; a square is a cluster that came to rest, whose model then "
+            "stays as it is."
+        )
+        drawn.append((_svg(tree_figure(tree, last), f"{anchor}-tree", "Splits by round"), caption))
+    files = similarity_files(run.path)
+    at = [number for number in files if number in split_rounds(tree) or number == max(files)]
+    at = at if len(at) <= _MOST_MATRICES else [*at[: _MOST_MATRICES - 1], at[-1]]
+    read = {number: read_pairs(files[number]) for number in at}
+    unreadable += [files[number].name for number, pairs in read.items() if pairs is None]
+    matrices = {number: pairs for number, pairs in read.items() if pairs is not None}
+    if matrices:
+        found = [client for leaf in leaves(tree) for client in sorted(leaf.clients)]
+        order = found or matrices[max(matrices)].ordered().clients.tolist()
+        caption = (
+            "Cosine similarity between the updates of every two clients, where clusters were split and at the end; "
+            "clients are ordered by the clusters found in the end. Grey pairs were not compared: they were apart "
+            "already, or did not reply."
+        )
+        name = "Similarities between clients"
+        drawn.append((_svg(similarity_figure(matrices, order), f"{anchor}-similarities", name), caption))
+    return drawn, unreadable
 
 
 def _facts(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:

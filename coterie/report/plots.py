@@ -81,7 +81,7 @@ def comparison_figure(runs: Sequence[Run]) -> Figure:
     with drawing_style():
         figure = Figure(figsize=(9.0, 3.6), facecolor="white")
         axes = figure.add_axes((0.075, 0.135, 0.87, 0.83))
-        ends: list[_End] = []
+        ends: list[LineEnd] = []
         shown: list[float] = []
         for index, run in enumerate(runs):
             rounds, accuracy = _accuracy(run)
@@ -89,10 +89,10 @@ def comparison_figure(runs: Sequence[Run]) -> Figure:
             if rounds:
                 colour, style = run_line(index)
                 axes.plot(rounds, accuracy, style, color=colour, linewidth=1.9, marker=_marker(rounds), markersize=3)
-                ends.append(_End(rounds[-1], accuracy[-1], str(index + 1), colour, bold=True))
+                ends.append(LineEnd(rounds[-1], accuracy[-1], str(index + 1), colour, bold=True))
         _finish_accuracy(axes, shown, max((r.number for run in runs for r in run.rounds), default=1))
         axes.set_xlabel("round")
-        _label_ends(axes, ends)
+        label_ends(axes, ends)
     return figure
 
 
@@ -121,12 +121,12 @@ def privacy_figure(curves: Mapping[str, Sequence[tuple[int, float]]], title: str
     with drawing_style():
         figure = Figure(figsize=(9.0, 4.6), facecolor="white")
         axes = figure.add_axes((0.07, 0.115, 0.685, 0.77))
-        ends: list[_End] = []
+        ends: list[LineEnd] = []
         for index, (name, points) in enumerate(curves.items()):
             rounds, values = zip(*points, strict=True)
             colour, style = run_line(index)
             axes.plot(rounds, values, style, color=colour, linewidth=1.9, marker=_marker(rounds), markersize=3)
-            ends.append(_End(rounds[-1], values[-1], f"{name}{GAP}{formats.epsilon(values[-1])}", colour))
+            ends.append(LineEnd(rounds[-1], values[-1], f"{name}{GAP}{formats.epsilon(values[-1])}", colour))
         axes.set_xlim(0, max(end.round for end in ends))
         axes.set_ylim(0, 1.06 * max(end.value for end in ends))
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 2.5, 5, 10]))
@@ -134,7 +134,7 @@ def privacy_figure(curves: Mapping[str, Sequence[tuple[int, float]]], title: str
         axes.set_ylabel("privacy loss ε")
         axes.set_title("Privacy loss by accountant", pad=24)
         axes.annotate(title, (0, 1), (0, 9), "axes fraction", "offset points", color=MUTED)
-        _label_ends(axes, ends)
+        label_ends(axes, ends)
     return figure
 
 
@@ -157,7 +157,7 @@ def save_figure(figure: Figure, path: Path | str) -> Path:
     return path
 
 
-class _End(NamedTuple):
+class LineEnd(NamedTuple):
     """Where a line ends, and what is written there."""
 
     round: int
@@ -169,7 +169,7 @@ class _End(NamedTuple):
 
 def run_line(index: int) -> tuple[str, str]:
     """Colour and line style of the run at `index`, counted from 0, in a comparison."""
-    return _cycle(GROUP_COLOURS, index)
+    return cycle(GROUP_COLOURS, index)
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def drawing_style() -> Iterator[None]:
         yield
 
 
-def _cycle(colours: Sequence[str], index: int) -> tuple[str, str]:
+def cycle(colours: Sequence[str], index: int) -> tuple[str, str]:
     return colours[index % len(colours)], LINE_STYLES[index // len(colours) % len(LINE_STYLES)]
 
 
@@ -208,23 +208,23 @@ def _draw_accuracy(figure: Figure, run: Run, left: float, right: float, bottom: 
     rounds, accuracy = _accuracy(run)
     evaluated = [r for r in run.rounds if r.group_accuracy is not None]
     groups = np.array(_rectangle([r.group_accuracy or () for r in evaluated]))  # rounds × groups
-    ends: list[_End] = []
+    ends: list[LineEnd] = []
     for group in range(groups.shape[1]):
-        colour, style = _cycle(GROUP_COLOURS, group)
+        colour, style = cycle(GROUP_COLOURS, group)
         numbers = [r.number for r in evaluated]
         axes.plot(numbers, groups[:, group], style, color=colour, linewidth=1.1, alpha=0.9)
         if math.isfinite(groups[-1, group]):
             label = f"group {group}{GAP}{formats.percent(groups[-1, group])}"
-            ends.append(_End(numbers[-1], float(groups[-1, group]), label, colour))
+            ends.append(LineEnd(numbers[-1], float(groups[-1, group]), label, colour))
     if len(ends) > MOST_LABELS:
         ends = []
     if rounds:
         axes.plot(rounds, accuracy, color=INK, linewidth=2.4, marker=_marker(rounds), markersize=4)
-        ends.append(_End(rounds[-1], accuracy[-1], f"mean{GAP}{formats.percent(accuracy[-1])}", INK, bold=True))
+        ends.append(LineEnd(rounds[-1], accuracy[-1], f"mean{GAP}{formats.percent(accuracy[-1])}", INK, bold=True))
     _finish_accuracy(axes, [*accuracy, *groups.ravel().tolist()], max((r.number for r in run.rounds), default=1))
     if run.noisy and rounds:
         axes.set_ylabel("noisy mean accuracy")
-    _label_ends(axes, ends)
+    label_ends(axes, ends)
     lowest = axes
     if private:
         lowest = figure.add_subplot(grid[1], sharex=axes)
@@ -257,7 +257,7 @@ def _draw_epsilon(axes: Axes, run: Run) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
     axes.set_ylabel("ε spent")
     last, total = spent[-1]
-    _label_ends(axes, [_End(last, total, f"ε = {formats.epsilon(total)}", INK, bold=True)])
+    label_ends(axes, [LineEnd(last, total, f"ε = {formats.epsilon(total)}", INK, bold=True)])
 
 
 def _draw_clusters(axes: Axes, run: Run) -> None:
@@ -270,9 +270,9 @@ def _draw_clusters(axes: Axes, run: Run) -> None:
     numbers = np.array([r.number for r in released])
     sizes = np.array(_rectangle([r.histogram or () for r in released]))  # rounds × clusters
     means = np.full_like(sizes, math.nan)
-    ends: list[_End] = []
+    ends: list[LineEnd] = []
     for cluster, seen in enumerate(sizes.T):
-        colour, style = _cycle(CLUSTER_COLOURS, cluster)
+        colour, style = cycle(CLUSTER_COLOURS, cluster)
         axes.plot(numbers, seen, ".", color=colour, markersize=5, alpha=0.4, markeredgewidth=0)
         changed = [r.number for r in run.rounds if any(cluster in pair for pair in r.reseeded)]
         # A line is broken where its model was replaced: what follows is another model's size.
@@ -280,7 +280,7 @@ def _draw_clusters(axes: Axes, run: Run) -> None:
             means[part, cluster] = _running_mean(seen[part])
             axes.plot(numbers[part], means[part, cluster], style, color=colour, linewidth=2.0)
         if math.isfinite(means[-1, cluster]):
-            ends.append(_End(int(numbers[-1]), float(means[-1, cluster]), f"cluster {cluster}", colour))
+            ends.append(LineEnd(int(numbers[-1]), float(means[-1, cluster]), f"cluster {cluster}", colour))
     for r in released:
         row = means[np.searchsorted(numbers, r.number)]
         for source, target in r.reseeded:
@@ -296,7 +296,7 @@ def _draw_clusters(axes: Axes, run: Run) -> None:
     axes.axhline(0, color="#aab2bf", linewidth=0.8)
     axes.set_ylabel("clients in a round")
     axes.set_xlim(0, 1.01 * numbers[-1])
-    _label_ends(axes, ends if len(ends) <= MOST_LABELS else [])
+    label_ends(axes, ends if len(ends) <= MOST_LABELS else [])
 
 
 def _running_mean(sizes: np.ndarray) -> np.ndarray:
@@ -325,7 +325,7 @@ def _finish_accuracy(axes: Axes, values: Sequence[float], last: int) -> None:
     axes.set_xlim(0, 1.01 * last)
 
 
-def _label_ends(axes: Axes, ends: Sequence[_End]) -> None:
+def label_ends(axes: Axes, ends: Sequence[LineEnd]) -> None:
     """Write each line's label right of the axes, moved as little as needed to keep the labels apart.
 
     A line that stops before the axes do has its label right where it stops.

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coterie.report.evidence import Node, read_tree
+
 _OUTCOME = (
     "accuracy",
     "worst_group_accuracy",
@@ -43,6 +45,7 @@ class Round:
         clustering_accuracy: share of clients in the cluster matched to their group.
         groups_found: how many groups have a cluster of their own.
         reseeded: pairs (from, to): after this round, model `to` became a perturbed copy of `from`.
+        notes: what the method noted in this round.
     """
 
     number: int
@@ -55,6 +58,7 @@ class Round:
     clustering_accuracy: float | None = None
     groups_found: int | None = None
     reseeded: tuple[tuple[int, int], ...] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,12 @@ class Run:
     def accounted(self) -> bool:
         """Whether there is a finite privacy loss to show for some round."""
         return any(math.isfinite(r.epsilon) for r in self.rounds)
+
+    @property
+    def tree(self) -> tuple[Node, ...]:
+        """How clusters were split so far, in order of birth; empty where they were not found so."""
+        noted = {key: value for r in self.rounds for key, value in r.notes.items()}
+        return read_tree(noted | ((self.result or {}).get("notes") or {}))
 
     @property
     def outcome(self) -> Mapping[str, Any]:
@@ -229,6 +239,7 @@ def _parse_round(line: Mapping[str, Any]) -> Round:
         clustering_accuracy=_finite(line.get("clustering_accuracy")),
         groups_found=None if found is None else int(found),
         reseeded=tuple((int(source), int(target)) for source, target in line.get("reseeded") or ()),
+        notes=dict(line.get("notes") or {}),
     )
 
 

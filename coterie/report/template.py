@@ -78,6 +78,19 @@ PAGE = r"""{% macro badge(text, good) %}
 </div>
 {% endif %}
 
+{% if section.evidence or section.unreadable %}
+<h3>What the clusters were found from</h3>
+{% if section.unreadable %}
+<p class="notice">Left out, since it cannot be read: evidence/{{ section.unreadable | join(', evidence/') }}.</p>
+{% endif %}
+{% for picture, caption in section.evidence %}
+<figure>
+  <div class="canvas">{{ picture }}</div>
+  <figcaption>{{ caption }}</figcaption>
+</figure>
+{% endfor %}
+{% endif %}
+
 <h3>Privacy</h3>
 <div class="card">
   {{ badge(section.standing, run.certified) }}
@@ -124,7 +137,7 @@ PAGE = r"""{% macro badge(text, good) %}
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <title>{{ title }}</title>
 <style>
 :root {
@@ -165,6 +178,7 @@ p { margin: .5rem 0; }
 .lead { font-size: 1.08rem; font-weight: 600; margin-top: .7rem; }
 .card ul { margin: .3rem 0; padding-left: 1.2rem; }
 figure { margin: 0; overflow: hidden; }
+figure + figure { margin-top: .8rem; }
 .canvas { background: #fff; padding: 1.1rem .9rem .6rem; overflow-x: auto; }
 .canvas svg { display: block; width: 100%; min-width: 620px; height: auto; stroke-linejoin: round; }
 .canvas svg text { font-family: system-ui, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif !important; }

@@ -8,6 +8,7 @@ privacy.json          the certificate
 models/               ``cluster-<j>.safetensors``
 checkpoint/           ``state.safetensors``, replaced atomically after every round
 clients/              what simulated clients keep between rounds, a file each; never part of a release
+evidence/             what clusters were found from, for methods that see it: ``NAME.npz``, as exact as it was seen
 result.json           scores, cost, time
 report.html           one self-contained page
 ====================  ==================================================================================
@@ -15,6 +16,7 @@ report.html           one self-contained page
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -136,6 +138,13 @@ class RunFolder:
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(_tidy(line)) + "\n")
         self.observer(line)
+
+    def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write ``evidence/{name}.npz``, in place of what it held: what clusters were found from."""
+        (self.path / "evidence").mkdir(exist_ok=True)
+        content = io.BytesIO()
+        np.savez_compressed(content, allow_pickle=False, **arrays)
+        _replace(self.path / "evidence" / f"{name}.npz", content.getvalue())
 
     @property
     def failure(self) -> str | None:

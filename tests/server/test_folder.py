@@ -228,3 +228,28 @@ def test_models_carry_the_name_of_their_network(folder, path):
         assert tensors["weight"].shape == (2, 3)
         with safe_open(path / "models" / f"cluster-{cluster}.safetensors", framework="numpy") as file:
             assert json.loads(file.metadata()["about"]) == {"model": "linear", "features": "none", "dataset": "digits"}
+
+
+def test_evidence_is_kept_as_it_was_seen_and_replaced_atomically(folder, path, monkeypatch):
+    seen = {"matrix": np.array([[0, np.nan], [0.5, 0]], np.float32), "clients": np.array([7, 3])}
+    folder.keep("distances", seen)
+    folder.keep("similarities-0010", seen)
+    before = tree(path / "evidence")
+    assert set(before) == {"distances.npz", "similarities-0010.npz"}
+    assert len(set(before.values())) == 1  # equal arrays are equal files
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", power_cut)
+        with pytest.raises(OSError, match="power cut"):
+            folder.keep("distances", {"matrix": np.ones(3)})
+    folder.close()
+    RunFolder.resume(path, {}).close()
+    with np.load(path / "evidence" / "distances.npz", allow_pickle=False) as kept:
+        assert set(kept) == set(seen)
+        for name, values in seen.items():
+            assert kept[name].dtype == values.dtype
+            np.testing.assert_array_equal(kept[name], values)
+
+
+def test_evidence_is_compressed(folder, path):
+    folder.keep("distances", {"matrix": np.zeros((500, 500), np.float32)})
+    assert (path / "evidence" / "distances.npz").stat().st_size < 10_000

@@ -1,0 +1,127 @@
+"""What clusters were found from: a value for every pair of clients, and the tree of splits."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """One file of `evidence/`.
+
+    Attributes:
+        matrix: (n, n) a distance or similarity; NaN where two clients were not compared.
+        clients: (n,) who they are.
+        labels: (n,) the cluster of each when the matrix was taken.
+    """
+
+    matrix: np.ndarray
+    clients: np.ndarray
+    labels: np.ndarray
+
+    def ordered(self, order: Sequence[int] = ()) -> Pairs:
+        """The same in the order of the clients in `order`, others after them; without it cluster by cluster.
+
+        The diagonal becomes NaN: that a client is like itself says nothing.
+        """
+        place = {client: index for index, client in enumerate(order)}
+        key = [place.get(int(client), len(place)) for client in self.clients]
+        taken = np.lexsort((self.clients, self.labels, key))
+        matrix = self.matrix[np.ix_(taken, taken)].astype(np.float64)
+        np.fill_diagonal(matrix, np.nan)
+        return Pairs(matrix, self.clients[taken], self.labels[taken])
+
+    @property
+    def borders(self) -> np.ndarray:
+        """Where one cluster ends and the next begins, between 0 and n."""
+        return np.flatnonzero(np.diff(self.labels)) + 1
+
+
+@dataclass(frozen=True)
+class Node:
+    """A cluster in a tree of splits.
+
+    Attributes:
+        number: its own; `parent` is that of the cluster it was split from, None for the first.
+        born, ended: rounds; `ended` is None while it trains.
+        why: why it ended, `split` or `stationary`; None while it trains.
+        clients: who is in it.
+        cluster: index of its model, None once it was split.
+        similarity: the largest between its two halves when it was split.
+    """
+
+    number: int
+    parent: int | None
+    born: int
+    ended: int | None
+    why: str | None
+    clients: tuple[int, ...]
+    cluster: int | None
+    similarity: float | None
+
+
+def read_pairs(path: Path) -> Pairs | None:
+    """A file of `evidence/`; None if it is not there or not whole."""
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            pairs = Pairs(file["matrix"], file["clients"], file["labels"])
+    except _BROKEN:
+        return None
+    n = pairs.clients.size
+    whole = n and pairs.matrix.shape == (n, n) and pairs.clients.shape == pairs.labels.shape == (n,)
+    return pairs if whole else None
+
+
+def similarity_files(folder: Path) -> dict[int, Path]:
+    """The files of similarities in a run folder by their rounds, in order."""
+    named = ((re.fullmatch(r"similarities-(\d+)\.npz", path.name), path) for path in folder.glob("evidence/*.npz"))
+    return dict(sorted((int(match[1]), path) for match, path in named if match))
+
+
+def read_tree(notes: Mapping[str, Any]) -> tuple[Node, ...]:
+    """The tree that a method noted, in order of birth; empty if it noted none, or none that makes sense."""
+    tree: dict[int, Node] = {}
+    try:
+        for node in notes.get("tree") or ():
+            if node["parent"] not in (tree or (None,)):
+                return ()
+            tree[int(node["node"])] = Node(
+                number=int(node["node"]),
+                parent=node["parent"],
+                born=int(node["born"]),
+                ended=None if node["ended"] is None else int(node["ended"]),
+                why=node["why"],
+                clients=tuple(map(int, node["clients"])),
+                cluster=None if node["cluster"] is None else int(node["cluster"]),
+                similarity=None if node["similarity"] is None else float(node["similarity"]),
+            )
+    except _BROKEN:
+        return ()
+    return tuple(tree.values())
+
+
+def leaves(tree: Sequence[Node]) -> list[Node]:
+    """The nodes that were not split, halves of one cluster beside each other."""
+    children: dict[int | None, list[Node]] = {}
+    for node in tree:
+        children.setdefault(node.parent, []).append(node)
+
+    def under(node: Node) -> list[Node]:
+        return [leaf for child in children[node.number] for leaf in under(child)] if node.number in children else [node]
+
+    return [leaf for root in children.get(None, ()) for leaf in under(root)]
+
+
+def split_rounds(tree: Sequence[Node]) -> list[int]:
+    """The rounds in which a cluster was split."""
+    return sorted({node.ended for node in tree if node.why == "split" and node.ended is not None})

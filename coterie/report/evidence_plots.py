@@ -1,0 +1,209 @@
+"""Draw what clusters were found from: distances, similarities, and the tree of splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from coterie.report.evidence import Node, Pairs, leaves
+from coterie.report.plots import (
+    CLUSTER_COLOURS,
+    GAP,
+    GROUP_COLOURS,
+    INK,
+    MOST_LABELS,
+    MUTED,
+    LineEnd,
+    cycle,
+    drawing_style,
+    label_ends,
+)
+
+MOST_CELLS = 300
+_ACROSS = 4
+
+# What was not compared is grey, which no value is. Few shades, since the pictures are part of a page.
+_NEAR_TO_FAR = LinearSegmentedColormap.from_list("distance", ["#082a4a", GROUP_COLOURS[0], "#9fcbe6", "#f7fafc"], N=64)
+_UNLIKE_TO_LIKE = LinearSegmentedColormap.from_list(
+    "similarity", ["#7a3500", GROUP_COLOURS[1], "#fdfdfd", GROUP_COLOURS[0], "#003a5c"], N=65
+)
+_UNKNOWN = "#c3c9d2"
+
+
+def distance_figure(pairs: Pairs) -> Figure:
+    """The distance between every two clients, cluster by cluster; the largest clusters are named."""
+    pairs = pairs.ordered()
+    n, values = len(pairs.clients), block_means(pairs.matrix)
+    known = values[np.isfinite(values)]
+    scale = Normalize(known.min(), known.max()) if known.size else Normalize(0, 1)
+    with drawing_style():
+        figure = Figure(figsize=(9.0, 5.4), facecolor="white")
+        axes = figure.add_axes((0.05, 0.07, 0.528, 0.88))
+        _draw_matrix(axes, pairs, _NEAR_TO_FAR, scale)
+        axes.set_xlabel(f"{n} clients, cluster by cluster")
+        edges = [0, *pairs.borders.tolist(), n]
+        ends = []
+        for start, end in sorted(pairwise(edges), key=lambda edge: edge[0] - edge[1]):
+            label, size = int(pairs.labels[start]), end - start
+            colour = CLUSTER_COLOURS[label % len(CLUSTER_COLOURS)]
+            beside = 1.012 * n
+            axes.plot(
+                [beside, beside], [n - start, n - end], color=colour, linewidth=5, clip_on=False, solid_capstyle="butt"
+            )
+            ends.append(LineEnd(n, n - (start + end) / 2, f"cluster {label}{GAP}{_clients(size)}", colour))
+        axes.set_xlim(0, n)
+        label_ends(axes, ends[: 2 * MOST_LABELS])
+        _colour_bar(figure, (0.89, 0.25, 0.016, 0.5), _NEAR_TO_FAR, scale, "distance")
+    return figure
+
+
+def similarity_figure(matrices: Mapping[int, Pairs], order: Sequence[int]) -> Figure:
+    """The cosine similarity between every two clients, a picture for each of some rounds.
+
+    Args:
+        matrices: by round, at least one.
+        order: clients in the order of the clusters that were found in the end.
+    """
+    deep = -(-len(matrices) // _ACROSS)
+    with drawing_style():
+        figure = Figure(figsize=(9.0, 2.3 * deep), facecolor="white")
+        grid = figure.add_gridspec(
+            deep, _ACROSS, left=0.01, right=0.89, bottom=0.03 / deep, top=1 - 0.13 / deep, wspace=0.06, hspace=0.16
+        )
+        panels = [figure.add_subplot(grid[place // _ACROSS, place % _ACROSS]) for place in range(len(matrices))]
+        scale = draw_similarities(panels, [pairs.ordered(order) for pairs in matrices.values()])
+        for axes, number in zip(panels, matrices, strict=True):
+            axes.set_title(f"round {number}", fontsize=9, fontweight="normal", pad=4)
+        similarity_bar(figure, (0.915, 1 - 0.87 / deep, 0.014, 0.74 / deep), scale)
+    return figure
+
+
+def draw_similarities(panels: Sequence[Axes], matrices: Sequence[Pairs]) -> Normalize:
+    """Matrices that are in order, on one scale, which is returned: zero is white, what was not compared is grey."""
+    cells = np.concatenate([np.abs(block_means(pairs.matrix)).ravel() for pairs in matrices])
+    limit = float(np.max(cells[np.isfinite(cells)], initial=0)) or 1.0
+    scale = Normalize(-limit, limit)
+    for axes, pairs in zip(panels, matrices, strict=True):
+        _draw_matrix(axes, pairs, _UNLIKE_TO_LIKE, scale)
+    return scale
+
+
+def similarity_bar(figure: Figure, place: tuple[float, float, float, float], scale: Normalize) -> None:
+    """What the colours of :func:`draw_similarities` mean."""
+    _colour_bar(figure, place, _UNLIKE_TO_LIKE, scale, "cosine similarity")
+
+
+def tree_figure(tree: Sequence[Node], last: int) -> Figure:
+    """The splits over rounds: a line for every cluster, as thick as it has clients.
+
+    A ring is a split, with the largest similarity between the halves; a square is a cluster that came to rest, whose
+    model stays as it is.
+
+    Args:
+        tree: at least one node, in order of birth.
+        last: the last round.
+    """
+    ends = leaves(tree)
+    height = {leaf.number: float(len(ends) - 1 - place) for place, leaf in enumerate(ends)}
+    for node in reversed(tree):  # children come after their parents
+        if node.number not in height:
+            height[node.number] = float(
+                np.mean([height[child.number] for child in tree if child.parent == node.number])
+            )
+    total = max(len(node.clients) for node in tree)
+    by_number = {node.number: node for node in tree}
+    tall = min(1.1 + 0.42 * max(len(ends), 3), 12.0)
+    with drawing_style():
+        figure = Figure(figsize=(9.0, tall), facecolor="white")
+        axes = figure.add_axes((0.03, 0.5 / tall, 0.76, 1 - 0.65 / tall))
+        labels = []
+        for node in tree:
+            leaf, y = node.cluster is not None, height[node.number]
+            colour, style = cycle(CLUSTER_COLOURS, node.cluster) if node.cluster is not None else (MUTED, "-")
+            thick = 1.5 + 7.5 * len(node.clients) / total
+            stop = last if node.ended is None else node.ended
+            start = node.born
+            if node.parent is not None:
+                parent = by_number[node.parent]
+                start = node.born if parent.ended is None else parent.ended
+                drop = [height[parent.number], y]
+                axes.plot([start, start], drop, color=MUTED, linewidth=1.2, solid_capstyle="butt")
+            axes.plot([start, stop], [y, y], style, color=colour, linewidth=thick, solid_capstyle="butt")
+            if node.why == "split":
+                axes.plot(stop, y, "o", color=INK, markerfacecolor="white", markersize=6, markeredgewidth=1.4, zorder=4)
+                if node.similarity is not None:
+                    offset = (-6, 4 + thick / 2)
+                    axes.annotate(
+                        f"{node.similarity:.2f}".replace("-", "−"),
+                        (stop, y),
+                        offset,
+                        textcoords="offset points",
+                        ha="right",
+                        fontsize=8,
+                        color=INK,
+                    )
+            elif node.ended is not None:
+                axes.plot([stop, last], [y, y], ":", color=colour, linewidth=1.4)
+                axes.plot(stop, y, "s", color=INK, markersize=6, zorder=4)
+            if leaf:
+                label = f"cluster {node.cluster}{GAP}{_clients(len(node.clients))}"
+                labels.append(LineEnd(last, y, label, colour))
+        axes.set_xlim(0, 1.01 * last)
+        axes.set_ylim(-0.6, max(len(ends) - 1, 1) + 0.6 if len(ends) > 1 else 0.6)
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("round")
+        label_ends(axes, labels)
+    return figure
+
+
+def block_means(matrix: np.ndarray, most: int = MOST_CELLS) -> np.ndarray:
+    """The matrix in at most `most` cells a side: the mean of what is known in each, NaN where nothing is."""
+    cells = min(len(matrix), most)
+    edges = np.linspace(0, len(matrix), cells + 1).astype(int)[:-1]
+    known = np.isfinite(matrix)
+
+    def sums(values: np.ndarray) -> np.ndarray:
+        rows: np.ndarray = np.add.reduceat(values, edges, axis=0)
+        return np.asarray(np.add.reduceat(rows, edges, axis=1), dtype=np.float64)
+
+    counts = sums(known.astype(np.float64))
+    return np.divide(sums(np.where(known, matrix, 0.0)), counts, out=np.full_like(counts, np.nan), where=counts > 0)
+
+
+def _draw_matrix(axes: Axes, pairs: Pairs, colours: Colormap, scale: Normalize) -> None:
+    n = len(pairs.clients)
+    axes.set_facecolor(_UNKNOWN)
+    axes.imshow(
+        block_means(pairs.matrix), cmap=colours, norm=scale, extent=(0, n, 0, n), interpolation="none", zorder=1
+    )
+    for border in pairs.borders:
+        axes.axvline(border, color=INK, linewidth=0.7)
+        axes.axhline(n - border, color=INK, linewidth=0.7)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+
+
+def _colour_bar(
+    figure: Figure, place: tuple[float, float, float, float], colours: Colormap, scale: Normalize, name: str
+) -> None:
+    axes = figure.add_axes(place)
+    bar = figure.colorbar(ScalarMappable(scale, colours), cax=axes, ticks=MaxNLocator(5))
+    bar.outline.set_visible(False)
+    axes.grid(False)
+    axes.tick_params(length=0)
+    axes.set_title(name, fontsize=9, fontweight="normal", color=MUTED, loc="center", pad=8)
+
+
+def _clients(number: int) -> str:
+    return f"{number} client" + ("s" if number > 1 else "")
