@@ -505,11 +505,12 @@ class ClusteredStrategy(Strategy):
         for reply in grid.send_and_receive(messages, timeout=self.wait) if messages else ():
             record = reply.content.get(REPLY) if reply.has_content() else None
             client = record.get("client-id") if isinstance(record, ConfigRecord) else None
-            known = type(client) is int and 0 <= client < self.plan.clients
-            if not known or self._nodes.get(client) in registered:
+            if type(client) is not int or not 0 <= client < self.plan.clients:
                 log(WARNING, "node %s is left out: client-id %r", reply.metadata.src_node_id, client)
-                continue
-            self._nodes[client] = reply.metadata.src_node_id
+            elif self._nodes.get(client) in registered:
+                log(WARNING, "node %s is left out: client %s is at another", reply.metadata.src_node_id, client)
+            else:
+                self._nodes[client] = reply.metadata.src_node_id
 
     # ---- Flower's hooks -----------------------------------------------------------------------------------
 

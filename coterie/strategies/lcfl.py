@@ -287,7 +287,7 @@ def _mean(updates: Models, rows: Indices, weights: FloatArray) -> FloatArray:
     total = np.zeros(updates.shape[1])
     for row in rows:
         total += weights[row] * updates[row]
-    return total / weights[rows].sum()
+    return np.asarray(total / weights[rows].sum())
 
 
 def _refuse_strangers(losses: FloatArray, untrained: FloatArray) -> None:
