@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coterie.bench.table import score_name
-from coterie.report import GROUP_COLOURS, INK, MUTED, drawing_style, save_figure
+from coterie.report import (
+    GROUP_COLOURS,
+    INK,
+    MUTED,
+    Pairs,
+    draw_similarities,
+    drawing_style,
+    save_figure,
+    similarity_bar,
+)
 
 Document = Mapping[str, Any]
+
+_ACROSS = 5
 
 
 def draw(document: Document, path: Path) -> Path:
     """Draw ``document`` the way it asks for, into ``path``."""
+    once = {key: document[key] for key in ("score", "percent") if key in document}  # as documents of one score have it
+    document = {**document, "columns": [{"setting": c["name"]} | once | c for c in document["columns"]]}
     with drawing_style():
         figure = _DRAWINGS[document["plot"]](document)
     return save_figure(figure, path)
@@ -82,18 +95,32 @@ def _lines(document: Document) -> Figure:
 
 
 def _curves(document: Document) -> Figure:
-    """A panel for every column, a line for every row: the score over rounds, mean over seeds."""
-    columns = document["columns"]
-    figure = Figure(figsize=(4.6 * len(columns), 4.0), layout="constrained")
-    panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
-    for index, (axes, column) in enumerate(zip(panels, columns, strict=True)):
+    """A panel for every setting, a line for every row: the score over rounds, mean and deviation over seeds."""
+    places = _over_rounds(document)
+    figure = Figure(figsize=(4.6 * len(places), 4.0), layout="constrained")
+    panels = figure.subplots(1, len(places), sharey=True, squeeze=False)[0]
+    for axes, place in zip(panels, places, strict=True):
+        column = document["columns"][place]
         for number, row in enumerate(document["rows"]):
-            curve = (row["cells"][index] or {}).get("curve")
-            if curve:
-                rounds, values = zip(*curve, strict=True)
-                axes.plot(rounds, values, color=GROUP_COLOURS[number % len(GROUP_COLOURS)], label=row["name"])
-        _finish(axes, column["name"], _unit(column) if index == 0 else "", "round")
+            _draw_curve(axes, row["cells"][place], GROUP_COLOURS[number % len(GROUP_COLOURS)], row["name"])
+        _finish(axes, column["setting"], _unit(column) if place == places[0] else "", "round")
     return figure
+
+
+def _over_rounds(document: Document) -> list[int]:
+    """The columns of the first score that is no single round's."""
+    scores = [column["score"] for column in document["columns"]]
+    first = next(score for score in scores if "@" not in score)
+    return [place for place, score in enumerate(scores) if score == first]
+
+
+def _draw_curve(axes: Axes, cell: Mapping[str, Any] | None, colour: str, name: str | None = None) -> None:
+    """The mean over seeds as a line; one standard deviation, where it is known, as a band around it."""
+    if cell and cell.get("curve"):
+        rounds, mean, *spread = map(np.array, zip(*cell["curve"], strict=True))
+        axes.plot(rounds, mean, color=colour, label=name)
+        for std in spread:
+            axes.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
 
 
 def _pictures(document: Document) -> Figure:
@@ -136,9 +163,7 @@ def _groups(document: Document) -> Figure:
                 bars.set_xticks(np.arange(len(mean)), [f"C{group + 1}" for group in range(len(mean))])
             if cells["f_acc"].get("mean") is not None:
                 unfair.bar(number, cells["f_acc"]["mean"], 0.7, yerr=cells["f_acc"]["std"] or 0.0, color=colour)
-            if cells["clustering_accuracy"].get("curve"):
-                rounds, values = zip(*cells["clustering_accuracy"]["curve"], strict=True)
-                curves.plot(rounds, values, color=colour)
+            _draw_curve(curves, cells["clustering_accuracy"], colour)
         bars.set_title(setting, fontsize=9)
         bars.set_ylabel("accuracy, %")
         unfair.set_xticks([])
@@ -193,6 +218,79 @@ def _surfaces(document: Document) -> Figure:
     return figure
 
 
+def _splits(document: Document) -> Figure:
+    """Accuracy over rounds with the marks of splits; similarities over rounds; and how they lay when clients split."""
+    place = _over_rounds(document)[0]
+    cells = {row["name"]: row["cells"][place] or {} for row in document["rows"]}
+    split = next((name for name, cell in cells.items() if cell.get("similarities")), None)
+    shown = _at_splits(cells[split]) if split else {}
+    deep = -(-len(shown) // _ACROSS)
+    tall = 4.2 + 1.85 * deep
+    figure = Figure(figsize=(11.0, tall))
+    rows = figure.add_gridspec(2, 1, height_ratios=[3.3, 1.85 * deep or 0.01], top=1 - 0.4 / tall, bottom=0.1 / tall)
+    rows.update(left=0.06, right=0.985, hspace=0.9 / (tall - 0.5) * 2)
+    left, right = (figure.add_subplot(cell) for cell in rows[0].subgridspec(1, 2, wspace=0.14))
+    for number, (name, cell) in enumerate(cells.items()):
+        colour = GROUP_COLOURS[number % len(GROUP_COLOURS)]
+        _draw_curve(left, cell, colour, name)
+        if cell.get("by group"):
+            rounds, *groups = zip(*cell["by group"], strict=True)
+            for group, shares in enumerate(groups):
+                label = f"{name}: every true group, seed {cell['seed']}" if group == 0 else None
+                left.plot(rounds, np.array(shares, float), color=colour, linewidth=0.8, alpha=0.6, label=label)
+        for at in cell.get("splits", ()):
+            left.axvline(at, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.9, zorder=1.5)
+    _finish(left, document["title"], _unit(document["columns"][place]), "round")
+    if split is None:
+        right.set_axis_off()
+        return figure
+    _draw_similarities_over_rounds(right, cells[split])
+    _finish(
+        right, f"{split}, seed {cells[split]['seed']}: similarity of every two clients", "cosine similarity", "round"
+    )
+    grid = rows[1].subgridspec(deep, _ACROSS + 1, wspace=0.08, hspace=0.25)
+    panels = [figure.add_subplot(grid[i // _ACROSS, i % _ACROSS]) for i in range(len(shown))]
+    scale = draw_similarities(panels, list(shown.values()))
+    for axes, number in zip(panels, shown, strict=True):
+        axes.set_title(f"round {number}", fontsize=9, fontweight="normal", pad=4)
+    beside = panels[0].get_position()
+    similarity_bar(figure, (0.88, beside.y0, 0.011, 0.85 * beside.height), scale)
+    return figure
+
+
+def _at_splits(cell: Mapping[str, Any]) -> dict[int, Pairs]:
+    """The matrices at the splits and the last one, clients ordered by true group; some of many."""
+    groups, last = np.array(cell["groups"]), cell["similarities"][-1]["round"]
+    wanted = [each for each in cell["similarities"] if each["round"] in cell["splits"] or each["round"] == last]
+    wanted = wanted if len(wanted) <= 2 * _ACROSS else [*wanted[: 2 * _ACROSS - 1], wanted[-1]]
+    return {each["round"]: Pairs(_square(each["values"]), np.arange(len(groups)), groups) for each in wanted}
+
+
+def _square(triangle: Sequence[Sequence[float | None]]) -> np.ndarray:
+    """The symmetric matrix of a lower triangle; NaN on the diagonal and where it has nothing."""
+    matrix = np.full((len(triangle) + 1,) * 2, np.nan)
+    for row, values in enumerate(triangle, 1):
+        matrix[row, :row] = matrix[:row, row] = np.array(values, float)
+    return matrix
+
+
+def _draw_similarities_over_rounds(axes: Axes, cell: Mapping[str, Any]) -> None:
+    """A dot for every two clients that were still in one cluster."""
+    groups = np.array(cell["groups"])
+    first, second = np.tril_indices(len(groups), -1)
+    same = groups[first] == groups[second]
+    rounds = [each["round"] for each in cell["similarities"]]
+    values = np.array([_square(each["values"])[first, second] for each in cell["similarities"]])
+    for of, colour, name in (
+        (~same, GROUP_COLOURS[1], "of different groups"),
+        (same, GROUP_COLOURS[0], "of one group"),
+    ):
+        x = np.repeat(rounds, of.sum())
+        axes.plot(x, values[:, of].ravel(), "o", color=colour, markersize=3.5, alpha=0.5, markeredgewidth=0, label=name)
+    for at in cell["splits"]:
+        axes.axvline(at, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.9, zorder=1.5)
+
+
 def _finish(axes: Axes, title: str, unit: str, below: str = "") -> None:
     axes.set_title(title, fontsize=9)
     axes.set_xlabel(below)
@@ -209,4 +307,5 @@ _DRAWINGS = {
     "groups": _groups,
     "projections": _projections,
     "surfaces": _surfaces,
+    "splits": _splits,
 }

@@ -15,9 +15,10 @@ from rich.table import Table as RichTable
 from safetensors.numpy import load_file
 
 from coterie.bench.cells import Done
-from coterie.bench.table import Column, Table
+from coterie.bench.table import Column, Table, score_at
 from coterie.client import federation
 from coterie.datasets import assign_groups, parse_groups
+from coterie.report import read_pairs, read_tree, similarity_files, split_rounds
 from coterie.server import RunConfig
 from coterie.server.folder import machine, versions
 
@@ -101,7 +102,7 @@ def _cell(
         return None
     scale = 100 if column.percent else 1
     results = [one.result for one in done if one.result is not None]
-    found = [r.get(column.score, r.get("notes", {}).get(column.score)) for r in results]
+    found = [_score(column.score, one.result, one.folder) for one in done if one.result is not None]
     values = [scale * float(value) for value in found if value is not None]
     mean = statistics.fmean(values) if values else None
     return {
@@ -122,16 +123,72 @@ def _cell(
     }
 
 
+def _score(score: str, result: Mapping[str, Any], folder: Path) -> Any:
+    """What a run came to, or had come to after a round; None where it was not evaluated."""
+    key, number = score_at(score)
+    if number is None:
+        return result.get(key, result.get("notes", {}).get(key))
+    return next((line.get(key) for line in _rounds(folder) if line["round"] == number), None)
+
+
+def _rounds(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def _curve(column: Column, done: Sequence[Done]) -> dict[str, Any]:
-    """The score over rounds, mean over seeds."""
+    """The score over rounds: round, mean and standard deviation over seeds."""
+    if score_at(column.score)[1] is not None:
+        return {}
     scale = 100 if column.percent else 1
     values: dict[int, list[float]] = {}
     for one in done:
-        if one.result is not None:
-            for line in map(json.loads, (one.folder / "metrics.jsonl").read_text().splitlines()):
-                if column.score in line:
-                    values.setdefault(line["round"], []).append(scale * line[column.score])
-    return {"curve": [[number, statistics.fmean(every)] for number, every in sorted(values.items())]}
+        for line in _rounds(one.folder) if one.result is not None else ():
+            if line.get(column.score) is not None:
+                values.setdefault(line["round"], []).append(scale * line[column.score])
+    return {
+        "curve": [
+            [number, round(statistics.fmean(every), 3), round(statistics.stdev(every), 3) if len(every) > 1 else 0.0]
+            for number, every in sorted(values.items())
+        ]
+    }
+
+
+def _split(column: Column, done: Sequence[Done]) -> dict[str, Any]:
+    """The score over rounds; of the first seed, if it found a tree, also how its clients were split.
+
+    Matrices are lower triangles, row by row, clients ordered by true group; null where two were not compared.
+    """
+    curve = _curve(column, done)
+    one = next((one for one in done if one.result is not None), None)
+    tree = read_tree({} if one is None else one.result["notes"])
+    if not curve or one is None or not tree:
+        return curve
+    config = RunConfig({**one.cell.settings, "seed": one.cell.seed})
+    truth = assign_groups(config["clients"], parse_groups(config["groups"]))
+    order = np.argsort(truth, kind="stable")
+    read = {number: read_pairs(path) for number, path in similarity_files(one.folder).items()}
+    matrices = {number: pairs.ordered(order.tolist()).matrix for number, pairs in read.items() if pairs is not None}
+    return curve | {
+        "seed": one.cell.seed,
+        "splits": split_rounds(tree),
+        "by group": [
+            [line["round"], *(None if share is None else round(100 * share, 2) for share in line["group_accuracy"])]
+            for line in _rounds(one.folder)
+            if line.get("group_accuracy")
+        ],
+        "groups": truth[order].tolist(),
+        "similarities": [
+            {
+                "round": number,
+                "values": [
+                    [round(float(value), 3) if np.isfinite(value) else None for value in matrix[row, :row]]
+                    for row in range(1, len(matrix))
+                ],
+            }
+            for number, matrix in matrices.items()
+            if len(matrix) == len(order)
+        ],
+    }
 
 
 def _by_group(column: Column, done: Sequence[Done]) -> dict[str, Any]:
@@ -165,7 +222,7 @@ def _fitted(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     return {"lines": [[model["weight"], model["bias"]] for model in models]}
 
 
-_drawn = {"curves": _curve, "pictures": _fitted, "groups": _by_group, "projections": _projected}
+_drawn = {"curves": _curve, "pictures": _fitted, "groups": _by_group, "projections": _projected, "splits": _split}
 
 
 def _points(table: Table, column: Column) -> list[list[float]]:

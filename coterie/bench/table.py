@@ -13,8 +13,12 @@ from typing import Any
 Settings = Mapping[str, Any]
 
 #: Ways to draw a table: values beside the paper's; lines over the columns' ``x``; scores over rounds; fitted lines;
-#: bars of every group, and clustering over rounds; first updates in a plane; noise over batch sizes, without runs.
-PLOTS = ("dots", "lines", "curves", "pictures", "groups", "projections", "surfaces")
+#: bars of every group, and clustering over rounds; first updates in a plane; noise over batch sizes, without runs;
+#: how one setting's clients were split.
+PLOTS = ("dots", "lines", "curves", "pictures", "groups", "projections", "surfaces", "splits")
+
+# Plots of what a score was in every round.
+_OVER_ROUNDS = ("curves", "splits")
 
 _HERE = Path(__file__).parent
 # In a wheel beside this file; in a checkout at the repository's root.
@@ -40,7 +44,7 @@ class Column:
         x: where it lies on the axis of a plot of lines.
         tuned_at: name of the setting that methods are tuned in; its own unless another is named.
         setting: name of the setting, which the columns of several scores share.
-        score: key of a run's result, or of what its method noted.
+        score: key of a run's result, or of what its method noted; ``accuracy@5`` is what it was after round 5.
         percent: whether the score is a share, shown in percent.
     """
 
@@ -129,7 +133,14 @@ class Table:
 
 def score_name(score: str) -> str:
     """A score as people write it."""
-    return _NAMES.get(score, score.replace("_", " "))
+    key, number = score_at(score)
+    return _NAMES.get(key, key.replace("_", " ")) + ("" if number is None else f" after round {number}")
+
+
+def score_at(score: str) -> tuple[str, int | None]:
+    """A score's key, and the round that it is of; None is the end."""
+    key, at, number = score.partition("@")
+    return key, int(number) if at else None
 
 
 def table_names() -> list[str]:
@@ -172,7 +183,13 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
     scores = raw.get("scores", [raw.get("score", "accuracy")])
     columns = tuple(
         Column(
-            name, c.get("set", {}), c.get("x"), c.get("tuned-at", c["name"]), c["name"], score, score not in _NUMBERS
+            name,
+            c.get("set", {}),
+            c.get("x"),
+            c.get("tuned-at", c["name"]),
+            c["name"],
+            score,
+            score_at(score)[0] not in _NUMBERS,
         )
         for c in raw["columns"]
         for score in scores
@@ -203,6 +220,10 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
     unknown += [key for row in rows for key in row.tune if key not in tuning.get("grid", {})]
     if unknown or plot not in PLOTS:
         raise ValueError(f"unknown column, tuned key or plot: {', '.join(unknown) or plot}")
+    if plot in _OVER_ROUNDS and all("@" in score for score in scores):
+        raise ValueError(f"plot {plot!r} draws a score over rounds: name one without '@'")
+    if plot == "splits" and len(raw["columns"]) > 1:
+        raise ValueError("plot 'splits' draws one setting: give one column")
     if set(raw["seeds"]) & set(tuning.get("seeds", ())):
         raise ValueError("tuning must not see the seeds that are reported")
     if tuning and not tuning["set"].get("validation-clients"):

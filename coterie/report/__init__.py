@@ -3,6 +3,8 @@
 A run folder is read once, by :func:`read_run`; everything else draws from the frozen :class:`Run` it returns.
 """
 
+from coterie.report.evidence import Pairs, read_pairs, read_tree, similarity_files, split_rounds
+from coterie.report.evidence_plots import draw_similarities, similarity_bar
 from coterie.report.page import write_report
 from coterie.report.plots import (
     GROUP_COLOURS,
@@ -23,17 +25,24 @@ __all__ = [
     "GROUP_COLOURS",
     "INK",
     "MUTED",
+    "Pairs",
     "ReportError",
     "Round",
     "Run",
     "accuracy_figure",
     "cluster_figure",
     "comparison_figure",
+    "draw_similarities",
     "drawing_style",
     "privacy_figure",
+    "read_pairs",
     "read_run",
+    "read_tree",
     "result_table",
     "save_figure",
     "save_png",
+    "similarity_bar",
+    "similarity_files",
+    "split_rounds",
     "write_report",
 ]

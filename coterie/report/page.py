@@ -139,7 +139,7 @@ def _evidence(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str
         unreadable.append(path.name)
     tree = run.tree
     if tree:
-        last = max([r.number for r in run.rounds] + [node.ended or node.born for node in tree])
+        last = max([1] + [r.number for r in run.rounds] + [node.ended or node.born for node in tree])
         caption = (
             "The tree of splits: a line for every cluster, as thick as it has clients. A ring is a split, with the "
             "largest similarity between the two halves; a square is a cluster that came to rest, whose model then "

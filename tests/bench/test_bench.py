@@ -166,7 +166,7 @@ def test_curves_are_drawn_from_every_round_that_was_evaluated(tmp_path):
     done, tuned = run_all(table, tmp_path / "out", places={"data-dir": str(tmp_path)}, jobs=1)
     result = document(table, done, tuned, command="", device="cpu")
     ((cell,),) = [row["cells"] for row in result["rows"]]
-    assert cell["curve"] == [[1, cell["mean"]]]
+    assert cell["curve"] == [[1, pytest.approx(cell["mean"], abs=1e-3), 0.0]]
     assert draw(result, tmp_path / "curves.png").stat().st_size > 5000
 
 
@@ -193,6 +193,9 @@ def test_lines_are_drawn_over_their_data(tmp_path):
         (('tune = ["lr"]', 'tune = ["clip"]'), "tuned key"),
         (("paper = [12.5]", "paper = [1, 2, 3]"), "3 figures of the paper for 1 columns"),
         (('title = "Digits"', ""), "title"),
+        (('title = "Digits"', 'title = ""\nscore = "accuracy@end"'), "end"),
+        (('title = "Digits"', 'title = ""\nscore = "accuracy@5"\nplot = "curves"'), "without '@'"),
+        (('title = "Digits"', 'title = ""\nplot = "splits"'), "give one column"),
     ],
 )
 def test_a_table_that_makes_no_sense_is_refused(tmp_path, change, complaint):
