@@ -26,6 +26,7 @@ CONFIG = {
     "clients": CLIENTS,
     "samples-per-client": 5,
     "dirichlet-alpha": 0.0,
+    "classes-per-client": 0,
     "validation-clients": 0,
     "partition-seed": 0,
     "local-epochs": 1,
