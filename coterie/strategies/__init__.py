@@ -18,13 +18,15 @@ from coterie.strategies.fedprox import FedProx
 from coterie.strategies.fesem import FeSEM
 from coterie.strategies.ifca import IFCA
 from coterie.strategies.km_cdpfl import KMCDPFL
+from coterie.strategies.local import Local
 from coterie.strategies.oracle import Oracle
 from coterie.strategies.rc_dpfl import RCDPFL
 from coterie.strategies.reseeding import Reseeding
 
 #: Every strategy by its name in a configuration. A new method is a file and a line here.
 STRATEGIES: dict[str, type[ClusteredStrategy]] = {
-    method.name: method for method in (FedAvg, FedProx, FedPer, IFCA, FeSEM, FedCAM, RCDPFL, FCDPFL, KMCDPFL, Oracle)
+    method.name: method
+    for method in (FedAvg, FedProx, FedPer, IFCA, FeSEM, FedCAM, RCDPFL, FCDPFL, KMCDPFL, Oracle, Local)
 }
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "FedCAM",
     "FedPer",
     "FedProx",
+    "Local",
     "Oracle",
     "Phase",
     "Recorder",
