@@ -233,14 +233,20 @@ def test_holders_of_a_class_share_all_of_it(named):
 
 
 def test_classes_are_drawn_at_random(named):
-    """A client has each class in 3 of 10 seeds; over 400 seeds within 5 standard deviations of sqrt(400 * 0.21)."""
+    """A client has each class in 3 of 10 seeds; over 400 seeds within 5 standard deviations of sqrt(400 * 0.21).
+
+    Each pair of classes is one of 3 among 45, so a client never has it with probability (14/15)**400 = 1e-12. Clients
+    0 and 1 would never meet if they always drew one after the other.
+    """
     name = named(numbered(np.arange(100) % 10, np.arange(10)))
-    held = np.zeros((7, 10))
+    held = np.zeros((400, 7, 10), int)
     for seed in range(400):
         federation = plain(name, clients=7, classes_per_client=3, seed=seed)
         for i in range(7):
-            held[i, np.unique(federation.shard(i).y)] += 1
-    np.testing.assert_allclose(held, 120, atol=5 * np.sqrt(400 * 0.21))
+            held[seed, i, np.unique(federation.shard(i).y)] = 1
+    np.testing.assert_allclose(held.sum(axis=0), 120, atol=5 * np.sqrt(400 * 0.21))
+    assert (held[:, 0].T @ held[:, 0]).min() > 0
+    assert (held[:, 0] & held[:, 1]).any()
 
 
 def test_a_class_without_test_rows_is_refused(named):
