@@ -88,7 +88,7 @@ def pack_models(models: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:
 
 
 def unpack_models(record: Mapping[str, Array]) -> tuple[npt.NDArray[np.float32], Layout]:
-    """(k, d) float32 models and their layout; a record without cluster prefixes is one model.
+    """(k, d) float32 models and their layout; a record without cluster prefixes is one model, an empty one too.
 
     Raises:
         ValueError: clusters that do not hold the same parameters.
@@ -99,6 +99,7 @@ def unpack_models(record: Mapping[str, Array]) -> tuple[npt.NDArray[np.float32],
         if not (name and cluster.isdigit()):
             cluster, name = "0", key
         clusters.setdefault(int(cluster), {})[name] = array.numpy()
+    clusters = clusters or {0: {}}
     layouts = {Layout.of(parameters) for parameters in clusters.values()}
     if len(layouts) != 1 or sorted(clusters) != list(range(len(clusters))):
         raise ValueError("the models must be clusters 0, 1, ... with the same parameters each")
@@ -141,7 +142,7 @@ def read_reply(content: RecordDict, *, client_id: int, round: int, num_clusters:
         labels.append(label)
     if tuple(update) != layout.names:
         raise ReplyError(f"parameters are {list(update)}, expected {list(layout.names)}")
-    parts = []
+    parts = {}
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         array = update[name]
         if array.dtype != "float32" or tuple(array.shape) != shape:
@@ -149,10 +150,10 @@ def read_reply(content: RecordDict, *, client_id: int, round: int, num_clusters:
         if len(array.data) > _MOST_HEADER + 4 * int(np.prod(shape)):
             raise ReplyError(f"{name} has {len(array.data)} bytes, too many for float32 {shape}")
         try:
-            parts.append(_unpack(array, shape).reshape(-1))
+            parts[name] = _unpack(array, shape)
         except Exception as error:  # the bytes come from the network: anything may be in them
             raise ReplyError(f"{name} cannot be read: {error}") from error
-    vector = np.concatenate(parts)
+    vector = layout.flatten(parts)
     if not np.all(np.isfinite(vector)):
         raise ReplyError("the update holds NaN or Inf")
     return Reply(client_id, labels[0], labels[1], vector)

@@ -39,6 +39,20 @@ def test_a_record_without_clusters_is_one_model():
     assert layout == Layout(("w",), ((2, 2),))
 
 
+def test_a_model_without_parameters_travels_both_ways():
+    nothing = Layout((), ())
+    models, layout = unpack_models(pack_models(np.zeros((1, 0), np.float32), nothing))
+    assert (models.shape, models.dtype, layout) == ((1, 0), np.float32, nothing)
+    content = reply()
+    content["update"] = pack_update(np.zeros(0, np.float32), nothing)
+    answer = read_reply(content, client_id=4, round=2, num_clusters=3, layout=nothing)
+    assert (answer.update.shape, answer.update.dtype) == ((0,), np.float32)
+    with pytest.raises(ReplyError, match=r"parameters are \[\], expected \['weight'"):
+        read(content)
+    with pytest.raises(ReplyError, match=r"expected \[\]"):
+        read_reply(reply(), client_id=4, round=2, num_clusters=3, layout=nothing)
+
+
 @pytest.mark.parametrize("keys", [["0/w", "2/w"], ["0/w", "1/v"], ["1/w"]])
 def test_clusters_must_be_whole(keys):
     with pytest.raises(ValueError, match="clusters 0, 1"):

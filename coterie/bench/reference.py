@@ -33,6 +33,7 @@ _DATA = (
     "clients",
     "groups",
     "dirichlet-alpha",
+    "classes-per-client",
     "validation-clients",
     "samples-per-client",
 )

@@ -32,7 +32,7 @@ def listing(title: str, rows: Mapping[str, Mapping[str, Any]], as_json: bool) ->
     for column in next(iter(rows.values())):
         table.add_column(column)
     for name, row in rows.items():
-        table.add_row(name, *(str(value) for value in row.values()))
+        table.add_row(name, *("–" if value is None else str(value) for value in row.values()))
     Console(highlight=False).print(table)
 
 

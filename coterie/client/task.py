@@ -152,6 +152,7 @@ def federation(config: Mapping[str, Any]) -> Federation:
         data_dir=config["data-dir"] or None,
         transform=networks.features(config["features"]),
         dirichlet_alpha=config["dirichlet-alpha"],
+        classes_per_client=config["classes-per-client"],
         validation=config["validation-clients"],
     )
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from coterie.datasets.registry import load
 from coterie.datasets.shifts import SHIFTS, Examples, Shift, Targets
 from coterie.datasets.sources import DataError, Source, unknown
-from coterie.datasets.split import Split, by_dirichlet, by_owner, evenly
+from coterie.datasets.split import Split, by_classes, by_dirichlet, by_owner, evenly
 
 Transform = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
@@ -166,6 +166,7 @@ def federate(
     shift: str = "rotation",
     samples_per_client: int = 0,
     dirichlet_alpha: float = 0.0,
+    classes_per_client: int = 0,
     validation: int = 0,
     seed: int = 0,
     data_dir: str | None = None,
@@ -192,6 +193,10 @@ def federate(
         dirichlet_alpha: 0 for off. Else each client draws its own distribution of labels from Dirichlet(alpha),
             the more uneven the smaller alpha, and by it N training examples (an equal share of all if N is 0),
             each given once over all clients, and a test set of its own of max(32, len(test) // clients).
+        classes_per_client: 0 for off. Else each client holds so many classes, drawn at random such that all are held
+            about equally often, and N training examples of these in equal shares (if N is 0, the holders of a class
+            share all of it), each given once over all clients, and a test set of its own of
+            max(32, len(test) // clients) in the same shares. Not together with dirichlet_alpha.
         validation: number of clients set aside, in groups of the same proportions; 0 for none.
         seed: of the split and of the random label permutations.
         data_dir: see `load`.
@@ -211,12 +216,27 @@ def federate(
         ("validation", validation),
         ("seed", seed),
         ("dirichlet_alpha", dirichlet_alpha),
+        ("classes_per_client", classes_per_client),
     ):
         if not 0 <= value < math.inf:
             raise DataError(f"{name} is {value}; it must be at least 0" + (", and finite" if value == math.inf else ""))
+    if dirichlet_alpha and classes_per_client:
+        raise DataError(
+            f"dirichlet_alpha is {dirichlet_alpha:g} and classes_per_client {classes_per_client}: two ways to spread "
+            "labels; set one of them to 0"
+        )
     source = load(dataset, data_dir)
     return _federate(
-        source, clients, proportions, shift, samples_per_client, dirichlet_alpha, validation, seed, transform
+        source,
+        clients,
+        proportions,
+        shift,
+        samples_per_client,
+        dirichlet_alpha,
+        classes_per_client,
+        validation,
+        seed,
+        transform,
     )
 
 
@@ -228,6 +248,7 @@ def _federate(
     shift: str,
     samples_per_client: int,
     dirichlet_alpha: float,
+    classes_per_client: int,
     validation: int,
     seed: int,
     transform: Transform | None,
@@ -240,12 +261,15 @@ def _federate(
             raise DataError(f"validation: {error}") from None
     rng = np.random.default_rng(seed)
     if source.owners:
-        _check_natural(source, proportions, shift, dirichlet_alpha)
+        _check_natural(source, proportions, shift, dirichlet_alpha, classes_per_client)
         split = by_owner(source, clients, validation, samples_per_client, rng)
+    elif (dirichlet_alpha or classes_per_client) and not source.num_classes:
+        name = "dirichlet_alpha" if dirichlet_alpha else "classes_per_client"
+        raise DataError(f"{name} spreads labels, and {source.name} has real targets; set it to 0")
     elif dirichlet_alpha:
-        if not source.num_classes:
-            raise DataError(f"dirichlet_alpha spreads labels, and {source.name} has real targets; set it to 0")
         split = by_dirichlet(source, clients, validation, dirichlet_alpha, samples_per_client, rng)
+    elif classes_per_client:
+        split = by_classes(source, clients, validation, classes_per_client, samples_per_client, rng)
     else:
         split = evenly(source, group_of, validation, samples_per_client, rng)
     return Federation(
@@ -253,11 +277,14 @@ def _federate(
     )
 
 
-def _check_natural(source: Source, proportions: tuple[float, ...], shift: str, dirichlet_alpha: float) -> None:
-    if len(proportions) > 1 or shift != "none" or dirichlet_alpha:
+def _check_natural(
+    source: Source, proportions: tuple[float, ...], shift: str, dirichlet_alpha: float, classes_per_client: int
+) -> None:
+    if len(proportions) > 1 or shift != "none" or dirichlet_alpha or classes_per_client:
         raise DataError(
             f"{source.name} has {source.owners} natural clients, which differ as they are: set groups to 1, shift to "
-            f"none and dirichlet_alpha to 0 (they are {len(proportions)} groups, {shift} and {dirichlet_alpha:g})"
+            f"none, and dirichlet_alpha and classes_per_client to 0 (they are {len(proportions)} groups, {shift}, "
+            f"{dirichlet_alpha:g} and {classes_per_client})"
         )
 
 

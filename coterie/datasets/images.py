@@ -48,6 +48,7 @@ class _Torchvision:
         form: what the files are, in messages.
         images: from the class's array of images to (n, C, H, W).
         options: of the class.
+        labels: that are kept, as 0, 1, ... in their order; None: all, as they are.
     """
 
     reader: str
@@ -55,6 +56,7 @@ class _Torchvision:
     form: str
     images: Callable[[Any], Any]
     options: Mapping[str, Any] = field(default_factory=dict)
+    labels: range | None = None
 
     def read(self, info: DatasetInfo, root: Path) -> Source:
         """The `Source` of the files below `root`."""
@@ -66,14 +68,14 @@ class _Torchvision:
                 f"dataset '{info.name}': a file in {root / self.folder} is not a valid {self.form} file "
                 f"({type(error).__name__}: {error}); remove that folder and use `{info.obtain}`"
             ) from error
-        return Source(
-            info.name,
-            self.images(np.asarray(train.data)),
-            np.asarray(train.targets, np.int64),
-            self.images(np.asarray(test.data)),
-            np.asarray(test.targets, np.int64),
-            info.num_classes,
-        )
+        return Source(info.name, *self._examples(train), *self._examples(test), info.num_classes)
+
+    def _examples(self, part: Any) -> tuple[Any, Any]:
+        x, y = np.asarray(part.data), np.asarray(part.targets, np.int64)
+        if self.labels is not None:
+            kept = np.isin(y, self.labels)
+            x, y = x[kept], y[kept] - self.labels.start
+        return self.images(x), y
 
     def fetch(self, name: str, root: Path) -> Path:
         """Download into `root` what is not there; the folder of the files."""
@@ -112,7 +114,7 @@ def _by_torchvision(
     title: str,
     shape: tuple[int, int, int],
     num_classes: int,
-    sizes: tuple[int, int],
+    sizes: tuple[int, int] | tuple[None, None],
     licence: str,
     files: tuple[str, ...],
     reader: _Torchvision,
@@ -177,6 +179,16 @@ IMAGES: tuple[DatasetInfo, ...] = (
         "public domain (NIST Special Database 19)",
         _idx_files("emnist-bymerge-train", "emnist-bymerge-test"),
         _Torchvision("EMNIST", "EMNIST/raw", "idx", _upright, {"split": "bymerge"}),
+    ),
+    _by_torchvision(
+        "femnist",
+        "The lower-case letters a to j of EMNIST, split byclass: LCFL's FEMNIST, without LEAF's writers",
+        (1, 28, 28),
+        10,
+        (None, None),
+        "public domain (NIST Special Database 19)",
+        _idx_files("emnist-byclass-train", "emnist-byclass-test"),
+        _Torchvision("EMNIST", "EMNIST/raw", "idx", _upright, {"split": "byclass"}, labels=range(36, 46)),
     ),
     _by_torchvision(
         "cifar10",

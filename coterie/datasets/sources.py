@@ -127,7 +127,7 @@ class DatasetInfo:
         title: what it holds, and whose it is.
         shape: of an example: (C, H, W), (L,) or (F,).
         num_classes: number of classes; 0 for real targets.
-        train_size, test_size: numbers of examples.
+        train_size, test_size: numbers of examples; None where only the files tell.
         licence: of the data.
         obtain: how to get it.
         read: makes the `Source`, from this description and the folder of the data; the files are there.
@@ -140,8 +140,8 @@ class DatasetInfo:
     title: str
     shape: tuple[int, ...]
     num_classes: int
-    train_size: int
-    test_size: int
+    train_size: int | None
+    test_size: int | None
     licence: str
     obtain: str
     read: Callable[[DatasetInfo, Path], Source]

@@ -11,7 +11,7 @@ from coterie.datasets.sources import DataError, Source
 
 Rows = npt.NDArray[np.int64]
 
-#: Examples of a client's own test set under `by_dirichlet`, at least.
+#: Examples of a client's own test set under `by_dirichlet` and `by_classes`, at least.
 _LEAST_TESTS = 32
 
 
@@ -114,10 +114,54 @@ def by_dirichlet(
         left = left - counts
         if not set_aside:
             wanted = rng.multinomial(test_size, _among(followed, np.array([len(rows) for rows in tests])))
-            test[i] = np.concatenate(
-                [np.resize(rng.permutation(rows), count) for rows, count in zip(tests, wanted, strict=True)]
-            )
+            test[i] = _take(tests, wanted, rng)
     return Split(train, None if set_aside else test)
+
+
+def by_classes(
+    source: Source, clients: int, set_aside: int, classes: int, samples_per_client: int, rng: np.random.Generator
+) -> Split:
+    """Each client holds rows of so many classes alone, in equal shares (LCFL's FEMNIST, its section V).
+
+    In random order, each client takes the classes that the fewest hold so far, ties at random; so the numbers of
+    holders of two classes differ by one at most. Each training row is given once, and where samples_per_client is 0,
+    a class's holders share all of its rows. A client's test rows have the shares of its training rows, without
+    repetition as long as a class has rows enough.
+
+    Raises:
+        DataError: more classes than there are, or than a client has rows; or a class with fewer training rows than its
+            holders need, or without test rows.
+    """
+    if classes > source.num_classes:
+        raise DataError(f"classes_per_client is {classes}; {source.name} has {source.num_classes} classes")
+    if 0 < samples_per_client < classes:
+        raise DataError(
+            f"samples_per_client is {samples_per_client}, and classes_per_client {classes}: each class needs an example"
+        )
+    everyone, size = clients + set_aside, samples_per_client or classes
+    counts = np.zeros((everyone, source.num_classes), np.int64)
+    for i in rng.permutation(everyone):
+        holders = np.count_nonzero(counts, axis=0)
+        chosen = np.lexsort((rng.random(source.num_classes), holders))[:classes]
+        counts[i, chosen] = _shares(size, classes)
+    by_class = [rng.permutation(rows) for rows in _rows_by(source.train_y, source.num_classes)]
+    tests = _rows_by(source.test_y, source.num_classes)
+    parts = []
+    for c, rows in enumerate(by_class):
+        held = np.flatnonzero(counts[:, c])
+        if counts[:, c].sum() > len(rows):
+            raise _too_few(source, len(held), int(counts[:, c].sum()), len(rows), f" of class {c}")
+        if len(held) and not len(tests[c]) and not set_aside:
+            raise DataError(f"{source.name} has no test {source.kind} of class {c}, which clients hold")
+        if len(held) and not samples_per_client:
+            counts[held, c] = _shares(len(rows), len(held))
+        parts.append(np.split(rows, np.cumsum(counts[:, c])))
+    train = [rng.permutation(np.concatenate([part[i] for part in parts])) for i in range(everyone)]
+    if set_aside:
+        return Split(train)
+    test_size = max(_LEAST_TESTS, len(source.test_y) // clients)
+    wanted = np.diff(np.cumsum(counts, axis=1) * test_size // counts.sum(axis=1, keepdims=True), prepend=0)
+    return Split(train, [_take(tests, own, rng) for own in wanted])
 
 
 def _share_out(
@@ -156,6 +200,18 @@ def _draw(
     return counts, followed
 
 
+def _shares(total: int, parts: int) -> npt.NDArray[np.int64]:
+    """(parts,) whole numbers that add up to `total` and differ by one at most, larger ones first."""
+    return total // parts + (np.arange(parts) < total % parts)
+
+
+def _take(by_class: list[Rows], counts: npt.NDArray[np.int64], rng: np.random.Generator) -> Rows:
+    """So many random rows of each class; they repeat only where a class has too few."""
+    return np.concatenate(
+        [np.resize(rng.permutation(rows), count) for rows, count in zip(by_class, counts, strict=True)]
+    )
+
+
 def _among(weights: npt.NDArray[np.float64], available: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """`weights` of the classes with rows available, as probabilities; if all are zero, in proportion to the rows."""
     some = np.where(available > 0, weights, 0.0)
@@ -171,8 +227,8 @@ def _rows_by(key: npt.NDArray[np.int64] | None, count: int) -> list[Rows]:
     return np.split(np.argsort(key, kind="stable"), np.cumsum(np.bincount(key, minlength=count))[:-1])
 
 
-def _too_few(source: Source, clients: int, needed: int, available: int) -> DataError:
+def _too_few(source: Source, clients: int, needed: int, available: int, which: str = "") -> DataError:
     return DataError(
-        f"{clients} clients need {needed} of {source.name}'s {available} training {source.kind}, each once; use "
-        "fewer clients or a smaller samples_per_client"
+        f"{clients} clients need {needed} of {source.name}'s {available} training {source.kind}{which}, each once; "
+        "use fewer clients or a smaller samples_per_client"
     )

@@ -183,6 +183,7 @@ SCHEMA: dict[str, Key] = {
     "dirichlet-alpha": Key(
         0.0, "each client's labels follow its own draw from Dirichlet(alpha); 0: off", **_number(0), client=True
     ),
+    "classes-per-client": Key(0, "each client holds so many classes alone; 0: off", **_whole(0), client=True),
     "validation-clients": Key(
         0,
         "clients beside the others that never train, whose data stand in for all test data: for tuning",

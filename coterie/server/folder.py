@@ -246,7 +246,7 @@ def _read_checkpoint(path: Path) -> tuple[Checkpoint | None, dict[str, Any] | No
     histogram, mean = tensors.pop(_HISTOGRAM, None), tensors.pop(_MEAN, None)
     kept = {key.removeprefix(_KEPT): tensors.pop(key) for key in sorted(tensors) if key.startswith(_KEPT)}
     names = about["names"]
-    clusters = len(tensors) // len(names)
+    clusters = 1 + max((int(key.partition("/")[0]) for key in tensors), default=0)
     layout = Layout(tuple(names), tuple(tensors[f"0/{name}"].shape for name in names))
     models = np.stack([layout.flatten({n: tensors[f"{j}/{n}"] for n in names}) for j in range(clusters)])
     return Checkpoint(about["round"], models, layout, histogram, mean, kept), about["line"]

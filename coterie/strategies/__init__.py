@@ -20,6 +20,7 @@ from coterie.strategies.fesem import FeSEM
 from coterie.strategies.ifca import IFCA
 from coterie.strategies.km_cdpfl import KMCDPFL
 from coterie.strategies.lcfl import LCFL, METRICS, WITHIN
+from coterie.strategies.local import Local
 from coterie.strategies.oracle import Oracle
 from coterie.strategies.rc_dpfl import RCDPFL
 from coterie.strategies.reseeding import Reseeding
@@ -27,7 +28,7 @@ from coterie.strategies.reseeding import Reseeding
 #: Every strategy by its name in a configuration. A new method is a file and a line here.
 STRATEGIES: dict[str, type[ClusteredStrategy]] = {
     method.name: method
-    for method in (FedAvg, FedProx, FedPer, IFCA, FeSEM, FedCAM, RCDPFL, FCDPFL, KMCDPFL, Oracle, LCFL)
+    for method in (FedAvg, FedProx, FedPer, Local, IFCA, FeSEM, FedCAM, RCDPFL, FCDPFL, KMCDPFL, Oracle, LCFL)
 }
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "FedCAM",
     "FedPer",
     "FedProx",
+    "Local",
     "Oracle",
     "Phase",
     "Recorder",

@@ -135,6 +135,7 @@ def test_download_uses_torchvision_in_the_folder_asked_for(tmp_path, monkeypatch
     ("name", "reader", "folder", "options"),
     [
         ("emnist", "EMNIST", "EMNIST/raw", {"split": "bymerge"}),
+        ("femnist", "EMNIST", "EMNIST/raw", {"split": "byclass"}),
         ("cifar10", "CIFAR10", "cifar-10-batches-py", {}),
         ("cifar100", "CIFAR100", "cifar-100-python", {}),
     ],
@@ -148,15 +149,15 @@ def test_download_of_other_layouts(tmp_path, monkeypatch, name, reader, folder, 
     assert calls == [(tmp_path, {"download": True, **options})]
 
 
-def write_emnist(root):
+def write_emnist(root, split="bymerge", train=range(47), test=(46, 3)):
     """Each image is its label in the upper right corner of an upright image; files hold images transposed."""
     raw = root / "EMNIST" / "raw"
     raw.mkdir(parents=True)
-    for part, labels in (("train", np.arange(47)), ("test", np.array([46, 3]))):
+    for part, labels in (("train", np.array(train)), ("test", np.array(test))):
         upright = np.zeros((len(labels), 28, 28), np.uint8)
         upright[:, 0, 27] = labels
-        write_idx(raw / f"emnist-bymerge-{part}-images-idx3-ubyte", upright.transpose(0, 2, 1))
-        write_idx(raw / f"emnist-bymerge-{part}-labels-idx1-ubyte", labels.astype(np.uint8))
+        write_idx(raw / f"emnist-{split}-{part}-images-idx3-ubyte", upright.transpose(0, 2, 1))
+        write_idx(raw / f"emnist-{split}-{part}-labels-idx1-ubyte", labels.astype(np.uint8))
 
 
 def test_emnist_is_put_upright(tmp_path):
@@ -167,6 +168,17 @@ def test_emnist_is_put_upright(tmp_path):
     np.testing.assert_array_equal(source.test_y, [46, 3])
     np.testing.assert_array_equal(source.test_x[:, 0, 0, 27], [46, 3])
     assert source.test_x.sum() == 49
+
+
+def test_femnist_is_the_letters_a_to_j(tmp_path):
+    """Of the 62 classes 0 to 9, A to Z, a to z: "a" is the 37th, label 36, and "j" label 45."""
+    write_emnist(tmp_path, "byclass", train=range(62), test=(45, 35, 36, 46, 40, 36, 0))
+    source = load("femnist", str(tmp_path))
+    assert (source.train_x.shape, source.num_classes) == ((10, 1, 28, 28), 10)
+    assert source.train_y.tolist() == list(range(10))
+    assert source.train_x[:, 0, 0, 27].tolist() == list(range(36, 46))
+    assert source.test_y.tolist() == [9, 0, 4, 0]
+    assert source.test_x[:, 0, 0, 27].tolist() == [45, 36, 40, 36]
 
 
 def test_missing_emnist_files_are_named(tmp_path):

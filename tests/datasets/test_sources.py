@@ -29,7 +29,8 @@ def small_source(**changes):
 
 def test_unknown_names_get_the_nearest():
     with pytest.raises(
-        DataError, match=r"'FashionMNIST'; the nearest is 'fashion-mnist'; .* digits, emnist, fashion-mnist, lines-easy"
+        DataError,
+        match=r"'FashionMNIST'; the nearest is 'fashion-mnist'; .* digits, emnist, fashion-mnist, femnist, lines-easy",
     ):
         load("FashionMNIST")
     with pytest.raises(DataError, match="the nearest is 'digits'"):
@@ -149,7 +150,8 @@ def test_shipped_sets_say_what_they_are(name):
     assert info.title
     assert info.obtain
     assert info.licence
-    assert min(info.train_size, info.test_size, *info.shape) >= 1
+    assert min(info.shape) >= 1
+    assert name == "femnist" or min(info.train_size, info.test_size) >= 1
     assert (info.fetch is not None) == ("--download" in info.obtain)
     assert info.fetch is None or info.files
 

@@ -86,9 +86,10 @@ def test_at_most_so_many_random_rows_of_each_owner(named):
     [
         ({"clients": 6}, "numbered has 5 natural clients, not 6 clients; use at most 5"),
         ({"clients": 4, "validation": 2}, "has 5 natural clients, not 4 clients and 2 set aside"),
-        ({"clients": 4, "groups": "2"}, r"set groups to 1, shift to none .* \(they are 2 groups, none and 0\)"),
+        ({"clients": 4, "groups": "2"}, r"set groups to 1, shift to none, .* \(they are 2 groups, none, 0 and 0\)"),
         ({"clients": 4, "shift": "label-shift"}, "5 natural clients, which differ as they are"),
-        ({"clients": 4, "dirichlet_alpha": 0.5}, "dirichlet_alpha to 0 .*and 0.5"),
+        ({"clients": 4, "dirichlet_alpha": 0.5}, "dirichlet_alpha and classes_per_client to 0 .*0.5 and 0"),
+        ({"clients": 4, "classes_per_client": 3}, "dirichlet_alpha and classes_per_client to 0 .*0 and 3"),
     ],
 )
 def test_impossible_natural_clients_are_refused(named, arguments, complaint):
@@ -199,9 +200,65 @@ def test_no_client_is_first_where_classes_run_out(named):
     assert abs(difference) < 5 * np.sqrt(2 * 30 / 4 / 10)
 
 
-def test_the_shift_of_a_group_comes_on_top(named):
+def test_each_client_holds_so_many_classes_in_equal_shares(named):
+    """25 clients of 3 classes are 75 holders of 10 classes: 7 or 8 each."""
+    source = numbered(np.arange(1000) % 10, np.arange(1000) % 10, reuse=True)
+    federation = plain(named(source), clients=25, classes_per_client=3, samples_per_client=20)
+    shards = [federation.shard(i) for i in range(25)]
+    held = [rows(shard) for shard in shards]
+    assert len(set(np.concatenate(held))) == 25 * 20
+    counts = np.array([np.bincount(shard.y, minlength=10) for shard in shards])
+    np.testing.assert_array_equal(np.sort(counts, axis=1), [[0] * 7 + [6, 7, 7]] * 25)
+    assert sorted((counts > 0).sum(axis=0)) == [7] * 5 + [8] * 5
+    for shard, own, of_class in zip(shards, held, counts, strict=True):
+        np.testing.assert_array_equal(shard.y, source.train_y[np.array(own) - 1])
+        np.testing.assert_array_equal(shard.test.y, source.test_y[-np.array(rows(shard.test)) - 1])
+        tests = np.bincount(shard.test.y, minlength=10)
+        assert len(set(rows(shard.test))) == 40  # 1,000 // 25, none twice
+        np.testing.assert_allclose(tests, 40 * of_class / 20, atol=0.999)  # shares of 14, 14 and 12
+
+
+def test_holders_of_a_class_share_all_of_it(named):
+    """Classes have 10, 20, ..., 100 rows; 4 clients of 5 classes hold each class twice."""
+    source = numbered(np.repeat(np.arange(10), 10 * np.arange(1, 11)), np.arange(50) % 10)
+    federation = plain(named(source), clients=4, classes_per_client=5)
+    shards = [federation.shard(i) for i in range(4)]
+    assert sorted(row for shard in shards for row in rows(shard)) == list(range(1, 551))
+    for shard in shards:
+        counts, tests = (np.bincount(y, minlength=10) for y in (shard.y, shard.test.y))
+        assert (counts > 0).sum() == 5
+        np.testing.assert_array_equal(counts, np.where(counts > 0, 5 * np.arange(1, 11), 0))
+        assert tests.sum() == 32
+        np.testing.assert_allclose(tests, 32 * counts / counts.sum(), atol=0.999)
+
+
+def test_classes_are_drawn_at_random(named):
+    """A client has each class in 3 of 10 seeds; over 400 seeds within 5 standard deviations of sqrt(400 * 0.21).
+
+    Each pair of classes is one of 3 among 45, so a client never has it with probability (14/15)**400 = 1e-12. Clients
+    0 and 1 would never meet if they always drew one after the other.
+    """
+    name = named(numbered(np.arange(100) % 10, np.arange(10)))
+    held = np.zeros((400, 7, 10), int)
+    for seed in range(400):
+        federation = plain(name, clients=7, classes_per_client=3, seed=seed)
+        for i in range(7):
+            held[seed, i, np.unique(federation.shard(i).y)] = 1
+    np.testing.assert_allclose(held.sum(axis=0), 120, atol=5 * np.sqrt(400 * 0.21))
+    assert (held[:, 0].T @ held[:, 0]).min() > 0
+    assert (held[:, 0] & held[:, 1]).any()
+
+
+def test_a_class_without_test_rows_is_refused(named):
+    source = numbered(np.arange(100) % 10, np.arange(9))
+    with pytest.raises(DataError, match="numbered has no test images of class 9, which clients hold"):
+        plain(named(source), clients=5, classes_per_client=2)
+
+
+@pytest.mark.parametrize("spread", [{"dirichlet_alpha": 0.5}, {"classes_per_client": 3}])
+def test_the_shift_of_a_group_comes_on_top(named, spread):
     source = numbered(np.arange(200) % 10, np.arange(50) % 10)
-    federation = federate(named(source), clients=6, groups="2", shift="label-shift", dirichlet_alpha=0.5)
+    federation = federate(named(source), clients=6, groups="2", shift="label-shift", **spread)
     for i in range(6):
         shard = federation.shard(i)
         np.testing.assert_array_equal(shard.y, (source.train_y[np.array(rows(shard)) - 1] + i % 2) % 10)
@@ -217,6 +274,18 @@ def test_the_shift_of_a_group_comes_on_top(named):
         ({"dirichlet_alpha": 1, "samples_per_client": 71}, "20 clients need 1420 of digits's 1400 training images"),
         ({"dirichlet_alpha": 1, "clients": 1401}, "1401 clients need 1401 of digits's 1400"),
         ({"dataset": "lines-easy", "shift": "lines", "dirichlet_alpha": 1}, "lines-easy has real targets; set it to 0"),
+        ({"classes_per_client": -1}, "classes_per_client is -1; it must be at least 0"),
+        ({"classes_per_client": 11}, "classes_per_client is 11; digits has 10 classes"),
+        ({"classes_per_client": 3, "dirichlet_alpha": 0.5}, "0.5 and classes_per_client 3: .* set one of them to 0"),
+        ({"classes_per_client": 3, "samples_per_client": 2}, "samples_per_client is 2, and classes_per_client 3"),
+        (
+            {"dataset": "lines-easy", "shift": "lines", "classes_per_client": 1},
+            "classes_per_client spreads labels, and lines-easy has real targets; set it to 0",
+        ),
+        (
+            {"classes_per_client": 10, "samples_per_client": 100},
+            r"20 clients need 200 of digits's \d+ training images of class \d, each once; use fewer clients",
+        ),
         ({"validation": -1}, "validation is -1"),
         ({"validation": 3}, "validation: 3 clients in groups 1:1:1:1 leave group 3 without a client"),
         ({"clients": 1000, "validation": 500, "samples_per_client": 20}, "need 5000 of digits's"),
@@ -229,7 +298,15 @@ def test_impossible_splits_are_refused(arguments, complaint):
 
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize(
-    "arguments", [{}, {"samples_per_client": 5}, {"samples_per_client": 12}, {"dirichlet_alpha": 0.3}]
+    "arguments",
+    [
+        {},
+        {"samples_per_client": 5},
+        {"samples_per_client": 12},
+        {"dirichlet_alpha": 0.3},
+        {"classes_per_client": 3},
+        {"classes_per_client": 3, "samples_per_client": 5},
+    ],
 )
 def test_validation_holds_rows_that_no_client_has_and_no_test_row(named, reuse, arguments):
     source = numbered(np.arange(120) % 10, np.arange(40) % 10, reuse=reuse)
@@ -262,6 +339,7 @@ def test_no_test_array_is_touched_while_tuning(named):
     cases = [
         (source, other, {"groups": "2", "shift": "rotation"}),
         (source, other, {"dirichlet_alpha": 0.5}),
+        (source, other, {"classes_per_client": 3}),
         (owned, dataclasses.replace(owned, test_x=owned.test_x + 7), {"clients": 2}),
     ]
     for first, second, arguments in cases:

@@ -1,4 +1,4 @@
-"""Flower's Ray simulation runs the same program: one seed, one round, the same models."""
+"""Flower's Ray simulation runs the same program: one seed, one round, the same models, shared and own."""
 
 import gc
 from contextlib import closing
@@ -30,8 +30,8 @@ def clean_up_after_ray():
 def models(folder):
     from safetensors.numpy import load_file
 
-    files = sorted((folder.path / "models").iterdir())
-    return [np.concatenate([v.ravel() for _, v in sorted(load_file(f).items())]) for f in files]
+    files = sorted(file for room in ("models", "clients") for file in (folder.path / room).glob("*.safetensors"))
+    return {f"{file.name} {key}": values for file in files for key, values in load_file(file).items()}
 
 
 CASES = [(name, unit) for name, method in STRATEGIES.items() for unit in ("none", "record") if unit in method.units]
@@ -54,6 +54,8 @@ def test_ray_and_local_agree(strategy, unit, tmp_path):
     results = []
     with closing(RunFolder.create(tmp_path / "ray", RunConfig(settings))) as ray:
         run_on_ray(lambda grid: results.append(run(ray, grid)), CLIENTS)
-    for ours, theirs in zip(models(local), models(ray), strict=True):
-        np.testing.assert_allclose(theirs, ours, atol=1e-5)
+    ours, theirs = models(local), models(ray)
+    assert ours.keys() == theirs.keys() != set()
+    for name, values in ours.items():
+        np.testing.assert_allclose(theirs[name], values, atol=1e-5, err_msg=name)
     assert results[0]["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)

@@ -180,6 +180,13 @@ def test_methods_of_record_level_have_defaults_of_their_own():
     assert (plan.first_batch_size, plan.selections, plan.selection) == (None, 0, "none")
 
 
+def test_clients_alone_all_take_part_without_privacy():
+    config = RunConfig({"strategy": "local"})
+    assert (config["privacy-unit"], config["sampling-rate"], config["clusters"]) == ("none", 1.0, 1)
+    with pytest.raises(ConfigError, match="local supports privacy-unit none, not 'client'"):
+        RunConfig({"strategy": "local", "privacy-unit": "client"})
+
+
 def test_clients_may_have_terms_of_their_own():
     profiles = "epsilon=2 batch-size=20; samples-per-client=50 delta=1e-5"
     level = RunConfig({**RECORD, "profiles": profiles}).plan

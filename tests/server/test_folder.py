@@ -106,6 +106,15 @@ def test_checkpoint_of_a_scalar_parameter(folder, path):
     np.testing.assert_array_equal(again.resumed.models, kept.models)
 
 
+def test_checkpoint_of_a_model_without_parameters(folder, path):
+    kept = Checkpoint(3, np.zeros((1, 0), np.float32), Layout((), ()), None)
+    folder.checkpoint(kept, {"round": 3})
+    folder.close()
+    again = RunFolder.resume(path, {})
+    again.close()
+    assert (again.resumed.layout, again.resumed.models.shape) == (kept.layout, (1, 0))
+
+
 def test_checkpoint_holds_models_and_the_released_histogram_only(folder, path):
     folder.checkpoint(state(), {"round": 3})
     tensors = load_file(path / "checkpoint" / "state.safetensors")

@@ -329,6 +329,23 @@ def test_an_interrupted_run_resumes_to_the_very_same_models(tmp_path):
         assert {**line, "seconds": 0} == {**expected, "seconds": 0}
 
 
+def test_clients_alone_resume_to_the_very_same_networks(tmp_path):
+    settings = {"strategy": "local", "seed": 7, "clients": 6, "rounds": 3, "samples-per-client": 20, "model": "linear"}
+    whole = execute(tmp_path / "whole", settings)
+    with pytest.raises(KeyboardInterrupt):
+        execute(tmp_path / "cut", settings, prepare=interrupt(2))
+    outcome = execute(tmp_path / "cut", None)
+    assert (outcome["rounds"], outcome["accuracy"]) == (3, whole["accuracy"])
+    ours, theirs = (
+        {file.name: load_file(file)["own"] for file in (tmp_path / run / "clients").iterdir()}
+        for run in ("cut", "whole")
+    )
+    assert len(theirs) == 6
+    for name, network in theirs.items():
+        np.testing.assert_array_equal(ours[name], network)
+    assert load_file(tmp_path / "cut" / "models" / "cluster-0.safetensors") == {}
+
+
 @pytest.mark.parametrize("round", [1, 4])
 def test_a_charge_that_a_crash_wasted_is_made_up_for_by_noise(tmp_path, round):
     path = tmp_path / "run"

@@ -9,11 +9,12 @@ from toys import UP
 
 from coterie.client import Memory
 from coterie.client.verbs import _assign
+from coterie.datasets import assign_groups
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, read_reply, unpack_models
 from coterie.privacy import PLANS, NoPrivacy, Streams
 from coterie.server.metrics import summarise
-from coterie.strategies import IFCA, STRATEGIES, FedAvg, FedCAM, FedPer, FedProx, FeSEM, Reseeding, StrategyError
+from coterie.strategies import IFCA, STRATEGIES, FedAvg, FedCAM, FedPer, FedProx, FeSEM, Local, Reseeding, StrategyError
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
 LR, CLIENTS = 0.2, 8
@@ -26,6 +27,7 @@ CONFIG = {
     "clients": CLIENTS,
     "samples-per-client": 5,
     "dirichlet-alpha": 0.0,
+    "classes-per-client": 0,
     "validation-clients": 0,
     "partition-seed": 0,
     "local-epochs": 1,
@@ -93,6 +95,11 @@ def own_heads(plan):
     return Layout(("body.weight",), ((1, 1),)), np.ones((1, 1)), np.ones((1, 1)), 1.0
 
 
+def alone(plan):
+    """Each network moves its client's way, and nothing travels."""
+    return Layout((), ()), np.zeros((1, 0)), np.zeros((1, 0)), 1.0
+
+
 def least_loss(plan):
     """Logits differ by 2 (weight and bias), so a client's own label has probability sigmoid(2)."""
     step = clipped(plan, towards(1 / (1 + math.exp(-2))))
@@ -124,9 +131,16 @@ BY_HAND = {
     "ifca": least_loss,
     "fesem": nearest_centre,
     "fedcam": sum_of_two,
+    "local": alone,
 }
-OF_CLIENTS = [name for name, method in STRATEGIES.items() if "client" in method.units]  # the others: test_records.py
-TOYS = [(name, mechanism, minimum) for name in OF_CLIENTS for mechanism in PLANS for minimum in (0, 2)]
+OTHERS = [name for name, method in STRATEGIES.items() if "record" in method.units and "client" not in method.units]
+TOYS = [
+    (name, mechanism, minimum)
+    for name in STRATEGIES
+    if name not in OTHERS  # test_records.py
+    for mechanism in PLANS
+    for minimum in (0, 2)
+]
 
 
 @pytest.mark.parametrize(("name", "mechanism", "minimum"), TOYS)
@@ -135,9 +149,11 @@ def test_one_round_by_hand(name, mechanism, minimum, tmp_path):
     k = 2 if method.clustered else 1
     setting = plan(mechanism, k, rebalance_min=minimum)
     refusal = (
-        "use mechanism joint"
+        "supports privacy-unit none"
+        if setting.unit not in method.units
+        else "use mechanism joint"
         if method.memory and mechanism == "rr-slot"
-        else "no clusters to rebalance"
+        else "to rebalance"
         if minimum and not method.clustered
         else None
     )
@@ -147,7 +163,7 @@ def test_one_round_by_hand(name, mechanism, minimum, tmp_path):
         return
     layout, start, expected, right = BY_HAND[name](setting)
     config = {**CONFIG, "clients-dir": str(tmp_path)}
-    if name == "fedper":
+    if name in ("fedper", "local"):
         config["model"] = "toys:chain"
     models, result, grid, _ = train(method, setting, start, layout=layout, config=config)
     np.testing.assert_allclose(models, expected, atol=tolerance(setting, k))
@@ -210,6 +226,38 @@ def test_fedper_s_heads_stay_with_their_clients_and_survive_a_restart(tmp_path):
     assert FedPer.arrange(lambda: {"a.weight": 1, "a.bias": 2, "b.weight": 3}) == {"a.weight": 1, "a.bias": 2}
     with pytest.raises(StrategyError, match="1 layer"):
         FedPer.arrange(lambda: {"output.weight": 1, "output.bias": 2})
+
+
+def test_local_clients_train_alone_from_one_start_and_go_on_after_a_restart(tmp_path):
+    """Six clients of one group have no weight against two of the other, since nobody meets."""
+    config = {**CONFIG, "model": "toys:chain", "clients-dir": str(tmp_path)}
+    nothing = np.zeros((1, 0))
+
+    def networks():
+        return np.stack([Memory(tmp_path, i).read()["own"] for i in range(CLIENTS)])
+
+    signs = 1 - 2 * assign_groups(CLIENTS, (6, 2))[:, None]
+    settings = {"groups": "6:2", "layout": Layout((), ()), "config": config}
+    _, result, _, strategy = train(Local, plan("none", 1), nothing, **settings)
+    # One step from body 1 and head 0: each logit of the head moves by LR / 2; the body has no gradient yet.
+    np.testing.assert_allclose(networks(), np.hstack([np.ones((8, 1)), signs * [[-LR / 2, LR / 2]]]), atol=1e-6)
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == 1.0
+    assert strategy.accepted == CLIENTS
+    _, _, grid, _ = train(Local, plan("none", 1), nothing, **settings)  # a new process
+    wrong = 1 - 1 / (1 + math.exp(-LR))  # probability of the other label
+    body, head = 1 + LR * LR * wrong, LR / 2 + LR * wrong
+    np.testing.assert_allclose(networks(), np.hstack([np.full((8, 1), body), signs * [[-head, head]]]), atol=1e-6)
+    for message, answer in zip(grid.sent, grid.replies, strict=True):
+        assert list(message.content["models"]) == list(answer.content["update"]) == []
+
+
+def test_a_local_client_that_never_took_part_has_the_public_first_network(tmp_path):
+    """The chain's head is zero at first: it calls everything 0, which is right for group 1."""
+    config = {**CONFIG, "model": "toys:chain", "clients-dir": str(tmp_path)}
+    setting = NoPrivacy(clients=CLIENTS, num_clusters=1, sampling_rate=1e-9, rounds=1)
+    _, result, *_ = train(Local, setting, np.zeros((1, 0)), layout=Layout((), ()), config=config)
+    assert result.evaluate_metrics_clientapp[1]["group_accuracy"] == [0.0, 1.0]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_fesem_joins_the_nearest_centre_and_remembers(tmp_path):
