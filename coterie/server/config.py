@@ -133,7 +133,7 @@ def _text(allowed: str) -> dict[str, Any]:
 #: Every key. The defaults are the demo: private clustered models on real handwritten digits.
 SCHEMA: dict[str, Key] = {
     "strategy": Key("ifca", "how clients are clustered and models trained", **_names(STRATEGIES)),
-    "clusters": Key(4, "number of models, k; 0: find it (rc-dpfl, lcfl)", **_whole(0)),
+    "clusters": Key(4, "number of models, k; 0: find it (rc-dpfl, lcfl, cfl)", **_whole(0)),
     "rebalance-min": Key(0.0, "B, least expected members of a cluster in a round; 0: off", **_number(0)),
     "rebalance-train": Key(
         "own",
@@ -167,6 +167,19 @@ SCHEMA: dict[str, Key] = {
     "warm-up-rounds": Key(0, "lcfl: rounds of fedavg before clients are compared", **_whole(0)),
     "models-per-message": Key(32, "lcfl: models that a client receives at once to be evaluated", **_whole(1)),
     "within": Key("fedavg", "lcfl: how the model of a cluster is trained", **_choice(*WITHIN)),
+    "stationary-norm": Key(
+        "auto",
+        "cfl: length of a cluster's mean update below which it may be split, eps_1; auto: from the first round",
+        auto="auto",
+        **_number(0, strict=True),
+    ),
+    "incongruent-norm": Key(
+        "auto",
+        "cfl: length of a client's update from which its cluster is split, eps_2; auto: from the first round",
+        auto="auto",
+        **_number(0, strict=True),
+    ),
+    "first-split": Key(20, "cfl: rounds in which no cluster is split or stopped", **_whole(0)),
     "server-lr": Key(
         "auto",
         "step size of the server, eta; auto: 1.5 under client-level privacy, where clipping shortens updates, else 1",
@@ -313,6 +326,9 @@ TUNED = (
     "landmarks",
     "warm-up-rounds",
     "within",
+    "stationary-norm",
+    "incongruent-norm",
+    "first-split",
     "loss-bound",
     "rebalance-train",
     "server-lr",
@@ -345,6 +361,8 @@ class RunConfig:
         self.values = {name: key.parse(name, values.get(name, key.default)) for name, key in SCHEMA.items()}
         if "privacy-unit" not in values and "client" not in self.method.units:
             self.values["privacy-unit"] = self.method.units[0]
+        if "clusters" not in values and self.method.grows:
+            self.values["clusters"] = 0
         for name, value in self._defaults().items():
             if self[name] == SCHEMA[name].default:
                 self.values[name] = value

@@ -10,6 +10,7 @@ from coterie.strategies.base import (
     Round,
     StrategyError,
 )
+from coterie.strategies.cfl import CFL
 from coterie.strategies.clusterers import CLUSTERERS
 from coterie.strategies.f_cdpfl import FCDPFL
 from coterie.strategies.fedavg import FedAvg
@@ -28,10 +29,11 @@ from coterie.strategies.reseeding import Reseeding
 #: Every strategy by its name in a configuration. A new method is a file and a line here.
 STRATEGIES: dict[str, type[ClusteredStrategy]] = {
     method.name: method
-    for method in (FedAvg, FedProx, FedPer, Local, IFCA, FeSEM, FedCAM, RCDPFL, FCDPFL, KMCDPFL, Oracle, LCFL)
+    for method in (FedAvg, FedProx, FedPer, Local, IFCA, FeSEM, FedCAM, RCDPFL, FCDPFL, KMCDPFL, Oracle, LCFL, CFL)
 }
 
 __all__ = [
+    "CFL",
     "CLUSTERERS",
     "FCDPFL",
     "IFCA",

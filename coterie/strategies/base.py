@@ -187,6 +187,8 @@ class ClusteredStrategy(Strategy):
     full_first_batch: ClassVar[bool] = False
     #: Whether the method finds the number of clusters when it is not told.
     finds_clusters: ClassVar[bool] = False
+    #: Whether the number of clusters grows in a run; ``clusters`` is then a bound, and 0 by default, which is none.
+    grows: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -345,6 +347,10 @@ class ClusteredStrategy(Strategy):
         """Of one model, from :meth:`start` on."""
         assert self._layout is not None
         return self._layout
+
+    def step_size(self, number: int) -> float:
+        """Of the clients in round ``number``, in units of the first round's."""
+        return float(self._sent.get("lr-decay", 1.0)) ** (number - 1)
 
     @property
     def present(self) -> list[int]:
@@ -543,7 +549,7 @@ class ClusteredStrategy(Strategy):
             "round": server_round,
         }
         if "lr" in self._sent:
-            self._sent["lr"] *= self._sent.get("lr-decay", 1.0) ** (server_round - 1)
+            self._sent["lr"] *= self.step_size(server_round)
         if self._phase.clients is None:
             self._cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt))
         else:

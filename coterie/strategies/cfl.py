@@ -1,0 +1,319 @@
+"""CFL: clustered federated learning by recursive bipartition of the clients.
+
+F. Sattler, K.-R. Mueller, W. Samek: Clustered Federated Learning (papers/cfl; NeurIPS 2019 workshop; the long version
+is IEEE TNNLS 32, 2021, arXiv:1910.01991). Where FedAvg stands still, clients whose data agree have updates near zero,
+and those whose data do not pull in different directions: the angles between updates tell them apart.
+
+    Algorithm 1, FederatedLearning(theta, c)
+     1  repeat
+     2      for i in c in parallel do
+     3          Delta theta_i <- SGD_n(theta, D_i) - theta
+     4      theta <- theta + sum over i in c of |D_i| / |D_c| Delta theta_i
+     5  until || sum over i in c of |D_i| / |D_c| Delta theta_i || < eps_1
+     6  return theta
+
+    Algorithm 2, ClusteredFederatedLearning(theta, c)
+     7  theta* <- FederatedLearning(theta, c)
+     8  alpha_ij <- cosine of the latest updates of i and j, for i, j in c
+     9  if max over i in c of || Delta theta_i || >= eps_2 then
+    10      c_1, c_2 <- argmin over bipartitions of c of (max over i in c_1, j in c_2 of alpha_ij)
+    11      ClusteredFederatedLearning(theta*, c_1) and (theta*, c_2)
+    12  else theta_i* <- theta* for i in c
+
+Line 10 is exact in O(n^2): its optimum is the cut of the least edge of a maximum spanning tree of the similarities.
+
+Deviations from the paper
+- All clusters train side by side, a round at a time; |D_i| are public weights (equal without privacy).
+- No cluster splits or stops in the first ``first_split`` rounds, and two clients are not split, as in the authors'
+  public notebook. It bisects by complete linkage; line 10 is the paper's.
+- Lengths of updates depend on network, data and steps, so no eps_1 and eps_2 fit all: the notebook's 0.4 and 1.6 end a
+  run of smaller steps before its first split. By default they are 0.2 and 0.5 times the longest update of the first
+  round, and shrink as the step size does.
+- Clients that train for long on few data pull apart though they are alike, and line 9 would split them for ever. The
+  halves must be coherent: the mean similarity within each above the largest between them, which it never is then.
+- A split, and a stop, wait for a round in which every member has replied. A cluster that stopped trains no more, and
+  the run ends when all have.
+- ``clusters``: no split beyond so many; 0 is the paper's.
+- A client that comes later goes down the tree (long version, section 5): at each split it trains from that theta* and
+  joins the side whose mean direction is nearer to its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.messages import TRAIN
+from coterie.privacy import Plan, Released
+from coterie.strategies.base import ClusteredStrategy, FloatArray, Models, Phase, Round, StrategyError
+from coterie.strategies.distances import cosines
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+#: A threshold that is found: eps_1 and eps_2 in units of the longest update of the first round.
+AUTO = "auto"
+_PARTS = (0.2, 0.5)
+_TREE, _LEAF, _ANCHORS, _SIDES, _UNIT = "tree", "leaf", "anchors", "sides", "unit"
+SPLIT, STATIONARY = "split", "stationary"
+_WHY = (None, SPLIT, STATIONARY)
+# Rounds between two matrices of similarities that are kept though nothing happened, among so many clients at most.
+_KEEP_EVERY, _KEEP_AMONG = 10, 200
+
+
+@dataclass(frozen=True)
+class Node:
+    """A cluster, as long as it was one.
+
+    Attributes:
+        parent: number of the cluster that it comes from; None at the root.
+        born: round after which it was.
+        cluster: index of its model; None once it was split.
+        ended: round in which it was split or stopped; None while it trains.
+        why: "split" or "stationary", then.
+        similarity: the largest between its two halves, once it was split.
+    """
+
+    parent: int | None
+    born: int
+    cluster: int | None
+    ended: int | None = None
+    why: str | None = None
+    similarity: float | None = None
+
+
+class CFL(ClusteredStrategy):
+    """One model at first; a cluster that stands still though its clients do not is split in two.
+
+    Args:
+        plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments.
+        clusters: most clusters; 0: as many as it finds.
+        stationary_norm: eps_1, length of the mean update below which a cluster stands still; "auto": 0.2 times the
+            longest update of the first round.
+        incongruent_norm: eps_2, length of a client's update from which its cluster is not its own; "auto": 0.5 times.
+        first_split: rounds in which no cluster is split or stopped.
+    """
+
+    name: ClassVar[str] = "cfl"
+    title: ClassVar[str] = "recursive bipartition by the directions of updates"
+    paper: ClassVar[str] = "Sattler et al. 2019, 2021"
+    units: ClassVar[tuple[str, ...]] = ("none", "record")
+    row_wise: ClassVar[bool] = False
+    finds_clusters: ClassVar[bool] = True
+    grows: ClassVar[bool] = True
+    options: ClassVar[tuple[str, ...]] = ("clusters", "stationary-norm", "incongruent-norm", "first-split")
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        clusters: int = 0,
+        stationary_norm: float | str = AUTO,
+        incongruent_norm: float | str = AUTO,
+        first_split: int = 20,
+        **others: Any,
+    ) -> None:
+        super().__init__(plan, **others)
+        for name, value in (("stationary-norm", stationary_norm), ("incongruent-norm", incongruent_norm)):
+            if value != AUTO and not (isinstance(value, int | float) and value > 0):
+                raise StrategyError(f"{name} must be {AUTO!r} or above 0, not {value!r}")
+        for name, number in (("clusters", clusters), ("first-split", first_split)):
+            if number < 0:
+                raise StrategyError(f"{name} must be at least 0, not {number}")
+        self.most, self.first_split = clusters, first_split
+        self._thresholds = (stationary_norm, incongruent_norm)
+
+    @classmethod
+    def check(cls, plan: Plan, **settings: Any) -> None:
+        """Refuse rounds of a part of the clients, in which no split could ever be."""
+        super().check(plan, **settings)
+        if plan.rate != 1:
+            raise StrategyError(f"cfl compares all clients of a cluster: set sampling-rate to 1, not {plan.rate:g}")
+
+    def initial_models(self, models: Models) -> Models:
+        """One."""
+        return super().initial_models(models)[:1]
+
+    def round(self, number: int, models: Models) -> Round:
+        """Lines 2 to 4 in all clusters, then lines 5 and 8 to 12 in those that stand still."""
+        if number == 1:
+            self._keep_tree([Node(None, 0, 0)], np.full(self.plan.clients, -1, np.int64))
+        yield from self._place_late()
+        before, nodes, leaf = self.placed(number), self.nodes, self.kept[_LEAF].copy()
+        training = [n for n, node in enumerate(nodes) if node.ended is None]
+        of_training = {client: cluster for client, cluster in before.items() if leaf[client] in training}
+        told = yield Phase(TRAIN, models, to=of_training, collect=True)  # lines 2-3
+        assert told.clients is not None
+        assert told.updates is not None
+        assert told.weights is not None
+        stationary_norm, incongruent_norm = self._norms(number, told.updates)
+        models, came, norms = models.copy(), leaf[told.clients], {}
+        for n in training:
+            node, rows = nodes[n], np.flatnonzero(came == n)
+            if node.cluster is None or not len(rows):
+                continue
+            updates, clients = told.updates[rows], told.clients[rows]
+            mean = np.average(updates, axis=0, weights=told.weights[rows])
+            models[node.cluster] += self.server_lr * mean  # line 4
+            moved, longest = float(np.linalg.norm(mean)), float(np.linalg.norm(updates, axis=1).max())
+            norms[str(node.cluster)] = [moved, longest]
+            waits = number <= self.first_split or len(rows) < np.sum(leaf == n)
+            if waits or not moved < stationary_norm:  # line 5
+                continue
+            if longest < incongruent_norm:  # line 12
+                nodes[n] = replace(node, ended=number, why=STATIONARY)
+            elif len(rows) > 2 and not 0 < self.most <= len(models):
+                alike = cosines(updates)  # line 8
+                side, closest = bipartition(alike)  # line 10
+                if not _coherent(alike, side, closest):
+                    continue
+                leaf[clients] = len(nodes) + side
+                nodes[n] = replace(node, cluster=None, ended=number, why=SPLIT, similarity=closest)
+                nodes += [Node(n, number, node.cluster), Node(n, number, len(models))]  # line 11
+                models = np.concatenate([models, models[node.cluster, None]])
+                self._keep_split(models[-1], [_direction(updates[side == half]) for half in (0, 1)])
+        split = len(nodes) > len(self.nodes)
+        changed = nodes != self.nodes or number == 1 or "late" in self.notes
+        self._keep_tree(nodes, leaf)
+        if changed:
+            self.notes["tree"] = self._drawn()
+        self.notes["norms"] = norms
+        if split or self.finished or (number % _KEEP_EVERY == 0 and self.plan.clients <= _KEEP_AMONG):
+            self._show(number, told, came, before)
+        return models
+
+    def _norms(self, number: int, updates: Models) -> tuple[float, float]:
+        """eps_1 and eps_2 of this round: as told, or in units of the longest update of the first, as steps shrink."""
+        if number == 1:
+            self.kept[_UNIT] = np.array([max((np.linalg.norm(update) for update in updates), default=0.0)])
+        unit = float(self.kept[_UNIT][0]) * self.step_size(number)
+        first, second = (
+            part * unit if told == AUTO else float(told) for told, part in zip(self._thresholds, _PARTS, strict=True)
+        )
+        return first, second
+
+    def placed(self, number: int) -> Mapping[int, int]:
+        """The model of every client that has come."""
+        nodes = self.nodes
+        return {i: int(nodes[n].cluster or 0) for i, n in enumerate(self.kept[_LEAF].tolist()) if n >= 0}
+
+    @property
+    def finished(self) -> bool:
+        """Line 12, of all clusters."""
+        return _TREE in self.kept and all(node.ended is not None for node in self.nodes)
+
+    # ---- the tree -----------------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All clusters that ever were, in order of birth: the children of split number s are 2s + 1 and 2s + 2."""
+        found = []
+        for row in self.kept[_TREE].tolist():
+            parent, born, cluster, ended, why, similarity = (None if np.isnan(value) else value for value in row)
+            whole = [None if value is None else int(value) for value in (parent, cluster, ended)]
+            found.append(Node(whole[0], int(born or 0), whole[1], whole[2], _WHY[int(why or 0)], similarity))
+        return found
+
+    def _keep_tree(self, nodes: list[Node], leaf: Indices) -> None:
+        """Keep the tree and the leaf of every client, -1 for those that have not come."""
+        rows = [(n.parent, n.born, n.cluster, n.ended, _WHY.index(n.why), n.similarity) for n in nodes]
+        self.kept = {**self.kept, _TREE: np.array(rows, np.float64), _LEAF: leaf}
+
+    def _keep_split(self, model: Models, directions: list[FloatArray]) -> None:
+        """Keep what a client that comes later needs to find its side."""
+        anchors, sides = model[None], np.stack(directions)[None].astype(np.float32)
+        if _ANCHORS in self.kept:
+            anchors = np.concatenate([self.kept[_ANCHORS], anchors])
+            sides = np.concatenate([self.kept[_SIDES], sides])
+        self.kept = {**self.kept, _ANCHORS: anchors, _SIDES: sides}
+
+    def _drawn(self) -> list[dict[str, Any]]:
+        """The tree with the clients of every cluster, JSON-ready."""
+        nodes = self.nodes
+        clients = [np.flatnonzero(self.kept[_LEAF] == n).tolist() for n in range(len(nodes))]
+        for n in range(len(nodes) - 1, 0, -1):  # children come after their parents
+            clients[int(nodes[n].parent or 0)] += clients[n]
+        return [{"node": n, **asdict(node), "clients": sorted(clients[n])} for n, node in enumerate(nodes)]
+
+    def _show(self, number: int, told: Released, came: Indices, before: Mapping[int, int]) -> None:
+        """Keep the similarities of the round's updates within each cluster."""
+        assert told.clients is not None
+        assert told.updates is not None
+        many = self.plan.clients
+        matrix = np.full((many, many), np.nan, np.float32)
+        for n in np.unique(came):
+            rows = np.flatnonzero(came == n)
+            matrix[np.ix_(told.clients[rows], told.clients[rows])] = cosines(told.updates[rows])
+        labels = np.array([before.get(client, -1) for client in range(many)], np.int64)
+        self.recorder.keep(
+            f"similarities-{number:04d}", {"matrix": matrix, "clients": np.arange(many), "labels": labels}
+        )
+
+    # ---- clients that come later --------------------------------------------------------------------------
+
+    def _place_late(self) -> Generator[Phase, Released, None]:
+        """Give a leaf to every client that is here and has none."""
+        nodes, leaf = self.nodes, self.kept[_LEAF].copy()
+        at = {client: 0 for client in self.present if leaf[client] < 0}
+        for s in range(len(nodes) // 2):  # splits, the first one first
+            children = (2 * s + 1, 2 * s + 2)
+            here = [client for client, n in at.items() if n == nodes[children[0]].parent]
+            if not here:
+                continue
+            told = yield Phase(TRAIN, self.kept[_ANCHORS][s, None], collect=True, clients=here, late=True)
+            assert told.clients is not None
+            assert told.updates is not None
+            at = {client: n for client, n in at.items() if client not in here}  # who is silent is asked again
+            for client, update in zip(told.clients.tolist(), told.updates, strict=True):
+                at[client] = children[cosines([update, *self.kept[_SIDES][s]])[0, 1:].argmax()]
+        if at:
+            leaf[list(at)] = list(at.values())
+            self._keep_tree(nodes, leaf)
+            self.notes["late"] = sorted(at)
+
+
+def bipartition(similarities: FloatArray) -> tuple[Indices, float]:
+    """The two halves of n clients whose largest similarity between them is least, Equation (6), and that similarity.
+
+    Exact in O(n^2): every bipartition cuts an edge of a maximum spanning tree that is no less than its least one, and
+    cutting that one alone reaches it.
+
+    Args:
+        similarities: (n, n), symmetric; n is at least 2.
+
+    Returns:
+        (n,) 0 for the half of the first client, 1 for the other; and the largest similarity between the two.
+    """
+    n = len(similarities)
+    nearest, parent = similarities[0].copy(), np.zeros(n, np.int64)
+    outside = np.arange(n) > 0
+    edges = []  # of Prim's tree, in the order in which it grows
+    while outside.any():
+        new = int(np.where(outside, nearest, -np.inf).argmax())
+        edges.append((float(nearest[new]), int(parent[new]), new))
+        outside[new] = False
+        closer = outside & (similarities[new] > nearest)
+        nearest[closer], parent[closer] = similarities[new, closer], new
+    least = min(edges)
+    side = np.zeros(n, np.int64)
+    for edge in edges:
+        side[edge[2]] = 1 if edge == least else side[edge[1]]
+    return side, least[0]
+
+
+def _coherent(similarities: FloatArray, side: Indices, closest: float) -> bool:
+    """Whether clients are more alike within each half, in the mean, than the two closest are between them."""
+    for half in (0, 1):
+        own = similarities[np.ix_(side == half, side == half)]
+        if len(own) > 1 and not own[~np.eye(len(own), dtype=bool)].mean() > closest:
+            return False
+    return True
+
+
+def _direction(updates: Models) -> FloatArray:
+    """(d,) mean direction of updates."""
+    norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    return np.asarray((updates / np.where(norms > 0, norms, 1.0)).mean(axis=0), np.float64)
