@@ -26,7 +26,7 @@ _FOLDERS = (_HERE / "tables", _HERE.parents[1] / "benchmarks" / "tables")
 
 
 # Scores that are no shares, and how the field writes some.
-_NUMBERS = ("f_loss", "mss", "switch_round", "clusters", "evaluations")
+_NUMBERS = ("groups_found", "f_loss", "mss", "switch_round", "clusters", "evaluations", "compare_seconds")
 _NAMES = {"f_acc": "F_acc", "f_loss": "F_loss", "mss": "MSS"}
 
 

@@ -28,7 +28,7 @@ Deviations from the paper
   public notebook. It bisects by complete linkage; line 10 is the paper's.
 - Lengths of updates depend on network, data and steps, so no eps_1 and eps_2 fit all: the notebook's 0.4 and 1.6 end a
   run of smaller steps before its first split. By default they are 0.2 and 0.5 times the longest update of the first
-  round, and shrink as the step size does.
+  round, and shrink as the step size does; a cluster then stops when its mean update is below 0.01 of that.
 - Clients that train for long on few data pull apart though they are alike, and line 9 would split them for ever. The
   halves must be coherent: the mean similarity within each above the largest between them, which it never is then.
 - A split, and a stop, wait for a round in which every member has replied. A cluster that stopped trains no more, and
@@ -42,10 +42,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, replace
+from logging import WARNING
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from flwr.common.logger import log
 
 from coterie.messages import TRAIN
 from coterie.privacy import Plan, Released
@@ -54,9 +56,10 @@ from coterie.strategies.distances import cosines
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 
-#: A threshold that is found: eps_1 and eps_2 in units of the longest update of the first round.
+#: A threshold that is found.
 AUTO = "auto"
-_PARTS = (0.2, 0.5)
+# eps_1 and eps_2, and the eps_1 at which a cluster stops, in units of the longest update of the first round.
+_PARTS = (0.2, 0.5, 0.01)
 _TREE, _LEAF, _ANCHORS, _SIDES, _UNIT = "tree", "leaf", "anchors", "sides", "unit"
 SPLIT, STATIONARY = "split", "stationary"
 _WHY = (None, SPLIT, STATIONARY)
@@ -125,6 +128,7 @@ class CFL(ClusteredStrategy):
                 raise StrategyError(f"{name} must be at least 0, not {number}")
         self.most, self.first_split = clusters, first_split
         self._thresholds = (stationary_norm, incongruent_norm)
+        self._warned: set[int] = set()
 
     @classmethod
     def check(cls, plan: Plan, **settings: Any) -> None:
@@ -149,7 +153,7 @@ class CFL(ClusteredStrategy):
         assert told.clients is not None
         assert told.updates is not None
         assert told.weights is not None
-        stationary_norm, incongruent_norm = self._norms(number, told.updates)
+        stationary, incongruent, converged = self._norms(number, told.updates)
         models, came, norms = models.copy(), leaf[told.clients], {}
         for n in training:
             node, rows = nodes[n], np.flatnonzero(came == n)
@@ -161,14 +165,16 @@ class CFL(ClusteredStrategy):
             moved, longest = float(np.linalg.norm(mean)), float(np.linalg.norm(updates, axis=1).max())
             norms[str(node.cluster)] = [moved, longest]
             waits = number <= self.first_split or len(rows) < np.sum(leaf == n)
-            if waits or not moved < stationary_norm:  # line 5
+            if waits or not moved < stationary:  # line 5
                 continue
-            if longest < incongruent_norm:  # line 12
-                nodes[n] = replace(node, ended=number, why=STATIONARY)
+            if longest < incongruent:  # line 12
+                if moved < converged:
+                    nodes[n] = replace(node, ended=number, why=STATIONARY)
             elif len(rows) > 2 and not 0 < self.most <= len(models):
                 alike = cosines(updates)  # line 8
                 side, closest = bipartition(alike)  # line 10
                 if not _coherent(alike, side, closest):
+                    self._warn(node.cluster)
                     continue
                 leaf[clients] = len(nodes) + side
                 nodes[n] = replace(node, cluster=None, ended=number, why=SPLIT, similarity=closest)
@@ -180,20 +186,31 @@ class CFL(ClusteredStrategy):
         self._keep_tree(nodes, leaf)
         if changed:
             self.notes["tree"] = self._drawn()
-        self.notes["norms"] = norms
+        self.notes |= {"clusters": len(models), "norms": norms}
         if split or self.finished or (number % _KEEP_EVERY == 0 and self.plan.clients <= _KEEP_AMONG):
             self._show(number, told, came, before)
         return models
 
-    def _norms(self, number: int, updates: Models) -> tuple[float, float]:
-        """eps_1 and eps_2 of this round: as told, or in units of the longest update of the first, as steps shrink."""
+    def _norms(self, number: int, updates: Models) -> list[float]:
+        """eps_1 and eps_2 of this round, and eps_1 to stop: as told, or found, and shrinking as steps do."""
         if number == 1:
             self.kept[_UNIT] = np.array([max((np.linalg.norm(update) for update in updates), default=0.0)])
         unit = float(self.kept[_UNIT][0]) * self.step_size(number)
-        first, second = (
-            part * unit if told == AUTO else float(told) for told, part in zip(self._thresholds, _PARTS, strict=True)
-        )
-        return first, second
+        first, second = self._thresholds
+        wanted = zip((first, second, first), _PARTS, strict=True)
+        return [part * unit if told == AUTO else float(told) for told, part in wanted]
+
+    def _warn(self, cluster: int) -> None:
+        """Say once that a cluster cannot be split."""
+        if cluster not in self._warned:
+            log(
+                WARNING,
+                "cluster %s stands still though its clients do not, but no two parts of it agree within themselves: "
+                "either no two clients are alike (then each does better alone: strategy = local), or all are and train "
+                "for long on few data; it stays together",
+                cluster,
+            )
+        self._warned.add(cluster)
 
     def placed(self, number: int) -> Mapping[int, int]:
         """The model of every client that has come."""
