@@ -63,6 +63,8 @@ _PARTS = (0.2, 0.5, 0.01)
 _TREE, _LEAF, _ANCHORS, _SIDES, _UNIT = "tree", "leaf", "anchors", "sides", "unit"
 SPLIT, STATIONARY = "split", "stationary"
 _WHY = (None, SPLIT, STATIONARY)
+# By how much clients are more alike within a half than between halves, at least.
+_GAP = 0.05
 # Rounds between two matrices of similarities that are kept though nothing happened, among so many clients at most.
 _KEEP_EVERY, _KEEP_AMONG = 10, 200
 
@@ -325,7 +327,7 @@ def _coherent(similarities: FloatArray, side: Indices, closest: float) -> bool:
     """Whether clients are more alike within each half, in the mean, than the two closest are between them."""
     for half in (0, 1):
         own = similarities[np.ix_(side == half, side == half)]
-        if len(own) > 1 and not own[~np.eye(len(own), dtype=bool)].mean() > closest:
+        if len(own) > 1 and not own[~np.eye(len(own), dtype=bool)].mean() > closest + _GAP:
             return False
     return True
 
