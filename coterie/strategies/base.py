@@ -251,11 +251,12 @@ class ClusteredStrategy(Strategy):
     @classmethod
     def check(cls, plan: Plan, *, reseeding: Reseeding | None = None, rebalance_train: str = "own") -> None:
         """Refuse what cannot work before anything starts."""
-        if plan.unit not in cls.units:
+        units = [unit for unit in cls.units if cls.row_wise or unit != "client"]
+        if plan.unit not in units:
             why = (
                 "" if cls.row_wise else ": it places a client by looking at others, which no client-level proof covers"
             )
-            raise StrategyError(f"{cls.name} supports privacy-unit {' or '.join(cls.units)}, not {plan.unit!r}{why}")
+            raise StrategyError(f"{cls.name} supports privacy-unit {' or '.join(units)}, not {plan.unit!r}{why}")
         if cls.memory and not plan.memory:
             raise StrategyError(
                 f"{cls.name} keeps something at the clients between rounds, which the proof of mechanism "
