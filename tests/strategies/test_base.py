@@ -278,7 +278,9 @@ def test_what_a_method_does_not_support_is_refused_before_it_starts():
         name = "peeking"
         row_wise = False
 
-    with pytest.raises(StrategyError, match="peeking supports privacy-unit none, not 'client': it places a client by looking at others"):
+    with pytest.raises(
+        StrategyError, match="peeking supports privacy-unit none, not 'client': it places a client by looking at others"
+    ):
         Peeking(private(k=2))
     Peeking(nothing(num_clusters=2))
     with pytest.raises(PrivacyError, match="at most qM/k = 4"):

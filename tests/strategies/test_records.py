@@ -348,7 +348,7 @@ def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):
     )
     assert strategy.accepted == 0
     reasons = " ".join(strategy.dropped)
-    assert "asked for training without record-level privacy" in reasons
+    assert "asked without record-level privacy" in reasons
     assert "evaluation is outside it" in reasons
     assert not result.evaluate_metrics_clientapp
     unseeded = {key: value for key, value in CONFIG.items() if key != "seed"}
