@@ -135,6 +135,11 @@ class LCFL(ClusteredStrategy):
                 raise StrategyError(f"{name} must be at least {least}, not {number}")
         if not warm_up_rounds < plan.rounds:
             raise StrategyError(f"warm-up-rounds = {warm_up_rounds} of {plan.rounds} rounds leave none for clusters")
+        if self.averaging.begins_after(plan.rounds) < warm_up_rounds:
+            raise StrategyError(
+                f"average-last = {self.averaging.last:g} begins before there are clusters, in round "
+                f"{warm_up_rounds + 1}: set it to at most {1 - warm_up_rounds / plan.rounds:g}"
+            )
         self.metric, self.clusterer, self.landmarks = metric, clusterer, landmarks
         self.warm_up_rounds, self.models_per_message = warm_up_rounds, models_per_message
         self.closeness = {"proximal-mu": float(proximal_mu)} if within == "fedprox" else {}
@@ -175,16 +180,19 @@ class LCFL(ClusteredStrategy):
             losses, columns = yield from self._compare(start, warm.updates, warm.clients.tolist())  # lines 6-11
             rows = np.flatnonzero(np.isfinite(losses).all(axis=1))  # of those who told all
             untrained, losses = losses[rows, 0], losses[rows, 1:]
-            all_pairs = len(columns) == len(warm.updates)
-            distances = loss_distances(losses[:, rows]) if all_pairs else profile_distances(losses)  # lines 12-14
         else:
             rows = np.arange(len(warm.updates))
-            distances = _BETWEEN[self.metric](warm.updates)
         if len(rows) < max(2, self.groups):
             raise StrategyError(
                 f"only {len(rows)} of {self.plan.clients} clients could be compared: too few to find groups among; "
                 "see why the others failed, or ask for fewer clusters"
             )
+        if self.metric != "loss":
+            distances = _BETWEEN[self.metric](warm.updates)
+        elif len(columns) == len(warm.updates):  # all pairs
+            distances = loss_distances(losses[:, rows])  # lines 12-14
+        else:
+            distances = profile_distances(losses)
         found = cluster(distances, self.clusterer, self.groups or None)  # line 15
         many = int(found.labels.max()) + 1
         moved = np.stack([_mean(warm.updates, rows[found.labels == j], warm.weights) for j in range(many)])
@@ -238,7 +246,7 @@ class LCFL(ClusteredStrategy):
         for begin in range(0, many, self.models_per_message):
             part = range(begin, min(begin + self.models_per_message, many))
             models = np.stack([model(i) for i in part])
-            if models.nbytes > _MOST_BYTES:
+            if len(part) > 1 and models.nbytes > _MOST_BYTES:
                 raise StrategyError(
                     f"models-per-message = {len(part)} makes messages of {models.nbytes / 1e9:.1f} GB; set it to "
                     f"{max(1, _MOST_BYTES * len(part) // models.nbytes)} or less"
