@@ -1,4 +1,4 @@
-"""LCFL by hand: clients with L_i(w) = |w - c_i|^2 who go halfway to c_i, and the toy's two groups through the engine."""
+"""LCFL by hand: clients with L_i(w) = |w - c_i|^2 who go halfway to c_i, and the two groups of the toy."""
 
 from dataclasses import dataclass
 from typing import Any
