@@ -127,7 +127,8 @@ def _rows(count: int, size: int) -> npt.NDArray[np.float32]:
     """(count, size) zeros; in a file without a name where they are many, which needs no memory."""
     if 4 * count * size <= _SPOOL:
         return np.zeros((count, size), np.float32)
-    return np.memmap(tempfile.TemporaryFile(), np.float32, "w+", shape=(count, size))
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, np.float32, "w+", shape=(count, size))
 
 
 @dataclass(frozen=True)

@@ -242,6 +242,7 @@ class ClusteredStrategy(Strategy):
         self.dropped: Counter[str] = Counter()
         self._nodes: dict[int, int] = {}
         self._greeted: set[int] = set()
+        self._claimed: dict[int, int] = {}
         self._round: Round | None = None
         self._phase: Phase | None = None
         self._layout: Layout | None = None
@@ -253,11 +254,12 @@ class ClusteredStrategy(Strategy):
     @classmethod
     def check(cls, plan: Plan, *, reseeding: Reseeding | None = None, rebalance_train: str = "own") -> None:
         """Refuse what cannot work before anything starts."""
-        if plan.unit not in cls.units:
+        units = [unit for unit in cls.units if cls.row_wise or unit != "client"]
+        if plan.unit not in units:
             why = (
                 "" if cls.row_wise else ": it places a client by looking at others, which no client-level proof covers"
             )
-            raise StrategyError(f"{cls.name} supports privacy-unit {' or '.join(cls.units)}, not {plan.unit!r}{why}")
+            raise StrategyError(f"{cls.name} supports privacy-unit {' or '.join(units)}, not {plan.unit!r}{why}")
         if cls.memory and not plan.memory:
             raise StrategyError(
                 f"{cls.name} keeps something at the clients between rounds, which the proof of mechanism "
@@ -397,7 +399,7 @@ class ClusteredStrategy(Strategy):
             self._resize(models)
         arrays = pack_models(models, layout)
         self._recalibrate(done, num_rounds)
-        self._nodes, self._greeted = {}, set()
+        self._nodes, self._greeted, self._claimed = {}, set(), {}
         self._meet(grid)
 
         result.arrays = arrays if mean is None else pack_models(mean, layout)
@@ -486,6 +488,8 @@ class ClusteredStrategy(Strategy):
         """Take over the number of clusters that the method found."""
         if len(models) != self.plan.num_clusters:
             self.plan = replace(self.plan, num_clusters=len(models))
+        if self.histogram is not None and len(self.histogram) != len(models):
+            self.histogram = None
 
     def _meet(self, grid: Grid) -> None:
         """Wait until all clients have registered, or until the deadline."""
@@ -503,7 +507,7 @@ class ClusteredStrategy(Strategy):
             )
 
     def _greet(self, grid: Grid) -> None:
-        """Ask the nodes that registered since the last time who they are."""
+        """Ask the nodes that registered since the last time who they are; of a client's nodes the first counts."""
         registered = set(grid.get_node_ids())
         new = sorted(registered - self._greeted)
         self._greeted |= registered
@@ -513,10 +517,14 @@ class ClusteredStrategy(Strategy):
             client = record.get("client-id") if isinstance(record, ConfigRecord) else None
             if type(client) is not int or not 0 <= client < self.plan.clients:
                 log(WARNING, "node %s is left out: client-id %r", reply.metadata.src_node_id, client)
-            elif self._nodes.get(client) in registered:
-                log(WARNING, "node %s is left out: client %s is at another", reply.metadata.src_node_id, client)
             else:
-                self._nodes[client] = reply.metadata.src_node_id
+                self._claimed[reply.metadata.src_node_id] = client
+        for node, client in self._claimed.items():
+            if node in registered and self._nodes.get(client) not in registered:
+                self._nodes[client] = node
+        for node in new:
+            if node in self._claimed and self._nodes[self._claimed[node]] != node:
+                log(WARNING, "node %s is left out: client %s is at another", node, self._claimed[node])
 
     # ---- Flower's hooks -----------------------------------------------------------------------------------
 

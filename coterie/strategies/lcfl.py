@@ -32,8 +32,8 @@ Deviations from the paper
 - ``warm_up_rounds``: rounds of FedAvg before line 1. The paper's tables have equal figures for LCFL and FedAvg after 5
   of 60 iterations, which Algorithm 1 does not explain, and such rounds do.
 - Line 17 starts from the mean of the members' warmed-up models (section II-B) and is FedAvg or FedProx.
-- Where k is not told, all clients may be one cluster (clusterers.py). The run ends if no two clients are alike: if for
-  the median pair the other's model does worse than the one that nobody has trained.
+- Where k is not told, all clients may be one cluster (clusterers.py). The run ends if no two clients are alike: if most
+  gain less than half from anybody else's model of what clients gain from their own.
 - A client that did not answer joins when it comes: it tells its losses of the models that are best for each cluster,
   and belongs where the members' mean of these losses is nearest; by another metric, where their mean update is.
 """
@@ -136,6 +136,11 @@ class LCFL(ClusteredStrategy):
                 raise StrategyError(f"{name} must be at least {least}, not {number}")
         if not warm_up_rounds < plan.rounds:
             raise StrategyError(f"warm-up-rounds = {warm_up_rounds} of {plan.rounds} rounds leave none for clusters")
+        if self.averaging.begins_after(plan.rounds) < warm_up_rounds:
+            raise StrategyError(
+                f"average-last = {self.averaging.last:g} begins before there are clusters, in round "
+                f"{warm_up_rounds + 1}: set it to at most {1 - warm_up_rounds / plan.rounds:g}"
+            )
         self.metric, self.clusterer, self.landmarks = metric, clusterer, landmarks
         self.warm_up_rounds, self.models_per_message = warm_up_rounds, models_per_message
         self.closeness = {"proximal-mu": float(proximal_mu)} if within == "fedprox" else {}
@@ -177,16 +182,19 @@ class LCFL(ClusteredStrategy):
             losses, columns = yield from self._compare(start, warm.updates, warm.clients.tolist())  # lines 6-11
             rows = np.flatnonzero(np.isfinite(losses).all(axis=1))  # of those who told all
             untrained, losses = losses[rows, 0], losses[rows, 1:]
-            all_pairs = len(columns) == len(warm.updates)
-            distances = loss_distances(losses[:, rows]) if all_pairs else profile_distances(losses)  # lines 12-14
         else:
             rows = np.arange(len(warm.updates))
-            distances = _BETWEEN[self.metric](warm.updates)
         if len(rows) < max(2, self.groups):
             raise StrategyError(
                 f"only {len(rows)} of {self.plan.clients} clients could be compared: too few to find groups among; "
                 "see why the others failed, or ask for fewer clusters"
             )
+        if self.metric != "loss":
+            distances = _BETWEEN[self.metric](warm.updates)
+        elif len(columns) == len(warm.updates):  # all pairs
+            distances = loss_distances(losses[:, rows])  # lines 12-14
+        else:
+            distances = profile_distances(losses)
         compared = time.perf_counter() - started
         found = cluster(distances, self.clusterer, self.groups or None)  # line 15
         many = int(found.labels.max()) + 1
@@ -203,7 +211,7 @@ class LCFL(ClusteredStrategy):
         if self.metric == "loss":
             own = columns == rows[:, None]  # whose model is whose
             if many == 1 and not self.groups:
-                _refuse_strangers(np.where(own, np.inf, losses), untrained)
+                _refuse_strangers(losses, untrained, own)
             profiles = np.stack([losses[found.labels == j].mean(axis=0) for j in range(many)])
             best = np.unique(profiles.argmin(axis=1))
             self.kept = {_LANDMARKS: start + warm.updates[columns[best]], _PROFILES: profiles[:, best]}
@@ -242,7 +250,7 @@ class LCFL(ClusteredStrategy):
         for begin in range(0, many, self.models_per_message):
             part = range(begin, min(begin + self.models_per_message, many))
             models = np.stack([model(i) for i in part])
-            if models.nbytes > _MOST_BYTES:
+            if len(part) > 1 and models.nbytes > _MOST_BYTES:
                 raise StrategyError(
                     f"models-per-message = {len(part)} makes messages of {models.nbytes / 1e9:.1f} GB; set it to "
                     f"{max(1, _MOST_BYTES * len(part) // models.nbytes)} or less"
@@ -294,12 +302,23 @@ def _mean(updates: Models, rows: Indices, weights: FloatArray) -> FloatArray:
     return np.asarray(total / weights[rows].sum())
 
 
-def _refuse_strangers(losses: FloatArray, untrained: FloatArray) -> None:
-    """End a run in which nobody gains from anybody: for most clients no other's model beats one without training."""
-    alone = int(np.sum(losses.min(axis=1) >= untrained))
-    if 2 * alone > len(untrained):
+def _refuse_strangers(losses: FloatArray, untrained: FloatArray, own: npt.NDArray[np.bool_]) -> None:
+    """End a run in which nobody gains from anybody.
+
+    For most clients the best of all others' models gains less, over the untrained one, than half of what a client's own
+    model usually does.
+
+    Args:
+        losses: (n, m) of m trained models.
+        untrained: (n,) of the model that nobody has trained.
+        own: (n, m) whose model is whose.
+    """
+    gains = untrained[:, None] - losses
+    usual = float(np.median(gains[own])) if own.any() else 0.0
+    alone = int(np.sum(np.where(own, -np.inf, gains).max(axis=1) < max(usual, 0.0) / 2))
+    if 2 * alone > len(losses):
         raise StrategyError(
-            f"no two clients are alike: on the data of {alone} of {len(untrained)} clients every other client's model "
-            "does worse than one that nobody has trained. Let each train alone (strategy = local), give the number "
-            "of clusters, or train longer before clients are compared (warm-up-rounds, local-epochs)"
+            f"no two clients are alike: {alone} of {len(losses)} clients gain less than half from any other client's "
+            "model of what they gain from their own. Let each train alone (strategy = local), give the number of "
+            "clusters, or train longer before clients are compared (warm-up-rounds, local-epochs)"
         )

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from coterie import models as networks
-from coterie.client import Hyper, losses, train
+from coterie.client import Hyper, losses, train, training
 from coterie.client.training import accuracies
 from coterie.datasets import Shard, TestSet
 from coterie.messages import Layout
@@ -33,6 +33,26 @@ def test_batched_training_equals_one_client_after_the_other(name):
     fast = train(*setup(name, shards), hyper, batched=True)
     assert np.abs(plain).max() > 0.01
     np.testing.assert_allclose(fast, plain, atol=2e-6)
+
+
+@pytest.mark.parametrize("at_once", [0, 1, 2, 3, 4, 5])
+def test_training_in_parts_equals_training_at_once(at_once, monkeypatch):
+    shards = [shard(size, seed=i) for i, size in enumerate([1, 5, 7, 12, 5])]
+    hyper, arguments = Hyper(local_epochs=2, batch_size=5, lr=0.1), setup("mlp-32", shards)
+    whole = train(*arguments, hyper, batched=True)
+    together, real = [], training._train_batched
+
+    def watched(model, layout, start, shards, *others):
+        together.append(len(shards))
+        return real(model, layout, start, shards, *others)
+
+    monkeypatch.setattr(training, "_train_batched", watched)
+    monkeypatch.setattr(training, "_CACHE", at_once * 4 * arguments[1].size)
+    *first, _ = setup("mlp-32", shards)
+    parts = train(*first, [np.random.default_rng(i) for i in range(5)], hyper, batched=True)
+    np.testing.assert_allclose(parts, whole, atol=1e-6)
+    expected = {0: [1] * 5, 1: [1] * 5, 2: [2, 2, 1], 3: [3, 2], 4: [4, 1], 5: [5]}
+    assert together == expected[at_once]
 
 
 @pytest.mark.parametrize("batched", [False, True])

@@ -5,7 +5,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie.client.app import app
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, pack_models, read_reply
+from coterie.messages import Layout, losses_layout, pack_models, read_reply
 from coterie.models import initialise
 from coterie.server import RunConfig
 
@@ -41,6 +41,21 @@ def test_the_client_app_gives_the_same_answers():
         node = Context(run_id=1, node_id=1, node_config={"partition-id": client}, state=RecordDict(), run_config={})
         flower.append(app(message, node))
     np.testing.assert_allclose(updates(flower, layout), local, atol=1e-6)
+
+
+def test_the_client_app_tells_the_same_losses():
+    content, layout = question()
+    drawn = [layout.flatten(initialise("mlp-32", (1, 8, 8), 10, seed)) for seed in range(3)]
+    content["models"] = pack_models(np.stack(drawn), layout)
+    messages = [Message(content, dst_node_id=n, message_type="query.losses") for n in range(1, 13)]
+    local = updates(LocalGrid(12).send_and_receive(messages), losses_layout(3))
+    flower = []
+    for client, message in enumerate(messages):
+        node = Context(run_id=1, node_id=1, node_config={"partition-id": client}, state=RecordDict(), run_config={})
+        flower.append(app(message, node))
+    np.testing.assert_allclose(updates(flower, losses_layout(3)), local, rtol=1e-5)
+    assert len(np.unique(local)) == 36
+    assert 2 < local.min() < local.max() < 3  # networks that nobody trained: about log 10
 
 
 def test_workers_give_the_same_answers_in_order():

@@ -285,9 +285,33 @@ def test_terms_say_everything(kind):
     assert not [value for value in p.terms().values() if value == math.inf]
 
 
+@pytest.mark.parametrize("spool", [0, 4 * 6 * 5 - 1, 4 * 6 * 5])
+def test_collected_updates_are_the_same_in_a_file_as_in_memory(spool, monkeypatch):
+    """Six slots of five numbers; slots 1 and 4 stay empty, and the others come in another order."""
+    monkeypatch.setattr("coterie.privacy.plan._SPOOL", spool)
+    p = NoPrivacy(clients=10, num_clusters=3, sampling_rate=1.0, rounds=1)
+    collected = p.collected(5, np.array([0, 2, 3, 5, 8, 9]))
+    sent = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32) * 1e6  # nothing is clipped
+    for slot in (5, 0, 3, 2):
+        collected.add(slot, slot % 3, 0, sent[slot])
+    released = p.release(p.ledger().round(1, p.event()), collected, Streams(0), 1)
+    assert isinstance(released.updates, np.memmap) is (spool < 4 * 6 * 5)
+    np.testing.assert_array_equal(released.updates, sent[[0, 2, 3, 5]])
+    assert released.clients.tolist() == [0, 3, 5, 9]
+    assert released.labels.tolist() == [0, 2, 0, 2]
+    assert released.weights.tolist() == [1.0] * 4
+
+
+def test_nobody_s_updates_are_none():
+    p = NoPrivacy(clients=10, num_clusters=3, sampling_rate=1.0, rounds=1)
+    released = p.release(p.ledger().round(1, p.event()), p.collected(5, np.arange(10)), Streams(0), 1)
+    assert released.updates.shape == (0, 5)
+    assert released.clients.shape == released.labels.shape == released.weights.shape == (0,)
+
+
 def test_nothing_else_draws_noise():
     """``perturb`` skips the ledger: only ``release`` and the audit call it; only mechanisms call ``gaussian``."""
-    drawing = {"plan.py", "joint.py", "rr_slot.py", "dpsgd.py"}  # the last is a client's own noise
+    drawing = {"plan.py", "joint.py", "rr_slot.py", "dpsgd.py", "losses.py"}  # the last two: a client's own noise
     callers = {"perturb": {"plan.py", "audit.py"}, "gaussian": drawing}
     found = {name: set() for name in callers}
     for path in (Path(__file__).parents[2] / "coterie").rglob("*.py"):

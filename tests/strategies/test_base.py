@@ -62,11 +62,11 @@ class Stub(LocalGrid):
                 yield Message(answer, reply_to=message)
 
 
-def start(grid, plan=None, method=FedAvg, rounds=1, **options):
+def start(grid, plan=None, method=FedAvg, rounds=1, config=None, **options):
     plan = plan or nothing()
     options = {"ledger": Ledger(plan.delta), "streams": Streams(0), "evaluate_every": 0, "wait": 0.0} | options
     strategy = method(plan, **options)
-    result = strategy.start(grid, ZERO, rounds)
+    result = strategy.start(grid, ZERO, rounds, train_config=ConfigRecord(config or {}))
     return unpack_models(result.arrays)[0][0], strategy
 
 
@@ -278,7 +278,9 @@ def test_what_a_method_does_not_support_is_refused_before_it_starts():
         name = "peeking"
         row_wise = False
 
-    with pytest.raises(StrategyError, match="peeking assigns a client by looking at other clients"):
+    with pytest.raises(
+        StrategyError, match="peeking supports privacy-unit none, not 'client': it places a client by looking at others"
+    ):
         Peeking(private(k=2))
     Peeking(nothing(num_clusters=2))
     with pytest.raises(PrivacyError, match="at most qM/k = 4"):
@@ -287,3 +289,138 @@ def test_what_a_method_does_not_support_is_refused_before_it_starts():
         private(k=2, identifier_share=0.0, rebalance_min=2)
     with pytest.raises(StrategyError, match="identifier_share above 0"):
         IFCA(private(k=2, identifier_share=0.0), reseeding=Reseeding())
+
+
+# ---- who is there ----------------------------------------------------------------------------------------------------
+
+
+class Coming(Stub):
+    """Nodes come and go: ``there`` says which are registered before each round; two of them can be one client."""
+
+    def __init__(self, *there, client_of=lambda node: node - 1):
+        super().__init__(nodes=there[0])
+        self.there, self.client_of, self.rounds, self.greeted = there, client_of, [], []
+
+    def _answers(self, questions):
+        for message in questions:
+            node = message.metadata.dst_node_id
+            if message.metadata.message_type == "query.identity":
+                self.greeted.append(node)
+                content = RecordDict({"reply": ConfigRecord({"client-id": self.client_of(node)})})
+                yield Message(content, reply_to=message)
+                continue
+            number = message.content["config"]["round"]
+            while len(self.rounds) < number:
+                self.rounds.append([])
+                self.nodes = self.there[min(len(self.rounds), len(self.there) - 1)]
+            self.rounds[-1].append(node)
+            said = {"client-id": self.client_of(node), "round": number, "label": 0, "redrawn-label": 0}
+            update = pack_update(UP.astype(np.float32), LAYOUT)
+            yield Message(RecordDict({"update": update, "reply": ConfigRecord(said)}), reply_to=message)
+
+
+@pytest.mark.parametrize("method", [FedAvg, IFCA])
+@pytest.mark.parametrize("plan", [nothing(rounds=3), private(rounds=3)], ids=["none", "joint"])
+def test_a_late_node_takes_part_from_the_round_after_it_registered(method, plan):
+    grid = Coming([2, 3], [2, 3, 7], [2, 3, 7])
+    _, strategy = start(grid, plan, method, rounds=3)
+    assert grid.rounds == [[2, 3], [2, 3, 7], [2, 3, 7]]
+    assert grid.greeted == [2, 3, 7]  # once each
+    assert strategy.present == [1, 2, 6]
+    assert strategy.accepted == 8
+
+
+def test_a_client_s_second_node_waits_until_its_first_is_gone():
+    twins = {4: 3, 20: 3, 2: 1, 30: 99}
+    grid = Coming([2, 4], [2, 4, 20, 30], [2, 4, 20, 30], [2, 20], [2, 4, 20], client_of=twins.__getitem__)
+    _, strategy = start(grid, nothing(rounds=5), rounds=5)
+    assert grid.rounds == [[2, 4], [2, 4], [2, 4], [2, 20], [2, 20]]
+    assert strategy.present == [1, 3]  # 99 is none of the eight clients
+
+
+def test_of_two_nodes_that_say_the_same_the_first_counts():
+    grid = Coming([4, 20], client_of={4: 3, 20: 3}.__getitem__)
+    moved, strategy = start(grid)
+    assert grid.rounds == [[4]]
+    np.testing.assert_allclose(moved, UP)
+    assert strategy.dropped.total() == 0
+
+
+def test_the_step_decays_from_round_to_round():
+    class Rates(Stub):
+        def _answers(self, questions):
+            for message in questions:
+                if message.metadata.message_type == "train":
+                    seen.append(message.content["config"]["lr"])
+            return super()._answers(questions)
+
+    seen = []
+    grid = Rates(nodes=[1])
+    start(grid, nothing(rounds=3), rounds=3, config={"lr": 0.4, "lr-decay": 0.5})
+    assert seen == [0.4, 0.2, 0.1]
+    seen.clear()
+    start(grid, nothing(rounds=2), rounds=2, config={"lr": 0.4})
+    assert seen == [0.4, 0.4]
+
+
+class Done(FedAvg):
+    """Nothing more to do once the model has moved twice."""
+
+    name = "done"
+
+    def round(self, number, models):
+        models = yield from super().round(number, models)
+        self.kept = {"rounds": np.array([number])}
+        return models
+
+    @property
+    def finished(self):
+        return bool(self.kept) and self.kept["rounds"][0] >= 2
+
+
+class Kept:
+    def __init__(self):
+        self.states, self.lines = [], []
+
+    def checkpoint(self, state, line):
+        self.states.append(state)
+
+    def round_finished(self, line):
+        self.lines.append(line)
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_run_that_is_finished_ends_early_and_evaluates_its_last_round(every):
+    recorder = Kept()
+    options = {"streams": Streams(0), "wait": 0.0, "evaluate_every": every}
+    strategy = Done(nothing(rounds=9), recorder=recorder, **options)
+    result = strategy.start(Graded(0.5), ZERO, 9)
+    np.testing.assert_allclose(unpack_models(result.arrays)[0][0], 2 * UP)
+    assert sorted(result.evaluate_metrics_clientapp) == ([1, 2] if every == 1 else [2])
+    assert sorted(result.train_metrics_clientapp) == [1, 2]
+    assert [line["round"] for line in recorder.lines] == [1, 2]
+    assert strategy.stopped is None
+    # Killed between the release of its last round and the evaluation, it evaluates and trains no more.
+    again = Done(nothing(rounds=9), recorder=Kept(), resume_from=recorder.states[-1], **options)
+    resumed = again.start(Graded(0.5), ZERO, 9)
+    np.testing.assert_allclose(unpack_models(resumed.arrays)[0][0], 2 * UP)
+    assert sorted(resumed.evaluate_metrics_clientapp) == [2]
+    assert not resumed.train_metrics_clientapp
+    assert again.asked == 0
+
+
+def test_sizes_of_other_clusters_are_forgotten():
+    """A method that goes from one model to three: the running mean of sizes has no meaning for them."""
+
+    class Growing(FedAvg):
+        name = "growing"
+
+        def round(self, number, models):
+            yield from super().round(number, models)
+            return np.zeros((1 if number < 3 else 3, 4), np.float32)
+
+    _, strategy = start(Stub(), nothing(rounds=3), Growing, rounds=3)
+    assert strategy.histogram is None
+    assert strategy.plan.num_clusters == 3
+    _, strategy = start(Stub(), nothing(rounds=4), Growing, rounds=4)
+    assert strategy.histogram.tolist() == [8.0, 0.0, 0.0]

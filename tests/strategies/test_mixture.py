@@ -11,6 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_rand_score
 from sklearn.mixture import GaussianMixture
 
+from coterie.strategies import distances
 from coterie.strategies import mixture as gmm
 
 #: Group of each of 21 clients, with a minority of 3.
@@ -57,7 +58,7 @@ def test_all_scores_keep_all_distances_over_many_chunks(monkeypatch):
     assert whole.shape == (6, 5)
     distance = np.linalg.norm(whole[:, None] - whole, axis=2)
     np.testing.assert_allclose(distance, np.linalg.norm(updates[:, None] - updates, axis=2), rtol=1e-5)
-    monkeypatch.setattr(gmm, "_CHUNK", 6 * 100)
+    monkeypatch.setattr(distances, "_CHUNK", 6 * 100)
     np.testing.assert_allclose(gmm.project(updates), whole, rtol=1e-9)
     np.testing.assert_allclose(gmm.project(list(updates), 2), whole[:, :2], rtol=1e-9)
 

@@ -1,0 +1,123 @@
+"""Losses of other clients' models, told with noise: what is drawn, what a record can move, and what it costs.
+
+The statistical tests use fixed seeds; over fresh seeds each would fail about once in 10,000 runs.
+"""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coterie.privacy import Event, PrivacyError, RecordLevel, RecordPlan, epsilon, noisy_losses
+
+PLAN = RecordPlan(
+    num_examples=60,
+    batch_size=10,
+    rounds=3,
+    epsilon=5.0,
+    delta=1e-5,
+    noise_multiplier=1.5,
+    compared=70,
+    loss_noise=4.0,
+    models_per_message=32,
+)
+
+
+def told(losses, bound=1.0, deviation=1e-12, num_examples=10, seed=0):
+    return noisy_losses(losses, bound, deviation, num_examples, np.random.default_rng(seed))
+
+
+def test_sums_are_clipped_by_record_and_divided_by_the_public_number():
+    losses = [[0.5, 3.0, -1.0], [0.25, 1.0, math.nan], [0.0, math.inf, -math.inf]]
+    np.testing.assert_allclose(told(losses), [0.075, 0.3, 0.1], atol=1e-9)
+    np.testing.assert_allclose(told(losses, bound=2.0), [0.075, 0.5, 0.2], atol=1e-9)
+    np.testing.assert_allclose(told(losses, num_examples=5), [0.15, 0.6, 0.2], atol=1e-9)
+    np.testing.assert_allclose(told(np.zeros((0, 2))), [0, 0], atol=1e-9)  # no record at all
+
+
+@pytest.mark.parametrize(("bound", "deviation", "examples"), [(1.0, 3.0, 10), (4.0, 3.0, 10), (1.0, 0.5, 200)])
+def test_noise_has_the_planned_scale(bound, deviation, examples):
+    found = told(np.full((7, 20_000), 0.25), bound, deviation, examples)
+    # The standard error of a standard deviation is 0.5 % here; x 2/3 or x 3/2 are far outside 2 %.
+    scale = deviation * bound / examples
+    assert found.std() == pytest.approx(scale, rel=0.02)
+    assert found.mean() == pytest.approx(7 * 0.25 / examples, abs=4 * scale / math.sqrt(20_000))
+    assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 4 / math.sqrt(20_000)
+
+
+@pytest.mark.parametrize("models", [1, 9, 400])
+def test_a_record_moves_all_losses_together_by_the_sensitivity_and_no_more(models):
+    """L sqrt(m) / N, whatever the record: half of them have the largest loss by all models, so the bound is met."""
+    rng = np.random.default_rng(0)
+    others = rng.uniform(0, 5, (20, models))
+    farthest = 0.0
+    for record in [np.full((1, models), 1e9), rng.normal(0, 10, (1, models)), np.full((1, models), math.nan)]:
+        moved = told(np.concatenate([others, record]), bound=3.0) - told(others, bound=3.0)
+        assert np.linalg.norm(moved) <= 3.0 * math.sqrt(models) / 10 * (1 + 1e-9)
+        farthest = max(farthest, float(np.linalg.norm(moved)))
+    assert farthest == pytest.approx(3.0 * math.sqrt(models) / 10)
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, math.nan])
+def test_a_bound_that_makes_no_sense(bound):
+    with pytest.raises(PrivacyError, match="bound of a record's loss must be positive"):
+        told([[1.0]], bound=bound)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("at_once", [1, 13, 32, 70, 100])
+def test_all_messages_together_cost_what_one_release_of_the_loss_noise_costs(at_once, accountant):
+    plan = replace(PLAN, models_per_message=at_once)
+    assert plan.loss_deviation == pytest.approx(4.0 * math.sqrt(70))  # in units of L; a record moves sums by L sqrt(70)
+    messages = plan.planned() - replace(plan, compared=0).planned()
+    sizes = [at_once] * (70 // at_once) + [70 % at_once] * (70 % at_once > 0)
+    assert sorted(event.noise_multiplier for event in messages.elements()) == pytest.approx(
+        sorted(4.0 * math.sqrt(70 / size) for size in sizes)
+    )
+    assert {event.sampling_rate for event in messages} == {1.0}
+    one = epsilon(Counter({Event(1.0, 4.0): 1}), 1e-5, accountant)
+    assert epsilon(messages, 1e-5, accountant) == pytest.approx(one, rel=0.002)
+
+
+def test_losses_are_paid_for_beside_the_steps_and_the_choices():
+    plan = replace(PLAN, selection="gumbel", selections=2)
+    assert plan.planned() == (replace(plan, compared=0).planned() + plan.losses(32) + plan.losses(32) + plan.losses(6))
+    assert plan.losses(0) == Counter()
+    calibrated = RecordPlan.calibrated(**{k: v for k, v in vars(PLAN).items() if k != "noise_multiplier"})
+    without = RecordPlan.calibrated(
+        **{k: v for k, v in vars(PLAN).items() if k != "noise_multiplier"} | {"compared": 0}
+    )
+    assert calibrated.noise_multiplier > without.noise_multiplier
+    assert 4.95 < calibrated.cost() <= 5.0
+
+
+def test_a_plan_without_losses_pays_for_none():
+    with pytest.raises(PrivacyError, match="pays for no losses of other models"):
+        replace(PLAN, compared=0).losses(3)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"compared": -1}, "compared must be at least 0, not -1"),
+        ({"models_per_message": 0}, "models per message must be at least 1, not 0"),
+        ({"loss_noise": 0.0}, "loss noise multiplier must be positive and finite"),
+        ({"loss_noise": math.inf}, "loss noise multiplier must be positive and finite"),
+        ({"loss_noise": math.nan}, "loss noise multiplier must be positive and finite"),
+    ],
+)
+def test_plans_that_make_no_sense(change, complaint):
+    with pytest.raises(PrivacyError, match=complaint):
+        replace(PLAN, **change)
+
+
+def test_the_server_charges_a_message_of_losses_by_its_models_and_late_clients_not_at_all():
+    level = RecordLevel.of((PLAN,), clients=5, num_clusters=2, weights="examples")
+    assert level.charges({"compared": 7}) == PLAN.losses(7)
+    assert level.charges({}) == PLAN.part()
+    assert level.charges({"compared": 7}, late=True) == level.charges({}, late=True) == Counter()
+    paid = level.releases()
+    assert {None} | set(PLAN.part()) | {e for m in range(1, 33) for e in PLAN.losses(m)} <= set(paid)
+    assert not set(PLAN.losses(33)) & set(paid)

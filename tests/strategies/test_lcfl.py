@@ -1,0 +1,504 @@
+"""LCFL by hand: clients with L_i(w) = |w - c_i|^2 who go halfway to c_i, and the two groups of the toy."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from test_toy import CONFIG, plan, towards
+from test_toy import LAYOUT as PIXELS
+from toys import UP
+
+from coterie.engine import LocalGrid
+from coterie.messages import Layout, losses_layout, pack_models, pack_update, unpack_models
+from coterie.privacy import Joint, NoPrivacy, Streams
+from coterie.server.metrics import summarise
+from coterie.strategies import LCFL, Averaging, StrategyError, lcfl
+
+#: c_i of seven clients: A, B, A, B, A, B, B.
+OPTIMA = np.array([1.0, -2.0, 1.2, -2.1, 1.1, -1.9, -2.4])[:, None]
+A, B = [0, 2, 4], [1, 3, 5, 6]
+MEANS = np.array([[1.1 / 2], [-2.1 / 2]])  # of their models after half a way from 0
+LABELS = [0, 1, 0, 1, 0, 1, 1]
+
+
+@dataclass
+class Question:
+    """A message that a client received."""
+
+    verb: str
+    client: int
+    models: Any
+    config: Any
+
+
+class Halfway(LocalGrid):
+    """Clients whose loss is |w - c|^2 and who go half the way to c; ``silent(question)`` says who gives no answer."""
+
+    def __init__(self, optima=OPTIMA, silent=lambda question: False, nodes=None):
+        super().__init__(len(optima))
+        self.optima, self.silent = optima, silent
+        self.nodes = list(range(1, len(optima) + 1)) if nodes is None else nodes
+        self.questions = []
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def asked(self, verb, round=None, client=None):
+        return [
+            q
+            for q in self.questions
+            if q.verb == verb and round in (None, q.config["round"]) and client in (None, q.client)
+        ]
+
+    def _answers(self, questions):
+        for message in questions:
+            client, verb = message.metadata.dst_node_id - 1, message.metadata.message_type
+            if verb == "query.identity":
+                yield Message(RecordDict({"reply": ConfigRecord({"client-id": client})}), reply_to=message)
+                continue
+            models, layout = unpack_models(message.content["models"])
+            asked = Question(verb, client, models, dict(message.content["config"]))
+            self.questions.append(asked)
+            if self.silent(asked):
+                continue
+            if verb == "evaluate":
+                told = {"accuracy": 1.0, "client-id": client, "cluster": 0, "group": 0, "loss": 0.0, "num-examples": 1}
+                yield Message(RecordDict({"diagnostics": MetricRecord(told)}), reply_to=message)
+                continue
+            label = asked.config.get("cluster", 0)
+            said = {"client-id": client, "round": asked.config["round"], "label": label, "redrawn-label": label}
+            update = (self.optima[client] - models[0]) / 2
+            if verb == "query.losses":
+                update, layout = ((models - self.optima[client]) ** 2).sum(axis=1), losses_layout(len(models))
+            content = {"update": pack_update(update.astype(np.float32), layout), "reply": ConfigRecord(said)}
+            yield Message(RecordDict(content), reply_to=message)
+
+
+class Kept:
+    """A recorder that keeps everything."""
+
+    def __init__(self):
+        self.states, self.lines, self.evidence = [], [], {}
+
+    def checkpoint(self, state, line):
+        self.states.append(state)
+        self.lines.append(line)
+
+    def round_finished(self, line):
+        pass
+
+    def keep(self, name, arrays):
+        self.evidence[name] = arrays
+
+
+def start(grid=None, rounds=1, k=2, sampling_rate=1.0, planned=None, **options):
+    """Models, the strategy, the grid and what was kept, after so many rounds from 0."""
+    grid = grid or Halfway()
+    m, d = grid.optima.shape
+    setting = NoPrivacy(
+        clients=m, num_clusters=max(k, 1), sampling_rate=sampling_rate, rounds=max(rounds, planned or 1)
+    )
+    options = {"streams": Streams(0), "evaluate_every": 0, "wait": 0.0, "recorder": Kept(), "clusters": k} | options
+    strategy = LCFL(setting, **options)
+    zero = pack_models(np.zeros((1, d), np.float32), Layout(("w",), ((d,),)))
+    result = strategy.start(grid, zero, rounds)
+    return unpack_models(result.arrays)[0], strategy, grid, options["recorder"]
+
+
+def labels(strategy):
+    return strategy.kept["labels"].tolist()
+
+
+def on(verb, *clients, until=99, most=10**9):
+    """Says that these clients give no answer to a verb, until after this round, to no more than ``most`` models."""
+    return lambda q: q.verb == verb and q.client in clients and q.config["round"] <= until and len(q.models) <= most
+
+
+# ---- lines 1 to 18 ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [2, 0])
+@pytest.mark.parametrize("metric", ["loss", "params", "gradcos"])
+@pytest.mark.parametrize("clusterer", ["k-medoids", "agglomerative", "hdbscan"])
+def test_round_one_gives_the_means_of_the_members_models(metric, clusterer, k):
+    if clusterer == "hdbscan":
+        k = 0
+    models, strategy, grid, _ = start(metric=metric, clusterer=clusterer, k=k)
+    assert labels(strategy) == LABELS
+    np.testing.assert_allclose(models, MEANS, rtol=1e-6)
+    assert strategy.plan.num_clusters == 2
+    assert len(grid.asked("query.losses")) == (7 if metric == "loss" else 0)
+    assert not any("proximal-mu" in q.config for q in grid.questions)
+
+
+def test_the_other_rounds_are_fedavg_within_each_cluster():
+    models, _, grid, _ = start(rounds=3)
+    # From the mean m of a cluster its clients go to (m + c_i) / 2: the mean to (m + mean c) / 2, twice.
+    np.testing.assert_allclose(models, np.array([[1.1], [-2.1]]) * (1 - 1 / 8), rtol=1e-6)
+    second = grid.asked("train", 2)
+    assert sorted(q.client for q in second) == list(range(7))
+    for question in second:
+        np.testing.assert_allclose(question.models, MEANS[[LABELS[question.client]]], rtol=1e-6)
+    assert len(grid.asked("query.losses")) == len(grid.asked("query.losses", 1))
+
+
+def test_fedprox_pulls_after_the_clustering_alone():
+    _, _, grid, _ = start(rounds=3, within="fedprox", proximal_mu=0.3, warm_up_rounds=1)
+    assert not any("proximal-mu" in q.config for number in (1, 2) for q in grid.asked("train", number))
+    assert {q.config["proximal-mu"] for q in grid.asked("train", 3)} == {0.3}
+
+
+def test_warm_up_rounds_are_fedavg_and_come_first():
+    kept = Kept()
+    _, _, grid, _ = start(rounds=3, warm_up_rounds=2, recorder=kept)
+    mean = OPTIMA.mean()
+    np.testing.assert_allclose(kept.states[0].models, [[mean / 2]], rtol=1e-6)
+    np.testing.assert_allclose(kept.states[1].models, [[mean * 3 / 4]], rtol=1e-6)
+    assert "labels" not in kept.states[1].kept
+    expected = np.array([[1.1], [-2.1]]) / 2 + mean * 3 / 8
+    np.testing.assert_allclose(kept.states[2].models, expected, rtol=1e-6)
+    assert not grid.asked("query.losses", 2)
+    travelled = grid.asked("query.losses", 3, client=0)[0].models
+    np.testing.assert_allclose(travelled[0], [0])  # nobody has trained it
+    np.testing.assert_allclose(travelled[1:], OPTIMA / 2 + mean * 3 / 8, rtol=1e-6)
+
+
+def test_the_server_s_step_is_from_the_model_that_all_began_with():
+    models, *_ = start(rounds=2, warm_up_rounds=1, server_lr=0.5)
+    warmed = OPTIMA.mean() / 4
+    np.testing.assert_allclose(models, warmed + (np.array([[1.1], [-2.1]]) - warmed) / 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 4, 7, 8, 100])
+def test_every_model_travels_once_to_each_client_in_messages_of_bounded_size(at_once):
+    _, strategy, grid, kept = start(models_per_message=at_once)
+    every = np.vstack([[[0.0]], OPTIMA / 2])  # the untrained one first
+    for client in range(7):
+        messages = grid.asked("query.losses", client=client)
+        assert [len(q.models) for q in messages] == [at_once] * (8 // at_once) + [8 % at_once] * (8 % at_once > 0)
+        assert [q.config["compared"] for q in messages] == [len(q.models) for q in messages]
+        np.testing.assert_allclose(np.vstack([q.models for q in messages]), every, rtol=1e-6)
+    assert labels(strategy) == LABELS
+    own = (OPTIMA / 2 - OPTIMA) ** 2
+    worse = np.abs((OPTIMA.T / 2 - OPTIMA) ** 2 - own)
+    np.testing.assert_allclose(kept.evidence["distances"]["matrix"], worse + worse.T, rtol=1e-5, atol=1e-6)
+
+
+def test_messages_that_are_too_large_are_refused_with_the_number_that_works(monkeypatch):
+    monkeypatch.setattr(lcfl, "_MOST_BYTES", 4 * 3)  # three models of one number
+    with pytest.raises(StrategyError, match=r"models-per-message = 8 makes messages of 0.0 GB; set it to 3 or less"):
+        start()
+    assert labels(start(models_per_message=3)[1]) == LABELS
+    monkeypatch.setattr(lcfl, "_MOST_BYTES", 3)  # a model that trains can travel
+    assert labels(start(models_per_message=1)[1]) == LABELS
+
+
+def test_what_is_told_of_the_clustering():
+    _, _, _, kept = start(rounds=2, k=0, planned=5)
+    notes = kept.lines[0]["notes"]
+    assert notes["clusters"] == 2
+    assert (notes["metric"], notes["clusterer"]) == ("loss", "k-medoids")
+    assert list(notes["silhouettes"]) == ["2"]  # three leave one alone
+    assert notes["silhouettes"]["2"] > 0.9
+    assert notes["evaluations"] == 7 * 8
+    assert "notes" not in kept.lines[1]
+    assert kept.evidence["distances"]["clients"].tolist() == list(range(7))
+    assert kept.evidence["distances"]["labels"].tolist() == LABELS
+    assert kept.evidence["distances"]["matrix"].dtype == np.float32
+
+
+# ---- landmarks -------------------------------------------------------------------------------------------------------
+
+
+def test_as_many_landmarks_as_clients_are_all_pairs():
+    matrices = [start(landmarks=n)[3].evidence["distances"]["matrix"] for n in (0, 7, 100)]
+    np.testing.assert_array_equal(matrices[0], matrices[1])
+    np.testing.assert_array_equal(matrices[0], matrices[2])
+
+
+def test_landmarks_are_some_clients_models_the_same_for_all():
+    _, strategy, grid, kept = start(landmarks=3)
+    sent = [q.models for q in grid.asked("query.losses")]
+    assert len(sent) == 7
+    assert all(np.array_equal(models, sent[0]) for models in sent)
+    assert sent[0][0] == 0
+    drawn = [int(np.abs(OPTIMA[:, 0] / 2 - value).argmin()) for value in sent[0][1:, 0]]
+    assert drawn == sorted(set(drawn))
+    np.testing.assert_allclose(sent[0][1:], OPTIMA[drawn] / 2, rtol=1e-6)
+    profiles = (OPTIMA[drawn].T / 2 - OPTIMA) ** 2
+    expected = np.abs(profiles[:, None] - profiles).mean(axis=2)
+    np.testing.assert_allclose(kept.evidence["distances"]["matrix"], expected, rtol=1e-5, atol=1e-6)
+    assert labels(strategy) == LABELS
+    assert kept.lines[0]["notes"]["evaluations"] == 7 * 4
+    others = {tuple(start(landmarks=3, streams=Streams(s))[2].asked("query.losses")[0].models[:, 0]) for s in range(5)}
+    assert len(others) > 1
+
+
+# ---- one cluster, none, and one client -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", ["loss", "params"])
+def test_clients_that_are_all_alike_are_one_cluster_where_the_number_is_not_told(metric):
+    optima = 1 + 0.1 * np.random.default_rng(0).normal(size=(12, 20))
+    models, strategy, *_ = start(Halfway(optima), k=0, rounds=2, metric=metric)
+    assert labels(strategy) == [0] * 12
+    np.testing.assert_allclose(models, optima.mean(axis=0, keepdims=True) * 3 / 4, rtol=1e-5)
+    assert strategy.plan.num_clusters == 1
+
+
+def test_a_run_in_which_nobody_is_like_anybody_ends():
+    # |e_j / 2 - e_i|^2 = 5/4 of another's model against 1 of the untrained one
+    strangers = Halfway(np.eye(8))
+    with pytest.raises(StrategyError, match="no two clients are alike: on the data of 8 of 8 clients"):
+        start(strangers, k=0)
+    told, *_ = start(Halfway(np.eye(8)), k=2)
+    assert len(told) == 2
+    lower, *_ = start(Halfway(np.eye(8)), k=0, metric="params")  # others' losses say nothing there
+    assert len(lower) == 1
+
+
+@pytest.mark.parametrize(("alone", "ends"), [(4, False), (5, True)])
+def test_it_ends_when_the_median_client_gains_from_nobody(alone, ends):
+    untrained = np.ones(8)
+    losses = np.full((8, 8), 2.0)
+    losses[alone:, 0] = 0.5
+    losses[0, 0] = 1.0  # no better than the untrained one
+    if ends:
+        with pytest.raises(StrategyError, match=f"{alone} of 8 clients"):
+            lcfl._refuse_strangers(losses, untrained)
+    else:
+        lcfl._refuse_strangers(losses, untrained)
+
+
+def test_one_client_can_be_a_cluster_where_the_number_is_told():
+    optima = np.array([1.0, 1.1, 1.2, -30.0, 1.1])[:, None]
+    models, strategy, grid, _ = start(Halfway(optima), rounds=2)
+    assert labels(strategy) == [0, 0, 0, 1, 0]
+    np.testing.assert_allclose(models, [[1.1 * 3 / 4], [-30 * 3 / 4]], rtol=1e-6)
+    assert [q.client for q in grid.asked("train", 2) if q.config["cluster"] == 1] == [3]
+
+
+@pytest.mark.parametrize("metric", ["loss", "params", "gradcos"])
+@pytest.mark.parametrize("here", [[], [1], [1, 2]])
+def test_too_few_who_can_be_compared_end_the_run(metric, here):
+    with pytest.raises(StrategyError, match=f"only {len(here)} of 7 clients could be compared: too few"):
+        start(Halfway(nodes=here), k=3, metric=metric)
+
+
+# ---- clients that did not answer -------------------------------------------------------------------------------------
+
+
+def test_a_client_whose_losses_did_not_come_has_no_cluster_and_gets_one_when_they_come():
+    # Client 6 gives no losses in round 1, client 2 those of the first four models alone.
+    def silent(q):
+        return q.verb == "query.losses" and (
+            (q.client == 6 and q.config["round"] < 3) or (q.client == 2 and q.config["round"] == 1 and q.models[0] != 0)
+        )
+
+    kept = Kept()
+    _, _, grid, _ = start(Halfway(silent=silent), rounds=3, models_per_message=4, recorder=kept)
+    first, second, third = (state.kept["labels"].tolist() for state in kept.states)
+    assert first == [0, 1, -1, 1, 0, 1, -1]
+    np.testing.assert_allclose(kept.states[0].models, [[2.1 / 4], [-2.0 / 2]], rtol=1e-6)  # the others' means
+    assert second == [0, 1, 0, 1, 0, 1, -1]
+    assert third == LABELS
+    assert kept.lines[1]["notes"] == {"late": {"2": 0}}
+    assert kept.lines[2]["notes"] == {"late": {"6": 1}}
+    assert [q.client for q in grid.asked("query.losses", 2)] == [2, 6]
+    assert [q.client for q in grid.asked("query.losses", 3)] == [6]
+    assert sorted(q.client for q in grid.asked("train", 2)) == [0, 1, 2, 3, 4, 5]
+    assert sorted(q.client for q in grid.asked("train", 3)) == list(range(7))
+    assert kept.evidence["distances"]["clients"].tolist() == [0, 1, 3, 4, 5]
+
+
+def test_a_late_client_tells_its_losses_of_each_cluster_s_best_model():
+    _, strategy, grid, kept = start(Halfway(silent=on("query.losses", 4, until=1)), rounds=2)
+    # Members' mean losses are least for the models that went farthest: those of clients 2 and 6.
+    (late,) = grid.asked("query.losses", 2)
+    np.testing.assert_allclose(late.models, [[0.6], [-1.2]], rtol=1e-6)
+    profiles = [[np.mean((w - OPTIMA[group]) ** 2) for w in (0.6, -1.2)] for group in ([0, 2], B)]
+    np.testing.assert_allclose(kept.states[0].kept["profiles"], profiles, rtol=1e-5)
+    np.testing.assert_allclose(kept.states[0].kept["landmarks"], [[0.6], [-1.2]], rtol=1e-6)
+    assert labels(strategy)[4] == 0
+
+
+def test_a_late_client_goes_where_losses_are_like_its_own_and_not_where_they_are_least():
+    """At c = 3 both groups' models are bad; what the loss is of A's and B's best tells that B is farther."""
+    optima = np.vstack([OPTIMA, [[-4.5]]])
+    _, strategy, *_ = start(Halfway(optima, silent=on("train", 7, until=1)), rounds=2)
+    # losses of 0.6 and -1.2: (26.01, 10.89); B's mean (7.3, 0.8), A's (0.3, 5.3): 14.4 and 15.6 off in the mean
+    assert labels(strategy)[7] == 1
+    _, strategy, *_ = start(Halfway(np.vstack([OPTIMA, [[3.0]]]), silent=on("train", 7, until=1)), rounds=2)
+    # (5.76, 17.64): 8.9 from A, 9.2 from B
+    assert labels(strategy)[7] == 0
+
+
+@pytest.mark.parametrize("metric", ["loss", "params", "gradcos"])
+@pytest.mark.parametrize(("optimum", "label"), [(0.9, 0), (-1.7, 1)])
+@pytest.mark.parametrize("landmarks", [0, 5])
+def test_a_client_that_comes_later_gets_the_nearest_cluster(metric, optimum, label, landmarks):
+    grid = Halfway(np.vstack([OPTIMA, [[optimum]]]), nodes=list(range(1, 8)))
+
+    def come(question):
+        if question.config["round"] == 2:
+            grid.nodes = list(range(1, 9))
+        return False
+
+    grid.silent = come
+    kept = Kept()
+    start(grid, rounds=3, warm_up_rounds=0, metric=metric, landmarks=landmarks, recorder=kept)
+    assert [state.kept["labels"][7] for state in kept.states] == [-1, -1, label]
+    assert not [q for number in (1, 2) for q in grid.asked("train", number, client=7)]
+    mine = grid.asked("train", 3, client=7)
+    if metric != "loss":  # what the others did in round 1, from the same model
+        np.testing.assert_array_equal(mine[0].models, [[0.0]])
+        mine = mine[1:]
+    assert [q.config["cluster"] for q in mine] == [label]
+    assert kept.lines[2]["notes"] == {"late": {"7": label}}
+
+
+def test_a_late_client_begins_where_the_others_began_after_their_warm_up():
+    _, strategy, grid, _ = start(Halfway(silent=on("train", 6, until=2)), rounds=3, warm_up_rounds=1, metric="params")
+    warmed = OPTIMA[:6].mean() / 2
+    first, _ = grid.asked("train", 3, client=6)
+    np.testing.assert_allclose(first.models, [[warmed]], rtol=1e-6)
+    assert labels(strategy) == LABELS
+    np.testing.assert_allclose(strategy.kept["centres"], (np.array([[1.1], [-2.0]]) - warmed) / 2, rtol=1e-5)
+
+
+def test_clients_without_a_cluster_are_not_evaluated():
+    silent = on("query.losses", 3)
+    _, _, grid, _ = start(Halfway(silent=silent), rounds=2, evaluate_every=1, evaluate_metrics_aggr_fn=summarise)
+    for number in (1, 2):
+        assert sorted(q.client for q in grid.asked("evaluate", number)) == [0, 1, 2, 4, 5, 6]
+
+
+def test_before_the_clustering_everybody_is_evaluated_on_the_one_model():
+    _, _, grid, _ = start(rounds=2, warm_up_rounds=1, evaluate_every=1, evaluate_metrics_aggr_fn=summarise)
+    assert sorted(q.client for q in grid.asked("evaluate", 1)) == list(range(7))
+    assert {len(q.models) for q in grid.asked("evaluate", 1)} == {1}
+
+
+# ---- samples, numbers of clusters, checkpoints -----------------------------------------------------------------------
+
+
+def test_all_clients_are_compared_and_a_part_of_them_trains_afterwards():
+    _, strategy, grid, _ = start(rounds=4, sampling_rate=0.5, warm_up_rounds=1)
+    by_chance = {
+        t: strategy.plan.sample(Streams(0).stream("cohort", t, attempt)).tolist()
+        for t, attempt in ((1, 1), (3, 4), (4, 5))  # the comparison is two charges
+    }
+    assert by_chance[1] not in (by_chance[3], list(range(7)))
+    for t, cohort in by_chance.items():
+        assert sorted(q.client for q in grid.asked("train", t)) == cohort
+    assert sorted(q.client for q in grid.asked("train", 2)) == list(range(7))
+    assert sorted(q.client for q in grid.asked("query.losses", 2)) == list(range(7))
+
+
+def test_fewer_clusters_than_told_do_not_stop_the_rounds():
+    """All clients are the same: three clusters cannot be had. The warm-up counted three."""
+    models, strategy, *_ = start(Halfway(np.ones((6, 1))), rounds=4, k=3, warm_up_rounds=2)
+    assert len(models) == strategy.plan.num_clusters <= 3
+    assert set(labels(strategy)) == set(range(len(models)))
+    np.testing.assert_allclose(models, 1 - 1 / 16, rtol=1e-6)
+    assert strategy.histogram.sum() == 6
+
+
+@pytest.mark.parametrize("options", [{}, {"k": 0, "landmarks": 4}, {"k": 0, "warm_up_rounds": 1}, {"metric": "params"}])
+@pytest.mark.parametrize("until", [1, 2, 3])
+def test_a_resumed_run_goes_on_with_the_same_clusters(until, options, tmp_path):
+    """Half of the clients take part in a round; client 5 is compared with nobody, and comes in round 4."""
+
+    def run(path, rounds, resume_from=None):
+        grid = Halfway(silent=lambda q: q.client == 5 and q.config["round"] < 4)
+        setting = NoPrivacy(clients=7, num_clusters=2, sampling_rate=0.5, rounds=6)
+        ledger = setting.ledger(tmp_path / path)
+        more = {"ledger": ledger, "resume_from": resume_from, "planned": 6, "sampling_rate": 0.5}
+        models, strategy, grid, kept = start(grid, rounds=rounds, **more, **options)
+        ledger.close()
+        return models, strategy, grid, kept
+
+    whole, straight, _, _ = run("whole", 6)
+    _, _, _, begun = run("parts", until)
+    resumed, strategy, grid, later = run("parts", 6, begun.states[-1])
+    np.testing.assert_array_equal(resumed, whole)
+    assert labels(strategy) == labels(straight) == LABELS
+    assert len(later.states) == 6 - until
+    if until > options.get("warm_up_rounds", 0):
+        assert not any(q.client != 5 for q in grid.asked("query.losses"))
+    np.testing.assert_array_equal(strategy.histogram, straight.histogram)
+
+
+def test_two_groups_of_pixels_by_hand(tmp_path):
+    """One full batch a round: round 1 is a step from 0, round 2 one from there."""
+    setting = plan("none", 2, rounds=2)
+    strategy = LCFL(setting, streams=Streams(0), wait=0.0, evaluate_metrics_aggr_fn=summarise)
+    config = ConfigRecord({**CONFIG, "groups": "6:2"})
+    zero = pack_models(np.zeros((1, 4), np.float32), PIXELS)
+    result = strategy.start(LocalGrid(8), zero, 2, train_config=config)
+    first = towards(0.5)
+    second = first + towards(1 / (1 + np.exp(-2 * first @ UP)))
+    np.testing.assert_allclose(unpack_models(result.arrays)[0], [second, -second], atol=1e-6)
+    last = result.evaluate_metrics_clientapp[2]
+    assert (last["accuracy"], last["groups_found"], last["clustering_accuracy"]) == (1.0, 2, 1.0)
+    assert last["confusion"] == [6, 0, 0, 2]
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_client_level_privacy_is_refused_with_the_reason():
+    setting = Joint(
+        clients=8,
+        num_clusters=2,
+        sampling_rate=1.0,
+        rounds=2,
+        clip_norm=1.0,
+        epsilon=1.0,
+        delta=1e-5,
+        noise_multiplier=1.0,
+    )
+    with pytest.raises(
+        StrategyError, match="lcfl supports privacy-unit none or record, not 'client': it places a client by looking at"
+    ):
+        LCFL(setting)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"metric": "hash"}, "metric must be one of loss, params, gradcos, not 'hash'"),
+        ({"within": "fedopt"}, "within must be one of fedavg, fedprox, not 'fedopt'"),
+        ({"clusterer": "k-means"}, "clusterer must be one of k-medoids"),
+        ({"clusterer": "dbscan"}, "dbscan finds the number of clusters itself: set clusters to 0"),
+        ({"landmarks": -1}, "landmarks must be at least 0, not -1"),
+        ({"warm_up_rounds": -1}, "warm-up-rounds must be at least 0, not -1"),
+        ({"models_per_message": 0}, "models-per-message must be at least 1, not 0"),
+        ({"warm_up_rounds": 4}, "warm-up-rounds = 4 of 4 rounds leave none for clusters"),
+        (
+            {"warm_up_rounds": 3, "averaging": Averaging(0.5)},
+            "average-last = 0.5 begins before there are clusters, in round 4: set it to at most 0.25",
+        ),
+    ],
+)
+def test_settings_that_make_no_sense(options, complaint):
+    setting = NoPrivacy(clients=8, num_clusters=2, sampling_rate=1.0, rounds=4)
+    with pytest.raises(StrategyError, match=complaint):
+        LCFL(setting, **options)
+
+
+def test_the_last_models_of_the_clusters_can_be_averaged():
+    models, *_ = start(rounds=4, warm_up_rounds=2, averaging=Averaging(0.5))
+    mean = OPTIMA.mean() * 3 / 4
+    third = (np.array([[1.1], [-2.1]]) + mean) / 2
+    fourth = (np.array([[1.1], [-2.1]]) + third) / 2
+    np.testing.assert_allclose(models, (third + fourth) / 2, rtol=1e-6)
+
+
+def test_models_to_be_told_of_are_all_or_the_landmarks_and_the_untrained_one():
+    assert LCFL.compares(10) == 11
+    assert LCFL.compares(10, landmarks=4) == 5
+    assert LCFL.compares(10, landmarks=40) == 11
+    assert LCFL.compares(10, metric="params", landmarks=4) == 0
