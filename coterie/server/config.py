@@ -397,6 +397,7 @@ class RunConfig:
             if self["validation-clients"]:
                 assign_groups(self["validation-clients"], parse_groups(self["groups"]))
             self.method.check(self._sketch, reseeding=self.reseeding, rebalance_train=self["rebalance-train"])
+            self.method.check_options(self._sketch, **self.method_options)
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
 

@@ -249,9 +249,9 @@ def test_clients_that_are_all_alike_are_one_cluster_where_the_number_is_not_told
 
 
 def test_a_run_in_which_nobody_is_like_anybody_ends():
-    # |e_j / 2 - e_i|^2 = 5/4 of another's model against 1 of the untrained one
+    # |e_j / 2 - e_i|^2 = 5/4 of another's model against 1 of the untrained one and 1/4 of the own
     strangers = Halfway(np.eye(8))
-    with pytest.raises(StrategyError, match="no two clients are alike: on the data of 8 of 8 clients"):
+    with pytest.raises(StrategyError, match="no two clients are alike: 8 of 8 clients"):
         start(strangers, k=0)
     told, *_ = start(Halfway(np.eye(8)), k=2)
     assert len(told) == 2
@@ -260,16 +260,17 @@ def test_a_run_in_which_nobody_is_like_anybody_ends():
 
 
 @pytest.mark.parametrize(("alone", "ends"), [(4, False), (5, True)])
-def test_it_ends_when_the_median_client_gains_from_nobody(alone, ends):
-    untrained = np.ones(8)
-    losses = np.full((8, 8), 2.0)
-    losses[alone:, 0] = 0.5
-    losses[0, 0] = 1.0  # no better than the untrained one
+def test_it_ends_when_most_gain_less_than_half_from_anybody_else(alone, ends):
+    untrained, own = np.full(8, 3.0), np.eye(8, dtype=bool)
+    losses = np.where(own, 2.0, 4.0)  # one's own model gains 1
+    losses[:alone, 1] = np.where(own[:alone, 1], 2.0, 2.51)  # another's less than half of that
+    losses[alone:, 1] = 2.5
     if ends:
         with pytest.raises(StrategyError, match=f"{alone} of 8 clients"):
-            lcfl._refuse_strangers(losses, untrained)
+            lcfl._refuse_strangers(losses, untrained, own)
     else:
-        lcfl._refuse_strangers(losses, untrained)
+        lcfl._refuse_strangers(losses, untrained, own)
+    lcfl._refuse_strangers(losses[:, 1:2], untrained, own[:, :0].any(axis=1, keepdims=True))  # no own model to compare
 
 
 def test_one_client_can_be_a_cluster_where_the_number_is_told():
