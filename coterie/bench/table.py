@@ -171,6 +171,7 @@ def read_table(name: str, *, quick: bool = False, seeds: Sequence[int] = ()) -> 
         raise BenchError(f"there is no table {name!r}{hint}; there are {', '.join(known)}, or a TOML file of your own.")
     try:
         raw = tomllib.loads(path.read_text())
+        raw["rows"] = [row for row in raw["rows"] if quick or not row.get("quick-only")]
         table = _table(path.stem, raw)
     except (KeyError, TypeError, ValueError) as error:
         raise BenchError(f"{path} does not describe a table: {error!r}") from error
