@@ -340,15 +340,15 @@ def test_the_best_model_of_a_cluster_is_the_one_nearest_to_its_members_mean():
     np.testing.assert_allclose(strategy.kept["profiles"], [[profile]], rtol=1e-5)
 
 
-def test_a_late_client_goes_where_losses_are_like_its_own_and_not_where_they_are_least():
-    """At c = 3 both groups' models are bad; what the loss is of A's and B's best tells that B is farther."""
-    optima = np.vstack([OPTIMA, [[-4.5]]])
-    _, strategy, *_ = start(Halfway(optima, silent=on("train", 7, until=1)), rounds=2)
-    # losses of 0.6 and -1.2: (26.01, 10.89); B's mean (7.3, 0.8), A's (0.3, 5.3): 14.4 and 15.6 off in the mean
-    assert labels(strategy)[7] == 1
-    _, strategy, *_ = start(Halfway(np.vstack([OPTIMA, [[3.0]]]), silent=on("train", 7, until=1)), rounds=2)
-    # (5.76, 17.64): 8.9 from A, 9.2 from B
-    assert labels(strategy)[7] == 0
+@pytest.mark.parametrize(("optimum", "label"), [(-4.5, 1), (3.0, 0), (4.0, 1)])
+def test_a_late_client_goes_where_losses_are_like_its_own_and_not_where_they_are_least(optimum, label):
+    """Losses of 0.6 and of -1.2: A's mean is (0.26, 5.30), B's is (7.33, 0.85).
+
+    c = -4.5 tells (26.01, 10.89): 31.4 from A, 28.7 from B. c = 3 tells (5.76, 17.64): 17.8 and 18.4. c = 4 tells
+    (11.56, 27.04): 33.0 and 30.4, though the first is the lesser loss.
+    """
+    _, strategy, *_ = start(Halfway(np.vstack([OPTIMA, [[optimum]]]), silent=on("train", 7, until=1)), rounds=2)
+    assert labels(strategy)[7] == label
 
 
 @pytest.mark.parametrize("metric", ["loss", "params", "gradcos"])
