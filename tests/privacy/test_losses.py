@@ -84,6 +84,8 @@ def test_all_messages_together_cost_what_one_release_of_the_loss_noise_costs(at_
 def test_losses_are_paid_for_beside_the_steps_and_the_choices():
     plan = replace(PLAN, selection="gumbel", selections=2)
     assert plan.planned() == (replace(plan, compared=0).planned() + plan.losses(32) + plan.losses(32) + plan.losses(6))
+    alike = replace(PLAN, batch_size=60, noise_multiplier=8.0, compared=64, models_per_message=16)
+    assert alike.planned() == Counter({Event(1.0, 8.0): 3 + 4})  # steps and losses of the same price
     assert plan.losses(0) == Counter()
     calibrated = RecordPlan.calibrated(**{k: v for k, v in vars(PLAN).items() if k != "noise_multiplier"})
     without = RecordPlan.calibrated(

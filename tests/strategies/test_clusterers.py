@@ -5,7 +5,7 @@ import pytest
 from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score
 
-from coterie.strategies.clusterers import CLUSTERERS, MOST_CLUSTERS, STRUCTURE, cluster, worst_silhouette
+from coterie.strategies.clusterers import CLUSTERERS, MOST_CLUSTERS, STRUCTURE, _with_noise, cluster, worst_silhouette
 
 TOLD, FOUND = ("k-medoids", "agglomerative"), ("dbscan", "hdbscan")
 
@@ -74,12 +74,38 @@ def test_one_that_stands_alone_is_no_cluster_unless_the_number_is_told(clusterer
 
 
 @pytest.mark.parametrize("clusterer", CLUSTERERS)
-def test_one_that_stands_alone_joins_the_nearest_of_the_clusters(clusterer):
+@pytest.mark.parametrize("where", [5, 20])
+def test_one_that_stands_alone_joins_the_nearest_of_the_clusters(clusterer, where):
+    """It is farther from its group than groups are from each other, so that it is cut off before they are."""
     groups = np.repeat([0, 1, 2], 12)
+    groups[where] = 2 if where == 5 else 1
     points = np.eye(3)[groups] * 10 + np.random.default_rng(1).normal(0, 0.3, (36, 3))
-    points[20] = [0, 22, 3]  # of group 1, and far from it
-    found = cluster(apart(points), clusterer, None)
-    assert found.labels.tolist() == groups.tolist()
+    points[where] = np.eye(3)[groups[where]] * 40 + [3, 0, 0]
+    distances = apart(points)
+    found = cluster(distances, clusterer, None)
+    assert found.labels.tolist() == (np.array([0, 2, 1])[groups] if where == 5 else groups).tolist()
+    assert found.silhouettes[3] == pytest.approx(worst_silhouette(distances, groups))
+
+
+def test_what_is_left_over_joins_the_cluster_that_is_nearest_in_the_mean():
+    distances = np.zeros((6, 6))
+    distances[4] = distances[:, 4] = [1, 9, 4, 4, 0, 8]  # the nearest point is in cluster 3, the nearer cluster is 7
+    distances[5] = distances[:, 5] = [2, 2, 6, 6, 8, 0]
+    labels = _with_noise(distances, np.array([3, 3, 7, 7, -1, -1]))
+    assert labels.tolist() == [3, 3, 7, 7, 7, 3]
+    assert _with_noise(distances, np.full(6, -1)).tolist() == [0] * 6
+
+
+def test_agglomerative_links_by_the_mean_and_cuts_no_chain_at_its_end():
+    # 0-1, 2.01-3.03, 4.06-5.1, 6.15-7.7 (1.55 against 1.57 to 4.06-5.1), then the first two pairs, then the last two
+    points = [0, 1, 2.01, 3.03, 4.06, 5.1, 6.15, 7.7]
+    assert cluster(apart(points), "agglomerative", 2).labels.tolist() == [0] * 4 + [1] * 4
+
+
+def test_dbscan_s_radius_is_twice_the_usual_distance_to_the_nearest():
+    # 1 among eight clients, so 2 does not bridge 2.5
+    points = [0, 1, 2, 3, 5.5, 6.5, 7.5, 8.5]
+    assert cluster(apart(points), "dbscan", None).labels.tolist() == [0] * 4 + [1] * 4
 
 
 @pytest.mark.parametrize("clusterer", CLUSTERERS)

@@ -253,10 +253,18 @@ def test_a_run_in_which_nobody_is_like_anybody_ends():
     strangers = Halfway(np.eye(8))
     with pytest.raises(StrategyError, match="no two clients are alike: 8 of 8 clients"):
         start(strangers, k=0)
-    told, *_ = start(Halfway(np.eye(8)), k=2)
-    assert len(told) == 2
+    for k in (1, 2):
+        told, *_ = start(Halfway(np.eye(8)), k=k)
+        assert len(told) == k
     lower, *_ = start(Halfway(np.eye(8)), k=0, metric="params")  # others' losses say nothing there
     assert len(lower) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_run_that_found_clusters_goes_on_though_the_landmark_suits_few(seed):
+    """All of the other group and the one whose model it is gain from no landmark: more than half of the clients."""
+    _, strategy, *_ = start(k=0, landmarks=1, streams=Streams(seed))
+    assert labels(strategy) == LABELS
 
 
 @pytest.mark.parametrize(("alone", "ends"), [(4, False), (5, True)])
@@ -325,15 +333,23 @@ def test_a_late_client_tells_its_losses_of_each_cluster_s_best_model():
     assert labels(strategy)[4] == 0
 
 
-def test_a_late_client_goes_where_losses_are_like_its_own_and_not_where_they_are_least():
-    """At c = 3 both groups' models are bad; what the loss is of A's and B's best tells that B is farther."""
-    optima = np.vstack([OPTIMA, [[-4.5]]])
-    _, strategy, *_ = start(Halfway(optima, silent=on("train", 7, until=1)), rounds=2)
-    # losses of 0.6 and -1.2: (26.01, 10.89); B's mean (7.3, 0.8), A's (0.3, 5.3): 14.4 and 15.6 off in the mean
-    assert labels(strategy)[7] == 1
-    _, strategy, *_ = start(Halfway(np.vstack([OPTIMA, [[3.0]]]), silent=on("train", 7, until=1)), rounds=2)
-    # (5.76, 17.64): 8.9 from A, 9.2 from B
-    assert labels(strategy)[7] == 0
+def test_the_best_model_of_a_cluster_is_the_one_nearest_to_its_members_mean():
+    _, strategy, *_ = start(k=1, rounds=2, warm_up_rounds=1)
+    mean = OPTIMA.mean()  # -0.87; client 5 went halfway to -1.9 from half of it, the others of B a little farther
+    np.testing.assert_allclose(strategy.kept["landmarks"], [[-1.9 / 2 + mean / 4]], rtol=1e-6)
+    profile = np.mean((-1.9 / 2 + mean / 4 - OPTIMA) ** 2)
+    np.testing.assert_allclose(strategy.kept["profiles"], [[profile]], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("optimum", "label"), [(-4.5, 1), (3.0, 0), (4.0, 1)])
+def test_a_late_client_goes_where_losses_are_like_its_own_and_not_where_they_are_least(optimum, label):
+    """Losses of 0.6 and of -1.2: A's mean is (0.26, 5.30), B's is (7.33, 0.85).
+
+    c = -4.5 tells (26.01, 10.89): 31.4 from A, 28.7 from B. c = 3 tells (5.76, 17.64): 17.8 and 18.4. c = 4 tells
+    (11.56, 27.04): 33.0 and 30.4, though the first is the lesser loss.
+    """
+    _, strategy, *_ = start(Halfway(np.vstack([OPTIMA, [[optimum]]]), silent=on("train", 7, until=1)), rounds=2)
+    assert labels(strategy)[7] == label
 
 
 @pytest.mark.parametrize("metric", ["loss", "params", "gradcos"])
@@ -371,9 +387,10 @@ def test_a_late_client_begins_where_the_others_began_after_their_warm_up():
 
 def test_clients_without_a_cluster_are_not_evaluated():
     silent = on("query.losses", 3)
-    _, _, grid, _ = start(Halfway(silent=silent), rounds=2, evaluate_every=1, evaluate_metrics_aggr_fn=summarise)
+    _, strategy, grid, _ = start(Halfway(silent=silent), rounds=2, evaluate_every=1, evaluate_metrics_aggr_fn=summarise)
     for number in (1, 2):
         assert sorted(q.client for q in grid.asked("evaluate", number)) == [0, 1, 2, 4, 5, 6]
+    assert strategy.placed(2) == {0: 0, 1: 1, 2: 0, 4: 0, 5: 1, 6: 1}
 
 
 def test_before_the_clustering_everybody_is_evaluated_on_the_one_model():
