@@ -21,6 +21,7 @@ from coterie.privacy import (
     PLANS,
     SELECTIONS,
     WEIGHTS,
+    Ledger,
     Plan,
     PrivacyError,
     RecordLevel,
@@ -396,8 +397,14 @@ class RunConfig:
             assign_groups(self["clients"], parse_groups(self["groups"]))
             if self["validation-clients"]:
                 assign_groups(self["validation-clients"], parse_groups(self["groups"]))
-            self.method.check(self._sketch, reseeding=self.reseeding, rebalance_train=self["rebalance-train"])
-            self.method.check_options(self._sketch, **self.method_options)
+            self.method(
+                self._sketch,
+                ledger=Ledger(self._sketch.delta),
+                reseeding=self.reseeding,
+                averaging=self.averaging,
+                rebalance_train=self["rebalance-train"],
+                **self.method_options,
+            )
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
 

@@ -281,10 +281,6 @@ class ClusteredStrategy(Strategy):
         if reseeding and reseeding.every and not plan.identifier_share and plan.private:
             raise StrategyError("re-seeding reads cluster sizes: it needs a plan with identifier_share above 0")
 
-    @classmethod
-    def check_options(cls, plan: Plan, **options: Any) -> None:
-        """Refuse options of the method that cannot work, as configured, before anything starts."""
-
     @staticmethod
     def evaluations(rounds: int, every: int) -> int:
         """How often clients evaluate in ``rounds`` rounds: after every so many, and after the last."""

@@ -119,41 +119,7 @@ class LCFL(ClusteredStrategy):
         **others: Any,
     ) -> None:
         super().__init__(plan, **others)
-        self.check_options(
-            plan,
-            clusters=clusters,
-            metric=metric,
-            clusterer=clusterer,
-            landmarks=landmarks,
-            warm_up_rounds=warm_up_rounds,
-            models_per_message=models_per_message,
-            within=within,
-        )
         self.groups = plan.num_clusters if clusters is None else clusters
-        if self.averaging.begins_after(plan.rounds) < warm_up_rounds:
-            raise StrategyError(
-                f"average-last = {self.averaging.last:g} begins before there are clusters, in round "
-                f"{warm_up_rounds + 1}: set it to at most {1 - warm_up_rounds / plan.rounds:g}"
-            )
-        self.metric, self.clusterer, self.landmarks = metric, clusterer, landmarks
-        self.warm_up_rounds, self.models_per_message = warm_up_rounds, models_per_message
-        self.closeness = {"proximal-mu": float(proximal_mu)} if within == "fedprox" else {}
-
-    @classmethod
-    def check_options(
-        cls,
-        plan: Plan,
-        *,
-        clusters: int | None = None,
-        metric: str = "loss",
-        clusterer: str = "k-medoids",
-        landmarks: int = 0,
-        warm_up_rounds: int = 0,
-        models_per_message: int = 32,
-        within: str = "fedavg",
-        **others: Any,
-    ) -> None:
-        """Refuse names that nobody has, and numbers that do not fit."""
         for name, value, known in (("metric", metric, METRICS), ("within", within, WITHIN)):
             if value not in known:
                 raise StrategyError(f"{name} must be one of {', '.join(known)}, not {value!r}")
@@ -167,9 +133,17 @@ class LCFL(ClusteredStrategy):
         if not warm_up_rounds < plan.rounds:
             raise StrategyError(f"warm-up-rounds = {warm_up_rounds} of {plan.rounds} rounds leave none for clusters")
         try:
-            check_clusterer(clusterer, (plan.num_clusters if clusters is None else clusters) or None)
+            check_clusterer(clusterer, self.groups or None)
         except ValueError as error:
             raise StrategyError(str(error)) from None
+        if self.averaging.begins_after(plan.rounds) < warm_up_rounds:
+            raise StrategyError(
+                f"average-last = {self.averaging.last:g} begins before there are clusters, in round "
+                f"{warm_up_rounds + 1}: set it to at most {1 - warm_up_rounds / plan.rounds:g}"
+            )
+        self.metric, self.clusterer, self.landmarks = metric, clusterer, landmarks
+        self.warm_up_rounds, self.models_per_message = warm_up_rounds, models_per_message
+        self.closeness = {"proximal-mu": float(proximal_mu)} if within == "fedprox" else {}
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 1 to 15 in the first round, line 17 in all others."""
