@@ -148,13 +148,14 @@ def table_names() -> list[str]:
     return sorted(path.stem for folder in _FOLDERS for path in folder.glob("*.toml"))
 
 
-def read_table(name: str, *, quick: bool = False, seeds: Sequence[int] = ()) -> Table:
+def read_table(name: str, *, quick: bool = False, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> Table:
     """The table called ``name``, or in the TOML file ``name``.
 
     Args:
         name: see :func:`table_names`.
         quick: the short version that its file describes: fewer cells, no tuning.
         seeds: in place of the file's.
+        rows: names of the rows to run; empty: all.
 
     Raises:
         BenchError: there is no such table, or its file is wrong.
@@ -177,7 +178,12 @@ def read_table(name: str, *, quick: bool = False, seeds: Sequence[int] = ()) -> 
         raise BenchError(f"{path} does not describe a table: {error!r}") from error
     if quick:
         table = _quick(table, raw.get("quick", {}))
-    return replace(table, seeds=tuple(seeds)) if seeds else table
+    known = [row.name for row in table.rows]
+    for row in rows:
+        if row not in known:
+            raise BenchError(f"{table.name} has no row {row!r}; its rows are {', '.join(map(repr, known))}")
+    kept = tuple(row for row in table.rows if not rows or row.name in rows)
+    return replace(table, seeds=tuple(seeds) or table.seeds, rows=kept)
 
 
 def _table(name: str, raw: Mapping[str, Any]) -> Table:

@@ -171,6 +171,10 @@ def test_curves_are_drawn_from_every_round_that_was_evaluated(tmp_path):
 
 
 def test_lines_are_drawn_over_their_data(tmp_path):
+    some = read_table("rr-table9", rows=["IFCA", "FedAvg"])
+    assert [row.name for row in some.rows] == ["FedAvg", "IFCA"]
+    with pytest.raises(BenchError, match="has no row 'IFCO'; its rows are 'FedAvg', 'IFCA'"):
+        read_table("rr-table9", rows=["IFCO"])
     table = read_table("rr-table9", quick=True)
     from dataclasses import replace
 
