@@ -263,12 +263,11 @@ def _text(cell: Mapping[str, Any] | None, notes: Mapping[str, int]) -> str:
     """Paper, ours, difference in one line."""
     if cell is None:
         return ""
+    paper = "" if cell["paper"] is None else f"{_figure(cell['paper'])} → "
     if cell["why"]:
-        paper = "" if cell["paper"] is None else f"{_figure(cell['paper'])} → "
         return f"{paper}{_MISSING} [{notes[cell['why']]}]"
-    if cell["paper"] is None:
-        return _ours(cell)
-    return f"{_figure(cell['paper'])} → {_ours(cell)} ({_difference(cell)})"
+    difference = f" ({_difference(cell)})" if cell["difference"] is not None else ""
+    return f"{paper}{_ours(cell)}{difference}"
 
 
 def console_tables(document: Document, width: int) -> tuple[list[RichTable], list[str]]:

@@ -200,7 +200,7 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
         )
         for c in raw["columns"]
         for score in scores
-        for name in [f"{c['name']}: {score_name(score)}" if len(scores) > 1 else c["name"]]
+        for name in [_head(c["name"] if len(raw["columns"]) > 1 or len(scores) == 1 else "", score, len(scores))]
     )
     names = [column.name for column in columns]
     rows = []
@@ -250,6 +250,11 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
         tuning_seeds=tuple(tuning.get("seeds", ())),
         reference=raw.get("reference", {}),
     )
+
+
+def _head(setting: str, score: str, scores: int) -> str:
+    """Of a column: the setting where there are several, the score where there are several."""
+    return ": ".join([*[setting] * bool(setting), *[score_name(score)] * (scores > 1)])
 
 
 def _quick(table: Table, raw: Mapping[str, Any]) -> Table:
