@@ -61,11 +61,7 @@ def result(tmp_path_factory):
 def test_scores_share_their_runs(result):
     _, done, told, folder = result
     assert len(done) == 4  # two methods on two seeds, whatever the number of scores
-    assert [column["name"] for column in told["columns"]][:3] == [
-        "rotated: accuracy",
-        "rotated: minority accuracy",
-        "rotated: F_acc",
-    ]
+    assert [column["name"] for column in told["columns"]][:3] == ["accuracy", "minority accuracy", "F_acc"]
     assert [column["percent"] for column in told["columns"]] == [True, True, True, False, True]
     oracle = dict(zip([column["score"] for column in told["columns"]], told["rows"][1]["cells"], strict=True))
     assert oracle["clustering_accuracy"]["mean"] == 100
