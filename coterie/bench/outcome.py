@@ -266,8 +266,8 @@ def _text(cell: Mapping[str, Any] | None, notes: Mapping[str, int]) -> str:
     paper = "" if cell["paper"] is None else f"{_figure(cell['paper'])} → "
     if cell["why"]:
         return f"{paper}{_MISSING} [{notes[cell['why']]}]"
-    difference = f" ({_difference(cell)})" if cell["difference"] is not None else ""
-    return f"{paper}{_ours(cell)}{difference}"
+    both = cell["paper"] is not None and cell["mean"] is not None
+    return f"{paper}{_ours(cell)}" + (f" ({_difference(cell)})" if both else "")
 
 
 def console_tables(document: Document, width: int) -> tuple[list[RichTable], list[str]]:
