@@ -101,7 +101,7 @@ def test_a_score_of_a_round_is_that_round_s(told):
     assert (cfl["mean"], cfl["std"]) == (25, None)
     assert "curve" not in cfl
     text = markdown(told)
-    assert "| method | permuted: accuracy after round 2 | permuted: accuracy |" in text
+    assert "| method | accuracy after round 2 | accuracy |" in text
     assert "| FedAvg | – | 75.00 ± 7.07 |" in text
 
 
