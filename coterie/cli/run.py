@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import sys
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from coterie.cli.console import JsonFlag, console_for, listing, print_json
 
 _INTERRUPTED = 130
+# Seconds without a line after which a long round says what it does, where there is no terminal.
+_SILENCE = 5.0
 
 
 def _settings(config: Path | None, assignments: list[str]) -> dict[str, Any]:
@@ -157,7 +160,15 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
                 accuracy = f"  {name} {100 * line['accuracy']:5.1f} %" if "accuracy" in line else ""
                 console.print(f"round {line['round']:4d}/{rounds}  epsilon {line['epsilon']:7.3f}{accuracy}")
 
-        folder.observer = plain
+        said = time.monotonic()
+
+        def aloud(what: str) -> None:
+            nonlocal said
+            if time.monotonic() - said > _SILENCE:
+                console.print(what, markup=False)
+                said = time.monotonic()
+
+        folder.observer, folder.watcher = plain, aloud
         yield
         return
     columns = (
@@ -166,6 +177,7 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
         BarColumn(),
         TextColumn(name + " {task.fields[accuracy]}  ε {task.fields[epsilon]}"),
         TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=console) as bar:
         done = folder.resumed.round if folder.resumed else 0
@@ -175,9 +187,10 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
             fields = {"epsilon": "∞" if math.isinf(line["epsilon"]) else f"{line['epsilon']:.2f}"}
             if "accuracy" in line:
                 fields["accuracy"] = f"{100 * line['accuracy']:.1f} %"
-            bar.update(task, completed=line["round"], **fields)
+            bar.update(task, completed=line["round"], description="", **fields)
 
         folder.observer = show
+        folder.watcher = lambda what: bar.update(task, description=what)
         yield
 
 

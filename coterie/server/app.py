@@ -53,6 +53,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run, and report where the results are."""
     folder = open_folder(context.run_config, Path.home() / "coterie-runs")
     folder.observer = _log_line
+    folder.watcher = lambda what: log(INFO, what)
     for warning in folder.config.warnings():
         log(WARNING, warning)
     try:

@@ -61,6 +61,7 @@ class RunFolder:
         self.ledger = ledger
         self.resumed = resumed
         self.observer: Callable[[Mapping[str, Any]], None] = lambda line: None
+        self.watcher: Callable[[str], None] = lambda what: None
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunFolder:
@@ -143,8 +144,12 @@ class RunFolder:
         """Write ``evidence/{name}.npz``, in place of what it held: what clusters were found from."""
         (self.path / "evidence").mkdir(exist_ok=True)
         content = io.BytesIO()
-        np.savez_compressed(content, allow_pickle=False, **arrays)
+        np.savez_compressed(content, **arrays)
         _replace(self.path / "evidence" / f"{name}.npz", content.getvalue())
+
+    def working_on(self, what: str) -> None:
+        """Tell the watcher."""
+        self.watcher(what)
 
     @property
     def failure(self) -> str | None:

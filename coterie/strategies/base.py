@@ -117,6 +117,9 @@ class Recorder(Protocol):
     def keep(self, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Called with what clusters were found from; from released values."""
 
+    def working_on(self, what: str) -> None:
+        """Called in the middle of a long round, for a person who waits."""
+
 
 class _Nobody:
     """Keeps nothing."""
@@ -128,6 +131,9 @@ class _Nobody:
         pass
 
     def keep(self, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        pass
+
+    def working_on(self, what: str) -> None:
         pass
 
 

@@ -42,12 +42,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping
-from logging import INFO
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from flwr.common.logger import log
 
 from coterie.messages import LOSSES, TRAIN, losses_layout
 from coterie.privacy import Plan, Released
@@ -255,7 +253,7 @@ class LCFL(ClusteredStrategy):
                     f"models-per-message = {len(part)} makes messages of {models.nbytes / 1e9:.1f} GB; set it to "
                     f"{max(1, _MOST_BYTES * len(part) // models.nbytes)} or less"
                 )
-            log(INFO, "losses of models %s to %s of %s", begin + 1, part[-1] + 1, many)
+            self.recorder.working_on(f"{len(clients)} clients compare {begin} of {many} models")
             told = yield Phase(
                 LOSSES,
                 models,

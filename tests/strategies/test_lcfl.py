@@ -80,7 +80,7 @@ class Kept:
     """A recorder that keeps everything."""
 
     def __init__(self):
-        self.states, self.lines, self.evidence = [], [], {}
+        self.states, self.lines, self.evidence, self.said = [], [], {}, []
 
     def checkpoint(self, state, line):
         self.states.append(state)
@@ -91,6 +91,9 @@ class Kept:
 
     def keep(self, name, arrays):
         self.evidence[name] = arrays
+
+    def working_on(self, what):
+        self.said.append(what)
 
 
 def start(grid=None, rounds=1, k=2, sampling_rate=1.0, planned=None, **options):
@@ -184,6 +187,7 @@ def test_every_model_travels_once_to_each_client_in_messages_of_bounded_size(at_
     own = (OPTIMA / 2 - OPTIMA) ** 2
     worse = np.abs((OPTIMA.T / 2 - OPTIMA) ** 2 - own)
     np.testing.assert_allclose(kept.evidence["distances"]["matrix"], worse + worse.T, rtol=1e-5, atol=1e-6)
+    assert kept.said == [f"7 clients compare {done} of 8 models" for done in range(0, 8, at_once)]
 
 
 def test_messages_that_are_too_large_are_refused_with_the_number_that_works(monkeypatch):
