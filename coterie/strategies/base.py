@@ -79,6 +79,10 @@ class Phase:
     late: bool = False
     answer: Layout | None = None
 
+    def __post_init__(self) -> None:
+        if self.clients is not None and not self.collect:
+            raise StrategyError("a phase for chosen clients must collect: sums are of cohorts that chance has chosen")
+
 
 #: A round of a method: yields phases, receives what was released, returns the new models.
 Round: TypeAlias = Generator[Phase, Released, Models]

@@ -11,7 +11,7 @@ from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, pack_update, unpack_models
 from coterie.privacy import Joint, Ledger, NoPrivacy, Plan, PrivacyError, Released, RRSlot, Streams, calibrate, epsilon
 from coterie.privacy.ledger import event_of
-from coterie.strategies import IFCA, FedAvg, Reseeding, StrategyError
+from coterie.strategies import IFCA, FedAvg, Phase, Reseeding, StrategyError
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
 CLIENTS = 8
@@ -424,3 +424,8 @@ def test_sizes_of_other_clusters_are_forgotten():
     assert strategy.plan.num_clusters == 3
     _, strategy = start(Stub(), nothing(rounds=4), Growing, rounds=4)
     assert strategy.histogram.tolist() == [8.0, 0.0, 0.0]
+
+
+def test_chosen_clients_are_never_summed():
+    with pytest.raises(StrategyError, match="must collect"):
+        Phase("train", np.zeros((1, 4), np.float32), clients=[1])
