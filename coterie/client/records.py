@@ -5,9 +5,6 @@ The server reads what comes of it as it likes; nothing here depends on other cli
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
-
 import numpy as np
 
 from coterie.client.account import spend
@@ -17,7 +14,7 @@ from coterie.client.layers import Vectors
 from coterie.client.memory import ClientError
 from coterie.client.task import Client, Cohort, Labels, Task
 from coterie.client.training import example_losses
-from coterie.privacy import Event, PrivacyError, RecordPlan, Streams, noisy_argmin, noisy_losses
+from coterie.privacy import PrivacyError, RecordPlan, Streams, noisy_argmin, noisy_losses
 
 
 def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError | None]]:
@@ -36,7 +33,8 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
         key = (task.round, client.client_id)
         try:
             _check(client, task, plan)
-            key = (*key, _pay(client, folder, task, plan.part(first=task.first, chooses=task.choose)))
+            events = plan.part(first=task.first, chooses=task.choose)
+            key = (*key, spend(folder, client.client_id, plan, client.budget, task.round, events))  # before any draw
         except ClientError as refusal:
             refusals[i] = refusal
             continue
@@ -75,7 +73,8 @@ def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
         plan = task.plan(client.client_id)
         try:
             _check(client, task, plan)
-            charge = _pay(client, folder, task, plan.losses(len(models)))
+            events = plan.losses(len(models))
+            charge = spend(folder, client.client_id, plan, client.budget, task.round, events)  # before any draw
         except ClientError as refusal:
             refusals[i] = refusal
             continue
@@ -87,12 +86,6 @@ def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
         each = example_losses(task.network, cohort.layers.whole, models, shard, task.hyper.device)
         told[i] = noisy_losses(each, task.loss_bound, plan.loss_deviation, plan.num_examples, rng)
     return told, refusals
-
-
-def _pay(client: Client, folder: Path | None, task: Task, events: Counter[Event]) -> int:
-    """Charge the client before anything is drawn; the number of the charge."""
-    plan = task.plan(client.client_id)
-    return spend(folder, client.client_id, plan, client.budget, task.round, events)
 
 
 def _check(client: Client, task: Task, plan: RecordPlan) -> None:

@@ -61,7 +61,7 @@ def _train(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """
     cohort = Cohort.of(content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
-    if not cohort.task.plans and any(client.budget for client in clients):
+    if _unpaid(cohort):
         return [ClientError(_UNPAID)] * len(clients)
     if cohort.task.plans:
         chosen, updates, refusals = train_privately(cohort)
@@ -70,6 +70,11 @@ def _train(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
         labels, redrawn, updates = _train_exactly(cohort)
     answers = zip(clients, labels, redrawn, updates, refusals, strict=True)
     return [refusal or _reply(cohort, *answer, cohort.layers.sent) for *answer, refusal in answers]
+
+
+def _unpaid(cohort: Cohort) -> bool:
+    """Whether somebody has a budget and is asked for what no budget pays for."""
+    return not cohort.task.plans and any(client.budget for client in cohort.clients)
 
 
 def _reply(cohort: Cohort, client: Client, label: int, redrawn: int, values: Vectors, layout: Layout) -> RecordDict:
@@ -83,7 +88,7 @@ def _losses(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Mean loss of every model that came on the client's training data (LCFL)."""
     cohort = Cohort.of(content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
-    if not cohort.task.plans and any(client.budget for client in clients):
+    if _unpaid(cohort):
         return [ClientError(_UNPAID)] * len(clients)
     if cohort.task.plans:
         told, refusals = tell_losses(cohort)

@@ -397,9 +397,10 @@ class RunConfig:
             assign_groups(self["clients"], parse_groups(self["groups"]))
             if self["validation-clients"]:
                 assign_groups(self["validation-clients"], parse_groups(self["groups"]))
+            sketch = self._sketch
             self.method(
-                self._sketch,
-                ledger=Ledger(self._sketch.delta),
+                sketch,
+                ledger=Ledger(sketch.delta),
                 reseeding=self.reseeding,
                 averaging=self.averaging,
                 rebalance_train=self["rebalance-train"],

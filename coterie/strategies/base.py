@@ -610,8 +610,10 @@ class ClusteredStrategy(Strategy):
             contributions.add(self._slots[client], reply.label, reply.redrawn_label, reply.update)
             self.accepted += 1
 
-        permit = self.ledger.unpaid(server_round)
-        for event, count in self.plan.charges(self._sent, late=phase.late).items():
+        charges = self.plan.charges(self._sent, late=phase.late)
+        if not charges:
+            permit = self.ledger.unpaid(server_round)
+        for event, count in charges.items():
             permit = self.ledger.round(server_round, event, count, **self._details("training"))
         released = self.plan.release(permit, contributions, self.streams, attempt, self._redraw())
         try:

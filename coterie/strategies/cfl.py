@@ -43,18 +43,15 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, replace
 from logging import WARNING
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from flwr.common.logger import log
 
 from coterie.messages import TRAIN
 from coterie.privacy import Plan, Released
-from coterie.strategies.base import ClusteredStrategy, FloatArray, Models, Phase, Round, StrategyError
-from coterie.strategies.distances import cosines
-
-Indices: TypeAlias = npt.NDArray[np.int64]
+from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
+from coterie.strategies.distances import FloatArray, Indices, cosines
 
 #: A threshold that is found.
 AUTO = "auto"
@@ -148,7 +145,8 @@ class CFL(ClusteredStrategy):
         if number == 1:
             self._keep_tree([Node(None, 0, 0)], np.full(self.plan.clients, -1, np.int64))
         yield from self._place_late()
-        before, nodes, leaf = self.placed(number), self.nodes, self.kept[_LEAF].copy()
+        before, known, leaf = self.placed(number), self.nodes, self.kept[_LEAF].copy()
+        nodes = known.copy()
         training = [n for n, node in enumerate(nodes) if node.ended is None]
         of_training = {client: cluster for client, cluster in before.items() if leaf[client] in training}
         told = yield Phase(TRAIN, models, to=of_training, collect=True)  # lines 2-3
@@ -183,8 +181,8 @@ class CFL(ClusteredStrategy):
                 nodes += [Node(n, number, node.cluster), Node(n, number, len(models))]  # line 11
                 models = np.concatenate([models, models[node.cluster, None]])
                 self._keep_split(models[-1], [_direction(updates[side == half]) for half in (0, 1)])
-        split = len(nodes) > len(self.nodes)
-        changed = nodes != self.nodes or number == 1 or "late" in self.notes
+        split = len(nodes) > len(known)
+        changed = nodes != known or number == 1 or "late" in self.notes
         self._keep_tree(nodes, leaf)
         if changed:
             self.notes["tree"] = self._drawn()

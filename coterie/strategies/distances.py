@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scipy.spatial.distance import pdist, squareform
 
 FloatArray = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
 Updates = npt.NDArray[np.float32] | Sequence[npt.NDArray[np.float32]]
 
 # Numbers of a pass over columns.

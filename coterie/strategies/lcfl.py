@@ -42,28 +42,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.messages import LOSSES, TRAIN, losses_layout
 from coterie.privacy import Plan, Released
-from coterie.strategies.base import ClusteredStrategy, FloatArray, Models, Phase, Round, StrategyError
+from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
 from coterie.strategies.clusterers import check_clusterer, cluster
-from coterie.strategies.distances import Updates, cosines, loss_distances, parameter_distances, profile_distances
-
-Indices: TypeAlias = npt.NDArray[np.int64]
-
-#: Ways to tell clients apart: Equations (2) and (1), and 1 - the cosine of CFL.
-METRICS = ("loss", "params", "gradcos")
-#: Ways to train the model of a cluster.
-WITHIN = ("fedavg", "fedprox")
+from coterie.strategies.distances import (
+    FloatArray,
+    Indices,
+    Updates,
+    cosines,
+    loss_distances,
+    parameter_distances,
+    profile_distances,
+)
 
 _BETWEEN: dict[str, Callable[[Updates], FloatArray]] = {
     "params": parameter_distances,
     "gradcos": lambda updates: 1 - cosines(updates),
 }
+
+#: Ways to tell clients apart: Equations (2) and (1), and 1 - the cosine of CFL.
+METRICS = ("loss", *_BETWEEN)
+#: Ways to train the model of a cluster.
+WITHIN = ("fedavg", "fedprox")
+
 _LABELS, _FIRST, _LANDMARKS, _PROFILES, _CENTRES = "labels", "first", "landmarks", "profiles", "centres"
 # Bytes of models in one message, beyond which machines and networks give up.
 _MOST_BYTES = 1 << 30

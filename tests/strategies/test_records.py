@@ -73,6 +73,12 @@ def train(method, plan, start, folder, rounds=1, grid=None, config=CONFIG, **opt
     return unpack_models(result.arrays)[0], result, strategy
 
 
+def collected(**rows):
+    """What a phase gives that collects, of two clusters."""
+    none = {"sums": np.zeros((2, 0)), "histogram": None, "divisors": np.ones(2)}
+    return Released(**none, cohort=1.0, charge=1, epsilon=1.0, **rows)
+
+
 STEP = towards(0.5)  # of a client whose model knows nothing
 # Noise of one step: z c lr / N in every coordinate; four clients' mean halves it.
 TOLERANCE = 5 * 0.05 * LR / RECORDS / 2 + 1e-5
@@ -453,13 +459,7 @@ def test_a_cluster_of_km_cdpfl_is_the_mean_of_where_its_members_ended():
     models = np.array([[0.0, 0, 0, 0], [10.0, 0, 0, 0]], np.float32)
     moving = strategy.round(1, models)
     next(moving)
-    released = Released(
-        sums=np.zeros((2, 0)),
-        histogram=None,
-        divisors=np.ones(2),
-        cohort=1.0,
-        charge=1,
-        epsilon=1.0,
+    released = collected(
         clients=np.array([0, 1, 2, 3]),
         labels=np.array([0, 1, 0, 1]),
         weights=np.array([1.0, 3.0, 1.0, 1.0]),
@@ -701,13 +701,7 @@ def test_the_model_of_a_cluster_is_the_weighted_mean_of_its_members():
     moving = strategy.round(1, np.full((2, 4), 7.0, np.float32))
     phase = next(moving)
     assert list(phase.clients) == list(range(CLIENTS))
-    released = Released(
-        sums=np.zeros((2, 0)),
-        histogram=None,
-        divisors=np.ones(2),
-        cohort=1.0,
-        charge=1,
-        epsilon=1.0,
+    released = collected(
         clients=np.array([0, 2, 3, 6]),
         labels=np.zeros(4, np.int64),
         weights=np.array([1.0, 3.0, 1.0, 1.0]),
