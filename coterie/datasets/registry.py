@@ -11,9 +11,10 @@ from coterie.datasets.images import IMAGES
 from coterie.datasets.lines import LINE_CLOUDS
 from coterie.datasets.sources import DataError, DatasetInfo, Source, unknown
 from coterie.datasets.text import TEXTS
+from coterie.datasets.vectors import VECTORS
 
 #: Every data set that is shipped.
-DATASETS: dict[str, DatasetInfo] = {info.name: info for info in (*IMAGES, *TEXTS, *LINE_CLOUDS)}
+DATASETS: dict[str, DatasetInfo] = {info.name: info for info in (*IMAGES, *TEXTS, *VECTORS, *LINE_CLOUDS)}
 
 
 def load(name: str, data_dir: str | None = None) -> Source:

@@ -1,0 +1,88 @@
+import hashlib
+
+import numpy as np
+import pytest
+
+from coterie.datasets import DATASETS, DataError, load
+
+
+def table(seed=0):
+    """Rows as the file has them, every coordinate and digit among them."""
+    rng = np.random.default_rng(seed)
+    return np.column_stack([rng.integers(101, size=(10_992, 16)), np.arange(10_992) % 10])
+
+
+def write(root, rows, separator=", "):
+    path = root / "pendigits" / "penbased.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(separator.join(map(str, row)) + "\n" for row in rows))
+
+
+def both(source):
+    """All rows as the file has them, training rows first."""
+    x, y = np.concatenate([source.train_x, source.test_x]), np.concatenate([source.train_y, source.test_y])
+    return np.column_stack([np.rint((x + 1) * 50).astype(int), y])
+
+
+def test_pendigits_are_read_and_scaled(tmp_path):
+    rows = table()
+    write(tmp_path, rows)
+    source = load("pendigits", str(tmp_path))
+    assert (source.train_x.shape, source.test_x.shape, source.num_classes) == ((7494, 16), (3498, 16), 10)
+    assert (source.kind, source.train_x.dtype, source.train_y.dtype) == ("vectors", np.float32, np.int64)
+    assert (source.train_x.min(), source.train_x.max()) == (-1, 1)
+    read = both(source)
+    np.testing.assert_array_equal(read[np.lexsort(read.T)], rows[np.lexsort(rows.T)])
+    np.testing.assert_allclose(np.bincount(source.test_y), 349.8, atol=5 * np.sqrt(349.8))
+
+
+def test_the_split_is_the_same_from_any_copy_of_the_rows(tmp_path):
+    """UCI has two files, with other spaces, in another order."""
+    write(tmp_path / "one", table())
+    write(tmp_path / "other", table()[::-1], ",")
+    sources = [load("pendigits", str(tmp_path / name)) for name in ("one", "other")]
+    np.testing.assert_array_equal(*map(both, sources))
+
+
+def test_real_pendigits(data_dir):
+    source, info = load("pendigits", data_dir), DATASETS["pendigits"]
+    assert (source.train_x.shape, source.test_x.shape) == ((info.train_size, 16), (info.test_size, 16))
+    counts = [1143, 1143, 1144, 1055, 1144, 1055, 1056, 1142, 1055, 1055]
+    assert np.bincount(both(source)[:, -1]).tolist() == counts
+    # Results are compared between versions, so the split must never change.
+    assert hashlib.sha256(source.test_y.tobytes()).hexdigest()[:16] == "160bf586a8e88e1d"
+    assert hashlib.sha256(source.train_x.tobytes()).hexdigest()[:16] == "712439b2309317c6"
+
+
+def test_a_missing_file_is_named_with_where_to_find_it(tmp_path):
+    with pytest.raises(DataError, match=r"has no pendigits/penbased.csv .*UCI's pendigits.tra and pendigits.tes"):
+        load("pendigits", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda rows: rows[:-1], r"its shape is \(10991, 17\), not \(10992, 17\)"),
+        (lambda rows: rows[:, 1:], r"its shape is \(10992, 16\), not"),
+        (lambda rows: [], "invalid literal"),
+        (lambda rows: [*rows[:-1], rows[-1, :5]], "inhomogeneous"),
+        (lambda rows: [["x1", *rows[0, 1:]], *rows[1:]], "invalid literal.*x1"),
+        (lambda rows: [[0.5, *rows[0, 1:]], *rows[1:]], "invalid literal.*0.5"),
+        (lambda rows: [[10**30, *rows[0, 1:]], *rows[1:]], "too large"),
+        (lambda rows: [[101, *rows[0, 1:]], *rows[1:]], r"its coordinates span 0\.\.101; allowed: 0\.\.100"),
+        (lambda rows: [[-1, *rows[0, 1:]], *rows[1:]], r"its coordinates span -1\.\.100"),
+        (lambda rows: [[*rows[0, :-1], 10], *rows[1:]], r"its digits span 0\.\.10; allowed: 0\.\.9"),
+        (lambda rows: [[*rows[0, :-1], -1], *rows[1:]], r"its digits span -1\.\.9"),
+    ],
+)
+def test_broken_files_are_refused(tmp_path, change, complaint):
+    write(tmp_path, change(table()))
+    with pytest.raises(DataError, match=f"penbased.csv is not a csv file of 16 coordinates .*{complaint}.*; needed: "):
+        load("pendigits", str(tmp_path))
+
+
+def test_what_is_no_text_is_refused(tmp_path):
+    write(tmp_path, [])
+    (tmp_path / "pendigits" / "penbased.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"is not a csv file .*can't decode"):
+        load("pendigits", str(tmp_path))
