@@ -49,6 +49,8 @@ class _Torchvision:
         images: from the class's array of images to (n, C, H, W).
         options: of the class.
         labels: that are kept, as 0, 1, ... in their order; None: all, as they are.
+        parts: options of the training part, and of the test part.
+        targets: name of the class's array of labels.
     """
 
     reader: str
@@ -57,12 +59,14 @@ class _Torchvision:
     images: Callable[[Any], Any]
     options: Mapping[str, Any] = field(default_factory=dict)
     labels: range | None = None
+    parts: tuple[Mapping[str, Any], Mapping[str, Any]] = ({"train": True}, {"train": False})
+    targets: str = "targets"
 
     def read(self, info: DatasetInfo, root: Path) -> Source:
         """The `Source` of the files below `root`."""
         make = self._class(info.name)
         try:
-            train, test = (make(root, train=train, download=False, **self.options) for train in (True, False))
+            train, test = (make(root, download=False, **part, **self.options) for part in self.parts)
         except Exception as error:  # torchvision's readers assert, index and view what the file claims
             raise DataError(
                 f"dataset '{info.name}': a file in {root / self.folder} is not a valid {self.form} file "
@@ -71,7 +75,7 @@ class _Torchvision:
         return Source(info.name, *self._examples(train), *self._examples(test), info.num_classes)
 
     def _examples(self, part: Any) -> tuple[Any, Any]:
-        x, y = np.asarray(part.data), np.asarray(part.targets, np.int64)
+        x, y = np.asarray(part.data), np.asarray(getattr(part, self.targets), np.int64)
         if self.labels is not None:
             kept = np.isin(y, self.labels)
             x, y = x[kept], y[kept] - self.labels.start
@@ -107,6 +111,13 @@ def _upright(x: Any) -> Any:
 def _channels_first(x: Any) -> Any:
     """(n, H, W, C) to (n, C, H, W)."""
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+
+
+def _thirds(x: Any) -> Any:
+    """(n, C, H, W) to (n, C, H/3, W/3): the mean of 3 x 3 pixels, to the nearest byte; ninths have no ties."""
+    n, channels, height, width = x.shape
+    sums = x.reshape(n, channels, height // 3, 3, width // 3, 3).sum(axis=(3, 5), dtype=np.uint16)
+    return ((sums + 4) // 9).astype(np.uint8)
 
 
 def _by_torchvision(
@@ -209,6 +220,18 @@ IMAGES: tuple[DatasetInfo, ...] = (
         "none stated",
         ("train", "test", "meta"),
         _Torchvision("CIFAR100", "cifar-100-python", "CIFAR", _channels_first),
+    ),
+    _by_torchvision(
+        "stl10",
+        "STL-10's labelled images, 32x32 by the mean of 3x3 pixels (Coates, Ng, Lee 2011)",
+        (3, 32, 32),
+        10,
+        (5000, 8000),
+        "none stated",
+        ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "unlabeled_X.bin"),
+        _Torchvision(
+            "STL10", "stl10_binary", "STL-10", _thirds, parts=({"split": "train"}, {"split": "test"}), targets="labels"
+        ),
     ),
     DatasetInfo(
         "cifar10-subset",

@@ -138,6 +138,7 @@ def test_download_uses_torchvision_in_the_folder_asked_for(tmp_path, monkeypatch
         ("femnist", "EMNIST", "EMNIST/raw", {"split": "byclass"}),
         ("cifar10", "CIFAR10", "cifar-10-batches-py", {}),
         ("cifar100", "CIFAR100", "cifar-100-python", {}),
+        ("stl10", "STL10", "stl10_binary", {}),
     ],
 )
 def test_download_of_other_layouts(tmp_path, monkeypatch, name, reader, folder, options):
@@ -230,6 +231,51 @@ def test_cifar_is_read_as_written(tmp_path, monkeypatch, name, reader, train, te
     np.testing.assert_array_equal(source.test_x, arrays[test][0])
     assert source.test_y.tolist() == arrays[test][1]
     assert (source.num_classes, source.train_x.shape[1:]) == (classes, DATASETS[name].shape)
+
+
+def write_stl(root, monkeypatch):
+    """Files in Coates' format, column by column, labels from 1, and torchvision's checksums replaced by theirs."""
+    from torchvision.datasets import STL10
+
+    folder = root / "stl10_binary"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part, n in (("train", 4), ("test", 3), ("unlabeled", 1)):
+        x, y = rng.integers(256, size=(n, 3, 96, 96), dtype=np.uint8), rng.permutation(10)[:n]
+        x[0, 0, :3, :6] = [[0, 0, 0, 255, 255, 255], [1, 1, 1, 255, 255, 255], [1, 1, 0, 255, 255, 251]]  # 5/9, 254.6
+        x[0, 0, :3, 6:9] = [[0, 0, 0], [1, 1, 1], [1, 0, 0]]  # 4/9
+        (folder / f"{part}_X.bin").write_bytes(x.transpose(0, 1, 3, 2).tobytes())
+        (folder / f"{part}_y.bin").write_bytes((y + 1).astype(np.uint8).tobytes())
+        arrays[part] = x, y
+    for attribute in ("train_list", "test_list"):
+        names = [name for name, _ in getattr(STL10, attribute)]
+        sums = [hashlib.md5((folder / name).read_bytes()).hexdigest() for name in names]
+        monkeypatch.setattr(STL10, attribute, [list(pair) for pair in zip(names, sums, strict=True)])
+    return folder, arrays
+
+
+def test_stl10_is_the_mean_of_nine_pixels(tmp_path, monkeypatch):
+    _, arrays = write_stl(tmp_path, monkeypatch)
+    source = load("stl10", str(tmp_path))
+    assert (source.train_x.dtype, source.num_classes) == (np.uint8, 10)
+    for part, x, y in (("train", source.train_x, source.train_y), ("test", source.test_x, source.test_y)):
+        images, labels = arrays[part]
+        assert x.shape == (len(labels), *DATASETS["stl10"].shape)
+        assert y.tolist() == labels.tolist()
+        assert x[0, 0, 0, :3].tolist() == [1, 255, 0]
+        means = sum(images[:, :, i::3, j::3].astype(float) for i in range(3) for j in range(3)) / 9
+        np.testing.assert_array_equal(x, np.rint(means))
+
+
+def test_broken_stl10_files_are_refused(tmp_path, monkeypatch):
+    folder, _ = write_stl(tmp_path, monkeypatch)
+    (folder / "test_X.bin").write_bytes(b"short")
+    with pytest.raises(DataError, match=r"not a valid STL-10 file .*corrupted.*remove that folder and use `coterie"):
+        load("stl10", str(tmp_path))
+    (folder / "unlabeled_X.bin").unlink()
+    with pytest.raises(DataError, match=r"has no stl10_binary/unlabeled_X.bin .*--download stl10"):
+        load("stl10", str(tmp_path))
 
 
 @pytest.mark.parametrize(
