@@ -34,6 +34,7 @@ _DATA = (
     "groups",
     "dirichlet-alpha",
     "classes-per-client",
+    "non-iid-level",
     "validation-clients",
     "samples-per-client",
 )

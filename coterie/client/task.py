@@ -153,6 +153,7 @@ def federation(config: Mapping[str, Any]) -> Federation:
         transform=networks.features(config["features"]),
         dirichlet_alpha=config["dirichlet-alpha"],
         classes_per_client=config["classes-per-client"],
+        non_iid_level=config["non-iid-level"],
         validation=config["validation-clients"],
     )
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from coterie.datasets.registry import load
 from coterie.datasets.shifts import SHIFTS, Examples, Shift, Targets
 from coterie.datasets.sources import DataError, Source, unknown
-from coterie.datasets.split import Split, by_classes, by_dirichlet, by_owner, evenly
+from coterie.datasets.split import Split, by_classes, by_dirichlet, by_level, by_owner, evenly
 
 Transform = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
@@ -23,7 +23,7 @@ _MAX_GROUPS = 10_000
 
 @dataclass(frozen=True, eq=False)
 class TestSet:
-    """Held-out data as those of a `Shard`. One object serves all clients that share it."""
+    """Data to test on, as those of a `Shard`. One object serves all clients that share it."""
 
     __test__ = False  # not a test case, whatever pytest reads into the name
 
@@ -40,7 +40,7 @@ class Shard:
         group: its true group.
         x: features of images float32 (n, *input_shape), tokens int64 (n, L), or vectors float32 (n, F).
         y: labels int64 (n,), or real targets float32 (n,).
-        test: its group's, or its own.
+        test: its group's, or its own; `x` and `y` themselves where nothing is held out.
     """
 
     client_id: int
@@ -97,13 +97,15 @@ class Federation:
         if client_id not in self._shards:
             rows, group = self._split.train[client_id], int(self.group_of[client_id])
             x, y = self._prepare(self._source.train_x[rows], self._source.train_y[rows], group)
-            self._shards.setdefault(client_id, Shard(int(client_id), group, x, y, self._test_of(client_id)))
+            test = TestSet(x, y) if self._split.test is self._split.train else self._test_of(client_id)
+            self._shards.setdefault(client_id, Shard(int(client_id), group, x, y, test))
         return self._shards[client_id]
 
     def test_set(self, group: int) -> TestSet:
         """The whole test set, shifted as `group` is; the same object every time.
 
-        Where clients are set aside for validation, the data of those of the group stand in for it.
+        Where clients are set aside for validation, the data of those of the group stand in for it; where nothing is
+        held out, it is all data.
 
         Raises:
             DataError: no such group.
@@ -167,6 +169,7 @@ def federate(
     samples_per_client: int = 0,
     dirichlet_alpha: float = 0.0,
     classes_per_client: int = 0,
+    non_iid_level: float = -1.0,
     validation: int = 0,
     seed: int = 0,
     data_dir: str | None = None,
@@ -197,6 +200,11 @@ def federate(
             about equally often, and N training examples of these in equal shares (if N is 0, the holders of a class
             share all of it), each given once over all clients, and a test set of its own of
             max(32, len(test) // clients) in the same shares. Not together with dirichlet_alpha.
+        non_iid_level: -1 for off. Else clients divide all data, training and test rows together, each once, and each is
+            tested on its own: clustering is scored on the data that it clusters. Of every class this share, in [0, 1],
+            goes in equal parts to the clients i with i mod num_classes equal to it, and the rest is dealt to all at
+            random; so 0 is random, and at 1 client i of num_classes holds class i. A client keeps N at random. Not
+            together with dirichlet_alpha, classes_per_client or validation.
         validation: number of clients set aside, in groups of the same proportions; 0 for none.
         seed: of the split and of the random label permutations.
         data_dir: see `load`.
@@ -225,6 +233,14 @@ def federate(
             f"dirichlet_alpha is {dirichlet_alpha:g} and classes_per_client {classes_per_client}: two ways to spread "
             "labels; set one of them to 0"
         )
+    if not (non_iid_level == -1 or 0 <= non_iid_level <= 1):
+        raise DataError(f"non_iid_level is {non_iid_level}; it must be -1, for off, or from 0 to 1")
+    if non_iid_level >= 0 and (dirichlet_alpha or classes_per_client or validation):
+        raise DataError(
+            f"non_iid_level is {non_iid_level:g}, which divides all data and spreads labels: set dirichlet_alpha, "
+            f"classes_per_client and validation to 0 (they are {dirichlet_alpha:g}, {classes_per_client} and "
+            f"{validation}), or non_iid_level to -1"
+        )
     source = load(dataset, data_dir)
     return _federate(
         source,
@@ -234,6 +250,7 @@ def federate(
         samples_per_client,
         dirichlet_alpha,
         classes_per_client,
+        non_iid_level,
         validation,
         seed,
         transform,
@@ -249,6 +266,7 @@ def _federate(
     samples_per_client: int,
     dirichlet_alpha: float,
     classes_per_client: int,
+    non_iid_level: float,
     validation: int,
     seed: int,
     transform: Transform | None,
@@ -261,15 +279,19 @@ def _federate(
             raise DataError(f"validation: {error}") from None
     rng = np.random.default_rng(seed)
     if source.owners:
-        _check_natural(source, proportions, shift, dirichlet_alpha, classes_per_client)
+        _check_natural(source, proportions, shift, dirichlet_alpha, classes_per_client, non_iid_level)
         split = by_owner(source, clients, validation, samples_per_client, rng)
-    elif (dirichlet_alpha or classes_per_client) and not source.num_classes:
-        name = "dirichlet_alpha" if dirichlet_alpha else "classes_per_client"
-        raise DataError(f"{name} spreads labels, and {source.name} has real targets; set it to 0")
+    elif (dirichlet_alpha or classes_per_client or non_iid_level >= 0) and not source.num_classes:
+        name = "dirichlet_alpha" if dirichlet_alpha else "classes_per_client" if classes_per_client else "non_iid_level"
+        off = -1 if name == "non_iid_level" else 0
+        raise DataError(f"{name} spreads labels, and {source.name} has real targets; set it to {off}")
     elif dirichlet_alpha:
         split = by_dirichlet(source, clients, validation, dirichlet_alpha, samples_per_client, rng)
     elif classes_per_client:
         split = by_classes(source, clients, validation, classes_per_client, samples_per_client, rng)
+    elif non_iid_level >= 0:
+        source = source.whole
+        split = by_level(source, clients, non_iid_level, samples_per_client, rng)
     else:
         split = evenly(source, group_of, validation, samples_per_client, rng)
     return Federation(
@@ -278,8 +300,18 @@ def _federate(
 
 
 def _check_natural(
-    source: Source, proportions: tuple[float, ...], shift: str, dirichlet_alpha: float, classes_per_client: int
+    source: Source,
+    proportions: tuple[float, ...],
+    shift: str,
+    dirichlet_alpha: float,
+    classes_per_client: int,
+    non_iid_level: float,
 ) -> None:
+    if non_iid_level >= 0:
+        raise DataError(
+            f"{source.name} has {source.owners} natural clients, which hold what is theirs, at no level: set "
+            f"non_iid_level to -1 (it is {non_iid_level:g})"
+        )
     if len(proportions) > 1 or shift != "none" or dirichlet_alpha or classes_per_client:
         raise DataError(
             f"{source.name} has {source.owners} natural clients, which differ as they are: set groups to 1, shift to "

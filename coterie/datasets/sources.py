@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,21 @@ class Source:
     def owners(self) -> int:
         """Number of natural clients; 0 where there are none."""
         return 0 if self.train_owner is None else int(self.train_owner.max()) + 1
+
+    @cached_property
+    def whole(self) -> Source:
+        """All rows, those of training first, as both the training and the test arrays; made once.
+
+        Raises:
+            DataError: images of bytes and of fractions, which one array cannot hold.
+        """
+        if self.train_x.dtype != self.test_x.dtype:
+            raise DataError(
+                f"{self.name}: train_x is {self.train_x.dtype} and test_x {self.test_x.dtype}; they must be alike to "
+                "be used as one"
+            )
+        x, y = np.concatenate([self.train_x, self.test_x]), np.concatenate([self.train_y, self.test_y])
+        return Source(self.name, x, y, x, y, self.num_classes)
 
     def _check(self, where: str, x: Any, y: Any) -> None:
         if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):

@@ -22,7 +22,7 @@ class Split:
     Attributes:
         train: of the training arrays.
         test: of the test arrays; None where a whole group shares all of them, or where clients are set aside, whose
-            data then stand in for the test arrays.
+            data then stand in for the test arrays; `train` itself where nothing is held out.
     """
 
     train: list[Rows]
@@ -162,6 +162,45 @@ def by_classes(
     test_size = max(_LEAST_TESTS, len(source.test_y) // clients)
     wanted = np.diff(np.cumsum(counts, axis=1) * test_size // counts.sum(axis=1, keepdims=True), prepend=0)
     return Split(train, [_take(tests, own, rng) for own in wanted])
+
+
+def by_level(source: Source, clients: int, level: float, samples_per_client: int, rng: np.random.Generator) -> Split:
+    """Clients share all rows, each once: `level` of every class by class, the rest at random (PPFC-GAN, section 4.1).
+
+    The share `level` of class c goes in equal parts to the clients i with i mod num_classes == c, where there are any.
+    All else is pooled and dealt evenly to all clients. With as many clients as classes, client i holds exactly class i
+    at level 1. In the paper the rest is drawn from the entire data; here no row is held twice. Nothing is held out.
+
+    Args:
+        source: the data; all of its rows are the training rows (`Source.whole`).
+        clients: number of clients.
+        level: p, in [0, 1].
+        samples_per_client: rows that each keeps, at random; 0 keeps all.
+        rng: draws the rows.
+
+    Raises:
+        DataError: a client with fewer rows than it needs.
+    """
+    classes = source.num_classes
+    own, pool = [np.empty(0, np.int64)] * clients, []
+    for c, rows in enumerate(_rows_by(source.train_y, classes)):
+        holders = range(c, clients, classes)
+        held, rest = np.split(rng.permutation(rows), [round(level * len(rows)) if holders else 0])
+        pool.append(rest)
+        for j, client in enumerate(holders):
+            own[client] = held[j :: len(holders)]
+    mixed = rng.permutation(np.concatenate(pool))
+    train = [rng.permutation(np.concatenate([own[i], mixed[i::clients]])) for i in range(clients)]
+    for i, rows in enumerate(train):
+        if len(rows) < max(samples_per_client, 1):
+            raise DataError(
+                f"client {i} has {len(rows)} of {source.name}'s {len(source.train_y)} {source.kind} at non_iid_level "
+                f"{level:g}, and needs {max(samples_per_client, 1)}; use fewer clients, a smaller samples_per_client "
+                "or a lower level"
+            )
+    if samples_per_client:
+        train = [rows[:samples_per_client] for rows in train]
+    return Split(train, train)
 
 
 def _share_out(

@@ -198,6 +198,13 @@ SCHEMA: dict[str, Key] = {
         0.0, "each client's labels follow its own draw from Dirichlet(alpha); 0: off", **_number(0), client=True
     ),
     "classes-per-client": Key(0, "each client holds so many classes alone; 0: off", **_whole(0), client=True),
+    "non-iid-level": Key(
+        -1.0,
+        "clients divide training and test data together, and share so much of each class by class; -1: off",
+        allowed="-1, or a number from 0 to 1",
+        ok=lambda value: value == -1 or 0 <= value <= 1,
+        client=True,
+    ),
     "validation-clients": Key(
         0,
         "clients beside the others that never train, whose data stand in for all test data: for tuning",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.client import VERBS, Client, ClientError
+from coterie.client import VERBS, Client, ClientError, federation
 from coterie.messages import Layout, pack_models, read_reply
 from coterie.models import initialise
 from coterie.server import RunConfig
@@ -35,6 +35,14 @@ def test_many_clients_at_once_answer_as_each_alone():
         (alone,) = replies([reply.client_id])
         assert alone.label == reply.label
         np.testing.assert_allclose(alone.update, reply.update, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "classes"), [("non-iid-level", 1, 1), ("non-iid-level", -1, 10), ("classes-per-client", 3, 3)]
+)
+def test_how_labels_are_spread_reaches_the_clients(key, value, classes):
+    data = federation(RunConfig({"clients": 10, "groups": "1", "shift": "none", key: value}).for_clients())
+    assert {len(set(data.shard(i).y)) for i in range(10)} == {classes}
 
 
 def test_a_reply_holds_the_contract_and_nothing_else():

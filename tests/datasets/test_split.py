@@ -90,6 +90,7 @@ def test_at_most_so_many_random_rows_of_each_owner(named):
         ({"clients": 4, "shift": "label-shift"}, "5 natural clients, which differ as they are"),
         ({"clients": 4, "dirichlet_alpha": 0.5}, "dirichlet_alpha and classes_per_client to 0 .*0.5 and 0"),
         ({"clients": 4, "classes_per_client": 3}, "dirichlet_alpha and classes_per_client to 0 .*0 and 3"),
+        ({"clients": 4, "non_iid_level": 0}, r"numbered has 5 natural clients, .*non_iid_level to -1 \(it is 0\)"),
     ],
 )
 def test_impossible_natural_clients_are_refused(named, arguments, complaint):
@@ -255,6 +256,92 @@ def test_a_class_without_test_rows_is_refused(named):
         plain(named(source), clients=5, classes_per_client=2)
 
 
+def uneven():
+    """Ten classes of 120, 110, ..., 30 rows, of which every third is a test row."""
+    y = np.repeat(np.arange(10), 10 * np.arange(12, 2, -1))
+    return numbered(y[np.arange(len(y)) % 3 > 0], y[::3])
+
+
+@pytest.mark.parametrize("level", [0, 0.25, 0.5, 0.75, 1])
+@pytest.mark.parametrize("clients", [1, 4, 10, 23])
+def test_the_level_of_each_class_goes_to_its_clients_and_the_rest_to_all(named, level, clients):
+    """The rest of a class is hypergeometric: every number is within 5 of the deviations of a binomial, and 1 beside."""
+    source = uneven()
+    federation = plain(named(source), clients=clients, non_iid_level=level)
+    shards = [federation.shard(i) for i in range(clients)]
+    held = [rows(shard) for shard in shards]
+    assert sorted(np.concatenate(held)) == [*range(-250, 0), *range(1, 501)]  # all rows, each once
+    for shard, own in zip(shards, held, strict=True):
+        own = np.array(own)
+        y = np.where(own > 0, source.train_y[own - 1], source.test_y[np.where(own < 0, -own - 1, 0)])
+        np.testing.assert_array_equal(shard.y, y)
+        assert (shard.test.x is shard.x, shard.test.y is shard.y) == (True, True)
+    counts = np.array([np.bincount(shard.y, minlength=10) for shard in shards])
+    sizes = 10 * np.arange(12, 2, -1)
+    mine = np.arange(10) == np.arange(clients)[:, None] % 10
+    fixed = np.where(mine, np.round(level * sizes) / np.maximum(mine.sum(0), 1), 0)
+    rest = (sizes - fixed.sum(0)) / clients
+    assert (np.abs(counts - fixed - rest) <= 5 * np.sqrt(rest * (1 - 1 / clients)) + mine).all()
+    np.testing.assert_allclose(counts.sum(1), (fixed + rest).sum(1), atol=1.999)  # two roundings
+
+
+def test_both_ends_of_the_level_are_exact(named):
+    name = named(uneven())
+    for i in range(10):
+        assert plain(name, clients=10, non_iid_level=1).shard(i).y.tolist() == [i] * (120 - 10 * i)
+    assert {len(plain(name, clients=10, non_iid_level=0).shard(i).y) for i in range(10)} == {75}
+    counts = [np.bincount(plain(name, clients=10, non_iid_level=0).shard(i).y, minlength=10) for i in range(10)]
+    expected = np.arange(12, 2, -1)
+    chi_squared = ((counts - expected) ** 2 / expected).sum()  # of 81 degrees of freedom; dealt by class, near 0
+    assert abs(chi_squared - 81) < 5 * np.sqrt(2 * 81)
+    twice = plain(name, clients=13, non_iid_level=1)  # classes 0, 1 and 2 have two clients
+    assert [len(twice.shard(i).y) for i in range(13)] == [60, 55, 50, 90, 80, 70, 60, 50, 40, 30, 60, 55, 50]
+    assert all(set(twice.shard(i).y) == {i % 10} for i in range(13))
+
+
+def test_rows_of_a_level_are_drawn_and_shuffled_by_the_seed(named):
+    """Mean places, of a client's own class and of its test rows, are within 5 deviations of the middle."""
+    name, copy = named(uneven()), named(uneven())
+    half = plain(name, clients=10, non_iid_level=0.5).shard(0)
+    places = np.flatnonzero(half.y == 0) / len(half.y)
+    assert abs(places.mean() - 0.5) < 5 / np.sqrt(12 * len(places))
+    drawn = [rows(plain(n, clients=20, non_iid_level=1, seed=seed).shard(0)) for n, seed in ((name, 1), (name, 2))]
+    assert set(drawn[0]) != set(drawn[1])
+    for own in drawn:
+        tests = np.flatnonzero(np.array(own) < 0) / len(own)
+        assert abs(tests.mean() - 0.5) < 5 / np.sqrt(12 * len(tests))
+    assert rows(plain(copy, clients=20, non_iid_level=1, seed=1).shard(0)) == drawn[0]
+
+
+def test_so_many_random_rows_of_a_level(named):
+    """Of a class of n, client c has n/2 + n/20 in its n/2 + 750/20 rows; a third of all are test rows: 5 deviations."""
+    federation = plain(named(uneven()), clients=10, non_iid_level=0.5, samples_per_client=30)
+    shards = [federation.shard(i) for i in range(10)]
+    held = np.array([rows(shard) for shard in shards])
+    assert held.shape == (10, 30)
+    assert len(set(held.ravel())) == 300
+    assert all(shard.test.x is shard.x for shard in shards)
+    assert abs((held < 0).sum() - 100) < 5 * np.sqrt(300 * 2 / 9)
+    own = np.array([(shard.y == i).sum() for i, shard in enumerate(shards)])
+    sizes = 10 * np.arange(12, 2, -1)
+    shares = 0.55 * sizes / (sizes / 2 + 37.5)
+    assert (abs(own - 30 * shares) < 5 * np.sqrt(30 * shares * (1 - shares))).all()
+
+
+def test_nothing_is_held_out_at_a_level(named):
+    source = uneven()
+    federation = federate(named(source), clients=10, groups="2", shift="label-shift", non_iid_level=1)
+    assert all(set(federation.shard(i).y) == {(i + i % 2) % 10} for i in range(10))
+    for group in (0, 1):
+        test = federation.test_set(group)
+        assert rows(test) == [*range(1, 501), *range(-1, -251, -1)]
+        np.testing.assert_array_equal(test.y, (np.concatenate([source.train_y, source.test_y]) + group) % 10)
+    assert source.whole is source.whole
+    mixed = dataclasses.replace(source, test_x=np.zeros(source.test_x.shape, np.uint8))
+    with pytest.raises(DataError, match="numbered: train_x is float32 and test_x uint8; they must be alike"):
+        plain(named(mixed), clients=6, non_iid_level=1)
+
+
 @pytest.mark.parametrize("spread", [{"dirichlet_alpha": 0.5}, {"classes_per_client": 3}])
 def test_the_shift_of_a_group_comes_on_top(named, spread):
     source = numbered(np.arange(200) % 10, np.arange(50) % 10)
@@ -285,6 +372,22 @@ def test_the_shift_of_a_group_comes_on_top(named, spread):
         (
             {"classes_per_client": 10, "samples_per_client": 100},
             r"20 clients need 200 of digits's \d+ training images of class \d, each once; use fewer clients",
+        ),
+        *(
+            ({"non_iid_level": p}, f"non_iid_level is {p}; it must be -1, for off, or from 0 to 1")
+            for p in (-0.5, 1.01, float("nan"))
+        ),
+        ({"non_iid_level": 0, "dirichlet_alpha": 0.5}, r"non_iid_level is 0, .*\(they are 0.5, 0 and 0\)"),
+        ({"non_iid_level": 0.0, "classes_per_client": 3}, r"set dirichlet_alpha, .*\(they are 0, 3 and 0\)"),
+        ({"non_iid_level": 1, "validation": 4}, r"\(they are 0, 0 and 4\), or non_iid_level to -1"),
+        (
+            {"non_iid_level": 1, "samples_per_client": 100},
+            r"client \d+ has 8\d of digits's 1797 images at non_iid_level 1, and needs 100; use fewer clients",
+        ),
+        ({"non_iid_level": 0, "clients": 1798}, "client 1797 has 0 of digits's 1797 images .* needs 1"),
+        (
+            {"dataset": "lines-easy", "shift": "lines", "non_iid_level": 0},
+            "non_iid_level spreads labels, and lines-easy has real targets; set it to -1",
         ),
         ({"validation": -1}, "validation is -1"),
         ({"validation": 3}, "validation: 3 clients in groups 1:1:1:1 leave group 3 without a client"),

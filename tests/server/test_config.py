@@ -66,6 +66,9 @@ def test_values_are_coerced_from_strings():
         ({"rounds": "1e999"}, ["rounds = '1e999'"]),
         ({"clients": math.nan}, ["clients = nan"]),
         ({"seed": -1}, ["seed = -1", "'none'"]),
+        ({"non-iid-level": -0.5}, ["non-iid-level = -0.5", "must be -1, or a number from 0 to 1"]),
+        ({"non-iid-level": 1.01}, ["non-iid-level = 1.01"]),
+        ({"non-iid-level": math.nan}, ["non-iid-level = nan"]),
         ({"resume": "perhaps"}, ["resume = 'perhaps'"]),
         # qM/k is 0.2 * 500 / 4 = 25
         ({"rebalance-min": 25.01}, ["rebalance-min", "at most qM/k = 25", "25.01"]),

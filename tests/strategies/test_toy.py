@@ -28,6 +28,7 @@ CONFIG = {
     "samples-per-client": 5,
     "dirichlet-alpha": 0.0,
     "classes-per-client": 0,
+    "non-iid-level": -1.0,
     "validation-clients": 0,
     "partition-seed": 0,
     "local-epochs": 1,
