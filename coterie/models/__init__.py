@@ -2,17 +2,24 @@
 
 from coterie.models.errors import ModelError
 from coterie.models.fixed import FEATURES, FeatureInfo, Features, features, hog, identity, pool2, random_conv
-from coterie.models.networks import MODELS, ModelInfo, build, initialise, num_parameters
+from coterie.models.gans import GANS, GANInfo, build_gan, check_gan, gan_for
+from coterie.models.networks import MODELS, ModelInfo, build, drawn, initialise, num_parameters
 
 __all__ = [
     "FEATURES",
+    "GANS",
     "MODELS",
     "FeatureInfo",
     "Features",
+    "GANInfo",
     "ModelError",
     "ModelInfo",
     "build",
+    "build_gan",
+    "check_gan",
+    "drawn",
     "features",
+    "gan_for",
     "hog",
     "identity",
     "initialise",

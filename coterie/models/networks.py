@@ -99,18 +99,24 @@ def _check_fits(info: ModelInfo, shape: Shape, num_classes: int) -> None:
 def initialise(
     name: str, input_shape: Sequence[int], num_classes: int, seed: int
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """The parameters that `build` gives right after `torch.manual_seed(seed)`, in `named_parameters` order.
-
-    torch's global generators are left as they were.
+    """The parameters that `build` gives, as `drawn` draws them.
 
     Raises:
         ModelError: see `build`.
+    """
+    return drawn(lambda: build(name, input_shape, num_classes), seed)
+
+
+def drawn(make: Callable[[], nn.Module], seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    """The parameters of what ``make`` builds right after `torch.manual_seed(seed)`, in `named_parameters` order.
+
+    torch's global generators are left as they were.
     """
     import torch
 
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed every GPU
-        module = build(name, input_shape, num_classes)
+        module = make()
     return {key: value.detach().numpy().astype(np.float32) for key, value in module.named_parameters()}
 
 

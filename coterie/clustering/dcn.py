@@ -1,0 +1,240 @@
+"""The deep clustering network (Yang et al. 2017): an autoencoder whose codes k-means likes.
+
+    minimise  sum_i |x_i - f_d(f_e(x_i))|^2 + lambda/2 |f_e(x_i) - C s_i|^2        PPFC-GAN, Equation (1)
+
+     1  f_e, f_d <- train on the first term alone, some epochs
+     2  C, s <- k-means of the codes
+     3  for some epochs:
+     4      f_e, f_d <- train on both terms with C and s held
+     5      C, s <- k-means of the codes, from C
+     6  of some starts, take the one with the least objective
+
+Without lines 3 to 5 it is an autoencoder and k-means in sequence: the ablation PPFC-GAN†.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from coterie.clustering.kmeans import k_means
+from coterie.models.autoencoder import ENCODERS, Autoencoder, Labeller, folded
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+# Points per forward pass when only codes are wanted.
+_CHUNK = 8192
+# Between the seeds of two starts.
+_APART = 1_000_003
+# Epochs between two states that are kept.
+_KEEP_EVERY = 5
+_NETWORK, _OPTIMISER, _CENTROIDS, _LABELS, _EPOCH = "network/", "optimiser/", "centroids", "labels", "epoch"
+_BEST, _LEAST, _START = "best/", "least", "start"
+
+
+@dataclass(frozen=True)
+class DCN:
+    """How a deep clustering network is trained.
+
+    Attributes:
+        k: number of clusters.
+        pretrain_epochs: of line 1.
+        joint_epochs: of line 3; 0 leaves the sequence of autoencoder and k-means.
+        weight: lambda.
+        noise: standard deviation of Gaussian noise on what the autoencoder has to give back clean (Vincent et al. 2010,
+            the stacked denoising autoencoder that PPFC-GAN names); 0: none.
+        encoder: a key of :data:`~coterie.models.autoencoder.ENCODERS`.
+        restarts: how many networks are trained; the one with the least objective is taken.
+        lr: Adam's step size (Table A.8).
+        batch_part: size of a batch over the number of points (Table A.8).
+        seed: of first parameters, batches and k-means.
+        device: torch device.
+    """
+
+    k: int
+    pretrain_epochs: int = 10
+    joint_epochs: int = 15
+    weight: float = 4.0
+    noise: float = 0.4
+    encoder: str = "sae"
+    restarts: int = 2
+    lr: float = 2e-3
+    batch_part: float = 0.01
+    seed: int = 0
+    device: str = "cpu"
+
+    @property
+    def starts(self) -> int:
+        """How many networks are trained: one where nothing pulls codes to a scale at which they can be compared."""
+        return self.restarts if self.joint_epochs else 1
+
+    def fit(
+        self,
+        points: npt.NDArray[np.float32],
+        *,
+        state: Mapping[str, npt.NDArray[Any]] | None = None,
+        keep: Callable[[Arrays], None] = lambda state: None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> Labeller:
+        """What labels points by their codes' nearest centroid: of some starts the one with the least Equation (1).
+
+        Args:
+            points: (n, *shape).
+            state: what ``keep`` was last given, to go on from there.
+            keep: called now and then with all that the training needs to go on.
+            tell: called with what is being done.
+
+        Raises:
+            ValueError: fewer points than clusters.
+        """
+        if not self.k <= len(points):
+            raise ValueError(f"{len(points)} points cannot make {self.k} clusters")
+        x = torch.as_tensor(points.reshape(len(points), -1), device=self.device)
+        state = dict(state or {})
+        best = Labeller(points.shape[1:], self.k, self.encoder)
+        least = float(state.get(_LEAST, np.inf))
+        if np.isfinite(least):
+            best.load_state_dict({name: torch.tensor(state[_BEST + name]) for name in best.state_dict()})
+        for start in range(int(state.get(_START, 0)), self.starts):
+            so_far: Arrays = {_START: np.array(start), _LEAST: np.array(least)}
+            so_far |= {_BEST + name: value.numpy() for name, value in best.state_dict().items()}
+            found, objective = self._fit(x, points.shape[1:], start, state, partial(_keep_all, keep, so_far), tell)
+            if objective < least:
+                best, least = found, objective
+            state = {}
+        return best
+
+    def _fit(
+        self,
+        x: Tensor,
+        shape: tuple[int, ...],
+        start: int,
+        state: Arrays,
+        keep: Callable[[Arrays], None],
+        tell: Callable[[str], None],
+    ) -> tuple[Labeller, float]:
+        """One start, and its Equation (1)."""
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(self.seed + start * _APART)
+            network = Autoencoder(x.shape[1], linear_code=ENCODERS[self.encoder]).to(self.device)
+        adam = torch.optim.Adam(network.parameters(), self.lr, fused=True)
+        centroids, labels, done = None, None, 0
+        if _EPOCH in state:
+            done, centroids, labels = _restore(network, adam, state)
+        epochs = self.pretrain_epochs + self.joint_epochs
+        for epoch in range(done, epochs):
+            joint = epoch >= self.pretrain_epochs
+            if joint and centroids is None:
+                centroids, labels = self._cluster(network, x, (start, epoch), None)  # line 2
+            tell(f"deep clustering {start + 1} of {self.starts}: epoch {epoch + 1} of {epochs}")
+            self._train(network, adam, x, (start, epoch), centroids if joint else None, labels)
+            if joint:
+                centroids, labels = self._cluster(network, x, (start, epoch), centroids)  # line 5
+            if (epoch + 1) % _KEEP_EVERY == 0:
+                keep(_state(network, adam, epoch + 1, centroids, labels))
+        if centroids is None:
+            centroids, _ = self._cluster(network, x, (start, epochs), None)
+        return self._labeller(network, centroids, shape), self._objective(network, x, centroids)
+
+    def _train(
+        self,
+        network: Autoencoder,
+        adam: torch.optim.Optimizer,
+        x: Tensor,
+        when: tuple[int, int],
+        centroids: Tensor | None,
+        labels: Tensor | None,
+    ) -> None:
+        """Lines 1 and 4: one epoch, on both terms where there are centroids."""
+        rng = np.random.default_rng([self.seed, *when])
+        size = max(2, math.ceil(self.batch_part * len(x)))
+        for batch in torch.as_tensor(rng.permutation(len(x)), device=self.device).split(size):
+            if len(batch) < 2:  # has no variance to normalise by
+                continue
+            noise = self.noise * rng.standard_normal((len(batch), x.shape[1]), np.float32)
+            codes, again = network(x[batch] + torch.as_tensor(noise, device=self.device))
+            loss = (again - x[batch]).square().sum(dim=1).mean()
+            if centroids is not None and labels is not None:
+                apart = (codes - centroids[labels[batch]]).square().sum(dim=1).mean()
+                loss = loss + self.weight / 2 * apart
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+
+    def _cluster(
+        self, network: Autoencoder, x: Tensor, when: tuple[int, int], start: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(k, code) centroids of the codes, from ``start`` where there is one, and (n,) labels."""
+        network.eval()
+        with torch.no_grad():
+            codes = torch.cat([network.encoder(part) for part in x.split(_CHUNK)])
+        network.train()
+        rng = np.random.default_rng([self.seed, *when, 1])
+        begin = None if start is None else start.cpu().numpy()
+        found = torch.as_tensor(k_means(codes.cpu().numpy(), self.k, rng, start=begin), dtype=torch.float32)
+        found = found.to(self.device)
+        return found, torch.cat([torch.cdist(part, found).argmin(dim=1) for part in codes.split(_CHUNK)])
+
+    @torch.no_grad()
+    def _objective(self, network: Autoencoder, x: Tensor, centroids: Tensor) -> float:
+        """Equation (1), the mean over points; without noise."""
+        network.to(self.device).eval()
+        total = 0.0
+        for part in x.split(_CHUNK):
+            codes, again = network(part)
+            apart = torch.cdist(codes, centroids).square().min(dim=1).values
+            total += float(((again - part).square().sum(dim=1) + self.weight / 2 * apart).sum())
+        return total / len(x)
+
+    def _labeller(self, network: Autoencoder, centroids: Tensor, shape: tuple[int, ...]) -> Labeller:
+        labeller = Labeller(shape, self.k, self.encoder)
+        linear = [layer for layer in labeller.encoder if isinstance(layer, torch.nn.Linear)]
+        with torch.no_grad():
+            for own, learned in zip(linear, folded(network.eval().cpu().encoder), strict=True):
+                own.weight.copy_(learned.weight)
+                own.bias.copy_(learned.bias)
+            labeller.centroids.copy_(centroids.cpu())
+        return labeller
+
+
+def _keep_all(keep: Callable[[Arrays], None], so_far: Arrays, state: Arrays) -> None:
+    keep({**so_far, **state})
+
+
+def _state(
+    network: Autoencoder, adam: torch.optim.Optimizer, epoch: int, centroids: Tensor | None, labels: Tensor | None
+) -> Arrays:
+    """Everything that the rest of the training depends on."""
+    state: Arrays = {_EPOCH: np.array(epoch)}
+    state |= {_NETWORK + name: value.cpu().numpy() for name, value in network.state_dict().items()}
+    for place, moments in adam.state_dict()["state"].items():
+        state |= {f"{_OPTIMISER}{place}/{name}": value.cpu().numpy() for name, value in moments.items()}
+    if centroids is not None and labels is not None:
+        state |= {_CENTROIDS: centroids.cpu().numpy(), _LABELS: labels.cpu().numpy()}
+    return state
+
+
+def _restore(
+    network: Autoencoder, adam: torch.optim.Optimizer, state: Mapping[str, npt.NDArray[Any]]
+) -> tuple[int, Tensor | None, Tensor | None]:
+    """Take over a state; its epochs, centroids and labels."""
+    device = next(network.parameters()).device
+    network.load_state_dict(
+        {key.removeprefix(_NETWORK): torch.tensor(value) for key, value in state.items() if key.startswith(_NETWORK)}
+    )
+    whole = adam.state_dict()
+    for key, value in state.items():
+        if key.startswith(_OPTIMISER):
+            place, _, name = key.removeprefix(_OPTIMISER).partition("/")
+            whole["state"].setdefault(int(place), {})[name] = torch.tensor(value)
+    adam.load_state_dict(whole)
+    found = [torch.as_tensor(state[key], device=device) if key in state else None for key in (_CENTROIDS, _LABELS)]
+    return int(state[_EPOCH]), found[0], found[1]

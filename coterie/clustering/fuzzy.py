@@ -1,0 +1,83 @@
+"""Fuzzy c-means (Dunn 1973, Bezdek 1981): every point belongs to every cluster a little.
+
+minimise  sum_ij u_ij^m |x_i - c_j|^2,  sum_j u_ij = 1,  by turns:
+    u_ij <- |x_i - c_j|^(-2/(m-1)) / sum_l |x_i - c_l|^(-2/(m-1))
+    c_j  <- sum_i u_ij^m x_i / sum_i u_ij^m
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from scipy.spatial.distance import cdist
+from sklearn.cluster import kmeans_plusplus
+
+FloatArray = npt.NDArray[np.float64]
+
+_MOST_ROUNDS = 300
+# Rows whose distances to all centroids are held at once.
+_CHUNK = 8192
+
+
+def fuzzy_c_means(
+    points: npt.ArrayLike,
+    k: int,
+    rng: np.random.Generator,
+    *,
+    fuzzifier: float = 2.0,
+    restarts: int = 3,
+    tolerance: float = 1e-4,
+) -> FloatArray:
+    """(k, F) centroids of the best of a few starts.
+
+    Args:
+        points: (n, F), n at least k.
+        k: number of clusters.
+        rng: seeds of the starts, by k-means++.
+        fuzzifier: m, above 1; near 1 the clusters are hard, as in k-means.
+        restarts: number of starts.
+        tolerance: a start ends when no centroid moves by more than this part of the points' standard deviation.
+
+    Raises:
+        ValueError: fewer points than clusters, or a fuzzifier of at most 1.
+    """
+    x = np.asarray(points, np.float64)
+    if not 1 <= k <= len(x):
+        raise ValueError(f"{len(x)} points cannot make {k} clusters")
+    if not fuzzifier > 1:
+        raise ValueError(f"the fuzzifier is {fuzzifier:g}; it must be above 1")
+    still = tolerance * float(np.sqrt(x.var(axis=0).mean()))
+    runs = [_descend(x, k, rng, fuzzifier, still) for _ in range(restarts)]
+    return min(runs, key=lambda run: run[1])[0]
+
+
+def _descend(
+    x: FloatArray, k: int, rng: np.random.Generator, fuzzifier: float, still: float
+) -> tuple[FloatArray, float]:
+    """Centroids of one start, and the objective there."""
+    centroids, _ = kmeans_plusplus(x, k, random_state=int(rng.integers(2**31)))
+    objective = np.inf
+    for _ in range(_MOST_ROUNDS):
+        sums, totals, objective = np.zeros_like(centroids), np.zeros(k), 0.0
+        for begin in range(0, len(x), _CHUNK):
+            part = x[begin : begin + _CHUNK]
+            squares = cdist(part, centroids, "sqeuclidean")
+            weights = memberships(squares, fuzzifier) ** fuzzifier
+            sums += weights.T @ part
+            totals += weights.sum(axis=0)
+            objective += float((weights * squares).sum())
+        moved = np.where(totals[:, None] > 0, sums / np.maximum(totals, 1e-300)[:, None], centroids)
+        shift, centroids = float(np.linalg.norm(moved - centroids, axis=1).max()), moved
+        if shift <= still:
+            break
+    return centroids, objective
+
+
+def memberships(squares: FloatArray, fuzzifier: float) -> FloatArray:
+    """(n, k) u_ij of points at these squared distances; a point on a centroid belongs to it alone.
+
+    Logarithms keep tiny and huge distances apart, whose powers would overflow near m = 1.
+    """
+    logs = -np.log(np.maximum(squares, 1e-300)) / (fuzzifier - 1)
+    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))

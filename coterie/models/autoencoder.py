@@ -1,0 +1,88 @@
+"""The stacked autoencoders of PPFC-GAN (Table A.8), and what clients label their data with: an encoder and centroids.
+
+A client looks at one record at a time, so the encoder that travels has no batch normalisation: its statistics are
+folded into the linear layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_linear_bn_eval
+
+#: Widths of the encoder in Table A.8; the decoder mirrors them, and the last one is the code.
+WIDTHS = (500, 500, 2000, 10)
+
+
+class Autoencoder(nn.Module):
+    """Encoder and decoder of vectors (n, F).
+
+    Table A.8: ReLU and batch normalisation in every layer; neither at the decoder's end, no normalisation in the
+    first layer.
+
+    Args:
+        features: F.
+        linear_code: leave ReLU and batch normalisation out behind the code.
+    """
+
+    def __init__(self, features: int, *, linear_code: bool) -> None:
+        super().__init__()
+        sizes = list(pairwise(WIDTHS))
+        self.encoder = nn.Sequential(
+            nn.Linear(features, WIDTHS[0]), nn.ReLU(), *(layer for a, b in sizes for layer in _normalised(a, b))
+        )
+        if linear_code:
+            del self.encoder[-2:]
+        self.decoder = nn.Sequential(
+            *(layer for a, b in reversed(sizes) for layer in _normalised(b, a)), nn.Linear(WIDTHS[0], features)
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, code) codes and (n, F) reconstructions of (n, F) vectors."""
+        codes = self.encoder(x)
+        return codes, self.decoder(codes)
+
+
+def _normalised(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU()]
+
+
+class Labeller(nn.Module):
+    """From examples to scores (n, k): minus the squared distance of the code to every centroid, Equation (4).
+
+    Args:
+        shape: of an example.
+        k: number of centroids.
+        encoder: a key of :data:`ENCODERS`, or "none": examples are their own codes.
+    """
+
+    def __init__(self, shape: Sequence[int], k: int, encoder: str) -> None:
+        super().__init__()
+        sizes = [int(np.prod(shape)), *(() if encoder == "none" else WIDTHS)]
+        layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+        self.encoder = nn.Sequential(nn.Flatten(), *(layers[:-1] if ENCODERS.get(encoder) else layers))
+        self.centroids = nn.Parameter(torch.zeros(k, sizes[-1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, k) scores; the largest is the label."""
+        return -torch.cdist(self.encoder(x), self.centroids).square()
+
+
+#: Encoders by name, and whether their code is linear. Behind batch normalisation and ReLU codes hardly move towards
+#: centroids (docs/results.md).
+ENCODERS = {"sae": True, "sae-relu": False}
+
+
+def folded(encoder: nn.Sequential) -> list[nn.Linear]:
+    """The linear layers that compute what ``encoder`` does in evaluation, with ReLU where it has it."""
+    layers: list[nn.Linear] = []
+    for layer in encoder:
+        if isinstance(layer, nn.Linear):
+            layers.append(layer)
+        elif isinstance(layer, nn.BatchNorm1d):
+            layers[-1] = fuse_linear_bn_eval(layers[-1].eval(), layer.eval())
+    return layers
