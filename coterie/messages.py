@@ -8,6 +8,10 @@ from a client    ArrayRecord ``update``, keys ``parameter``, float32; ConfigReco
 
 Verbs are Flower message types: ``train``, ``query.losses``, ``evaluate``, ``query.identity``. The answer to
 ``query.losses`` is an ``update`` with the one entry ``losses``: a float32 number for every model that came.
+
+One-shot clustering of records has three of its own. ``train.gan`` and ``train.centroids`` are answered by an ``update``
+with the one entry ``points``: float32 points of the data's shape, as many as the client likes within bounds. With
+``query.label`` the result travels, by which clients label their records; the answer has ``diagnostics`` if asked for.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 MODELS, CONFIG, UPDATE, REPLY, DIAGNOSTICS = "models", "config", "update", "reply", "diagnostics"
 TRAIN, LOSSES, EVALUATE, IDENTITY = "train", "query.losses", "evaluate", "query.identity"
+GAN, CENTROIDS, LABEL = "train.gan", "train.centroids", "query.label"
+_POINTS = "points"
 
 
 # A header of NumPy's format is 128 bytes for any shape of ours.
@@ -73,6 +79,35 @@ class Layout:
 def losses_layout(models: int) -> Layout:
     """Layout of the answer to ``query.losses``."""
     return Layout(("losses",), ((models,),))
+
+
+@dataclass(frozen=True)
+class Points:
+    """An answer of points in the data's own space: n rows, and n is the client's to choose.
+
+    Attributes:
+        shape: of one point.
+        most: n is at least 1, and no more than this.
+        exactly: what n must be; 0: anything from 1 to ``most``.
+        low, high: range of every number.
+    """
+
+    shape: tuple[int, ...]
+    most: int
+    exactly: int = 0
+    low: float = -1.0
+    high: float = 1.0
+
+    def check(self, rows: int) -> None:
+        """Refuse a number of points.
+
+        Raises:
+            ReplyError: it is not allowed.
+        """
+        if self.exactly and rows != self.exactly:
+            raise ReplyError(f"it sent {rows} points, expected {self.exactly}")
+        if not 1 <= rows <= self.most:
+            raise ReplyError(f"it sent {rows} points, expected 1 to {self.most}")
 
 
 def pack_models(models: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:
@@ -128,12 +163,7 @@ def read_reply(content: RecordDict, *, client_id: int, round: int, num_clusters:
     Raises:
         ReplyError: another client or round, an impossible label, other names, shapes or types, NaN or Inf.
     """
-    reply, update = content.get(REPLY), content.get(UPDATE)
-    if not isinstance(reply, ConfigRecord) or not isinstance(update, ArrayRecord):
-        raise ReplyError(f"it needs a ConfigRecord {REPLY!r} and an ArrayRecord {UPDATE!r}")
-    for key, expected in (("client-id", client_id), ("round", round)):
-        if reply.get(key) != expected:
-            raise ReplyError(f"{key} is {reply.get(key)!r}, expected {expected}")
+    reply, update = _parts(content, client_id, round)
     labels = []
     for key in ("label", "redrawn-label"):
         label = reply.get(key)
@@ -142,21 +172,72 @@ def read_reply(content: RecordDict, *, client_id: int, round: int, num_clusters:
         labels.append(label)
     if tuple(update) != layout.names:
         raise ReplyError(f"parameters are {list(update)}, expected {list(layout.names)}")
-    parts = {}
-    for name, shape in zip(layout.names, layout.shapes, strict=True):
-        array = update[name]
-        if array.dtype != "float32" or tuple(array.shape) != shape:
-            raise ReplyError(f"{name} is {array.dtype} {tuple(array.shape)}, expected float32 {shape}")
-        if len(array.data) > _MOST_HEADER + 4 * int(np.prod(shape)):
-            raise ReplyError(f"{name} has {len(array.data)} bytes, too many for float32 {shape}")
-        try:
-            parts[name] = _unpack(array, shape)
-        except Exception as error:  # the bytes come from the network: anything may be in them
-            raise ReplyError(f"{name} cannot be read: {error}") from error
-    vector = layout.flatten(parts)
+    vector = layout.flatten(
+        {name: _read(name, update[name], shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
+    )
     if not np.all(np.isfinite(vector)):
         raise ReplyError("the update holds NaN or Inf")
     return Reply(client_id, labels[0], labels[1], vector)
+
+
+def pack_points(points: npt.NDArray[np.float32]) -> ArrayRecord:
+    """(n, *shape) points as the ArrayRecord of a reply."""
+    return ArrayRecord({_POINTS: _pack(points)})
+
+
+def read_points(content: RecordDict, *, client_id: int, round: int, expected: Points) -> npt.NDArray[np.float32]:
+    """(n, *shape) points of a reply, checked against what was asked for before they are unpacked.
+
+    Raises:
+        ReplyError: another client or round, other names, shapes or types, too few or too many points, or a number
+            that is not finite or out of range.
+    """
+    _, update = _parts(content, client_id, round)
+    if tuple(update) != (_POINTS,):
+        raise ReplyError(f"it holds {list(update)}, expected {[_POINTS]}")
+    rows, *shape = update[_POINTS].shape or (0,)
+    if tuple(shape) != expected.shape:
+        raise ReplyError(f"its points are {tuple(shape)}, expected {expected.shape}")
+    expected.check(rows)
+    points = _read(_POINTS, update[_POINTS], (rows, *expected.shape))
+    if not np.all(np.isfinite(points)):
+        raise ReplyError("the points hold NaN or Inf")
+    if not (points.min() >= expected.low and points.max() <= expected.high):
+        raise ReplyError(
+            f"the points span {points.min():g} to {points.max():g}, expected {expected.low:g} to {expected.high:g}"
+        )
+    return points
+
+
+def _parts(content: RecordDict, client_id: int, round: int) -> tuple[ConfigRecord, ArrayRecord]:
+    """What a client says of its reply, and what it sends.
+
+    Raises:
+        ReplyError: a part is missing, or it is another client's or round's.
+    """
+    reply, update = content.get(REPLY), content.get(UPDATE)
+    if not isinstance(reply, ConfigRecord) or not isinstance(update, ArrayRecord):
+        raise ReplyError(f"it needs a ConfigRecord {REPLY!r} and an ArrayRecord {UPDATE!r}")
+    for key, expected in (("client-id", client_id), ("round", round)):
+        if reply.get(key) != expected:
+            raise ReplyError(f"{key} is {reply.get(key)!r}, expected {expected}")
+    return reply, update
+
+
+def _read(name: str, array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """A float32 array of this shape.
+
+    Raises:
+        ReplyError: it is another, too long, or damaged.
+    """
+    if array.dtype != "float32" or tuple(array.shape) != shape:
+        raise ReplyError(f"{name} is {array.dtype} {tuple(array.shape)}, expected float32 {shape}")
+    if len(array.data) > _MOST_HEADER + 4 * int(np.prod(shape)):
+        raise ReplyError(f"{name} has {len(array.data)} bytes, too many for float32 {shape}")
+    try:
+        return _unpack(array, shape)
+    except Exception as error:  # the bytes come from the network: anything may be in them
+        raise ReplyError(f"{name} cannot be read: {error}") from error
 
 
 @lru_cache(maxsize=256)
@@ -189,6 +270,11 @@ def _unpack(array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     if claimed != shape or dtype != np.float32:
         raise ValueError(f"it holds {dtype} {claimed}, expected float32 {shape}")
     return array.numpy()
+
+
+def payload(content: RecordDict) -> int:
+    """Bytes of the arrays of a message."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
 def diagnostics(content: RecordDict) -> MetricRecord:

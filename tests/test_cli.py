@@ -13,7 +13,7 @@ from commands import TINY, assert_refused, document, lines, settings, tree
 from safetensors.numpy import load_file
 
 from coterie.datasets import DATASETS
-from coterie.models import MODELS
+from coterie.models import GANS, MODELS
 from coterie.server import SCHEMA, RunFolder
 from coterie.strategies import STRATEGIES
 
@@ -245,7 +245,7 @@ def test_kill_9_loses_no_charge_and_no_round(coterie, tmp_path):
     [
         (["strategies"], STRATEGIES, {"what", "paper", "privacy-unit"}),
         (["datasets"], DATASETS, {"what", "shape", "classes", "how to get it"}),
-        (["models"], MODELS, {"what", "source"}),
+        (["models"], {**MODELS, **GANS}, {"what", "source"}),
         (["run", "--keys"], SCHEMA, {"default", "allowed", "help"}),
     ],
     ids=["strategies", "datasets", "models", "keys"],

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from coterie.messages import Layout, ReplyError, pack_models, pack_update, read_reply, unpack_models
+from coterie.messages import (
+    Layout,
+    Points,
+    ReplyError,
+    pack_models,
+    pack_points,
+    pack_update,
+    payload,
+    read_points,
+    read_reply,
+    unpack_models,
+)
 
 LAYOUT = Layout(("weight", "bias", "scale"), ((2, 3), (3,), ()))
 
@@ -141,3 +152,157 @@ def test_a_missing_parameter():
     del content["update"]["scale"]
     with pytest.raises(ReplyError, match="parameters are"):
         read(content)
+
+
+# ---- points ----------------------------------------------------------------------------------------------------------
+
+EXPECTED = Points((2, 3), most=5)
+POINTS = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 2, 3)
+
+
+def points_reply(points=POINTS, **changes):
+    said = {"client-id": 4, "round": 2} | changes
+    return RecordDict({"update": pack_points(points), "reply": ConfigRecord(said)})
+
+
+def points_of(content, expected=EXPECTED):
+    return read_points(content, client_id=4, round=2, expected=expected)
+
+
+def with_points(array, name="points"):
+    content = points_reply()
+    content["update"] = ArrayRecord({name: array})
+    return content
+
+
+def spoiled(value):
+    points = POINTS.copy()
+    points[1, 1, 1] = value
+    return points
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5])
+@pytest.mark.parametrize("exactly", [False, True])
+def test_good_points_are_read(rows, exactly):
+    points = np.resize(POINTS, (rows, 2, 3))
+    expected = Points((2, 3), most=5, exactly=rows if exactly else 0)
+    for array in (pack_points(points)["points"], Array(points)):
+        found = points_of(with_points(array), expected)
+        np.testing.assert_array_equal(found, points)
+        assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"client-id": 5}, "client-id is 5, expected 4"),
+        ({"client-id": "4"}, "client-id is '4', expected 4"),
+        ({"round": 1}, "round is 1, expected 2"),
+    ],
+)
+def test_points_of_another_client_or_round(changes, complaint):
+    with pytest.raises(ReplyError, match=complaint):
+        points_of(points_reply(**changes))
+
+
+@pytest.mark.parametrize("record", ["reply", "update"])
+def test_points_without_a_record(record):
+    content = points_reply()
+    del content[record]
+    with pytest.raises(ReplyError, match="it needs"):
+        points_of(content)
+
+
+def test_points_by_another_name_or_with_more():
+    with pytest.raises(ReplyError, match=r"it holds \['samples'\], expected \['points'\]"):
+        points_of(with_points(Array(POINTS), "samples"))
+    content = points_reply()
+    content["update"]["more"] = GOOD
+    with pytest.raises(ReplyError, match="it holds"):
+        points_of(content)
+    content["update"] = ArrayRecord()
+    with pytest.raises(ReplyError, match=r"it holds \[\]"):
+        points_of(content)
+
+
+def claims(shape, data=None):
+    """An array that says it has this shape."""
+    return Array("float32", shape, "numpy.ndarray", pack_points(POINTS)["points"].data if data is None else data)
+
+
+@pytest.mark.parametrize(
+    ("array", "complaint"),
+    [
+        (Array(POINTS.reshape(4, 6)), r"its points are \(6,\), expected \(2, 3\)"),
+        (Array(POINTS.reshape(4, 3, 2)), r"its points are \(3, 2\)"),
+        (Array(POINTS[0]), r"its points are \(3,\)"),
+        (Array(POINTS.reshape(4, 2, 3, 1)), r"its points are \(2, 3, 1\)"),
+        (Array(np.array(1, np.float32)), r"its points are \(\)"),
+        (Array(POINTS[:0]), "it sent 0 points, expected 1 to 5"),
+        (Array(np.resize(POINTS, (6, 2, 3))), "it sent 6 points, expected 1 to 5"),
+        (claims((2**60, 2, 3)), f"it sent {2**60} points, expected 1 to 5"),
+        (claims((-1, 2, 3)), "it sent -1 points"),
+        (Array(POINTS.astype(float)), "points is float64"),
+        (Array(POINTS.astype(np.float16)), "points is float16"),
+        (Array(spoiled(np.nan)), "NaN or Inf"),
+        (Array(spoiled(np.inf)), "NaN or Inf"),
+        (Array(spoiled(1.001)), "the points span -1 to 1.001, expected -1 to 1"),
+        (Array(spoiled(-1.001)), "the points span -1.001 to 1, expected -1 to 1"),
+        (claims((4, 2, 3), b"garbage"), "points cannot be read"),
+        (claims((4, 2, 3), pack_points(POINTS)["points"].data[:-1]), "points cannot be read"),
+        (claims((4, 2, 3), Array(POINTS.astype(float)).data), "points cannot be read: it holds float64"),
+        (claims((5, 2, 3)), r"points cannot be read: it holds float32 \(4, 2, 3\), expected float32 \(5, 2, 3\)"),
+        (claims((4, 2, 3), bytes(1024 + 97)), "points has 1121 bytes, too many"),
+    ],
+)
+def test_what_are_no_such_points(array, complaint):
+    with pytest.raises(ReplyError, match=complaint):
+        points_of(with_points(array))
+
+
+def test_a_number_of_points_that_was_fixed():
+    exact = Points((2, 3), most=5, exactly=3)
+    for many in (2, 4):
+        with pytest.raises(ReplyError, match=f"it sent {many} points, expected 3"):
+            points_of(points_reply(POINTS[:many]), exact)
+    assert len(points_of(points_reply(POINTS[:3]), exact)) == 3
+
+
+def test_points_in_another_range():
+    unit = Points((2, 3), most=5, low=0.0, high=0.5)
+    assert len(points_of(points_reply(np.abs(POINTS) / 2), unit)) == 4
+    with pytest.raises(ReplyError, match=r"expected 0 to 0\.5"):
+        points_of(points_reply(), unit)
+
+
+def test_a_gigabyte_too_many_is_not_even_unpacked(monkeypatch):
+    class Gigabyte(bytes):
+        """Says it is long; whoever reads it fails."""
+
+        def __len__(self):
+            return 2**30
+
+        def startswith(self, *_):
+            raise AssertionError("it was read")
+
+    array = claims((4, 2, 3))
+    content = with_points(array)
+    content["update"]["points"].__dict__["data"] = Gigabyte()
+    with pytest.raises(ReplyError, match=f"points has {2**30} bytes, too many"):
+        points_of(content)
+
+
+def test_a_header_that_claims_a_moon_of_points():
+    honest = pack_points(POINTS)["points"].data
+    liar = honest.replace(b"(4, 2, 3), }" + 10 * b" ", b"(99999999999, 2, 3), }")
+    assert liar != honest
+    with pytest.raises(ReplyError, match=r"it holds float32 \(99999999999, 2, 3\)"):
+        points_of(with_points(claims((4, 2, 3), liar)))
+
+
+def test_the_payload_is_all_bytes_of_arrays():
+    content = points_reply()
+    assert payload(content) == len(content["update"]["points"].data) == 128 + 4 * 24
+    content["models"] = ArrayRecord({"a": GOOD, "b": GOOD})
+    assert payload(content) == 128 + 4 * 24 + 2 * (128 + 4 * 3)
+    assert payload(RecordDict({"config": ConfigRecord({"words": "many"})})) == 0

@@ -5,11 +5,13 @@ model (two weights, two biases, all at zero) both classes have probability 1/2, 
 client of group 0 by lr/2 in (-w0, +w1, -b0, +b1): an update of L2 norm lr. Group 1 moves the opposite way.
 """
 
+import time
 from collections import OrderedDict
 
 import numpy as np
 from torch import nn
 
+from coterie.client.progress import tell
 from coterie.datasets import Source
 
 UP = np.array([-0.5, 0.5, -0.5, 0.5])
@@ -19,6 +21,31 @@ def pixels() -> Source:
     """Forty training examples and two test examples, all alike."""
     white = np.ones((40, 1, 1, 1), np.float32)
     return Source("pixels", white, np.ones(40, np.int64), white[:2], np.ones(2, np.int64), 2, reuse=True)
+
+
+#: Centres of three kinds of vectors.
+CORNERS = np.array([[0.7, 0.7, 0.7, 0.7], [-0.7, -0.7, 0.7, 0.7], [-0.7, 0.7, -0.7, -0.7]], np.float32)
+
+
+def blobs() -> Source:
+    """Sixty vectors of three kinds, well apart in [-1, 1], and six to test on."""
+    noise = 0.05 * np.random.default_rng(0).standard_normal((66, 4))
+    kinds = np.arange(66) % 3
+    x = (CORNERS[kinds] + noise.clip(-0.3, 0.3)).astype(np.float32)
+    return Source("blobs", x[:60], kinds[:60], x[60:], kinds[60:], 3)
+
+
+def talking() -> Source:
+    """The blobs, of which a client talks while it works."""
+    tell("reading")
+    time.sleep(0.6)  # longer than the engine waits before it listens
+    return blobs()
+
+
+def far() -> Source:
+    """Blobs that leave [-1, 1]."""
+    near = blobs()
+    return Source("far", 2 * near.train_x, near.train_y, near.test_x, near.test_y, 3)
 
 
 def chain(shape, num_classes):

@@ -27,6 +27,9 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="A short version: minutes in place of hours.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Run seeds 0 to N-1 in place of the table's.")] = None,
     row: Annotated[list[str] | None, typer.Option(help="Run this row alone; may be given again.")] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="Run the columns whose names begin so alone; may be given again.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one a core, one on a GPU.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: COTERIE_DATA.")] = None,
@@ -41,23 +44,25 @@ def bench(
         rows = {n: {"what": t.title, "from": t.source, "runs": room.count(t)} for n, t in tables.items()}
         listing("tables", rows, as_json)
         return
-    table = room.read_table(name, quick=quick, seeds=range(seeds) if seeds else (), rows=row or ())
+    own = range(seeds) if seeds else ()
+    table = room.read_table(name, quick=quick, seeds=own, rows=row or (), columns=column or ())
     logging.getLogger("flwr").setLevel(logging.WARNING)
     console, started = console_for(as_json), time.perf_counter()
-    folder = out or Path("bench") / (table.name + ("-quick" if quick else ""))
+    folder, kept = (out or Path("bench") / (each + ("-quick" if quick else "")) for each in (table.name, table.like))
     places = {"device": device, "data-dir": str(data_dir) if data_dir else ""}
     told = ["--quick"] * quick + (["--seeds", str(seeds)] if seeds else [])
     told += [word for each in row or () for word in ("--row", each)]
+    told += [word for each in column or () for word in ("--column", each)]
     command = shlex.join(["coterie", "bench", name, *told])  # where data and results lie is nobody's business
     done: list[Any] = []
     try:
         with _progress(console, room.count(table)) as seen:
+            folder.mkdir(parents=True, exist_ok=True)
             if table.plot == "surfaces":
-                folder.mkdir(parents=True, exist_ok=True)
                 document = room.surface(table, command=command, seen=seen)
             else:
                 done, tuned = room.run_all(
-                    table, folder, places=places, jobs=jobs or _jobs(device), seen=lambda one, n: seen(_said(one), n)
+                    table, kept, places=places, jobs=jobs or _jobs(device), seen=lambda one, n: seen(_said(one), n)
                 )
                 document = room.document(table, done, tuned, command=command, device=_device(device))
     except KeyboardInterrupt:

@@ -58,10 +58,11 @@ def datasets(
 
 
 def models(as_json: JsonFlag = False) -> None:
-    """The networks and the fixed features that can stand in front of them."""
+    """The networks, GANs, and the fixed features that can stand in front of networks."""
     from coterie import models as networks
 
-    rows = {name: {"what": info.title, "source": info.source} for name, info in sorted(networks.MODELS.items())}
+    every = {**networks.MODELS, **networks.GANS}
+    rows = {name: {"what": info.title, "source": info.source} for name, info in sorted(every.items())}
     listing(f"models (features: {', '.join(sorted(networks.FEATURES))})", rows, as_json)
 
 

@@ -122,8 +122,8 @@ def _execute(folder: Any, engine: str) -> dict[str, Any]:
 
     config = folder.config
     if engine == "local":
-        batched = config["model"] in MODELS and MODELS[config["model"]].batched
-        grid = LocalGrid(config["clients"], workers_for(batched, config["device"]))
+        batched = config["model"] in MODELS and MODELS[config["model"]].batched and not config.method.labels_records
+        grid = LocalGrid(config["clients"], workers_for(batched, config["device"]), folder.working_on)
         try:
             return run_once(folder, grid)
         finally:
@@ -144,7 +144,8 @@ def _headline(folder: Any) -> str:
     where = f", resumed after round {folder.resumed.round}" if folder.resumed else ""
     return (
         f"[bold]{config['strategy']}[/] on [bold]{config['dataset']}[/]: {plan.clients} clients, "
-        f"{config['clusters'] or 'as yet unknown'} models, {plan.rounds} rounds, {privacy_text}{where}"
+        f"{config['clusters'] or 'as yet unknown'} {'clusters' if config.method.labels_records else 'models'}, "
+        f"{plan.rounds} {'round' if plan.rounds == 1 else 'rounds'}, {privacy_text}{where}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from coterie.messages import EVALUATE, IDENTITY, LOSSES, TRAIN
+from coterie.messages import CENTROIDS, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, TRAIN
 
 
 def _answer(message: Message, context: Context) -> Message:
@@ -28,6 +28,7 @@ def _answer(message: Message, context: Context) -> Message:
 
 
 app = ClientApp()
-for _verb, _register in ((TRAIN, app.train), (LOSSES, app.query), (EVALUATE, app.evaluate), (IDENTITY, app.query)):
-    _, _, _action = _verb.partition(".")
-    (_register(_action) if _action else _register())(_answer)
+_KINDS = {"train": app.train, "query": app.query, "evaluate": app.evaluate}
+for _verb in (TRAIN, GAN, CENTROIDS, LOSSES, EVALUATE, LABEL, IDENTITY):
+    _kind, _, _action = _verb.partition(".")
+    (_KINDS[_kind](_action) if _action else _KINDS[_kind]())(_answer)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,6 +35,8 @@ from coterie.privacy import gaussian
 
 Vectors = npt.NDArray[np.float32]
 Generators = Sequence[np.random.Generator]
+#: From outputs and targets to the loss of every record.
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 # Records in a physical chunk at most: it bounds activations, and more are no faster.
 _MOST_RECORDS = 256
@@ -141,7 +143,7 @@ def _train_sequential(
     updates = np.empty_like(start)
     for i, (shard, coin, noise, own) in enumerate(zip(shards, coins, noises, settings, strict=True)):
         x, y = torch.as_tensor(shard.x, device=own.device), torch.as_tensor(shard.y, device=own.device)
-        network, named = _wrapped(model, own.device, x.shape[1:], x.dtype, y.dtype)
+        network, named = _wrapped(model, own.device, x.shape[1:], x.dtype, y.dtype, _example_loss)
         vector = torch.tensor(start[i], device=own.device)
         parameters = [named[name] for name in layout.names]
         for parameter, view in zip(parameters, layout.split(vector).values(), strict=True):
@@ -152,10 +154,36 @@ def _train_sequential(
             total = torch.as_tensor(own.noise(noise, layout.size), device=own.device)
             for begin in range(0, len(batch), chunk):
                 records = batch[begin : begin + chunk]
-                total += _clipped_sum(_gradients(network, parameters, x[records], y[records]), own.clip_norm)
+                gradients = _gradients(network, parameters, x[records], y[records], _example_loss)
+                total += _clipped_sum(gradients, own.clip_norm)
             vector -= own.lr / own.batch_size * total
         updates[i] = vector.cpu().numpy() - start[i]
     return updates
+
+
+def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD) -> Tensor:
+    """(d,) float64 sum over records of their clipped gradients, at the model's own parameters, which are not touched.
+
+    Args:
+        model: the network; no record may see another in it.
+        x: (m, *shape) a whole batch; m may be 0.
+        loss: from outputs and targets, which it may ignore, to (m,) losses.
+        settings: clipping norm, memory and device.
+
+    Raises:
+        ModelError: Opacus cannot take the network's gradients record by record.
+    """
+    network, named = _wrapped(model, settings.device, x.shape[1:], x.dtype, torch.float32, loss)
+    parameters, own = list(named.values()), list(model.parameters())
+    for parameter, value in zip(parameters, own, strict=True):
+        parameter.data = value.data
+    size = sum(value.numel() for value in own)
+    total = torch.zeros(size, dtype=torch.float64, device=settings.device)
+    for records in x.split(_chunk(3 * size, settings.memory_mb)):
+        if len(records):
+            gradients = _gradients(network, parameters, records, torch.zeros(len(records)), loss)
+            total += _clipped_sum(gradients, settings.clip_norm)
+    return total
 
 
 def _train_batched(
@@ -195,7 +223,7 @@ def _train_batched(
 
 @lru_cache(maxsize=4)
 def _wrapped(
-    model: nn.Module, device: str, shape: torch.Size, x_dtype: torch.dtype, y_dtype: torch.dtype
+    model: nn.Module, device: str, shape: torch.Size, x_dtype: torch.dtype, y_dtype: torch.dtype, loss: Loss
 ) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """A copy of the network under Opacus, and its parameters by their own names.
 
@@ -224,10 +252,10 @@ def _wrapped(
     try:
         wrapped = GradSampleModule(network, loss_reduction="sum")
         each = [
-            torch.autograd.grad(_example_loss(plain(x[i : i + 1]), y[i : i + 1]).sum(), list(plain.parameters()))
+            torch.autograd.grad(loss(plain(x[i : i + 1]), y[i : i + 1]).sum(), list(plain.parameters()))
             for i in range(2)
         ]
-        both = _gradients(wrapped, list(named.values()), x, y)
+        both = _gradients(wrapped, list(named.values()), x, y, loss)
     except (NotImplementedError, RuntimeError, ValueError) as error:
         raise ModelError(
             f"DP-SGD: Opacus cannot take the gradients of {type(model).__name__} record by record: {error}. Build it "
@@ -244,13 +272,15 @@ def _wrapped(
     return wrapped, named
 
 
-def _gradients(network: nn.Module, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor) -> list[Tensor]:
+def _gradients(
+    network: nn.Module, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, loss: Loss
+) -> list[Tensor]:
     """(m, *shape) gradients of every parameter at each of m records."""
     with warnings.catch_warnings():
         # So it is: the first layer's input is data.
         warnings.filterwarnings("ignore", "Full backward hook is firing when gradients are computed with respect to")
         try:
-            _example_loss(network(x), y).sum().backward()
+            loss(network(x), y).sum().backward()
         except BaseException:
             _wrapped.cache_clear()  # Opacus would mistake what is left of this pass for part of the next
             raise

@@ -32,7 +32,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
         plan = task.plan(client.client_id)
         key = (task.round, client.client_id)
         try:
-            _check(client, task, plan)
+            check_paid(client, task, plan)
             events = plan.part(first=task.first, chooses=task.choose)
             key = (*key, spend(folder, client.client_id, plan, client.budget, task.round, events))  # before any draw
         except ClientError as refusal:
@@ -72,7 +72,7 @@ def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
     for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
         plan = task.plan(client.client_id)
         try:
-            _check(client, task, plan)
+            check_paid(client, task, plan)
             events = plan.losses(len(models))
             charge = spend(folder, client.client_id, plan, client.budget, task.round, events)  # before any draw
         except ClientError as refusal:
@@ -88,7 +88,7 @@ def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
     return told, refusals
 
 
-def _check(client: Client, task: Task, plan: RecordPlan) -> None:
+def check_paid(client: Client, task: Task, plan: RecordPlan) -> None:
     """Refuse what no budget pays for."""
     if task.choose and (plan.selection == "none" or (plan.selection == "exact" and client.budget)):
         raise ClientError(

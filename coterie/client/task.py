@@ -17,17 +17,22 @@ from torch import nn
 
 from coterie import models as networks
 from coterie.client.layers import Additive, Layers, Vectors
-from coterie.client.memory import Memory
+from coterie.client.memory import ClientError, Memory
 from coterie.client.training import Hyper, losses
 from coterie.datasets import Federation, Shard, federate
-from coterie.messages import CONFIG, MODELS, unpack_models
+from coterie.messages import CONFIG, MODELS, Layout, unpack_models
 from coterie.privacy import RecordPlan
 
-LABEL, OWN = "label", "own"
+LAST_LABEL, LABELS, OWN = "label", "labels", "own"
 # A batch that holds any client's data.
 _WHOLE = 2**31
 
 Labels = npt.NDArray[np.int64]
+
+_UNPAID = (
+    "this client has a budget of its own, and was asked without record-level privacy: it refuses (set "
+    "privacy-unit = record, or take epsilon out of its node configuration)"
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ class Task:
 
     Attributes:
         federation: everybody's data; a deployed client's holds its own alone.
-        network: with parameters that nobody uses.
+        described: the network: its name, shape of an example, number of classes.
+        additive: whether a shared and an own network are added up.
         batched: train all clients at once.
         hyper: of local training.
         round: number of the round.
@@ -73,7 +79,8 @@ class Task:
     """
 
     federation: Federation
-    network: nn.Module
+    described: tuple[str, tuple[int, ...], int]
+    additive: bool
     batched: bool
     hyper: Hyper
     round: int
@@ -100,7 +107,8 @@ class Task:
         batch = _WHOLE if first and not plans else config["batch-size"]
         return cls(
             federation=data,
-            network=_network(*described, bool(config.get("additive", False))),
+            described=described,
+            additive=bool(config.get("additive", False)),
             batched=device != "cpu" or _is_batched(config["model"]),
             hyper=Hyper(config["local-epochs"], batch, config["lr"], device, config.get("proximal-mu", 0.0)),
             round=config["round"],
@@ -117,6 +125,11 @@ class Task:
             loss_bound=config.get("loss-bound", np.inf),
             initial_own=lambda layers: _initial_own(layers, *described),
         )
+
+    @property
+    def network(self) -> nn.Module:
+        """The configured network, with parameters that nobody uses."""
+        return _network(*self.described, self.additive)
 
     def plan(self, client_id: int) -> RecordPlan:
         """The client's record-level plan."""
@@ -192,7 +205,7 @@ class Cohort:
 
     task: Task
     models: Vectors
-    layers: Layers
+    layout: Layout
     clients: Sequence[Client]
     shards: Sequence[Shard]
 
@@ -201,7 +214,18 @@ class Cohort:
         task = Task.of(content[CONFIG])
         models, layout = unpack_models(content[MODELS])
         shards = [task.shard(client) for client in clients]
-        return cls(task, models, Layers.of(task.network, layout), clients, shards)
+        return cls(task, models, layout, clients, shards)
+
+    @cached_property
+    def layers(self) -> Layers:
+        """How the models that came fit the configured network."""
+        return Layers.of(self.task.network, self.layout)
+
+    @property
+    def unpaid(self) -> list[ClientError]:
+        """A refusal of every client where one has a budget, and is asked for what no budget pays for; else nothing."""
+        paid = self.task.plans or not any(client.budget for client in self.clients)
+        return [] if paid else [ClientError(_UNPAID)] * len(self.clients)
 
     @property
     def remembers(self) -> bool:
@@ -247,5 +271,5 @@ class Cohort:
 
     def last_labels(self, otherwise: Labels) -> Labels:
         """(n,) label that each client was assigned to last; at first that of ``otherwise``."""
-        known = [int(kept[LABEL][0]) if LABEL in kept else -1 for kept in self.kept]
+        known = [int(kept[LAST_LABEL][0]) if LAST_LABEL in kept else -1 for kept in self.kept]
         return np.where((0 <= np.array(known)) & (np.array(known) < len(self.models)), known, otherwise)

@@ -12,16 +12,20 @@ from typing import Any, TypeAlias
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
+from coterie.client import points
 from coterie.client.layers import Vectors
 from coterie.client.memory import ClientError
 from coterie.client.records import tell_losses, train_privately
-from coterie.client.task import LABEL, OWN, Client, Cohort, Labels, Task
+from coterie.client.task import LAST_LABEL, OWN, Client, Cohort, Labels, Task
 from coterie.client.training import accuracies, losses, train
 from coterie.datasets import TestSet
 from coterie.messages import (
+    CENTROIDS,
     DIAGNOSTICS,
     EVALUATE,
+    GAN,
     IDENTITY,
+    LABEL,
     LOSSES,
     REPLY,
     TRAIN,
@@ -37,10 +41,6 @@ _MOST_OWN_TESTS = 500
 # The loss of a model that diverged, which no message can hold.
 _MOST_LOSS = 1e6
 
-_UNPAID = (
-    "this client has a budget of its own, and was asked without record-level privacy: it refuses (set "
-    "privacy-unit = record, or take epsilon out of its node configuration)"
-)
 _UNPAID_SCORES = (
     "this client has a budget of its own, and evaluation is outside it: it refuses (set evaluate = off, or "
     "diagnostics = true in its node configuration)"
@@ -61,8 +61,8 @@ def _train(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """
     cohort = Cohort.of(content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
-    if _unpaid(cohort):
-        return [ClientError(_UNPAID)] * len(clients)
+    if cohort.unpaid:
+        return list(cohort.unpaid)
     if cohort.task.plans:
         chosen, updates, refusals = train_privately(cohort)
         labels = redrawn = cohort.labels(chosen)
@@ -70,11 +70,6 @@ def _train(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
         labels, redrawn, updates = _train_exactly(cohort)
     answers = zip(clients, labels, redrawn, updates, refusals, strict=True)
     return [refusal or _reply(cohort, *answer, cohort.layers.sent) for *answer, refusal in answers]
-
-
-def _unpaid(cohort: Cohort) -> bool:
-    """Whether somebody has a budget and is asked for what no budget pays for."""
-    return not cohort.task.plans and any(client.budget for client in cohort.clients)
 
 
 def _reply(cohort: Cohort, client: Client, label: int, redrawn: int, values: Vectors, layout: Layout) -> RecordDict:
@@ -88,8 +83,8 @@ def _losses(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Mean loss of every model that came on the client's training data (LCFL)."""
     cohort = Cohort.of(content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
-    if _unpaid(cohort):
-        return [ClientError(_UNPAID)] * len(clients)
+    if cohort.unpaid:
+        return list(cohort.unpaid)
     if cohort.task.plans:
         told, refusals = tell_losses(cohort)
     else:
@@ -121,7 +116,7 @@ def _train_exactly(cohort: Cohort) -> tuple[Labels, Labels, Vectors]:
         redrawn = _redraw(task, labels, len(models), rngs)
     if cohort.remembers:
         for memory, label, values in zip(cohort.memories, labels, own, strict=True):
-            memory.write({LABEL: np.array([label]), OWN: values})
+            memory.write({LAST_LABEL: np.array([label]), OWN: values})
     return cohort.labels(labels), cohort.labels(redrawn), updates
 
 
@@ -207,4 +202,12 @@ def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:
 Verb = Callable[[RecordDict, Sequence[Client]], Sequence[Answer]]
 
 #: Every verb by its Flower message type.
-VERBS: dict[str, Verb] = {TRAIN: _train, LOSSES: _losses, EVALUATE: evaluate, IDENTITY: identity}
+VERBS: dict[str, Verb] = {
+    TRAIN: _train,
+    LOSSES: _losses,
+    EVALUATE: evaluate,
+    IDENTITY: identity,
+    GAN: points.gan,
+    CENTROIDS: points.centroids,
+    LABEL: points.label,
+}

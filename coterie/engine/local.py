@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+import queue
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from logging import WARNING
 from typing import Any
 
@@ -19,11 +20,13 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from coterie.client import VERBS, Answer, Client, ClientError
+from coterie.client import VERBS, Answer, Client, ClientError, tell_to
 
 # Clients per call of a verb: bounds the memory of a batched call, and the wait for the first reply.
 _CHUNK = 256
 _CLIENT_FAILED = 1
+# Seconds between two looks at what workers say.
+_LOOK = 0.2
 
 
 class LocalGrid(Grid):
@@ -32,12 +35,16 @@ class LocalGrid(Grid):
     Args:
         clients: M.
         workers: worker processes; 0 answers in this process.
+        watcher: called with what clients say of long work.
     """
 
-    def __init__(self, clients: int, workers: int = 0) -> None:
+    def __init__(self, clients: int, workers: int = 0, watcher: Callable[[str], None] = lambda what: None) -> None:
         _identify()
         self._clients = [Client(client_id) for client_id in range(clients)]
-        self._pool = _pool(workers) if workers else None
+        self._watcher = watcher
+        self._said, self._pool = _pool(workers) if workers else (None, None)
+        if not workers:
+            tell_to(watcher)
         self._workers = workers
         self._ids = itertools.count(1)
 
@@ -86,14 +93,26 @@ class LocalGrid(Grid):
     def _finish(self, chunk: Sequence[Message], answer: Future[Any] | None) -> Sequence[Answer]:
         if answer is None:
             return _answer(*self._arguments(chunk))
+        while not wait([answer], _LOOK).done:
+            self._listen()
         return answer.result()
+
+    def _listen(self) -> None:
+        """Pass on what workers have said."""
+        assert self._said is not None
+        try:
+            while True:
+                self._watcher(self._said.get_nowait())
+        except queue.Empty:
+            pass
 
     def _arguments(self, chunk: Sequence[Message]) -> tuple[str, RecordDict, list[Client]]:
         clients = [self._clients[message.metadata.dst_node_id - 1] for message in chunk]
         return chunk[0].metadata.message_type, chunk[0].content, clients
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and listen no more."""
+        tell_to(None)
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -131,16 +150,20 @@ def _identify() -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
+def _pool(workers: int) -> tuple[Any, ProcessPoolExecutor]:
+    """What workers say, and the workers."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["coterie.client"])  # torch is imported once for all workers
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread)
+    said = context.Queue()
+    return said, ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(said,))
 
 
-def _one_thread() -> None:
+def _prepare(said: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
+    said.cancel_join_thread()  # nobody may listen any more
+    tell_to(said.put)
 
 
 def _answer(verb: str, content: RecordDict, clients: list[Client]) -> Sequence[Answer]:

@@ -44,7 +44,8 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
     Args:
         header: first line of the run's ledger: ``plan``; ``seed`` (null for secret randomness); ``diagnostics``
             (what was computed from client data outside the mechanism); ``public`` (further public inputs);
-            ``tuned`` (settings that the guarantee takes as given, and what they were).
+            ``tuned`` (settings that the guarantee takes as given, and what they were); ``unfounded`` (claims about the
+            method that give no guarantee, and why).
         charges: its other lines, in order.
     """
     plan, seed = plan_of(header["plan"]), header.get("seed")
@@ -52,7 +53,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
     events = _with_what_is_planned(plan, charged)
     by_accountant = {name: epsilon(events, plan.delta, name) for name in _accountants(plan)}
     cost = by_accountant[plan.accountant]
-    reasons = plan.reasons()
+    reasons = plan.reasons() + ([] if plan.private else list(header.get("unfounded", ())))
     if plan.private and seed is not None:
         reasons.append(f"seeded noise (seed {seed}), for simulation only: whoever knows the seed can remove it")
     if plan.private and not certifies(plan.accountant):

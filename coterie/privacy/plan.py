@@ -123,10 +123,36 @@ class Collected(Contributions):
         )
 
 
+class Gathered(Collected):
+    """Points of clients, any number from each, where the server may see them: as :class:`Collected`."""
+
+    def __init__(self, plan: Plan, cohort: IntArray) -> None:
+        super().__init__(plan, 0, cohort, np.ones(len(cohort)))
+        self._points: dict[int, npt.NDArray[np.float32]] = {}
+        self._bytes = 0
+
+    def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
+        """Keep one client's points, (n, *shape); in a file without a name once they are many."""
+        points = np.asarray(update, np.float32)
+        self._bytes += points.nbytes
+        if self._bytes > _SPOOL:
+            file = _in_a_file(len(points), points[0].size)
+            file[:] = points.reshape(len(points), -1)
+            points = file.reshape(points.shape)
+        self._points[int(self._cohort[slot])] = points
+
+    def released(self, permit: Permit) -> Released:
+        """All of them, by client."""
+        return replace(super().released(permit), points=dict(sorted(self._points.items())))
+
+
 def _rows(count: int, size: int) -> npt.NDArray[np.float32]:
-    """(count, size) zeros; in a file without a name where they are many, which needs no memory."""
-    if 4 * count * size <= _SPOOL:
-        return np.zeros((count, size), np.float32)
+    """(count, size) zeros; in a file without a name where they are many."""
+    return np.zeros((count, size), np.float32) if 4 * count * size <= _SPOOL else _in_a_file(count, size)
+
+
+def _in_a_file(count: int, size: int) -> npt.NDArray[np.float32]:
+    """(count, size) zeros that take no memory."""
     with tempfile.TemporaryFile() as file:
         return np.memmap(file, np.float32, "w+", shape=(count, size))
 
@@ -167,6 +193,7 @@ class Released:
         labels: (n,) of their clusters.
         weights: (n,) public weights.
         updates: (n, d) float32.
+        points: (n, *shape) float32 of every client that sent some, where points were asked for.
     """
 
     sums: FloatArray
@@ -179,6 +206,7 @@ class Released:
     labels: IntArray | None = None
     weights: FloatArray | None = None
     updates: npt.NDArray[np.float32] | None = None
+    points: Mapping[int, npt.NDArray[np.float32]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,6 +410,15 @@ class Plan(ABC):
             PrivacyError: this mechanism gives noisy sums alone.
         """
         raise PrivacyError(f"mechanism {self.mechanism} releases noisy sums, never one client's update")
+
+    def gathered(self, cohort: IntArray) -> Gathered:
+        """Where points go, which are seen one by one.
+
+        Raises:
+            PrivacyError: see :meth:`collected`.
+        """
+        self.collected(0, cohort)
+        return Gathered(self, cohort)
 
     def longest_update(self, client: int, size: int, config: Mapping[str, Any]) -> float:
         """L2 norm beyond which a client's update is refused; inf where it is clipped here."""

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from coterie import models as networks
-from coterie.datasets import DATASETS, SHIFTS, DataError, assign_groups, parse_groups
+from coterie.datasets import DATASETS, SHIFTS, DataError, assign_groups, load, parse_groups
 from coterie.privacy import (
     ACCOUNTANTS,
     MECHANISMS,
@@ -134,7 +136,7 @@ def _text(allowed: str) -> dict[str, Any]:
 #: Every key. The defaults are the demo: private clustered models on real handwritten digits.
 SCHEMA: dict[str, Key] = {
     "strategy": Key("ifca", "how clients are clustered and models trained", **_names(STRATEGIES)),
-    "clusters": Key(4, "number of models, k; 0: find it (rc-dpfl, lcfl, cfl)", **_whole(0)),
+    "clusters": Key(4, "number of models, k, or of clusters of records; 0: find it (rc-dpfl, lcfl, cfl)", **_whole(0)),
     "rebalance-min": Key(0.0, "B, least expected members of a cluster in a round; 0: off", **_number(0)),
     "rebalance-train": Key(
         "own",
@@ -181,6 +183,39 @@ SCHEMA: dict[str, Key] = {
         **_number(0, strict=True),
     ),
     "first-split": Key(20, "cfl: rounds in which no cluster is split or stopped", **_whole(0)),
+    "gan": Key(
+        "auto",
+        "ppfc-gan: the clients' GAN; auto: the one that suits the data, with GroupNorm at record level",
+        **_names({"auto": 0, **networks.GANS}),
+        client=True,
+    ),
+    "synthetic-samples": Key(0, "ppfc-gan: samples of each client's GAN; 0: as many as it has records", **_whole(0)),
+    "autoencoder": Key(
+        "sae",
+        "ppfc-gan: the server's autoencoder, with a linear code, or with ReLU behind it as the paper's Table A.8",
+        **_choice("sae", "sae-relu"),
+    ),
+    "pretrain-epochs": Key(10, "ppfc-gan: epochs of the server's autoencoder alone", **_whole(0)),
+    "joint-epochs": Key(
+        15, "ppfc-gan: epochs of deep clustering after that; 0: k-means of the codes, the ablation", **_whole(0)
+    ),
+    "dcn-weight": Key(4.0, "ppfc-gan: weight of the distance of codes from their centroids, lambda", **_number(0)),
+    "dcn-noise": Key(
+        0.4,
+        "ppfc-gan: deviation of the noise that the autoencoder learns to take away; data span [-1, 1]",
+        **_number(0),
+    ),
+    "dcn-restarts": Key(
+        2, "ppfc-gan: deep clustering networks, of which the one with the least objective is taken", **_whole(1)
+    ),
+    "local-centroids": Key(0, "kfed, ffcm: centroids of each client; 0: as many as clusters", **_whole(0)),
+    "fuzzifier": Key(1.1, "ffcm: m of fuzzy c-means", **_number(1, 100, strict=True)),
+    "device-failures": Key(
+        0.0,
+        "ppfc-gan, kfed, ffcm: part of the clients that fails before it sends anything, in a simulation",
+        **_number(0, 0.99),
+    ),
+    "upload-limit": Key(256, "ppfc-gan, kfed, ffcm: megabytes that one client's points may take", **_whole(1)),
     "server-lr": Key(
         "auto",
         "step size of the server, eta; auto: 1.5 under client-level privacy, where clipping shortens updates, else 1",
@@ -337,6 +372,16 @@ TUNED = (
     "stationary-norm",
     "incongruent-norm",
     "first-split",
+    "gan",
+    "synthetic-samples",
+    "autoencoder",
+    "pretrain-epochs",
+    "joint-epochs",
+    "dcn-weight",
+    "dcn-noise",
+    "dcn-restarts",
+    "local-centroids",
+    "fuzzifier",
     "loss-bound",
     "rebalance-train",
     "server-lr",
@@ -371,6 +416,7 @@ class RunConfig:
             self.values["privacy-unit"] = self.method.units[0]
         if "clusters" not in values and self.method.grows:
             self.values["clusters"] = 0
+        self.values |= {name: value for name, value in self.method.defaults.items() if name not in values}
         for name, value in self._defaults().items():
             if self[name] == SCHEMA[name].default:
                 self.values[name] = value
@@ -383,7 +429,7 @@ class RunConfig:
         """Where the demo's defaults make no sense for the method."""
         found: dict[str, Any] = {}
         if not self.method.clustered:
-            found |= {"clusters": 1, "respawn-every": 0}
+            found |= {"respawn-every": 0} | ({} if self.method.labels_records else {"clusters": 1})
         if "client" not in self.method.units or self["privacy-unit"] == "record":
             found |= {"sampling-rate": 1.0, "respawn-every": 0}
         return found
@@ -394,7 +440,7 @@ class RunConfig:
                 raise ConfigError(f"clusters = 0: {self['strategy']} must be told their number")
             if self["privacy-unit"] == "record":
                 self._check_records()
-            if not self["clusters"] <= self["clients"]:
+            if not self.models <= self["clients"]:
                 raise ConfigError(
                     f"clusters = {self['clusters']}: more clusters than clients ({self['clients']}); "
                     "lower clusters or raise clients"
@@ -422,11 +468,32 @@ class RunConfig:
         return STRATEGIES[self["strategy"]]
 
     @property
+    def models(self) -> int:
+        """Number of models at first; 0 where it is found."""
+        return 1 if self.method.labels_records else int(self["clusters"])
+
+    @cached_property
+    def examples(self) -> tuple[tuple[int, ...], int]:
+        """Shape of an example, behind fixed features, and the number of classes."""
+        name = self["dataset"]
+        if name in DATASETS:
+            shape, classes = DATASETS[name].shape, DATASETS[name].num_classes
+        else:
+            source = load(name, self["data-dir"] or None)
+            shape, classes = source.train_x.shape[1:], source.num_classes
+        features = networks.features(self["features"])
+        return tuple(features(np.zeros((1, *shape), np.float32)).shape[1:]), classes
+
+    @property
     def method_options(self) -> dict[str, Any]:
         """What the strategy's constructor takes beside the arguments of every method."""
         own = {name.replace("-", "_"): self[name] for name in self.method.options if name in SCHEMA}
         if "true-groups" in self.method.options:
             own["true_groups"] = assign_groups(self["clients"], parse_groups(self["groups"])).tolist()
+        if "example-shape" in self.method.options:
+            own["example_shape"] = self.examples[0]
+        if own.get("gan") == "auto":
+            own["gan"] = networks.gan_for(own["example_shape"], private=self["privacy-unit"] == "record")
         return own
 
     @property
@@ -455,7 +522,7 @@ class RunConfig:
     @property
     def reseeding(self) -> Reseeding | None:
         """When to re-seed; None for never."""
-        return Reseeding(every=self["respawn-every"]) if self["respawn-every"] and self["clusters"] > 1 else None
+        return Reseeding(every=self["respawn-every"]) if self["respawn-every"] and self.models > 1 else None
 
     @property
     def averaging(self) -> Averaging:
@@ -466,7 +533,7 @@ class RunConfig:
     def _identifier_share(self) -> float:
         """Part of a round's privacy for labels or sizes: none where nothing reads them."""
         reads_sizes = bool(self.reseeding or self["rebalance-min"] or self["divisor"] == "released")
-        noisy_labels = self["clusters"] > 1 and self["mechanism"] != "joint"
+        noisy_labels = self.models > 1 and self["mechanism"] != "joint"
         if not (reads_sizes or noisy_labels) or self._uncharged:
             return 0.0
         share = self["identifier-share"]
@@ -475,7 +542,7 @@ class RunConfig:
     @property
     def _uncharged(self) -> float:
         """Noise on identifiers outside the budget."""
-        return float(self["identifier-noise"]) if self["mechanism"] == "paper" and self["clusters"] > 1 else 0.0
+        return float(self["identifier-noise"]) if self["mechanism"] == "paper" and self.models > 1 else 0.0
 
     @property
     def _evaluations(self) -> int:
@@ -488,7 +555,7 @@ class RunConfig:
         """What the plan is made of, the noise apart."""
         numbers = {
             "clients": self["clients"],
-            "num_clusters": max(self["clusters"], 1),
+            "num_clusters": max(self.models, 1),
             "sampling_rate": self["sampling-rate"],
             "rounds": self["rounds"],
             "rebalance_min": self["rebalance-min"],
@@ -598,7 +665,7 @@ class RunConfig:
         return RecordLevel.of(
             self._record_plans(noise),
             clients=self["clients"],
-            num_clusters=max(self["clusters"], 1),
+            num_clusters=max(self.models, 1),
             weights=self["weights"],
         )
 
@@ -626,6 +693,7 @@ class RunConfig:
                 "respawn-every": self["respawn-every"],
             },
             "tuned": {name: self[name] for name in TUNED},
+            "unfounded": list(self.method.unfounded),
         }
 
     @property

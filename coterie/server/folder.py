@@ -42,6 +42,8 @@ _LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus
 _HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"
 _ABOUT = "about"
 _LEDGER = "ledger.jsonl"
+# Bytes of evidence that are compressed; more take longer than they are worth.
+_COMPRESSED = 1 << 24
 
 
 class FolderError(RuntimeError):
@@ -144,8 +146,17 @@ class RunFolder:
         """Write ``evidence/{name}.npz``, in place of what it held: what clusters were found from."""
         (self.path / "evidence").mkdir(exist_ok=True)
         content = io.BytesIO()
-        np.savez_compressed(content, **arrays)
+        few = sum(values.nbytes for values in arrays.values()) <= _COMPRESSED
+        (np.savez_compressed if few else np.savez)(content, **arrays)
         _replace(self.path / "evidence" / f"{name}.npz", content.getvalue())
+
+    def kept(self, name: str) -> dict[str, np.ndarray] | None:
+        """Read ``evidence/{name}.npz``; None: there is none."""
+        path = self.path / "evidence" / f"{name}.npz"
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive)
 
     def working_on(self, what: str) -> None:
         """Tell the watcher."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from logging import WARNING
 from typing import Any
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
 from scipy.optimize import linear_sum_assignment
+from scipy.special import entr
 from sklearn.metrics import cohen_kappa_score, normalized_mutual_info_score
 
 from coterie.messages import diagnostics
@@ -80,6 +82,61 @@ def summarise(contents: Sequence[RecordDict]) -> MetricRecord:
             "confusion": confusion(clusters, groups).ravel().tolist(),
         }
     return MetricRecord(scores)
+
+
+def partition_scores(table: npt.NDArray[Any]) -> dict[str, float]:
+    """How well clusters of records agree with their classes: accuracy, NMI, kappa and adjusted Rand index.
+
+    Accuracy and kappa are those of the classes that clusters are matched to one to one (Hungarian method). What clients
+    say of their numbers sets no memory aside.
+
+    Args:
+        table: (clusters, classes) number of records; at least one record.
+    """
+    counts = np.asarray(table, np.float64)
+    total, of_clusters, of_classes = counts.sum(), counts.sum(axis=1), counts.sum(axis=0)
+    rows, columns = linear_sum_assignment(-counts)
+    agreed, chance = counts[rows, columns].sum() / total, of_clusters[rows] @ of_classes[columns] / total**2
+    apart = entr(of_clusters / total).sum() + entr(of_classes / total).sum()
+    mutual = apart - entr(counts / total).sum()
+    together, in_clusters, in_classes, pairs = map(_pairs, (counts, of_clusters, of_classes, total))
+    expected, most = in_clusters * in_classes / max(pairs, 1), (in_clusters + in_classes) / 2
+    return {
+        "accuracy": float(agreed),
+        "nmi": float(np.clip(2 * mutual / apart, 0, 1)) if apart else 1.0,
+        "kappa": float((agreed - chance) / (1 - chance)) if chance < 1 else 1.0,
+        "ari": float((together - expected) / (most - expected)) if most > expected else 1.0,
+    }
+
+
+def _pairs(counts: npt.NDArray[np.float64]) -> float:
+    """Of two records in the same place."""
+    return float(np.sum(counts * (counts - 1) / 2))
+
+
+def summarise_records(contents: Sequence[RecordDict]) -> MetricRecord:
+    """What clients told of the records that they labelled, as one record: scores of all their records together.
+
+    Tables of another shape than most are left out.
+    """
+    tables = [table for table in map(_table, contents) if table is not None]
+    shapes = Counter(table.shape for table in tables).most_common(1)
+    tables = [table for table in tables if table.shape == shapes[0][0]]
+    if not np.sum(tables):
+        return MetricRecord()
+    table = np.sum(tables, axis=0)
+    return MetricRecord({**partition_scores(table), "classes": table.shape[1], "confusion": table.ravel().tolist()})
+
+
+def _table(content: RecordDict) -> IntArray | None:
+    """(clusters, classes) of one client; None where it sent something else: it is left out."""
+    row: Mapping[str, Any] = diagnostics(content)
+    counts, classes = row.get("confusion"), row.get("classes")
+    whole = isinstance(counts, list) and all(type(count) is int and 0 <= count < 2**40 for count in counts)
+    if not (whole and type(classes) is int and 0 < classes < _MOST_GROUPS and counts and len(counts) % classes == 0):
+        log(WARNING, "the labels of a client were left out: it told no numbers of records, or impossible ones")
+        return None
+    return np.reshape(np.array(counts, np.int64), (-1, classes))
 
 
 def unfairness(values: Sequence[float], best: Sequence[float]) -> float:

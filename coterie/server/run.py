@@ -15,13 +15,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from coterie import models as networks
-from coterie.datasets import DATASETS, load
 from coterie.messages import Layout, pack_models, unpack_models
 from coterie.privacy import Streams
 from coterie.server.config import RunConfig
 from coterie.server.folder import RunFolder
-from coterie.server.metrics import summarise
-from coterie.strategies import ClusteredStrategy
+from coterie.server.metrics import summarise, summarise_records
+from coterie.strategies import ClusteredStrategy, StrategyError
+
+_TRAFFIC = ("messages_down", "messages_up", "bytes_down", "bytes_up")
 
 
 class RunError(RuntimeError):
@@ -43,13 +44,16 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     streams = Streams(config.seed)
     strategy = make_strategy(config, folder, streams)
     models, layout = initial_models(config, streams)
-    result = strategy.start(
-        grid,
-        pack_models(models, layout),
-        num_rounds=min(config["stop-after"] or config["rounds"], config["rounds"]),
-        timeout=config["round-timeout"],
-        train_config=ConfigRecord({**config.for_clients(), "clients-dir": str(folder.path.absolute() / "clients")}),
-    )
+    try:
+        result = strategy.start(
+            grid,
+            pack_models(models, layout),
+            num_rounds=min(config["stop-after"] or config["rounds"], config["rounds"]),
+            timeout=config["round-timeout"],
+            train_config=ConfigRecord({**config.for_clients(), "clients-dir": str(folder.path.absolute() / "clients")}),
+        )
+    except StrategyError as error:
+        raise RunError(f"{error}{_most_common(strategy.dropped, '')}") from error
     trained, layout = unpack_models(result.arrays)
     folder.write_models(trained, layout)
     guarantee = folder.certify()
@@ -80,7 +84,7 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         evaluate_every=config["evaluate-every"] if config["evaluate"] != "off" else 0,
         recorder=folder,
         resume_from=folder.resumed,
-        evaluate_metrics_aggr_fn=summarise,
+        evaluate_metrics_aggr_fn=summarise_records if config.method.labels_records else summarise,
         wait=config["wait"],
         **config.method_options,
     )
@@ -88,26 +92,23 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
 
 def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Layout]:
     """(k, d) independently initialised models, which no data has touched."""
-    name = config["dataset"]
-    if name in DATASETS:
-        shape, classes = DATASETS[name].shape, DATASETS[name].num_classes
-    else:
-        source = load(name, config["data-dir"] or None)
-        shape, classes = source.train_x.shape[1:], source.num_classes
-    shape = networks.features(config["features"])(np.zeros((1, *shape), np.float32)).shape[1:]
+    shape, classes = config.examples
     rng = streams.stream("models")
 
-    def draw() -> dict[str, np.ndarray]:
-        return networks.initialise(config["model"], shape, classes, int(rng.integers(2**62)))
+    def draw(gan: str = "", categories: int = 0) -> dict[str, np.ndarray]:
+        seed = int(rng.integers(2**62))
+        if gan:
+            return networks.drawn(lambda: networks.build_gan(gan, shape, categories), seed)
+        return networks.initialise(config["model"], shape, classes, seed)
 
-    drawn = [config.method.arrange(draw, **config.method_options) for _ in range(max(config["clusters"], 1))]
+    drawn = [config.method.arrange(draw, **config.method_options) for _ in range(max(config.models, 1))]
     layout = Layout.of(drawn[0])
     return np.stack([layout.flatten(parameters) for parameters in drawn]), layout
 
 
-def _most_common(dropped: Counter[str]) -> str:
+def _most_common(dropped: Counter[str], otherwise: str = ": none came") -> str:
     if not dropped:
-        return ": none came"
+        return otherwise
     reason, count = dropped.most_common(1)[0]
     return f": {dropped.total()} were dropped, most often ({count} times): {reason}"
 
@@ -118,7 +119,7 @@ def _result(
     evaluations = result.evaluate_metrics_clientapp
     last = max(evaluations, default=None)
     evaluation = {} if last is None else dict(evaluations[last])
-    groups = len(evaluation.get("group_accuracy", ()))
+    groups = evaluation.get("classes") or len(evaluation.get("group_accuracy", ()))
     lines = folder.metrics()
     if lines and last == lines[-1]["round"] and "accuracy" not in lines[-1]:  # killed before its evaluation
         folder.amend_last(evaluation)
@@ -132,6 +133,9 @@ def _result(
         "groups_found",
         "nmi",
         "kappa",
+        "ari",
+        "classes",
+        "clients_labelled",
         "minority_accuracy",
         "majority_accuracy",
         "worst_client_accuracy",
@@ -144,7 +148,7 @@ def _result(
         "seed": config.seed,
         **{score: evaluation.get(score) for score in scores},
         "evaluate": config["evaluate"],
-        "groups": groups or None,
+        "groups": None if config.method.labels_records else groups or None,
         "notes": {key: value for line in lines for key, value in line.get("notes", {}).items()},
         "confusion": np.reshape(evaluation["confusion"], (-1, groups)).tolist() if "confusion" in evaluation else None,
         "epsilon": guarantee["epsilon"],
@@ -152,6 +156,7 @@ def _result(
         "delta": guarantee["delta"],
         "certified": guarantee["certified"],
         "rounds": len(lines),
+        **{key: sum(line[key] for line in lines) for key in _TRAFFIC if all(key in line for line in lines)},
         "charges": len(folder.ledger.charges),
         "seconds_total": seconds,
         "seconds_training": training,

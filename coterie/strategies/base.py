@@ -26,12 +26,16 @@ from coterie.messages import (
     CONFIG,
     EVALUATE,
     IDENTITY,
+    LABEL,
     MODELS,
     REPLY,
     Layout,
+    Points,
     ReplyError,
     diagnostics,
     pack_models,
+    payload,
+    read_points,
     read_reply,
     unpack_models,
 )
@@ -67,7 +71,7 @@ class Phase:
         collect: whether the method must see every answer by itself, which few mechanisms allow.
         clients: who is asked, in place of a cohort by chance; needs ``collect``.
         late: whether these were not there before: they pay by themselves, at record level.
-        answer: layout of the answer; None: an update of one model.
+        answer: layout of the answer, or the points that it holds, which needs ``collect``; None: an update of a model.
     """
 
     verb: str
@@ -77,11 +81,13 @@ class Phase:
     collect: bool = False
     clients: Collection[int] | None = None
     late: bool = False
-    answer: Layout | None = None
+    answer: Layout | Points | None = None
 
     def __post_init__(self) -> None:
         if self.clients is not None and not self.collect:
             raise StrategyError("a phase for chosen clients must collect: sums are of cohorts that chance has chosen")
+        if isinstance(self.answer, Points) and not self.collect:
+            raise StrategyError("a phase that asks for points must collect: points of two clients are not added up")
 
 
 #: A round of a method: yields phases, receives what was released, returns the new models.
@@ -121,6 +127,9 @@ class Recorder(Protocol):
     def keep(self, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Called with what clusters were found from; from released values."""
 
+    def kept(self, name: str) -> dict[str, npt.NDArray[Any]] | None:
+        """What :meth:`keep` was last given under this name in this run, before a crash too; None: nothing."""
+
     def working_on(self, what: str) -> None:
         """Called in the middle of a long round, for a person who waits."""
 
@@ -136,6 +145,9 @@ class _Nobody:
 
     def keep(self, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         pass
+
+    def kept(self, name: str) -> dict[str, npt.NDArray[Any]] | None:
+        return None
 
     def working_on(self, what: str) -> None:
         pass
@@ -199,6 +211,12 @@ class ClusteredStrategy(Strategy):
     finds_clusters: ClassVar[bool] = False
     #: Whether the number of clusters grows in a run; ``clusters`` is then a bound, and 0 by default, which is none.
     grows: ClassVar[bool] = False
+    #: Whether clusters are of records, not of clients: one model in the end, by which clients label what they hold.
+    labels_records: ClassVar[bool] = False
+    #: Values of configuration keys that suit the method, where the demo's do not.
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    #: Claims that were made for the method and give no guarantee, and why; for certificates without privacy.
+    unfounded: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -250,6 +268,8 @@ class ClusteredStrategy(Strategy):
         self.asked = 0
         self.accepted = 0
         self.dropped: Counter[str] = Counter()
+        #: Messages and bytes of arrays to the clients and from them, in this round; not what introductions take.
+        self.traffic: Counter[str] = Counter()
         self._nodes: dict[int, int] = {}
         self._greeted: set[int] = set()
         self._claimed: dict[int, int] = {}
@@ -308,8 +328,11 @@ class ClusteredStrategy(Strategy):
         """One round: yield phases, receive each phase's :class:`Released`, return the (k, d) new models."""
 
     @classmethod
-    def arrange(cls, draw: Callable[[], Parameters], **options: Any) -> Parameters:
-        """Initial parameters of what travels, from calls of ``draw``, a new network each; options as configured."""
+    def arrange(cls, draw: Callable[..., Parameters], **options: Any) -> Parameters:
+        """Initial parameters of what travels, from calls of ``draw``, a new network each; options as configured.
+
+        ``draw(gan=NAME, categories=k)`` draws a GAN in place of the configured network.
+        """
         return draw()
 
     def asks(self) -> dict[str, int | float | str | bool]:
@@ -356,9 +379,13 @@ class ClusteredStrategy(Strategy):
 
     @property
     def layout(self) -> Layout:
-        """Of one model, from :meth:`start` on."""
+        """Of one model, from :meth:`start` on; a method sets it where its models become other ones."""
         assert self._layout is not None
         return self._layout
+
+    @layout.setter
+    def layout(self, layout: Layout) -> None:
+        self._layout = layout
 
     def step_size(self, number: int) -> float:
         """Of the clients in round ``number``, in units of the first round's."""
@@ -402,11 +429,12 @@ class ClusteredStrategy(Strategy):
         evaluate_config = evaluate_config or train_config
         result = Result()
         models, layout = unpack_models(initial_arrays)
-        self._layout = layout
         models, mean, done = self.initial_models(models), None, 0
         if self.resume_from is not None:
             models, mean, done = self.resume_from.models, self.resume_from.mean, self.resume_from.round
+            layout = self.resume_from.layout
             self._resize(models)
+        self._layout = layout
         arrays = pack_models(models, layout)
         self._recalibrate(done, num_rounds)
         self._nodes, self._greeted, self._claimed = {}, set(), {}
@@ -425,7 +453,7 @@ class ClusteredStrategy(Strategy):
                     messages = self.configure_train(current, arrays, train_config, grid)
                     replies = grid.send_and_receive(messages, timeout=timeout)
                     updated, metrics = self.aggregate_train(current, replies)
-                arrays, models = updated, unpack_models(updated)[0]
+                arrays, (models, layout) = updated, unpack_models(updated)
                 self._resize(models)
                 mean = self.averaging(mean, models, current, num_rounds)
                 result.arrays = arrays if mean is None else pack_models(mean, layout)
@@ -441,17 +469,21 @@ class ClusteredStrategy(Strategy):
                     result.train_metrics_clientapp[current] = metrics
 
                 last = current == num_rounds or self.finished
-                if self.evaluate_every and (current % self.evaluate_every == 0 or last):
+                due = bool(self.evaluate_every) and (current % self.evaluate_every == 0 or last)
+                if due or (self.labels_records and last):
                     evaluation = self._evaluate(current, result.arrays, evaluate_config, grid, timeout)
                     if evaluation is not None:
                         result.evaluate_metrics_clientapp[current] = evaluation
                         line |= dict(evaluation)
                 if evaluate_fn and (central := evaluate_fn(current, result.arrays)) is not None:
                     result.evaluate_metrics_serverapp[current] = central
+                if self.plan.unit != "client":  # whose cohorts are secret
+                    line |= dict(self.traffic)
+                self.traffic.clear()
                 line["seconds"] = time.perf_counter() - started
                 self.recorder.round_finished(line)
 
-            if ended == done and self.evaluate_every:  # killed between the last release and its evaluation
+            if ended == done and (self.evaluate_every or self.labels_records):  # killed before the last evaluation
                 evaluation = self._evaluate(done, result.arrays, evaluate_config, grid, timeout)
                 if evaluation is not None:
                     result.evaluate_metrics_clientapp[done] = evaluation
@@ -587,28 +619,14 @@ class ClusteredStrategy(Strategy):
         """
         if self._round is None or self._layout is None or self._phase is None:
             raise StrategyError("aggregate_train was called before configure_train")
-        phase, layout, attempt = self._phase, self._phase.answer or self._layout, self._attempt
-        clusters = self.plan.num_clusters
-        contributions: Contributions = (
-            self.plan.collected(layout.size, self._cohort)
-            if phase.collect
-            else self.plan.contributions(layout.size, shared=self.shared)
-        )
+        phase, attempt = self._phase, self._attempt
+        contributions = self._contributions(phase)
         for client, content in self._answers(replies):
             try:
-                reply = read_reply(content, client_id=client, round=server_round, num_clusters=clusters, layout=layout)
+                self._take(contributions, phase, server_round, client, content)
+                self.accepted += 1
             except ReplyError as error:
                 self._drop(client, str(error))
-                continue
-            longest = math.inf if phase.answer else self.plan.longest_update(client, layout.size, self._sent)
-            if longest < math.inf and (norm := float(np.linalg.norm(reply.update.astype(np.float64)))) > longest:
-                self._drop(client, f"its update has norm {norm:.4g}; clipping and noise allow {longest:.4g}")
-                continue
-            if phase.to is not None and reply.label != phase.to[client]:
-                self._drop(client, f"label is {reply.label}; it was given model {phase.to[client]}")
-                continue
-            contributions.add(self._slots[client], reply.label, reply.redrawn_label, reply.update)
-            self.accepted += 1
 
         charges = self.plan.charges(self._sent, late=phase.late)
         if not charges:
@@ -634,13 +652,49 @@ class ClusteredStrategy(Strategy):
             metrics["histogram"] = released.histogram.tolist()
         return pack_models(models, self._layout), metrics
 
+    def _contributions(self, phase: Phase) -> Contributions:
+        """Where the answers of a phase go."""
+        if isinstance(phase.answer, Points):
+            return self.plan.gathered(self._cohort)
+        size = (phase.answer or self.layout).size
+        if phase.collect:
+            return self.plan.collected(size, self._cohort)
+        return self.plan.contributions(size, shared=self.shared)
+
+    def _take(
+        self, contributions: Contributions, phase: Phase, server_round: int, client: int, content: RecordDict
+    ) -> None:
+        """Check one answer and add it.
+
+        Raises:
+            ReplyError: it does not keep the contract.
+        """
+        slot, said = self._slots[client], {"client_id": client, "round": server_round}
+        if isinstance(phase.answer, Points):
+            points = read_points(content, expected=phase.answer, **said)
+            contributions.add(slot, 0, 0, points)
+            self.took(client, points)
+            return
+        layout = phase.answer or self.layout
+        reply = read_reply(content, num_clusters=self.plan.num_clusters, layout=layout, **said)
+        longest = math.inf if phase.answer else self.plan.longest_update(client, layout.size, self._sent)
+        if longest < math.inf and (norm := float(np.linalg.norm(reply.update.astype(np.float64)))) > longest:
+            raise ReplyError(f"its update has norm {norm:.4g}; clipping and noise allow {longest:.4g}")
+        if phase.to is not None and reply.label != phase.to[client]:
+            raise ReplyError(f"label is {reply.label}; it was given model {phase.to[client]}")
+        contributions.add(slot, reply.label, reply.redrawn_label, reply.update)
+
+    def took(self, client: int, points: npt.NDArray[np.float32]) -> None:
+        """Called with the points of a client as soon as they are there."""
+
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """All k models to every client that is here, or to each its own."""
         sent = {**config, **self.asks(), "round": server_round}
         models, self._layout = unpack_models(arrays)
-        self._asked = self._addressed(models, sent, self.placed(server_round), EVALUATE, sorted(self._nodes))
+        verb = LABEL if self.labels_records else EVALUATE
+        self._asked = self._addressed(models, sent, self.placed(server_round), verb, sorted(self._nodes))
         return list(self._asked.values())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -701,6 +755,8 @@ class ClusteredStrategy(Strategy):
         self, arrays: ArrayRecord, sent: Mapping[str, Any], verb: str, clients: list[int]
     ) -> dict[int, Message]:
         content, group = RecordDict({MODELS: arrays, CONFIG: ConfigRecord(dict(sent))}), str(sent["round"])
+        self.traffic["messages_down"] += len(clients)
+        self.traffic["bytes_down"] += len(clients) * payload(content)
         return {
             client: Message(content, dst_node_id=self._nodes[client], message_type=verb, group_id=group)
             for client in clients
@@ -710,6 +766,8 @@ class ClusteredStrategy(Strategy):
         """(client id, content) of every reply to a message of this phase, once each."""
         open_questions = {message.metadata.message_id: client for client, message in self._asked.items()}
         for reply in replies:
+            self.traffic["messages_up"] += 1
+            self.traffic["bytes_up"] += payload(reply.content) if reply.has_content() else 0
             client = open_questions.pop(reply.metadata.reply_to_message_id, None)
             if client is None:
                 self._drop(None, "nobody asked for it, or it came twice")

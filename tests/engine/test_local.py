@@ -1,12 +1,15 @@
 """The local engine answers as the ClientApp does, in process and in workers, and survives a client's failure."""
 
 import numpy as np
+import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from coterie.client import VERBS
 from coterie.client.app import app
+from coterie.client.progress import tell
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, losses_layout, pack_models, read_reply
-from coterie.models import initialise
+from coterie.messages import Layout, Points, losses_layout, pack_models, read_points, read_reply
+from coterie.models import build_gan, initialise
 from coterie.server import RunConfig
 
 
@@ -83,3 +86,60 @@ def test_failing_clients_become_error_replies():
     replies = ask(LocalGrid(12), content)
     assert len(replies) == 12
     assert all(r.has_error() and "the disk is gone" in r.error.reason for r in replies)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_clients_tell_reaches_the_watcher(workers):
+    content, _ = question()
+    content["config"]["dataset"] = "toys:talking"
+    heard = []
+    grid = LocalGrid(12, workers, heard.append)
+    try:
+        ask(grid, content, "query.label", nodes=[1])
+    finally:
+        grid.close()
+    assert heard == ["reading"]
+    tell("to the log, once the grid is closed")
+    assert heard == ["reading"]
+
+
+def points_question(verb):
+    settings = {"dataset": "toys:blobs", "clients": 12, "seed": 5, "local-epochs": 1, "non-iid-level": 0}
+    config = RunConfig({"strategy": "ppfc-gan", "clusters": 3, **settings}).for_clients()
+    asked = {"labels": 3, "gan": "gan-pendigits", "samples": 4, "local": "k-means", "local-centroids": 2}
+    drawn = {name: value.detach().numpy() for name, value in build_gan("gan-pendigits", (4,), 3).named_parameters()}
+    if verb == "query.label":
+        asked |= {"encoder": "none", "tell": True}
+        drawn = {"centroids": np.eye(3, 4, dtype=np.float32)}
+    layout = Layout.of(drawn)
+    record = ConfigRecord({**config, **asked, "round": 1})
+    return RecordDict({"models": pack_models(layout.flatten(drawn)[None], layout), "config": record})
+
+
+@pytest.mark.parametrize("verb", ["train.gan", "train.centroids", "query.label"])
+def test_the_client_app_answers_the_verbs_of_one_shot_clustering(verb, tmp_path):
+    content = points_question(verb)
+    content["config"]["clients-dir"] = str(tmp_path)
+    (local,) = ask(LocalGrid(12), content, verb, nodes=[8])
+    node = Context(run_id=1, node_id=1, node_config={"partition-id": 7}, state=RecordDict(), run_config={})
+    flower = app(Message(content, dst_node_id=8, message_type=verb), node)
+    if verb == "query.label":
+        assert flower.content["diagnostics"] == local.content["diagnostics"]
+        assert sum(flower.content["diagnostics"]["confusion"]) in (5, 6)
+        return
+    expected = Points((4,), 4)
+    mine, its = (read_points(r.content, client_id=7, round=1, expected=expected) for r in (local, flower))
+    assert mine.shape == {"train.gan": (4, 4), "train.centroids": (2, 4)}[verb]
+    np.testing.assert_allclose(its, mine, atol=1e-6)
+
+
+def test_the_client_app_knows_every_verb():
+    node = Context(run_id=1, node_id=1, node_config={"partition-id": 0}, state=RecordDict(), run_config={})
+    for verb in VERBS:
+        if verb != "query.identity":
+            with pytest.raises(
+                KeyError
+            ):  # what a message without a configuration lacks; an unknown verb is a ValueError
+                app(Message(RecordDict(), dst_node_id=1, message_type=verb), node)
+    with pytest.raises(ValueError, match="nonsense"):
+        app(Message(RecordDict(), dst_node_id=1, message_type="train.nonsense"), node)

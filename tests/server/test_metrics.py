@@ -3,9 +3,18 @@
 import numpy as np
 import pytest
 from flwr.app import MetricRecord, RecordDict
+from sklearn.metrics import adjusted_rand_score, cohen_kappa_score, normalized_mutual_info_score
 
 from coterie.messages import DIAGNOSTICS, ReplyError
-from coterie.server.metrics import confusion, groups_found, matched, summarise, unfairness
+from coterie.server.metrics import (
+    confusion,
+    groups_found,
+    matched,
+    partition_scores,
+    summarise,
+    summarise_records,
+    unfairness,
+)
 
 
 def replies(clusters, groups, accuracies):
@@ -109,3 +118,104 @@ def test_unfairness_by_hand():
     # accuracies fall by 0.1, 0.3 and 0.05: the second client pays 0.25 more than the third
     assert unfairness([0.8, 0.6, 0.9], [0.9, 0.9, 0.95]) == pytest.approx(0.25)
     assert unfairness([1.0, 0.4], [0.2, 0.3]) == pytest.approx(0.7)  # losses rise by 0.8 and 0.1
+
+
+# ---- clusters of records ---------------------------------------------------------------------------------------------
+
+
+def told(table, classes=None, **more):
+    table = np.asarray(table)
+    told = {"confusion": table.ravel().tolist(), "classes": table.shape[-1] if classes is None else classes, **more}
+    return RecordDict({DIAGNOSTICS: MetricRecord(told)})
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [[5, 1, 0], [0, 2, 9], [3, 3, 3]],
+        [[0, 4], [7, 1], [2, 2], [0, 0]],  # more clusters than classes: two are matched to none
+        [[1, 0, 5], [2, 8, 0]],  # fewer
+        [[3, 3], [3, 3]],
+        [[4, 0], [0, 4]],
+        [[4, 5], [0, 0]],  # all in one
+    ],
+)
+def test_scores_of_records_are_scikit_learn_s(table):
+    clusters, classes = table_to_labels(table)
+    agreed = matched(clusters, classes)
+    scores = partition_scores(np.array(table))
+    assert scores == pytest.approx(
+        {
+            "accuracy": np.mean(agreed == classes),
+            "nmi": normalized_mutual_info_score(classes, clusters),
+            "kappa": cohen_kappa_score(classes, agreed),
+            "ari": adjusted_rand_score(classes, clusters),
+        }
+    )
+    assert {type(score) for score in scores.values()} == {float}
+
+
+def test_scores_of_records_by_hand():
+    scores = partition_scores([[6, 0], [2, 4]])
+    assert scores["accuracy"] == 10 / 12
+    assert scores["kappa"] == pytest.approx((10 / 12 - 1 / 2) / (1 / 2))  # 8/12 6/12 + 4/12 6/12 agree by chance
+    joint = np.array([6, 2, 4]) / 12
+    mutual = np.sum(joint * np.log(joint / (np.array([6 * 8, 6 * 8, 6 * 4]) / 144)))
+    entropies = [-np.sum(p * np.log(p)) for p in (np.array([8, 4]) / 12, np.array([6, 6]) / 12)]
+    assert scores["nmi"] == pytest.approx(mutual / np.mean(entropies))
+    together, expected, most = 15 + 1 + 6, (15 + 15) * (28 + 6) / 66, (15 + 15 + 28 + 6) / 2
+    assert scores["ari"] == pytest.approx((together - expected) / (most - expected))
+
+
+def test_one_cluster_of_one_class_is_perfect_but_for_kappa():
+    scores = partition_scores([[5]])
+    assert [scores[name] for name in ("accuracy", "nmi", "ari")] == [1, 1, 1]
+    assert scores["kappa"] == 1
+
+
+def test_records_of_all_clients_are_scored_together():
+    parts = [[[3, 0], [0, 1]], [[0, 2], [0, 4]], [[0, 0], [0, 0]]]
+    summary = summarise_records([told(part) for part in parts])
+    assert summary["confusion"] == [3, 2, 0, 5]
+    assert summary["classes"] == 2
+    assert {key: summary[key] for key in ("accuracy", "nmi", "kappa", "ari")} == pytest.approx(
+        partition_scores(np.sum(parts, axis=0))
+    )
+
+
+GOOD = [[3, 0], [0, 1]]
+BAD = {
+    "too few": told([[1, 2, 3]], classes=2),
+    "negative": told([[-1, 2], [3, 4]]),
+    "huge": told([[2**40, 2], [3, 4]]),
+    "fractions": told([[1.0, 2.0], [3.0, 4.0]]),
+    "one number": RecordDict({DIAGNOSTICS: MetricRecord({"confusion": 4, "classes": 2})}),
+    "nothing": RecordDict({DIAGNOSTICS: MetricRecord({"classes": 2})}),
+    "no classes": RecordDict({DIAGNOSTICS: MetricRecord({"confusion": [1, 2]})}),
+    "zero classes": told(GOOD, classes=0),
+    "classes of another type": told(GOOD, classes=2.0),
+    "a negative class": told(GOOD, classes=-2),
+    "empty": RecordDict({DIAGNOSTICS: MetricRecord({"confusion": [], "classes": 2})}),
+    "another shape": told([[1, 2], [3, 4], [5, 6]]),
+    "another number of classes": told([[1, 2, 3, 4]], classes=4),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_impossible_numbers_of_records_are_left_out_wherever_they_stand(bad, place):
+    contents = [told(GOOD), told(GOOD)]
+    contents.insert(place, bad)
+    assert summarise_records(contents)["confusion"] == [6, 0, 0, 2]
+
+
+def test_one_client_cannot_take_all_memory():
+    """It says that it labelled a trillion records: a score takes no more room than the table."""
+    summary = summarise_records([told(GOOD), told([[2**39, 0], [0, 2**39]])])
+    assert summary["accuracy"] == pytest.approx(1)
+    assert summary["ari"] == pytest.approx(1)
+
+
+def test_where_nobody_tells_there_are_no_scores():
+    for contents in ([], [BAD["negative"]], [told([[0, 0], [0, 0]])]):
+        assert dict(summarise_records(contents)) == {}

@@ -389,6 +389,16 @@ class Kept:
         self.lines.append(line)
 
 
+@pytest.mark.parametrize("plan", [nothing(rounds=3), private(rounds=3)], ids=["none", "joint"])
+def test_each_round_s_traffic_is_counted_but_not_where_the_cohort_is_secret(plan):
+    recorder = Kept()
+    start(Stub(), plan, rounds=3, recorder=recorder)
+    size = 2 * 128 + 4 * 4  # two arrays, with NumPy's headers
+    counted = {"messages_down": 8, "messages_up": 8, "bytes_down": 8 * size, "bytes_up": 8 * size}
+    expected = counted if plan.unit == "none" else {}
+    assert [{key: line[key] for key in counted if key in line} for line in recorder.lines] == [expected] * 3
+
+
 @pytest.mark.parametrize("every", [1, 5])
 def test_a_run_that_is_finished_ends_early_and_evaluates_its_last_round(every):
     recorder = Kept()

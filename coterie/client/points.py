@@ -1,0 +1,144 @@
+"""The verbs of one-shot clustering: what a client sends of its records, and how it labels them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from torch import nn
+
+from coterie import models as networks
+from coterie.client.account import spend
+from coterie.client.dpsgd import DPSGD
+from coterie.client.gans import GANTraining, Samples, train_gan_privately, train_gans
+from coterie.client.layers import Vectors
+from coterie.client.memory import ClientError
+from coterie.client.records import check_paid
+from coterie.client.task import LABELS, Client, Cohort, Labels
+from coterie.clustering import fuzzy_c_means, k_means
+from coterie.messages import CONFIG, DIAGNOSTICS, REPLY, UPDATE, pack_points
+from coterie.models.autoencoder import Labeller
+from coterie.privacy import Streams
+
+Answer = RecordDict | ClientError
+
+# Records per forward pass.
+_CHUNK = 4096
+
+
+def gan(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
+    """Train the GAN that came, and send samples of it (PPFC-GAN)."""
+    config, cohort = content[CONFIG], Cohort.of(content, clients)
+    if cohort.unpaid:
+        return list(cohort.unpaid)
+    network = _gan(config["gan"], cohort.task.federation.input_shape, config["labels"])
+    how = GANTraining(
+        networks.GANS[config["gan"]],
+        config["labels"],
+        cohort.task.hyper.local_epochs,
+        cohort.task.hyper.batch_size,
+        config["samples"],
+        cohort.task.hyper.device,
+    )
+    if cohort.task.plans:
+        return [_answer(cohort, i, _privately(cohort, i, network, how)) for i in range(len(clients))]
+    made: list[Samples | ClientError] = [how.refusal(shard.x) for shard in cohort.shards]
+    fit = [i for i, refusal in enumerate(made) if refusal is None]
+    records, rngs = [cohort.shards[i].x for i in fit], [cohort.task.rng(clients[i].client_id) for i in fit]
+    trained = train_gans(network, cohort.layout, cohort.models[0], records, rngs, how, batched=how.device != "cpu")
+    for i, own in zip(fit, trained, strict=True):
+        made[i] = own
+    return [_answer(cohort, i, own) for i, own in enumerate(made)]
+
+
+def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, how: GANTraining) -> Samples | ClientError:
+    """One client's samples, paid for before anything is drawn."""
+    task, client = cohort.task, cohort.clients[i]
+    plan, key = task.plan(client.client_id), (task.round, client.client_id)
+    try:
+        check_paid(client, task, plan)
+        charge = spend(cohort.folders[i], client.client_id, plan, client.budget, task.round, plan.part())
+    except ClientError as refusal:
+        return refusal
+    streams, key = Streams(task.seed), (*key, charge)
+    private = DPSGD(
+        num_examples=plan.num_examples,
+        batch_size=plan.batch_size,
+        epochs=plan.local_epochs,
+        lr=0.0,  # Adam's are the GAN's
+        clip_norm=plan.clip_norm,
+        noise_multiplier=plan.noise_multiplier,
+        device=how.device,
+    )
+    draws = (streams.stream(name, *key) for name in ("batches", "gradients", "latents"))
+    return train_gan_privately(network, cohort.layout, cohort.models[0], cohort.shards[i].x, *draws, how, private)
+
+
+def centroids(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
+    """Centroids of each client's records by k-means (k-FED) or fuzzy c-means (FFCM)."""
+    config, cohort = content[CONFIG], Cohort.of(content, clients)
+    if cohort.unpaid:
+        return list(cohort.unpaid)
+    answers: list[Answer] = []
+    for i, (client, shard) in enumerate(zip(clients, cohort.shards, strict=True)):
+        x, rng = shard.x.reshape(len(shard.y), -1), cohort.task.rng(client.client_id)
+        k = min(config["local-centroids"], len(x))
+        if config["local"] == "fuzzy-c-means":
+            found = fuzzy_c_means(x, k, rng, fuzzifier=config["fuzzifier"])
+        else:
+            found = k_means(x, k, rng)
+        low, high = float(x.min()), float(x.max())  # a mean may be off by its rounding
+        answers.append(_answer(cohort, i, np.clip(found, low, high).reshape(-1, *shard.x.shape[1:])))
+    return answers
+
+
+def label(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
+    """Label every record by the nearest centroid, keep the labels, and tell what diagnostics allow."""
+    config, cohort = content[CONFIG], Cohort.of(content, clients)
+    task, device = cohort.task, cohort.task.hyper.device
+    labeller = _labeller(config["encoder"], task.federation.input_shape, config["labels"]).to(device)
+    with torch.no_grad():
+        for parameter, value in zip(labeller.parameters(), cohort.layout.split(cohort.models[0]).values(), strict=True):
+            parameter.copy_(torch.as_tensor(value))
+    answers: list[Answer] = []
+    for client, shard, memory in zip(clients, cohort.shards, cohort.memories, strict=True):
+        with torch.no_grad():
+            parts = [labeller(part.to(device)).argmax(dim=1).cpu() for part in torch.as_tensor(shard.x).split(_CHUNK)]
+        labels = torch.cat(parts).numpy()
+        try:
+            memory.write({LABELS: labels})
+        except ClientError as error:
+            answers.append(error)
+            continue
+        said = RecordDict({REPLY: ConfigRecord({"client-id": client.client_id, "round": task.round})})
+        if config["tell"] and (client.diagnostics or not client.budget):
+            said[DIAGNOSTICS] = _counts(client, labels, shard.y, config["labels"], task.federation.num_classes)
+        answers.append(said)
+    return answers
+
+
+def _counts(client: Client, labels: Labels, classes: Labels, k: int, num_classes: int) -> MetricRecord:
+    """Numbers of records by label and class."""
+    table = np.zeros((k, num_classes), np.int64)
+    np.add.at(table, (labels, classes), 1)
+    return MetricRecord({"client-id": client.client_id, "classes": num_classes, "confusion": table.ravel().tolist()})
+
+
+def _answer(cohort: Cohort, i: int, points: Samples | Vectors | ClientError) -> Answer:
+    if isinstance(points, ClientError):
+        return points
+    said = {"client-id": cohort.clients[i].client_id, "round": cohort.task.round}
+    return RecordDict({UPDATE: pack_points(np.asarray(points, np.float32)), REPLY: ConfigRecord(said)})
+
+
+@lru_cache(maxsize=2)
+def _gan(name: str, shape: tuple[int, ...], categories: int) -> nn.ModuleDict:
+    return networks.build_gan(name, shape, categories)
+
+
+@lru_cache(maxsize=2)
+def _labeller(encoder: str, shape: tuple[int, ...], k: int) -> Labeller:
+    return Labeller(shape, k, encoder)

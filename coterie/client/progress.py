@@ -1,0 +1,26 @@
+"""What a client says of long work: to the log, or to whoever runs many clients on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from logging import INFO
+
+from flwr.common.logger import log
+
+
+def _to_log(text: str) -> None:
+    log(INFO, text)
+
+
+_listener: Callable[[str], None] = _to_log
+
+
+def tell(text: str) -> None:
+    """Say what is being done."""
+    _listener(text)
+
+
+def tell_to(listener: Callable[[str], None] | None) -> None:
+    """Say it to ``listener`` from now on, in this process; None: to the log."""
+    global _listener
+    _listener = listener or _to_log

@@ -1,0 +1,61 @@
+"""What k-FED and FFCM share: clients send centroids of their records, and the server makes k of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.messages import CENTROIDS
+from coterie.privacy import Plan
+from coterie.strategies.base import StrategyError
+from coterie.strategies.one_shot import FloatArray, OneShot
+
+if TYPE_CHECKING:
+    from coterie.models.autoencoder import Labeller
+
+
+class LocalCentroids(OneShot):
+    """Centroids of centroids.
+
+    Args:
+        plan: see :class:`~coterie.strategies.OneShot`, as for the other arguments.
+        local_centroids: k', centroids of each client; 0: as many as clusters.
+    """
+
+    options: ClassVar[tuple[str, ...]] = (*OneShot.options, "local-centroids")
+    verb: ClassVar[str] = CENTROIDS
+    #: How clients cluster.
+    local: ClassVar[str]
+    unfounded: ClassVar[tuple[str, ...]] = (
+        "epsilon is infinite: clients send exact centroids, and that of few records shows them",
+    )
+
+    def __init__(self, plan: Plan, *, local_centroids: int = 0, **others: Any) -> None:
+        super().__init__(plan, **others)
+        if local_centroids < 0:
+            raise StrategyError(f"local-centroids must be at least 0, not {local_centroids}")
+        self.local_centroids = local_centroids or self.clusters
+
+    def question(self) -> dict[str, int | float | str | bool | list[float]]:
+        """How many centroids, and by which method."""
+        return {"local": self.local, "local-centroids": self.local_centroids}
+
+    def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
+        """(k, F) centroids of all that came."""
+        import torch
+
+        from coterie.models.autoencoder import Labeller
+
+        sent = {client: own.reshape(len(own), -1).astype(np.float64) for client, own in points.items()}
+        labeller = Labeller(self.shape, self.clusters, self.encoder)
+        with torch.no_grad():
+            labeller.centroids.copy_(torch.as_tensor(self.merge(sent)))
+        return labeller
+
+    @abstractmethod
+    def merge(self, sent: Mapping[int, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+        """(k, F) centroids of the (n_i, F) centroids of every client."""

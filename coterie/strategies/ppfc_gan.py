@@ -1,0 +1,156 @@
+"""PPFC-GAN: clients send samples of GANs of their own; the server clusters them with a deep clustering network.
+
+Yan, Liu, Qi, Zhang, "Privacy-Preserving Federated Deep Clustering based on GAN" (papers/ppfc_gan), section 3.2.
+
+    server                                                                        papers/ppfc_gan, 3.2.1 and 3.2.2
+     1  G, D <- initialise a GAN; send it to every client
+    client i
+     2  G_i, D_i <- train G, D on X_i:  min_G max_D  E_z log(1 - D(G(z))) + E_x log D(x),        Equation (3)
+     3      z = (z_n, e_u),  z_n ~ N(0, I),  u uniform on 1..k
+     4  X'_i <- |X_i| samples of G_i; send them
+    server
+     5  f_e, C <- deep clustering network on the union of all X'_i                               Equation (1)
+     6  send f_e and C to every client
+    client i
+     7  label of x <- argmin_j |f_e(x) - c_j|                                                    Equation (4)
+
+Details
+- The generator ascends log D(G(z)), which has the same fixed point as line 2 and gradients from the first step on.
+- ``joint_epochs`` = 0 trains the autoencoder alone and clusters its codes in sequence: the paper's PPFC-GAN†.
+- The paper's Theorem 1 is no guarantee: it has delta = O(s/n) for s samples of n records, which is of order 1 at s = n,
+  names no epsilon, and nothing is clipped or noised. At record level (privacy-unit = record) the discriminator is
+  trained by DP-SGD instead, in a network without batch normalisation: generator and samples are then post-processing.
+- The encoder travels with its batch normalisation folded in, so that a record's label is its own matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from coterie.messages import GAN, Points
+from coterie.models import GANS, ModelError, check_gan, gan_for
+from coterie.privacy import Plan
+from coterie.strategies.base import Parameters, StrategyError
+from coterie.strategies.one_shot import FloatArray, OneShot, union
+
+if TYPE_CHECKING:
+    from coterie.models.autoencoder import Labeller
+
+AUTO = "auto"
+_STATE = "dcn-state"
+
+
+class PPFCGAN(OneShot):
+    """Lines 1 to 7.
+
+    Args:
+        plan: see :class:`~coterie.strategies.OneShot`, as for the other arguments.
+        gan: a name of :data:`~coterie.models.GANS`; "auto": the one that suits shape and privacy.
+        synthetic_samples: samples of each client; 0: as many as it has records.
+        autoencoder: "sae", with a linear code, or "sae-relu", as Table A.8 has it.
+        pretrain_epochs: of the autoencoder alone.
+        joint_epochs: of the deep clustering network, after that.
+        dcn_weight: lambda, weight of the distance of codes from their centroids.
+        dcn_noise: standard deviation of the noise that the autoencoder learns to take away.
+        dcn_restarts: how many networks are trained, of which the one with the least objective is taken.
+        device: where the server trains.
+    """
+
+    name: ClassVar[str] = "ppfc-gan"
+    title: ClassVar[str] = "deep clustering of records by samples of clients' GANs"
+    paper: ClassVar[str] = "Yan et al. 2022"
+    units: ClassVar[tuple[str, ...]] = ("none", "record")
+    options: ClassVar[tuple[str, ...]] = (
+        *OneShot.options,
+        "gan",
+        "synthetic-samples",
+        "autoencoder",
+        "pretrain-epochs",
+        "joint-epochs",
+        "dcn-weight",
+        "dcn-noise",
+        "dcn-restarts",
+        "device",
+    )
+    defaults: ClassVar[Mapping[str, Any]] = {**OneShot.defaults, "local-epochs": 200, "batch-size": 64}
+    verb: ClassVar[str] = GAN
+    unfounded: ClassVar[tuple[str, ...]] = (
+        "epsilon is infinite: PPFC-GAN's lemma gives no usable bound (a delta of the order of samples over records, "
+        "here 1, and no epsilon); nothing is clipped or noised, and samples may show records; use privacy-unit record",
+    )
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        gan: str = AUTO,
+        synthetic_samples: int = 0,
+        autoencoder: str = "sae",
+        pretrain_epochs: int = 10,
+        joint_epochs: int = 15,
+        dcn_weight: float = 4.0,
+        dcn_noise: float = 0.4,
+        dcn_restarts: int = 2,
+        device: str = "cpu",
+        **others: Any,
+    ) -> None:
+        super().__init__(plan, **others)
+        private = plan.unit == "record"
+        self.gan = gan_for(self.shape, private=private) if gan == AUTO else gan
+        try:
+            check_gan(self.gan, self.shape)
+        except ModelError as error:
+            raise StrategyError(str(error)) from None
+        if private and not GANS[self.gan].records_apart:
+            raise StrategyError(f"gan {self.gan} normalises over records, which DP-SGD cannot: use {self.gan}-gn")
+        if not pretrain_epochs + joint_epochs:
+            raise StrategyError("pretrain-epochs and joint-epochs are 0: the autoencoder would not be trained")
+        if synthetic_samples > self.most:
+            raise StrategyError(
+                f"synthetic-samples = {synthetic_samples}: upload-limit allows {self.most} of shape {self.shape}"
+            )
+        self.samples, self.encoder = synthetic_samples, autoencoder
+        self.pretrain_epochs, self.joint_epochs = pretrain_epochs, joint_epochs
+        self.dcn_weight, self.dcn_noise, self.dcn_restarts = dcn_weight, dcn_noise, dcn_restarts
+        self.device = device
+
+    @classmethod
+    def arrange(cls, draw: Callable[..., Parameters], **options: Any) -> Parameters:
+        """Line 1."""
+        return draw(gan=options["gan"], categories=options["clusters"])
+
+    def question(self) -> dict[str, int | float | str | bool | list[float]]:
+        """Which GAN, and how many samples."""
+        return {"gan": self.gan, "samples": self.samples}
+
+    def answer(self) -> Points:
+        """Line 4."""
+        return Points(self.shape, self.most, exactly=self.samples)
+
+    def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
+        """Line 5."""
+        import torch
+
+        from coterie.clustering.dcn import DCN
+
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == AUTO else self.device
+        network = DCN(
+            self.clusters,
+            self.pretrain_epochs,
+            self.joint_epochs,
+            self.dcn_weight,
+            self.dcn_noise,
+            self.encoder,
+            self.dcn_restarts,
+            seed=int(self.streams.stream("clustering", 1).integers(2**31)),
+            device=device,
+        )
+        labeller = network.fit(
+            union(points),
+            state=self.recorder.kept(_STATE),
+            keep=lambda state: self.recorder.keep(_STATE, state),
+            tell=self.recorder.working_on,
+        )
+        self.recorder.keep(_STATE, {})
+        return labeller

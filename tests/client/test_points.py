@@ -1,0 +1,319 @@
+"""The verbs of one-shot clustering: what clients send, what they pay first, and that labels stay with them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import toys
+from flwr.app import ConfigRecord, RecordDict
+
+from coterie.client import VERBS, Client, ClientError, Memory, federation, gans, points
+from coterie.client.memory import ClientError as Refusal
+from coterie.clustering import fuzzy_c_means, k_means
+from coterie.messages import Layout, Points, pack_models, read_points
+from coterie.models import autoencoder, build_gan
+from coterie.models.autoencoder import Labeller
+from coterie.privacy import RecordPlan
+from coterie.server import RunConfig
+
+SETTINGS = {
+    "strategy": "ppfc-gan",
+    "dataset": "toys:blobs",
+    "clients": 4,
+    "clusters": 3,
+    "local-epochs": 1,
+    "batch-size": 5,
+    "non-iid-level": -1,
+    "samples-per-client": 8,
+    "seed": 3,
+    "device": "cpu",
+}
+
+
+def client_config(**settings):
+    return RunConfig({**SETTINGS, **settings}).for_clients()
+
+
+def packed(module):
+    values = {name: value.detach().numpy() for name, value in module.named_parameters()}
+    layout = Layout.of(values)
+    return pack_models(layout.flatten(values)[None], layout)
+
+
+def question(folder, models=None, settings=None, **extra):
+    torch.manual_seed(0)
+    models = packed(build_gan(extra.get("gan", "gan-pendigits"), (4,), 3)) if models is None else models
+    config = {**client_config(**(settings or {})), "clients-dir": str(folder), "round": 1, "labels": 3, **extra}
+    return RecordDict({"models": models, "config": ConfigRecord(config)})
+
+
+def read(answer, client, exactly=0):
+    assert set(answer) == {"update", "reply"}
+    assert set(answer["reply"]) == {"client-id", "round"}
+    return read_points(answer, client_id=client, round=1, expected=Points((4,), 100, exactly=exactly))
+
+
+def ask(verb, content, clients):
+    return VERBS[verb](content, [Client(i) if isinstance(i, int) else i for i in clients])
+
+
+# ---- train.gan -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("samples", [0, 3])
+def test_samples_of_each_client_s_gan(tmp_path, samples):
+    content = question(tmp_path, gan="gan-pendigits", samples=samples)
+    answers = ask("train.gan", content, [0, 2, 3])
+    made = [read(answer, client, samples or 8) for answer, client in zip(answers, (0, 2, 3), strict=True)]
+    assert not np.array_equal(made[0], made[1])
+    (alone,) = ask("train.gan", content, [2])
+    np.testing.assert_array_equal(read(alone, 2), made[1])
+    assert list(tmp_path.iterdir()) == []  # nothing is kept, nothing is charged
+
+
+def test_without_a_seed_samples_are_the_client_s_secret(tmp_path):
+    content = question(tmp_path, settings={"seed": "none"}, gan="gan-pendigits", samples=2)
+    one, other = (read(ask("train.gan", content, [0])[0], 0) for _ in range(2))
+    assert not np.array_equal(one, other)
+
+
+def test_the_gan_starts_as_it_came(tmp_path):
+    """Trained not at all, it makes what the server's network makes."""
+    network = build_gan("gan-pendigits", (4,), 3)
+    for value in network.parameters():
+        value.data.zero_()
+    network["generator"][-2].bias.data.fill_(20.0)  # a sigmoid of 1
+    content = question(tmp_path, packed(network), settings={"local-epochs": 1}, gan="gan-pendigits", samples=4)
+    (answer,) = ask("train.gan", content, [1])
+    np.testing.assert_allclose(read(answer, 1), 1, atol=1e-2)
+
+
+def test_a_client_that_cannot_does_not_keep_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(gans.GANTraining, "refusal", lambda how, x: Refusal("no") if x[0, 0] == poor else None)
+    poor = federation(client_config()).shard(1).x[0, 0]
+    answers = ask("train.gan", question(tmp_path, gan="gan-pendigits", samples=0), [0, 1, 2])
+    assert isinstance(answers[1], ClientError)
+    together = [read(answers[0], 0), read(answers[2], 2)]
+    alone = [read(ask("train.gan", question(tmp_path, gan="gan-pendigits", samples=0), [i])[0], i) for i in (0, 2)]
+    assert [x.shape for x in together] == [x.shape for x in alone]
+
+
+def test_records_out_of_range_are_refused_and_said_so(tmp_path):
+    content = question(tmp_path, settings={"dataset": "toys:far"}, gan="gan-pendigits", samples=0)
+    answers = ask("train.gan", content, [0, 1])
+    assert all("a GAN makes numbers in [-1, 1]: scale them" in str(answer) for answer in answers)
+
+
+def test_a_client_with_a_budget_gives_nothing_that_it_does_not_pay_for(tmp_path):
+    rich = Client(0, str(tmp_path / "own"), (8.0, 1e-5))
+    for verb, extra in (("train.gan", {"samples": 0}), ("train.centroids", {"local": "k-means", "local-centroids": 2})):
+        (answer,) = ask(verb, question(tmp_path, gan="gan-pendigits", **extra), [rich])
+        assert "asked without record-level privacy: it refuses" in str(answer)
+        assert isinstance(answer, ClientError)
+
+
+# ---- train.gan at record level ---------------------------------------------------------------------------------------
+
+
+def terms(**changes):
+    numbers = {"num_examples": 8, "batch_size": 4, "rounds": 1, "epsilon": 8.0, "delta": 1e-3, "clip_norm": 1.0}
+    plan = RecordPlan(**{**numbers, "local_epochs": 2, "noise_multiplier": 3.0, "selection": "none", **changes})
+    return plan, json.dumps([{key: value for key, value in plan.terms().items() if key != "mechanism"}])
+
+
+def privately(folder, client, settings=None, samples=0, **changes):
+    plan, sent = terms(**changes)
+    extra = {"gan": "gan-pendigits-gn", "samples": samples, "record-plans": sent}
+    return ask("train.gan", question(folder, settings=settings, **extra), [client])[0], plan
+
+
+def charges(folder, client):
+    lines = (folder / f"client-{client}.ledger.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if "ledger" not in line]
+
+
+def test_it_pays_every_step_and_nothing_else(tmp_path):
+    answer, _ = privately(tmp_path, 1)
+    assert read(answer, 1, 8).shape == (8, 4)
+    written = charges(tmp_path, 1)
+    assert sum(line.get("count", 1) for line in written) == 2 * (8 // 4)
+    assert {(line["sampling_rate"], line["noise_multiplier"]) for line in written} == {(0.5, 3.0)}
+
+
+@pytest.mark.parametrize("many", [7, 9])
+def test_the_number_of_samples_is_the_public_one(tmp_path, many):
+    """A real client keeps all of its records; its number of samples does not tell how many."""
+    real = Client(1, str(tmp_path), (8.0, 1e-3))
+    answer, _ = privately(tmp_path, real, {"seed": "none", "samples-per-client": many})
+    assert read(answer, 1, 8).shape == (8, 4)
+
+
+def test_a_charge_is_on_disk_before_anything_is_drawn(tmp_path, monkeypatch):
+    order = []
+    spend, train, stream = points.spend, points.train_gan_privately, points.Streams.stream
+    monkeypatch.setattr(points, "spend", lambda *a: (order.append("charge"), spend(*a))[1])
+    monkeypatch.setattr(points.Streams, "stream", lambda *a: (order.append(a[1]), stream(*a))[1])
+    monkeypatch.setattr(points, "train_gan_privately", lambda *a: (order.append("train"), train(*a))[1])
+    privately(tmp_path, 0)
+    assert order == ["charge", "batches", "gradients", "latents", "train"]
+
+
+def test_the_numbers_of_dp_sgd_are_the_plan_s(tmp_path, monkeypatch):
+    given = []
+    train = points.train_gan_privately
+    monkeypatch.setattr(points, "train_gan_privately", lambda *a: (given.append(a[-1]), train(*a))[1])
+    _, plan = privately(tmp_path, 0, clip_norm=0.7, noise_multiplier=2.5)
+    (private,) = given
+    assert (private.num_examples, private.batch_size, private.epochs) == (8, 4, 2)
+    assert (private.clip_norm, private.noise_multiplier) == (0.7, 2.5)
+    assert private.steps == sum(plan.part().values())
+
+
+def test_a_budget_that_is_spent_refuses_before_it_draws(tmp_path, monkeypatch):
+    answer, _ = privately(tmp_path, 0, epsilon=6.0, noise_multiplier=1.0)
+    assert not isinstance(answer, ClientError)
+    before = (tmp_path / "client-0.ledger.jsonl").read_bytes()
+    monkeypatch.setattr(points, "train_gan_privately", lambda *a: pytest.fail("it trained"))
+    for _ in range(2):
+        answer, _ = privately(tmp_path, 0, epsilon=6.0, noise_multiplier=1.0)
+        assert isinstance(answer, ClientError)
+        assert "client 0 refuses" in str(answer)
+    assert (tmp_path / "client-0.ledger.jsonl").read_bytes() == before
+
+
+def test_its_own_budget_counts_not_what_the_server_says(tmp_path):
+    answer, _ = privately(tmp_path, Client(0, str(tmp_path), (0.1, 1e-3)), {"seed": "none"}, epsilon=1e6)
+    assert isinstance(answer, ClientError)
+    assert charges(tmp_path, 0) == []
+
+
+def test_a_seed_is_refused_where_the_budget_is_the_client_s_own(tmp_path):
+    answer, _ = privately(tmp_path, Client(0, str(tmp_path), (8.0, 1e-3)))
+    assert "whoever sends a seed knows the noise" in str(answer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_folder_there_is_no_account_and_no_sample(tmp_path):
+    answer, _ = privately(tmp_path, Client(0, "", (8.0, 1e-3)), {"seed": "none"})
+    assert isinstance(answer, ClientError)
+
+
+def test_a_repeated_round_draws_afresh(tmp_path):
+    one, other = (read(privately(tmp_path, 0, epsilon=math.inf)[0], 0) for _ in range(2))
+    assert not np.array_equal(one, other)
+    again = read(privately(tmp_path / "elsewhere", 0, epsilon=math.inf)[0], 0)
+    np.testing.assert_array_equal(again, one)
+
+
+# ---- train.centroids -------------------------------------------------------------------------------------------------
+
+
+NOTHING = pack_models(np.zeros((1, 0), np.float32), Layout((), ()))
+
+
+def rows(client):
+    return federation(client_config()).shard(client).x
+
+
+def rng(client):
+    return np.random.default_rng([3, 1, client])
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_centroids_by_k_means(tmp_path, k):
+    content = question(tmp_path, NOTHING, local="k-means", **{"local-centroids": k})
+    for client, answer in zip((2, 0), ask("train.centroids", content, [2, 0]), strict=True):
+        np.testing.assert_allclose(read(answer, client, k), k_means(rows(client), k, rng(client)), atol=1e-6)
+
+
+def test_centroids_by_fuzzy_c_means(tmp_path):
+    extra = {"local": "fuzzy-c-means", "local-centroids": 3, "fuzzifier": 2.5}
+    (answer,) = ask("train.centroids", question(tmp_path, NOTHING, **extra), [1])
+    found = read(answer, 1, 3)
+    np.testing.assert_allclose(found, fuzzy_c_means(rows(1), 3, rng(1), fuzzifier=2.5), atol=1e-6)
+    assert np.abs(found - fuzzy_c_means(rows(1), 3, rng(1), fuzzifier=1.1)).max() > 1e-3
+
+
+def test_no_more_centroids_than_records(tmp_path):
+    content = question(tmp_path, NOTHING, local="k-means", **{"local-centroids": 20})
+    (answer,) = ask("train.centroids", content, [0])
+    found = read(answer, 0, 8)
+    assert {tuple(row) for row in found.round(4)} == {tuple(row) for row in rows(0).round(4)}
+
+
+def test_images_are_clustered_as_vectors(tmp_path):
+    settings = {"dataset": "digits"}
+    content = question(tmp_path, NOTHING, settings, local="k-means", **{"local-centroids": 2})
+    (answer,) = ask("train.centroids", content, [0])
+    found = read_points(answer, client_id=0, round=1, expected=Points((1, 8, 8), 2, exactly=2))
+    x = federation(client_config(**settings)).shard(0).x
+    np.testing.assert_allclose(found.reshape(2, 64), k_means(x.reshape(-1, 64), 2, rng(0)), atol=1e-5)
+
+
+def test_a_mean_s_rounding_does_not_leave_the_range(tmp_path, monkeypatch):
+    low, high = rows(0).min(), rows(0).max()
+    monkeypatch.setattr(points, "k_means", lambda x, k, rng: np.array([[2.0, -2.0, 0.1, 0.2]]))
+    content = question(tmp_path, NOTHING, local="k-means", **{"local-centroids": 1})
+    np.testing.assert_allclose(read(ask("train.centroids", content, [0])[0], 0), [[high, low, 0.1, 0.2]])
+
+
+# ---- query.label -----------------------------------------------------------------------------------------------------
+
+
+def labeller():
+    own = Labeller((4,), 3, "none")
+    own.centroids.data = torch.as_tensor(toys.CORNERS[[2, 0, 1]])
+    return own
+
+
+def label(folder, client, models=None, **extra):
+    content = question(
+        folder, packed(labeller()) if models is None else models, **{"tell": True, "encoder": "none", **extra}
+    )
+    return ask("query.label", content, [client])[0]
+
+
+def test_labels_stay_at_the_client_and_numbers_of_records_are_told(tmp_path):
+    answer = label(tmp_path, 1)
+    y = federation(client_config()).shard(1).y
+    labels = Memory(tmp_path, 1).read()["labels"]
+    assert labels.tolist() == [{2: 0, 0: 1, 1: 2}[kind] for kind in y.tolist()]  # by the centroid of its kind
+    assert set(answer) == {"reply", "diagnostics"}
+    assert set(answer["reply"]) == {"client-id", "round"}
+    told = answer["diagnostics"]
+    assert set(told) == {"client-id", "classes", "confusion"}
+    assert (told["client-id"], told["classes"]) == (1, 3)
+    table = np.reshape(told["confusion"], (3, 3))
+    assert table.tolist() == [[0, 0, (y == 2).sum()], [(y == 0).sum(), 0, 0], [0, (y == 1).sum(), 0]]
+
+
+def test_nothing_is_told_where_nobody_asks_or_the_client_does_not_allow_it(tmp_path):
+    assert set(label(tmp_path, 0, tell=False)) == {"reply"}
+    mistrusts = Client(0, str(tmp_path / "own"), (8.0, 1e-5))
+    assert set(label(tmp_path, mistrusts)) == {"reply"}
+    assert len(Memory(tmp_path / "own", 0).read()["labels"]) > 0
+    assert set(label(tmp_path, Client(0, str(tmp_path / "own"), (8.0, 1e-5), True))) == {"reply", "diagnostics"}
+    assert set(label(tmp_path, Client(0, str(tmp_path / "own")))) == {"reply", "diagnostics"}
+
+
+def test_a_client_without_a_folder_cannot_keep_labels(tmp_path):
+    answer = label(tmp_path, Client(0, ""))
+    assert isinstance(answer, ClientError)
+    assert "state-dir" in str(answer)
+
+
+def test_labels_come_from_codes_in_parts_of_any_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(autoencoder, "WIDTHS", (6, 2))
+    points._labeller.cache_clear()
+    torch.manual_seed(0)
+    own = Labeller((4,), 3, "sae")
+    own.centroids.data = own.encoder(torch.as_tensor(toys.CORNERS)).detach()
+    expected = own(torch.as_tensor(rows(2))).argmax(dim=1).tolist()
+    assert len(set(expected)) > 1
+    for chunk in (4096, 3):
+        monkeypatch.setattr(points, "_CHUNK", chunk)
+        label(tmp_path, 2, packed(own), encoder="sae")
+        assert Memory(tmp_path, 2).read()["labels"].tolist() == expected
+    points._labeller.cache_clear()
