@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-_BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
+#: What reading a file that is not whole may raise.
+BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def read_pairs(path: Path) -> Pairs | None:
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             pairs = Pairs(file["matrix"], file["clients"], file["labels"])
-    except _BROKEN:
+    except BROKEN:
         return None
     n = pairs.clients.size
     whole = n and pairs.matrix.shape == (n, n) and pairs.clients.shape == pairs.labels.shape == (n,)
@@ -105,7 +106,7 @@ def read_tree(notes: Mapping[str, Any]) -> tuple[Node, ...]:
                 cluster=None if node["cluster"] is None else int(node["cluster"]),
                 similarity=None if node["similarity"] is None else float(node["similarity"]),
             )
-    except _BROKEN:
+    except BROKEN:
         return ()
     return tuple(tree.values())
 

@@ -1,7 +1,7 @@
 """How numbers are written for people, the same on the page, in the figures and in the terminal."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MISSING = "–"
@@ -52,6 +52,27 @@ def duration(seconds: float | None) -> str:
     if minutes < 60:
         return f"{minutes}{NBSP}min{NBSP}{rest:02d}{NBSP}s"
     return f"{minutes // 60}{NBSP}h{NBSP}{minutes % 60:02d}{NBSP}min"
+
+
+def index(value: float | None) -> str:
+    """A score such as NMI with four decimals, as papers print it."""
+    return MISSING if value is None or math.isnan(value) else f"{value:.4f}"
+
+
+def size(many: int) -> str:
+    """Bytes as people say them: 812 B, 3.4 kB, 21 MB."""
+    value, unit = float(many), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.2g}{NBSP}{unit}" if value < 10 and unit != "B" else f"{value:.0f}{NBSP}{unit}"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """`1`, `1 and 2`, or `1, 2 and 3`."""
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def of_total(found: int | None, total: int | None) -> str:

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from coterie.report import formats
+from coterie.report import formats, records
 from coterie.report.evidence import leaves, read_pairs, similarity_files, split_rounds
 from coterie.report.evidence_plots import distance_figure, similarity_figure, tree_figure
 from coterie.report.plots import accuracy_figure, cluster_figure, comparison_figure, run_line
@@ -62,6 +62,7 @@ class _Section:
     unreadable: list[str]
     reseeded: int
     guarantee: list[str]
+    traffic: list[tuple[str, str, str]]
     facts: list[tuple[str, str]]
     public_inputs: list[tuple[str, str]]
     tuned: list[tuple[str, str]]
@@ -91,20 +92,23 @@ def _render(runs: Sequence[Run]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals["fmt"] = formats
     several = len(runs) > 1
-    curves = several and any(r.accuracy is not None for run in runs for r in run.rounds)
+    of_records = all(run.of_records for run in runs)
+    curves = several and not of_records and any(r.accuracy is not None for run in runs for r in run.rounds)
     return environment.from_string(PAGE).render(
         title=f"{len(runs)} runs compared" if several else f"{runs[0].strategy} · {runs[0].dataset}",
         sections=[_section(run, f"run-{index}") for index, run in enumerate(runs, 1)],
         comparison=_svg(comparison_figure(runs), "comparison", "Mean accuracy of every run") if curves else None,
+        of_records=of_records,
+        records=records,
         colours=[run_line(index)[0] for index in range(len(runs))],
         differences=_differences(runs) if several else [],
     )
 
 
 def _section(run: Run, anchor: str) -> _Section:
-    evaluated = any(r.accuracy is not None for r in run.rounds)
+    evaluated = any(r.accuracy is not None for r in run.rounds) and not run.of_records
     released = any(r.histogram is not None for r in run.rounds)
-    evidence, unreadable = _evidence(run, anchor)
+    evidence, unreadable = _points(run, anchor) if run.of_records else _evidence(run, anchor)
     return _Section(
         run=run,
         anchor=anchor,
@@ -117,10 +121,29 @@ def _section(run: Run, anchor: str) -> _Section:
         unreadable=unreadable,
         reseeded=sum(len(r.reseeded) for r in run.rounds),
         guarantee=_guarantee(run),
+        traffic=_traffic(run),
         facts=_facts(run.certificate),
         public_inputs=_pairs(run.certificate.get("public_inputs") or {}),
         tuned=_pairs(run.certificate.get("tuned_outside") or {}),
     )
+
+
+def _points(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str]]:
+    """What records were clustered from, each picture with its caption; and the files that could not be read."""
+    drawn, unreadable = records.pictures(run)
+    return [
+        (_svg(picture.figure, f"{anchor}-points-{number}", picture.name), picture.caption)
+        for number, picture in enumerate(drawn)
+    ], unreadable
+
+
+def _traffic(run: Run) -> list[tuple[str, str, str]]:
+    """Direction, messages and bytes; empty where they were not counted."""
+    total = run.traffic
+    if not total:
+        return []
+    ways = (("down", "from the server to clients"), ("up", "from clients to the server"))
+    return [(words, f"{total[f'messages_{way}']:,}", formats.size(total[f"bytes_{way}"])) for way, words in ways]
 
 
 def _evidence(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str]]:
@@ -197,10 +220,17 @@ def _summary(run: Run) -> str:
     parts = []
     if "clients" in config:
         groups = run.outcome.get("groups")
-        parts.append(f"{config['clients']} clients" + (f" in {groups} hidden groups" if groups else ""))
-    if "clusters" in config:
+        hidden = f" in {groups} hidden groups" if groups and not run.of_records else ""
+        parts.append(f"{config['clients']} clients{hidden}")
+    if run.of_records:
+        parts += [f"{config['clusters']} clusters of records"] if "clusters" in config else []
+        level = config.get("non-iid-level", -1)
+        parts += [] if level == -1 else [f"non-IID level {formats.number(level)}"]
+    elif "clusters" in config:
         parts.append(f"{config['clusters']} models" if config["clusters"] else "as many models as groups were found")
-    if "rounds" in config:
+    if run.of_records:
+        parts.append("one round")
+    elif "rounds" in config:
         rate = f" at sampling rate {config['sampling-rate']}" if "sampling-rate" in config else ""
         parts.append(f"{config['rounds']} rounds{rate}")
     if run.unit == "none":
@@ -221,6 +251,8 @@ def _standing(run: Run) -> str:
 
 
 def _tiles(run: Run) -> list[_Tile]:
+    if run.of_records:
+        return _record_tiles(run)
     outcome = run.outcome
     groups = [
         (accuracy, group) for group, accuracy in enumerate(outcome["group_accuracy"] or ()) if accuracy is not None
@@ -248,6 +280,34 @@ def _tiles(run: Run) -> list[_Tile]:
             "Training time",
             formats.duration(outcome["seconds_total"] if training is None else training),
             f"{rounds} rounds, {each} each",
+        ),
+    ]
+
+
+def _record_tiles(run: Run) -> list[_Tile]:
+    outcome, notes, traffic = run.outcome, run.notes, run.traffic
+    heard, missing = notes.get("points"), notes.get("missing") or []
+    note = f"without {formats.listed(missing)}" if missing else "" if heard is None else "nobody was missing"
+    return [
+        _Tile("NMI", formats.index(outcome["nmi"]), "normalised mutual information of clusters and classes"),
+        _Tile("Kappa", formats.index(outcome["kappa"]), "agreement beyond chance, after matching"),
+        _Tile("Adjusted Rand", formats.index(outcome["ari"]), "pairs of records that are told alike"),
+        _Tile("Accuracy", formats.percent(outcome["accuracy"]), "of records, clusters matched to classes"),
+        _Tile(
+            "Clients heard", formats.of_total(None if heard is None else len(heard), run.config.get("clients")), note
+        ),
+        _privacy_tile(run),
+        _Tile("Time", formats.duration(outcome["seconds_total"]), "one round, and labelling"),
+        *(
+            [
+                _Tile(
+                    "Sent",
+                    formats.size(traffic["bytes_up"]),
+                    f"by clients; {formats.size(traffic['bytes_down'])} to them",
+                )
+            ]
+            if traffic
+            else []
         ),
     ]
 

@@ -21,7 +21,10 @@ from coterie.report.runs import ReportError, Run
 
 # Safe for colour-blind readers. Groups and clusters are different things, so they look different.
 GROUP_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
-CLUSTER_COLOURS = ("#332288", "#CC6677", "#44AA99", "#B8A032", "#882255", "#117733", "#88CCEE", "#AA4499")  # Tol
+CLUSTER_COLOURS = (
+    *("#332288", "#CC6677", "#44AA99", "#B8A032", "#882255", "#117733", "#88CCEE", "#AA4499"),  # Tol
+    *("#6B7480", "#E07B39"),  # ten digits have ten colours
+)
 INK, MUTED, GRID = "#1b2330", "#5c6675", "#e6e9ee"
 LINE_STYLES = ("-", "--", "-.", ":")
 MOST_LABELS = 10

@@ -10,8 +10,14 @@ from typing import Any
 
 from coterie.report.evidence import Node, read_tree
 
+#: Strategies whose clusters are of records, not of clients.
+OF_RECORDS = ("ppfc-gan", "kfed", "ffcm")
+
 _OUTCOME = (
     "accuracy",
+    "nmi",
+    "kappa",
+    "ari",
     "worst_group_accuracy",
     "group_accuracy",
     "clustering_accuracy",
@@ -24,6 +30,9 @@ _OUTCOME = (
     "seconds_training",
     "seconds_per_round",
 )
+
+
+_TRAFFIC = ("messages_down", "messages_up", "bytes_down", "bytes_up")
 
 
 class ReportError(ValueError):
@@ -46,6 +55,7 @@ class Round:
         groups_found: how many groups have a cluster of their own.
         reseeded: pairs (from, to): after this round, model `to` became a perturbed copy of `from`.
         notes: what the method noted in this round.
+        traffic: `messages_down`, `messages_up`, `bytes_down` and `bytes_up`; empty where they were not counted.
     """
 
     number: int
@@ -59,6 +69,7 @@ class Round:
     groups_found: int | None = None
     reseeded: tuple[tuple[int, int], ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    traffic: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,11 @@ class Run:
     def dataset(self) -> str:
         """The configured data set."""
         return str(self.config.get("dataset", "unknown data"))
+
+    @property
+    def of_records(self) -> bool:
+        """Whether its clusters are of records: it finds them in one round, from points that clients send."""
+        return self.strategy in OF_RECORDS
 
     @property
     def finished(self) -> bool:
@@ -144,10 +160,21 @@ class Run:
         return any(math.isfinite(r.epsilon) for r in self.rounds)
 
     @property
+    def notes(self) -> Mapping[str, Any]:
+        """What the method noted last of everything."""
+        noted = {key: value for r in self.rounds for key, value in r.notes.items()}
+        return noted | ((self.result or {}).get("notes") or {})
+
+    @property
     def tree(self) -> tuple[Node, ...]:
         """How clusters were split so far, in order of birth; empty where they were not found so."""
-        noted = {key: value for r in self.rounds for key, value in r.notes.items()}
-        return read_tree(noted | ((self.result or {}).get("notes") or {}))
+        return read_tree(self.notes)
+
+    @property
+    def traffic(self) -> Mapping[str, int]:
+        """Messages and bytes of all rounds, down to clients and up from them; empty where they were not counted."""
+        counted = [r.traffic for r in self.rounds if r.traffic]
+        return {key: sum(each[key] for each in counted) for key in _TRAFFIC} if counted else {}
 
     @property
     def outcome(self) -> Mapping[str, Any]:
@@ -240,6 +267,7 @@ def _parse_round(line: Mapping[str, Any]) -> Round:
         groups_found=None if found is None else int(found),
         reseeded=tuple((int(source), int(target)) for source, target in line.get("reseeded") or ()),
         notes=dict(line.get("notes") or {}),
+        traffic={key: int(line[key]) for key in _TRAFFIC} if all(key in line for key in _TRAFFIC) else {},
     )
 
 

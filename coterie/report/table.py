@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.report import formats
+from coterie.report.runs import OF_RECORDS
 
 
 def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> Table:
@@ -29,15 +30,8 @@ def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> T
     )
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    groups = result.get("group_accuracy") or ()
-    noisy = result.get("evaluate") == "private"
-    table.add_row("Noisy mean accuracy" if noisy else "Accuracy", Text(formats.percent(result.get("accuracy")), "bold"))
-    if not noisy:  # nothing else was released
-        table.add_row("Worst group", formats.percent(result.get("worst_group_accuracy")))
-        if groups:
-            table.add_row("Each group", ", ".join(map(formats.percent, groups)))
-        table.add_row("Clusters found", formats.of_total(result.get("groups_found"), result.get("groups")))
-        table.add_row("Clustering accuracy", formats.percent(result.get("clustering_accuracy")))
+    for label, value in _scores(result):
+        table.add_row(label, value)
     if found := formats.mixture(result.get("notes")):
         table.add_row("Mixture", found)
     table.add_section()
@@ -46,6 +40,36 @@ def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> T
     table.add_section()
     table.add_row("Rounds", Text(_effort(result)))
     return table
+
+
+def _scores(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
+    if result.get("strategy") in OF_RECORDS:
+        return _record_scores(result)
+    groups = result.get("group_accuracy") or ()
+    noisy = result.get("evaluate") == "private"
+    accuracy = Text(formats.percent(result.get("accuracy")), "bold")
+    if noisy:  # nothing else was released
+        return [("Noisy mean accuracy", accuracy)]
+    return [
+        ("Accuracy", accuracy),
+        ("Worst group", formats.percent(result.get("worst_group_accuracy"))),
+        *([("Each group", ", ".join(map(formats.percent, groups)))] if groups else []),
+        ("Clusters found", formats.of_total(result.get("groups_found"), result.get("groups"))),
+        ("Clustering accuracy", formats.percent(result.get("clustering_accuracy"))),
+    ]
+
+
+def _record_scores(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
+    """Of clusters of records, against their classes; and who sent nothing."""
+    missing = (result.get("notes") or {}).get("missing")
+    silent = formats.MISSING if missing is None else formats.listed(missing) if missing else "nobody"
+    return [
+        ("NMI", Text(formats.index(result.get("nmi")), "bold")),
+        ("Kappa", formats.index(result.get("kappa"))),
+        ("Adjusted Rand", formats.index(result.get("ari"))),
+        ("Accuracy", f"{formats.percent(result.get('accuracy'))} of records, clusters matched to classes"),
+        ("Clients missing", silent),
+    ]
 
 
 def _privacy(certificate: Mapping[str, Any]) -> list[tuple[str, Text]]:

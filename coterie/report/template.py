@@ -14,27 +14,8 @@ PAGE = r"""{% macro badge(text, good) %}
 </table>
 {% endmacro %}
 
-{% macro body(section) %}
+{% macro clusters_of_clients(section) %}
 {% set run = section.run %}
-{% if not run.finished %}
-<p class="notice"><strong>This run is unfinished:</strong> {{ run.rounds | length }}
-  {%- if run.config.rounds is defined %} of {{ run.config.rounds }}{% endif %} rounds. What follows is where it stands.</p>
-{% endif %}
-{% if run.unreadable_lines %}
-<p class="notice">{{ run.unreadable_lines }} unreadable line{{ 's' if run.unreadable_lines > 1 }} of metrics.jsonl
-  {{- ' were' if run.unreadable_lines > 1 else ' was' }} left out.</p>
-{% endif %}
-<div class="tiles">
-  {% for tile in section.tiles %}
-  <div class="tile">
-    <div class="label">{{ tile.label }}</div>
-    <div class="value">{{ tile.value }}</div>
-    {% if tile.badge %}{{ badge(tile.badge, tile.good) }}{% endif %}
-    {% if tile.note %}<div class="note">{{ tile.note }}</div>{% endif %}
-  </div>
-  {% endfor %}
-</div>
-
 <h3>Accuracy</h3>
 {% if section.accuracy %}
 <figure>
@@ -77,9 +58,63 @@ PAGE = r"""{% macro badge(text, good) %}
 </table>
 </div>
 {% endif %}
+{% endmacro %}
+
+{% macro clusters_of_records(run) %}
+<h3>Clusters of records</h3>
+{% for sentence in records.found(run) %}
+<p>{{ sentence }}</p>
+{% else %}
+<p>The records were not scored: their labels stay with the clients.</p>
+{% endfor %}
+{% for sentence in records.told(run) %}
+<p>{{ sentence }}</p>
+{% endfor %}
+{% if run.outcome.confusion %}
+<h4>Found against true: records of every class in every cluster, shaded by the share of the class</h4>
+<div class="card wide">
+<table class="heat">
+  <thead><tr><th>cluster</th>{% for _ in run.outcome.confusion[0] %}<th class="number">class {{ loop.index0 }}</th>{% endfor %}</tr></thead>
+  <tbody>
+  {% for cluster, cells in records.by_class(run) %}
+  <tr><th scope="row">{{ cluster }}</th>
+    {%- for count, share in cells %}<td class="number" style="--share: {{ share }}%">{{ count }}</td>{% endfor %}</tr>
+  {% endfor %}
+  </tbody>
+</table>
+</div>
+{% endif %}
+{% endmacro %}
+
+{% macro body(section) %}
+{% set run = section.run %}
+{% if not run.finished %}
+<p class="notice"><strong>This run is unfinished:</strong> {{ run.rounds | length }}
+  {%- if run.config.rounds is defined %} of {{ run.config.rounds }}{% endif %} rounds. What follows is where it stands.</p>
+{% endif %}
+{% if run.unreadable_lines %}
+<p class="notice">{{ run.unreadable_lines }} unreadable line{{ 's' if run.unreadable_lines > 1 }} of metrics.jsonl
+  {{- ' were' if run.unreadable_lines > 1 else ' was' }} left out.</p>
+{% endif %}
+<div class="tiles{{ ' by-four' if run.of_records }}">
+  {% for tile in section.tiles %}
+  <div class="tile">
+    <div class="label">{{ tile.label }}</div>
+    <div class="value">{{ tile.value }}</div>
+    {% if tile.badge %}{{ badge(tile.badge, tile.good) }}{% endif %}
+    {% if tile.note %}<div class="note">{{ tile.note }}</div>{% endif %}
+  </div>
+  {% endfor %}
+</div>
+
+{% if run.of_records %}
+{{ clusters_of_records(run) }}
+{% else %}
+{{ clusters_of_clients(section) }}
+{% endif %}
 
 {% if section.evidence or section.unreadable %}
-<h3>What the clusters were found from</h3>
+<h3>{{ 'What clients sent' if run.of_records else 'What the clusters were found from' }}</h3>
 {% if section.unreadable %}
 <p class="notice">Left out, since it cannot be read: evidence/{{ section.unreadable | join(', evidence/') }}.</p>
 {% endif %}
@@ -89,6 +124,20 @@ PAGE = r"""{% macro badge(text, good) %}
   <figcaption>{{ caption }}</figcaption>
 </figure>
 {% endfor %}
+{% endif %}
+
+{% if section.traffic %}
+<h3>Communication</h3>
+<div class="card wide">
+<table>
+  <thead><tr><th></th><th class="number">messages</th><th class="number">bytes</th></tr></thead>
+  <tbody>
+  {% for way, messages, bytes in section.traffic %}
+  <tr><th scope="row">{{ way }}</th><td class="number">{{ messages }}</td><td class="number">{{ bytes }}</td></tr>
+  {% endfor %}
+  </tbody>
+</table>
+</div>
 {% endif %}
 
 <h3>Privacy</h3>
@@ -166,6 +215,7 @@ p { margin: .5rem 0; }
 .run { border-top: 1px solid var(--line); margin-top: 3.5rem; padding-top: 2.5rem; }
 .notice { background: var(--bad-back); color: var(--bad); border-radius: 10px; padding: .7rem 1rem; margin: 0 0 1rem; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(175px, 1fr)); gap: .8rem; }
+.by-four { grid-template-columns: repeat(auto-fit, minmax(215px, 1fr)); }
 .tile, .card, figure { background: var(--card); border: 1px solid var(--line); border-radius: 14px; }
 .tile { padding: 1rem 1.1rem; overflow-wrap: anywhere; }
 .label { color: var(--muted); font-size: .85rem; font-weight: 600; }
@@ -193,6 +243,7 @@ tr > :last-child { padding-right: 0; }
 .wide thead th { color: var(--muted); font-size: .82rem; white-space: nowrap; vertical-align: bottom; }
 .wide td { white-space: nowrap; }
 .number { text-align: right; }
+.heat td { padding-right: .5rem; background: color-mix(in srgb, var(--accent) calc(.6 * var(--share)), transparent); }
 .swatch { border-left: .5em solid; border-radius: 3px; padding-left: .4em; }
 .swatch span { color: var(--ink); font-weight: 700; }
 .flow dl { margin: 0; columns: 3 240px; column-gap: 2.5rem; font-size: .88rem; }
@@ -221,15 +272,20 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
   <div class="canvas">{{ comparison }}</div>
   <figcaption>Held-out accuracy, mean over clients. A line ends where its run ended.</figcaption>
 </figure>
-{% else %}
+{% elif not of_records %}
 <p>No run was evaluated, so there is no accuracy to draw.</p>
 {% endif %}
 <h3>Results</h3>
 <div class="card wide">
 <table>
   <thead><tr>
-    <th></th><th>run</th><th>strategy</th><th>dataset</th><th class="number">accuracy</th><th class="number">worst<br>group</th>
-    <th class="number">clusters<br>found</th><th class="number">clustering<br>accuracy</th><th class="number">ε</th><th class="number">δ</th>
+    <th></th><th>run</th><th>strategy</th><th>dataset</th><th class="number">accuracy</th>
+    {% if of_records %}
+    <th class="number">NMI</th><th class="number">kappa</th><th class="number">adjusted<br>Rand</th>
+    {% else %}
+    <th class="number">worst<br>group</th><th class="number">clusters<br>found</th><th class="number">clustering<br>accuracy</th>
+    {% endif %}
+    <th class="number">ε</th><th class="number">δ</th>
     <th>certified</th><th class="number">rounds</th><th class="number">training</th>
   </tr></thead>
   <tbody>
@@ -242,9 +298,13 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
     <td>{{ run.strategy }}</td>
     <td>{{ run.dataset }}</td>
     <td class="number"><strong>{{ fmt.percent(outcome.accuracy) }}</strong>{{ ' (noisy)' if run.noisy }}</td>
+    {% if of_records %}
+    {% for score in (outcome.nmi, outcome.kappa, outcome.ari) %}<td class="number">{{ fmt.index(score) }}</td>{% endfor %}
+    {% else %}
     <td class="number">{{ fmt.percent(outcome.worst_group_accuracy) }}</td>
     <td class="number">{{ fmt.of_total(outcome.groups_found, outcome.groups) }}</td>
     <td class="number">{{ fmt.percent(outcome.clustering_accuracy) }}</td>
+    {% endif %}
     <td class="number">{{ fmt.epsilon(run.epsilon) }}</td>
     <td class="number">{{ fmt.number(run.delta) if run.unit != 'none' else fmt.MISSING }}</td>
     <td>{{ badge('yes', true) if run.certified else badge('no', false) if run.finished else badge('unfinished', false) }}</td>

@@ -1,0 +1,119 @@
+"""Draw what clients sent to have their records clustered: some points of each, and all of them in a plane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PatchCollection
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from coterie.report.plots import CLUSTER_COLOURS, GROUP_COLOURS, INK, MUTED, drawing_style
+
+#: Points of a client, and clients, that are drawn at most.
+ACROSS, MOST_CLIENTS = 10, 20
+
+_TILE, _SPACE, _MARGIN = "#f2f4f7", 0.12, 0.1
+_PAPER_TO_INK = LinearSegmentedColormap.from_list("ink", [_TILE, INK])
+
+
+def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -> Figure:
+    """A row for every client, with up to ten of its points.
+
+    Args:
+        points: (n, *shape) by client, at least one: images (channels, height, width) are drawn as such, all else as
+            lines over the features.
+        strokes: whether features are positions of a pen, x and y by turns.
+    """
+    clients = list(points)
+    if len(clients) > MOST_CLIENTS:
+        clients = [clients[place] for place in _spread(len(clients), MOST_CLIENTS)]
+    shape = points[clients[0]].shape[1:]
+    high = shape[1] / shape[2] if len(shape) == 3 else 1.0
+    step = high + _SPACE
+    tall = 0.72 * step * len(clients) + 0.1
+    with drawing_style():
+        figure = Figure(figsize=(9.0, tall), facecolor="white")
+        axes = figure.add_axes((0.13, 0.05 / tall, 0.865, 1 - 0.1 / tall))
+        axes.set_xlim(0, ACROSS * (1 + _SPACE) - _SPACE)
+        axes.set_ylim(len(clients) * step - _SPACE, 0)
+        axes.set_aspect("equal", anchor="W")
+        axes.set_axis_off()
+        tiles, lines = [], []
+        for down, client in enumerate(clients):
+            own = points[client]
+            top = down * step
+            axes.text(-0.2, top + high / 2 - 0.02, f"client {client}", ha="right", va="bottom")
+            axes.text(-0.2, top + high / 2 + 0.06, f"{len(own):,} sent", ha="right", va="top", color=MUTED, fontsize=8)
+            for across, place in enumerate(_spread(len(own), ACROSS)):
+                left = across * (1 + _SPACE)
+                if len(shape) == 3:
+                    _draw_image(axes, own[place], (left, left + 1, top + high, top))
+                else:
+                    tiles.append(Rectangle((left, top), 1, high))
+                    lines.append(_line(own[place].ravel(), strokes) * (1, high) + (left, top))
+        axes.add_collection(PatchCollection(tiles, facecolor=_TILE, linewidth=0))
+        axes.add_collection(LineCollection(lines, colors=INK, linewidths=1.3, capstyle="round", joinstyle="round"))
+        if strokes:
+            starts = np.array([line[0] for line in lines])
+            axes.plot(*starts.T, "o", color=GROUP_COLOURS[1], markersize=3.2, markeredgewidth=0)
+    return figure
+
+
+def plane_figure(pictures: Mapping[str, np.ndarray], labels: np.ndarray) -> Figure:
+    """Points in the plane, coloured by cluster, whose number stands in its middle; a panel for every picture.
+
+    Args:
+        pictures: (n, 2) by title.
+        labels: (n,) cluster of each point.
+    """
+    small = len(labels) > 500
+    with drawing_style():
+        figure = Figure(figsize=(9.0, 4.5), facecolor="white")
+        panels = figure.subplots(1, len(pictures), squeeze=False)[0]
+        figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, top=0.94, wspace=0.04)
+        for axes, (title, places) in zip(panels, pictures.items(), strict=True):
+            axes.set_title(title, fontsize=9, fontweight="normal", pad=5)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.spines[:].set_visible(True)
+            axes.spines[:].set_color(_TILE)
+            for label in np.unique(labels).tolist():
+                own, colour = places[labels == label], CLUSTER_COLOURS[label % len(CLUSTER_COLOURS)]
+                axes.plot(*own.T, "o", color=colour, markersize=2.8 if small else 4.5, alpha=0.7, markeredgewidth=0)
+            for label in np.unique(labels).tolist():
+                _name_cluster(axes, places[labels == label], label)
+    return figure
+
+
+def _spread(many: int, most: int) -> Sequence[int]:
+    """Up to so many places, evenly over all."""
+    return [int(place) for place in np.linspace(0, many - 1, min(many, most))]
+
+
+def _draw_image(axes: Axes, image: np.ndarray, extent: tuple[float, float, float, float]) -> None:
+    if len(image) == 3:
+        axes.imshow(np.clip((image.transpose(1, 2, 0) + 1) / 2, 0, 1), extent=extent, interpolation="none")
+    else:
+        axes.imshow(image.mean(axis=0), _PAPER_TO_INK, vmin=-1, vmax=1, extent=extent, interpolation="none")
+
+
+def _line(values: np.ndarray, strokes: bool) -> np.ndarray:
+    """(points, 2) from left and top in a tile of side 1, of values in [-1, 1]."""
+    if strokes:
+        x, y = values[::2], values[1::2]
+    else:
+        x, y = np.linspace(-1, 1, max(len(values), 2)), np.resize(values, max(len(values), 2))
+    inside = (1 + np.stack([x, -np.clip(y, -1, 1)], axis=1)) / 2
+    return np.asarray(_MARGIN + (1 - 2 * _MARGIN) * inside)
+
+
+def _name_cluster(axes: Axes, own: np.ndarray, label: int) -> None:
+    """Its number on the point of a cluster that is nearest to its middle."""
+    x, y = own[np.linalg.norm(own - np.median(own, axis=0), axis=1).argmin()]
+    colour = CLUSTER_COLOURS[label % len(CLUSTER_COLOURS)]
+    badge = {"boxstyle": "circle,pad=.25", "facecolor": "white", "edgecolor": colour, "linewidth": 1.2}
+    axes.text(x, y, str(label), ha="center", va="center", fontsize=8, fontweight="bold", bbox=badge, zorder=4)
