@@ -62,6 +62,25 @@ def test_a_table_of_one_s_own(coterie, tmp_path):
     assert "kept/table.json" in out
 
 
+def test_a_table_like_another_finds_its_runs(coterie, tmp_path):
+    (tmp_path / "mine.toml").write_text(TABLE)
+    other = (
+        'like = "mine.toml"\ntitle = "Again"\nscore = "clustering_accuracy"\n[[rows]]\nname = "IFCA"\npaper = [90]\n'
+    )
+    (tmp_path / "other.toml").write_text(other)
+    chosen = ("--jobs", 1, "--row", "IFCA", "--json")
+    status, _, err = coterie("bench", "mine.toml", *chosen)
+    assert status == 0, err
+    status, out, _ = coterie("bench", "other.toml", *chosen, "--column", "ε =")
+    assert status == 0
+    assert document(out)["command"] == "coterie bench other.toml --row IFCA --column 'ε ='"
+    assert document(out)["rows"][0]["cells"][0]["paper"] == 90
+    assert document((tmp_path / "bench" / "mine" / "table.json").read_text())["columns"][0]["score"] == "accuracy"
+    assert (tmp_path / "bench" / "other" / "table.json").exists()
+    assert len(list((tmp_path / "bench").rglob("result.json"))) == 1
+    assert_refused(coterie("bench", "other.toml", "--column", "no"), "has no column 'no'")
+
+
 def test_a_table_whose_data_are_elsewhere_says_so_and_fails(coterie, tmp_path):
     (tmp_path / "mine.toml").write_text(TABLE.replace("[set]", '[set]\ndataset = "mnist"'))
     status, out, _ = coterie("bench", "mine.toml", "--jobs", 1)

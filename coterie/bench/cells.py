@@ -15,9 +15,12 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.bench.table import BenchError, Column, Row, Table
+
+if TYPE_CHECKING:
+    from coterie.server import RunConfig, RunFolder
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Cell:
         settings: every configuration key that is set.
         tuning: whether it only helps to choose settings.
         reference: of the models that it is compared to; empty: there are none.
+        central: how the data of all clients are clustered in one place; empty: it is a federated run.
     """
 
     row: str
@@ -38,12 +42,14 @@ class Cell:
     settings: Mapping[str, Any]
     tuning: bool = False
     reference: Mapping[str, Any] = field(default_factory=dict)
+    central: str = ""
 
     @property
     def key(self) -> str:
         """Names its folder: the same run has the same one, in whatever table."""
-        compared = {"reference": dict(self.reference)} if self.reference else {}
-        text = json.dumps({**self.settings, "seed": self.seed, **compared}, sort_keys=True)
+        more: dict[str, Any] = {"reference": dict(self.reference)} if self.reference else {}
+        more |= {"central": self.central} if self.central else {}
+        text = json.dumps({**self.settings, "seed": self.seed, **more}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -141,6 +147,7 @@ def _run_all(
             seed,
             _settings(table, row, column, tuned.get((row.name, column.tuned_at), {})),
             reference=table.reference,
+            central=row.central,
         )
         for row, column in table.pairs()
         for seed in table.seeds
@@ -216,20 +223,22 @@ def _prepare(jobs: int) -> None:
 
 def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
     """One run in this process; what cannot run says why."""
+    from coterie.bench.central import cluster
     from coterie.bench.reference import compare
     from coterie.client import federation
     from coterie.datasets import DataError
     from coterie.engine import LocalGrid
     from coterie.models import ModelError
     from coterie.privacy import PrivacyError
-    from coterie.server import ConfigError, RunConfig, RunError, RunFolder, run
+    from coterie.server import ConfigError, RunConfig, RunError, run
 
-    shutil.rmtree(folder, ignore_errors=True)  # cut short: cells are short enough to start again
     try:
         config = RunConfig({**cell.settings, "seed": cell.seed, **places})
         federation(config.for_clients())
+        if cell.central:
+            return cluster(cell.central, config, folder), None
         _ = config.plan
-        run_folder = RunFolder.create(folder, config)
+        run_folder = _opened(folder, config)
         grid = LocalGrid(config["clients"])
         try:
             result = run(run_folder, grid)
@@ -240,6 +249,18 @@ def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[
         finally:
             run_folder.close()
             grid.close()
-    except (ConfigError, DataError, ModelError, PrivacyError, RunError) as error:
+    except (BenchError, ConfigError, DataError, ModelError, PrivacyError, RunError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         return None, str(error)
+
+
+def _opened(folder: Path, config: RunConfig) -> RunFolder:
+    """The folder of a run that was cut short, to go on where it was; a new one where there is none, or it cannot."""
+    from coterie.privacy import LedgerError
+    from coterie.server import ConfigError, FolderError, RunFolder
+
+    try:
+        return RunFolder.resume(folder, config.values)
+    except (ConfigError, FolderError, LedgerError):
+        shutil.rmtree(folder, ignore_errors=True)
+        return RunFolder.create(folder, config)

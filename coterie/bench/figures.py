@@ -43,7 +43,7 @@ def _unit(column: Mapping[str, Any]) -> str:
 def _dots(document: Document) -> Figure:
     """A panel for every column: the paper's figure hollow, ours full with its standard deviation."""
     columns, rows = document["columns"], document["rows"]
-    wide = min(len(columns), 3)
+    wide = next((wide for wide in (3, 5) if len(columns) % wide == 0), min(len(columns), 3))
     deep = -(-len(columns) // wide)
     figure = Figure(figsize=(3.0 * wide + 2.2, (0.24 * len(rows) + 0.75) * deep + 0.5), layout="constrained")
     panels = figure.subplots(deep, wide, sharey=True, squeeze=False)
@@ -68,16 +68,18 @@ def _dots(document: Document) -> Figure:
 
 
 def _lines(document: Document) -> Figure:
-    """A panel for every score: a line for every row over the columns' x, with a band of one standard deviation."""
+    """A panel for every score and the columns' panels: a line for every row over x, with a band of one deviation."""
     columns = document["columns"]
-    scores = list(dict.fromkeys(column["score"] for column in columns))
-    wide = min(len(scores), 3)
-    deep = -(-len(scores) // wide)
-    size = (7.5, 4.2) if len(scores) == 1 else (3.9 * wide, 3.2 * deep)
+    keys = [(column["score"], column.get("panel", "")) for column in columns]
+    scores, across = (list(dict.fromkeys(part)) for part in zip(*keys, strict=True))
+    drawn = [(score, panel) for score in scores for panel in across if (score, panel) in keys]
+    many, wide = len(drawn), min(len(across) if len(across) > 1 else len(scores), 3)
+    deep = -(-many // wide)
+    size = (7.5, 4.2) if many == 1 else (3.9 * wide, 3.2 * deep)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(deep, wide, squeeze=False).flat
-    for axes, score in zip(panels, scores, strict=False):
-        places = [place for place, column in enumerate(columns) if column["score"] == score]
+    for axes, key in zip(panels, drawn, strict=False):
+        places = [place for place, each in enumerate(keys) if each == key]
         for number, row in enumerate(document["rows"]):
             cells = [(columns[place]["x"], row["cells"][place]) for place in places]
             known = [(x, c["mean"], c["std"] or 0.0) for x, c in cells if c and None not in (c["mean"], x)]
@@ -86,8 +88,8 @@ def _lines(document: Document) -> Figure:
                 colour = GROUP_COLOURS[number % len(GROUP_COLOURS)]
                 axes.plot(x, mean, "o-", color=colour, label=row["name"], markersize=4)
                 axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
-        _finish(axes, document["title"] if len(scores) == 1 else "", _unit(columns[places[0]]), document["axis"])
-        if len(scores) > 1 and score != scores[0]:
+        _finish(axes, document["title"] if many == 1 else key[1], _unit(columns[places[0]]), document["axis"])
+        if key != drawn[0] and axes.get_legend():
             axes.get_legend().remove()
     for axes in panels:
         axes.set_axis_off()

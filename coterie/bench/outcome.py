@@ -15,7 +15,7 @@ from rich.table import Table as RichTable
 from safetensors.numpy import load_file
 
 from coterie.bench.cells import Done
-from coterie.bench.table import Column, Table, score_at
+from coterie.bench.table import Column, Table, decimals, score_at
 from coterie.client import federation
 from coterie.datasets import assign_groups, parse_groups
 from coterie.report import read_pairs, read_tree, similarity_files, split_rounds
@@ -55,6 +55,7 @@ def document(
                 "percent": c.percent,
                 "set": dict(c.settings),
                 "x": c.x,
+                "panel": c.panel,
                 "tuned-at": c.tuned_at,
             }
             | ({"points": _points(table, c)} if table.plot == "pictures" else {})
@@ -132,7 +133,8 @@ def _score(score: str, result: Mapping[str, Any], folder: Path) -> Any:
 
 
 def _rounds(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    path = folder / "metrics.jsonl"  # what is clustered in one place has no rounds
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _curve(column: Column, done: Sequence[Done]) -> dict[str, Any]:
@@ -240,17 +242,17 @@ def _mean(results: Sequence[Mapping[str, Any]], key: str, scale: float) -> float
     return statistics.fmean(values) if values else None
 
 
-def _figure(value: float | None) -> str:
-    return _MISSING if value is None else f"{value:.2f}"
+def _figure(value: float | None, places: int) -> str:
+    return _MISSING if value is None else f"{value:.{places}f}"
 
 
-def _ours(cell: Mapping[str, Any]) -> str:
-    spread = "" if cell["std"] is None else f" ± {cell['std']:.2f}"
-    return _figure(cell["mean"]) + spread
+def _ours(cell: Mapping[str, Any], places: int) -> str:
+    spread = "" if cell["std"] is None else f" ± {cell['std']:.{places}f}"
+    return _figure(cell["mean"], places) + spread
 
 
-def _difference(cell: Mapping[str, Any]) -> str:
-    return "" if cell["difference"] is None else f"{cell['difference']:+.2f}"
+def _difference(cell: Mapping[str, Any], places: int) -> str:
+    return "" if cell["difference"] is None else f"{cell['difference']:+.{places}f}"
 
 
 def _notes(document: Document) -> dict[str, int]:
@@ -259,15 +261,21 @@ def _notes(document: Document) -> dict[str, int]:
     return {reason: number for number, reason in enumerate(dict.fromkeys(why), 1)}
 
 
-def _text(cell: Mapping[str, Any] | None, notes: Mapping[str, int]) -> str:
-    """Paper, ours, difference in one line."""
+def _text(cell: Mapping[str, Any] | None, notes: Mapping[str, int], places: int) -> str:
+    """Paper, ours, difference in one line, with so many decimals."""
     if cell is None:
         return ""
-    paper = "" if cell["paper"] is None else f"{_figure(cell['paper'])} → "
+    paper = "" if cell["paper"] is None else f"{_figure(cell['paper'], places)} → "
     if cell["why"]:
         return f"{paper}{_MISSING} [{notes[cell['why']]}]"
     both = cell["paper"] is not None and cell["mean"] is not None
-    return f"{paper}{_ours(cell)}" + (f" ({_difference(cell)})" if both else "")
+    return f"{paper}{_ours(cell, places)}" + (f" ({_difference(cell, places)})" if both else "")
+
+
+def _texts(document: Document, row: Mapping[str, Any], notes: Mapping[str, int]) -> list[str]:
+    """A row's cells in every column."""
+    columns = document["columns"]
+    return [_text(cell, notes, decimals(column)) for cell, column in zip(row["cells"], columns, strict=True)]
 
 
 def console_tables(document: Document, width: int) -> tuple[list[RichTable], list[str]]:
@@ -287,7 +295,8 @@ def _view(document: Document, columns: Sequence[int], notes: Mapping[str, int]) 
     for column in columns:
         view.add_column(document["columns"][column]["name"], justify="right", no_wrap=True)
     for row in document["rows"]:
-        texts = [_text(row["cells"][column], notes) for column in columns]
+        every = _texts(document, row, notes)
+        texts = [every[column] for column in columns]
         if any(texts):
             view.add_row(row["name"], *(text.replace("[", r"\[") for text in texts))
     return view
@@ -298,10 +307,7 @@ def markdown(document: Document) -> str:
     notes = _notes(document)
     heads = ["method", *(column["name"] for column in document["columns"])]
     lines = ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1)]
-    lines += [
-        "| " + " | ".join([row["name"], *(_text(cell, notes) for cell in row["cells"])]) + " |"
-        for row in document["rows"]
-    ]
+    lines += ["| " + " | ".join([row["name"], *_texts(document, row, notes)]) + " |" for row in document["rows"]]
     lines += ["", *(f"[{number}] {reason}" for reason, number in notes.items())] if notes else []
     return "\n".join(lines) + "\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,12 @@ _FOLDERS = (_HERE / "tables", _HERE.parents[1] / "benchmarks" / "tables")
 
 
 # Scores that are no shares, and how the field writes some.
-_NUMBERS = ("groups_found", "f_loss", "mss", "switch_round", "clusters", "evaluations", "compare_seconds")
-_NAMES = {"f_acc": "F_acc", "f_loss": "F_loss", "mss": "MSS"}
+_INDICES = ("nmi", "kappa", "ari")
+_NUMBERS = (*_INDICES, "groups_found", "f_loss", "mss", "switch_round", "clusters", "evaluations", "compare_seconds")
+_NAMES = {"f_acc": "F_acc", "f_loss": "F_loss", "mss": "MSS", "nmi": "NMI", "kappa": "kappa", "ari": "ARI"}
+
+#: Ways to cluster the data of all clients in one place: k-means, fuzzy c-means, the deep clustering network.
+CENTRAL = ("km", "fcm", "dcn")
 
 
 class BenchError(ValueError):
@@ -42,6 +46,7 @@ class Column:
         name: its head.
         settings: configuration keys.
         x: where it lies on the axis of a plot of lines.
+        panel: which picture of a plot of lines it belongs to.
         tuned_at: name of the setting that methods are tuned in; its own unless another is named.
         setting: name of the setting, which the columns of several scores share.
         score: key of a run's result, or of what its method noted; ``accuracy@5`` is what it was after round 5.
@@ -51,6 +56,7 @@ class Column:
     name: str
     settings: Settings
     x: float | None = None
+    panel: str = ""
     tuned_at: str = ""
     setting: str = ""
     score: str = "accuracy"
@@ -67,6 +73,7 @@ class Row:
         paper: the paper's figure in every column, None where it has none.
         tune: keys that are tuned; ``settings`` hold what a quick table uses for them.
         columns: names of the columns that it has; empty: all.
+        central: one of :data:`CENTRAL`, by which the data of all clients are clustered; empty: it is a federated run.
     """
 
     name: str
@@ -74,6 +81,7 @@ class Row:
     paper: tuple[float | None, ...]
     tune: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    central: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,7 @@ class Table:
         tuning_seeds: seeds of tuning runs, other than ``seeds``.
         quick: whether this is the short version.
         overrides: keys that win over all others, of the short version.
+        like: name of the table whose runs it shares; its own, unless another is named.
     """
 
     name: str
@@ -114,6 +123,7 @@ class Table:
     reference: Settings = field(default_factory=dict)
     quick: bool = False
     overrides: Settings = field(default_factory=dict)
+    like: str = ""
 
     def column(self, setting: str) -> Column:
         """The first column of ``setting``."""
@@ -137,6 +147,12 @@ def score_name(score: str) -> str:
     return _NAMES.get(key, key.replace("_", " ")) + ("" if number is None else f" after round {number}")
 
 
+def decimals(column: Mapping[str, Any]) -> int:
+    """Digits behind the point of a score, as a document's column has it: papers print NMI as 0.7179."""
+    is_index = score_at(column.get("score", ""))[0] in _INDICES
+    return 4 if is_index and not column.get("percent", False) else 2
+
+
 def score_at(score: str) -> tuple[str, int | None]:
     """A score's key, and the round that it is of; None is the end."""
     key, at, number = score.partition("@")
@@ -148,7 +164,9 @@ def table_names() -> list[str]:
     return sorted(path.stem for folder in _FOLDERS for path in folder.glob("*.toml"))
 
 
-def read_table(name: str, *, quick: bool = False, seeds: Sequence[int] = (), rows: Sequence[str] = ()) -> Table:
+def read_table(
+    name: str, *, quick: bool = False, seeds: Sequence[int] = (), rows: Sequence[str] = (), columns: Sequence[str] = ()
+) -> Table:
     """The table called ``name``, or in the TOML file ``name``.
 
     Args:
@@ -156,10 +174,32 @@ def read_table(name: str, *, quick: bool = False, seeds: Sequence[int] = (), row
         quick: the short version that its file describes: fewer cells, no tuning.
         seeds: in place of the file's.
         rows: names of the rows to run; empty: all.
+        columns: settings to run, or words with which their names begin; empty: all.
 
     Raises:
         BenchError: there is no such table, or its file is wrong.
     """
+    path = _path(name)
+    try:
+        raw = _raw(path)
+        raw["rows"] = [row for row in raw["rows"] if quick or not row.get("quick-only")]
+        table = _table(path.stem, raw)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BenchError(f"{path} does not describe a table: {error!r}") from error
+    if quick:
+        table = _quick(table, raw.get("quick", {}))
+    if columns:
+        table = _narrowed(table, columns)
+    known = [row.name for row in table.rows]
+    for row in rows:
+        if row not in known:
+            raise BenchError(f"{table.name} has no row {row!r}; its rows are {', '.join(map(repr, known))}")
+    kept = tuple(row for row in table.rows if not rows or row.name in rows)
+    return replace(table, seeds=tuple(seeds) or table.seeds, rows=kept)
+
+
+def _path(name: str) -> Path:
+    """The file of the table ``name``."""
     path = (
         Path(name)
         if name.endswith(".toml")
@@ -170,20 +210,18 @@ def read_table(name: str, *, quick: bool = False, seeds: Sequence[int] = (), row
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise BenchError(f"there is no table {name!r}{hint}; there are {', '.join(known)}, or a TOML file of your own.")
-    try:
-        raw = tomllib.loads(path.read_text())
-        raw["rows"] = [row for row in raw["rows"] if quick or not row.get("quick-only")]
-        table = _table(path.stem, raw)
-    except (KeyError, TypeError, ValueError) as error:
-        raise BenchError(f"{path} does not describe a table: {error!r}") from error
-    if quick:
-        table = _quick(table, raw.get("quick", {}))
-    known = [row.name for row in table.rows]
-    for row in rows:
-        if row not in known:
-            raise BenchError(f"{table.name} has no row {row!r}; its rows are {', '.join(map(repr, known))}")
-    kept = tuple(row for row in table.rows if not rows or row.name in rows)
-    return replace(table, seeds=tuple(seeds) or table.seeds, rows=kept)
+    return path
+
+
+def _raw(path: Path) -> dict[str, Any]:
+    """What a file says; a table that is like another has of its own what it says, and the rest from that one."""
+    own = tomllib.loads(path.read_text())
+    if "like" not in own:
+        return own
+    other, rows = _raw(_path(own["like"])), {row["name"]: row for row in own["rows"]}
+    both: dict[str, Any] = {**other, **own}
+    both["rows"] = [{**row, "paper": [], **rows.get(row["name"], {})} for row in other["rows"]]
+    return both
 
 
 def _table(name: str, raw: Mapping[str, Any]) -> Table:
@@ -191,8 +229,9 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
     columns = tuple(
         Column(
             name,
-            c.get("set", {}),
+            _settings_of(c, raw),
             c.get("x"),
+            c.get("panel", ""),
             c.get("tuned-at", c["name"]),
             c["name"],
             score,
@@ -211,22 +250,23 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
         if len(figures) not in (0, width):
             raise ValueError(f"row {r['name']!r} has {len(figures)} figures of the paper for {width} columns")
         by_column = dict(zip(own or names, figures, strict=False))
-        common: dict[str, Any] = raw["sets"][r["with"]] if "with" in r else {}
         rows.append(
             Row(
                 r["name"],
-                common | r.get("set", {}),
+                _settings_of(r, raw),
                 tuple(by_column.get(c) for c in names),
                 tuple(r.get("tune", ())),
                 own,
+                r.get("central", ""),
             )
         )
     tuning, plot = raw.get("tuning", {}), raw.get("plot", "dots")
     unknown = [column.tuned_at for column in columns if column.tuned_at not in [c.setting for c in columns]]
     unknown += [name for row in rows for name in row.columns if name not in names]
     unknown += [key for row in rows for key in row.tune if key not in tuning.get("grid", {})]
+    unknown += [row.central for row in rows if row.central not in ("", *CENTRAL)]
     if unknown or plot not in PLOTS:
-        raise ValueError(f"unknown column, tuned key or plot: {', '.join(unknown) or plot}")
+        raise ValueError(f"unknown column, tuned key, central or plot: {', '.join(unknown) or plot}")
     if plot in _OVER_ROUNDS and all("@" in score for score in scores):
         raise ValueError(f"plot {plot!r} draws a score over rounds: name one without '@'")
     if plot == "splits" and len(raw["columns"]) > 1:
@@ -249,7 +289,14 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
         tuning_settings=tuning.get("set", {}),
         tuning_seeds=tuple(tuning.get("seeds", ())),
         reference=raw.get("reference", {}),
+        like=Path(raw.get("like", name)).name.removesuffix(".toml"),
     )
+
+
+def _settings_of(part: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row or column sets, and the set that it names."""
+    common: dict[str, Any] = raw["sets"][part["with"]] if "with" in part else {}
+    return {**common, **part.get("set", {})}
 
 
 def _head(setting: str, score: str, scores: int) -> str:
@@ -259,17 +306,38 @@ def _head(setting: str, score: str, scores: int) -> str:
 
 def _quick(table: Table, raw: Mapping[str, Any]) -> Table:
     """The table with the columns, rows, seeds and settings that its ``[quick]`` names, and without tuning."""
-    keep = raw.get("columns", [column.setting for column in table.columns])
-    places = [i for i, column in enumerate(table.columns) if column.setting in keep]
+    table = _among(table, raw.get("columns", [column.setting for column in table.columns]))
     chosen = raw.get("rows", [row.name for row in table.rows])
-    rows = [
-        replace(row, tune=(), paper=tuple(row.paper[i] for i in places)) for row in table.rows if row.name in chosen
-    ]
     return replace(
         table,
-        columns=tuple(replace(table.columns[i], tuned_at=table.columns[i].setting) for i in places),
-        rows=tuple(rows),
+        columns=tuple(replace(column, tuned_at=column.setting) for column in table.columns),
+        rows=tuple(replace(row, tune=()) for row in table.rows if row.name in chosen),
         seeds=tuple(raw.get("seeds", table.seeds[:1])),
         overrides=raw.get("set", {}),
         quick=True,
+    )
+
+
+def _narrowed(table: Table, words: Sequence[str]) -> Table:
+    """The table with the settings that ``words`` name, or whose names begin so."""
+    known = list(dict.fromkeys(column.setting for column in table.columns))
+    keep = set()
+    for word in words:
+        found = {word} & set(known) or {setting for setting in known if setting.startswith(word)}
+        if not found:
+            raise BenchError(f"{table.name} has no column {word!r}; its columns are {', '.join(map(repr, known))}")
+        keep |= found
+    for column in table.columns:
+        if column.setting in keep and column.tuned_at not in keep:
+            raise BenchError(f"{column.setting!r} is tuned in {column.tuned_at!r}: choose that column too")
+    return _among(table, keep)
+
+
+def _among(table: Table, settings: Collection[str]) -> Table:
+    """The table with the columns of some settings."""
+    places = [i for i, column in enumerate(table.columns) if column.setting in settings]
+    return replace(
+        table,
+        columns=tuple(table.columns[i] for i in places),
+        rows=tuple(replace(row, paper=tuple(row.paper[i] for i in places)) for row in table.rows),
     )

@@ -1,0 +1,129 @@
+"""How settings of PPFC-GAN were chosen: by quantities that clients and server see, never by labels.
+
+    python benchmarks/one_shot.py gans [--dataset pendigits] [--epochs 200] [--clients 2]
+    python benchmarks/one_shot.py dcn [--level 0]
+    python benchmarks/one_shot.py speed [--device cuda] [--gan gan-mnist-gn]
+
+``gans``: energy distance of each GAN's samples to the records that it was trained on, at p = 0 and 1; two halves of
+the records have that of "records". ``dcn``: over noise and code, how far two seeds agree on clusters of equal samples
+(adjusted Rand), and the mean silhouette of their codes. ``speed``: how much faster ten GANs train as one batched
+program than one after the other: a ratio, in one run.
+
+Prints a line of JSON for every measurement. COTERIE_DATA names the folder of the data.
+"""
+
+import argparse
+import json
+import os
+import time
+from dataclasses import replace
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+import torch
+from scipy.spatial.distance import cdist
+from sklearn.metrics import adjusted_rand_score, silhouette_score
+
+from coterie.client.gans import GANTraining, train_gans
+from coterie.clustering.dcn import DCN
+from coterie.datasets import federate
+from coterie.messages import Layout
+from coterie.models import GANS, build_gan, drawn, gan_for
+
+# Records of which distances are taken.
+MOST = 1000
+
+
+def samples(name: str, records: list[np.ndarray], epochs: int, device: str = "cpu", batched: bool = False) -> list:
+    """Of a GAN of every client."""
+    shape = records[0].shape[1:]
+    network = build_gan(name, shape, 10)
+    start = drawn(lambda: build_gan(name, shape, 10), 0)
+    layout = Layout.of(start)
+    how = GANTraining(GANS[name], 10, epochs, 64, device=device)
+    rngs = [np.random.default_rng([0, i]) for i in range(len(records))]
+    return train_gans(network, layout, layout.flatten(start), records, rngs, how, batched=batched)
+
+
+def energy(a: np.ndarray, b: np.ndarray) -> float:
+    """Energy distance of two samples (Szekely and Rizzo 2013)."""
+    a, b = a[:MOST].reshape(len(a[:MOST]), -1), b[:MOST].reshape(len(b[:MOST]), -1)
+    return float(2 * cdist(a, b).mean() - cdist(a, a).mean() - cdist(b, b).mean())
+
+
+def tell(**measured: object) -> None:
+    print(json.dumps(measured), flush=True)
+
+
+def clients(dataset: str, level: float, count: int = 10) -> list[np.ndarray]:
+    data = federate(dataset, clients=10, groups="1", shift="none", non_iid_level=level)
+    return [data.shard(i).x for i in range(count)]
+
+
+def gans(dataset: str, epochs: int, count: int) -> None:
+    for level in (0.0, 1.0):
+        records = clients(dataset, level, count)
+        halves = np.mean([energy(x[: len(x) // 2], x[len(x) // 2 :]) for x in records])
+        tell(dataset=dataset, p=level, of="records", energy=round(halves, 4))
+        shape = records[0].shape[1:]
+        for name, info in GANS.items():
+            if info.shape == shape or (info.shape is None and len(shape) == 1):
+                started = time.perf_counter()
+                made = samples(name, records, epochs)
+                each = np.mean([energy(x, own) for x, own in zip(records, made, strict=True)])
+                seconds = round(time.perf_counter() - started)
+                tell(dataset=dataset, p=level, of=name, epochs=epochs, energy=round(each, 4), seconds=seconds)
+
+
+def dcn(level: float) -> None:
+    records = clients("pendigits", level)
+    points = np.concatenate(samples(gan_for(records[0].shape[1:]), records, 200))
+    usual = DCN(10, restarts=1)
+    tried = [replace(usual, noise=noise) for noise in (0.0, 0.2, 0.4, 0.7)] + [replace(usual, encoder="sae-relu")]
+    for how in tried:
+        found = [replace(how, seed=seed).fit(points) for seed in (0, 1)]
+        with torch.no_grad():
+            labels = [one(torch.as_tensor(points)).argmax(dim=1).numpy() for one in found]
+            codes = [one.encoder(torch.as_tensor(points[:MOST])).numpy() for one in found]
+        tell(
+            p=level,
+            noise=how.noise,
+            encoder=how.encoder,
+            agreement=round(adjusted_rand_score(*labels), 3),
+            silhouette=[round(float(silhouette_score(c, own[:MOST])), 3) for c, own in zip(codes, labels, strict=True)],
+        )
+
+
+def speed(device: str, name: str, epochs: int = 2) -> None:
+    rng = np.random.default_rng(0)
+    records = [rng.uniform(-1, 1, (640, *(GANS[name].shape or (16,)))).astype(np.float32) for _ in range(10)]
+    seconds = []
+    for batched in (False, True):
+        samples(name, records, 1, device, batched)  # warm
+        started = time.perf_counter()
+        samples(name, records, epochs, device, batched)
+        seconds.append(time.perf_counter() - started)
+    tell(gan=name, device=device, one_after_the_other=seconds[0], all_at_once=seconds[1], ratio=seconds[0] / seconds[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("gans", "dcn", "speed"))
+    parser.add_argument("--dataset", default="pendigits")
+    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--level", type=float, default=0.0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--gan", default="gan-pendigits-gn")
+    asked = parser.parse_args()
+    if asked.what == "gans":
+        gans(asked.dataset, asked.epochs, asked.clients)
+    elif asked.what == "dcn":
+        dcn(asked.level)
+    else:
+        speed(asked.device, asked.gan)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Centralised references: the data of all clients in one place, clustered there. Nothing federated is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.spatial.distance import cdist
+
+from coterie.bench.table import BenchError
+from coterie.client import federation
+from coterie.clustering import fuzzy_c_means, k_means
+from coterie.clustering.dcn import DCN
+from coterie.server import RunConfig
+from coterie.server.metrics import partition_scores
+
+Points = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+
+# Records whose distances or codes are held at once.
+_CHUNK = 8192
+
+
+def cluster(method: str, config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Cluster the records of all clients, and write the scores as a run's result.json has them.
+
+    Args:
+        method: one of :data:`~coterie.bench.table.CENTRAL`.
+        config: of the run that it stands beside; it names data, clients, clusters, seed and device.
+        folder: where the result goes.
+
+    Raises:
+        BenchError: the data have no classes, or too few records.
+    """
+    data = federation(config.for_clients())
+    if not data.num_classes:
+        raise BenchError(f"{config['dataset']} has real targets: clusters are scored against classes")
+    shards = [data.shard(client) for client in range(data.clients)]
+    x, y = (np.concatenate([getattr(shard, part) for shard in shards]) for part in "xy")
+    started = time.perf_counter()
+    try:
+        labels = _METHODS[method](x.reshape(len(x), -1), config)
+    except ValueError as error:
+        raise BenchError(f"central {method}: {error}") from error
+    seconds = time.perf_counter() - started
+    table = np.zeros((config["clusters"], data.num_classes), np.int64)
+    np.add.at(table, (labels, y), 1)
+    result = {
+        "strategy": f"central {method}",
+        "dataset": config["dataset"],
+        "seed": config.seed,
+        **partition_scores(table),
+        "classes": data.num_classes,
+        "confusion": table.tolist(),
+        "notes": {},
+        "epsilon": None,
+        "delta": None,
+        "certified": False,
+        "seconds_total": seconds,
+        "seconds_training": seconds,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / "result.json.tmp"
+    temporary.write_text(json.dumps(result, indent=2) + "\n")
+    os.replace(temporary, folder / "result.json")
+    return result
+
+
+def _km(x: Points, config: RunConfig) -> Labels:
+    return _nearest(x, k_means(x, config["clusters"], np.random.default_rng(config.seed)))
+
+
+def _fcm(x: Points, config: RunConfig) -> Labels:
+    rng = np.random.default_rng(config.seed)
+    return _nearest(x, fuzzy_c_means(x, config["clusters"], rng, fuzzifier=config["fuzzifier"]))
+
+
+def _dcn(x: Points, config: RunConfig) -> Labels:
+    device = config["device"]
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    network = DCN(
+        config["clusters"],
+        config["pretrain-epochs"],
+        config["joint-epochs"],
+        config["dcn-weight"],
+        config["dcn-noise"],
+        config["autoencoder"],
+        config["dcn-restarts"],
+        seed=config.seed or 0,
+        device=device,
+    )
+    labeller = network.fit(x)
+    with torch.no_grad():
+        scores = [labeller(torch.as_tensor(part)) for part in np.array_split(x, -(-len(x) // _CHUNK))]
+    return torch.cat(scores).argmax(dim=1).numpy()
+
+
+def _nearest(x: Points, centroids: npt.NDArray[np.float64]) -> Labels:
+    parts = np.array_split(x, -(-len(x) // _CHUNK))
+    return np.concatenate([cdist(part, centroids).argmin(axis=1) for part in parts])
+
+
+_METHODS: dict[str, Callable[[Points, RunConfig], Labels]] = {"km": _km, "fcm": _fcm, "dcn": _dcn}
