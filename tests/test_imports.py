@@ -12,13 +12,14 @@ ALLOWED = {
     "privacy": set(),
     "datasets": set(),
     "models": set(),
+    "clustering": {"models"},
     "messages": set(),
     "report": set(),
-    "strategies": {"privacy", "messages"},
-    "client": {"datasets", "models", "privacy", "messages"},
+    "strategies": {"clustering", "models", "privacy", "messages"},
+    "client": {"clustering", "datasets", "models", "privacy", "messages"},
     "engine": {"client", "messages"},
     "server": {"strategies", "privacy", "datasets", "models", "messages", "report"},
-    "bench": {"report", "server", "engine", "client", "privacy", "datasets", "models", "messages"},
+    "bench": {"report", "server", "engine", "client", "clustering", "privacy", "datasets", "models", "messages"},
     "cli": {"bench", "report", "server", "engine", "client", "strategies", "privacy", "datasets", "models"},
 }
 

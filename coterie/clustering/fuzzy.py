@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial.distance import cdist
-from sklearn.cluster import kmeans_plusplus
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -55,6 +53,9 @@ def _descend(
     x: FloatArray, k: int, rng: np.random.Generator, fuzzifier: float, still: float
 ) -> tuple[FloatArray, float]:
     """Centroids of one start, and the objective there."""
+    from scipy.spatial.distance import cdist
+    from sklearn.cluster import kmeans_plusplus  # not for clients that never cluster
+
     centroids, _ = kmeans_plusplus(x, k, random_state=int(rng.integers(2**31)))
     objective = np.inf
     for _ in range(_MOST_ROUNDS):

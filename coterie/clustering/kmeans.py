@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,10 +25,13 @@ def k_means(points: npt.ArrayLike, k: int, rng: np.random.Generator, *, start: F
         ValueError: fewer points than clusters.
     """
     from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
 
     x = np.asarray(points)
     if not 1 <= k <= len(x):
         raise ValueError(f"{len(x)} points cannot make {k} clusters")
     init, starts = ("k-means++", _RESTARTS) if start is None else (start.astype(x.dtype), 1)
-    found = KMeans(k, init=init, n_init=starts, random_state=int(rng.integers(2**31))).fit(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than k: some centroids are equal
+        found = KMeans(k, init=init, n_init=starts, random_state=int(rng.integers(2**31))).fit(x)
     return np.asarray(found.cluster_centers_, np.float64)

@@ -429,12 +429,12 @@ class ClusteredStrategy(Strategy):
         evaluate_config = evaluate_config or train_config
         result = Result()
         models, layout = unpack_models(initial_arrays)
+        self._layout = layout
         models, mean, done = self.initial_models(models), None, 0
         if self.resume_from is not None:
             models, mean, done = self.resume_from.models, self.resume_from.mean, self.resume_from.round
-            layout = self.resume_from.layout
+            self._layout = layout = self.resume_from.layout
             self._resize(models)
-        self._layout = layout
         arrays = pack_models(models, layout)
         self._recalibrate(done, num_rounds)
         self._nodes, self._greeted, self._claimed = {}, set(), {}

@@ -76,7 +76,7 @@ def test_the_best_start_is_kept(monkeypatch):
     stuck = np.array([[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]])
     for starts in ([stuck, CORNERS], [CORNERS, stuck]):
         given = iter(starts)
-        monkeypatch.setattr("coterie.clustering.fuzzy.kmeans_plusplus", lambda *a, g=given, **k: (next(g), None))
+        monkeypatch.setattr("sklearn.cluster.kmeans_plusplus", lambda *a, g=given, **k: (next(g), None))
         found = fuzzy_c_means(x, 3, rng(), restarts=2)
         np.testing.assert_allclose(in_order(found), in_order(CORNERS), atol=1e-6)
 

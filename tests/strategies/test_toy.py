@@ -134,11 +134,15 @@ BY_HAND = {
     "fedcam": sum_of_two,
     "local": alone,
 }
-OTHERS = [name for name, method in STRATEGIES.items() if "record" in method.units and "client" not in method.units]
+OTHERS = [
+    name
+    for name, method in STRATEGIES.items()
+    if ("record" in method.units and "client" not in method.units) or method.labels_records
+]
 TOYS = [
     (name, mechanism, minimum)
     for name in STRATEGIES
-    if name not in OTHERS  # test_records.py
+    if name not in OTHERS  # test_records.py, test_one_shot.py
     for mechanism in PLANS
     for minimum in (0, 2)
 ]
