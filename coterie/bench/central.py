@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from scipy.spatial.distance import cdist
 
 from coterie.bench.table import BenchError
@@ -83,9 +82,6 @@ def _fcm(x: Points, config: RunConfig) -> Labels:
 
 
 def _dcn(x: Points, config: RunConfig) -> Labels:
-    device = config["device"]
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     network = DCN(
         config["clusters"],
         config["pretrain-epochs"],
@@ -95,12 +91,9 @@ def _dcn(x: Points, config: RunConfig) -> Labels:
         config["autoencoder"],
         config["dcn-restarts"],
         seed=config.seed or 0,
-        device=device,
+        device=config["device"],
     )
-    labeller = network.fit(x)
-    with torch.no_grad():
-        scores = [labeller(torch.as_tensor(part)) for part in np.array_split(x, -(-len(x) // _CHUNK))]
-    return torch.cat(scores).argmax(dim=1).numpy()
+    return network.fit(x).label(x)
 
 
 def _nearest(x: Points, centroids: npt.NDArray[np.float64]) -> Labels:

@@ -132,7 +132,6 @@ def train_gans(
 
     Returns:
         (samples, *shape) float32 in [-1, 1] of every client.
-
     """
     inward = [how.inward(x) for x in records]
     begin = {name: torch.tensor(value, device=how.device) for name, value in layout.split(start).items()}

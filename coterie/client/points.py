@@ -25,9 +25,6 @@ from coterie.privacy import Streams
 
 Answer = RecordDict | ClientError
 
-# Records per forward pass.
-_CHUNK = 4096
-
 
 def gan(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Train the GAN that came, and send samples of it (PPFC-GAN)."""
@@ -98,16 +95,14 @@ def centroids(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
 def label(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Label every record by the nearest centroid, keep the labels, and tell what diagnostics allow."""
     config, cohort = content[CONFIG], Cohort.of(content, clients)
-    task, device = cohort.task, cohort.task.hyper.device
-    labeller = _labeller(config["encoder"], task.federation.input_shape, config["labels"]).to(device)
+    task = cohort.task
+    labeller = _labeller(config["encoder"], task.federation.input_shape, config["labels"]).to(task.hyper.device)
     with torch.no_grad():
         for parameter, value in zip(labeller.parameters(), cohort.layout.split(cohort.models[0]).values(), strict=True):
             parameter.copy_(torch.as_tensor(value))
     answers: list[Answer] = []
     for client, shard, memory in zip(clients, cohort.shards, cohort.memories, strict=True):
-        with torch.no_grad():
-            parts = [labeller(part.to(device)).argmax(dim=1).cpu() for part in torch.as_tensor(shard.x).split(_CHUNK)]
-        labels = torch.cat(parts).numpy()
+        labels = labeller.label(shard.x)
         try:
             memory.write({LABELS: labels})
         except ClientError as error:

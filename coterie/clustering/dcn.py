@@ -56,7 +56,7 @@ class DCN:
         lr: Adam's step size (Table A.8).
         batch_part: size of a batch over the number of points (Table A.8).
         seed: of first parameters, batches and k-means.
-        device: torch device.
+        device: torch device, or "auto": a GPU where there is one.
     """
 
     k: int
@@ -70,6 +70,12 @@ class DCN:
     batch_part: float = 0.01
     seed: int = 0
     device: str = "cpu"
+
+    @property
+    def _device(self) -> str:
+        if self.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        return self.device
 
     @property
     def starts(self) -> int:
@@ -97,7 +103,7 @@ class DCN:
         """
         if not self.k <= len(points):
             raise ValueError(f"{len(points)} points cannot make {self.k} clusters")
-        x = torch.as_tensor(points.reshape(len(points), -1), device=self.device)
+        x = torch.as_tensor(points.reshape(len(points), -1), device=self._device)
         state = dict(state or {})
         best = Labeller(points.shape[1:], self.k, self.encoder)
         least = float(state.get(_LEAST, np.inf))
@@ -124,7 +130,7 @@ class DCN:
         """One start, and its Equation (1)."""
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(self.seed + start * _APART)
-            network = Autoencoder(x.shape[1], linear_code=ENCODERS[self.encoder]).to(self.device)
+            network = Autoencoder(x.shape[1], linear_code=ENCODERS[self.encoder]).to(self._device)
         adam = torch.optim.Adam(network.parameters(), self.lr, fused=True)
         centroids, labels, done = None, None, 0
         if _EPOCH in state:
@@ -156,11 +162,11 @@ class DCN:
         """Lines 1 and 4: one epoch, on both terms where there are centroids."""
         rng = np.random.default_rng([self.seed, *when])
         size = max(2, math.ceil(self.batch_part * len(x)))
-        for batch in torch.as_tensor(rng.permutation(len(x)), device=self.device).split(size):
+        for batch in torch.as_tensor(rng.permutation(len(x)), device=self._device).split(size):
             if len(batch) < 2:  # has no variance to normalise by
                 continue
             noise = self.noise * rng.standard_normal((len(batch), x.shape[1]), np.float32)
-            codes, again = network(x[batch] + torch.as_tensor(noise, device=self.device))
+            codes, again = network(x[batch] + torch.as_tensor(noise, device=self._device))
             loss = (again - x[batch]).square().sum(dim=1).mean()
             if centroids is not None and labels is not None:
                 apart = (codes - centroids[labels[batch]]).square().sum(dim=1).mean()
@@ -180,13 +186,13 @@ class DCN:
         rng = np.random.default_rng([self.seed, *when, 1])
         begin = None if start is None else start.cpu().numpy()
         found = torch.as_tensor(k_means(codes.cpu().numpy(), self.k, rng, start=begin), dtype=torch.float32)
-        found = found.to(self.device)
+        found = found.to(self._device)
         return found, torch.cat([torch.cdist(part, found).argmin(dim=1) for part in codes.split(_CHUNK)])
 
     @torch.no_grad()
     def _objective(self, network: Autoencoder, x: Tensor, centroids: Tensor) -> float:
         """Equation (1), the mean over points; without noise."""
-        network.to(self.device).eval()
+        network.to(self._device).eval()
         total = 0.0
         for part in x.split(_CHUNK):
             codes, again = network(part)

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 #: Widths of the encoder in Table A.8; the decoder mirrors them, and the last one is the code.
 WIDTHS = (500, 500, 2000, 10)
+# Examples per forward pass when only labels are wanted.
+_CHUNK = 4096
 
 
 class Autoencoder(nn.Module):
@@ -70,6 +73,13 @@ class Labeller(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, k) scores; the largest is the label."""
         return -torch.cdist(self.encoder(x), self.centroids).square()
+
+    @torch.no_grad()
+    def label(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """(n,) index of the centroid nearest to each of (n, *shape) examples, some at a time."""
+        parts = torch.as_tensor(x).split(_CHUNK)
+        found = [self(part.to(self.centroids.device)).argmax(dim=1).cpu() for part in parts]
+        return np.asarray(torch.cat(found).numpy())
 
 
 #: Encoders by name, and whether their code is linear. Behind batch normalisation and ReLU codes hardly move towards

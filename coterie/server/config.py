@@ -701,6 +701,8 @@ class RunConfig:
         always = ["the total number of replies that could not be used", "the seconds that each round took"]
         if self["evaluate"] != "diagnostic":
             return always
+        if self.method.labels_records:
+            return ["numbers of records by label and class, exact, and the scores of these", *always]
         return [
             "accuracies on clients' held-out data and training losses, exact, every "
             f"{self['evaluate-every']} rounds and at the end",

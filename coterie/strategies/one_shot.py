@@ -195,13 +195,12 @@ class OneShot(ClusteredStrategy):
         some = self.streams.stream("shown", 1).permutation(len(every))[:_SHOWN]
         with torch.no_grad():
             codes = labeller.encoder(torch.as_tensor(every[some]))
-            labels = labeller(torch.as_tensor(every[some])).argmax(dim=1)
         self.recorder.keep(
             _CODES,
             {
                 "points": every[some],
                 "codes": codes.numpy(),
-                "labels": labels.numpy(),
+                "labels": labeller.label(every[some]),
                 "clients": owners[some],
                 "centroids": labeller.centroids.detach().numpy(),
             },

@@ -130,11 +130,8 @@ class PPFCGAN(OneShot):
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
         """Line 5."""
-        import torch
+        from coterie.clustering.dcn import DCN  # imports torch
 
-        from coterie.clustering.dcn import DCN
-
-        device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == AUTO else self.device
         network = DCN(
             self.clusters,
             self.pretrain_epochs,
@@ -144,7 +141,7 @@ class PPFCGAN(OneShot):
             self.encoder,
             self.dcn_restarts,
             seed=int(self.streams.stream("clustering", 1).integers(2**31)),
-            device=device,
+            device=self.device,
         )
         labeller = network.fit(
             union(points),

@@ -313,7 +313,7 @@ def test_labels_come_from_codes_in_parts_of_any_size(tmp_path, monkeypatch):
     expected = own(torch.as_tensor(rows(2))).argmax(dim=1).tolist()
     assert len(set(expected)) > 1
     for chunk in (4096, 3):
-        monkeypatch.setattr(points, "_CHUNK", chunk)
+        monkeypatch.setattr(autoencoder, "_CHUNK", chunk)
         label(tmp_path, 2, packed(own), encoder="sae")
         assert Memory(tmp_path, 2).read()["labels"].tolist() == expected
     points._labeller.cache_clear()

@@ -450,7 +450,8 @@ def test_at_record_level_samples_carry_a_true_epsilon(tmp_path, seed):
     assert [charge["charges"] for charge in guarantee["charged"]] == [2 * 2]  # the steps of a client
     assert 8 < guarantee["epsilon"] <= 9
     assert (guarantee["unit"], guarantee["certified"]) == ("record", seed == "none")
-    assert not any("Theorem 1" in reason for reason in guarantee["reasons"])
+    assert not any("lemma" in reason for reason in guarantee["reasons"])
+    assert "numbers of records by label and class, exact, and the scores of these" in guarantee["outside"]
     assert outcome["notes"]["points"] == {str(client): 6 for client in range(CLIENTS)}
     own = [(tmp_path / "run" / "clients" / f"client-{client}.ledger.jsonl") for client in range(CLIENTS)]
     assert all(file.exists() for file in own)
