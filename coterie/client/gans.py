@@ -256,8 +256,8 @@ def _optimisers(
     generator: list[Tensor], discriminator: list[Tensor], info: GANInfo
 ) -> tuple[torch.optim.Adam, torch.optim.Adam]:
     return (
-        torch.optim.Adam(generator, info.lr[0], betas=info.betas),
-        torch.optim.Adam(discriminator, info.lr[1], betas=info.betas),
+        torch.optim.Adam(generator, info.lr[0], betas=info.betas, fused=True),
+        torch.optim.Adam(discriminator, info.lr[1], betas=info.betas, fused=True),
     )
 
 

@@ -184,7 +184,7 @@ def test_a_client_s_own_generator_decides_alone():
 class Watched(torch.optim.SGD):
     """Plain steps in place of Adam's; keeps what it is given."""
 
-    def __init__(self, parameters, lr, betas):
+    def __init__(self, parameters, lr, betas, fused):
         self.lr_and_betas = (lr, betas)
         made.append(self)
         super().__init__(parameters, lr=0.1)
