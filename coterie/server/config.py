@@ -339,14 +339,22 @@ SCHEMA: dict[str, Key] = {
     "evaluate-every": Key(5, "rounds between two evaluations on all clients", **_whole(1)),
     "stop-after": Key(0, "end after so many of the planned rounds, at the noise of all of them; 0: never", **_whole(0)),
     "round-timeout": Key(3600.0, "seconds to wait for the replies of a round", **_number(0, strict=True)),
-    "wait": Key(60.0, "seconds to wait for clients to register before round 1", **_number(0)),
+    "wait": Key(60.0, "seconds to wait for clients to register", **_number(0)),
+    "min-clients": Key(
+        0, "clients that must be there for a round to begin; with privacy-unit client for the first one", **_whole(0)
+    ),
+    "min-replies": Key(
+        0.0,
+        "share of the asked clients whose replies a round needs: others are asked again; not with privacy-unit client",
+        **_number(0, 1),
+    ),
     "device": Key("auto", "where clients train", **_choice("auto", "cpu", "cuda"), client=True),
     "out": Key("", "run folder; empty: a new one under runs/", **_text("a folder")),
     "resume": Key(False, "continue the run in the run folder", **_text("true or false")),
 }
 
 #: Where things are says nothing about what a run is; these may change when it resumes.
-PLACES = ("out", "resume", "data-dir", "device", "wait", "round-timeout")
+PLACES = ("out", "resume", "data-dir", "device", "wait", "round-timeout", "min-clients", "min-replies")
 
 
 #: What people choose by looking at results, which no guarantee of one run covers; certificates list the values.
@@ -444,6 +452,13 @@ class RunConfig:
                 raise ConfigError(
                     f"clusters = {self['clusters']}: more clusters than clients ({self['clients']}); "
                     "lower clusters or raise clients"
+                )
+            if not self["min-clients"] <= self["clients"]:
+                raise ConfigError(f"min-clients = {self['min-clients']}: there are {self['clients']} clients")
+            if self["min-replies"] and self["privacy-unit"] == "client":
+                raise ConfigError(
+                    f"min-replies = {self['min-replies']:g}: with privacy-unit client a round is released whatever "
+                    "came, since to ask again would tell how many did; set it to 0"
                 )
             if self["evaluate"] == "private" and self["privacy-unit"] == "none":
                 raise ConfigError("evaluate = 'private' has no budget to charge: set privacy-unit or evaluate")

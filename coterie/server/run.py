@@ -86,6 +86,8 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         resume_from=folder.resumed,
         evaluate_metrics_aggr_fn=summarise_records if config.method.labels_records else summarise,
         wait=config["wait"],
+        min_clients=config["min-clients"],
+        min_replies=config["min-replies"],
         **config.method_options,
     )
 

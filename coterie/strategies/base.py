@@ -10,7 +10,7 @@ import math
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -25,10 +26,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from coterie.messages import (
     CONFIG,
     EVALUATE,
-    IDENTITY,
     LABEL,
     MODELS,
-    REPLY,
     Layout,
     Points,
     ReplyError,
@@ -42,14 +41,23 @@ from coterie.messages import (
 from coterie.privacy import BudgetError, Contributions, Event, Ledger, Plan, Released, Streams, epsilon, redraw_matrix
 from coterie.strategies.averaging import Averaging
 from coterie.strategies.reseeding import Reseeding
+from coterie.strategies.roster import Roster
 
 Models: TypeAlias = npt.NDArray[np.float32]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Parameters: TypeAlias = dict[str, npt.NDArray[np.float32]]
 
+# How often a client is asked that gives no reply, where too few do.
+_ATTEMPTS = 3
+# Flower's errors in place of a reply that a client would have given: the node or its process is gone, or time was out.
+_UNHEARD = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
 # Weight of the newest histogram in the running mean that rebalancing and re-seeding read.
 _MEMORY = 0.25
-_POLL_SECONDS = 0.5
 
 #: Which model a client trains whose label rebalancing changed.
 REBALANCE_TRAIN = ("own", "assigned")
@@ -181,7 +189,12 @@ class ClusteredStrategy(Strategy):
         recorder: keeps checkpoints and metrics.
         resume_from: a checkpoint of the same run.
         evaluate_metrics_aggr_fn: evaluation replies to one MetricRecord; default: mean over clients.
-        wait: seconds to wait for all M clients to register before round 1.
+        wait: seconds to wait for all M clients to register before round 1, and later for those without whom a round
+            does not begin or end.
+        min_clients: clients that must be here for a round to begin. At client level this holds before round 1 alone:
+            later the end of a run would tell how many came.
+        min_replies: share of the asked clients whose replies a round needs; the others are asked again, a few times.
+            Not at client level, where a round is charged and released whatever came.
 
     Raises:
         StrategyError: the method does not support the plan's unit, rebalancing, or number of clusters.
@@ -234,6 +247,8 @@ class ClusteredStrategy(Strategy):
         resume_from: Checkpoint | None = None,
         evaluate_metrics_aggr_fn: Callable[[Sequence[RecordDict]], MetricRecord] = mean_of_clients,
         wait: float = 60.0,
+        min_clients: int = 0,
+        min_replies: float = 0.0,
     ) -> None:
         self.check(plan, reseeding=reseeding, rebalance_train=rebalance_train)
         if averaging and not 0 <= averaging.last <= 1 - (reseeding.until if reseeding else 0.0):
@@ -257,7 +272,8 @@ class ClusteredStrategy(Strategy):
         self.recorder: Recorder = recorder or _Nobody()
         self.resume_from = resume_from
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
-        self.wait = wait
+        self.min_clients = min_clients
+        self.min_replies = min_replies
         self.histogram: FloatArray | None = resume_from.histogram if resume_from else None
         #: What the method keeps between rounds, as arrays; in checkpoints.
         self.kept: dict[str, npt.NDArray[Any]] = dict(resume_from.kept) if resume_from else {}
@@ -270,13 +286,13 @@ class ClusteredStrategy(Strategy):
         self.dropped: Counter[str] = Counter()
         #: Messages and bytes of arrays to the clients and from them, in this round; not what introductions take.
         self.traffic: Counter[str] = Counter()
-        self._nodes: dict[int, int] = {}
-        self._greeted: set[int] = set()
-        self._claimed: dict[int, int] = {}
+        self._roster = Roster(plan.clients, wait)
+        self._timeout: float | None = None
         self._round: Round | None = None
         self._phase: Phase | None = None
         self._layout: Layout | None = None
         self._asked: dict[int, Message] = {}
+        self._questions: dict[str, int] = {}
         self._sent: dict[str, Any] = {}
         self._cohort: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._slots: dict[int, int] = {}
@@ -394,7 +410,7 @@ class ClusteredStrategy(Strategy):
     @property
     def present(self) -> list[int]:
         """Ids of the clients that have registered."""
-        return sorted(self._nodes)
+        return sorted(self._roster.nodes)
 
     def _redraw(self) -> FloatArray | None:
         """(k, k) matrix by which clients redraw their labels in this round; None where they do not."""
@@ -437,7 +453,7 @@ class ClusteredStrategy(Strategy):
             self._resize(models)
         arrays = pack_models(models, layout)
         self._recalibrate(done, num_rounds)
-        self._nodes, self._greeted, self._claimed = {}, set(), {}
+        self._timeout = timeout
         self._meet(grid)
 
         result.arrays = arrays if mean is None else pack_models(mean, layout)
@@ -447,12 +463,11 @@ class ClusteredStrategy(Strategy):
                 if self.finished:
                     break
                 started = time.perf_counter()
-                self._greet(grid)
+                self._gather(grid, current)
                 updated, metrics = None, None
                 while updated is None:  # once for each phase of the method
                     messages = self.configure_train(current, arrays, train_config, grid)
-                    replies = grid.send_and_receive(messages, timeout=timeout)
-                    updated, metrics = self.aggregate_train(current, replies)
+                    updated, metrics = self.aggregate_train(current, self._replies(grid, current, messages))
                 arrays, (models, layout) = updated, unpack_models(updated)
                 self._resize(models)
                 mean = self.averaging(mean, models, current, num_rounds)
@@ -535,38 +550,51 @@ class ClusteredStrategy(Strategy):
 
     def _meet(self, grid: Grid) -> None:
         """Wait until all clients have registered, or until the deadline."""
-        deadline = time.monotonic() + self.wait
-        self._greet(grid)
-        while len(self._nodes) < self.plan.clients and time.monotonic() <= deadline:
-            time.sleep(_POLL_SECONDS)
-            self._greet(grid)
-        if len(self._nodes) < self.plan.clients:
+        if not self._roster.wait_for(grid, self.plan.clients):
             log(
                 WARNING,
                 "%s of %s clients are here; the others contribute nothing until they come",
-                len(self._nodes),
+                len(self._roster.nodes),
                 self.plan.clients,
             )
 
-    def _greet(self, grid: Grid) -> None:
-        """Ask the nodes that registered since the last time who they are; of a client's nodes the first counts."""
-        registered = set(grid.get_node_ids())
-        new = sorted(registered - self._greeted)
-        self._greeted |= registered
-        messages = [Message(RecordDict(), dst_node_id=node, message_type=IDENTITY) for node in new]
-        for reply in grid.send_and_receive(messages, timeout=self.wait) if messages else ():
-            record = reply.content.get(REPLY) if reply.has_content() else None
-            client = record.get("client-id") if isinstance(record, ConfigRecord) else None
-            if type(client) is not int or not 0 <= client < self.plan.clients:
-                log(WARNING, "node %s is left out: client-id %r", reply.metadata.src_node_id, client)
-            else:
-                self._claimed[reply.metadata.src_node_id] = client
-        for node, client in self._claimed.items():
-            if node in registered and self._nodes.get(client) not in registered:
-                self._nodes[client] = node
-        for node in new:
-            if node in self._claimed and self._nodes[self._claimed[node]] != node:
-                log(WARNING, "node %s is left out: client %s is at another", node, self._claimed[node])
+    def _gather(self, grid: Grid, number: int) -> None:
+        """Who is here in this round.
+
+        Raises:
+            StrategyError: too few.
+        """
+        enough = self._roster.wait_for(grid, self.min_clients)
+        if not enough and (self.plan.unit != "client" or not self.ledger.charges):
+            raise StrategyError(
+                f"round {number}: {len(self._roster.nodes)} clients are here after {self._roster.wait:g} s, fewer than "
+                f"min-clients = {self.min_clients}; the rounds before are kept: see to the clients and resume"
+            )
+
+    def _replies(self, grid: Grid, number: int, messages: list[Message]) -> Iterator[Message]:
+        """Replies as they come; too few are asked for again, of those that gave none.
+
+        Raises:
+            StrategyError: they stay too few.
+        """
+        least = 0 if self.plan.unit == "client" else math.ceil(self.min_replies * len(messages) - 1e-9)
+        silent = set(self._asked)
+        for _ in range(_ATTEMPTS):
+            for reply in grid.send_and_receive(messages, timeout=self._timeout):
+                if least and reply.has_error() and reply.error.code in _UNHEARD:
+                    continue
+                silent -= {self._whose(reply)}
+                yield reply
+            short = least - (len(self._asked) - len(silent))
+            if short <= 0:
+                return
+            log(WARNING, "round %s: no reply of clients %s", number, sorted(silent))
+            self._roster.wait_for(grid, short, among=silent)
+            messages = self._again(silent)
+        raise StrategyError(
+            f"round {number}: clients {sorted(silent)} gave no reply in {_ATTEMPTS} attempts, and min-replies = "
+            f"{self.min_replies:g}; the rounds before are kept: see to the clients and resume"
+        )
 
     # ---- Flower's hooks -----------------------------------------------------------------------------------
 
@@ -584,7 +612,7 @@ class ClusteredStrategy(Strategy):
             self._round = self.round(server_round, models)
             self._phase = next(self._round)
         assert self._phase is not None
-        if not self._nodes:
+        if not self._roster.nodes:
             self._meet(grid)
         redraw = self._redraw()
         extra: dict[str, Any] = {} if redraw is None else {"redraw": redraw.ravel().tolist()}
@@ -694,7 +722,7 @@ class ClusteredStrategy(Strategy):
         sent = {**config, **self.asks(), "round": server_round}
         models, self._layout = unpack_models(arrays)
         verb = LABEL if self.labels_records else EVALUATE
-        self._asked = self._addressed(models, sent, self.placed(server_round), verb, sorted(self._nodes))
+        self._asked = self._addressed(models, sent, self.placed(server_round), verb, self.present)
         return list(self._asked.values())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -741,7 +769,7 @@ class ClusteredStrategy(Strategy):
         self, models: Models, sent: Mapping[str, Any], to: Mapping[int, int] | None, verb: str, clients: list[int]
     ) -> dict[int, Message]:
         """A message for every one of the clients that is here: all models, or the one that it was given."""
-        here = [client for client in clients if client in self._nodes]
+        here = [client for client in clients if client in self._roster.nodes]
         if to is None:
             return self._messages(pack_models(models, self.layout), sent, verb, here)
         messages: dict[int, Message] = {}
@@ -755,26 +783,49 @@ class ClusteredStrategy(Strategy):
         self, arrays: ArrayRecord, sent: Mapping[str, Any], verb: str, clients: list[int]
     ) -> dict[int, Message]:
         content, group = RecordDict({MODELS: arrays, CONFIG: ConfigRecord(dict(sent))}), str(sent["round"])
+        nodes = self._roster.nodes
         self.traffic["messages_down"] += len(clients)
         self.traffic["bytes_down"] += len(clients) * payload(content)
         return {
-            client: Message(content, dst_node_id=self._nodes[client], message_type=verb, group_id=group)
+            client: Message(content, dst_node_id=nodes[client], message_type=verb, group_id=group, ttl=self._timeout)
             for client in clients
         }
 
+    def _again(self, clients: Collection[int]) -> list[Message]:
+        """The same questions to those of the clients that are here, wherever they are now."""
+        nodes = self._roster.nodes
+        for client in nodes.keys() & clients:
+            old = self._asked[client]
+            verb, group = old.metadata.message_type, old.metadata.group_id
+            self._asked[client] = Message(
+                old.content, dst_node_id=nodes[client], message_type=verb, group_id=group, ttl=self._timeout
+            )
+            self.traffic["messages_down"] += 1
+            self.traffic["bytes_down"] += payload(old.content)
+        return [self._asked[client] for client in sorted(nodes.keys() & clients)]
+
     def _answers(self, replies: Iterable[Message]) -> Iterable[tuple[int, RecordDict]]:
         """(client id, content) of every reply to a message of this phase, once each."""
-        open_questions = {message.metadata.message_id: client for client, message in self._asked.items()}
+        answered: set[int] = set()
         for reply in replies:
             self.traffic["messages_up"] += 1
             self.traffic["bytes_up"] += payload(reply.content) if reply.has_content() else 0
-            client = open_questions.pop(reply.metadata.reply_to_message_id, None)
-            if client is None:
+            client = self._whose(reply)
+            if client is None or client in answered:
                 self._drop(None, "nobody asked for it, or it came twice")
-            elif reply.has_error():
+                continue
+            answered.add(client)
+            if reply.has_error():
                 self._drop(client, f"the client failed: {reply.error.reason}")
             else:
                 yield client, reply.content
+
+    def _whose(self, reply: Message) -> int | None:
+        """The client that was asked what this replies to."""
+        question = reply.metadata.reply_to_message_id
+        if question not in self._questions:  # Flower numbers messages when it sends them
+            self._questions = {message.metadata.message_id: client for client, message in self._asked.items()}
+        return self._questions.get(question)
 
     def _drop(self, client: int | None, reason: str) -> None:
         certified = self.plan.private and self.streams.secret
