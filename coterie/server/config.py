@@ -752,4 +752,29 @@ class RunConfig:
                 f"delta = {self.delta:g} is above 1/(10 {many}) = {1 / (10 * self[whom]):g}: publishing one {one} at "
                 f"random satisfies delta = 1/{many}; use it only to compare with papers"
             )
+        if self["privacy-unit"] != "none" and not self.method.labels_records:
+            found += self._drowned()
         return found
+
+    def _drowned(self) -> list[str]:
+        """Whether the noise of the whole run moves a model further than all updates could together."""
+        plan = self.plan
+        size = sum(value.size for value in networks.initialise(self["model"], *self.examples, 0).values())
+        members = plan.expected_members
+        if isinstance(plan, RecordLevel):
+            own = plan.of_clients[0]
+            steps = own.rounds * own.local_epochs * (own.num_examples // own.batch_size)
+            noise = own.noise_multiplier * math.sqrt(size / (steps * members)) / own.batch_size
+            remedy = "use more records in larger batches, more clients"
+        else:
+            moved = 1 if plan.sampler == "poisson" else 2  # one client more, or another in its place
+            noise = moved * plan.noise_multiplier_updates * math.sqrt(size / plan.rounds) / members
+            remedy = f"use privacy-unit = record, about {math.ceil(noise) * self['clients']} clients in place of "
+            remedy += f"{self['clients']}"
+        if noise <= 1:
+            return []
+        return [
+            f"the noise drowns the signal: over the run it moves a model {noise:.3g} times as far as clipping lets all "
+            f"updates together ({size} parameters, {members:.3g} clients a model and round, noise multiplier "
+            f"{plan.noise_multiplier:.3g}); {remedy}, a smaller model, or a larger epsilon"
+        ]

@@ -73,6 +73,9 @@ def test_values_are_coerced_from_strings():
         # qM/k is 0.2 * 500 / 4 = 25
         ({"rebalance-min": 25.01}, ["rebalance-min", "at most qM/k = 25", "25.01"]),
         ({"rebalance-min": -1}, ["rebalance-min = -1"]),
+        ({"min-clients": 501}, ["min-clients = 501", "there are 500 clients"]),
+        ({"min-replies": 0.5}, ["min-replies = 0.5", "to ask again would tell how many did"]),
+        ({"min-replies": 1.5}, ["min-replies = 1.5"]),
         ({"clusters": 501}, ["clusters = 501", "more clusters than clients (500)"]),
         ({"strategy": "fedavg", "rebalance-min": 1}, ["fedavg", "rebalance-min"]),
         ({"strategy": "fedavg", "clusters": 3}, ["fedavg", "3 clusters"]),
@@ -158,12 +161,33 @@ def test_differences_ignore_where_a_run_is_kept():
 
 
 def test_warns_of_a_delta_that_promises_little():
-    assert RunConfig({"clients": 100}).delta == 1e-4
-    assert RunConfig({"clients": 100}).warnings() == []
-    assert RunConfig({"clients": 100, "delta": 0.001}).warnings() == []  # 1/(10 M) itself
-    (warning,) = RunConfig({"clients": 100, "delta": 0.0011}).warnings()
+    assert RunConfig({"epsilon": 100, "clients": 100}).delta == 1e-4
+    assert RunConfig({"epsilon": 100, "clients": 100}).warnings() == []
+    assert RunConfig({"epsilon": 100, "clients": 100, "delta": 0.001}).warnings() == []  # 1/(10 M) itself
+    (warning,) = RunConfig({"epsilon": 100, "clients": 100, "delta": 0.0011}).warnings()
     assert "delta = 0.0011" in warning
-    assert RunConfig({"clients": 100, "delta": 0.5, "privacy-unit": "none"}).warnings() == []
+    assert RunConfig({"epsilon": 100, "clients": 100, "delta": 0.5, "privacy-unit": "none"}).warnings() == []
+
+
+FEW = {"clients": 3, "groups": "1", "clusters": 1, "sampling-rate": 1.0, "rounds": 3}
+
+
+def test_warns_of_noise_that_drowns_the_signal_with_the_numbers():
+    (warning,) = RunConfig(FEW).warnings()
+    config = RunConfig(FEW)
+    size = 64 * 32 + 32 + 32 * 10 + 10
+    assert config["model"] == "mlp-32"
+    times = config.plan.noise_multiplier_updates * math.sqrt(size) / (3 * math.sqrt(3))
+    assert f"moves a model {times:.3g} times as far" in warning
+    assert f"{size} parameters, 3 clients a model" in warning
+    many = 3 * math.ceil(times)
+    assert f"about {many} clients in place of 3" in warning
+    assert RunConfig({**FEW, "clients": 2 * many}).warnings() == []
+    assert RunConfig({**FEW, "privacy-unit": "none"}).warnings() == []
+    records = {**FEW, "strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 400, "batch-size": 40}
+    assert RunConfig(records).warnings() == []
+    (warning,) = RunConfig({**records, "epsilon": 0.1, "batch-size": 1}).warnings()
+    assert "larger batches" in warning
 
 
 RECORD = {"strategy": "rc-dpfl", "clients": 12, "samples-per-client": 100, "rounds": 3, "batch-size": 10, "delta": 1e-4}
