@@ -1,0 +1,34 @@
+#!/bin/sh
+# `make deploy-demo`: a SuperLink, a ServerApp and three clients with their own data, each in its container; three
+# rounds with record-level privacy; the result is left in docker/demo/out. Everything is taken down in the end.
+set -eu
+cd "$(dirname "$0")"
+out=$PWD/demo/out
+[ ! -e "$out" ] || { echo "$out is there: move it away, or remove it with its secrets" >&2; exit 1; }
+docker compose version > /dev/null || { echo "this needs Docker with its compose plugin" >&2; exit 1; }
+[ "$(id -u)" = 0 ] && COTERIE_USER=10001:10001 || COTERIE_USER=$(id -u):$(id -g)
+export COTERIE_USER SECRETS="$out/secrets" DATA="$out/data" RUNS="$out/runs"
+mkdir -p "$out/runs" "$out/data" && chown -R "$COTERIE_USER" "$out"
+say() { printf '\n== %s\n' "$*"; }
+compose() { docker compose "$@"; }
+coterie() { docker run --rm --user "$COTERIE_USER" --volume "$out:/out" --volume "$PWD/demo:/demo:ro" --network none coterie "$@"; }
+trap 'say "down"; compose down --volumes --timeout 5 > /dev/null 2>&1' EXIT
+
+say "image"
+compose build superlink
+say "certificates, keys and data"
+coterie coterie certs /out/secrets --nodes 3 --host superlink
+coterie python3 /demo/data.py /out/data
+say "up"
+compose up --detach --wait superlink serverapp
+for i in 0 1 2; do
+  compose run --rm --no-deps --volume "$SECRETS/nodes/node-$i.pub:/node.pub:ro" cli \
+    flwr supernode register /node.pub coterie --name "client-$i"
+done
+compose up --detach --wait
+say "run"
+compose run --rm --volume "$PWD/demo/run.toml:/run.toml:ro" cli flwr run /app coterie --stream --run-config /run.toml
+say "result"
+coterie coterie report /out/runs/demo
+[ -s "$out/runs/demo/result.json" ] || { echo "the run left no result; see the log above" >&2; exit 1; }
+echo "models, certificate and page are in docker/demo/out/runs/demo"
