@@ -150,9 +150,9 @@ class _Authority:
             ) from None
         except OSError as error:
             raise DeployError(f"{error.filename} cannot be read: {error.strerror}") from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError):
             raise DeployError(
-                f"ca.crt and ca.key of {folder} are no certificate and its key, in PEM: {error}"
+                f"ca.crt and ca.key of {folder} are no certificate and key in PEM: restore them"
             ) from None
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
             raise DeployError(f"{folder}/ca.key is not the key of {folder}/ca.crt: bring back the pair that belongs")

@@ -218,8 +218,9 @@ def _key(path: Path) -> str:
 
 
 def _ca(path: Path) -> str:
+    content = _read("--ca", path)
     try:
-        every = x509.load_pem_x509_certificates(_read("--ca", path))
+        every = x509.load_pem_x509_certificates(content)
     except ValueError:
         raise DeployError(f"--ca {path}: holds no certificate in PEM: take ca.crt of coterie certs") from None
     authorities = [each for each in every if _is_authority(each)]
