@@ -283,7 +283,7 @@ def _staged(parent: Path, files: Mapping[str, bytes]) -> Iterator[Path]:
     stage = Path(tempfile.mkdtemp(prefix=".certs-", dir=parent))
     try:
         for folder in (stage, *{(stage / name).parent for name in files} - {stage}):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
             folder.chmod(0o700)
         for name, content in files.items():
             with os.fdopen(os.open(stage / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -188,8 +188,8 @@ def _quoted(value: bool | int | float | str) -> str:
 
 
 def _data(path: Path, describe: Callable[[str], str]) -> str:
-    if not path.exists():
-        raise DeployError(f"--data {path}: is not there")
+    if not os.path.exists(path):
+        raise DeployError(f"--data {path}: is not there, or in a folder that this user may not enter")
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
         raise DeployError(f"--data {path}: this user may not read it")
     try:

@@ -32,7 +32,7 @@ from coterie.deploy import (
     renew_server,
 )
 
-BIN = Path(sys.executable).parent
+ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +177,23 @@ def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
     assert variables == {**os.environ, **own}
 
 
+def test_the_unit_says_what_the_command_takes(coterie, pki, tmp_path):
+    unit = (ROOT / "docker" / "edge" / "coterie-client@.service").read_text().replace("\\\n", "")
+    (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
+    with listening(tls(pki)) as port:
+        values = {"%i": "1", "%S": f"{tmp_path}", "${DATA}": "my data", "${SUPERLINK}": f"localhost:{port}"}
+        values |= {"${KEY}": f"{pki}/nodes/node-1.key", "${CA}": f"{pki}/ca.crt"}
+        values["$ARGS"] = f"--port {free_port()} --epsilon 8 --delta 1e-5 --check"
+        told = []
+        for word in line.split()[1:]:
+            for name, value in values.items():
+                word = word.replace(name, value)
+            told += word.split() if "--port" in word else [word]
+        status, out, err = coterie(*told)
+    assert (status, err) == (0, "")
+    assert f"{tmp_path}/coterie/client-1\n" in out
+
+
 def given(tmp_path, **changes):
     options = {"superlink": "a:1", "data": Path("d"), "key": Path("k"), "ca": Path("c"), "client_id": 0}
     return Edge(**options | {"state_dir": tmp_path} | changes)
@@ -191,6 +208,7 @@ def given(tmp_path, **changes):
         'say "hi"',
         "both ' and \"",
         "back\\slash",
+        '\\"',
         "a=b c=d",
         "Präfix ☃",
         "x.toml",
@@ -520,7 +538,10 @@ def test_a_superlink_takes_registered_nodes_alone(pki, tmp_path):
         register = [BIN / "flwr", "supernode", "register", pki / "nodes" / "node-0.pub", "here"]
         subprocess.run(register, env=os.environ | variables, check=True, capture_output=True, timeout=90)
 
-        registered = words(pki, fleet, key=pki / "nodes" / "node-0.key", client_id=0, data=data)
+        both = tmp_path / "both.crt"  # as while the authority is changed
+        both.write_bytes((create(tmp_path / "next", 1, ["a"]).folder / "ca.crt").read_bytes())
+        both.write_bytes(both.read_bytes() + (pki / "ca.crt").read_bytes())
+        registered = words(pki, fleet, ca=both, key=pki / "nodes" / "node-0.key", client_id=0, data=data)
         log = tmp_path / "registered.log"
         with running([*python, *registered], log, **variables) as node:
             until(lambda: "SuperNode ID" in log.read_text(), node, log)
