@@ -19,8 +19,9 @@ ALLOWED = {
     "client": {"clustering", "datasets", "models", "privacy", "messages"},
     "engine": {"client", "messages"},
     "server": {"strategies", "privacy", "datasets", "models", "messages", "report"},
+    "deploy": set(),
     "bench": {"report", "server", "engine", "client", "clustering", "privacy", "datasets", "models", "messages"},
-    "cli": {"bench", "report", "server", "engine", "client", "strategies", "privacy", "datasets", "models"},
+    "cli": {"bench", "deploy", "report", "server", "engine", "client", "strategies", "privacy", "datasets", "models"},
 }
 
 

@@ -15,6 +15,8 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 from coterie.cli import listings, privacy
 from coterie.cli.audit import audit
 from coterie.cli.bench import bench
+from coterie.cli.certs import certs
+from coterie.cli.client import client
 from coterie.cli.run import run
 
 cli = typer.Typer(
@@ -23,7 +25,17 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, listings.strategies, listings.datasets, listings.models, listings.report, audit, bench):
+for command in (
+    run,
+    listings.strategies,
+    listings.datasets,
+    listings.models,
+    listings.report,
+    audit,
+    bench,
+    certs,
+    client,
+):
     cli.command()(command)
 cli.add_typer(privacy.app, name="privacy")
 
@@ -32,6 +44,7 @@ _EXPECTED = {
     "coterie.bench": ("BenchError",),
     "coterie.privacy": ("PrivacyError", "LedgerError"),
     "coterie.datasets": ("DataError",),
+    "coterie.deploy": ("DeployError",),
     "coterie.models": ("ModelError",),
     "coterie.report": ("ReportError",),
     "coterie.server": ("ConfigError", "FolderError", "RunError"),

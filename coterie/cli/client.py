@@ -1,0 +1,81 @@
+"""``coterie client``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.cli.console import console_for
+
+
+def client(
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink's Fleet API.")],
+    data: Annotated[Path, typer.Option(help="This client's own data: a folder or a file.")],
+    key: Annotated[Path, typer.Option(help="This client's private key, node-I.key of coterie certs.")],
+    ca: Annotated[Path, typer.Option(help="ca.crt, by which the SuperLink is known.")],
+    client_id: Annotated[int, typer.Option(min=0, help="This client's number, 0 to the run's clients - 1.")],
+    state_dir: Annotated[
+        Path | None, typer.Option(help="What outlives restarts; default: ~/.local/state/coterie/client-ID.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="All that this client will ever spend; with --delta.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Of the same budget.")] = None,
+    diagnostics: Annotated[
+        bool, typer.Option("--diagnostics", help="Tell the server exact accuracies, outside of any guarantee.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Look whether all is well, and stop.")] = False,
+    assignments: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set another key of the node configuration.")
+    ] = [],  # noqa: B006
+    isolation: Annotated[str, typer.Option(help="subprocess, or process: run flower-superexec aside.")] = "subprocess",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the SuperNode's Runtime API on this machine.")] = 9094,
+    flags: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- FLAG...]", help="Passed to flower-supernode as they are.")
+    ] = None,
+) -> None:
+    """Take part in runs with data of one's own: look whether all is well, then become Flower's SuperNode."""
+    from coterie import deploy
+
+    settings = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise deploy.DeployError(f"--set {assignment}: write it as key=value")
+        settings[name.strip()] = value.strip()
+    edge = deploy.Edge(
+        superlink=superlink,
+        data=data,
+        key=key,
+        ca=ca,
+        client_id=client_id,
+        state_dir=state_dir or deploy.default_state_dir(client_id),
+        epsilon=epsilon,
+        delta=delta,
+        diagnostics=diagnostics,
+        settings=settings,
+        isolation=isolation,
+        port=port,
+        flags=flags or (),
+    )
+    console, well = console_for(False), True
+    for each in deploy.checks(edge, _describe):
+        well &= each.passed
+        if each.passed:
+            console.print(f"{each.subject:<10} {each.said}", markup=False, soft_wrap=True)
+        else:
+            print(f"error: {each.said}", file=sys.stderr)
+    if not well:
+        raise typer.Exit(1)
+    if check:
+        console.print("all is well")
+        return
+    sys.stdout.flush()
+    deploy.start(edge)
+
+
+def _describe(path: str) -> str:
+    from coterie.datasets.own import describe
+
+    return describe(path)

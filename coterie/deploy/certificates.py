@@ -1,0 +1,296 @@
+"""A certificate authority of one's own, and what it vouches for. A folder holds, for N nodes:
+
+=======================  ==================================================================================
+ca.crt, ca.key           the authority; every certificate below is signed by it
+server.crt, server.key   TLS of the SuperLink, for its names and this machine's
+superexec.secret         what SuperLink and SuperExec share
+nodes/node-I.key, .pub   ECDSA P-384 in OpenSSH's format, by which the SuperLink knows SuperNode I
+nodes/node-I.crt         TLS of SuperNode I's own Runtime API, for ``supernode-I`` and this machine
+nodes/node-I.tls.key     its key
+=======================  ==================================================================================
+
+Private files have mode 0600, public ones 0644, folders 0700, whatever the umask. All PEM, keys not encrypted.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from coterie.deploy.errors import DeployError
+
+#: Days that server and nodes are vouched for, unless told; the authority lives longer, so that they can be renewed.
+DAYS, AUTHORITY_DAYS = 825, 3650
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_CLOCK_SKEW = timedelta(hours=1)  # clocks of edge machines are late
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_DNS_NAME = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*(?![0-9]+$){_LABEL}")
+_NODE_FILE = re.compile(r"node-(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a call wrote: ``files`` (within ``folder``) for ``nodes`` (numbers), and until when (UTC) they are valid.
+
+    ``names`` are those of the server's certificate, where it was made; ``authority_expires`` is the end of ca.crt,
+    ``expires`` that of all other certificates.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    nodes: tuple[int, ...]
+    names: tuple[str, ...]
+    expires: datetime
+    authority_expires: datetime
+
+
+def create(folder: Path, nodes: int, hosts: Sequence[str], days: int = DAYS) -> Made:
+    """A new authority with a server and nodes 0 to ``nodes`` - 1, in a ``folder`` that is not there yet, or empty.
+
+    ``hosts`` are the DNS names or IP addresses by which clients reach the SuperLink; its own machine is always among
+    them. Everything is there afterwards, or nothing. Raises :class:`DeployError`.
+    """
+    if not hosts:
+        raise DeployError("--host is needed: the name or address by which clients reach the SuperLink")
+    names = _with_loopback(hosts)
+    _refuse_taken(folder)
+    authority = _Authority.new(max(days, AUTHORITY_DAYS))
+    expires = authority.end(days)
+    files = {
+        "ca.crt": authority.certificate.public_bytes(Encoding.PEM),
+        "ca.key": _pem(authority.key),
+        "superexec.secret": secrets.token_hex(32).encode(),
+        **authority.vouch("server", "Coterie SuperLink", names, expires, key_name="server.key"),
+        **_node_files(authority, range(nodes), expires),
+    }
+    target = folder.resolve()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _staged(target.parent, files) as stage:
+            stage.rename(target)  # refused by the system where somebody was faster
+    except OSError as error:
+        raise DeployError(f"{folder} cannot be made: {error.strerror}; name a folder that is not there yet") from None
+    return Made(folder, tuple(files), tuple(range(nodes)), names, expires, authority.certificate.not_valid_after_utc)
+
+
+def add_nodes(folder: Path, nodes: int, days: int = DAYS) -> Made:
+    """``nodes`` more, numbered after those that are there, by the authority of ``folder``; nothing else changes.
+
+    Raises :class:`DeployError`, also where ca.key is absent or the authority has expired.
+    """
+    authority = _Authority.read(folder)
+    there = [int(match[1]) for path in folder.glob("nodes/*") if (match := _NODE_FILE.match(path.name))]
+    first = max(there, default=-1) + 1
+    numbers = range(first, first + nodes)
+    expires = authority.end(days)
+    files = _node_files(authority, numbers, expires)
+    _replace(folder, files)
+    return Made(folder, tuple(files), tuple(numbers), (), expires, authority.certificate.not_valid_after_utc)
+
+
+def renew_server(folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> Made:
+    """A new certificate and key of the server by the authority of ``folder``; for the old names unless ``hosts``.
+
+    Raises :class:`DeployError`, also where ca.key is absent or the authority has expired.
+    """
+    authority = _Authority.read(folder)
+    names = _with_loopback(hosts or _names_of(folder))
+    expires = authority.end(days)
+    files = authority.vouch("server", "Coterie SuperLink", names, expires, key_name="server.key")
+    _replace(folder, files)
+    return Made(folder, tuple(files), (), names, expires, authority.certificate.not_valid_after_utc)
+
+
+@dataclass(frozen=True)
+class _Authority:
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+    @classmethod
+    def new(cls, days: int) -> _Authority:
+        key = ec.generate_private_key(ec.SECP384R1())
+        name = _named("Coterie CA")
+        extensions = {
+            x509.BasicConstraints(ca=True, path_length=0): True,
+            _key_usage(key_cert_sign=True, crl_sign=True): True,
+        }
+        end = datetime.now(UTC) + timedelta(days=days)
+        return cls(key, _certificate(name, key.public_key(), name, key, end, extensions))
+
+    @classmethod
+    def read(cls, folder: Path) -> _Authority:
+        try:
+            certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+            key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+        except FileNotFoundError as error:
+            raise DeployError(
+                f"{error.filename} is not there: bring ca.crt and ca.key of the authority back to {folder}, "
+                "or make a new one, without --more and --renew-server"
+            ) from None
+        except OSError as error:
+            raise DeployError(f"{error.filename} cannot be read: {error.strerror}") from None
+        except (ValueError, TypeError):
+            raise DeployError(
+                f"ca.crt and ca.key of {folder} are no certificate and key in PEM: restore them"
+            ) from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise DeployError(f"{folder}/ca.key is not the key of {folder}/ca.crt: bring back the pair that belongs")
+        if certificate.not_valid_after_utc <= datetime.now(UTC):
+            day = certificate.not_valid_after_utc.date()
+            raise DeployError(f"{folder}/ca.crt expired on {day}: make a new authority in another folder")
+        return cls(key, certificate)
+
+    def end(self, days: int) -> datetime:
+        """In so many days, and no later than the authority itself."""
+        end = min(datetime.now(UTC) + timedelta(days=days), self.certificate.not_valid_after_utc)
+        return end.replace(microsecond=0)
+
+    def vouch(self, stem: str, name: str, names: Sequence[str], end: datetime, key_name: str) -> dict[str, bytes]:
+        """``stem``.crt for a new key, which is in ``key_name``."""
+        key = ec.generate_private_key(ec.SECP384R1())
+        extensions = {
+            x509.BasicConstraints(ca=False, path_length=None): True,
+            _key_usage(digital_signature=True): True,
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
+            x509.SubjectAlternativeName([_general_name(each) for each in names]): False,
+        }
+        certificate = _certificate(_named(name), key.public_key(), self.certificate.subject, self.key, end, extensions)
+        return {f"{stem}.crt": certificate.public_bytes(Encoding.PEM), key_name: _pem(key)}
+
+
+def _certificate(
+    subject: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    issuer: x509.Name,
+    signer: ec.EllipticCurvePrivateKey,
+    end: datetime,
+    extensions: Mapping[x509.ExtensionType, bool],
+) -> x509.Certificate:
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.now(UTC) - _CLOCK_SKEW)
+        .not_valid_after(end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    for extension, critical in extensions.items():
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signer, hashes.SHA384())
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _key_usage(**uses: bool) -> x509.KeyUsage:
+    every = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    every += ("key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
+    return x509.KeyUsage(**{use: uses.get(use, False) for use in every})
+
+
+def _node_files(authority: _Authority, numbers: Sequence[int], end: datetime) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    for number in numbers:
+        stem = f"nodes/node-{number}"
+        key = ec.generate_private_key(ec.SECP384R1())
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        files[f"{stem}.key"] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        files[f"{stem}.pub"] = public + f" node-{number}\n".encode()
+        name = f"supernode-{number}"
+        files |= authority.vouch(stem, name, (name, *_LOOPBACK), end, key_name=f"{stem}.tls.key")
+    return files
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _with_loopback(hosts: Sequence[str]) -> tuple[str, ...]:
+    """The names in one spelling each, and those of the machine itself."""
+    return tuple(dict.fromkeys(str(_general_name(host).value) for host in (*hosts, *_LOOPBACK)))
+
+
+def _general_name(host: str) -> x509.DNSName | x509.IPAddress:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    name = host.lower()
+    if len(name) > 253 or not _DNS_NAME.fullmatch(name):
+        raise DeployError(f"--host {host}: must be a DNS name or an IP address, without scheme and port")
+    return x509.DNSName(name)
+
+
+def _names_of(folder: Path) -> tuple[str, ...]:
+    """Of the server's certificate."""
+    try:
+        server = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
+        names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        raise DeployError(f"{folder}/server.crt cannot be read: renew it with --renew-server --host NAME") from None
+    return tuple(str(name.value) for name in names)
+
+
+def _refuse_taken(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise DeployError(f"{folder} is a file: name a folder that is not there yet")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise DeployError(
+            f"{folder} is not empty, and no key is ever overwritten: add nodes to it with --more, "
+            "renew the server's certificate with --renew-server, or name another folder"
+        )
+
+
+def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Put the files in their places, each at once."""
+    try:
+        with _staged(folder, files) as stage:
+            (folder / "nodes").mkdir(mode=0o700, exist_ok=True)
+            for name in files:
+                (stage / name).rename(folder / name)
+    except OSError as error:
+        raise DeployError(f"{folder} cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def _staged(parent: Path, files: Mapping[str, bytes]) -> Iterator[Path]:
+    """A new folder in ``parent`` that holds the files, with their modes, safely on disk; then it is gone, or moved."""
+    stage = Path(tempfile.mkdtemp(prefix=".certs-", dir=parent))
+    try:
+        for folder in (stage, *{(stage / name).parent for name in files} - {stage}):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            folder.chmod(0o700)
+        for name, content in files.items():
+            with os.fdopen(os.open(stage / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                os.fchmod(file.fileno(), 0o644 if name.endswith((".crt", ".pub")) else 0o600)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)

@@ -1,0 +1,330 @@
+"""A client on a machine of its own: what must be right before it starts, and Flower's SuperNode for it."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import os
+import re
+import shutil
+import socket
+import ssl
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from coterie.deploy.errors import DeployError
+
+#: Where a SuperNode serves its own Runtime API, unless told: two on one machine need two ports.
+RUNTIME_PORT = 9094
+_TIMEOUT = 10.0  # seconds, for each of connecting and the TLS handshake
+_OWN_KEYS = ("client-id", "state-dir", "data", "epsilon", "delta", "diagnostics")
+_ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+_EXPIRED, _NOT_YET_VALID, _WRONG_NAMES = 10, 9, (62, 64)  # OpenSSL's X509_V_ERR_*
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One client: where its SuperLink is, what it holds, who it is, and what it may spend.
+
+    ``superlink`` is HOST:PORT of the Fleet API; ``key`` an OpenSSH file; ``ca`` PEM; ``settings`` more keys of the
+    node configuration, in TOML's spelling or as plain text; ``flags`` go to flower-supernode as they are. Paths become
+    absolute. Raises :class:`DeployError` where options contradict each other.
+    """
+
+    superlink: str
+    data: Path
+    key: Path
+    ca: Path
+    client_id: int
+    state_dir: Path
+    epsilon: float | None = None
+    delta: float | None = None
+    diagnostics: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+    isolation: str = "subprocess"
+    port: int = RUNTIME_PORT
+    flags: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("data", "key", "ca", "state_dir"):
+            object.__setattr__(self, name, Path(os.path.abspath(getattr(self, name).expanduser())))
+        if (self.epsilon is None) != (self.delta is None):
+            raise DeployError("--epsilon and --delta are one budget: give both, or neither")
+        if self.epsilon is not None and not 0 < self.epsilon < float("inf"):
+            raise DeployError(f"--epsilon {self.epsilon}: must be positive")
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise DeployError(f"--delta {self.delta}: must be between 0 and 1")
+        if self.isolation not in ("subprocess", "process"):
+            raise DeployError(f"--isolation {self.isolation}: must be subprocess or process")
+        for key in self.settings:
+            if key in _OWN_KEYS:
+                raise DeployError(f"--set {key}: use --{key}")
+            if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
+                raise DeployError(f"--set {key}: a key is made of letters, digits, - and _")
+
+    @property
+    def node_config(self) -> str:
+        """As ``flower-supernode --node-config`` takes it: key=value, apart by spaces, strings quoted."""
+        values: dict[str, bool | int | float | str] = {
+            "client-id": self.client_id,
+            "state-dir": str(self.state_dir),
+            "data": str(self.data),
+        }
+        if self.epsilon is not None and self.delta is not None:
+            values |= {"epsilon": self.epsilon, "delta": self.delta}
+        if self.diagnostics:
+            values["diagnostics"] = True
+        values |= {key: _value(text) for key, text in self.settings.items()}
+        return " ".join(f"{key}={_quoted(value)}" for key, value in values.items())
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found about one ``subject``; a failure says what is wrong and the way out."""
+
+    subject: str
+    passed: bool
+    said: str
+
+
+def default_state_dir(client_id: int) -> Path:
+    """$XDG_STATE_HOME/coterie/client-I, by default in ~/.local/state."""
+    home = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (home if home.is_absolute() else Path("~/.local/state").expanduser()) / "coterie" / f"client-{client_id}"
+
+
+def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
+    """Look at data, key, CA, state folder, port and SuperLink, in this order; nothing is started or written.
+
+    ``describe`` says in one line what the data are, or raises ValueError or OSError. The SuperLink is asked only with
+    a CA that will do.
+    """
+    trusted = False
+    for subject, question in (
+        ("data", lambda: _data(edge.data, describe)),
+        ("key", lambda: _key(edge.key)),
+        ("ca", lambda: _ca(edge.ca)),
+        ("state", lambda: _state(edge.state_dir)),
+        ("port", lambda: _port(edge.port)),
+        ("superlink", lambda: _superlink(edge.superlink, edge.ca)),
+    ):
+        if subject == "superlink" and not trusted:
+            return
+        try:
+            check = Check(subject, True, question())
+        except DeployError as error:
+            check = Check(subject, False, str(error))
+        trusted |= subject == "ca" and check.passed
+        yield check
+
+
+def command(edge: Edge) -> list[str]:
+    """What is executed: Flower's SuperNode of this Python environment. Raises :class:`DeployError` without one."""
+    program = shutil.which("flower-supernode", path=os.path.dirname(sys.executable))
+    if program is None:
+        raise DeployError(f"there is no flower-supernode beside {sys.executable}: install coterie there, with pip")
+    return [
+        program,
+        *("--superlink", edge.superlink),
+        *("--root-certificates", str(edge.ca)),
+        *("--auth-supernode-private-key", str(edge.key)),
+        *("--isolation", edge.isolation),
+        *("--port", str(edge.port)),
+        *("--node-config", edge.node_config),
+        *edge.flags,
+    ]
+
+
+def environment(edge: Edge) -> dict[str, str]:
+    """This process's variables, and those that a SuperNode needs and that are not set.
+
+    Flower starts its helpers by name, so the folder of its scripts comes first in PATH; what it installs goes to the
+    state folder, since a service has no home.
+    """
+    variables = _ENVIRONMENT | {"FLWR_HOME": str(edge.state_dir / "flwr")} | os.environ
+    variables["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    return variables
+
+
+def start(edge: Edge) -> NoReturn:
+    """Make the state folder, for this user alone, and become the SuperNode. Raises :class:`DeployError`."""
+    words = command(edge)
+    try:
+        edge.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.execvpe(words[0], words, environment(edge))
+    except OSError as error:
+        raise DeployError(f"{error.filename or words[0]}: {error.strerror}") from None
+
+
+def _value(text: str) -> bool | int | float | str:
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, bool | int | float | str) else text
+
+
+def _quoted(value: bool | int | float | str) -> str:
+    """In TOML, where no string holds a quotation mark, at which Flower's parser would end it."""
+    if not isinstance(value, str):
+        return str(value).lower()
+    return '"' + json.dumps(value, ensure_ascii=False)[1:-1].replace('\\"', "\\u0022").replace("\x7f", "\\u007f") + '"'
+
+
+def _data(path: Path, describe: Callable[[str], str]) -> str:
+    if not os.path.exists(path):
+        raise DeployError(f"--data {path}: is not there, or in a folder that this user may not enter")
+    if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+        raise DeployError(f"--data {path}: this user may not read it")
+    try:
+        return describe(str(path))
+    except (OSError, ValueError) as error:
+        raise DeployError(f"--data {path}: {error}") from None
+
+
+def _key(path: Path) -> str:
+    content = _read("--key", path)
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise DeployError(f"--key {path}: mode {mode:04o} opens it to others: chmod 600 it, or make a new one")
+    try:
+        key = load_ssh_private_key(content, None)
+    except TypeError:
+        raise DeployError(f"--key {path}: has a passphrase, which no service can type: make one without") from None
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise DeployError(
+            f"--key {path}: is no ECDSA P-384 private key in OpenSSH's format: take node-I.key of coterie certs, "
+            "or ssh-keygen -t ecdsa -b 384"
+        )
+    return f"ECDSA P-384, {path}"
+
+
+def _ca(path: Path) -> str:
+    content = _read("--ca", path)
+    try:
+        every = x509.load_pem_x509_certificates(content)
+    except ValueError:
+        raise DeployError(f"--ca {path}: holds no certificate in PEM: take ca.crt of coterie certs") from None
+    authorities = [each for each in every if _is_authority(each)]
+    if not authorities:
+        raise DeployError(f"--ca {path}: is a server's certificate, not an authority's: take ca.crt of coterie certs")
+    now, end = datetime.now(UTC), max(each.not_valid_after_utc for each in authorities)
+    if end <= now:
+        raise DeployError(f"--ca {path}: expired on {end.date()}: get the SuperLink's new ca.crt")
+    begin = min(each.not_valid_before_utc for each in authorities)
+    if begin > now:
+        raise DeployError(f"--ca {path}: is not valid before {begin:%Y-%m-%d %H:%M} UTC: set this machine's clock")
+    return f"valid until {end.date()}, {path}"
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+
+
+def _read(option: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DeployError(f"{option} {path}: is not there") from None
+    except OSError as error:
+        raise DeployError(f"{option} {path}: cannot be read: {error.strerror}") from None
+
+
+def _state(folder: Path) -> str:
+    place = folder
+    while not os.path.exists(place):
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise DeployError(
+            f"--state-dir {folder}: this user may not write to {place}: name a folder of the user's own, or chown it"
+        )
+    return str(folder)
+
+
+def _port(port: int) -> str:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise DeployError(f"--port {port}: is taken, by another client perhaps: choose a free one") from None
+            raise DeployError(f"--port {port}: this user may not listen there: choose one above 1023") from None
+    return f"{port} of this machine is free"
+
+
+def _superlink(address: str, ca: Path) -> str:
+    host, port = _parsed(address)
+    where = f"--superlink {address}:"
+    try:
+        connection = socket.create_connection((host, port), _TIMEOUT)
+    except socket.gaierror:
+        raise DeployError(f"{where} there is no host {host}: check the name, and this machine's DNS") from None
+    except ConnectionRefusedError:
+        raise DeployError(f"{where} refused: does the SuperLink run, with its Fleet API on port {port}?") from None
+    except TimeoutError:
+        raise DeployError(f"{where} no answer in {_TIMEOUT:g} s: does a firewall stand between?") from None
+    except OSError as error:
+        raise DeployError(f"{where} cannot be reached: {error.strerror}") from None
+    context = ssl.create_default_context(cafile=str(ca))
+    context.set_alpn_protocols(["h2"])
+    try:
+        with connection, context.wrap_socket(connection, server_hostname=host) as secure:
+            if secure.selected_alpn_protocol() != "h2":
+                raise DeployError(f"{where} speaks TLS but not gRPC: take the port of the Fleet API, 9092 by default")
+            return f"{address}, {secure.version()}"
+    except ssl.SSLCertVerificationError as error:
+        raise DeployError(f"{where} {_mistrust(error, host, ca)}") from None
+    except OSError as error:
+        why = getattr(error, "reason", None) or error.strerror or error
+        raise DeployError(f"{where} does not answer in TLS ({why}): was the SuperLink started --insecure?") from None
+
+
+def _mistrust(error: ssl.SSLCertVerificationError, host: str, ca: Path) -> str:
+    code = error.verify_code
+    if code in _WRONG_NAMES:
+        return f"its certificate is not for {host}: use a name that is in it, or --renew-server --host {host}"
+    if code == _EXPIRED:
+        return "its certificate has expired: coterie certs --renew-server, where ca.key is"
+    if code == _NOT_YET_VALID:
+        return "its certificate is not valid yet: set this machine's clock"
+    return f"its certificate is not signed by {ca} ({error.verify_message}): get the ca.crt that belongs to it"
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    bracketed = re.fullmatch(r"\[(.*)\]", host)
+    try:
+        if bracketed:
+            host = str(ipaddress.IPv6Address(bracketed[1]))
+        if not colon or not host or re.search(r"[/\s]", host) or (":" in host and not bracketed):
+            raise ValueError
+        number = int(port)
+        if not 0 < number < 65536:
+            raise ValueError
+    except ValueError:
+        raise DeployError(
+            f"--superlink {address}: write it HOST:PORT, an IPv6 address in brackets, no scheme"
+        ) from None
+    return host, number

@@ -1,0 +1,553 @@
+"""`coterie client`: every check with real sockets, and exactly what is executed once all of them pass."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import types
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from commands import assert_refused, tree
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from coterie.datasets import DataError
+from coterie.deploy import (
+    DeployError,
+    Edge,
+    certificates,
+    command,
+    create,
+    default_state_dir,
+    edge,
+    environment,
+    renew_server,
+)
+
+ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    return create(tmp_path_factory.mktemp("edge") / "pki", 2, ["superlink"]).folder
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch):
+    """A home of its own, and data that are described without looking at them."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    own = types.ModuleType("coterie.datasets.own")
+    own.describe = lambda path: f"12 images of 1x28x28, from {path}"
+    monkeypatch.setitem(sys.modules, "coterie.datasets.own", own)
+    (tmp_path / "my data").mkdir()
+    return own
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """What would have been executed: (program, argv, environment)."""
+    calls = []
+    monkeypatch.setattr(os, "execvpe", lambda *call: calls.append(call))
+    return calls
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def listening(serve):
+    """A server on this machine that serves every connection so; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, contextlib.suppress(OSError):
+                        serve(connection)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+            thread.join()
+
+
+def tls(folder, protocols=("h2",)):
+    """Serves server.crt of the folder, as a SuperLink does."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
+
+    def serve(connection):
+        with context.wrap_socket(connection, server_side=True) as secure:
+            secure.recv(1)
+
+    return serve
+
+
+def words(pki, fleet, *more, **changes):
+    """Of a client for which all is well, but for the changes."""
+    options = {
+        "superlink": f"localhost:{fleet}",
+        "data": "my data",
+        "key": pki / "nodes" / "node-1.key",
+        "ca": pki / "ca.crt",
+        "client-id": 1,
+        "port": free_port(),
+    }
+    options |= {key.replace("_", "-"): value for key, value in changes.items()}
+    return ["client", *(word for key, value in options.items() for word in (f"--{key}", value)), *more]
+
+
+# ---- all is well ------------------------------------------------------------------------------------------
+
+
+def test_check_stops_there_and_writes_nothing(coterie, pki, tmp_path, executed):
+    before = tree(tmp_path)
+    with listening(tls(pki)) as port:
+        status, out, err = coterie(*words(pki, port, "--check"))
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["data", "key", "ca", "state", "port", "superlink"]
+    assert lines[0].endswith(f"12 images of 1x28x28, from {tmp_path / 'my data'}")
+    assert lines[-1] == "all is well"
+    assert executed == []
+    assert tree(tmp_path) == before
+
+
+def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
+    for name in ("FLWR_HOME", "FLWR_TELEMETRY_ENABLED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "0")  # what a user sets stays
+    more = [
+        "--epsilon",
+        8,
+        "--delta",
+        1e-5,
+        "--diagnostics",
+        "--set",
+        "site=ward 7",
+        "--set",
+        "gpu=true",
+        "--isolation",
+    ]
+    more += ["process", "--", "--health-server-address", "127.0.0.1:1"]
+    with listening(tls(pki)) as port:
+        status, _, err = coterie(*words(pki, port, *more, port=free_port()), "--max-retries", 3)
+    assert (status, err) == (0, "")
+    ((program, argv, variables),) = executed
+    state = tmp_path / "home" / ".local" / "state" / "coterie" / "client-1"
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert program == argv[0] == str(BIN / "flower-supernode")
+    runtime = argv[argv.index("--port") + 1]
+    assert argv[1:] == [
+        *("--superlink", f"localhost:{port}"),
+        *("--root-certificates", str(pki / "ca.crt")),
+        *("--auth-supernode-private-key", str(pki / "nodes" / "node-1.key")),
+        *("--isolation", "process"),
+        *("--port", runtime),
+        "--node-config",
+        f'client-id=1 state-dir="{state}" data="{tmp_path}/my data" epsilon=8.0 delta=1e-05 diagnostics=true '
+        'site="ward 7" gpu=true',
+        *("--health-server-address", "127.0.0.1:1", "--max-retries", "3"),
+    ]
+    own = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "0",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "FLWR_HOME": str(state / "flwr"),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+    assert variables == {**os.environ, **own}
+
+
+def test_the_unit_says_what_the_command_takes(coterie, pki, tmp_path):
+    unit = (ROOT / "docker" / "edge" / "coterie-client@.service").read_text().replace("\\\n", "")
+    (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
+    with listening(tls(pki)) as port:
+        values = {"%i": "1", "%S": f"{tmp_path}", "${DATA}": "my data", "${SUPERLINK}": f"localhost:{port}"}
+        values |= {"${KEY}": f"{pki}/nodes/node-1.key", "${CA}": f"{pki}/ca.crt"}
+        values["$ARGS"] = f"--port {free_port()} --epsilon 8 --delta 1e-5 --check"
+        told = []
+        for word in line.split()[1:]:
+            for name, value in values.items():
+                word = word.replace(name, value)
+            told += word.split() if "--port" in word else [word]
+        status, out, err = coterie(*told)
+    assert (status, err) == (0, "")
+    assert f"{tmp_path}/coterie/client-1\n" in out
+
+
+def given(tmp_path, **changes):
+    options = {"superlink": "a:1", "data": Path("d"), "key": Path("k"), "ca": Path("c"), "client_id": 0}
+    return Edge(**options | {"state_dir": tmp_path} | changes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "two words",
+        "it's",
+        'say "hi"',
+        "both ' and \"",
+        "back\\slash",
+        '\\"',
+        "a=b c=d",
+        "Präfix ☃",
+        "x.toml",
+        "\t\n\x7f",
+    ],
+)
+def test_flower_reads_the_node_config_back(tmp_path, name):
+    from flwr.common.config import parse_config_args
+
+    numbers = {"n": "3", "x": "1e-3", "flag": "false", "text": "3 apples", "quoted": '"3"', "last": name}
+    node = given(tmp_path, data=tmp_path / name, settings=numbers, epsilon=0.5, delta=1e-9)
+    assert parse_config_args([node.node_config]) == {
+        "client-id": 0,
+        "state-dir": str(tmp_path),
+        "data": str(tmp_path / name),
+        "epsilon": 0.5,
+        "delta": 1e-9,
+        "n": 3,
+        "x": 0.001,
+        "flag": False,
+        "text": "3 apples",
+        "quoted": "3",
+        "last": name,
+    }
+
+
+def test_where_state_lies(tmp_path, monkeypatch):
+    assert default_state_dir(7) == tmp_path / "home" / ".local" / "state" / "coterie" / "client-7"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")  # which the standard says to ignore
+    assert default_state_dir(7) == tmp_path / "home" / ".local" / "state" / "coterie" / "client-7"
+    monkeypatch.setenv("XDG_STATE_HOME", "/var/state")
+    assert default_state_dir(7) == Path("/var/state/coterie/client-7")
+    assert environment(given(tmp_path))["FLWR_HOME"] == os.environ.get("FLWR_HOME", str(tmp_path / "flwr"))
+
+
+def test_without_a_supernode(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(DeployError, match="no flower-supernode beside"):
+        command(given(tmp_path))
+
+
+# ---- options that contradict each other -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "parts"),
+    [
+        (["--epsilon", 8], ["--epsilon", "--delta", "both"]),
+        (["--epsilon", 0, "--delta", 0.1], ["--epsilon 0"]),
+        (["--epsilon", "nan", "--delta", 0.1], ["--epsilon nan"]),
+        (["--epsilon", "inf", "--delta", 0.1], ["--epsilon inf"]),
+        (["--epsilon", 1, "--delta", 1], ["--delta 1"]),
+        (["--isolation", "container"], ["--isolation container", "subprocess"]),
+        (["--set", "client-id=4"], ["--set client-id", "--client-id"]),
+        (["--set", "two words=4"], ["--set two words"]),
+        (["--set", "site"], ["--set site", "key=value"]),
+    ],
+    ids=str,
+)
+def test_contradictions(coterie, pki, executed, more, parts):
+    assert_refused(coterie(*words(pki, 1, "--check", *more)), *parts)
+    assert executed == []
+
+
+# ---- what is wrong on this machine ------------------------------------------------------------------------
+
+
+def refused(coterie, arguments, *parts):
+    """One line says what is wrong; nothing was started."""
+    status, _, err = coterie(*arguments)
+    assert status == 1
+    (line,) = err.splitlines()
+    assert line.startswith("error: ")
+    for part in parts:
+        assert part in line, line
+
+
+@pytest.fixture
+def wrong(coterie, pki, executed):
+    """Refused, though the SuperLink is there."""
+
+    def call(*parts, **changes):
+        with listening(tls(pki)) as port:
+            refused(coterie, words(pki, port, **changes), *parts)
+        assert executed == []
+
+    return call
+
+
+def test_data(wrong, machine):
+    wrong("--data", "nowhere", "is not there", data="nowhere")
+
+    def describe(path):
+        raise DataError("images.npy and labels.npy differ in length: make them again")
+
+    machine.describe = describe
+    wrong("--data", "my data", "differ in length")
+
+
+def key_file(path, key):
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    path.chmod(0o600)
+    return path
+
+
+def test_key(wrong, pki, tmp_path):
+    wrong("--key", "is not there", key=tmp_path / "none")
+    wrong("--key", "cannot be read: Is a directory", key=tmp_path)
+    for mode in (0o640, 0o604, 0o660):
+        open_one = shutil.copy(pki / "nodes" / "node-0.key", tmp_path / "open.key")
+        os.chmod(open_one, mode)
+        wrong("--key", f"mode 0{mode:o}", "chmod 600", key=open_one)
+    no = "no ECDSA P-384 private key"
+    wrong(no, key=key_file(tmp_path / "p256", ec.generate_private_key(ec.SECP256R1())))
+    wrong(no, key=key_file(tmp_path / "ed25519", ed25519.Ed25519PrivateKey.generate()))
+    public = shutil.copy(pki / "nodes" / "node-0.pub", tmp_path / "public")
+    os.chmod(public, 0o600)
+    wrong(no, "node-I.key", "ssh-keygen", key=public)
+    wrong(no, key=pki / "nodes" / "node-0.tls.key")
+
+
+def test_key_with_a_passphrase(wrong, tmp_path):
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("no ssh-keygen on this machine")
+    make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "secret", "-f", tmp_path / "locked"]
+    subprocess.run(make, check=True)
+    wrong("passphrase", "make one without", key=tmp_path / "locked")
+
+
+def test_ca(wrong, pki, tmp_path, clock):
+    for name, days in (("old", -4000), ("new", 2)):
+        with clock(days):
+            create(tmp_path / name, 1, ["superlink"])
+    wrong("--ca", "is not there", ca=tmp_path / "none")
+    wrong("--ca", "no certificate", ca=pki / "ca.key")
+    wrong("--ca", "server's certificate", "ca.crt", ca=pki / "server.crt")
+    wrong("--ca", "expired on", "new ca.crt", ca=tmp_path / "old" / "ca.crt")
+    wrong("--ca", "not valid before", "clock", ca=tmp_path / "new" / "ca.crt")
+
+
+def test_state_folder(wrong, tmp_path):
+    (tmp_path / "file").write_text("")
+    wrong("--state-dir", "may not write", str(tmp_path / "file"), state_dir=tmp_path / "file" / "state")
+    if os.geteuid():  # root may write anywhere
+        (tmp_path / "closed").mkdir(mode=0o500)
+        wrong("--state-dir", "may not write", state_dir=tmp_path / "closed" / "state")
+
+
+def test_port(wrong):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        wrong(f"--port {port}", "is taken", port=port)
+
+
+def test_every_failure_is_told_at_once(coterie, pki, executed):
+    with listening(tls(pki)) as port:
+        status, out, err = coterie(*words(pki, port, data="nowhere", key="none"))
+    assert status == 1
+    assert [line.split()[1] for line in err.splitlines()] == ["--data", "--key"]
+    assert [line.split()[0] for line in out.splitlines()] == ["ca", "state", "port", "superlink"]
+    assert executed == []
+
+
+# ---- what is wrong between here and the SuperLink ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "host",
+        "host:",
+        ":1",
+        "host:https",
+        "host:0",
+        "host:65536",
+        "::1:1",
+        "[::1:1",
+        "https://host:1",
+        "a b:1",
+        "[host]:1",
+    ],
+)
+def test_an_address_that_is_none(coterie, pki, address):
+    refused(coterie, words(pki, 1, superlink=address), f"--superlink {address}", "HOST:PORT")
+
+
+@pytest.mark.parametrize(
+    ("address", "host"), [("[::1]:9092", "::1"), ("10.0.0.1:9092", "10.0.0.1"), ("a.b:9092", "a.b")]
+)
+def test_an_address(address, host):
+    assert edge._parsed(address) == (host, 9092)
+
+
+def test_nobody_listens(coterie, pki):
+    port = free_port()
+    refused(coterie, words(pki, port), f"--superlink localhost:{port}", "refused", f"Fleet API on port {port}")
+
+
+def test_an_unknown_host(coterie, pki):
+    refused(coterie, words(pki, 1, superlink="nowhere.invalid:9092"), "there is no host nowhere.invalid", "DNS")
+
+
+def test_no_answer(coterie, pki, monkeypatch):
+    monkeypatch.setattr(edge, "_TIMEOUT", 0.5)
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # a queue that is full drops what comes, as a firewall does
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        refused(coterie, words(pki, full.getsockname()[1]), "no answer in 0.5 s", "firewall")
+
+
+@pytest.mark.parametrize(
+    "serve",
+    [
+        lambda connection: connection.sendall(
+            b"\0\0\x12\x04\0\0\0\0\0\0\x03\0\0\0\x64\0\x04\0\0\xff\xff\0\x06\0\0\x40\0"
+        ),
+        lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n") or connection.recv(4096),
+        lambda connection: None,
+        lambda connection: connection.recv(4096) and connection.recv(4096),
+    ],
+    ids=["plaintext gRPC", "plaintext HTTP", "hangs up", "silent"],
+)
+def test_no_tls_there(coterie, pki, monkeypatch, serve):
+    monkeypatch.setattr(edge, "_TIMEOUT", 0.5)
+    with listening(serve) as port:
+        refused(coterie, words(pki, port), "does not answer in TLS", "--insecure")
+
+
+def test_the_wrong_port_of_the_superlink(coterie, pki):
+    with listening(tls(pki, protocols=())) as port:
+        refused(coterie, words(pki, port), "not gRPC", "9092")
+
+
+def test_the_wrong_ca(coterie, pki, tmp_path):
+    other = create(tmp_path / "other", 1, ["superlink"]).folder
+    with listening(tls(other)) as port:
+        refused(coterie, words(pki, port), "not signed by", str(pki / "ca.crt"))
+
+
+def test_the_wrong_name(coterie, pki, tmp_path):
+    files = certificates._Authority.read(pki).vouch(
+        "server", "x", ["elsewhere.example"], datetime.now(UTC) + timedelta(days=1), "server.key"
+    )
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with listening(tls(tmp_path)) as port:
+        refused(coterie, words(pki, port), "not for localhost", "--renew-server --host localhost")
+        refused(coterie, words(pki, port, superlink=f"127.0.0.1:{port}"), "not for 127.0.0.1")
+
+
+@pytest.mark.parametrize(("days", "parts"), [(-10, ["has expired", "--renew-server"]), (2, ["not valid yet", "clock"])])
+def test_a_server_out_of_its_time(coterie, pki, tmp_path, clock, days, parts):
+    folder = shutil.copytree(pki, tmp_path / "pki")
+    with clock(days):
+        renew_server(folder, days=5)
+    with listening(tls(folder)) as port:
+        refused(coterie, words(folder, port), *parts)
+
+
+# ---- a SuperLink ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running(arguments, log, **variables):
+    """A program with all that it starts, ended in the end; it is asked whether it lives."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [str(word) for word in arguments],
+            env=os.environ | variables,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(15)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def until(happened, process, log, seconds=90):
+    """Wait until it has, as long as the process lives."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+def open_port(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+CLIENT = """
+import sys, types
+own = sys.modules["coterie.datasets.own"] = types.ModuleType("coterie.datasets.own")
+own.describe = lambda path: "12 images"
+from coterie.cli import main
+main()
+"""
+
+
+def test_a_superlink_takes_registered_nodes_alone(pki, tmp_path):
+    control, fleet = free_port(), free_port()
+    (tmp_path / "flwr").mkdir()
+    (tmp_path / "flwr" / "config.toml").write_text(
+        f'[superlink.here]\naddress = "127.0.0.1:{control}"\nroot-certificates = "{pki}/ca.crt"\n'
+    )
+    variables = {"FLWR_HOME": str(tmp_path / "flwr"), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    log = tmp_path / "superlink.log"
+    superlink = [BIN / "flower-superlink", "--enable-supernode-auth", "--isolation", "process"]
+    superlink += ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.crt"]
+    superlink += ["--ssl-keyfile", pki / "server.key", "--superexec-auth-secret-file", pki / "superexec.secret"]
+    superlink += ["--host", "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"]
+    data, python = tmp_path / "my data", [sys.executable, "-c", CLIENT]
+    with running(superlink, log, **variables) as server:
+        until(lambda: open_port(control) and open_port(fleet), server, log)
+        register = [BIN / "flwr", "supernode", "register", pki / "nodes" / "node-0.pub", "here"]
+        subprocess.run(register, env=os.environ | variables, check=True, capture_output=True, timeout=90)
+
+        both = tmp_path / "both.crt"  # as while the authority is changed
+        both.write_bytes((create(tmp_path / "next", 1, ["a"]).folder / "ca.crt").read_bytes())
+        both.write_bytes(both.read_bytes() + (pki / "ca.crt").read_bytes())
+        registered = words(pki, fleet, ca=both, key=pki / "nodes" / "node-0.key", client_id=0, data=data)
+        log = tmp_path / "registered.log"
+        with running([*python, *registered], log, **variables) as node:
+            until(lambda: "SuperNode ID" in log.read_text(), node, log)
+
+        log = tmp_path / "stranger.log"
+        with running([*python, *words(pki, fleet, data=data)], log, **variables) as node:
+            assert node.wait(90) != 0
+        assert "Failed to activate SuperNode" in log.read_text()
+        assert server.poll() is None
