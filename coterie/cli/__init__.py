@@ -44,6 +44,7 @@ _EXPECTED = {
     "coterie.bench": ("BenchError",),
     "coterie.privacy": ("PrivacyError", "LedgerError"),
     "coterie.datasets": ("DataError",),
+    "coterie.engine": ("EngineError",),
     "coterie.deploy": ("DeployError",),
     "coterie.models": ("ModelError",),
     "coterie.report": ("ReportError",),

@@ -1,6 +1,6 @@
 """Engines that run the app on one machine: in process, or on Flower's Ray simulation."""
 
 from coterie.engine.local import LocalGrid
-from coterie.engine.ray import run_on_ray
+from coterie.engine.ray import EngineError, run_on_ray
 
-__all__ = ["LocalGrid", "run_on_ray"]
+__all__ = ["EngineError", "LocalGrid", "run_on_ray"]

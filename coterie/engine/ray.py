@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import warnings
 from collections.abc import Callable
@@ -10,8 +11,18 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 
+class EngineError(RuntimeError):
+    """An engine that this installation lacks."""
+
+
 def run_on_ray(main: Callable[[Grid], None], clients: int) -> None:
-    """Call ``main`` with a grid of ``clients`` simulated nodes; what it raises, this raises."""
+    """Call ``main`` with a grid of ``clients`` simulated nodes; what it raises, this raises.
+
+    Raises:
+        EngineError: Ray is not installed.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise EngineError("the Ray engine needs Ray: pip install 'coterie[simulation]'; or use --engine local")
     from flwr.simulation import run_simulation
 
     from coterie.client.app import app as client_app
