@@ -237,6 +237,44 @@ def test_kill_9_loses_no_charge_and_no_round(coterie, tmp_path):
     assert guarantee["epsilon"] <= guarantee["epsilon_budget"] == 4.0
 
 
+def own_files(folder, clients=3, side=4):
+    """Of the clients of a simulation; each in another form."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (clients, 40, side, side), np.uint8), np.arange(40) % 2
+    folder.mkdir()
+    np.savez(folder / "client-0.npz", x=x[0], y=y)
+    header = ",".join(["label", *(f"pixel-{i}" for i in range(side * side))])
+    rows = np.concatenate([y[:, None], x[1].reshape(40, -1)], axis=1)
+    np.savetxt(folder / "client-1.csv", rows, "%d", ",", header=header, comments="")
+    (folder / "client-2").mkdir()
+    np.savez(folder / "client-2" / "train.npz", x=x[2][:30], y=y[:30])
+    np.savez(folder / "client-2" / "test.npz", x=x[2][30:], y=y[30:])
+    own = {"dataset": "own", "input-shape": f"1x{side}x{side}", "num-classes": 2, "groups": 1, "samples-per-client": 0}
+    return settings(clients=clients, **{"sampling-rate": 1, "privacy-unit": "none", **own}), ["--data-dir", folder]
+
+
+def test_clients_of_a_simulation_may_have_files_of_their_own(coterie, tmp_path):
+    words, place = own_files(tmp_path / "data")
+    status, out, err = coterie("run", *words, *place, "--out", "run", "--json")
+    assert status == 0, err
+    result = document(out)
+    assert (result["dataset"], result["rounds"], result["groups"]) == ("own", 2, 1)
+    assert 0 <= result["accuracy"] <= 1
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_files_of_clients_that_are_not_there_or_broken_are_found_before_the_run(coterie, tmp_path):
+    words, place = own_files(tmp_path / "data")
+    before = tree(tmp_path)
+    assert_refused(coterie("run", *words), "--data-dir DIR")
+    assert_refused(coterie("run", *words, *place, "--set", "clients=4"), "no data of client 3 of 4", "clients = 4")
+    assert_refused(coterie("run", *words, *place, "--set", "num-classes=1"), "client-0.npz", "a label is 1")
+    (tmp_path / "data" / "client-2" / "test.npz").write_text("broken")
+    assert_refused(coterie("run", *words, *place), "test.npz is not an archive")
+    (tmp_path / "data" / "client-2" / "test.npz").write_bytes(before["data/client-2/test.npz"])
+    assert tree(tmp_path) == before
+
+
 # ---- what there is ----------------------------------------------------------------------------------------
 
 
@@ -244,7 +282,7 @@ def test_kill_9_loses_no_charge_and_no_round(coterie, tmp_path):
     ("words", "names", "columns"),
     [
         (["strategies"], STRATEGIES, {"what", "paper", "privacy-unit"}),
-        (["datasets"], DATASETS, {"what", "shape", "classes", "how to get it"}),
+        (["datasets"], {*DATASETS, "own"}, {"what", "shape", "classes", "how to get it"}),
         (["models"], {**MODELS, **GANS}, {"what", "source"}),
         (["run", "--keys"], SCHEMA, {"default", "allowed", "help"}),
     ],

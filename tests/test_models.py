@@ -8,11 +8,22 @@ import torch
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, mse_loss
 
-from coterie.models import FEATURES, MODELS, ModelError, build, features, hog, initialise, num_parameters, random_conv
+from coterie.models import (
+    FEATURES,
+    MODELS,
+    ModelError,
+    build,
+    check_kind,
+    features,
+    hog,
+    initialise,
+    num_parameters,
+    random_conv,
+)
 from coterie.models.fixed import _filters
 
 SHAPE = (1, 28, 28)
-IMAGE_MODELS = sorted(name for name, info in MODELS.items() if info.takes == "images")
+IMAGE_MODELS = sorted(name for name, info in MODELS.items() if "images" in info.takes)
 
 
 def example(name, image=SHAPE, classes=10):
@@ -174,10 +185,10 @@ def test_impossible_shapes(shape, classes, complaint):
     ("name", "shape", "classes", "complaint"),
     [
         (
-            "mlp-32",
+            "cnn-tiny",
             (24,),
             66,
-            r"'mlp-32' takes images \(C, H, W\), not .* \(24,\); use another \(lstm-char, regression\)",
+            r"'cnn-tiny' takes images \(C, H, W\), not .* \(24,\); use another \(linear, lstm-char, mlp-200, mlp",
         ),
         ("lenet", (5,), 0, r"'lenet' takes images \(C, H, W\)"),
         (
@@ -260,6 +271,20 @@ def test_own_function(monkeypatch):
 def test_bad_own_functions_are_explained(name, complaint):
     with pytest.raises(ModelError, match=complaint):
         build(name, SHAPE, 10)
+
+
+def test_networks_that_flatten_images_take_vectors():
+    vectors, images = build("mlp-32", (12,), 3), build("mlp-32", (1, 3, 4), 3)
+    vectors.load_state_dict(images.state_dict())
+    x = torch.rand(5, 12)
+    torch.testing.assert_close(vectors(x), images(x.reshape(5, 1, 3, 4)))
+
+
+def test_tokens_and_vectors_have_shapes_alike_and_are_told_apart_by_name():
+    check_kind("mlp-32", "vectors")
+    check_kind("anybodys:own", "tokens")
+    with pytest.raises(ModelError, match=r"'mlp-32' takes images or vectors, not tokens; use another \(lstm-char\)"):
+        check_kind("mlp-32", "tokens")
 
 
 def test_pool2_averages_and_crops():

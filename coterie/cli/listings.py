@@ -54,6 +54,14 @@ def datasets(
         }
         for name, info in sorted(room.DATASETS.items())
     }
+    rows[room.OWN_DATA] = {
+        "what": "every client's own: an archive, a table or images",
+        "shape": "input-shape",
+        "classes": "num-classes",
+        "train": None,
+        "test": None,
+        "how to get it": "DIR/client-0.npz (or .csv, .parquet, a folder), client-1.npz, ...: docs/deployment.md",
+    }
     listing(f"data sets (shifts: {', '.join(sorted(room.SHIFTS))})", rows, as_json)
 
 

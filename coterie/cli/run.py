@@ -104,9 +104,13 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
 def _ready(config: Any) -> None:
     """Find out now that data or device are missing; the clients find the data in memory."""
     from coterie.client import federation
+    from coterie.datasets import OWN_DATA
     from coterie.server import ConfigError
 
-    federation(config.for_clients())
+    data = federation(config.for_clients())
+    if config["dataset"] == OWN_DATA:
+        for client in range(data.clients):
+            data.shard(client)
     if config["device"] == "cuda":
         import torch
 

@@ -2,29 +2,71 @@
 
 from __future__ import annotations
 
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
+import os
+from collections.abc import Mapping
+from logging import ERROR
+from typing import Any
 
-from coterie.messages import CENTROIDS, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, TRAIN
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+
+from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, TRAIN
 
 
 def _answer(message: Message, context: Context) -> Message:
     from coterie.client import VERBS, Client, ClientError  # imports torch: a node that only says who it is need not
 
     node = context.node_config
-    if "client-id" in node:  # a real one: no server tells it where on its disk to write
+    if "client-id" in node:  # a real one: no server tells it what to read, import or write
         if ("epsilon" in node) != ("delta" in node):
             raise ClientError("a client's budget is epsilon and delta: set both in its node configuration, or neither")
         budget = (float(node["epsilon"]), float(node["delta"])) if "epsilon" in node else None
         diagnostics = str(node.get("diagnostics", "")).lower() == "true"
-        client = Client(int(node["client-id"]), str(node.get("state-dir", "")), budget, diagnostics)
+        data = str(node["data"]) if "data" in node else None
+        client = Client(int(node["client-id"]), str(node.get("state-dir", "")), budget, diagnostics, data)
+        content = _harmless(message.content, node)
     else:
-        client = Client(int(node["partition-id"]))
+        client, content = Client(int(node["partition-id"])), message.content
     verb = message.metadata.message_type
-    answer = VERBS[verb](message.content, [client])[0]
+    try:
+        answer = VERBS[verb](content, [client])[0]
+    except Exception as error:
+        if isinstance(error, ClientError) or client.folder is None:
+            raise
+        # Flower sends the server what an exception says, and one about data may quote them.
+        log(ERROR, "client %s: %s", client.client_id, error, exc_info=True)
+        raise ClientError(f"client {client.client_id} failed; its own log says why") from None
     if isinstance(answer, ClientError):
         raise answer
     return Message(answer, reply_to=message)
+
+
+def _harmless(content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
+    """What a server asks of a deployed client, without the path of data.
+
+    Raises:
+        ClientError: it asks for own data that there are not, or for code that the node configuration does not list.
+    """
+    from coterie.client import ClientError
+    from coterie.datasets import OWN_DATA
+
+    if CONFIG not in content:
+        return content
+    who, config = f"client {node['client-id']} refuses", content[CONFIG]
+    if "data" in node and not os.path.isabs(str(node["data"])):
+        raise ClientError(f"{who}: data in its node configuration must be an absolute path")
+    if config["dataset"] == OWN_DATA and "data" not in node:
+        raise ClientError(
+            f"{who}: the run is on clients' own data, and it has none; set data in its node configuration"
+        )
+    for key in ("dataset", "model"):
+        if ":" in config[key] and config[key] not in str(node.get("code", "")).split():
+            raise ClientError(
+                f"{who}: {key} = {config[key]!r} is code of the server's choice; to allow it, name it in code of the "
+                "client's node configuration"
+            )
+    return RecordDict({**content, CONFIG: ConfigRecord({**config, "data-dir": ""})})
 
 
 app = ClientApp()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -19,7 +20,7 @@ from coterie import models as networks
 from coterie.client.layers import Additive, Layers, Vectors
 from coterie.client.memory import ClientError, Memory
 from coterie.client.training import Hyper, losses
-from coterie.datasets import Federation, Shard, federate
+from coterie.datasets import OWN_DATA, Federation, OwnFederation, Shard, facts, federate, own_federation
 from coterie.messages import CONFIG, MODELS, Layout, unpack_models
 from coterie.privacy import RecordPlan
 
@@ -45,12 +46,14 @@ class Client:
         budget: epsilon and delta that it may spend; None: it is simulated, and has the plan's. A client with a budget
             of its own trusts nobody: it reveals nothing that the budget does not pay for.
         diagnostics: whether such a client lets itself be evaluated, exactly and outside its budget.
+        data: path of its own data, in place of the run's; None: it has none.
     """
 
     client_id: int
     folder: str | None = None
     budget: tuple[float, float] | None = None
     diagnostics: bool = False
+    data: str | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Task:
     """What a message's configuration asks a client to work on.
 
     Attributes:
-        federation: everybody's data; a deployed client's holds its own alone.
+        federation: everybody's data; of clients with data of their own, theirs alone.
         described: the network: its name, shape of an example, number of classes.
         additive: whether a shared and an own network are added up.
         batched: train all clients at once.
@@ -78,7 +81,7 @@ class Task:
         initial_own: (D - d,) what a client's own layers are at first.
     """
 
-    federation: Federation
+    federation: Federation | OwnFederation
     described: tuple[str, tuple[int, ...], int]
     additive: bool
     batched: bool
@@ -98,9 +101,9 @@ class Task:
     initial_own: Callable[[Layers], Vectors]
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Task:
-        """Read a ConfigRecord; data and network are built once per process."""
-        data = federation(config)
+    def of(cls, config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Task:
+        """Read a ConfigRecord for these clients; data and network are built once per process."""
+        data = federation(config, clients)
         device = _device(config["device"])
         described = (config["model"], data.input_shape, data.num_classes)
         first, plans = bool(config.get("first-batch", False)), _plans(config.get("record-plans", "[]"))
@@ -138,10 +141,12 @@ class Task:
     def shard(self, client: Client) -> Shard:
         """The client's data. At record level a simulated client is given no more records than its plan says.
 
-        A real one keeps all: were its records cut, one that is removed would make room for another.
+        A real one, and one with data of its own, keeps all: were its records cut, one that is removed would make
+        room for another.
         """
         shard = self.federation.shard(client.client_id)
-        most = self.plan(client.client_id).num_examples if self.plans and client.folder is None else len(shard.y)
+        cut = self.plans and client.folder is None and isinstance(self.federation, Federation)
+        most = self.plan(client.client_id).num_examples if cut else len(shard.y)
         return shard if len(shard.y) <= most else replace(shard, x=shard.x[:most], y=shard.y[:most])
 
     def rng(self, client_id: int) -> np.random.Generator:
@@ -149,12 +154,24 @@ class Task:
         return np.random.default_rng(None if self.seed is None else [self.seed, self.round, client_id])
 
 
-def federation(config: Mapping[str, Any]) -> Federation:
+def federation(config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Federation | OwnFederation:
     """The clients' data that a configuration describes, kept between calls.
+
+    Args:
+        config: of the run; its data set is split, where it is not everybody's own.
+        clients: those who ask; where they have data of their own, these are read, of the shape and with the classes
+            of the run's.
 
     Raises:
         DataError: the data cannot be had.
     """
+    transform, folder = networks.features(config["features"]), config["data-dir"] or None
+    own = {client.client_id: client.data for client in clients if client.data}
+    if own or config["dataset"] == OWN_DATA:
+        known = facts(config["dataset"], config["input-shape"], config["num-classes"], folder)
+        if own:
+            return OwnFederation(own, known, transform)
+        return own_federation(folder or os.environ.get("COTERIE_DATA"), config["clients"], known, transform)
     return federate(
         config["dataset"],
         clients=config["clients"],
@@ -162,8 +179,8 @@ def federation(config: Mapping[str, Any]) -> Federation:
         shift=config["shift"],
         samples_per_client=config["samples-per-client"],
         seed=config["partition-seed"],
-        data_dir=config["data-dir"] or None,
-        transform=networks.features(config["features"]),
+        data_dir=folder,
+        transform=transform,
         dirichlet_alpha=config["dirichlet-alpha"],
         classes_per_client=config["classes-per-client"],
         non_iid_level=config["non-iid-level"],
@@ -211,7 +228,7 @@ class Cohort:
 
     @classmethod
     def of(cls, content: RecordDict, clients: Sequence[Client]) -> Cohort:
-        task = Task.of(content[CONFIG])
+        task = Task.of(content[CONFIG], clients)
         models, layout = unpack_models(content[MODELS])
         shards = [task.shard(client) for client in clients]
         return cls(task, models, layout, clients, shards)

@@ -1,6 +1,7 @@
 """Data sets, the shifts that make hidden groups of clients, and the split of one data set among clients."""
 
 from coterie.datasets.federation import Federation, Shard, TestSet, assign_groups, federate, parse_groups
+from coterie.datasets.own import OWN_DATA, Facts, OwnFederation, describe, facts, own_federation, own_shard
 from coterie.datasets.registry import DATASETS, download, load
 from coterie.datasets.shifts import LINES, SHIFTS, Shift
 from coterie.datasets.sources import DataError, DatasetInfo, Source
@@ -10,17 +11,24 @@ __all__ = [
     "ALPHABET",
     "DATASETS",
     "LINES",
+    "OWN_DATA",
     "SHIFTS",
     "DataError",
     "DatasetInfo",
+    "Facts",
     "Federation",
+    "OwnFederation",
     "Shard",
     "Shift",
     "Source",
     "TestSet",
     "assign_groups",
+    "describe",
     "download",
+    "facts",
     "federate",
     "load",
+    "own_federation",
+    "own_shard",
     "parse_groups",
 ]

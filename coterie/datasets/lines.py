@@ -32,6 +32,7 @@ LINE_CLOUDS: tuple[DatasetInfo, ...] = tuple(
         "generated",
         "embedded: nothing to download",
         partial(_read, deviation=deviation),
+        kind="vectors",
     )
     for name, deviation in (("lines-easy", 0.1), ("lines-hard", 1.0))
 )

@@ -150,6 +150,7 @@ class DatasetInfo:
         files: that must be there, relative to the folder of the data; none where it is embedded.
         fetch: downloads the files into the folder of the data, which is made, and returns their own folder; None
             where there is nothing to download.
+        kind: what the examples are: `images`, `tokens` or `vectors`.
     """
 
     name: str
@@ -163,6 +164,7 @@ class DatasetInfo:
     read: Callable[[DatasetInfo, Path], Source]
     files: tuple[str, ...] = ()
     fetch: Callable[[str, Path], Path] | None = None
+    kind: str = "images"
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

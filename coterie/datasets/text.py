@@ -102,5 +102,6 @@ TEXTS: tuple[DatasetInfo, ...] = (
         _read_shakespeare,
         ("shakespeare/tinyshakespeare.txt",),
         _fetch_shakespeare,
+        "tokens",
     ),
 )

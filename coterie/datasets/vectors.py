@@ -58,5 +58,6 @@ VECTORS: tuple[DatasetInfo, ...] = (
         "put in DIR/pendigits/penbased.csv",
         _read_pendigits,
         ("pendigits/penbased.csv",),
+        kind="vectors",
     ),
 )

@@ -3,7 +3,7 @@
 from coterie.models.errors import ModelError
 from coterie.models.fixed import FEATURES, FeatureInfo, Features, features, hog, identity, pool2, random_conv
 from coterie.models.gans import GANS, GANInfo, build_gan, check_gan, gan_for
-from coterie.models.networks import MODELS, ModelInfo, build, drawn, initialise, num_parameters
+from coterie.models.networks import MODELS, ModelInfo, build, check_kind, drawn, initialise, num_parameters
 
 __all__ = [
     "FEATURES",
@@ -17,6 +17,7 @@ __all__ = [
     "build",
     "build_gan",
     "check_gan",
+    "check_kind",
     "drawn",
     "features",
     "gan_for",

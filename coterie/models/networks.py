@@ -26,6 +26,8 @@ Builder = Callable[[Shape, int], "nn.Module"]
 
 #: Shape of an example, by what a network takes.
 _SHAPES = {"images": "(C, H, W)", "tokens": "(L,)", "vectors": "(F,)"}
+# What networks take that flatten it.
+_FLAT = ("images", "vectors")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class ModelInfo:
         source: who uses it.
         batched: a CPU runs a cohort best as batched matrix products.
         builder: makes it, from the shape of an example and the number of classes.
-        takes: "images", "tokens" (of which there are as many as classes) or "vectors".
+        takes: any of "images", "tokens" (of which there are as many as classes) and "vectors".
         outputs: "logits", or one "number" for an example, for data without classes.
     """
 
@@ -47,7 +49,7 @@ class ModelInfo:
     source: str
     batched: bool
     builder: Builder
-    takes: str = "images"
+    takes: tuple[str, ...] = ("images",)
     outputs: str = "logits"
 
 
@@ -80,13 +82,12 @@ def build(name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
 
 
 def _check_fits(info: ModelInfo, shape: Shape, num_classes: int) -> None:
-    if (len(shape) == 3) != (info.takes == "images"):
-        others = ", ".join(
-            sorted(name for name, other in MODELS.items() if (other.takes == "images") == (len(shape) == 3))
-        )
+    fitting = {kind for kind in _SHAPES if (kind == "images") == (len(shape) == 3)}
+    if not fitting & set(info.takes):
+        takes = " or ".join(f"{kind} {_SHAPES[kind]}" for kind in info.takes)
+        others = ", ".join(sorted(name for name, other in MODELS.items() if fitting & set(other.takes)))
         raise ModelError(
-            f"model '{info.name}' takes {info.takes} {_SHAPES[info.takes]}, not examples of shape {shape}; use another "
-            f"({others}) or other data"
+            f"model '{info.name}' takes {takes}, not examples of shape {shape}; use another ({others}) or other data"
         )
     if (num_classes == 0) != (info.outputs == "number"):
         wanted = "0 (real targets)" if info.outputs == "number" else "at least 1"
@@ -94,6 +95,17 @@ def _check_fits(info: ModelInfo, shape: Shape, num_classes: int) -> None:
             f"model '{info.name}' gives {'one number' if info.outputs == 'number' else 'logits'}: num_classes is "
             f"{num_classes}, and must be {wanted}; use another model or other data"
         )
+
+
+def check_kind(name: str, kind: str) -> None:
+    """Refuse examples of a kind that a shipped network does not take; tokens and vectors have shapes alike.
+
+    Raises:
+        ModelError: it does not.
+    """
+    if name in MODELS and kind not in MODELS[name].takes:
+        others = ", ".join(sorted(other.name for other in MODELS.values() if kind in other.takes))
+        raise ModelError(f"model '{name}' takes {' or '.join(MODELS[name].takes)}, not {kind}; use another ({others})")
 
 
 def initialise(
@@ -262,16 +274,18 @@ def _build_own(name: str, shape: Shape, num_classes: int) -> nn.Module:
 MODELS: dict[str, ModelInfo] = {
     info.name: info
     for info in (
-        ModelInfo("linear", "softmax regression", "convex case of IFCA and RR-Cluster", True, _linear),
+        ModelInfo("linear", "softmax regression", "convex case of IFCA and RR-Cluster", True, _linear, _FLAT),
         ModelInfo(
-            "mlp-32", "one hidden layer of 32, ReLU", "our default; RR-Cluster's tables on pool2", True, _mlp(32)
+            "mlp-32", "one hidden layer of 32, ReLU", "our default; RR-Cluster's tables on pool2", True, _mlp(32), _FLAT
         ),
-        ModelInfo("mlp-200", "one hidden layer of 200, ReLU", "IFCA, Ghosh et al. 2020", True, _mlp(200)),
+        ModelInfo("mlp-200", "one hidden layer of 200, ReLU", "IFCA, Ghosh et al. 2020", True, _mlp(200), _FLAT),
         ModelInfo("cnn-tiny", "conv3×3 8, conv3×3 20, output", "RR-Cluster's tables", False, _cnn_tiny),
         ModelInfo("cnn-small", "conv5×5 16, conv5×5 32, fc 128, output", "RC-DPFL", False, _cnn_small),
         ModelInfo("lenet", "LeNet-5 with ReLU and max pooling", "LeCun et al. 1998", False, _lenet),
         ModelInfo("resnet18-gn", "ResNet-18 with GroupNorm, 11 million parameters", "RC-DPFL", False, _resnet18_gn),
-        ModelInfo("lstm-char", "embedding 8, LSTM 64, output", "RR-Cluster's Shakespeare", True, _lstm_char, "tokens"),
-        ModelInfo("regression", "one affine function", "RR-Cluster's lines", True, _regression, "vectors", "number"),
+        ModelInfo(
+            "lstm-char", "embedding 8, LSTM 64, output", "RR-Cluster's Shakespeare", True, _lstm_char, ("tokens",)
+        ),
+        ModelInfo("regression", "one affine function", "RR-Cluster's lines", True, _regression, ("vectors",), "number"),
     )
 }

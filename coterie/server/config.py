@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from coterie import models as networks
-from coterie.datasets import DATASETS, SHIFTS, DataError, assign_groups, load, parse_groups
+from coterie.datasets import DATASETS, OWN_DATA, SHIFTS, DataError, Facts, assign_groups, facts, parse_groups
 from coterie.privacy import (
     ACCOUNTANTS,
     MECHANISMS,
@@ -224,8 +224,24 @@ SCHEMA: dict[str, Key] = {
     ),
     "model": Key("mlp-32", "network", **_names(networks.MODELS, own=True), client=True),
     "features": Key("none", "fixed layer in front of the network", **_names(networks.FEATURES), client=True),
-    "dataset": Key("digits", "data", **_names(DATASETS, own=True), client=True),
-    "data-dir": Key("", "folder of the data; empty: COTERIE_DATA", **_text("a folder"), client=True),
+    "dataset": Key(
+        "digits", "data; own: files of the clients", **_names({**DATASETS, OWN_DATA: None}, own=True), client=True
+    ),
+    "input-shape": Key(
+        "",
+        "own: shape of an example, public: channels x height x width of images, or a number of features",
+        **_text("such as 1x28x28, or 16"),
+        client=True,
+    ),
+    "num-classes": Key(
+        "none", "own: number of classes, public; 0: real targets", auto="none", **_whole(0), client=True
+    ),
+    "data-dir": Key(
+        "",
+        "folder of the data, or of client-0.* and so on (own); empty: COTERIE_DATA",
+        **_text("a folder"),
+        client=True,
+    ),
     "shift": Key("rotation", "how the data of hidden groups differ", **_names(SHIFTS), client=True),
     "clients": Key(500, "number of clients, M; public", **_whole(1), client=True),
     "groups": Key("4", "hidden groups: a number, or proportions such as 2:1:1", **_text("4 or 2:1:1"), client=True),
@@ -400,6 +416,16 @@ TUNED = (
 )
 
 
+# What makes clients of one data set, with the values at which data of their own stay as they are.
+_SPLIT = {
+    "groups": "1",
+    "shift": "none",
+    "dirichlet-alpha": 0.0,
+    "classes-per-client": 0,
+    "non-iid-level": -1.0,
+    "validation-clients": 0,
+}
+
 # What a profile of clients may set.
 _PROFILE = ("epsilon", "delta", "batch-size", "samples-per-client")
 
@@ -424,7 +450,10 @@ class RunConfig:
             self.values["privacy-unit"] = self.method.units[0]
         if "clusters" not in values and self.method.grows:
             self.values["clusters"] = 0
-        self.values |= {name: value for name, value in self.method.defaults.items() if name not in values}
+        kept = _SPLIT if self["dataset"] == OWN_DATA else {}
+        self.values |= {
+            name: value for name, value in self.method.defaults.items() if name not in values and name not in kept
+        }
         for name, value in self._defaults().items():
             if self[name] == SCHEMA[name].default:
                 self.values[name] = value
@@ -440,12 +469,15 @@ class RunConfig:
             found |= {"respawn-every": 0} | ({} if self.method.labels_records else {"clusters": 1})
         if "client" not in self.method.units or self["privacy-unit"] == "record":
             found |= {"sampling-rate": 1.0, "respawn-every": 0}
+        if self["dataset"] == OWN_DATA:
+            found |= _SPLIT | ({"model": "regression"} if self["num-classes"] == 0 else {})
         return found
 
     def _check_together(self) -> None:
         try:
             if self["clusters"] == 0 and not self.method.finds_clusters:
                 raise ConfigError(f"clusters = 0: {self['strategy']} must be told their number")
+            self._check_data()
             if self["privacy-unit"] == "record":
                 self._check_records()
             if not self.models <= self["clients"]:
@@ -477,6 +509,27 @@ class RunConfig:
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
 
+    def _check_data(self) -> None:
+        """What is said of data of clients' own, and of those alone."""
+        said = {"input-shape": self["input-shape"] != "", "num-classes": self["num-classes"] != "none"}
+        if self["dataset"] != OWN_DATA:
+            for name in (name for name in said if said[name]):
+                raise ConfigError(f"{name} = {self[name]!r} is for dataset = 'own'; {self['dataset']!r} says its own")
+            return
+        for name in (name for name in said if not said[name]):
+            raise ConfigError(f"dataset = 'own' needs {name}, {SCHEMA[name].help.removeprefix('own: ')}; set it")
+        _ = self.facts
+        for name, value in _SPLIT.items():
+            if self[name] != value:
+                raise ConfigError(
+                    f"{name} = {self[name]!r}: clients' own data are not split or shifted; set it to {value!r}"
+                )
+        if self["samples-per-client"] and self["privacy-unit"] != "record":
+            raise ConfigError(
+                f"samples-per-client = {self['samples-per-client']}: clients keep all of their own data, and only "
+                "record-level privacy needs a public number of records; set it to 0"
+            )
+
     @property
     def method(self) -> type[ClusteredStrategy]:
         """The strategy's class."""
@@ -488,16 +541,15 @@ class RunConfig:
         return 1 if self.method.labels_records else int(self["clusters"])
 
     @cached_property
+    def facts(self) -> Facts:
+        """What is public about the data."""
+        return facts(self["dataset"], self["input-shape"], self["num-classes"], self["data-dir"] or None)
+
+    @property
     def examples(self) -> tuple[tuple[int, ...], int]:
         """Shape of an example, behind fixed features, and the number of classes."""
-        name = self["dataset"]
-        if name in DATASETS:
-            shape, classes = DATASETS[name].shape, DATASETS[name].num_classes
-        else:
-            source = load(name, self["data-dir"] or None)
-            shape, classes = source.train_x.shape[1:], source.num_classes
         features = networks.features(self["features"])
-        return tuple(features(np.zeros((1, *shape), np.float32)).shape[1:]), classes
+        return features(np.zeros((1, *self.facts.shape), np.float32)).shape[1:], self.facts.num_classes
 
     @property
     def method_options(self) -> dict[str, Any]:

@@ -95,6 +95,8 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
 def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Layout]:
     """(k, d) independently initialised models, which no data has touched."""
     shape, classes = config.examples
+    if not config.method.labels_records:
+        networks.check_kind(config["model"], config.facts.kind)
     rng = streams.stream("models")
 
     def draw(gan: str = "", categories: int = 0) -> dict[str, np.ndarray]:

@@ -154,6 +154,7 @@ def test_shipped_sets_say_what_they_are(name):
     assert name == "femnist" or min(info.train_size, info.test_size) >= 1
     assert (info.fetch is not None) == ("--download" in info.obtain)
     assert info.fetch is None or info.files
+    assert info.files or load(name).kind == info.kind
 
 
 def test_importing_the_room_imports_neither_torch_nor_our_other_rooms():

@@ -66,6 +66,7 @@ def test_the_real_play(data_dir):
     assert source.owners == 227
     assert (len(source.train_x), len(source.test_x)) == (info.train_size, info.test_size)
     assert source.train_x.shape[1:] == info.shape
+    assert source.kind == info.kind
     assert source.train_x.max() < len(ALPHABET)  # nothing in the play is outside the alphabet
     federation = federate("shakespeare", clients=227, groups="1", shift="none", data_dir=data_dir)
     sizes = [len(federation.shard(i).y) for i in range(227)]

@@ -47,6 +47,7 @@ def test_the_split_is_the_same_from_any_copy_of_the_rows(tmp_path):
 def test_real_pendigits(data_dir):
     source, info = load("pendigits", data_dir), DATASETS["pendigits"]
     assert (source.train_x.shape, source.test_x.shape) == ((info.train_size, 16), (info.test_size, 16))
+    assert source.kind == info.kind
     counts = [1143, 1143, 1144, 1055, 1144, 1055, 1056, 1142, 1055, 1055]
     assert np.bincount(both(source)[:, -1]).tolist() == counts
     # Results are compared between versions, so the split must never change.

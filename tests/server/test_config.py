@@ -248,3 +248,47 @@ def test_clients_may_have_terms_of_their_own():
 def test_what_record_level_cannot_do_is_refused(wrong, complaint):
     with pytest.raises(ConfigError, match=complaint):
         RunConfig({**RECORD, **wrong})
+
+
+OWN = {"dataset": "own", "input-shape": "1x8x8", "num-classes": 10, "clients": 5}
+
+
+def test_own_data_are_described_by_public_facts():
+    config = RunConfig(OWN)
+    assert (config["groups"], config["shift"], config["num-classes"]) == ("1", "none", 10)
+    assert config.examples == ((1, 8, 8), 10)
+    assert RunConfig({**OWN, "features": "pool2"}).examples == ((1, 4, 4), 10)
+    assert RunConfig({**OWN, "features": "hog"}).examples == ((8, 7, 7), 10)
+    assert {"input-shape": "1x8x8", "num-classes": 10}.items() <= config.for_clients().items()
+    everything = {name: str(key.default) for name, key in SCHEMA.items()} | {k: str(v) for k, v in OWN.items()}
+    assert RunConfig(everything).values == config.values
+    numbers = RunConfig({**OWN, "input-shape": "16", "num-classes": 0})
+    assert (numbers["model"], numbers.examples) == ("regression", ((16,), 0))
+    for method in ("ppfc-gan", "kfed"):  # whose defaults divide a data set
+        assert RunConfig({**OWN, "strategy": method, "clusters": 3})["non-iid-level"] == -1.0
+    record = RunConfig({**OWN, "strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 50})
+    assert record.plan.of_clients[0].num_examples == 50
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"input-shape": ""}, "dataset = 'own' needs input-shape, shape of an example, public"),
+        ({"num-classes": "none"}, "dataset = 'own' needs num-classes, number of classes, public"),
+        ({"num-classes": -1}, "num-classes = -1: must be 'none' or a whole number, at least 0"),
+        ({"input-shape": "8x8"}, "input-shape = '8x8': must be channels, height and width"),
+        ({"dataset": "digits"}, "input-shape = '1x8x8' is for dataset = 'own'; 'digits' says its own"),
+        ({"dataset": "digits", "input-shape": ""}, "num-classes = 10 is for dataset = 'own'"),
+        ({"groups": "2"}, "groups = '2': clients' own data are not split or shifted; set it to '1'"),
+        ({"shift": "rotation-90"}, "shift = 'rotation-90': .* set it to 'none'"),
+        ({"dirichlet-alpha": 0.5}, r"dirichlet-alpha = 0\.5: .* set it to 0\.0"),
+        ({"classes-per-client": 2}, "classes-per-client = 2: .* set it to 0"),
+        ({"non-iid-level": 0.5}, r"non-iid-level = 0\.5: .* set it to -1\.0"),
+        ({"validation-clients": 3}, "validation-clients = 3: .* set it to 0"),
+        ({"samples-per-client": 50}, "samples-per-client = 50: .* only record-level privacy needs"),
+        ({"strategy": "fedavg", "privacy-unit": "record"}, "samples-per-client = 0: at record level"),
+    ],
+)
+def test_what_own_data_cannot_be_is_refused(wrong, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        RunConfig({**OWN, **wrong})

@@ -1,0 +1,192 @@
+"""Data of a client's own: a file or a folder on its machine, or one for each client of a simulation.
+
+A path names one of
+
+- an `.npz` archive of arrays `x`, `y` and, where there are test data, `x_test`, `y_test`;
+- a `.csv` or `.parquet` table with a column `label`, or `target` for real targets; all other columns are features;
+- a folder of images `CLASS/*.png` (or jpg, ...), where CLASS is a whole number, or one of the names that its
+  `classes.txt` lists, one a line: a client may lack a class, and would number the others in its own way;
+- a folder of `train` and, where there are test data, `test`, each in one of these forms.
+
+What a record must be, its shape and the number of classes, is public and the run's. How it is read and scaled, and
+whether it is held out, depends on nothing but itself and the form of the file: were one record to change what becomes
+of others, no guarantee for single records would hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from coterie.datasets.federation import Federation, Shard, Transform
+from coterie.datasets.files import READERS, Shape, find, labels, read
+from coterie.datasets.registry import DATASETS, load
+from coterie.datasets.shifts import no_shift
+from coterie.datasets.sources import DataError, Source
+from coterie.datasets.split import Split
+
+#: Name of the data set that is every client's own.
+OWN_DATA = "own"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is public about a run's data.
+
+    Attributes:
+        kind: "images", "tokens" or "vectors".
+        shape: of an example, before fixed features.
+        num_classes: number of classes; 0 for real targets.
+    """
+
+    kind: str
+    shape: Shape
+    num_classes: int
+
+
+def facts(dataset: str, input_shape: str, num_classes: int | str, data_dir: str | None = None) -> Facts:
+    """About a data set; only a `module:function` is read for it.
+
+    Args:
+        dataset: `OWN_DATA`, or a name that `load` takes.
+        input_shape: of `OWN_DATA`: `"1x28x28"`, or `"16"`.
+        num_classes: of `OWN_DATA`.
+        data_dir: see `load`.
+
+    Raises:
+        DataError: no such shape or data set.
+    """
+    if dataset == OWN_DATA:
+        shape = _shape(input_shape)
+        return Facts("images" if len(shape) == 3 else "vectors", shape, int(num_classes))
+    if dataset in DATASETS:
+        info = DATASETS[dataset]
+        return Facts(info.kind, info.shape, info.num_classes)
+    source = load(dataset, data_dir)
+    return Facts(source.kind, source.train_x.shape[1:], source.num_classes)
+
+
+def _shape(text: str) -> Shape:
+    parts = text.split("x")
+    if len(parts) not in (1, 3) or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise DataError(
+            f"input-shape = {text!r}: must be channels, height and width of images, such as 1x28x28, or the number of "
+            "features, such as 16"
+        )
+    return tuple(map(int, parts))
+
+
+class OwnFederation:
+    """Clients with data of their own, in one group; for those who use it a `Federation`.
+
+    Attributes:
+        clients: number of clients.
+        num_groups, group_of, num_classes, input_shape: as of a `Federation`.
+
+    Args:
+        paths: of each client's data, by its id.
+        known: what they must be.
+        transform: see `federate`.
+
+    Raises:
+        DataError: the run's data are of a kind that no file has.
+    """
+
+    def __init__(self, paths: Mapping[int, str], known: Facts, transform: Transform | None) -> None:
+        if known.kind == "tokens":
+            raise DataError("the run's data are text; data of a client's own are images or vectors")
+        self.clients, self.num_groups, self.num_classes = len(paths), 1, known.num_classes
+        self.group_of = np.zeros(self.clients, np.int64)
+        self._paths, self._known, self._transform = paths, known, transform
+        probe = np.zeros((1, *known.shape), np.float32)
+        self.input_shape: Shape = (probe if transform is None else transform(probe)).shape[1:]
+        self._shards: dict[int, Shard] = {}
+
+    def shard(self, client_id: int) -> Shard:
+        """The data of one client; the same object every time.
+
+        Raises:
+            DataError: no such client, or data that cannot be read or are not what they must be.
+        """
+        if client_id not in self._paths:
+            raise DataError(f"no client {client_id}; there are {self.clients}")
+        if client_id not in self._shards:
+            known = self._known
+            own = own_shard(self._paths[client_id], client_id, known.shape, known.num_classes, self._transform)
+            self._shards.setdefault(client_id, own)
+        return self._shards[client_id]
+
+
+@lru_cache(maxsize=2)
+def own_federation(folder: str | None, clients: int, known: Facts, transform: Transform | None) -> OwnFederation:
+    """The clients of a simulation: their data are `client-0.npz`, `client-1/` and so on in a folder.
+
+    Raises:
+        DataError: no folder, or a client without data in it, or with data in two forms.
+    """
+    if not folder:
+        raise DataError("dataset 'own' needs the folder of the clients' data: --data-dir DIR, or COTERIE_DATA=DIR")
+    paths = [find(Path(folder).expanduser(), f"client-{client}") for client in range(clients)]
+    for client, path in enumerate(paths):
+        if path is None:
+            raise DataError(
+                f"dataset 'own': {folder} holds no data of client {client} of {clients} (clients = {clients}); needed: "
+                f"client-{client}{f', client-{client}'.join(READERS)} or a folder client-{client}"
+            )
+    return OwnFederation({client: str(path) for client, path in enumerate(paths)}, known, transform)
+
+
+@lru_cache(maxsize=1)  # asked again at every message to a deployed client
+def own_shard(path: str, client_id: int, shape: Shape, num_classes: int, transform: Transform | None) -> Shard:
+    """A client's own data, scaled as those of a `Federation`; read once per process.
+
+    Where no test data are given, a fifth of the records is held out: those whose numbers have a SHA-256 divisible by
+    five. Were a record's place to decide, or chance, removing one would move others between training and test. Where
+    none is held out, the training data are the test data.
+
+    Args:
+        path: see the module.
+        client_id: whose.
+        shape: (C, H, W) of images, or (F,) of vectors, before the transform. Pictures are converted and resized to
+            it. Images may come as (n, H, W) where C is 1, and as rows of C·H·W. Pixels are whole numbers 0..255;
+            where the file has types, floats are fractions in [0, 1]. Vectors are taken as they are.
+        num_classes: number of classes; 0 for real targets.
+        transform: see `federate`.
+
+    Raises:
+        DataError: they cannot be read, or are not such; or a transform that does not fit.
+    """
+    train, test = read(Path(path), shape)
+    if test is None:
+        train, test = train.divided()
+    parts = (array for part in (train, test) for array in (part.examples(shape), part.targets(num_classes)))
+    rows = [np.arange(len(train.y))]
+    alone = Federation(
+        Source(path, *parts, num_classes),
+        Split(rows, rows if test is train else [np.arange(len(test.y))]),
+        group_of=np.zeros(1, np.int64),
+        set_aside=0,
+        shift=no_shift,
+        seed=0,
+        transform=transform,
+    )
+    return replace(alone.shard(0), client_id=client_id)
+
+
+def describe(path: str) -> str:
+    """A line about a client's own data, such as "1200 images of 1x28x28, classes 0..9, 240 held out".
+
+    Raises:
+        DataError: they cannot be read; only `own_shard` knows what the run expects of them.
+    """
+    train, test = read(Path(path), None)
+    given = test is not None
+    train, test = (train, test) if test is not None else train.divided()
+    total = len(train.y) + (0 if given or test is train else len(test.y))
+    held = f"{len(test.y)} more to test on" if given else f"{len(test.y)} held out"
+    present = labels(np.concatenate([train.y, test.y]), train.labelled)
+    return f"{total} {train.what}, {present}, {'none held out: tested on all' if test is train else held}"

@@ -1,0 +1,237 @@
+"""Clients with data of their own: a deployed one reads, imports and says nothing that a server chose; records stay."""
+
+import os
+import sys
+from contextlib import closing
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.common.serde import message_to_proto
+
+from coterie.client import VERBS, Client, ClientError, verbs
+from coterie.client.app import app
+from coterie.client.task import Task
+from coterie.datasets import OwnFederation
+from coterie.engine import LocalGrid
+from coterie.messages import Layout, pack_models, pack_update, read_reply
+from coterie.models import initialise
+from coterie.server import RunConfig, RunFolder, run
+
+SHAPE = (1, 4, 4)
+OWN = {"dataset": "own", "input-shape": "1x4x4", "num-classes": 2, "model": "linear", "device": "cpu"}
+#: Of a data set that is split, in place of clients' own.
+SPLIT = {"input-shape": "", "num-classes": "none", "groups": "1", "shift": "none"}
+SETTINGS = {**OWN, "clients": 3, "clusters": 2, "privacy-unit": "none", "sampling-rate": 1, "rounds": 2, "seed": 3}
+
+
+def write(path, seed, n=30, pixels=np.uint8):
+    x = np.random.default_rng(seed).integers(0, 256, (n, *SHAPE)).astype(pixels)
+    np.savez(path, x=x if pixels == np.uint8 else x / np.float32(255.0), y=np.arange(n) % 2)
+    return str(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "data").mkdir()
+    for i in range(3):
+        write(tmp_path / "data" / f"client-{i}.npz", i)
+    return tmp_path / "data"
+
+
+def question(shape=SHAPE, classes=2, **settings):
+    config = RunConfig({**SETTINGS, **settings})
+    drawn = initialise("linear", shape, classes, 0)
+    layout = Layout.of(drawn)
+    record = ConfigRecord({**config.for_clients(), "round": 1})
+    return RecordDict({"models": pack_models(layout.flatten(drawn)[None], layout), "config": record}), layout
+
+
+def ask(content, **node):
+    """What a deployed client answers to a message to train."""
+    LocalGrid(1)  # messages have a sender
+    context = Context(run_id=1, node_id=1, node_config={"client-id": 0, **node}, state=RecordDict(), run_config={})
+    return app(Message(content, dst_node_id=1, message_type="train"), context).content
+
+
+def update(answer, layout):
+    return read_reply(answer, client_id=0, round=1, num_clusters=1, layout=layout).update
+
+
+_watchers = []  # an audit hook stays for good
+sys.addaudithook(lambda event, words: [see(words[0]) for see in _watchers] if event in ("open", "os.listdir") else None)
+
+
+@pytest.fixture
+def touched(monkeypatch):
+    """Every path that is opened, listed or asked after."""
+    stat, seen = os.stat, []
+
+    def watched(path, *arguments, **options):
+        seen.append(str(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", watched)
+    _watchers.append(lambda path: seen.append(str(path)))
+    yield seen
+    _watchers.clear()
+
+
+def test_a_deployed_client_trains_on_its_own_file_and_opens_nothing_that_a_message_names(folder, tmp_path, touched):
+    content, layout = question(**{"data-dir": str(folder)})
+    own = write(tmp_path / "mine.npz", 9)
+    found = update(ask(content, data=own), layout)
+    assert own in touched
+    assert not [path for path in touched if path.startswith(str(folder))]
+    write(folder / "client-0.npz", 9)  # the same records where a simulated client finds them
+    (simulated,) = VERBS["train"](content, [Client(0)])
+    np.testing.assert_array_equal(update(simulated, layout), found)
+    assert [path for path in touched if path.startswith(str(folder))]  # what this test looks at can be seen
+    write(folder / "client-1.npz", 8)
+    (other,) = VERBS["train"](content, [Client(1)])
+    assert not np.array_equal(read_reply(other, client_id=1, round=1, num_clusters=1, layout=layout).update, found)
+
+
+def test_own_data_stand_in_for_those_of_any_data_set(tmp_path):
+    """Of its shape and classes, without its files or its groups."""
+    x = np.random.default_rng(0).integers(0, 256, (20, 28, 28), np.uint8)
+    np.savez(tmp_path / "mine.npz", x=x, y=np.arange(20) % 10)
+    content, layout = question((1, 28, 28), 10, **SPLIT, dataset="mnist", **{"data-dir": "/nowhere"})
+    assert np.any(update(ask(content, data=str(tmp_path / "mine.npz")), layout))
+
+
+def test_without_data_of_its_own_a_client_uses_its_own_environment(folder, monkeypatch, caplog):
+    monkeypatch.delenv("COTERIE_DATA", raising=False)
+    with pytest.raises(ClientError, match="the run is on clients' own data, and it has none; set data in its node"):
+        ask(question(**{"data-dir": str(folder)})[0])
+    embedded, layout = question((1, 8, 8), 10, **SPLIT, dataset="digits")
+    assert np.any(update(ask(embedded), layout))
+    mnist, _ = question((1, 28, 28), 10, **SPLIT, dataset="mnist", **{"data-dir": str(folder)})
+    for own in (None, "/of/its/own"):
+        if own:
+            monkeypatch.setenv("COTERIE_DATA", own)
+        with pytest.raises(ClientError, match="client 0 failed; its own log says why"):
+            ask(mnist)
+        assert str(folder) not in caplog.text
+        assert "COTERIE_DATA=DIR" in caplog.text
+    assert "/of/its/own" in caplog.text
+
+
+def test_a_server_chooses_no_code_to_import():
+    content, layout = question((1, 1, 1), 2, **SPLIT, dataset="toys:pixels")
+    with pytest.raises(ClientError, match="client 0 refuses: dataset = 'toys:pixels' is code of the server's choice"):
+        ask(content)
+    with pytest.raises(ClientError, match="dataset = 'toys:pixels' is code"):
+        ask(content, code="toys:blobs toys:pixel")
+    assert np.any(update(ask(content, code="toys:blobs toys:pixels"), layout))
+    content["config"]["model"] = "no_such_module:make"
+    with pytest.raises(ClientError, match="model = 'no_such_module:make' is code"):
+        ask(content, code="toys:pixels")
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "query.identity"])
+def test_every_verb_is_guarded(verb, monkeypatch):
+    LocalGrid(1)
+    context = Context(run_id=1, node_id=1, node_config={"client-id": 0}, state=RecordDict(), run_config={})
+    with pytest.raises(ClientError, match="it has none; set data"):
+        app(Message(question()[0], dst_node_id=1, message_type=verb), context)
+
+
+def test_what_is_wrong_with_its_data_stays_with_the_client(tmp_path, caplog):
+    """Flower sends the server what an exception says."""
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=np.full((3, *SHAPE), 7.25), y=[0, 1, 0])
+    with pytest.raises(ClientError) as refusal:
+        ask(question()[0], data=str(path))
+    assert str(refusal.value) == "client 0 failed; its own log says why"
+    assert refusal.value.__cause__ is None
+    assert "mine.npz: x, y: a pixel is 7.25" in caplog.text
+    with pytest.raises(ClientError, match="data in its node configuration must be an absolute path"):
+        ask(question()[0], data="mine.npz")
+
+
+def test_own_records_are_not_cut_in_a_simulation_either(folder):
+    """One that is removed would make room for another."""
+    settings = {**SETTINGS, "strategy": "fedavg", "clusters": 1, "privacy-unit": "record", "samples-per-client": 5}
+    config = RunConfig({**settings, "data-dir": str(folder), "batch-size": 5, "delta": 1e-3})
+    sent = config.plan.for_clients() | config.for_clients() | {"round": 1}
+    task = Task.of(sent, [Client(0)])
+    assert isinstance(task.federation, OwnFederation)
+    assert len(task.shard(Client(0)).y) > task.plan(0).num_examples == 5
+
+
+# ---- a client's data never leave it ----------------------------------------------------------------------------------
+
+
+class Tapped(LocalGrid):
+    """Keeps the bytes of every message, both ways, as Flower puts them on the wire."""
+
+    def __init__(self, clients):
+        super().__init__(clients)
+        self.wire = []
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        self.wire += [message_to_proto(message).SerializeToString() for message in [*messages, *replies]]
+        return replies
+
+
+def traces(folder):
+    """Bytes by which half a record of anybody's would be known, as it is in the file, scaled, or centred."""
+    found = set()
+    for i in range(3):
+        with np.load(folder / f"client-{i}.npz") as archive:
+            x = archive["x"].reshape(len(archive["y"]), -1)
+        scaled = x.astype(np.float32) / (255 if x.dtype == np.uint8 else 1)
+        forms = [x, np.round(scaled * 255).astype(np.uint8), scaled, 2 * scaled - 1]
+        forms += [form.astype(kind) for form in (x, scaled, 2 * scaled - 1) for kind in (np.float32, np.float64)]
+        halves = [half for form in forms for half in np.split(form, 2, axis=1)]
+        found |= {record.tobytes() for half in halves for record in half}
+    return found
+
+
+def leaks(folder, grid):
+    return [trace for trace in traces(folder) if any(trace in message for message in grid.wire)]
+
+
+def train(folder, path, **settings):
+    grid = Tapped(3)
+    config = RunConfig({**SETTINGS, "data-dir": str(folder), "batch-size": 1, "evaluate-every": 1, **settings})
+    with closing(RunFolder.create(path, config)) as opened:
+        result = run(opened, grid)
+    return grid, result
+
+
+@pytest.mark.parametrize("strategy", ["ifca", "fedcam", "fesem", "lcfl", "fedper", "cfl"])
+@pytest.mark.parametrize("pixels", [np.uint8, np.float32])
+def test_no_record_is_in_any_message(tmp_path, folder, strategy, pixels):
+    for i in range(3):
+        write(folder / f"client-{i}.npz", i, pixels=pixels)
+    changes = {"fedper": {"clusters": 1, "model": "mlp-32"}, "cfl": {"clusters": 0}}.get(strategy, {})
+    grid, result = train(folder, tmp_path / "run", strategy=strategy, **changes)
+    assert result["rounds"] == 2
+    assert len(grid.wire) >= 2 * 2 * 3
+    assert sum(map(len, grid.wire)) > 2 * 2 * 3 * 4 * 34  # models travelled
+    assert leaks(folder, grid) == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        lambda shard: {"more": ArrayRecord([shard.x[0]])},
+        lambda shard: {"more": ConfigRecord({"bytes": np.round((shard.x[0] + 1) * 127.5).astype(np.uint8).tobytes()})},
+        lambda shard: {"more": ArrayRecord([shard.x.reshape(-1)[8:24].astype(np.float64)])},  # two halves
+        lambda shard: {"update": pack_update(np.resize(shard.x[1], 34), Layout.of(initialise("linear", SHAPE, 2, 0)))},
+    ],
+    ids=["array", "bytes", "halves", "model"],
+)
+def test_a_leak_would_be_found(tmp_path, folder, monkeypatch, planted):
+    honest = verbs._reply
+
+    def leaky(cohort, *rest):
+        return RecordDict({**honest(cohort, *rest), **planted(cohort.shards[0])})
+
+    monkeypatch.setattr(verbs, "_reply", leaky)
+    grid, _ = train(folder, tmp_path / "run", strategy="fedavg", clusters=1)
+    assert leaks(folder, grid)

@@ -1,0 +1,443 @@
+"""Data of clients' own: the same records in every form give the same shard, and what cannot be read says why."""
+
+import csv
+import pickle
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from coterie.datasets import DataError, Facts, describe, facts, own_federation, own_shard
+from coterie.models import features
+
+SHAPE = (1, 6, 5)
+
+
+def images(n=60, classes=4, shape=SHAPE):
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (n, *shape), np.uint8), rng.integers(0, classes, n)
+
+
+def vectors(n=60):
+    rng = np.random.default_rng(1)
+    return rng.standard_normal((n, 7)).astype(np.float32), rng.integers(0, 3, n)
+
+
+def write_npz(path, x, y, **more):
+    np.savez(path.with_suffix(".npz"), x=x, y=y, **more)
+    return path.with_suffix(".npz")
+
+
+def write_csv(path, x, y, target="label"):
+    with path.with_suffix(".csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow([target, *(f"f{i}" for i in range(x[0].size))])
+        rows.writerows([label, *record.ravel()] for record, label in zip(x, y, strict=True))
+    return path.with_suffix(".csv")
+
+
+def write_parquet(path, x, y, target="label"):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {f"f{i}": column for i, column in enumerate(x.reshape(len(x), -1).T)}
+    parquet.write_table(pyarrow.table({**columns, target: y}), path.with_suffix(".parquet"))
+    return path.with_suffix(".parquet")
+
+
+def write_pictures(path, x, y, names=None):
+    for i, (pixels, label) in enumerate(zip(x, y, strict=True)):
+        room = path / (str(label) if names is None else names[label])
+        room.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(room / f"{i}.png")
+    return path
+
+
+def write_named_pictures(path, x, y):
+    names = [f"class {chr(ord('d') - i)}" for i in range(4)]  # neither in the order of their names
+    path.mkdir()
+    (path / "classes.txt").write_text("\n".join(names) + "\n\n")
+    return write_pictures(path, x, y, names)
+
+
+WRITERS = [write_npz, write_csv, write_parquet, write_pictures, write_named_pictures]
+
+
+def shard(path, shape=SHAPE, classes=4, transform=None):
+    return own_shard(str(path), 3, shape, classes, transform)
+
+
+def by_content(x, y):
+    """Records in an order of their own: files have others."""
+    flat = np.concatenate([x.reshape(len(x), -1), y[:, None]], axis=1)
+    return flat[np.lexsort(flat.T)]
+
+
+def assert_same(one, other):
+    for mine, its in ((one, other), (one.test, other.test)):
+        np.testing.assert_array_equal(by_content(mine.x, mine.y), by_content(its.x, its.y))
+        assert (mine.x.dtype, mine.y.dtype) == (its.x.dtype, its.y.dtype)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_images_in_every_form_are_the_same_shard(tmp_path, write):
+    x, y = images()
+    path = write(tmp_path / "data", x, y)
+    found = shard(path)
+    assert (found.client_id, found.group, found.x.dtype, found.y.dtype) == (3, 0, np.float32, np.int64)
+    assert found.x.shape[1:] == found.test.x.shape[1:] == SHAPE
+    both = np.concatenate([found.x, found.test.x]), np.concatenate([found.y, found.test.y])
+    np.testing.assert_array_equal(by_content(*both), by_content(2 * (x.astype(np.float32) / 255) - 1, y))
+    assert_same(found, shard(write_npz(tmp_path / "reference", x, y)))
+    many = len(found.test.y)
+    what = "images of 1x6x5" if write in (write_npz, write_pictures, write_named_pictures) else "records of 30 numbers"
+    assert describe(str(path)) == f"60 {what}, classes 0..3, {many} held out"
+    assert 5 <= many <= 20
+
+
+@pytest.mark.parametrize("write", WRITERS[:3])
+def test_vectors_in_every_form_are_the_same_shard(tmp_path, write):
+    x, y = vectors()
+    path = write(tmp_path / "data", x, y)
+    found = shard(path, (7,), 3)
+    both = np.concatenate([found.x, found.test.x]), np.concatenate([found.y, found.test.y])
+    np.testing.assert_array_equal(by_content(*both), by_content(x, y))  # as they are
+    assert_same(found, shard(write_npz(tmp_path / "reference", x, y), (7,), 3))
+    assert describe(str(path)).startswith("60 records of 7 numbers, classes 0..2, ")
+
+
+def test_labels_written_as_floats_make_no_fractions_of_pixels(tmp_path):
+    x, y = images()
+    assert_same(shard(write_parquet(tmp_path / "a", x, y.astype(float))), shard(write_npz(tmp_path / "b", x, y)))
+
+
+@pytest.mark.parametrize("write", WRITERS[:3])
+def test_real_targets(tmp_path, write):
+    x, _ = vectors()
+    y = np.linspace(-1, 2, 60)
+    path = write(tmp_path / "data", x, y, **({} if write is write_npz else {"target": "target"}))
+    found = shard(path, (7,), 0)
+    assert found.y.dtype == found.test.y.dtype == np.float32
+    assert sorted([*found.y, *found.test.y]) == sorted(y.astype(np.float32))
+    assert "targets -1..2" in describe(str(path))
+
+
+def test_channels_and_sizes_of_images(tmp_path):
+    x, y = images()
+    grey = shard(write_npz(tmp_path / "a", x, y))
+    assert_same(shard(write_npz(tmp_path / "b", x[:, 0], y)), grey)  # (n, H, W)
+    assert_same(shard(write_npz(tmp_path / "c", x.reshape(60, 30), y)), grey)  # rows
+    fractions = shard(write_npz(tmp_path / "d", x / 255, y))
+    assert fractions.x.min() == -1
+    assert fractions.x.max() == 1
+    colours, y = images(shape=(3, 6, 5))
+    assert_same(
+        shard(write_pictures(tmp_path / "e", colours, y), (3, 6, 5)),
+        shard(write_npz(tmp_path / "f", colours, y), (3, 6, 5)),
+    )
+    resized = shard(tmp_path / "e", (1, 12, 10))
+    assert resized.x.shape[1:] == (1, 12, 10)
+    assert len(resized.y) == len(shard(tmp_path / "e", (3, 6, 5)).y)  # who is held out is nobody's to choose
+    assert describe(str(tmp_path / "e")).startswith("60 images of 3x6x5")
+    Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / "e" / "0" / "another.png")
+    assert describe(str(tmp_path / "e")).startswith("61 images of different sizes")
+
+
+def test_pictures_are_upright(tmp_path):
+    """A camera writes what it sees, and how it was held."""
+    x, y = images(8)
+    path = write_pictures(tmp_path / "data", x, y)
+    upright = shard(path)
+    for file in path.rglob("*.png"):
+        with Image.open(file) as image:
+            turned = image.transpose(Image.Transpose.ROTATE_90)
+        exif = Image.Exif()
+        exif[0x0112] = 6  # to be shown a quarter turn clockwise
+        turned.save(file, exif=exif)
+    own_shard.cache_clear()
+    assert_same(shard(path), upright)
+
+
+def test_features_are_applied_to_scaled_images(tmp_path):
+    path = write_npz(tmp_path / "a", *images())
+    plain, pooled = shard(path), shard(path, transform=features("pool2"))
+    np.testing.assert_array_equal(pooled.x, features("pool2")(plain.x))
+    assert pooled.test.x.shape[1:] == (1, 3, 2)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_train_and_test_may_be_given(tmp_path, write):
+    x, y = images()
+    (tmp_path / "own").mkdir()
+    write(tmp_path / "own" / "train", x[:40], y[:40])
+    write(tmp_path / "own" / "test", x[40:], y[40:])
+    if write is write_named_pictures:  # of both parts
+        (tmp_path / "own" / "train" / "classes.txt").rename(tmp_path / "own" / "classes.txt")
+        (tmp_path / "own" / "test" / "classes.txt").unlink()
+    found = shard(tmp_path / "own")
+    assert (len(found.y), len(found.test.y)) == (40, 20)
+    named = shard(write_npz(tmp_path / "one", x[:40], y[:40], x_test=x[40:], y_test=y[40:]))
+    assert_same(found, named)
+    assert describe(str(tmp_path / "own")).startswith("40 ")
+    assert describe(str(tmp_path / "own")).endswith("classes 0..3, 20 more to test on")
+
+
+def held_out(path):
+    found = shard(path)
+    return {record.tobytes() for record in found.x}, {record.tobytes() for record in found.test.x}
+
+
+@pytest.mark.parametrize("write", [write_npz, write_csv, write_pictures])
+def test_whether_a_record_is_held_out_depends_on_it_alone(tmp_path, write):
+    """Else a record that is removed would move others, and a guarantee for one record would not hold."""
+    x, y = images(30)
+    train, test = held_out(write(tmp_path / "all", x, y))
+    assert train
+    assert test
+    for left_out in range(30):
+        rows = np.delete(np.random.default_rng(left_out).permutation(30), left_out)
+        fewer, tests = held_out(write(tmp_path / f"without {left_out}", x[rows], y[rows]))
+        assert fewer <= train
+        assert tests <= test
+        assert len(fewer) + len(tests) == 29
+
+
+def test_about_a_fifth_is_held_out(tmp_path):
+    x, y = images(4000)
+    assert (
+        abs(len(shard(write_npz(tmp_path / "a", x, y)).test.y) - 800) < 4 * 25.3
+    )  # four deviations; the data are fixed
+
+
+def test_few_records_are_tested_on_themselves_or_refused(tmp_path):
+    x, y = images()
+    train, _ = held_out(write_npz(tmp_path / "all", x, y))
+    kept = np.array([(2 * (record.astype(np.float32) / 255) - 1).tobytes() in train for record in x])
+    path = write_npz(tmp_path / "kept", x[kept], y[kept])
+    found = shard(path)
+    assert found.test.x is found.x
+    assert describe(str(path)).endswith("none held out: tested on all")
+    path = write_npz(tmp_path / "held", x[~kept], y[~kept])
+    with pytest.raises(DataError, match=r"all \d+ records are held out; add records, or give test data"):
+        shard(path)
+
+
+def test_classes_that_a_client_lacks(tmp_path):
+    x, y = images()
+    names = ["ant", "bee", "cat", "dog"]
+    path = write_pictures(tmp_path / "own", x[y != 1], y[y != 1], names)
+    (path / "classes.txt").write_text("\n".join(names))
+    (path / ".cache").mkdir()
+    (path / "cat" / "Thumbs.db").write_bytes(b"not an image")
+    assert set(shard(path).y) == {0, 2, 3}
+    assert "classes 0, 2, 3" in describe(str(path))
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+X, Y = images(12)
+
+
+def text(path, content):
+    path.write_text(content)
+    return path
+
+
+def broken_picture(path):
+    write_pictures(path, X, Y)
+    text(path / "0" / "broken.png", "no image")
+    return path
+
+
+def deep_picture(path):
+    write_pictures(path, X, Y)
+    Image.fromarray(np.full((6, 5), 60_000, np.uint16)).save(path / "0" / "deep.png")
+    return path
+
+
+def unnamed_class(path, listed=""):
+    write_pictures(path, X, np.zeros(12, int), ["bird"])
+    if listed:
+        text(path / "classes.txt", listed)
+    return path
+
+
+def folder(path, *files):
+    path.mkdir()
+    for name, arrays in files:
+        np.savez(path / name, **arrays)
+    return path
+
+
+ARCHIVES = {
+    "is not an archive of plain numbers .*pickled objects, which could run code": (np.array([{1: 2}] * 12), Y),
+    r"x, y have shapes \(12, 1, 6, 5\) and \(5,\)": (X, Y[:5]),
+    r"have shapes .* and \(12, 1\); needed: \(n, ...\) and \(n,\)": (X, Y[:, None]),
+    r"x, y have shapes \(12,\)": (X[:, 0, 0, 0], Y),
+    "there are no records": (X[:0], Y[:0]),
+    "<U3 is no type of numbers": (X.astype(str), Y),
+    "bool is no type of numbers": (X, Y.astype(bool)),
+    "record 3, counted from 0, holds NaN": (np.where(np.arange(12)[:, None, None] == 3, np.nan, X[:, 0] / 255), Y),
+    "record 5, .* infinity": (np.where(np.arange(12)[:, None, None] == 5, 1e300, X[:, 0] / 255), Y),
+    "record 7, .* holds NaN": (X, np.where(np.arange(12) == 7, np.nan, Y)),
+    "a label is -1; labels are whole numbers from 0": (X, np.where(Y == 0, -1, Y)),
+    r"a label is 0\.5; labels are whole": (X, np.where(Y == 0, 0.5, Y)),
+    "a label is 4, and the run has 4 classes, from 0": (X, np.where(Y == 0, 4, Y)),
+    "holds images of 1x5x5, and the run's examples are 1x6x5; bring": (X[:, :, :5], Y),
+    r"images of 6x5x1, .* put channels first: x.transpose\(0, 3, 1, 2\)": (X[:, 0, :, :, None], Y),
+    "records of 20 numbers, and the run's examples are 1x6x5": (X.reshape(12, 30)[:, :20], Y),
+    r"a pixel is \d{4,}; pixels are whole numbers from 0 to 255": (X.astype(int) * 256, Y),
+    r"a pixel is -\d+; pixels are whole": (X.astype(int) - 300, Y),
+    r"a pixel is \d+; pixels are fractions in \[0, 1\] where they are floats": (X.astype(float), Y),
+}
+
+
+@pytest.mark.parametrize("complaint", ARCHIVES)
+def test_what_is_wrong_in_an_archive_is_said(tmp_path, complaint):
+    with pytest.raises(DataError, match=complaint):
+        shard(write_npz(tmp_path / "own", *ARCHIVES[complaint]))
+
+
+NAMES = ",".join("p" * 30)
+TABLES = {
+    "one column called label, or target for real targets, and has 0; its columns are none": "",
+    "and has 0; its columns are 1, 2, 3": "1,2,3\n1,2,3\n",
+    "and has 2; its columns are label, target, a": "label,target,a\n1,2,3\n",
+    "could not convert string '1;2;3'": "a;b;label\n1;2;3\n",
+    "there are no records": "label,a\n",
+    "none with features": "label\n1\n",
+    "could not convert string 'red' to float64 at row 1, column 2": "label,a\n1,2\n1,red\n",
+    "could not convert string ''": "label,a\n1,\n",
+    "record 0, counted from 0, holds NaN, a gap or infinity": "label,a\n1,nan\n",
+    "columns changed from 2 to 1": "label,a\n1,2\n1\n",
+    "names 2 columns, and rows have 3": "label,a\n1,2,3\n",
+    "a label is -1; labels": "label,a\n-1,2\n",
+    "holds real targets, and the run has 4 classes; give it column 'label'": f"target,{NAMES}\n1{',1' * 30}\n",
+    r"a pixel is 0\.5; pixels are whole numbers .*\.csv holds whole": f"label,{NAMES}\n1{',0.5' * 30}\n",
+}
+
+
+@pytest.mark.parametrize("complaint", TABLES)
+def test_what_is_wrong_in_a_table_is_said(tmp_path, complaint):
+    with pytest.raises(DataError, match=complaint):
+        shard(text(tmp_path / "own.csv", TABLES[complaint]))
+
+
+def test_what_is_wrong_in_parquet_is_said(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "own.parquet"
+    for columns, complaint in (
+        ({"label": [1, 2], "a": ["red", "blue"]}, "column 'a': object is no type of numbers"),
+        ({"label": [1, 2], "a": [1, None]}, "record 1, counted from 0, holds NaN, a gap"),
+        ({"a": [1, 2]}, "its columns are a"),
+        ({"label": np.zeros(0), "a": np.zeros(0)}, "no records"),
+    ):
+        parquet.write_table(pyarrow.table(columns), path)
+        with pytest.raises(DataError, match=complaint):
+            shard(path, (1,))
+    with pytest.raises(DataError, match="is not a parquet file"):
+        shard(text(path, "PAR1 it is not"))
+
+
+def test_without_pyarrow_the_way_to_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"pip install 'coterie\[parquet\]'"):
+        shard(text(tmp_path / "own.parquet", ""))
+
+
+FOLDERS = {
+    r"none.npz does not exist; a client's data are \.npz, \.csv, \.parquet, a folder": lambda p: p / "none.npz",
+    r"data.txt: nobody reads \.txt; a client's data are": lambda p: text(p / "data.txt", "1"),
+    "nobody reads a file without suffix": lambda p: text(p / "data", "1"),
+    "a.npz is not an archive of plain numbers": lambda p: text(p / "a.npz", "no zip"),
+    "b.npz is not an archive of plain numbers": lambda p: text(p / "b.npz", ""),
+    "has no array 'y'; it needs x, y$": lambda p: folder(p / "b", ("a.npz", {"x": X})) / "a.npz",
+    "has no array 'y_test'; it needs x, y, x_test, y_test": lambda p: write_npz(p / "a", X, Y, x_test=X),
+    "own/0/broken.png is not an image that can be read": lambda p: broken_picture(p / "own"),
+    "deep.png has pixels of more than 8 bits": lambda p: deep_picture(p / "own"),
+    r"own/bird: which class is 'bird'\? .* in classes.txt \(there is none\)": lambda p: unnamed_class(p / "own"),
+    r"'bird'\? .* \(it lists cat, dog\)": lambda p: unnamed_class(p / "own", "cat\ndog"),
+    "classes.txt names a class twice": lambda p: unnamed_class(p / "own", "bird\nbird"),
+    "own holds no images: they lie in folders, one a class": lambda p: folder(p / "own"),
+    "own holds test data and no train data": lambda p: folder(p / "own", ("test", {"x": X, "y": Y})),
+    "x_test, y_test, and .* keep the ones": lambda p: folder(
+        p / "own", ("train", {"x": X, "y": Y, "x_test": X, "y_test": Y})
+    ),
+    "own holds train.npz and train.csv; keep one of them": lambda p: (
+        text(folder(p / "own", ("train", {"x": X, "y": Y})) / "train.csv", "").parent
+    ),
+}
+
+
+@pytest.mark.parametrize("complaint", FOLDERS)
+def test_what_is_wrong_with_a_path_is_said(tmp_path, complaint):
+    with pytest.raises(DataError, match=complaint):
+        shard(FOLDERS[complaint](tmp_path))
+
+
+def test_nothing_is_ever_unpickled(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return text, (tmp_path / "sprung", "")
+
+    for path in (tmp_path / "a.npz", tmp_path / "b.npz"):
+        np.savez(path, x=np.array([Trap()], object), y=[0])
+    (tmp_path / "b.npz").write_bytes(pickle.dumps(Trap()))
+    for name in ("a.npz", "b.npz"):
+        with pytest.raises(DataError, match="are not read"):
+            describe(str(tmp_path / name))
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_labels_are_no_targets_and_pictures_no_vectors(tmp_path):
+    with pytest.raises(DataError, match="holds labels, and the run has 0 classes; give it column 'target'"):
+        shard(write_csv(tmp_path / "a", X, Y), (30,), 0)
+    with pytest.raises(DataError, match="holds images, of 1 or 3 channels, and the run's examples are 30 numbers"):
+        shard(write_pictures(tmp_path / "b", X, Y), (30,))
+    with pytest.raises(DataError, match="features are made of images"):
+        shard(write_npz(tmp_path / "c", *vectors()), (7,), transform=features("pool2"))
+
+
+# ---- simulations -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_public_of_a_data_set():
+    assert facts("own", "1x28x28", 10) == Facts("images", (1, 28, 28), 10)
+    assert facts("own", "16", 0) == Facts("vectors", (16,), 0)
+    assert facts("digits", "", "none") == Facts("images", (1, 8, 8), 10)
+    assert facts("shakespeare", "", "none").kind == "tokens"  # without its files
+    for wrong in ("", "28x28", "1x28x", "1x0x28", "-16", "1,28,28"):
+        with pytest.raises(DataError, match=f"input-shape = '{wrong}': must be"):
+            facts("own", wrong, 10)
+
+
+def test_a_federation_of_files(tmp_path):
+    x, y = images()
+    write_npz(tmp_path / "client-0", x[:30], y[:30])
+    write_csv(tmp_path / "client-1", x[30:50], y[30:50])
+    write_pictures(tmp_path / "client-2", x[50:], y[50:])
+    known = facts("own", "1x6x5", 4)
+    data = own_federation(str(tmp_path), 3, known, features("pool2"))
+    assert (data.clients, data.num_groups, data.num_classes, data.input_shape) == (3, 1, 4, (1, 3, 2))
+    assert data.group_of.tolist() == [0, 0, 0]
+    shards = [data.shard(i) for i in range(3)]
+    assert [s.client_id for s in shards] == [0, 1, 2]
+    assert [len(s.y) + len(s.test.y) for s in shards] == [30, 20, 10]
+    assert data.shard(1) is shards[1]
+    assert own_federation(str(tmp_path), 3, known, features("pool2")) is data
+    with pytest.raises(DataError, match="no client 3; there are 3"):
+        data.shard(3)
+    with pytest.raises(
+        DataError, match=r"holds no data of client 3 of 4 \(clients = 4\); needed: client-3.npz, client-3.csv"
+    ):
+        own_federation(str(tmp_path), 4, known, None)
+    with pytest.raises(DataError, match="needs the folder of the clients' data: --data-dir"):
+        own_federation(None, 3, known, None)
+    with pytest.raises(DataError, match="the run's data are text"):
+        own_federation(str(tmp_path), 3, facts("shakespeare", "", "none"), None)
+    write_npz(tmp_path / "client-1", x, y)
+    with pytest.raises(DataError, match=r"client-1\.npz and client-1\.csv; keep one"):
+        own_federation(str(tmp_path), 2, known, None)
