@@ -15,7 +15,7 @@ coterie() { docker run --rm --user "$COTERIE_USER" --volume "$out:/out" --volume
 trap 'say "down"; compose down --volumes --timeout 5 > /dev/null 2>&1' EXIT
 
 say "image"
-compose build superlink
+compose build --quiet superlink
 say "certificates, keys and data"
 coterie coterie certs /out/secrets --nodes 3 --host superlink
 coterie python3 /demo/data.py /out/data

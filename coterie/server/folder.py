@@ -24,6 +24,7 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from coterie.privacy import Ledger, LedgerError, Plan, certificate, read_ledger
 from coterie.server.config import PLACES, RunConfig
 from coterie.strategies import Checkpoint
 
-_LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen", "ray")
+_LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen")
 _HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"
 _ABOUT = "about"
 _LEDGER = "ledger.jsonl"
@@ -280,7 +281,8 @@ def _is_trace(path: Path) -> bool:
 
 def versions() -> dict[str, str]:
     """Of Coterie, Python, and the libraries on which a result depends."""
-    return {"coterie": __version__, "python": platform.python_version(), **{n: version(n) for n in _LIBRARIES}}
+    libraries = (*_LIBRARIES, "ray") if find_spec("ray") else _LIBRARIES
+    return {"coterie": __version__, "python": platform.python_version(), **{n: version(n) for n in libraries}}
 
 
 def machine(device: str) -> dict[str, Any]:
