@@ -713,7 +713,11 @@ class RunConfig:
 
     @property
     def _diagnostics(self) -> list[str]:
-        always = ["the total number of replies that could not be used", "the seconds that each round took"]
+        if self["privacy-unit"] == "client":
+            replies = "the total number of replies that could not be used"
+        else:
+            replies = "in each round, how many clients were there, were asked, and gave a reply that could be used"
+        always = [replies, "the seconds that each round took"]
         if self["evaluate"] != "diagnostic":
             return always
         if self.method.labels_records:
