@@ -5,6 +5,7 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from coterie import logs
 from coterie.messages import CENTROIDS, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, TRAIN
 
 
@@ -12,6 +13,13 @@ def _answer(message: Message, context: Context) -> Message:
     from coterie.client import VERBS, Client, ClientError  # imports torch: a node that only says who it is need not
 
     node = context.node_config
+    group = message.metadata.group_id  # of messages of a round: its number
+    logs.install(
+        run=str(context.run_id),
+        node=str(context.node_id),
+        client=node.get("client-id", node.get("partition-id")),
+        round=int(group) if group.isdigit() else None,
+    )
     if "client-id" in node:  # a real one: no server tells it where on its disk to write
         if ("epsilon" in node) != ("delta" in node):
             raise ClientError("a client's budget is epsilon and delta: set both in its node configuration, or neither")
