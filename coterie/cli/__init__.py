@@ -18,6 +18,7 @@ from coterie.cli.bench import bench
 from coterie.cli.certs import certs
 from coterie.cli.client import client
 from coterie.cli.run import run
+from coterie.cli.status import status
 
 cli = typer.Typer(
     help="One model per hidden group of clients, under a differential-privacy guarantee that is proved.",
@@ -35,6 +36,7 @@ for command in (
     bench,
     certs,
     client,
+    status,
 ):
     cli.command()(command)
 cli.add_typer(privacy.app, name="privacy")

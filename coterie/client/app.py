@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
+from coterie import logs
 from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, TRAIN
 
 
@@ -18,6 +19,13 @@ def _answer(message: Message, context: Context) -> Message:
     from coterie.client import VERBS, Client, ClientError  # imports torch: a node that only says who it is need not
 
     node = context.node_config
+    group = message.metadata.group_id  # of messages of a round: its number
+    logs.install(
+        run=str(context.run_id),
+        node=str(context.node_id),
+        client=node.get("client-id", node.get("partition-id")),
+        round=int(group) if group.isdigit() else None,
+    )
     if "client-id" in node:  # a real one: no server tells it what to read, import or write
         if ("epsilon" in node) != ("delta" in node):
             raise ClientError("a client's budget is epsilon and delta: set both in its node configuration, or neither")

@@ -1,15 +1,20 @@
-"""Clients and servers on machines of their own: their certificates and keys, and how a client is started."""
+"""Clients and servers on machines of their own: their certificates and keys, how a client is started, what goes on."""
 
 from coterie.deploy.certificates import Made, add_nodes, create, renew_server
 from coterie.deploy.edge import Check, Edge, checks, command, default_state_dir, environment, start
 from coterie.deploy.errors import DeployError
+from coterie.deploy.status import Node, Run, Status, ask
 
 __all__ = [
     "Check",
     "DeployError",
     "Edge",
     "Made",
+    "Node",
+    "Run",
+    "Status",
     "add_nodes",
+    "ask",
     "checks",
     "command",
     "create",

@@ -295,13 +295,14 @@ def _superlink(address: str, ca: Path) -> str:
                 raise DeployError(f"{where} speaks TLS but not gRPC: take the port of the Fleet API, 9092 by default")
             return f"{address}, {secure.version()}"
     except ssl.SSLCertVerificationError as error:
-        raise DeployError(f"{where} {_mistrust(error, host, ca)}") from None
+        raise DeployError(f"{where} {mistrust(error, host, ca)}") from None
     except OSError as error:
         why = getattr(error, "reason", None) or error.strerror or error
         raise DeployError(f"{where} does not answer in TLS ({why}): was the SuperLink started --insecure?") from None
 
 
-def _mistrust(error: ssl.SSLCertVerificationError, host: str, ca: Path) -> str:
+def mistrust(error: ssl.SSLCertVerificationError, host: str, ca: Path | str) -> str:
+    """Why a server's certificate was not accepted, and the way out."""
     code = error.verify_code
     if code in _WRONG_NAMES:
         return f"its certificate is not for {host}: use a name that is in it, or --renew-server --host {host}"

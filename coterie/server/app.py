@@ -12,11 +12,13 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
+from coterie import logs
 from coterie.privacy import Streams
 from coterie.report import write_report
+from coterie.server import exporter
 from coterie.server.config import SCHEMA, ConfigError, RunConfig
 from coterie.server.folder import RunFolder
-from coterie.server.run import initial_models, run
+from coterie.server.run import initial_models, rounds_of, run
 
 
 def open_folder(
@@ -35,7 +37,8 @@ def open_folder(
         return RunFolder.resume(Path(values["out"]), {k: v for k, v in values.items() if k not in ("out", "resume")})
     config = RunConfig(values)
     initial_models(config, Streams(0))  # a network that cannot be built, and noise that cannot be had,
-    _ = config.plan  # are found before a folder is made
+    _ = config.plan  # are found before a folder is made; so is
+    exporter.check(config)  # a library that is missing
     check(config)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config['strategy']}-{config['dataset'].replace(':', '.')}-{stamp}"
@@ -51,8 +54,15 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run, and report where the results are."""
+    logs.install(run=str(context.run_id))
     folder = open_folder(context.run_config, Path.home() / "coterie-runs")
-    folder.observer = _log_line
+    rounds = rounds_of(folder.config)
+
+    def say(line: Mapping[str, Any]) -> None:
+        text, known = logs.round_line(line, rounds)
+        log(INFO, text, extra=known)
+
+    folder.observer = say
     folder.watcher = lambda what: log(INFO, what)
     for warning in folder.config.warnings():
         log(WARNING, warning)
@@ -62,8 +72,3 @@ def main(grid: Grid, context: Context) -> None:
     finally:
         folder.close()
     log(INFO, "results are in %s", folder.path)
-
-
-def _log_line(line: Mapping[str, Any]) -> None:
-    accuracy = f", accuracy {100 * line['accuracy']:.1f} %" if "accuracy" in line else ""
-    log(INFO, "round %s: epsilon %.3f%s (%.2f s)", line["round"], line["epsilon"], accuracy, line["seconds"])

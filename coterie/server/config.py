@@ -364,13 +364,31 @@ SCHEMA: dict[str, Key] = {
         "share of the asked clients whose replies a round needs: others are asked again; not with privacy-unit client",
         **_number(0, 1),
     ),
+    "metrics-port": Key(
+        0,
+        "port of this machine where Prometheus reads round, epsilon and accuracy during the run; 0: none",
+        allowed="a port, 0 to 65535",
+        ok=lambda value: 0 <= value <= 65535,
+    ),
+    "metrics-host": Key("0.0.0.0", "address at which metrics-port listens", **_text("a name or address")),
     "device": Key("auto", "where clients train", **_choice("auto", "cpu", "cuda"), client=True),
     "out": Key("", "run folder; empty: a new one under runs/", **_text("a folder")),
     "resume": Key(False, "continue the run in the run folder", **_text("true or false")),
 }
 
 #: Where things are says nothing about what a run is; these may change when it resumes.
-PLACES = ("out", "resume", "data-dir", "device", "wait", "round-timeout", "min-clients", "min-replies")
+PLACES = (
+    "out",
+    "resume",
+    "data-dir",
+    "device",
+    "wait",
+    "round-timeout",
+    "min-clients",
+    "min-replies",
+    "metrics-port",
+    "metrics-host",
+)
 
 
 #: What people choose by looking at results, which no guarantee of one run covers; certificates list the values.
@@ -765,7 +783,11 @@ class RunConfig:
 
     @property
     def _diagnostics(self) -> list[str]:
-        always = ["the total number of replies that could not be used", "the seconds that each round took"]
+        if self["privacy-unit"] == "client":
+            replies = "the total number of replies that could not be used"
+        else:
+            replies = "in each round, how many clients were there, were asked, and gave a reply that could be used"
+        always = [replies, "the seconds that each round took"]
         if self["evaluate"] != "diagnostic":
             return always
         if self.method.labels_records:

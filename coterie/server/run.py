@@ -18,6 +18,7 @@ from coterie import models as networks
 from coterie.messages import Layout, pack_models, unpack_models
 from coterie.privacy import Streams
 from coterie.server.config import RunConfig
+from coterie.server.exporter import exported
 from coterie.server.folder import RunFolder
 from coterie.server.metrics import summarise, summarise_records
 from coterie.strategies import ClusteredStrategy, StrategyError
@@ -37,6 +38,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
 
     Raises:
         RunError: no client's reply could be used in the whole run, or the budget ended it early.
+        ConfigError: metrics cannot be served.
     """
     config, started = folder.config, time.perf_counter()
     if folder.failure is not None:
@@ -44,14 +46,13 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     streams = Streams(config.seed)
     strategy = make_strategy(config, folder, streams)
     models, layout = initial_models(config, streams)
+    told = ConfigRecord({**config.for_clients(), "clients-dir": str(folder.path.absolute() / "clients")})
+    rounds = rounds_of(config)
     try:
-        result = strategy.start(
-            grid,
-            pack_models(models, layout),
-            num_rounds=min(config["stop-after"] or config["rounds"], config["rounds"]),
-            timeout=config["round-timeout"],
-            train_config=ConfigRecord({**config.for_clients(), "clients-dir": str(folder.path.absolute() / "clients")}),
-        )
+        with exported(folder, rounds):
+            result = strategy.start(
+                grid, pack_models(models, layout), num_rounds=rounds, timeout=config["round-timeout"], train_config=told
+            )
     except StrategyError as error:
         raise RunError(f"{error}{_most_common(strategy.dropped, '')}") from error
     trained, layout = unpack_models(result.arrays)
@@ -68,6 +69,11 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
         done, planned = outcome["rounds"], config["rounds"]
         raise RunError(f"the budget ended the run after {done} of {planned} rounds; models and results are written")
     return outcome
+
+
+def rounds_of(config: RunConfig) -> int:
+    """How many rounds there will be."""
+    return int(min(config["stop-after"] or config["rounds"], config["rounds"]))
 
 
 def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> ClusteredStrategy:

@@ -463,6 +463,7 @@ class ClusteredStrategy(Strategy):
                 if self.finished:
                     break
                 started = time.perf_counter()
+                asked, accepted, dropped = self.asked, self.accepted, self.dropped.copy()
                 self._gather(grid, current)
                 updated, metrics = None, None
                 while updated is None:  # once for each phase of the method
@@ -494,6 +495,12 @@ class ClusteredStrategy(Strategy):
                     result.evaluate_metrics_serverapp[current] = central
                 if self.plan.unit != "client":  # whose cohorts are secret
                     line |= dict(self.traffic)
+                    line["clients_present"] = len(self._roster.nodes)
+                    line["replies"] = {
+                        "asked": self.asked - asked,
+                        "accepted": self.accepted - accepted,
+                        "dropped": dict(self.dropped - dropped),
+                    }
                 self.traffic.clear()
                 line["seconds"] = time.perf_counter() - started
                 self.recorder.round_finished(line)
@@ -831,7 +838,8 @@ class ClusteredStrategy(Strategy):
         certified = self.plan.private and self.streams.secret
         self.dropped["reply" if certified else reason] += 1
         if not certified:
-            log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason)
+            known = {"round": self._sent.get("round"), "client": client, "reason": reason}
+            log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason, extra=known)
 
     def _remember(self, current: int, models: Models, released: Released) -> tuple[Models, list[tuple[int, int]]]:
         """Fold the released histogram into the running mean; re-seed when it is time."""

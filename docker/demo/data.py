@@ -1,6 +1,6 @@
 """Data of three clients for `make deploy-demo`: a third of scikit-learn's digits each, client 1's upside down.
 
-    python data.py FOLDER
+python data.py FOLDER
 """
 
 import sys

@@ -1,0 +1,141 @@
+"""``coterie status``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from coterie.cli.console import JsonFlag, console_for, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from coterie.deploy import Status
+
+
+def status(
+    connection: Annotated[
+        str | None, typer.Argument(metavar="CONNECTION", help="Of Flower's config.toml; default: its default one.")
+    ] = None,
+    run: Annotated[int | None, typer.Option(min=0, help="Show this run; default: the latest ones.")] = None,
+    watch: Annotated[
+        float | None, typer.Option(min=1, metavar="SECONDS", help="Ask again and again, until Ctrl-C.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """What goes on at a SuperLink: its nodes, its runs, and how far the latest or the asked one is."""
+    from coterie import deploy
+
+    if as_json and watch:
+        raise deploy.DeployError("--json and --watch: give one at a time")
+    console = console_for(False)
+    try:
+        while True:
+            found = deploy.ask(connection, run)
+            if as_json:
+                print_json(_document(found))
+            else:
+                if watch:
+                    console.clear()
+                _show(found, console)
+            if not watch:
+                return
+            time.sleep(watch)
+    except KeyboardInterrupt:
+        return
+
+
+def _document(found: Status) -> dict[str, Any]:
+    """Ids are strings: they are larger than the numbers of many a reader of JSON. No privacy is epsilon null."""
+    progress = found.progress
+    if progress is not None:
+        progress = progress | {"epsilon": progress["epsilon"] if math.isfinite(progress["epsilon"]) else None}
+    return {
+        "connection": found.connection,
+        "address": found.address,
+        "nodes": [
+            {
+                "id": str(node.id),
+                "name": node.name or None,
+                "status": node.status,
+                "last-seen-seconds": node.last_seen,
+                "online-since": node.online_since and node.online_since.isoformat(),
+            }
+            for node in found.nodes
+        ],
+        "runs": [
+            {
+                "id": str(run.id),
+                "app": run.app,
+                "status": run.status,
+                "detail": run.detail or None,
+                "started": run.started and run.started.isoformat(),
+                "seconds": run.seconds,
+            }
+            for run in found.runs
+        ],
+        "progress": progress and {"run": str(found.runs[0].id), **progress},
+    }
+
+
+def _show(found: Status, console: Console) -> None:
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    here = sum(node.status == "online" for node in found.nodes)
+    say(f"{found.connection} ({found.address}): {here} of {len(found.nodes)} nodes online")
+    if found.nodes:
+        table = _table("node", "name", "status", "last seen", "online since (UTC)")
+        for node in found.nodes:
+            seen = "–" if node.last_seen is None else f"{_span(node.last_seen)} ago"
+            table.add_row(str(node.id), node.name or "–", node.status, seen, _written(node.online_since))
+        console.print(table)
+    if not found.runs:
+        say("no runs")
+        return
+    table = _table("run", "status", "started (UTC)", "took")
+    for run in found.runs:
+        table.add_row(str(run.id), run.status, _written(run.started), _span(run.seconds) if run.started else "–")
+    console.print(table)
+    shown = found.runs[0]
+    if shown.detail:
+        say(f"run {shown.id}: {shown.detail}")
+    say(f"run {shown.id}: " + ("no round finished" if found.progress is None else _far(found.progress)))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
+
+
+def _far(progress: Mapping[str, Any]) -> str:
+    spent = progress["epsilon"]
+    told = [f"round {progress['round']}/{progress['rounds']}", f"ε {'∞' if math.isinf(spent) else f'{spent:.3f}'}"]
+    if progress["accuracy"] is not None:
+        told.append(f"accuracy {100 * progress['accuracy']:.1f} %")
+    if progress["dropped"] is not None:
+        told.append(f"{progress['dropped']} replies dropped")
+    return ", ".join(told)
+
+
+def _written(moment: datetime | None) -> str:
+    return "–" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def _span(seconds: float) -> str:
+    """In the two largest units: 41 s, 3 min 20 s, 2 h 5 min, 4 d 3 h."""
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    left, told = round(seconds), []
+    for unit, size in units:
+        if left >= size:
+            told.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(told[:2]) or "0 s"

@@ -1,0 +1,226 @@
+"""What goes on at a SuperLink: its nodes and runs, by the Control API that ``flwr`` itself talks to."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from coterie.deploy.edge import mistrust
+from coterie.deploy.errors import DeployError
+from coterie.logs import read_rounds
+
+if TYPE_CHECKING:
+    from flwr.cli.typing import SuperLinkConnection
+    from flwr.proto.node_pb2 import NodeInfo
+    from flwr.proto.run_pb2 import Run as RunInfo
+    from flwr.supercore.control import ControlHttpClient
+
+#: How many runs are listed, the latest first.
+RUNS = 20
+_TIMEOUT = 5.0  # seconds for the log of a run that has none yet: the stream stays silent then
+_UNSTARTED = ("pending", "starting")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A SuperNode that is registered, in the order of that: what it was registered as, and whether it is there.
+
+    ``status`` is online, offline or registered (it never came); ``last_seen`` is seconds since the SuperLink last heard
+    of an online node, or since it took the node for gone; ``online_since`` is None unless it is online.
+    """
+
+    id: int
+    name: str
+    status: str
+    last_seen: float | None
+    online_since: datetime | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: ``status`` as in ``flwr list``, why (``detail``), when it ``started``, and for how many ``seconds``."""
+
+    id: int
+    app: str
+    status: str
+    detail: str
+    started: datetime | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a SuperLink says: nodes, runs (the latest first), and how far the first of the runs is.
+
+    ``progress`` is what :func:`coterie.logs.read_rounds` finds in the log of ``runs[0]``.
+    """
+
+    connection: str
+    address: str
+    nodes: tuple[Node, ...]
+    runs: tuple[Run, ...]
+    progress: dict[str, Any] | None
+
+
+def ask(connection: str | None = None, run: int | None = None) -> Status:
+    """Ask the SuperLink of a connection of Flower's configuration; None: the default one.
+
+    Args:
+        connection: its name.
+        run: list this run alone; None: the latest ones.
+
+    Raises:
+        DeployError: no such connection, no way to its SuperLink, or no such run.
+    """
+    link = _connection(connection)
+    from flwr.cli.utils import init_http_client_from_connection
+    from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
+
+    with _explained(link, run):
+        with contextlib.redirect_stdout(io.StringIO()):  # Flower says there which SuperLink it uses
+            client = init_http_client_from_connection(link)
+        with client:
+            nodes = client.ListNodes(ListNodesRequest())
+            runs = client.ListRuns(ListRunsRequest(run_id=run, limit=None if run is not None else RUNS))
+            here = sorted(nodes.nodes_info, key=lambda each: each.registered_at)
+            found = sorted(runs.run_dict.values(), key=lambda each: each.pending_at, reverse=True)
+            log = _log(client, found[0].run_id) if found and found[0].status.status not in _UNSTARTED else ""
+    return Status(
+        link.name,
+        str(link.address),
+        tuple(_node(each, datetime.fromisoformat(nodes.now)) for each in here if not each.unregistered_at),
+        tuple(_run(each, datetime.fromisoformat(runs.now)) for each in found),
+        read_rounds(log),
+    )
+
+
+def _connection(name: str | None) -> SuperLinkConnection:
+    """Of config.toml in FLWR_HOME, which is not made where it is missing."""
+    import click
+    from flwr.cli.constant import FLOWER_CONFIG_FILE, LOCAL_SUPERLINK_HTTP_API_PORT
+    from flwr.cli.flower_config import parse_superlink_connection, read_flower_config
+    from flwr.cli.typing import SuperLinkConnection
+    from flwr.supercore.utils import get_flwr_home
+
+    path = get_flwr_home() / FLOWER_CONFIG_FILE
+    remedy = "add [superlink.NAME] with address and root-certificates"
+    if not path.exists():
+        raise DeployError(f"{path}: is not there: {remedy} (docs/deployment.md), or set FLWR_HOME")
+    try:
+        known = read_flower_config()[0].get("superlink", {})
+        wanted = known.get("default") if name is None else name
+        if wanted is None:
+            raise DeployError(f"{path}: names no default connection: give CONNECTION, or add default to [superlink]")
+        if not isinstance(known.get(wanted), dict):
+            there = ", ".join(key for key, value in known.items() if isinstance(value, dict)) or "none"
+            raise DeployError(f"{path}: has no connection {wanted} (there: {there}): {remedy}")
+        link = parse_superlink_connection(known[wanted], wanted)
+    except DeployError:
+        raise
+    except (OSError, ValueError, click.ClickException) as error:
+        raise DeployError(f"{path}: {error}") from None
+    if link.address is None or link.address.startswith(":"):  # Flower would start a SuperLink of its own there
+        return SuperLinkConnection(wanted, f"127.0.0.1:{LOCAL_SUPERLINK_HTTP_API_PORT}", insecure=True)
+    return link
+
+
+@contextlib.contextmanager
+def _explained(link: SuperLinkConnection, run: int | None) -> Iterator[None]:
+    """What goes wrong between here and the SuperLink, as one line with the way out."""
+    import click
+    import httpx
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+
+    where = f"connection {link.name} ({link.address}):"
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        said = FlowerError.from_json(error.response.text)
+        if said is not None and said.code == ApiErrorCode.RUN_ID_NOT_FOUND:
+            raise DeployError(f"{where} there is no run {run}: coterie status lists the latest ones") from None
+        if error.response.status_code == httpx.codes.UNAUTHORIZED:
+            raise DeployError(f"{where} does not know this account: flwr login {link.name}") from None
+        detail = said.message if said is not None else "is this the SuperLink's Control API?"
+        raise DeployError(f"{where} answers {error.response.status_code}: {detail}") from None
+    except httpx.RequestError as error:
+        raise DeployError(f"{where} {_unreachable(error, link)}") from None
+    except httpx.InvalidURL:
+        raise DeployError(f"{where} write address as HOST:PORT, without a scheme") from None
+    except ssl.SSLError:
+        raise DeployError(f"{where} {link.root_certificates} holds no certificate in PEM: take ca.crt") from None
+    except click.ClickException as error:
+        raise DeployError(f"{where} {error.message}") from None
+    except ValueError as error:
+        raise DeployError(f"{where} does not speak Flower's Control API ({error})") from None
+
+
+def _unreachable(error: BaseException, link: SuperLinkConnection) -> str:
+    """By the first cause that the system names."""
+    host, _, port = str(link.address).rpartition(":")
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return mistrust(cause, host, link.root_certificates or "an authority that this machine knows")
+        if isinstance(cause, ssl.SSLError):
+            return f"does not answer in TLS ({cause.reason}): was the SuperLink started --insecure?"
+        if isinstance(cause, socket.gaierror):
+            return f"there is no host {host}: check the name, and this machine's DNS"
+        if isinstance(cause, ConnectionRefusedError):
+            return f"refused: does the SuperLink run, with its Control API on port {port}?"
+        if isinstance(cause, TimeoutError):
+            return "no answer: does a firewall stand between?"
+        cause = cause.__cause__ or cause.__context__
+    if link.insecure:
+        return f"does not answer ({error}): is insecure = true wrong, and root-certificates missing?"
+    return f"does not answer ({error})"
+
+
+def _log(client: ControlHttpClient, run: int) -> str:
+    """A run's log so far; the SuperLink sends it at once, and then, while the run lasts, what is new."""
+    from flwr.proto.control_pb2 import StreamLogsRequest
+
+    answers: list[Any] = []
+
+    def read() -> None:
+        try:
+            answers.append(next(client.StreamLogs(StreamLogsRequest(run_id=run)), None))
+        except Exception as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(_TIMEOUT)
+    answer = answers[0] if answers else None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer.log_output if answer is not None else ""
+
+
+def _node(node: NodeInfo, now: datetime) -> Node:
+    from flwr.common.constant import HEARTBEAT_PATIENCE
+
+    seen = since = None
+    if node.status == "online":
+        seen = now.timestamp() - (node.online_until - HEARTBEAT_PATIENCE * node.heartbeat_interval)
+        since = _time(node.last_activated_at)
+    elif gone := _time(node.last_deactivated_at):
+        seen = (now - gone).total_seconds()
+    return Node(node.node_id, node.name, node.status, None if seen is None else max(seen, 0.0), since)
+
+
+def _run(run: RunInfo, now: datetime) -> Run:
+    words = [word for word in (run.status.status, run.status.sub_status) if word]
+    started, finished = _time(run.running_at), _time(run.finished_at)
+    seconds = ((finished or now) - started).total_seconds() if started else 0.0
+    return Run(run.run_id, f"{run.fab_id} {run.fab_version}", ":".join(words), run.status.details, started, seconds)
+
+
+def _time(text: str) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None

@@ -1,0 +1,107 @@
+"""Where Prometheus reads how a run goes: an endpoint for as long as the run lasts, fed by the run folder's observer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from coterie.server.config import ConfigError, RunConfig
+from coterie.server.folder import RunFolder
+
+
+def check(config: RunConfig) -> None:
+    """Raise :class:`ConfigError` where metrics are asked for and cannot be served."""
+    if config["metrics-port"]:
+        try:
+            import prometheus_client  # noqa: F401
+        except ImportError:
+            raise ConfigError(
+                f"metrics-port = {config['metrics-port']} needs prometheus-client, which is not installed: "
+                "pip install 'coterie[metrics]', or set metrics-port to 0"
+            ) from None
+
+
+@contextmanager
+def exported(folder: RunFolder, rounds: int) -> Iterator[None]:
+    """Serve http://metrics-host:metrics-port/metrics while the folder's run of ``rounds`` goes on.
+
+    Raises:
+        ConfigError: the library is missing, or the port cannot be had.
+    """
+    config = folder.config
+    host, port = config["metrics-host"], config["metrics-port"]
+    if not port:
+        yield
+        return
+    check(config)
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry, gauges, told = CollectorRegistry(auto_describe=False), _Gauges(folder, rounds), folder.observer
+    registry.register(gauges)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise ConfigError(
+            f"metrics-port = {port}: cannot listen at {host} ({error.strerror}): "
+            "choose another metrics-port, or another metrics-host"
+        ) from None
+
+    def observe(line: Mapping[str, Any]) -> None:
+        gauges.observe(line)
+        told(line)
+
+    folder.observer = observe
+    try:
+        yield
+    finally:
+        folder.observer = told
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Gauges:
+    """What is known so far; a collector of prometheus_client.
+
+    Who takes part in a round is secret at client level: lines of such runs hold neither replies nor clients, and so
+    neither does this.
+    """
+
+    def __init__(self, folder: RunFolder, rounds: int) -> None:
+        config = folder.config
+        self.about = {"strategy": config["strategy"], "dataset": config["dataset"]}
+        done = folder.resumed.round if folder.resumed else 0
+        self.values: dict[str, float] = {"round": done, "rounds": rounds, "epsilon_budget": config.budget}
+        self.replies: dict[str, int] = {}
+
+    def observe(self, line: Mapping[str, Any]) -> None:
+        values = {key: line[key] for key in _HELP if key in line}
+        replies = dict(self.replies)
+        if "replies" in line:
+            said = line["replies"]
+            for result, count in (("accepted", said["accepted"]), ("dropped", sum(said["dropped"].values()))):
+                replies[result] = replies.get(result, 0) + count
+        self.values, self.replies = {**self.values, **values}, replies  # at once: another thread reads
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+        yield InfoMetricFamily("coterie_run", "What runs.", value=self.about)
+        for name, value in self.values.items():
+            yield GaugeMetricFamily(f"coterie_{name}", _HELP[name], value=value)
+        if self.replies:
+            replies = CounterMetricFamily("coterie_replies", "Replies to training and evaluation.", labels=["result"])
+            for result, count in self.replies.items():
+                replies.add_metric([result], count)
+            yield replies
+
+
+_HELP = {
+    "round": "The last round that was finished.",
+    "rounds": "Rounds of the whole run.",
+    "epsilon": "Privacy spent so far; +Inf without privacy.",
+    "epsilon_budget": "Privacy that the run may spend; +Inf without privacy.",
+    "accuracy": "Latest mean accuracy of the clients.",
+    "clients_present": "Clients that were there in the last round.",
+}

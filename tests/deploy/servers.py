@@ -1,0 +1,87 @@
+"""Servers on this machine, and programs that are ended with all that they start."""
+
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def listening(serve):
+    """A server on this machine that serves every connection so; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, contextlib.suppress(OSError):
+                        serve(connection)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+            thread.join()
+
+
+def tls(folder, protocols=("h2",)):
+    """Serves server.crt of the folder, as a SuperLink does."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
+
+    def serve(connection):
+        with context.wrap_socket(connection, server_side=True) as secure:
+            secure.recv(1)
+
+    return serve
+
+
+@contextlib.contextmanager
+def running(arguments, log, **variables):
+    """A program with all that it starts, ended in the end; it is asked whether it lives."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [str(word) for word in arguments],
+            env=os.environ | variables,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(15)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def until(happened, process, log, seconds=90):
+    """Wait until it has, as long as the process lives."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+def open_port(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,181 @@
+"""What Prometheus reads while a run goes on; what is in the ServerApp's log; and what of it is secret."""
+
+import json
+import logging
+import socket
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from commands import TINY
+from flwr.app import Context, RecordDict
+
+from coterie.engine import LocalGrid
+from coterie.logs import read_rounds
+from coterie.server import ConfigError, RunConfig, RunFolder
+from coterie.server.app import app, open_folder
+from coterie.server.exporter import exported
+
+
+@pytest.fixture
+def port():
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def scrape(port):
+    """Samples by name with labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folders = []
+
+    def make(**values):
+        values = TINY | {"metrics-host": "127.0.0.1"} | {key.replace("_", "-"): value for key, value in values.items()}
+        folders.append(RunFolder.create(tmp_path / f"run-{len(folders)}", RunConfig(values)))
+        return folders[-1]
+
+    yield make
+    for each in folders:
+        each.close()
+
+
+def test_prometheus_reads_the_run_while_it_lasts(folder, port):
+    run, seen = folder(metrics_port=port, privacy_unit="none"), []
+    run.observer = observer = seen.append
+    with exported(run, 2):
+        before = scrape(port)
+        info = [name for name in before if name.startswith("coterie_run_info{")]
+        assert info == ['coterie_run_info{dataset="digits",strategy="ifca"}']
+        about = {info[0]: 1.0, "coterie_rounds": 2.0, "coterie_epsilon_budget": float("inf")}
+        assert before == about | {"coterie_round": 0.0}
+        first = {"round": 1, "epsilon": float("inf"), "accuracy": 0.5, "clients_present": 9, "seconds": 1.0}
+        run.observer(first | {"replies": {"asked": 9, "accepted": 5, "dropped": {"a": 1, "b": 2}}})
+        second = {"round": 2, "epsilon": float("inf"), "clients_present": 8, "seconds": 1.0}
+        run.observer(second | {"replies": {"asked": 8, "accepted": 8, "dropped": {}}})
+        assert scrape(port) == about | {
+            "coterie_round": 2.0,
+            "coterie_epsilon": float("inf"),
+            "coterie_accuracy": 0.5,
+            "coterie_clients_present": 8.0,
+            'coterie_replies_total{result="accepted"}': 13.0,
+            'coterie_replies_total{result="dropped"}': 3.0,
+        }
+    assert [line["round"] for line in seen] == [1, 2]
+    assert run.observer is observer
+    assert_closed(port)
+
+
+def assert_closed(port):
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        scrape(port)
+
+
+def test_the_port_is_closed_after_a_failure(folder, port):
+    def fail():
+        with exported(folder(metrics_port=port), 2):
+            scrape(port)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert_closed(port)
+
+
+def test_without_a_port_nothing_is_served(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    run = folder()
+    before = run.observer
+    with exported(run, 2):
+        assert run.observer is before
+
+
+def test_a_port_that_is_taken(folder, port):
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ConfigError) as caught,
+        exported(folder(metrics_port=port), 2),
+    ):
+        pass
+    for part in (f"metrics-port = {port}", "in use", "another metrics-port"):
+        assert part in str(caught.value)
+
+
+def test_a_library_that_is_missing_is_told_before_there_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(
+        ConfigError, match=r"metrics-port = 1 needs prometheus-client.*pip install 'coterie\[metrics\]'"
+    ):
+        open_folder(TINY | {"metrics-port": 1, "out": str(tmp_path / "run")}, tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_ports():
+    for value in (-1, 65536, "http"):
+        with pytest.raises(ConfigError, match="a port, 0 to 65535"):
+            RunConfig({"metrics-port": value})
+
+
+# ---- the ServerApp -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["client", "record", "none"])
+def test_a_run_tells_log_and_prometheus_what_is_no_secret(tmp_path, monkeypatch, capfd, port, unit):
+    monkeypatch.setenv("COTERIE_LOG", "json")
+    logger, scraped = logging.getLogger("flwr"), []
+    monkeypatch.setattr(logger, "handlers", logger.handlers[:])
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    ended, told = RunFolder.certify, RunFolder.round_finished
+
+    def round_finished(self, line):
+        told(self, line)
+        scraped.append(scrape(port))
+
+    def certify(self):
+        assert_closed(port)
+        return ended(self)
+
+    monkeypatch.setattr(RunFolder, "round_finished", round_finished)
+    monkeypatch.setattr(RunFolder, "certify", certify)
+    values = TINY | {
+        "privacy-unit": unit,
+        "metrics-port": port,
+        "metrics-host": "127.0.0.1",
+        "out": str(tmp_path / "run"),
+    }
+    if unit == "record":
+        values |= {"strategy": "fedavg", "clusters": 1, "sampling-rate": 1.0}
+    grid = LocalGrid(TINY["clients"], 1)
+    try:
+        app(grid, Context(run_id=77, node_id=0, node_config={}, state=RecordDict(), run_config=values))
+    finally:
+        grid.close()
+
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+    assert {line["run"] for line in lines} == {"77"}
+    rounds = [line for line in lines if "rounds" in line]
+    assert [(line["round"], line["rounds"]) for line in rounds] == [(1, 2), (2, 2)]
+    found = read_rounds("\n".join(map(json.dumps, lines)))
+    assert (found["round"], found["accuracy"]) == (2, rounds[-1]["accuracy"])
+    kept = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [sample["coterie_round"] for sample in scraped] == [1, 2]
+    if unit == "client":
+        assert scraped[-1]["coterie_epsilon"] == kept[-1]["epsilon"] == rounds[-1]["epsilon"] < 8.0
+        assert scraped[-1]["coterie_epsilon_budget"] == 8.0
+        everything = json.dumps([rounds, scraped, kept])
+        assert "replies" not in everything
+        assert "clients_present" not in everything
+        assert found["dropped"] is None
+    else:
+        assert [line["clients_present"] for line in kept] == [TINY["clients"]] * 2
+        assert [line["replies"] for line in rounds] == [line["replies"] for line in kept]
+        assert all(line["replies"]["asked"] == line["replies"]["accepted"] > 0 for line in kept)
+        accepted = sum(line["replies"]["accepted"] for line in kept)
+        assert scraped[-1]['coterie_replies_total{result="accepted"}'] == accepted
+        assert found["dropped"] == 0
