@@ -641,7 +641,7 @@ class ClusteredStrategy(Strategy):
             self._cohort = np.array(sorted(self._phase.clients), np.int64)
         cohort: list[int] = self._cohort.tolist()
         self._slots = {client: slot for slot, client in enumerate(cohort)}
-        self._asked = self._addressed(self._phase.models, self._sent, self._phase.to, self._phase.verb, cohort)
+        self._ask(self._addressed(self._phase.models, self._sent, self._phase.to, self._phase.verb, cohort))
         self.asked += len(self._asked)
         return list(self._asked.values())
 
@@ -729,7 +729,7 @@ class ClusteredStrategy(Strategy):
         sent = {**config, **self.asks(), "round": server_round}
         models, self._layout = unpack_models(arrays)
         verb = LABEL if self.labels_records else EVALUATE
-        self._asked = self._addressed(models, sent, self.placed(server_round), verb, self.present)
+        self._ask(self._addressed(models, sent, self.placed(server_round), verb, self.present))
         return list(self._asked.values())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -797,6 +797,10 @@ class ClusteredStrategy(Strategy):
             client: Message(content, dst_node_id=nodes[client], message_type=verb, group_id=group, ttl=self._timeout)
             for client in clients
         }
+
+    def _ask(self, messages: dict[int, Message]) -> None:
+        """What counts from now on are replies to these."""
+        self._asked, self._questions = messages, {}
 
     def _again(self, clients: Collection[int]) -> list[Message]:
         """The same questions to those of the clients that are here, wherever they are now."""
