@@ -10,13 +10,20 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-deployment deploy-demo lint clean
 
 demo: $(READY)
 	$(BIN)/coterie run
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# Needs Docker. WHEELS: a folder with PyTorch's CPU wheel; or TORCH_INDEX, an index of such wheels.
+test-deployment: $(READY)
+	$(BIN)/python -m pytest -m deployment -rs tests/deployment
+
+deploy-demo:
+	docker/demo.sh
 
 lint: $(READY)
 	$(BIN)/ruff check .

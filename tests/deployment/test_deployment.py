@@ -1,0 +1,132 @@
+"""Three clients in containers: the result is the local engine's, strangers are refused, secrets stay where they are."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from stack import USER, docker, in_image
+
+from coterie.engine import LocalGrid
+from coterie.server import RunConfig
+from coterie.server.folder import RunFolder
+from coterie.server.run import run
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
+
+PARITY = {
+    "strategy": "ifca",
+    "clusters": 2,
+    "dataset": "own",
+    "input-shape": "1x8x8",
+    "num-classes": 10,
+    "clients": 3,
+    "privacy-unit": "none",
+    "sampling-rate": 1.0,
+    "rounds": 2,
+    "evaluate-every": 2,
+    "seed": 7,
+    "wait": 120.0,
+    "min-clients": 3,
+    "min-replies": 1.0,
+    "round-timeout": 240.0,
+}
+# Flower's SuperNode as strangers would start it: with a key that nobody registered, without the authority, without TLS.
+STRANGERS = {
+    "unregistered": (
+        "--auth-supernode-private-key",
+        "/out/stranger/nodes/node-0.key",
+        "--root-certificates",
+        "/out/secrets/ca.crt",
+    ),
+    "no-authority": ("--auth-supernode-private-key", "/out/secrets/nodes/node-0.key"),
+    "plaintext": ("--insecure",),
+}
+
+
+def test_a_run_is_the_local_engine_s_and_strangers_are_refused_meanwhile(stack, tmp_path):
+    in_image(stack.folder, "coterie", "certs", "/out/stranger", "--nodes", 1, "--host", "superlink")
+    run_id = stack.submit(**PARITY, out="/runs/parity")
+    for name, words in STRANGERS.items():
+        docker(
+            "run",
+            "--detach",
+            "--name",
+            f"{stack.name}-{name}",
+            "--user",
+            USER,
+            "--network",
+            f"{stack.name}_fleet",
+            "--volume",
+            f"{stack.folder}:/out:ro",
+            "coterie",
+            "flower-supernode",
+            "--superlink",
+            "superlink:9092",
+            "--max-retries",
+            2,
+            *words,
+        )
+    try:
+        assert stack.wait(run_id)["run"]["status"] == "finished:completed"
+        for name in STRANGERS:
+            docker("wait", f"{stack.name}-{name}", timeout=60)
+            assert docker("inspect", "--format", "{{.State.ExitCode}}", f"{stack.name}-{name}").stdout.strip() != "0"
+        nodes = stack.status(run_id)["nodes"]
+        assert [node["status"] for node in nodes] == ["online"] * 3
+    finally:
+        for name in STRANGERS:
+            docker("rm", "--force", f"{stack.name}-{name}", check=False)
+    config = RunConfig({**PARITY, "data-dir": str(stack.data)})
+    with_local = RunFolder.create(tmp_path / "local", config)
+    run(with_local, LocalGrid(3))
+    with_local.close()
+    for cluster in range(2):
+        there, here = (
+            load_file(path / "models" / f"cluster-{cluster}.safetensors")
+            for path in (stack.runs / "parity", tmp_path / "local")
+        )
+        assert there.keys() == here.keys()
+        for name, values in here.items():
+            np.testing.assert_allclose(there[name], values, atol=1e-5)
+    told = json.loads((tmp_path / "local" / "result.json").read_text())
+    assert stack.result("parity")["accuracy"] == pytest.approx(told["accuracy"], abs=1e-5)
+
+
+def test_secrets_are_in_no_image_no_log_and_no_run_folder(stack, tmp_path):
+    secrets = [path for path in stack.secrets.rglob("*") if path.suffix in (".key", ".secret")]
+    assert len(secrets) == 9
+    # What is looked for: every line of a secret that is one of its own.
+    parts = {
+        line for path in secrets for line in path.read_text().splitlines() if len(line) > 20 and "-----" not in line
+    }
+    assert len(parts) > 20
+    docker("save", "--output", tmp_path / "image.tar", "coterie", timeout=300)
+    places = {
+        "image": (tmp_path / "image.tar").read_bytes(),
+        "history": docker("history", "--no-trunc", "coterie").stdout.encode(),
+        "logs": stack.logs().encode(),
+        **{str(path): path.read_bytes() for path in stack.runs.rglob("*") if path.is_file()},
+    }
+    planted = next(iter(parts)).encode()
+    assert planted in b"x" + planted  # what the search below would find
+    for name, content in places.items():
+        assert content
+        assert not [part for part in parts if part.encode() in content], name
+
+
+def test_nobody_runs_as_root_or_may_write_where_nothing_is_to_be_written(stack):
+    for service in ("superlink", "serverapp", "supernode-0", "clientapp-0"):
+        shell = ("exec", "-T", service, "sh", "-c")
+        assert stack.compose(*shell, "id -u").stdout.strip() == USER.split(":")[0]
+        assert stack.compose(*shell, "touch /opt/coterie/x /usr/x", check=False).returncode
+    assert stack.compose("exec", "-T", "clientapp-0", "sh", "-c", "touch /data/x", check=False).returncode
+    reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
+    for service, host, port, there in (
+        ("clientapp-0", "supernode-0", 9094, True),
+        ("clientapp-0", "superlink", 9092, False),
+        ("clientapp-0", "supernode-1", 9094, False),
+        ("supernode-0", "superlink", 9092, True),
+    ):
+        said = stack.compose("exec", "-T", service, "python3", "-c", reach, host, port, check=False)
+        assert (said.returncode == 0) == there, (service, host, said.stderr)
