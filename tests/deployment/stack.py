@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +120,45 @@ class Stack:
 
     def pid(self, service: str) -> int:
         return int(docker("inspect", "--format", "{{.State.Pid}}", self.container(service)).stdout)
+
+    def kill(self, service: str) -> None:
+        """Without a goodbye; Docker takes it for a crash, and restarts the container."""
+        os.kill(self.pid(service), signal.SIGKILL)
+
+    @contextmanager
+    def cut_off(self, service: str, network: str = "fleet"):
+        """Takes a container out of a network, and puts it back."""
+        container, name = self.container(service), f"{self.name}_{network}"
+        docker("network", "disconnect", name, container)
+        try:
+            yield
+        finally:
+            docker("network", "connect", "--alias", service, name, container)
+
+    def in_network_of(self, service: str, *words) -> str:
+        """Runs a program of this machine in the network namespace of a container."""
+        done = subprocess.run(
+            ["nsenter", "--net", "--target", str(self.pid(service)), *words], capture_output=True, text=True, timeout=30
+        )
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+        return done.stdout
+
+    def lines(self, name: str) -> list:
+        """Of the run folder's metrics.jsonl."""
+        file = self.runs / name / "metrics.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def after(self, name: str, round: int, seconds: float = 300) -> None:
+        """Wait until so many rounds are done."""
+        end = time.monotonic() + seconds
+        while len(self.lines(name)) < round:
+            assert time.monotonic() < end, f"{name}: no round {round} after {seconds} s\n{self.logs()}"
+            time.sleep(1)
+
+    def client_ledger(self, client: int) -> list:
+        """Charges that the client has written on its own disk."""
+        said = self.compose("exec", "-T", f"clientapp-{client}", "cat", f"/state/client-{client}.ledger.jsonl").stdout
+        return [json.loads(line) for line in said.splitlines()]
 
     def down(self) -> None:
         self.compose("down", "--volumes", "--timeout", "3", check=False, timeout=120)
