@@ -25,6 +25,8 @@ from coterie.privacy import Streams
 
 Answer = RecordDict | ClientError
 
+_UNPAID = "this client has a budget of its own, and centroids of its records are outside it: it refuses"
+
 
 def gan(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Train the GAN that came, and send samples of it (PPFC-GAN)."""
@@ -76,9 +78,9 @@ def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, how: GANTraining)
 
 def centroids(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Centroids of each client's records by k-means (k-FED) or fuzzy c-means (FFCM)."""
+    if any(client.budget for client in clients):  # whatever plan the server sends along
+        return [ClientError(_UNPAID)] * len(clients)
     config, cohort = content[CONFIG], Cohort.of(content, clients)
-    if cohort.unpaid:
-        return list(cohort.unpaid)
     answers: list[Answer] = []
     for i, (client, shard) in enumerate(zip(clients, cohort.shards, strict=True)):
         x, rng = shard.x.reshape(len(shard.y), -1), cohort.task.rng(client.client_id)
