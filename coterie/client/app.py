@@ -19,13 +19,6 @@ def _answer(message: Message, context: Context) -> Message:
     from coterie.client import VERBS, Client, ClientError  # imports torch: a node that only says who it is need not
 
     node = context.node_config
-    group = message.metadata.group_id  # of messages of a round: its number
-    logs.install(
-        run=str(context.run_id),
-        node=str(context.node_id),
-        client=node.get("client-id", node.get("partition-id")),
-        round=int(group) if group.isdigit() else None,
-    )
     if "client-id" in node:  # a real one: no server tells it what to read, import or write
         if ("epsilon" in node) != ("delta" in node):
             raise ClientError("a client's budget is epsilon and delta: set both in its node configuration, or neither")
@@ -36,6 +29,13 @@ def _answer(message: Message, context: Context) -> Message:
         content = _harmless(message.content, node)
     else:
         client, content = Client(int(node["partition-id"])), message.content
+    group = message.metadata.group_id  # of messages of a round: its number
+    logs.install(
+        run=str(context.run_id),
+        node=str(context.node_id),
+        client=node.get("client-id", node.get("partition-id")),
+        round=int(group) if group.isdigit() else None,
+    )
     verb = message.metadata.message_type
     try:
         answer = VERBS[verb](content, [client])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from logging import INFO, WARNING
@@ -55,7 +56,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run, and report where the results are."""
     logs.install(run=str(context.run_id))
-    folder = open_folder(context.run_config, Path.home() / "coterie-runs")
+    folder = open_folder(context.run_config, Path(os.environ.get("COTERIE_RUNS") or Path.home() / "coterie-runs"))
     rounds = rounds_of(folder.config)
 
     def say(line: Mapping[str, Any]) -> None:

@@ -586,7 +586,7 @@ class ClusteredStrategy(Strategy):
         """
         least = 0 if self.plan.unit == "client" else math.ceil(self.min_replies * len(messages) - 1e-9)
         silent = set(self._asked)
-        for _ in range(_ATTEMPTS):
+        for attempt in range(1, _ATTEMPTS + 1):
             for reply in grid.send_and_receive(messages, timeout=self._timeout):
                 if least and reply.has_error() and reply.error.code in _UNHEARD:
                     continue
@@ -595,9 +595,10 @@ class ClusteredStrategy(Strategy):
             short = least - (len(self._asked) - len(silent))
             if short <= 0:
                 return
-            log(WARNING, "round %s: no reply of clients %s", number, sorted(silent))
-            self._roster.wait_for(grid, short, among=silent)
-            messages = self._again(silent)
+            log(WARNING, "round %s, attempt %s: no reply of clients %s", number, attempt, sorted(silent))
+            if attempt < _ATTEMPTS:
+                self._roster.wait_for(grid, short, among=silent)
+                messages = self._again(silent)
         raise StrategyError(
             f"round {number}: clients {sorted(silent)} gave no reply in {_ATTEMPTS} attempts, and min-replies = "
             f"{self.min_replies:g}; the rounds before are kept: see to the clients and resume"

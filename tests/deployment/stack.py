@@ -126,7 +126,7 @@ class Stack:
         os.kill(self.pid(service), signal.SIGKILL)
 
     @contextmanager
-    def cut_off(self, service: str, network: str = "fleet"):
+    def cut_off(self, service: str, network: str):
         """Takes a container out of a network, and puts it back."""
         container, name = self.container(service), f"{self.name}_{network}"
         docker("network", "disconnect", name, container)

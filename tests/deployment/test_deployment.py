@@ -56,7 +56,7 @@ def test_a_run_is_the_local_engine_s_and_strangers_are_refused_meanwhile(stack, 
             "--user",
             USER,
             "--network",
-            f"{stack.name}_fleet",
+            f"{stack.name}_fleet-0",
             "--volume",
             f"{stack.folder}:/out:ro",
             "coterie",
@@ -127,6 +127,9 @@ def test_nobody_runs_as_root_or_may_write_where_nothing_is_to_be_written(stack):
         ("clientapp-0", "superlink", 9092, False),
         ("clientapp-0", "supernode-1", 9094, False),
         ("supernode-0", "superlink", 9092, True),
+        ("supernode-0", "superlink", 8000, False),
+        ("supernode-0", "supernode-1", 9094, False),
+        ("serverapp", "superlink", 8000, True),
     ):
         said = stack.compose("exec", "-T", service, "python3", "-c", reach, host, port, check=False)
         assert (said.returncode == 0) == there, (service, host, said.stderr)

@@ -38,7 +38,7 @@ def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
     stack.after("faults", 1)
     stack.kill("supernode-0")  # comes back after more than 60 s, when the SuperLink takes it again
     stack.after("faults", 3)
-    with stack.cut_off("supernode-1"):
+    with stack.cut_off("supernode-1", "fleet-1"):
         time.sleep(90)
     stack.after("faults", 5)
     stack.kill("superlink")
