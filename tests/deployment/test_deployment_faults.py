@@ -1,5 +1,6 @@
 """Nodes, networks and servers that fail in the middle of a run: it ends with all its rounds, within every budget."""
 
+import json
 import shutil
 import time
 
@@ -55,12 +56,17 @@ def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
     result = stack.result("faults")
     assert result["certified"]
     assert result["epsilon"] <= RUN["epsilon"] * (1 + 1e-9)
+    whole = {line["round"] for line in lines if line["replies"]["accepted"] == 3}
+    assert len(whole) >= rounds - 2  # rounds that were asked twice are paid twice: the budget may end before the run
     for client in range(3):
         own = charges(stack.client_ledger(client))
         assert [line["charge"] for line in own] == list(range(1, len(own) + 1))
-        paid = {line["round"] for line in own}
-        answered = {line["round"] for line in lines}
-        assert answered - paid <= set()
+        assert whole <= {line["round"] for line in own}
+        spent = stack.compose(
+            *("exec", "-T", f"clientapp-{client}", "coterie", "privacy", "spent"),
+            *(f"/state/client-{client}.ledger.jsonl", "--json"),
+        )
+        assert json.loads(spent.stdout)["epsilon"] <= RUN["epsilon"] * (1 + 1e-9)
 
 
 @pytest.mark.skipif(shutil.which("nsenter") is None or shutil.which("tc") is None, reason="needs nsenter and tc")
