@@ -29,6 +29,6 @@ compose up --detach --wait
 say "run"
 compose run --rm --volume "$PWD/demo/run.toml:/run.toml:ro" cli flwr run /app coterie --stream --run-config /run.toml
 say "result"
-coterie coterie report /out/runs/demo
 [ -s "$out/runs/demo/result.json" ] || { echo "the run left no result; see the log above" >&2; exit 1; }
+coterie coterie report /out/runs/demo --out /out/runs/demo/report.html
 echo "models, certificate and page are in docker/demo/out/runs/demo"

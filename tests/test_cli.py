@@ -327,6 +327,14 @@ def test_wrong_usage_is_an_error_without_a_traceback(coterie, words):
     assert "Traceback" not in err
 
 
+def test_a_run_that_its_budget_ends_has_a_page(coterie, tmp_path):
+    tight = ["clients=20", "rounds=6", "local-epochs=1", "noise-multiplier=1.0", "sampling-rate=1.0", "epsilon=5"]
+    status, _, err = coterie("run", *(word for key in tight for word in ("--set", key)), "--seed", "1", "--out", "one")
+    assert status == 1
+    assert "the budget ended the run" in err
+    assert "Accuracy" in (tmp_path / "one" / "report.html").read_text()
+
+
 def test_report_compares_runs(coterie, tmp_path):
     tiny = ["--set", "clients=20", "--set", "rounds=1", "--set", "local-epochs=1", "--seed", "1", "--json"]
     for name in ("one", "other"):
@@ -334,6 +342,10 @@ def test_report_compares_runs(coterie, tmp_path):
     status, out, _ = coterie("report", "one", "other", "--out", "both.html")
     assert (status, out.strip()) == (0, "both.html")
     assert "2 runs compared" in (tmp_path / "both.html").read_text()
+    status, out, _ = coterie("report", "one")
+    assert status == 0
+    assert "Accuracy" in out
+    assert out.strip().endswith("report.html")
     status, _, err = coterie("report", "nowhere")
     assert status == 1
     assert err.startswith("error:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -78,7 +79,13 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
-    """One HTML page about one run or several: curves, clusters, privacy, comparison."""
-    from coterie.report import write_report
+    """One HTML page about one run or several: curves, clusters, privacy, comparison. Of one, its result too."""
+    from coterie.report import result_table, write_report
 
-    Console(highlight=False).print(str(write_report(runs, out)), soft_wrap=True)
+    console = Console(highlight=False)
+    page = write_report(runs, out)
+    if len(runs) == 1:
+        told = [runs[0] / name for name in ("result.json", "privacy.json")]
+        if all(file.exists() for file in told):
+            console.print(result_table(*(json.loads(file.read_text()) for file in told)))
+    console.print(str(page), soft_wrap=True)

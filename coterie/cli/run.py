@@ -86,9 +86,12 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
         for warning in folder.config.warnings():
             console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
         console.print(_headline(folder), soft_wrap=True)
-        with _progress(folder, console):
-            result = _execute(folder, engine)
-        report = write_report([folder.path], folder.path / "report.html")
+        try:
+            with _progress(folder, console):
+                result = _execute(folder, engine)
+        finally:
+            if (folder.path / "result.json").exists():  # there too where the budget ended the run early
+                page = write_report([folder.path], folder.path / "report.html")
     except KeyboardInterrupt:
         print(f"interrupted; continue with: coterie run --resume --out {folder.path}", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
@@ -98,7 +101,7 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
         print_json(result)
         return
     console.print(result_table(result, json.loads((folder.path / "privacy.json").read_text())))
-    console.print(f"run folder {folder.path}/   page {report}", soft_wrap=True)
+    console.print(f"run folder {folder.path}/   page {page}", soft_wrap=True)
 
 
 def _ready(config: Any) -> None:

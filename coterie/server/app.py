@@ -68,8 +68,11 @@ def main(grid: Grid, context: Context) -> None:
     for warning in folder.config.warnings():
         log(WARNING, warning)
     try:
-        run(folder, grid)
-        write_report([folder.path], folder.path / "report.html")
+        try:
+            run(folder, grid)
+        finally:
+            if (folder.path / "result.json").exists():  # there too where the budget ended the run early
+                write_report([folder.path], folder.path / "report.html")
     finally:
         folder.close()
     log(INFO, "results are in %s", folder.path)

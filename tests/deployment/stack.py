@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +38,8 @@ class Stack:
     def __init__(self, folder: Path, name: str) -> None:
         self.name, self.folder = name, folder
         self.secrets, self.data, self.runs = folder / "secrets", folder / "data", folder / "runs"
+        self.started: list[str] = []
+        self._overrides: list[Path] = []
         self._environment = {
             **os.environ,
             "COTERIE_USER": USER,
@@ -54,7 +58,14 @@ class Stack:
         subprocess.run(["chown", "-R", USER, str(self.data)], check=True)
 
     def compose(self, *words, **options):
-        return docker("compose", "-p", self.name, "-f", COMPOSE, *words, env=self._environment, **options)
+        files = [word for file in (COMPOSE, *self._overrides) for word in ("-f", file)]
+        return docker("compose", "-p", self.name, *files, *words, env=self._environment, **options)
+
+    def override(self, text: str) -> None:
+        """Something of compose.yml that is different here."""
+        file = self.folder / f"override-{len(self._overrides)}.yml"
+        file.write_text(text)
+        self._overrides.append(file)
 
     def up(self) -> None:
         self.compose("up", "--detach", "--wait", "superlink", "serverapp", timeout=300)
@@ -82,18 +93,19 @@ class Stack:
         """Start a run; its id."""
         config = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in settings.items())
         said = self.cli("flwr", "run", "/app", "coterie", "--run-config", config, "--format", "json").stdout
-        return str(json.loads(said[said.index("{") :])["run-id"])
+        self.started.append(str(json.loads(said[said.index("{") :])["run-id"]))
+        return self.started[-1]
 
     def status(self, run: str) -> dict:
         said = json.loads(self.cli("coterie", "status", "--run", run, "--json").stdout)
         return {**said, "run": said["runs"][0]}
 
-    def wait(self, run: str, seconds: float = 300) -> dict:
-        """Wait for the end of a run; its status."""
+    def wait(self, run: str, until=None, seconds: float = 300) -> dict:
+        """Wait for the end of a run, or for what ``until`` says of its status."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             said = self.status(run)
-            if said["run"]["status"] in ENDED:
+            if until(said) if until else said["run"]["status"] in ENDED:
                 return said
             time.sleep(2)
         raise AssertionError(f"run {run} after {seconds} s: {said}\n{self.logs()}")
@@ -104,6 +116,55 @@ class Stack:
     def logs(self, *services) -> str:
         done = self.compose("logs", "--no-color", "--timestamps", *services, check=False)
         return done.stdout + done.stderr
+
+    def log(self, run: str) -> str:
+        """What the ServerApp said, which the SuperLink keeps and no container prints."""
+        return self.cli("flwr", "log", run, "coterie", "--show").stdout
+
+    def container(self, service: str) -> str:
+        return self.compose("ps", "--quiet", "--all", service).stdout.strip()
+
+    def pid(self, service: str) -> int:
+        return int(docker("inspect", "--format", "{{.State.Pid}}", self.container(service)).stdout)
+
+    def kill(self, service: str) -> None:
+        """Without a goodbye; Docker takes it for a crash, and restarts the container."""
+        os.kill(self.pid(service), signal.SIGKILL)
+
+    @contextmanager
+    def cut_off(self, service: str, network: str):
+        """Takes a container out of a network, and puts it back."""
+        container, name = self.container(service), f"{self.name}_{network}"
+        docker("network", "disconnect", name, container)
+        try:
+            yield
+        finally:
+            docker("network", "connect", "--alias", service, name, container)
+
+    def in_network_of(self, service: str, *words) -> str:
+        """Runs a program of this machine in the network namespace of a container."""
+        done = subprocess.run(
+            ["nsenter", "--net", "--target", str(self.pid(service)), *words], capture_output=True, text=True, timeout=30
+        )
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+        return done.stdout
+
+    def lines(self, name: str) -> list:
+        """Of the run folder's metrics.jsonl."""
+        file = self.runs / name / "metrics.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def after(self, name: str, round: int, seconds: float = 300) -> None:
+        """Wait until so many rounds are done."""
+        end = time.monotonic() + seconds
+        while len(self.lines(name)) < round:
+            assert time.monotonic() < end, f"{name}: no round {round} after {seconds} s\n{self.logs()}"
+            time.sleep(1)
+
+    def client_ledger(self, client: int) -> list:
+        """Charges that the client has written on its own disk."""
+        said = self.compose("exec", "-T", f"clientapp-{client}", "cat", f"/state/client-{client}.ledger.jsonl").stdout
+        return [json.loads(line) for line in said.splitlines()]
 
     def down(self) -> None:
         self.compose("down", "--volumes", "--timeout", "3", check=False, timeout=120)

@@ -106,6 +106,7 @@ def test_secrets_are_in_no_image_no_log_and_no_run_folder(stack, tmp_path):
         "image": (tmp_path / "image.tar").read_bytes(),
         "history": docker("history", "--no-trunc", "coterie").stdout.encode(),
         "logs": stack.logs().encode(),
+        **{f"log of run {run}": stack.log(run).encode() for run in stack.started},
         **{str(path): path.read_bytes() for path in stack.runs.rglob("*") if path.is_file()},
     }
     planted = next(iter(parts)).encode()

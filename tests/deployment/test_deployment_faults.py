@@ -1,0 +1,107 @@
+"""Nodes, networks and servers that fail in the middle of a run: it ends with all its rounds, within every budget."""
+
+import json
+import shutil
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
+
+RUN = {
+    "strategy": "fedavg",
+    "clusters": 1,
+    "dataset": "own",
+    "input-shape": "1x8x8",
+    "num-classes": 10,
+    "clients": 3,
+    "privacy-unit": "record",
+    "samples-per-client": 480,
+    "batch-size": 48,
+    "local-epochs": 1,
+    "epsilon": 8.0,
+    "sampling-rate": 1.0,
+    "evaluate": "off",
+    "wait": 240.0,
+    "min-clients": 3,
+    "min-replies": 1.0,
+    "round-timeout": 45.0,
+}
+
+
+def charges(ledger):
+    return [line for line in ledger if "charge" in line]
+
+
+def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
+    rounds = 9
+    run_id = stack.submit(**RUN, rounds=rounds, out="/runs/faults")
+    stack.after("faults", 1)
+    stack.kill("supernode-0")  # comes back after more than 60 s, when the SuperLink takes it again
+    stack.after("faults", 3)
+    with stack.cut_off("supernode-1", "fleet-1"):
+        time.sleep(90)
+    stack.after("faults", 5)
+    stack.kill("superlink")
+    stack.after("faults", 7)
+    stack.kill("serverapp")
+    stack.wait(run_id, until=lambda said: said["run"]["status"].startswith("finished"), seconds=180)
+    done = len(stack.lines("faults"))
+    assert 7 <= done < rounds
+    resumed = stack.submit(**RUN, rounds=rounds, out="/runs/faults", resume=True)
+    assert stack.wait(resumed)["run"]["status"] == "finished:completed"
+
+    lines = stack.lines("faults")
+    assert [line["round"] for line in lines] == list(range(1, rounds + 1))
+    result = stack.result("faults")
+    assert result["certified"]
+    assert result["epsilon"] <= RUN["epsilon"] * (1 + 1e-9)
+    whole = {line["round"] for line in lines if line["replies"]["accepted"] == 3}
+    assert len(whole) >= rounds - 2  # rounds that were asked twice are paid twice: the budget may end before the run
+    for client in range(3):
+        own = charges(stack.client_ledger(client))
+        assert [line["charge"] for line in own] == list(range(1, len(own) + 1))
+        assert whole <= {line["round"] for line in own}
+        spent = stack.compose(
+            *("exec", "-T", f"clientapp-{client}", "coterie", "privacy", "spent"),
+            *(f"/state/client-{client}.ledger.jsonl", "--json"),
+        )
+        assert json.loads(spent.stdout)["epsilon"] <= RUN["epsilon"] * (1 + 1e-9)
+
+
+@pytest.mark.skipif(shutil.which("nsenter") is None or shutil.which("tc") is None, reason="needs nsenter and tc")
+def test_a_bad_line_does_not_move_the_deadline(stack):
+    device = "eth0"
+    stack.in_network_of(
+        "supernode-2",
+        "tc",
+        "qdisc",
+        "add",
+        "dev",
+        device,
+        "root",
+        "tbf",
+        "rate",
+        "1mbit",
+        "burst",
+        "32kbit",
+        "latency",
+        "400ms",
+    )
+    stack.in_network_of(
+        "supernode-2",
+        "nft",
+        "add table ip bad; add chain ip bad in { type filter hook input priority 0; }; "
+        "add rule ip bad in numgen random mod 100 < 30 drop",
+    )
+    try:
+        settings = {**RUN, "privacy-unit": "none", "samples-per-client": 0, "min-replies": 0.0, "round-timeout": 30.0}
+        run_id = stack.submit(**settings, rounds=3, out="/runs/lossy")
+        assert stack.wait(run_id)["run"]["status"] == "finished:completed"
+    finally:
+        stack.in_network_of("supernode-2", "nft", "delete table ip bad")
+        stack.in_network_of("supernode-2", "tc", "qdisc", "del", "dev", device, "root")
+    lines = stack.lines("lossy")
+    assert len(lines) == 3
+    # The deadline, the time Flower takes to look (3 s), and another look at who is there.
+    assert all(line["seconds"] < 30 + 15 for line in lines)
