@@ -110,6 +110,11 @@ class Stack:
             time.sleep(2)
         raise AssertionError(f"run {run} after {seconds} s: {said}\n{self.logs()}")
 
+    def complete(self, run: str, **options) -> None:
+        """Wait for a run to end as it should."""
+        said = self.wait(run, **options)["run"]
+        assert said["status"] == "finished:completed", f"{said}\n{self.log(run)}"
+
     def result(self, name: str) -> dict:
         return json.loads((self.runs / name / "result.json").read_text())
 
