@@ -29,6 +29,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 MODELS, CONFIG, UPDATE, REPLY, DIAGNOSTICS = "models", "config", "update", "reply", "diagnostics"
 TRAIN, LOSSES, EVALUATE, IDENTITY = "train", "query.losses", "evaluate", "query.identity"
 GAN, CENTROIDS, LABEL = "train.gan", "train.centroids", "query.label"
+#: Verbs whose answers a client pays for, at record level.
+PAID = (TRAIN, GAN, LOSSES)
 _POINTS = "points"
 
 

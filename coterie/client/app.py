@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from logging import ERROR
+from logging import ERROR, INFO
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -12,7 +13,8 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from coterie import logs
-from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, TRAIN
+from coterie.client.answers import LastAnswer
+from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, PAID, TRAIN
 
 
 def _answer(message: Message, context: Context) -> Message:
@@ -37,8 +39,15 @@ def _answer(message: Message, context: Context) -> Message:
         round=int(group) if group.isdigit() else None,
     )
     verb = message.metadata.message_type
+    paid = verb in PAID and "record-plans" in content[CONFIG]
+    last = LastAnswer(Path(client.folder), client.client_id) if paid and client.folder else None
     try:
+        if last and (said := last.to(message)) is not None:
+            log(INFO, "client %s is asked the same again, and says the same", client.client_id)
+            return Message(said, reply_to=message)
         answer = VERBS[verb](content, [client])[0]
+        if last and isinstance(answer, RecordDict):
+            last.keep(message, answer)
     except Exception as error:
         if isinstance(error, ClientError) or client.folder is None:
             raise

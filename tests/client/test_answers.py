@@ -1,0 +1,89 @@
+"""What a client says when it is asked the same again: the same, and it pays nothing."""
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from coterie.client import ClientError
+from coterie.client.app import app
+from coterie.engine import LocalGrid
+from coterie.messages import Layout, pack_models, read_reply
+from coterie.models import initialise
+from coterie.privacy.ledger import read_ledger
+from coterie.server import RunConfig
+
+SETTINGS = {
+    "dataset": "own",
+    "input-shape": "1x4x4",
+    "num-classes": 2,
+    "model": "linear",
+    "device": "cpu",
+    "clients": 3,
+    "clusters": 1,
+    "strategy": "fedavg",
+    "privacy-unit": "record",
+    "samples-per-client": 24,
+    "batch-size": 8,
+    "sampling-rate": 1,
+    "rounds": 2,
+    "epsilon": 4.0,
+}
+CONFIG = RunConfig(SETTINGS)
+LAYOUT = Layout.of(initialise("linear", (1, 4, 4), 2, 0))
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """Asks a deployed client for an update, in a Flower run of its own; the update."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=rng.integers(0, 256, (24, 1, 4, 4), np.uint8), y=np.arange(24) % 2)
+    node = {"client-id": 0, "data": str(tmp_path / "own.npz"), "state-dir": str(tmp_path)}
+    LocalGrid(1)  # messages have a sender
+
+    def call(number, start=0.0, flower_run=1, settings=CONFIG):
+        models = pack_models(np.full((1, LAYOUT.size), start, np.float32), LAYOUT)
+        config = ConfigRecord({**settings.for_clients(), **settings.plan.for_clients(), "round": number})
+        question = Message(RecordDict({"models": models, "config": config}), dst_node_id=1, message_type="train")
+        answer = app(question, Context(flower_run, 1, node, RecordDict(), {})).content
+        return read_reply(answer, client_id=0, round=number, num_clusters=1, layout=LAYOUT).update
+
+    return call
+
+
+def charged(tmp_path):
+    """Rounds that the client has paid for."""
+    return [line["round"] for line in read_ledger(tmp_path / "client-0.ledger.jsonl")[1]]
+
+
+def test_the_same_question_is_answered_the_same_and_paid_once(ask, tmp_path):
+    first = ask(1)
+    assert np.array_equal(ask(1), first)
+    assert np.array_equal(ask(1, flower_run=2), first)  # a server that died, and was resumed
+    assert charged(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("other", [{"number": 2}, {"start": 0.5}])
+def test_another_question_is_paid_for(ask, tmp_path, other):
+    first = ask(1)
+    assert not np.array_equal(ask(**{"number": 1, **other}), first)
+    assert len(charged(tmp_path)) == 2
+    with pytest.raises(ClientError, match="client 0 refuses: round 1 would raise epsilon"):
+        ask(1)  # of the last answer alone it says the same again
+
+
+def test_an_answer_that_was_not_paid_for_is_not_kept(ask, tmp_path):
+    open_to_all = RunConfig({**SETTINGS, "privacy-unit": "none", "samples-per-client": 0})
+    assert not np.array_equal(ask(1, settings=open_to_all), ask(1))
+    assert charged(tmp_path) == [1]
+    with pytest.raises(ClientError):
+        [ask(number) for number in (2, 3)]
+    assert charged(tmp_path) == [1, 2]
+    (tmp_path / "client-0.answer").unlink()
+    with pytest.raises(ClientError, match="above the budget"):
+        ask(2)
+
+
+def test_an_answer_that_cannot_be_kept_does_not_leave(ask, tmp_path):
+    (tmp_path / "client-0.answer").mkdir()
+    with pytest.raises(ClientError, match="its own log says why"):
+        ask(1)
