@@ -55,6 +55,8 @@ class DCN:
         restarts: how many networks are trained; the one with the least objective is taken.
         lr: Adam's step size (Table A.8).
         batch_part: size of a batch over the number of points (Table A.8).
+        precision: of the training's matrix products, "float32" or "bfloat16" (torch.autocast); where a processor has
+            instructions for it, the latter takes a third of the time.
         seed: of first parameters, batches and k-means.
         device: torch device, or "auto": a GPU where there is one.
     """
@@ -68,6 +70,7 @@ class DCN:
     restarts: int = 2
     lr: float = 2e-3
     batch_part: float = 0.01
+    precision: str = "float32"
     seed: int = 0
     device: str = "cpu"
 
@@ -166,7 +169,9 @@ class DCN:
             if len(batch) < 2:  # has no variance to normalise by
                 continue
             noise = self.noise * rng.standard_normal((len(batch), x.shape[1]), np.float32)
-            codes, again = network(x[batch] + torch.as_tensor(noise, device=self._device))
+            dirty = x[batch] + torch.as_tensor(noise, device=self._device)
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+                codes, again = (found.float() for found in network(dirty))
             loss = (again - x[batch]).square().sum(dim=1).mean()
             if centroids is not None and labels is not None:
                 apart = (codes - centroids[labels[batch]]).square().sum(dim=1).mean()
