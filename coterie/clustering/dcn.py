@@ -171,7 +171,7 @@ class DCN:
             noise = self.noise * rng.standard_normal((len(batch), x.shape[1]), np.float32)
             dirty = x[batch] + torch.as_tensor(noise, device=self._device)
             with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-                codes, again = (found.float() for found in network(dirty))
+                codes, again = (found.to(x.dtype) for found in network(dirty))
             loss = (again - x[batch]).square().sum(dim=1).mean()
             if centroids is not None and labels is not None:
                 apart = (codes - centroids[labels[batch]]).square().sum(dim=1).mean()

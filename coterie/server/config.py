@@ -208,6 +208,11 @@ SCHEMA: dict[str, Key] = {
     "dcn-restarts": Key(
         2, "ppfc-gan: deep clustering networks, of which the one with the least objective is taken", **_whole(1)
     ),
+    "dcn-precision": Key(
+        "float32",
+        "ppfc-gan: of the deep clustering network's matrix products; bfloat16 is faster where a processor has it",
+        **_choice("float32", "bfloat16"),
+    ),
     "local-centroids": Key(0, "kfed, ffcm: centroids of each client; 0: as many as clusters", **_whole(0)),
     "fuzzifier": Key(1.1, "ffcm: m of fuzzy c-means", **_number(1, 100, strict=True)),
     "device-failures": Key(
@@ -422,6 +427,7 @@ TUNED = (
     "dcn-weight",
     "dcn-noise",
     "dcn-restarts",
+    "dcn-precision",
     "local-centroids",
     "fuzzifier",
     "loss-bound",

@@ -54,6 +54,7 @@ class PPFCGAN(OneShot):
         dcn_weight: lambda, weight of the distance of codes from their centroids.
         dcn_noise: standard deviation of the noise that the autoencoder learns to take away.
         dcn_restarts: how many networks are trained, of which the one with the least objective is taken.
+        dcn_precision: "float32" or "bfloat16".
         device: where the server trains.
     """
 
@@ -71,6 +72,7 @@ class PPFCGAN(OneShot):
         "dcn-weight",
         "dcn-noise",
         "dcn-restarts",
+        "dcn-precision",
         "device",
     )
     defaults: ClassVar[Mapping[str, Any]] = {**OneShot.defaults, "local-epochs": 200, "batch-size": 64}
@@ -92,6 +94,7 @@ class PPFCGAN(OneShot):
         dcn_weight: float = 4.0,
         dcn_noise: float = 0.4,
         dcn_restarts: int = 2,
+        dcn_precision: str = "float32",
         device: str = "cpu",
         **others: Any,
     ) -> None:
@@ -113,7 +116,7 @@ class PPFCGAN(OneShot):
         self.samples, self.encoder = synthetic_samples, autoencoder
         self.pretrain_epochs, self.joint_epochs = pretrain_epochs, joint_epochs
         self.dcn_weight, self.dcn_noise, self.dcn_restarts = dcn_weight, dcn_noise, dcn_restarts
-        self.device = device
+        self.dcn_precision, self.device = dcn_precision, device
 
     @classmethod
     def arrange(cls, draw: Callable[..., Parameters], **options: Any) -> Parameters:
@@ -140,6 +143,7 @@ class PPFCGAN(OneShot):
             self.dcn_noise,
             self.encoder,
             self.dcn_restarts,
+            precision=self.dcn_precision,
             seed=int(self.streams.stream("clustering", 1).integers(2**31)),
             device=self.device,
         )

@@ -54,6 +54,13 @@ def assert_same(one, other):
         np.testing.assert_allclose(vectors(other)[name], values, atol=1e-6, err_msg=name)
 
 
+def assert_apart(labeller):
+    """Every blob has a label of its own."""
+    labels = labeller(torch.as_tensor(blobs())).argmax(dim=1).reshape(3, EACH)
+    assert [len(set(own.tolist())) for own in labels] == [1, 1, 1]
+    assert len(set(labels[:, 0].tolist())) == 3
+
+
 @pytest.fixture
 def losses(monkeypatch):
     """(reconstruction, distance from the centroids) of all points before and after every epoch."""
@@ -80,9 +87,16 @@ def test_both_stages_lower_their_objective_and_find_the_blobs(losses):
     assert np.isnan(after[:15, 1]).all()
     assert after[14, 0] < 0.2 * before[0, 0]
     assert after[-1] @ [1, 0.5] < 0.9 * before[15] @ [1, 0.5]
-    labels = labeller(torch.as_tensor(blobs())).argmax(dim=1).reshape(3, EACH)
-    assert [len(set(own.tolist())) for own in labels] == [1, 1, 1]
-    assert len(set(labels[:, 0].tolist())) == 3
+    assert_apart(labeller)
+
+
+def test_products_in_bfloat16_find_the_blobs_and_leave_parameters_in_float32(losses):
+    labeller = network(pretrain_epochs=15, joint_epochs=15, precision="bfloat16").fit(blobs())
+    assert losses[-1][1][0] < 0.2 * losses[0][0][0]
+    assert_apart(labeller)
+    assert all(values.dtype == np.float32 for values in vectors(labeller).values())
+    exact = network(pretrain_epochs=15, joint_epochs=15).fit(blobs())
+    assert not np.array_equal(vectors(labeller)["centroids"], vectors(exact)["centroids"])
 
 
 @pytest.mark.parametrize("weight", [0.0, 3.0])
