@@ -33,10 +33,10 @@ def in_image(folder, *words, **options):
 
 
 class Stack:
-    """SuperLink, ServerApp and three clients."""
+    """SuperLink, ServerApp and three clients, or what else a compose file has of them."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.name, self.folder = name, folder
+    def __init__(self, folder: Path, name: str, file: Path = COMPOSE, **environment: str) -> None:
+        self.name, self.folder, self._file = name, folder, file
         self.secrets, self.data, self.runs = folder / "secrets", folder / "data", folder / "runs"
         self.started: list[str] = []
         self._overrides: list[Path] = []
@@ -46,6 +46,7 @@ class Stack:
             "SECRETS": str(self.secrets),
             "DATA": str(self.data),
             "RUNS": str(self.runs),
+            **environment,
         }
 
     def prepare(self) -> None:
@@ -58,7 +59,7 @@ class Stack:
         subprocess.run(["chown", "-R", USER, str(self.data)], check=True)
 
     def compose(self, *words, **options):
-        files = [word for file in (COMPOSE, *self._overrides) for word in ("-f", file)]
+        files = [word for file in (self._file, *self._overrides) for word in ("-f", file)]
         return docker("compose", "-p", self.name, *files, *words, env=self._environment, **options)
 
     def override(self, text: str) -> None:
@@ -170,6 +171,11 @@ class Stack:
         """Charges that the client has written on its own disk."""
         said = self.compose("exec", "-T", f"clientapp-{client}", "cat", f"/state/client-{client}.ledger.jsonl").stdout
         return [json.loads(line) for line in said.splitlines()]
+
+    def spent(self, service: str, client: int) -> dict:
+        """What the client's own ledger comes to."""
+        ledger = f"/state/client-{client}.ledger.jsonl"
+        return json.loads(self.compose("exec", "-T", service, "coterie", "privacy", "spent", ledger, "--json").stdout)
 
     def down(self) -> None:
         self.compose("down", "--volumes", "--timeout", "3", check=False, timeout=120)

@@ -1,0 +1,55 @@
+"""docker/server and docker/edge: a client with its own data on a machine of its own dials out to the server."""
+
+import pytest
+from stack import ROOT, Stack
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(600)]
+
+RUN = {
+    "strategy": "fedavg",
+    "clusters": 1,
+    "dataset": "own",
+    "input-shape": "1x8x8",
+    "num-classes": 10,
+    "clients": 1,
+    "privacy-unit": "record",
+    "samples-per-client": 480,
+    "batch-size": 48,
+    "epsilon": 8.0,
+    "sampling-rate": 1.0,
+    "rounds": 2,
+    "evaluate": "off",
+    "wait": 120.0,
+    "min-clients": 1,
+    "min-replies": 1.0,
+}
+
+
+def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("edge")
+    folder.chmod(0o755)
+    server = Stack(folder, "coterie-server", ROOT / "docker" / "server" / "compose.yml", FLEET_PORT="0")
+    server.prepare()
+    edge = Stack(
+        folder,
+        "coterie-edge",
+        ROOT / "docker" / "edge" / "compose.yml",
+        SUPERLINK="superlink:9092",
+        CLIENT_ID="0",
+        DATA=str(server.data / "client-0"),
+        KEY=str(server.secrets / "nodes" / "node-0.key"),
+        CA=str(server.secrets / "ca.crt"),
+    )
+    edge.override("networks: {default: {external: true, name: coterie-server_fleet}}\n")  # the way to the server
+    try:
+        server.compose("up", "--detach", "--wait", timeout=300)
+        server.register(0)
+        edge.compose("up", "--detach")
+        run = server.submit(**RUN, out="/runs/edge")
+        server.complete(run)
+        assert [line["replies"]["accepted"] for line in server.lines("edge")] == [1, 1]
+        assert server.result("edge")["certified"]
+        assert edge.spent("client", 0)["rounds"] == 2
+    finally:
+        edge.down()
+        server.down()
