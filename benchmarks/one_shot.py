@@ -1,13 +1,14 @@
 """How settings of PPFC-GAN were chosen: by quantities that clients and server see, never by labels.
 
     python benchmarks/one_shot.py gans [--dataset pendigits] [--epochs 200] [--clients 2]
-    python benchmarks/one_shot.py dcn [--level 0]
+    python benchmarks/one_shot.py dcn [--level 0 | --run FOLDER]
     python benchmarks/one_shot.py speed [--device cuda] [--gan gan-mnist-gn]
 
 ``gans``: energy distance of each GAN's samples to the records that it was trained on, at p = 0 and 1; two halves of
 the records have that of "records". ``dcn``: over noise and code, how far two seeds agree on clusters of equal samples
-(adjusted Rand), and the mean silhouette of their codes. ``speed``: how much faster ten GANs train as one batched
-program than one after the other: a ratio, in one run.
+(adjusted Rand and NMI), and the mean silhouette of their codes; with a run folder, over epochs and noise, on 2000
+samples of each client's that the run has kept. ``speed``: how much faster ten GANs train as one batched program than
+one after the other: a ratio, in one run.
 
 Prints a line of JSON for every measurement. COTERIE_DATA names the folder of the data.
 """
@@ -17,13 +18,14 @@ import json
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import torch
 from scipy.spatial.distance import cdist
-from sklearn.metrics import adjusted_rand_score, silhouette_score
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
 
 from coterie.client.gans import GANTraining, train_gans
 from coterie.clustering.dcn import DCN
@@ -76,21 +78,28 @@ def gans(dataset: str, epochs: int, count: int) -> None:
                 tell(dataset=dataset, p=level, of=name, epochs=epochs, energy=round(each, 4), seconds=seconds)
 
 
-def dcn(level: float) -> None:
-    records = clients("pendigits", level)
-    points = np.concatenate(samples(gan_for(records[0].shape[1:]), records, 200))
+def dcn(level: float, run: Path | None) -> None:
     usual = DCN(10, restarts=1)
-    tried = [replace(usual, noise=noise) for noise in (0.0, 0.2, 0.4, 0.7)] + [replace(usual, encoder="sae-relu")]
+    if run:
+        kept = sorted((run / "evidence").glob("points-*.npz"))
+        points = np.concatenate([np.load(file)["points"][:2000] for file in kept])
+        images = replace(usual, joint_epochs=60, precision="bfloat16")
+        tried = [replace(images, pretrain_epochs=e, noise=z) for e, z in ((40, 0.4), (150, 0.4), (40, 0.8))]
+    else:
+        records = clients("pendigits", level)
+        points = np.concatenate(samples(gan_for(records[0].shape[1:]), records, 200))
+        tried = [replace(usual, noise=noise) for noise in (0.0, 0.2, 0.4, 0.7)] + [replace(usual, encoder="sae-relu")]
     for how in tried:
         found = [replace(how, seed=seed).fit(points) for seed in (0, 1)]
         with torch.no_grad():
             labels = [one(torch.as_tensor(points)).argmax(dim=1).numpy() for one in found]
             codes = [one.encoder(torch.as_tensor(points[:MOST])).numpy() for one in found]
         tell(
-            p=level,
+            of=str(run or level),
+            epochs=how.pretrain_epochs,
             noise=how.noise,
             encoder=how.encoder,
-            agreement=round(adjusted_rand_score(*labels), 3),
+            agreement=[round(float(of(*labels)), 3) for of in (adjusted_rand_score, normalized_mutual_info_score)],
             silhouette=[round(float(silhouette_score(c, own[:MOST])), 3) for c, own in zip(codes, labels, strict=True)],
         )
 
@@ -114,13 +123,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--level", type=float, default=0.0)
+    parser.add_argument("--run", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--gan", default="gan-pendigits-gn")
     asked = parser.parse_args()
     if asked.what == "gans":
         gans(asked.dataset, asked.epochs, asked.clients)
     elif asked.what == "dcn":
-        dcn(asked.level)
+        dcn(asked.level, asked.run)
     else:
         speed(asked.device, asked.gan)
 
