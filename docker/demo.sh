@@ -10,7 +10,7 @@ docker compose version > /dev/null || { echo "this needs Docker with its compose
 export COTERIE_USER SECRETS="$out/secrets" DATA="$out/data" RUNS="$out/runs"
 mkdir -p "$out/runs" "$out/data" && chown -R "$COTERIE_USER" "$out"
 say() { printf '\n== %s\n' "$*"; }
-compose() { docker compose "$@"; }
+compose() { docker compose -p coterie-demo "$@"; }
 coterie() { docker run --rm --user "$COTERIE_USER" --volume "$out:/out" --volume "$PWD/demo:/demo:ro" --network none coterie "$@"; }
 trap 'say "down"; compose down --volumes --timeout 5 > /dev/null 2>&1' EXIT
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,10 @@ def client(
     data: Annotated[Path, typer.Option(help="This client's own data: a folder or a file.")],
     key: Annotated[Path, typer.Option(help="This client's private key, node-I.key of coterie certs.")],
     ca: Annotated[Path, typer.Option(help="ca.crt, by which the SuperLink is known.")],
-    client_id: Annotated[int, typer.Option(min=0, help="This client's number, 0 to the run's clients - 1.")],
+    client_id: Annotated[
+        int | None,
+        typer.Option(min=0, help="This client's number, 0 to the run's clients - 1; default: I of node-I.key."),
+    ] = None,
     state_dir: Annotated[
         Path | None, typer.Option(help="What outlives restarts; default: ~/.local/state/coterie/client-ID.")
     ] = None,
@@ -38,6 +42,11 @@ def client(
     """Take part in runs with data of one's own: look whether all is well, then become Flower's SuperNode."""
     from coterie import deploy
 
+    if client_id is None:
+        named = re.fullmatch(r"node-(\d+)\.key", key.name)
+        if not named:
+            raise deploy.DeployError(f"--key {key}: its name is not node-I.key, so say who this is: add --client-id")
+        client_id = int(named[1])
     settings = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")

@@ -1,4 +1,4 @@
-"""The last answer that a client paid for: to the same question it says the same again, and pays nothing.
+"""The answers of a round that a client paid for: to the same question it says the same again, and pays nothing.
 
 A reply can be lost on its way, and a server can die before it counts one; then it asks again, for the same round, with
 the same models. A new answer would be new noise on the same records, and a second charge. The old one reveals nothing
@@ -7,47 +7,77 @@ that was not paid for, so it is on the client's disk before it leaves.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging import WARNING
 from pathlib import Path
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, RecordDict
+from flwr.common.logger import log
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from google.protobuf.message import DecodeError
+
+from coterie.messages import CONFIG
+
+# Settings of a run that may change when it is resumed, and change no answer.
+_PLACES = ("data-dir", "device")
 
 
-class LastAnswer:
-    """The file of one client.
+class Answers:
+    """The folder of one client: a file for every question of the latest round, named by round and question.
 
     Args:
-        folder: where it is.
+        folder: what the client keeps.
         client_id: our own id for it.
     """
 
     def __init__(self, folder: Path, client_id: int) -> None:
-        self._path = folder / f"client-{client_id}.answer"
+        self._folder = folder / f"client-{client_id}.answers"
+        self._folder.mkdir(parents=True, exist_ok=True)
 
-    def to(self, question: Message) -> RecordDict | None:
-        """What was answered, if this was the last question: same verb, same content, to the bit."""
-        if not self._path.exists():
-            return None
-        kept, digest = self._path.read_bytes(), _digest(question)
-        if not kept.startswith(digest):
-            return None
-        return recorddict_from_proto(ProtoRecordDict.FromString(kept[len(digest) :]))
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While another app of this client answers, wait: an app can outlive the SuperNode that asked it."""
+        with (self._folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
-    def keep(self, question: Message, answer: RecordDict) -> None:
-        """Replace the last answer, atomically, on disk when this returns."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
+    def to(self, verb: str, question: RecordDict) -> RecordDict | None:
+        """What was answered to the same verb and content, to the bit, if it was."""
+        path = self._folder / _name(verb, question)
+        if not path.exists():
+            return None
+        try:
+            return recorddict_from_proto(ProtoRecordDict.FromString(path.read_bytes()))
+        except DecodeError:
+            log(WARNING, "%s is damaged: what it holds is answered, and paid, anew", path)
+            return None
+
+    def keep(self, verb: str, question: RecordDict, answer: RecordDict) -> None:
+        """Add an answer, and forget those of other rounds; atomically, on disk when this returns."""
+        name, temporary = _name(verb, question), self._folder / "new"
         with temporary.open("wb") as file:
-            file.write(_digest(question) + recorddict_to_proto(answer).SerializeToString())
+            file.write(recorddict_to_proto(answer).SerializeToString())
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, self._path)
+        os.replace(temporary, self._folder / name)
+        opened = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+        of_round = name.split("-")[0]
+        for old in self._folder.glob("*-*"):
+            if old.name.split("-")[0] != of_round:
+                old.unlink()
 
 
-def _digest(question: Message) -> bytes:
-    """(32,) bytes that only the same question has."""
-    named = f"{question.metadata.message_type} {question.content.object_id}"
-    return hashlib.sha256(named.encode()).digest()
+def _name(verb: str, question: RecordDict) -> str:
+    """The round, and what only the same question has."""
+    config = {key: value for key, value in question[CONFIG].items() if key not in _PLACES}
+    same = RecordDict({**question, CONFIG: ConfigRecord(config)})
+    return f"{int(config['round'])}-{hashlib.sha256(f'{verb} {same.object_id}'.encode()).hexdigest()}"

@@ -6,19 +6,21 @@ import os
 from collections.abc import Mapping
 from logging import ERROR, INFO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from coterie import logs
-from coterie.client.answers import LastAnswer
 from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, PAID, TRAIN
+
+if TYPE_CHECKING:
+    from coterie.client import Answer, Client
 
 
 def _answer(message: Message, context: Context) -> Message:
-    from coterie.client import VERBS, Client, ClientError  # imports torch: a node that only says who it is need not
+    from coterie.client import Client, ClientError  # imports torch: a node that only says who it is need not
 
     node = context.node_config
     if "client-id" in node:  # a real one: no server tells it what to read, import or write
@@ -39,15 +41,8 @@ def _answer(message: Message, context: Context) -> Message:
         round=int(group) if group.isdigit() else None,
     )
     verb = message.metadata.message_type
-    paid = verb in PAID and "record-plans" in content[CONFIG]
-    last = LastAnswer(Path(client.folder), client.client_id) if paid and client.folder else None
     try:
-        if last and (said := last.to(message)) is not None:
-            log(INFO, "client %s is asked the same again, and says the same", client.client_id)
-            return Message(said, reply_to=message)
-        answer = VERBS[verb](content, [client])[0]
-        if last and isinstance(answer, RecordDict):
-            last.keep(message, answer)
+        answer = _answered(verb, content, client)
     except Exception as error:
         if isinstance(error, ClientError) or client.folder is None:
             raise
@@ -57,6 +52,24 @@ def _answer(message: Message, context: Context) -> Message:
     if isinstance(answer, ClientError):
         raise answer
     return Message(answer, reply_to=message)
+
+
+def _answered(verb: str, content: RecordDict, client: Client) -> Answer:
+    """What the verb says; the same again, and unpaid, to the same question that was paid for."""
+    from coterie.client import VERBS
+    from coterie.client.answers import Answers
+
+    if not (client.folder and verb in PAID and content[CONFIG].get("record-plans", "[]") != "[]"):
+        return VERBS[verb](content, [client])[0]
+    answers = Answers(Path(client.folder), client.client_id)
+    with answers.alone():
+        if (said := answers.to(verb, content)) is not None:
+            log(INFO, "client %s is asked the same again, and says the same", client.client_id)
+            return said
+        answer = VERBS[verb](content, [client])[0]
+        if isinstance(answer, RecordDict):
+            answers.keep(verb, content, answer)
+        return answer
 
 
 def _harmless(content: RecordDict, node: Mapping[str, Any]) -> RecordDict:

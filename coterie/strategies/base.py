@@ -842,7 +842,7 @@ class ClusteredStrategy(Strategy):
     def _drop(self, client: int | None, reason: str) -> None:
         certified = self.plan.private and self.streams.secret
         self.dropped["reply" if certified else reason] += 1
-        if not certified:
+        if not certified or self.plan.unit == "record":  # who takes part is no secret there
             known = {"round": self._sent.get("round"), "client": client, "reason": reason}
             log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason, extra=known)
 

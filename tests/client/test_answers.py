@@ -1,5 +1,8 @@
 """What a client says when it is asked the same again: the same, and it pays nothing."""
 
+import fcntl
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -65,25 +68,79 @@ def test_the_same_question_is_answered_the_same_and_paid_once(ask, tmp_path):
 @pytest.mark.parametrize("other", [{"number": 2}, {"start": 0.5}])
 def test_another_question_is_paid_for(ask, tmp_path, other):
     first = ask(1)
-    assert not np.array_equal(ask(**{"number": 1, **other}), first)
+    second = ask(**{"number": 1, **other})
+    assert not np.array_equal(second, first)
+    assert charged(tmp_path) == [1, other.get("number", 1)]
+    with pytest.raises(ClientError, match="client 0 refuses: round 3 would raise epsilon"):
+        ask(3)
+    assert np.array_equal(ask(**{"number": 1, **other}), second)
+
+
+def test_all_answers_of_a_round_are_kept_and_none_of_another(ask, tmp_path):
+    first = ask(1)
+    ask(1, start=0.5)  # as the second phase of a round
+    assert np.array_equal(ask(1), first)
+    with pytest.raises(ClientError, match="above the budget"):
+        ask(2)
+    assert np.array_equal(ask(1), first)
     assert len(charged(tmp_path)) == 2
-    with pytest.raises(ClientError, match="client 0 refuses: round 1 would raise epsilon"):
-        ask(1)  # of the last answer alone it says the same again
+
+
+def test_answers_of_an_earlier_round_are_forgotten(ask, tmp_path):
+    ask(1)
+    ask(2)
+    with pytest.raises(ClientError, match="above the budget"):
+        ask(1)
+    assert len(list((tmp_path / "client-0.answers").glob("*-*"))) == 1
+
+
+def test_where_data_lie_and_what_computes_may_change(ask, tmp_path):
+    first = ask(1)
+    elsewhere = RunConfig({**SETTINGS, "device": "auto", "data-dir": "/elsewhere"})
+    assert np.array_equal(ask(1, settings=elsewhere), first)
+    assert charged(tmp_path) == [1]
 
 
 def test_an_answer_that_was_not_paid_for_is_not_kept(ask, tmp_path):
-    open_to_all = RunConfig({**SETTINGS, "privacy-unit": "none", "samples-per-client": 0})
-    assert not np.array_equal(ask(1, settings=open_to_all), ask(1))
+    ask(1, settings=RunConfig({**SETTINGS, "privacy-unit": "none", "samples-per-client": 0}))
+    assert not (tmp_path / "client-0.answers").exists()
+
+
+def test_an_answer_that_cannot_be_kept_does_not_leave(ask, tmp_path, monkeypatch):
+    def full(old, new):
+        raise OSError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", full)
+        with pytest.raises(ClientError, match="its own log says why"):
+            ask(1)
     assert charged(tmp_path) == [1]
-    with pytest.raises(ClientError):
-        [ask(number) for number in (2, 3)]
-    assert charged(tmp_path) == [1, 2]
-    (tmp_path / "client-0.answer").unlink()
-    with pytest.raises(ClientError, match="above the budget"):
-        ask(2)
+    ask(1)
+    assert charged(tmp_path) == [1, 1]
 
 
-def test_an_answer_that_cannot_be_kept_does_not_leave(ask, tmp_path):
-    (tmp_path / "client-0.answer").mkdir()
+def test_a_damaged_answer_is_paid_anew(ask, tmp_path):
+    ask(1)
+    (kept,) = (tmp_path / "client-0.answers").glob("*-*")
+    kept.write_bytes(b"nonsense")
+    ask(1)
+    assert charged(tmp_path) == [1, 1]
+
+
+def test_another_app_of_the_client_waits_for_the_answer(ask, tmp_path):
+    (tmp_path / "client-0.answers").mkdir()
+    with (tmp_path / "client-0.answers" / "lock").open("w") as file, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        answer = pool.submit(ask, 1)
+        with pytest.raises(TimeoutError):
+            answer.result(timeout=1.0)
+        fcntl.flock(file, fcntl.LOCK_UN)
+        answer.result(timeout=60)
+    assert charged(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("number", ["../../elsewhere", "1/../x"])
+def test_a_server_names_no_file(ask, tmp_path, number):
     with pytest.raises(ClientError, match="its own log says why"):
-        ask(1)
+        ask(number)
+    assert not list(tmp_path.rglob("*elsewhere*"))

@@ -87,6 +87,20 @@ def test_check_stops_there_and_writes_nothing(coterie, pki, tmp_path, executed):
     assert tree(tmp_path) == before
 
 
+def test_the_key_says_who_the_client_is(coterie, pki, executed, tmp_path):
+    with listening(tls(pki)) as port:
+        arguments = words(pki, port, "--check")
+        place = arguments.index("--client-id")
+        nameless = [*arguments[:place], *arguments[place + 2 :]]
+        assert coterie(*nameless)[0] == 0
+        assert coterie(*nameless[:-1])[0] == 0
+    assert any(word.startswith("client-id=1 ") for word in executed[-1][1])
+    other = tmp_path / "mine.key"
+    shutil.copy(pki / "nodes" / "node-1.key", other)
+    nameless[nameless.index("--key") + 1] = other
+    assert_refused(coterie(*nameless), "--client-id")
+
+
 def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
     for name in ("FLWR_HOME", "FLWR_TELEMETRY_ENABLED"):
         monkeypatch.delenv(name, raising=False)

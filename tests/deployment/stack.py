@@ -2,13 +2,17 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
+# What somebody left in the checkout before the image was built.
+CANARY = secrets.token_hex(20)
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker" / "compose.yml"
 # Containers of tests run as nobody in particular, and never as root.
@@ -138,6 +142,15 @@ class Stack:
         os.kill(self.pid(service), signal.SIGKILL)
 
     @contextmanager
+    def paused(self, service: str):
+        """A container that stands still."""
+        self.compose("pause", service)
+        try:
+            yield
+        finally:
+            self.compose("unpause", service)
+
+    @contextmanager
     def cut_off(self, service: str, network: str):
         """Takes a container out of a network, and puts it back."""
         container, name = self.container(service), f"{self.name}_{network}"
@@ -160,17 +173,17 @@ class Stack:
         file = self.runs / name / "metrics.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def after(self, name: str, round: int, seconds: float = 300) -> None:
-        """Wait until so many rounds are done."""
+    def until(self, there: Callable[[], bool], seconds: float = 300) -> None:
+        """Wait for something."""
         end = time.monotonic() + seconds
-        while len(self.lines(name)) < round:
-            assert time.monotonic() < end, f"{name}: no round {round} after {seconds} s\n{self.logs()}"
+        while not there():
+            assert time.monotonic() < end, f"nothing after {seconds} s\n{self.logs()}"
             time.sleep(1)
 
-    def client_ledger(self, client: int) -> list:
-        """Charges that the client has written on its own disk."""
+    def paid(self, client: int) -> list[int]:
+        """Rounds that the client has charged itself for, on its own disk."""
         said = self.compose("exec", "-T", f"clientapp-{client}", "cat", f"/state/client-{client}.ledger.jsonl").stdout
-        return [json.loads(line) for line in said.splitlines()]
+        return [line["round"] for line in map(json.loads, said.splitlines()) if "charge" in line]
 
     def spent(self, service: str, client: int) -> dict:
         """What the client's own ledger comes to."""

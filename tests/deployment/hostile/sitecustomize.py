@@ -39,6 +39,14 @@ def install():
     honest, push = ClientApp.__call__, run_clientapp.push_message
     first = Path("/state/first.pickle")
 
+    def twice(*given):
+        push(*given)
+        try:
+            push(*given)
+            Path("/state/twice").write_text("sent")
+        except Exception as error:
+            Path("/state/twice").write_text(f"refused: {error}")
+
     def call(self, message, context):
         reply = honest(self, message, context)
         if message.metadata.message_type != "train":
@@ -47,7 +55,7 @@ def install():
         if number == 1:
             first.write_bytes(pickle.dumps(reply.content))
         elif KINDS[number - 2] == "twice":
-            run_clientapp.push_message = lambda *given: (push(*given), push(*given))
+            run_clientapp.push_message = twice
         else:
             kept = pickle.loads(first.read_bytes())
             reply.content = spoiled(reply.content, KINDS[number - 2], kept)
