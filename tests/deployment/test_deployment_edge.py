@@ -28,11 +28,11 @@ RUN = {
 def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
     folder = tmp_path_factory.mktemp("edge")
     folder.chmod(0o755)
-    server = Stack(folder, "coterie-server", ROOT / "docker" / "server" / "compose.yml", FLEET_PORT="0")
+    server = Stack(folder, "coterie-test-server", ROOT / "docker" / "server" / "compose.yml", FLEET_PORT="0")
     server.prepare()
     edge = Stack(
         folder,
-        "coterie-edge",
+        "coterie-test-edge",
         ROOT / "docker" / "edge" / "compose.yml",
         SUPERLINK="superlink:9092",
         CLIENT_ID="0",
@@ -40,7 +40,7 @@ def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
         KEY=str(server.secrets / "nodes" / "node-0.key"),
         CA=str(server.secrets / "ca.crt"),
     )
-    edge.override("networks: {default: {external: true, name: coterie-server_fleet}}\n")  # the way to the server
+    edge.override("networks: {default: {external: true, name: coterie-test-server_fleet}}\n")  # the way to the server
     try:
         server.compose("up", "--detach", "--wait", timeout=300)
         server.register(0)
