@@ -21,10 +21,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from google.protobuf.message import DecodeError
 
-from coterie.messages import CONFIG
-
-# Settings of a run that may change when it is resumed, and change no answer.
-_PLACES = ("data-dir", "device")
+from coterie.messages import CONFIG, PLACES_OF_CLIENTS
 
 
 class Answers:
@@ -78,6 +75,6 @@ class Answers:
 
 def _name(verb: str, question: RecordDict) -> str:
     """The round, and what only the same question has."""
-    config = {key: value for key, value in question[CONFIG].items() if key not in _PLACES}
+    config = {key: value for key, value in question[CONFIG].items() if key not in PLACES_OF_CLIENTS}
     same = RecordDict({**question, CONFIG: ConfigRecord(config)})
     return f"{int(config['round'])}-{hashlib.sha256(f'{verb} {same.object_id}'.encode()).hexdigest()}"

@@ -50,8 +50,11 @@ Answer: TypeAlias = RecordDict | ClientError
 
 
 def identity(content: RecordDict, clients: Sequence[Client]) -> list[RecordDict]:
-    """Who is there."""
-    return [RecordDict({REPLY: ConfigRecord({"client-id": client.client_id})}) for client in clients]
+    """Who is there, and whether it keeps what it answered."""
+    return [
+        RecordDict({REPLY: ConfigRecord({"client-id": client.client_id, "repeats": bool(client.folder)})})
+        for client in clients
+    ]
 
 
 def _train(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:

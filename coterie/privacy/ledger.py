@@ -135,6 +135,15 @@ class Ledger:
         self._live = after
         return Permit(len(self.charges), number, event, cost)
 
+    def paid(self, number: int, charges: Mapping[Event, int], question: str) -> bool:
+        """Whether all these charges of a round were made for this question."""
+        made = counted(c for c in self.charges if c["round"] == number and c.get("question") == question)
+        return all(made[event] >= count for event, count in charges.items())
+
+    def again(self, number: int, event: Event) -> Permit:
+        """Allows to take what is said again to a question that was paid for: it is what was said before."""
+        return Permit(len(self.charges), number, event, self.spent())
+
     def unpaid(self, number: int) -> Permit:
         """Allows what this ledger need not pay for: answers of clients that paid by themselves, and of them alone."""
         return Permit(len(self.charges), number, None, self.spent())

@@ -216,7 +216,7 @@ class RunFolder:
     def _forget_after(self, round: int, line: Mapping[str, Any] | None) -> None:
         """Keep the metrics of the rounds that the checkpoint covers; it may know the last one alone."""
         kept = [entry for entry in self.metrics() if entry["round"] <= round]
-        if line is not None and (not kept or kept[-1]["round"] < round):
+        if line and (not kept or kept[-1]["round"] < round):
             kept.append(_tidy(line))
         self._write_metrics(kept)
 

@@ -6,6 +6,7 @@ cohort -> send -> check -> clip and sum on arrival -> charge -> release -> updat
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from abc import abstractmethod
@@ -28,6 +29,7 @@ from coterie.messages import (
     EVALUATE,
     LABEL,
     MODELS,
+    PLACES_OF_CLIENTS,
     Layout,
     Points,
     ReplyError,
@@ -38,7 +40,18 @@ from coterie.messages import (
     read_reply,
     unpack_models,
 )
-from coterie.privacy import BudgetError, Contributions, Event, Ledger, Plan, Released, Streams, epsilon, redraw_matrix
+from coterie.privacy import (
+    BudgetError,
+    Contributions,
+    Event,
+    Ledger,
+    Permit,
+    Plan,
+    Released,
+    Streams,
+    epsilon,
+    redraw_matrix,
+)
 from coterie.strategies.averaging import Averaging
 from coterie.strategies.reseeding import Reseeding
 from coterie.strategies.roster import Roster
@@ -296,6 +309,8 @@ class ClusteredStrategy(Strategy):
         self._sent: dict[str, Any] = {}
         self._cohort: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._slots: dict[int, int] = {}
+        self._number = 1
+        self._permit: Permit | None = None  # of the charge for what is asked, and that charge where it is made already
 
     @classmethod
     def check(cls, plan: Plan, *, reseeding: Reseeding | None = None, rebalance_train: str = "own") -> None:
@@ -451,6 +466,8 @@ class ClusteredStrategy(Strategy):
             models, mean, done = self.resume_from.models, self.resume_from.mean, self.resume_from.round
             self._layout = layout = self.resume_from.layout
             self._resize(models)
+        elif self.plan.unit == "record":  # asked again after a crash in round 1, clients are asked the same again
+            self.recorder.checkpoint(Checkpoint(0, models, layout, None, None, {}), {})
         arrays = pack_models(models, layout)
         self._recalibrate(done, num_rounds)
         self._timeout = timeout
@@ -642,6 +659,10 @@ class ClusteredStrategy(Strategy):
             self._cohort = np.array(sorted(self._phase.clients), np.int64)
         cohort: list[int] = self._cohort.tolist()
         self._slots = {client: slot for slot, client in enumerate(cohort)}
+        self._number, self._permit = self._attempt, None
+        if self.plan.unit == "record" and (question := self._question(server_round)):
+            # Whatever becomes of this server: clients may answer what they are asked, and the same again once more.
+            self._permit = self._charge(server_round, self._phase, question)
         self._ask(self._addressed(self._phase.models, self._sent, self._phase.to, self._phase.verb, cohort))
         self.asked += len(self._asked)
         return list(self._asked.values())
@@ -655,7 +676,7 @@ class ClusteredStrategy(Strategy):
         """
         if self._round is None or self._layout is None or self._phase is None:
             raise StrategyError("aggregate_train was called before configure_train")
-        phase, attempt = self._phase, self._attempt
+        phase = self._phase
         contributions = self._contributions(phase)
         for client, content in self._answers(replies):
             try:
@@ -664,12 +685,8 @@ class ClusteredStrategy(Strategy):
             except ReplyError as error:
                 self._drop(client, str(error))
 
-        charges = self.plan.charges(self._sent, late=phase.late)
-        if not charges:
-            permit = self.ledger.unpaid(server_round)
-        for event, count in charges.items():
-            permit = self.ledger.round(server_round, event, count, **self._details("training"))
-        released = self.plan.release(permit, contributions, self.streams, attempt, self._redraw())
+        permit = self._permit or self._charge(server_round, phase)
+        released = self.plan.release(permit, contributions, self.streams, self._number, self._redraw())
         try:
             self._phase = self._round.send(released)
             return None, None
@@ -687,6 +704,28 @@ class ClusteredStrategy(Strategy):
         if released.histogram is not None:
             metrics["histogram"] = released.histogram.tolist()
         return pack_models(models, self._layout), metrics
+
+    def _charge(self, number: int, phase: Phase, question: str = "") -> Permit:
+        """Pay for the answers of a phase; for the same question once."""
+        charges = self.plan.charges(self._sent, late=phase.late)
+        if not charges:
+            return self.ledger.unpaid(number)
+        if question and self.ledger.paid(number, charges, question):
+            return self.ledger.again(number, next(iter(charges)))
+        details = self._details("training") | ({"question": question} if question else {})
+        for event, count in charges.items():
+            permit = self.ledger.round(number, event, count, **details)
+        return permit
+
+    def _question(self, number: int) -> str:
+        """What only the same question has, where all who are here say the same again to it; else nothing."""
+        assert self._phase is not None
+        if not self._roster.repeating >= self._roster.nodes.keys():
+            return ""
+        to = None if self._phase.to is None else sorted(self._phase.to.items())
+        sent = {key: value for key, value in self._sent.items() if key not in PLACES_OF_CLIENTS}
+        said = repr((number, self._phase.verb, sorted(sent.items()), to)).encode()
+        return hashlib.sha256(said + self._phase.models.tobytes()).hexdigest()
 
     def _contributions(self, phase: Phase) -> Contributions:
         """Where the answers of a phase go."""

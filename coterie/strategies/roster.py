@@ -29,11 +29,13 @@ class Roster:
 
     Attributes:
         nodes: node id of every client that is here.
+        repeating: clients that say the same again when they are asked the same again.
     """
 
     def __init__(self, clients: int, wait: float) -> None:
         self.clients, self.wait = clients, wait
         self.nodes: dict[int, int] = {}
+        self.repeating: set[int] = set()
         self._says: dict[int, int | None] = {}  # the client that a node says it is
 
     def wait_for(self, grid: Grid, least: int, among: Collection[int] | None = None) -> bool:
@@ -67,6 +69,10 @@ class Roster:
                 log(WARNING, "node %s is left out: client-id %r", reply.metadata.src_node_id, client)
                 client = _NOBODY
             self._says[reply.metadata.src_node_id] = client
+            if isinstance(record, ConfigRecord) and record.get("repeats") is True:
+                self.repeating.add(client)
+            else:
+                self.repeating.discard(client)
         nodes = {client: node for client, node in self.nodes.items() if self._says.get(node) == client}
         for node, said in self._says.items():
             if said not in (None, _NOBODY) and nodes.setdefault(said, node) != node and node in new:

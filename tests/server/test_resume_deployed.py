@@ -1,0 +1,133 @@
+"""Runs of deployed clients at record level whose server dies: resumed, they have all rounds, and pay once for each."""
+
+import numpy as np
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+
+from coterie.client.app import app
+from coterie.engine import LocalGrid
+from coterie.privacy.ledger import read_ledger
+from coterie.server import RunConfig, RunError, RunFolder, run
+
+SETTINGS = {
+    "strategy": "fedavg",
+    "clusters": 1,
+    "dataset": "own",
+    "input-shape": "1x4x4",
+    "num-classes": 2,
+    "model": "linear",
+    "device": "cpu",
+    "clients": 3,
+    "privacy-unit": "record",
+    "samples-per-client": 24,
+    "batch-size": 8,
+    "local-epochs": 1,
+    "sampling-rate": 1.0,
+    "rounds": 3,
+    "epsilon": 8.0,
+    "evaluate": "off",
+}
+LCFL = {"strategy": "lcfl", "clusters": 2, "landmarks": 0}
+
+
+class ServerDies(BaseException):
+    pass
+
+
+class Deployed(LocalGrid):
+    """Clients that are deployed: each has its data and its state in a folder of its own.
+
+    Args:
+        folder: of all of them.
+        dies: (verb, round): when that was asked and answered, the server is gone before it reads an answer.
+    """
+
+    def __init__(self, folder, dies=None):
+        super().__init__(3)
+        self._folder, self._dies = folder, dies
+
+    def _answers(self, questions):
+        replies = [self._reply(message) for message in questions]
+        asked = [message for message in questions if "config" in message.content]
+        if asked and (asked[0].metadata.message_type, asked[0].content["config"]["round"]) == self._dies:
+            raise ServerDies
+        return replies
+
+    def _reply(self, message):
+        client = message.metadata.dst_node_id - 1
+        own = self._folder / str(client)
+        node = {"client-id": client, "data": str(own / "own.npz"), "state-dir": str(own)}
+        try:
+            return app(message, Context(1, client + 1, node, RecordDict(), {}))
+        except Exception as error:
+            return Message(Error(1, str(error)), reply_to=message)
+
+
+@pytest.fixture
+def clients(tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(3):
+        (tmp_path / "clients" / str(i)).mkdir(parents=True)
+        x = rng.integers(0, 256, (24, 1, 4, 4), np.uint8)
+        np.savez(tmp_path / "clients" / str(i) / "own.npz", x=x, y=np.arange(24) % 2)
+    return tmp_path / "clients"
+
+
+def paid(path):
+    return [line["round"] for line in read_ledger(path)[1]]
+
+
+def finish(folder, grid):
+    try:
+        return run(folder, grid)
+    finally:
+        folder.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "dies", "charges"),
+    [
+        ({}, ("train", 2), [1, 2, 3]),
+        (LCFL, ("train", 1), [1, 1, 2, 3]),
+        (LCFL, ("query.losses", 1), [1, 1, 2, 3]),
+        (LCFL, ("train", 2), [1, 1, 2, 3]),
+    ],
+)
+def test_a_server_that_dies_with_all_answers_costs_nothing(clients, tmp_path, more, dies, charges):
+    path = tmp_path / "run"
+    with pytest.raises(ServerDies):
+        finish(RunFolder.create(path, RunConfig({**SETTINGS, **more})), Deployed(clients, dies))
+    outcome = finish(RunFolder.resume(path, {}), Deployed(clients))
+    assert (outcome["rounds"], outcome["certified"]) == (3, True)
+    assert paid(path / "ledger.jsonl") == charges
+    for i in range(3):
+        assert paid(clients / str(i) / f"client-{i}.ledger.jsonl") == charges
+
+
+def test_a_server_that_dies_between_a_charge_and_the_end_of_its_round(clients, tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    keep = RunFolder.checkpoint
+
+    def die(self, state, line):
+        if state.round == 2:
+            raise ServerDies
+        keep(self, state, line)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "checkpoint", die)
+        with pytest.raises(ServerDies):
+            finish(RunFolder.create(path, RunConfig(SETTINGS)), Deployed(clients))
+    assert finish(RunFolder.resume(path, {}), Deployed(clients))["rounds"] == 3
+    assert paid(path / "ledger.jsonl") == [1, 2, 3]
+
+
+def test_another_question_of_the_same_round_is_charged(clients, tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    with pytest.raises(ServerDies):
+        finish(RunFolder.create(path, RunConfig(SETTINGS)), Deployed(clients, ("train", 2)))
+    folder = RunFolder.resume(path, {})
+    folder.resumed.models[:] += 1
+    with pytest.raises(RunError, match="the budget ended the run after 2 of 3 rounds"):
+        finish(folder, Deployed(clients))
+    assert paid(path / "ledger.jsonl") == [1, 2, 2]
+    assert paid(clients / "0" / "client-0.ledger.jsonl") == [1, 2, 2]
