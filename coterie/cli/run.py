@@ -76,8 +76,8 @@ def run(
 
 
 def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
-    from coterie.report import result_table, write_report
-    from coterie.server.app import open_folder
+    from coterie.report import result_table
+    from coterie.server.app import open_folder, paged
 
     logging.getLogger("flwr").setLevel(logging.WARNING)  # importing Flower sets it to INFO
     console = console_for(as_json)
@@ -86,12 +86,8 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
         for warning in folder.config.warnings():
             console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
         console.print(_headline(folder), soft_wrap=True)
-        try:
-            with _progress(folder, console):
-                result = _execute(folder, engine)
-        finally:
-            if (folder.path / "result.json").exists():  # there too where the budget ended the run early
-                page = write_report([folder.path], folder.path / "report.html")
+        with paged(folder) as page, _progress(folder, console):
+            result = _execute(folder, engine)
     except KeyboardInterrupt:
         print(f"interrupted; continue with: coterie run --resume --out {folder.path}", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None

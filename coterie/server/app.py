@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,17 @@ def open_folder(
     return RunFolder.create(out, config)
 
 
+@contextmanager
+def paged(folder: RunFolder) -> Iterator[Path]:
+    """The page of a run that goes on inside; it is written in the end, also where the budget ended the run early."""
+    page = folder.path / "report.html"
+    try:
+        yield page
+    finally:
+        if (folder.path / "result.json").exists():
+            write_report([folder.path], page)
+
+
 app = ServerApp()
 
 
@@ -68,11 +80,8 @@ def main(grid: Grid, context: Context) -> None:
     for warning in folder.config.warnings():
         log(WARNING, warning)
     try:
-        try:
+        with paged(folder):
             run(folder, grid)
-        finally:
-            if (folder.path / "result.json").exists():  # there too where the budget ended the run early
-                write_report([folder.path], folder.path / "report.html")
     finally:
         folder.close()
     log(INFO, "results are in %s", folder.path)

@@ -14,6 +14,8 @@ from pathlib import Path
 # What somebody left in the checkout before the image was built.
 CANARY = secrets.token_hex(20)
 ROOT = Path(__file__).parents[2]
+# Of runs on the demo's data.
+OWN_DATA = {"dataset": "own", "input-shape": "1x8x8", "num-classes": 10}
 COMPOSE = ROOT / "docker" / "compose.yml"
 # Containers of tests run as nobody in particular, and never as root.
 USER = "10001:10001" if os.getuid() == 0 else f"{os.getuid()}:{os.getgid()}"

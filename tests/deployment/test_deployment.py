@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from stack import CANARY, ROOT, USER, docker, in_image
+from stack import CANARY, OWN_DATA, ROOT, USER, docker, in_image
 
 from coterie.engine import LocalGrid
 from coterie.server import RunConfig
@@ -15,11 +15,9 @@ from coterie.server.run import run
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 
 PARITY = {
+    **OWN_DATA,
     "strategy": "ifca",
     "clusters": 2,
-    "dataset": "own",
-    "input-shape": "1x8x8",
-    "num-classes": 10,
     "clients": 3,
     "privacy-unit": "none",
     "sampling-rate": 1.0,

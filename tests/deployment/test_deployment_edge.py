@@ -1,16 +1,14 @@
 """docker/server and docker/edge: a client with its own data on a machine of its own dials out to the server."""
 
 import pytest
-from stack import ROOT, Stack
+from stack import OWN_DATA, ROOT, Stack
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(600)]
 
 RUN = {
+    **OWN_DATA,
     "strategy": "fedavg",
     "clusters": 1,
-    "dataset": "own",
-    "input-shape": "1x8x8",
-    "num-classes": 10,
     "clients": 1,
     "privacy-unit": "record",
     "samples-per-client": 480,

@@ -4,15 +4,14 @@ import shutil
 import time
 
 import pytest
+from stack import OWN_DATA
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
 
 RUN = {
+    **OWN_DATA,
     "strategy": "fedavg",
     "clusters": 1,
-    "dataset": "own",
-    "input-shape": "1x8x8",
-    "num-classes": 10,
     "clients": 3,
     "privacy-unit": "record",
     "samples-per-client": 480,

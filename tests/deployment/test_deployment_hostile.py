@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from stack import Stack
+from stack import OWN_DATA, Stack
 
 from coterie.privacy import Streams
 from coterie.server import RunConfig
@@ -14,11 +14,9 @@ from coterie.server.run import initial_models
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
 
 RUN = {
+    **OWN_DATA,
     "strategy": "fedavg",
     "clusters": 1,
-    "dataset": "own",
-    "input-shape": "1x8x8",
-    "num-classes": 10,
     "clients": 3,
     "privacy-unit": "client",
     "noise-multiplier": 0.05,
