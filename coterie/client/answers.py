@@ -12,15 +12,14 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from logging import WARNING
 from pathlib import Path
 
 from flwr.app import ConfigRecord, RecordDict
-from flwr.common.logger import log
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from google.protobuf.message import DecodeError
 
+from coterie.client.memory import ClientError
 from coterie.messages import CONFIG, PLACES_OF_CLIENTS
 
 
@@ -44,15 +43,21 @@ class Answers:
             yield
 
     def to(self, verb: str, question: RecordDict) -> RecordDict | None:
-        """What was answered to the same verb and content, to the bit, if it was."""
+        """What was answered to the same verb and content, to the bit, if it was.
+
+        Raises:
+            ClientError: it cannot be read; to answer anew would be a second release, which the server knows nothing of.
+        """
         path = self._folder / _name(verb, question)
         if not path.exists():
             return None
         try:
             return recorddict_from_proto(ProtoRecordDict.FromString(path.read_bytes()))
-        except DecodeError:
-            log(WARNING, "%s is damaged: what it holds is answered, and paid, anew", path)
-            return None
+        except (DecodeError, OSError) as error:
+            raise ClientError(
+                f"the answer {self._folder.name}/{path.name} cannot be read, and may have been sent: move it away to "
+                "answer, and pay, anew"
+            ) from error
 
     def keep(self, verb: str, question: RecordDict, answer: RecordDict) -> None:
         """Add an answer, and forget those of other rounds; atomically, on disk when this returns."""

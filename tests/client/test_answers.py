@@ -119,10 +119,14 @@ def test_an_answer_that_cannot_be_kept_does_not_leave(ask, tmp_path, monkeypatch
     assert charged(tmp_path) == [1, 1]
 
 
-def test_a_damaged_answer_is_paid_anew(ask, tmp_path):
+def test_a_damaged_answer_is_not_given_anew_unless_somebody_at_the_client_says_so(ask, tmp_path):
     ask(1)
     (kept,) = (tmp_path / "client-0.answers").glob("*-*")
     kept.write_bytes(b"nonsense")
+    with pytest.raises(ClientError, match="cannot be read"):
+        ask(1)
+    assert charged(tmp_path) == [1]
+    kept.unlink()
     ask(1)
     assert charged(tmp_path) == [1, 1]
 

@@ -42,7 +42,7 @@ def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
     try:
         server.compose("up", "--detach", "--wait", timeout=300)
         server.register(0)
-        edge.compose("up", "--detach")
+        edge.compose("up", "--detach", "--wait", timeout=120)
         run = server.submit(**RUN, out="/runs/edge")
         server.complete(run)
         assert [line["replies"]["accepted"] for line in server.lines("edge")] == [1, 1]

@@ -1,0 +1,60 @@
+"""`make deploy-demo` as somebody types it who has just checked the repository out."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from safetensors.numpy import load_file
+from stack import COMPOSE, ROOT, docker
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
+
+
+def test_the_demo_of_a_clean_checkout(image, tmp_path):
+    checkout, secrets = tmp_path / "checkout", {"ca.key", "server.key", "superexec.secret"}
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    checkout.mkdir()
+    packed = subprocess.run(
+        ["tar", "--create", "--null", "--files-from=-"], cwd=ROOT, input=tracked, capture_output=True, check=True
+    )
+    subprocess.run(["tar", "--extract"], cwd=checkout, input=packed.stdout, check=True)
+
+    def demo():
+        words = ["make", "deploy-demo"]
+        return subprocess.run(words, cwd=checkout, capture_output=True, text=True, timeout=600)
+
+    said = demo()
+    assert said.returncode == 0, said.stdout + said.stderr
+    out = checkout / "docker" / "demo" / "out"
+    assert secrets <= {path.name for path in (out / "secrets").iterdir()}
+    assert len(list((out / "data").iterdir())) == 3
+    folder = out / "runs" / "demo"
+    result = json.loads((folder / "result.json").read_text())
+    assert result["rounds"] == 3
+    assert result["certified"]
+    assert 0 < result["epsilon"] <= 8
+    assert result["accuracy"] > 0.5
+    assert f"{result['accuracy']:.1%}".replace("%", " %") in said.stdout
+    assert load_file(folder / "models" / "cluster-0.safetensors")
+    assert (folder / "report.html").stat().st_size > 10_000
+    subprocess.run([sys.executable, "-m", "coterie.cli", "privacy", "check", folder], check=True)
+    assert docker("ps", "--all", "--quiet", "--filter", "label=com.docker.compose.project=coterie-demo").stdout == ""
+    assert docker("volume", "ls", "--quiet", "--filter", "name=coterie-demo").stdout == ""
+
+    again = demo()
+    assert again.returncode != 0
+    assert "is there: move it away" in again.stderr
+
+
+def test_the_overlay_for_gpus_gives_every_client_one(image):
+    environment = {**os.environ, "SECRETS": "/", "DATA": "/", "RUNS": "/"}
+    files = ("-f", COMPOSE, "-f", COMPOSE.with_name("compose.gpu.yml"))
+    whole = json.loads(docker("compose", *files, "config", "--format", "json", env=environment).stdout)["services"]
+    gpus = {name for name, service in whole.items() if "deploy" in service}
+    assert gpus == {"clientapp-0", "clientapp-1", "clientapp-2"}
+    for name in gpus:
+        (device,) = whole[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", 1, ["gpu"])
+    assert whole["superlink"]["build"]["args"]["DEVICE"] == "cuda"
