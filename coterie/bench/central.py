@@ -90,7 +90,7 @@ def _dcn(x: Points, config: RunConfig) -> Labels:
         config["dcn-noise"],
         config["autoencoder"],
         config["dcn-restarts"],
-        precision=config["dcn-precision"],
+        precision=config["precision"],
         seed=config.seed or 0,
         device=config["device"],
     )

@@ -3,7 +3,10 @@
     for K epochs, for every batch x of b records:
         D ← Adam on  -log D(x) - log(1 - D(G(z)))
         G ← Adam on  -log D(G(z))                        with the same z
-    samples: as many as asked for, in batches of b, as batch normalisation saw them
+        Ḡ ← a Ḡ + (1 - a) G                              parameters; a = 0, the paper's: Ḡ = G
+    samples of Ḡ: as many as asked for, in batches of b, as batch normalisation saw them
+
+G circles around what it looks for, and its average lies nearer (Yazici et al. 2019; figures in docs/results.md).
 
 ``sequential`` trains one client after the other, and is the oracle; worker processes share the clients on a CPU.
 ``batched`` trains all of them at once (``torch.func.vmap``), for a GPU: the same numbers up to rounding.
@@ -48,6 +51,8 @@ class GANTraining:
         batch_size: b; an epoch leaves out what does not fill a batch, and a client with fewer records takes all.
         samples: of each client; 0: as many as it has records.
         device: torch device.
+        average: a; at the k-th step at most (k - 1) / (k + 9), that the first steps are forgotten.
+        precision: of matrix products, "float32" or "bfloat16" (torch.autocast); DP-SGD has float32.
     """
 
     info: GANInfo
@@ -56,6 +61,8 @@ class GANTraining:
     batch_size: int
     samples: int = 0
     device: str = "cpu"
+    average: float = 0.0
+    precision: str = "float32"
 
     def batch(self, records: int) -> int:
         """Size of a client's batches."""
@@ -83,6 +90,16 @@ class GANTraining:
         normals = torch.as_tensor(rng.standard_normal((count, self.info.normals), np.float32))
         drawn = one_hot(torch.as_tensor(rng.integers(self.categories, size=count)), self.categories)
         return torch.cat([normals, drawn], dim=1).to(self.device)
+
+    def products(self) -> torch.autocast:
+        """A context in which matrix products have the precision."""
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "bfloat16")
+
+    @torch.no_grad()
+    def follow(self, averages: Sequence[Tensor], parameters: Sequence[Tensor], step: int) -> None:
+        """Move the averages, after a step that is counted from 0."""
+        for average, parameter in zip(averages, parameters, strict=True):
+            average.lerp_(parameter, 1 - min(self.average, step / (step + 10)))
 
     def refusal(self, x: npt.NDArray[np.float32]) -> ClientError | None:
         """Why no GAN can be trained on these records, if none can."""
@@ -151,15 +168,20 @@ def _train_sequential(
     generator, discriminator = network["generator"], network["discriminator"]
     for i, (x, rng) in enumerate(zip(records, rngs, strict=True)):
         _load(network, start)
+        averages = _copies(generator)
         of_g, of_d = _optimisers(list(generator.parameters()), list(discriminator.parameters()), how.info)
         for step, batch in enumerate(how.batches(rng, len(x))):
             how.tell(f"GAN {i + 1} of {len(records)}", step, len(x))
-            made = generator(how.latent(rng, len(batch)))
             real = x[torch.as_tensor(batch, device=how.device)]
-            loss = softplus(-discriminator(real)).mean() + softplus(discriminator(made.detach())).mean()
-            _descend(of_d, loss)
-            _descend(of_g, softplus(-discriminator(made)).mean())
-        trained.append({name: value.detach().clone() for name, value in generator.named_parameters()})
+            with how.products():
+                made = generator(how.latent(rng, len(batch)))
+                logits = discriminator(real), discriminator(made.detach())
+            _descend(of_d, _judged(*logits))
+            with how.products():
+                logit = discriminator(made)
+            _descend(of_g, _fooled(logit))
+            how.follow(list(averages.values()), list(generator.parameters()), step)
+        trained.append(averages)
     return trained
 
 
@@ -178,6 +200,7 @@ def _train_batched(
     for (size, _), members in groups.items():
         parts = [_stacked(start, prefix, len(members)) for prefix in (_GENERATOR, _DISCRIMINATOR)]
         of_g, of_d = parts
+        averages = {name: value.detach().clone() for name, value in of_g.items()}
         adam_g, adam_d = _optimisers(list(of_g.values()), list(of_d.values()), how.info)
         generate = vmap(lambda p, z: functional_call(network["generator"], p, (z,)))
         judge = vmap(lambda p, x: functional_call(network["discriminator"], p, (x,)))
@@ -188,13 +211,17 @@ def _train_batched(
             real = torch.stack(
                 [records[i][torch.as_tensor(b, device=how.device)] for i, b in zip(members, batches, strict=True)]
             )
-            made = generate(of_g, latent)
             # The mean over all clients' records, times their number: every client has the gradient of its own mean.
-            loss = softplus(-judge(of_d, real)).mean() + softplus(judge(of_d, made.detach())).mean()
-            _descend(adam_d, loss * len(members))
-            _descend(adam_g, softplus(-judge(of_d, made)).mean() * len(members))
+            with how.products():
+                made = generate(of_g, latent)
+                logits = judge(of_d, real), judge(of_d, made.detach())
+            _descend(adam_d, _judged(*logits) * len(members))
+            with how.products():
+                logit = judge(of_d, made)
+            _descend(adam_g, _fooled(logit) * len(members))
+            how.follow(list(averages.values()), list(of_g.values()), step)
         for place, i in enumerate(members):
-            trained[i] = {name: value[place].detach() for name, value in of_g.items()}
+            trained[i] = {name: value[place] for name, value in averages.items()}
     return [trained[i] for i in range(len(records))]
 
 
@@ -231,8 +258,8 @@ def train_gan_privately(
     generator, discriminator = network["generator"], network["discriminator"]
     learned = list(discriminator.parameters())
     of_g, of_d = _optimisers(list(generator.parameters()), learned, how.info)
-    size = sum(parameter.numel() for parameter in learned)
-    for _ in range(private.steps):
+    size, averages = sum(parameter.numel() for parameter in learned), _copies(generator)
+    for step in range(private.steps):
         made = generator(how.latent(latents, private.batch_size))
         batch = torch.as_tensor(private.sample(coins, len(x)), device=how.device)
         total = torch.as_tensor(private.noise(noises, size), device=how.device)
@@ -242,9 +269,19 @@ def train_gan_privately(
         for parameter, own, other in zip(learned, noisy, public, strict=True):
             parameter.grad = own.reshape(parameter.shape).to(parameter.dtype) + other
         of_d.step()
-        _descend(of_g, softplus(-discriminator(made)).mean())
-    trained = {name: value.detach().clone() for name, value in generator.named_parameters()}
-    return _sample(network, trained, private.num_examples, latents, how)
+        _descend(of_g, _fooled(discriminator(made)))
+        how.follow(list(averages.values()), list(generator.parameters()), step)
+    return _sample(network, averages, private.num_examples, latents, how)
+
+
+def _judged(real: Tensor, made: Tensor) -> Tensor:
+    """Mean loss of a discriminator with these logits."""
+    return softplus(-real.float()).mean() + softplus(made.float()).mean()
+
+
+def _fooled(made: Tensor) -> Tensor:
+    """Mean loss of the generator."""
+    return softplus(-made.float()).mean()
 
 
 def _takes_for_real(logits: Tensor, targets: Any) -> Tensor:
@@ -268,6 +305,10 @@ def _descend(adam: torch.optim.Adam, loss: Tensor) -> None:
     for parameter, gradient in zip(group["params"], gradients, strict=True):
         parameter.grad = gradient.contiguous()  # fused kernels read it in the order of the parameter
     adam.step()
+
+
+def _copies(network: nn.Module) -> Named:
+    return {name: value.detach().clone() for name, value in network.named_parameters()}
 
 
 def _load(network: nn.ModuleDict, values: Named) -> None:

@@ -41,6 +41,8 @@ def gan(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
         cohort.task.hyper.batch_size,
         config["samples"],
         cohort.task.hyper.device,
+        config["average"],
+        config["precision"],
     )
     if cohort.task.plans:
         return [_answer(cohort, i, _privately(cohort, i, network, how)) for i in range(len(clients))]

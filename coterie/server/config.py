@@ -189,6 +189,11 @@ SCHEMA: dict[str, Key] = {
         **_names({"auto": 0, **networks.GANS}),
         client=True,
     ),
+    "gan-average": Key(
+        0.0,
+        "ppfc-gan: how much a client's generator keeps of its average at a step; 0: the last is taken, as in the paper",
+        **_number(0, 0.9999),
+    ),
     "synthetic-samples": Key(0, "ppfc-gan: samples of each client's GAN; 0: as many as it has records", **_whole(0)),
     "autoencoder": Key(
         "sae",
@@ -208,9 +213,9 @@ SCHEMA: dict[str, Key] = {
     "dcn-restarts": Key(
         2, "ppfc-gan: deep clustering networks, of which the one with the least objective is taken", **_whole(1)
     ),
-    "dcn-precision": Key(
+    "precision": Key(
         "float32",
-        "ppfc-gan: of the deep clustering network's matrix products; bfloat16 is faster where a processor has it",
+        "ppfc-gan: of matrix products, but for DP-SGD; bfloat16 is faster where a processor has it",
         **_choice("float32", "bfloat16"),
     ),
     "local-centroids": Key(0, "kfed, ffcm: centroids of each client; 0: as many as clusters", **_whole(0)),
@@ -420,6 +425,7 @@ TUNED = (
     "incongruent-norm",
     "first-split",
     "gan",
+    "gan-average",
     "synthetic-samples",
     "autoencoder",
     "pretrain-epochs",
@@ -427,7 +433,7 @@ TUNED = (
     "dcn-weight",
     "dcn-noise",
     "dcn-restarts",
-    "dcn-precision",
+    "precision",
     "local-centroids",
     "fuzzifier",
     "loss-bound",

@@ -47,6 +47,8 @@ class PPFCGAN(OneShot):
     Args:
         plan: see :class:`~coterie.strategies.OneShot`, as for the other arguments.
         gan: a name of :data:`~coterie.models.GANS`; "auto": the one that suits shape and privacy.
+        gan_average: how much a client's generator keeps of its average at a step (Yazici et al. 2019); 0: the last is
+            taken, as in the paper.
         synthetic_samples: samples of each client; 0: as many as it has records.
         autoencoder: "sae", with a linear code, or "sae-relu", as Table A.8 has it.
         pretrain_epochs: of the autoencoder alone.
@@ -54,7 +56,7 @@ class PPFCGAN(OneShot):
         dcn_weight: lambda, weight of the distance of codes from their centroids.
         dcn_noise: standard deviation of the noise that the autoencoder learns to take away.
         dcn_restarts: how many networks are trained, of which the one with the least objective is taken.
-        dcn_precision: "float32" or "bfloat16".
+        precision: of matrix products, "float32" or "bfloat16"; DP-SGD has float32.
         device: where the server trains.
     """
 
@@ -65,6 +67,7 @@ class PPFCGAN(OneShot):
     options: ClassVar[tuple[str, ...]] = (
         *OneShot.options,
         "gan",
+        "gan-average",
         "synthetic-samples",
         "autoencoder",
         "pretrain-epochs",
@@ -72,7 +75,7 @@ class PPFCGAN(OneShot):
         "dcn-weight",
         "dcn-noise",
         "dcn-restarts",
-        "dcn-precision",
+        "precision",
         "device",
     )
     defaults: ClassVar[Mapping[str, Any]] = {**OneShot.defaults, "local-epochs": 200, "batch-size": 64}
@@ -87,6 +90,7 @@ class PPFCGAN(OneShot):
         plan: Plan,
         *,
         gan: str = AUTO,
+        gan_average: float = 0.0,
         synthetic_samples: int = 0,
         autoencoder: str = "sae",
         pretrain_epochs: int = 10,
@@ -94,7 +98,7 @@ class PPFCGAN(OneShot):
         dcn_weight: float = 4.0,
         dcn_noise: float = 0.4,
         dcn_restarts: int = 2,
-        dcn_precision: str = "float32",
+        precision: str = "float32",
         device: str = "cpu",
         **others: Any,
     ) -> None:
@@ -113,10 +117,11 @@ class PPFCGAN(OneShot):
             raise StrategyError(
                 f"synthetic-samples = {synthetic_samples}: upload-limit allows {self.most} of shape {self.shape}"
             )
+        self.gan_average, self.precision = gan_average, precision
         self.samples, self.encoder = synthetic_samples, autoencoder
         self.pretrain_epochs, self.joint_epochs = pretrain_epochs, joint_epochs
         self.dcn_weight, self.dcn_noise, self.dcn_restarts = dcn_weight, dcn_noise, dcn_restarts
-        self.dcn_precision, self.device = dcn_precision, device
+        self.device = device
 
     @classmethod
     def arrange(cls, draw: Callable[..., Parameters], **options: Any) -> Parameters:
@@ -124,8 +129,8 @@ class PPFCGAN(OneShot):
         return draw(gan=options["gan"], categories=options["clusters"])
 
     def question(self) -> dict[str, int | float | str | bool | list[float]]:
-        """Which GAN, and how many samples."""
-        return {"gan": self.gan, "samples": self.samples}
+        """Which GAN, how it is trained, and how many samples."""
+        return {"gan": self.gan, "samples": self.samples, "average": self.gan_average, "precision": self.precision}
 
     def answer(self) -> Points:
         """Line 4."""
@@ -143,7 +148,7 @@ class PPFCGAN(OneShot):
             self.dcn_noise,
             self.encoder,
             self.dcn_restarts,
-            precision=self.dcn_precision,
+            precision=self.precision,
             seed=int(self.streams.stream("clustering", 1).integers(2**31)),
             device=self.device,
         )
