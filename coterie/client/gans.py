@@ -276,12 +276,17 @@ def train_gan_privately(
 
 def _judged(real: Tensor, made: Tensor) -> Tensor:
     """Mean loss of a discriminator with these logits."""
-    return softplus(-real.float()).mean() + softplus(made.float()).mean()
+    return softplus(-_whole(real)).mean() + softplus(_whole(made)).mean()
 
 
 def _fooled(made: Tensor) -> Tensor:
     """Mean loss of the generator."""
-    return softplus(-made.float()).mean()
+    return softplus(-_whole(made)).mean()
+
+
+def _whole(logits: Tensor) -> Tensor:
+    """At least float32, in which losses are added up."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _takes_for_real(logits: Tensor, targets: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """GANs at the clients: all at once as one by one, what leaves them, and what record level stands on."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,17 +146,18 @@ class Double(GANTraining):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "sizes"),
+    ("name", "shape", "sizes", "average"),
     [
-        ("gan-pendigits", (4,), (12, 10, 3, 16, 14)),  # 2, 2, 1, 3 and 2 steps an epoch; 3 are less than a batch
-        ("gan-pendigits-gn", (4,), (12, 3, 11)),
-        ("gan-mnist", (1, 28, 28), (3, 2)),
+        ("gan-pendigits", (4,), (12, 10, 3, 16, 14), 0.0),  # 2, 2, 1, 3 and 2 steps an epoch; 3 are less than a batch
+        ("gan-pendigits-gn", (4,), (12, 3, 11), 0.0),
+        ("gan-pendigits-gn", (4,), (12, 3, 11), 0.9),
+        ("gan-mnist", (1, 28, 28), (3, 2), 0.0),
     ],
 )
-def test_all_at_once_as_one_by_one(name, shape, sizes):
+def test_all_at_once_as_one_by_one(name, shape, sizes, average):
     network, layout, start, how = setting(name, shape)
     size, epochs = (2, 1) if name == "gan-mnist" else (5, 2)
-    given = network.double(), layout, start.astype(float), Double(how.info, K, epochs, size)
+    given = network.double(), layout, start.astype(float), Double(how.info, K, epochs, size, average=average)
     one, other = (train(batched, given, *sizes, shape=shape) for batched in (False, True))
     assert [x.shape for x in one] == [(size, *shape) for size in sizes]
     for mine, its in zip(one, other, strict=True):
@@ -219,6 +221,51 @@ def test_a_step_is_equation_3(monkeypatch, batched):
         value.data -= 0.1 * gradient
     for name, value in g.named_parameters():
         torch.testing.assert_close(seen[0][name], value.detach(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture
+def generators(monkeypatch):
+    """Generators that samples are taken of."""
+    found = []
+
+    def sample(network, generator, *others):
+        found.append(generator)
+        return np.zeros(1)
+
+    monkeypatch.setattr(gans, "_sample", sample)
+    return found
+
+
+def trained(way, generators, epochs=2, **changes):
+    """The generator that one client samples, after as many steps as epochs, by one of three ways to train it."""
+    if way == "private":
+        private(records(10)[0], replace(FREE, batch_size=10, epochs=epochs), **changes)
+    else:
+        train(way == "batched", setting("gan-pendigits-gn", batch_size=10, epochs=epochs, **changes), 10)
+    return generators.pop()
+
+
+@pytest.mark.parametrize("way", ["one by one", "batched", "private"])
+def test_the_average_follows_the_generator(generators, way):
+    first, second = trained(way, generators, 1), trained(way, generators, 2)
+    for average, kept in ((0.05, 0.05), (0.9, 1 / 11)):  # the second step keeps no more
+        found = trained(way, generators, 2, average=average)
+        for name, value in found.items():
+            torch.testing.assert_close(value, kept * first[name] + (1 - kept) * second[name])
+
+
+@pytest.mark.parametrize("way", ["one by one", "batched"])
+def test_products_of_less_precision_make_nearly_the_same(generators, way):
+    exact, rough = (trained(way, generators, precision=name) for name in ("float32", "bfloat16"))
+    assert {value.dtype for value in rough.values()} == {torch.float32}
+    for name, value in exact.items():
+        torch.testing.assert_close(rough[name], value, atol=5e-3, rtol=0.0)
+    assert any(not torch.equal(rough[name], value) for name, value in exact.items())
+
+
+def test_dp_sgd_is_exact_whatever_the_precision(generators):
+    exact, asked = (trained("private", generators, precision=name) for name in ("float32", "bfloat16"))
+    assert all(torch.equal(asked[name], value) for name, value in exact.items())
 
 
 def test_a_gan_learns_where_the_records_are():

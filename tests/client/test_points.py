@@ -32,6 +32,9 @@ SETTINGS = {
 }
 
 
+PLAIN = {"average": 0.0, "precision": "float32"}
+
+
 def client_config(**settings):
     return RunConfig({**SETTINGS, **settings}).for_clients()
 
@@ -45,7 +48,14 @@ def packed(module):
 def question(folder, models=None, settings=None, **extra):
     torch.manual_seed(0)
     models = packed(build_gan(extra.get("gan", "gan-pendigits"), (4,), 3)) if models is None else models
-    config = {**client_config(**(settings or {})), "clients-dir": str(folder), "round": 1, "labels": 3, **extra}
+    config = {
+        **client_config(**(settings or {})),
+        "clients-dir": str(folder),
+        "round": 1,
+        "labels": 3,
+        **PLAIN,
+        **extra,
+    }
     return RecordDict({"models": models, "config": ConfigRecord(config)})
 
 

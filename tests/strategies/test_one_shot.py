@@ -665,19 +665,28 @@ def test_what_clients_are_asked_for(asked, sent):
     fuzzy = FFCM(nothing(), **own, fuzzifier=1.7)
     assert fuzzy.question() == {"local": "fuzzy-c-means", "local-centroids": sent, "fuzzifier": 1.7}
     assert fuzzy.asks() == {"labels": 3, "encoder": "none", "tell": True}
-    gan = PPFCGAN(nothing(), example_shape=(4,), clusters=3, synthetic_samples=9, evaluate_every=0)
-    assert gan.question() == {"gan": "gan-pendigits-gn", "samples": 9}
+    gan = PPFCGAN(
+        nothing(),
+        example_shape=(4,),
+        clusters=3,
+        synthetic_samples=9,
+        gan_average=0.9,
+        precision="bfloat16",
+        evaluate_every=0,
+    )
+    assert gan.question() == {"gan": "gan-pendigits-gn", "samples": 9, "average": 0.9, "precision": "bfloat16"}
     assert gan.asks() == {"labels": 3, "encoder": "sae", "tell": False}
 
 
 def test_settings_reach_the_deep_clustering_network(tmp_path, monkeypatch):
     made, fit = [], dcn.DCN.fit
     monkeypatch.setattr(dcn.DCN, "fit", lambda self, *a, **k: (made.append(self), fit(self, *a, **k))[1])
-    own = {"clusters": 4, "pretrain-epochs": 2, "joint-epochs": 1, "dcn-weight": 0.3}
+    own = {"clusters": 4, "pretrain-epochs": 2, "joint-epochs": 1, "dcn-weight": 0.3, "precision": "bfloat16"}
     execute(tmp_path / "run", {**GAN, **own})
     (network,) = made
-    found = (network.k, network.pretrain_epochs, network.joint_epochs, network.weight, network.device)
-    assert found == (4, 2, 1, 0.3, "cpu")
+    found = (network.k, network.pretrain_epochs, network.joint_epochs, network.weight, network.precision)
+    assert found == (4, 2, 1, 0.3, "bfloat16")
+    assert network.device == "cpu"
 
 
 def test_the_ablation_trains_no_network_jointly(tmp_path):
