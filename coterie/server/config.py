@@ -190,7 +190,7 @@ SCHEMA: dict[str, Key] = {
         client=True,
     ),
     "gan-average": Key(
-        0.0,
+        0.995,
         "ppfc-gan: how much a client's generator keeps of its average at a step; 0: the last is taken, as in the paper",
         **_number(0, 0.9999),
     ),

@@ -16,6 +16,8 @@ Yan, Liu, Qi, Zhang, "Privacy-Preserving Federated Deep Clustering based on GAN"
 
 Details
 - The generator ascends log D(G(z)), which has the same fixed point as line 2 and gradients from the first step on.
+- Samples are those of the generator's average (``gan_average``), several times nearer to the records than those of the
+  last one (docs/results.md).
 - ``joint_epochs`` = 0 trains the autoencoder alone and clusters its codes in sequence: the paper's PPFC-GAN†.
 - The paper's Theorem 1 is no guarantee: it has delta = O(s/n) for s samples of n records, which is of order 1 at s = n,
   names no epsilon, and nothing is clipped or noised. At record level (privacy-unit = record) the discriminator is
@@ -90,7 +92,7 @@ class PPFCGAN(OneShot):
         plan: Plan,
         *,
         gan: str = AUTO,
-        gan_average: float = 0.0,
+        gan_average: float = 0.995,
         synthetic_samples: int = 0,
         autoencoder: str = "sae",
         pretrain_epochs: int = 10,
