@@ -17,7 +17,7 @@ sum, which b divides. The other half of D's loss and all of G's hold no record, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,9 +96,9 @@ class GANTraining:
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "bfloat16")
 
     @torch.no_grad()
-    def follow(self, averages: Sequence[Tensor], parameters: Sequence[Tensor], step: int) -> None:
+    def follow(self, averages: Named, parameters: Iterable[Tensor], step: int) -> None:
         """Move the averages, after a step that is counted from 0."""
-        for average, parameter in zip(averages, parameters, strict=True):
+        for average, parameter in zip(averages.values(), parameters, strict=True):
             average.lerp_(parameter, 1 - min(self.average, step / (step + 10)))
 
     def refusal(self, x: npt.NDArray[np.float32]) -> ClientError | None:
@@ -180,7 +180,7 @@ def _train_sequential(
             with how.products():
                 logit = discriminator(made)
             _descend(of_g, _fooled(logit))
-            how.follow(list(averages.values()), list(generator.parameters()), step)
+            how.follow(averages, generator.parameters(), step)
         trained.append(averages)
     return trained
 
@@ -219,7 +219,7 @@ def _train_batched(
             with how.products():
                 logit = judge(of_d, made)
             _descend(adam_g, _fooled(logit) * len(members))
-            how.follow(list(averages.values()), list(of_g.values()), step)
+            how.follow(averages, of_g.values(), step)
         for place, i in enumerate(members):
             trained[i] = {name: value[place] for name, value in averages.items()}
     return [trained[i] for i in range(len(records))]
@@ -270,7 +270,7 @@ def train_gan_privately(
             parameter.grad = own.reshape(parameter.shape).to(parameter.dtype) + other
         of_d.step()
         _descend(of_g, _fooled(discriminator(made)))
-        how.follow(list(averages.values()), list(generator.parameters()), step)
+        how.follow(averages, generator.parameters(), step)
     return _sample(network, averages, private.num_examples, latents, how)
 
 
