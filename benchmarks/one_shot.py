@@ -29,6 +29,7 @@ from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
 
 from coterie.client.gans import GANTraining, train_gans
+from coterie.client.progress import tell_to
 from coterie.clustering.dcn import DCN
 from coterie.datasets import federate
 from coterie.messages import Layout
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--gan", default="gan-pendigits-gn")
     asked = parser.parse_args()
+    tell_to(lambda text: None)
     if asked.what == "gans":
         gans(asked.dataset, asked.epochs, asked.clients)
     elif asked.what == "dcn":
