@@ -73,9 +73,8 @@ def gans(dataset: str, epochs: int, count: int) -> None:
         halves = np.mean([energy(x[: len(x) // 2], x[len(x) // 2 :]) for x in records])
         tell(dataset=dataset, p=level, of="records", energy=round(halves, 4))
         shape = records[0].shape[1:]
-        for name, info in GANS.items():
-            if info.shape != shape and (info.shape is not None or len(shape) > 1):
-                continue
+        fits = [n for n, info in GANS.items() if info.shape == shape or (info.shape is None and len(shape) == 1)]
+        for name in fits:
             for average in AVERAGES:
                 started = time.perf_counter()
                 made = samples(name, records, epochs, average=average)

@@ -168,7 +168,7 @@ def _train_sequential(
     generator, discriminator = network["generator"], network["discriminator"]
     for i, (x, rng) in enumerate(zip(records, rngs, strict=True)):
         _load(network, start)
-        averages = _copies(generator)
+        averages = _copies(generator.named_parameters())
         of_g, of_d = _optimisers(list(generator.parameters()), list(discriminator.parameters()), how.info)
         for step, batch in enumerate(how.batches(rng, len(x))):
             how.tell(f"GAN {i + 1} of {len(records)}", step, len(x))
@@ -200,7 +200,7 @@ def _train_batched(
     for (size, _), members in groups.items():
         parts = [_stacked(start, prefix, len(members)) for prefix in (_GENERATOR, _DISCRIMINATOR)]
         of_g, of_d = parts
-        averages = {name: value.detach().clone() for name, value in of_g.items()}
+        averages = _copies(of_g.items())
         adam_g, adam_d = _optimisers(list(of_g.values()), list(of_d.values()), how.info)
         generate = vmap(lambda p, z: functional_call(network["generator"], p, (z,)))
         judge = vmap(lambda p, x: functional_call(network["discriminator"], p, (x,)))
@@ -258,7 +258,8 @@ def train_gan_privately(
     generator, discriminator = network["generator"], network["discriminator"]
     learned = list(discriminator.parameters())
     of_g, of_d = _optimisers(list(generator.parameters()), learned, how.info)
-    size, averages = sum(parameter.numel() for parameter in learned), _copies(generator)
+    size = sum(parameter.numel() for parameter in learned)
+    averages = _copies(generator.named_parameters())
     for step in range(private.steps):
         made = generator(how.latent(latents, private.batch_size))
         batch = torch.as_tensor(private.sample(coins, len(x)), device=how.device)
@@ -312,8 +313,8 @@ def _descend(adam: torch.optim.Adam, loss: Tensor) -> None:
     adam.step()
 
 
-def _copies(network: nn.Module) -> Named:
-    return {name: value.detach().clone() for name, value in network.named_parameters()}
+def _copies(parameters: Iterable[tuple[str, Tensor]]) -> Named:
+    return {name: value.detach().clone() for name, value in parameters}
 
 
 def _load(network: nn.ModuleDict, values: Named) -> None:
