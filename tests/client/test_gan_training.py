@@ -251,7 +251,8 @@ def test_the_average_follows_the_generator(generators, way):
     for average, kept in ((0.05, 0.05), (0.9, 1 / 11)):  # the second step keeps no more
         found = trained(way, generators, 2, average=average)
         for name, value in found.items():
-            torch.testing.assert_close(value, kept * first[name] + (1 - kept) * second[name])
+            expected = kept * first[name] + (1 - kept) * second[name]
+            torch.testing.assert_close(value, expected, atol=5e-7, rtol=0.0)  # a step moves by 6e-4
 
 
 @pytest.mark.parametrize("way", ["one by one", "batched"])
