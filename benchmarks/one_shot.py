@@ -5,10 +5,10 @@
     python benchmarks/one_shot.py speed [--device cuda] [--gan gan-mnist-gn]
 
 ``gans``: energy distance of each GAN's samples to the records that it was trained on, and their density among them, at
-p = 0 and 1, of the last generator and of its averages; two halves of the records have those of "records". ``dcn``: over noise and code, how far
-two seeds agree on clusters of equal samples (adjusted Rand and NMI), and the mean silhouette of their codes; with a run
-folder, over epochs and noise, on 2000 samples of each client's that the run has kept. ``speed``: how much faster ten
-GANs train as one batched program than one after the other: a ratio, in one run.
+p = 0 and 1, of the last generator and of its averages; two halves of the records have those of "records". ``dcn``: over
+noise and code, how far two seeds agree on clusters of equal samples (adjusted Rand and NMI), and the mean silhouette of
+their codes; with a run folder, over epochs and noise, on 2000 samples of each client's that the run has kept.
+``speed``: how much faster ten GANs train as one batched program than one after the other: a ratio, in one run.
 
 Prints a line of JSON for every measurement. COTERIE_DATA names the folder of the data.
 """
@@ -50,7 +50,10 @@ def samples(name: str, records: list[np.ndarray], epochs: int, batched: bool = F
     layout = Layout.of(start)
     training = GANTraining(GANS[name], 10, epochs, 64, **how)
     rngs = [np.random.default_rng([0, i]) for i in range(len(records))]
-    return train_gans(network, layout, layout.flatten(start), records, rngs, training, batched=batched)
+    everyone = range(len(records))
+    return train_gans(
+        network, layout, layout.flatten(start), records, rngs, training, clients=everyone, batched=batched
+    )
 
 
 def energy(a: np.ndarray, b: np.ndarray) -> float:

@@ -2,8 +2,20 @@
 
 from coterie.client.memory import ClientError, Memory
 from coterie.client.progress import tell_to
-from coterie.client.task import Client, federation
+from coterie.client.task import Client, federation, torch_device
 from coterie.client.training import Hyper, losses, train
 from coterie.client.verbs import VERBS, Answer
 
-__all__ = ["VERBS", "Answer", "Client", "ClientError", "Hyper", "Memory", "federation", "losses", "tell_to", "train"]
+__all__ = [
+    "VERBS",
+    "Answer",
+    "Client",
+    "ClientError",
+    "Hyper",
+    "Memory",
+    "federation",
+    "losses",
+    "tell_to",
+    "torch_device",
+    "train",
+]

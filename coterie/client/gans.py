@@ -134,6 +134,7 @@ def train_gans(
     rngs: Sequence[np.random.Generator],
     how: GANTraining,
     *,
+    clients: Sequence[int],
     batched: bool,
 ) -> list[Samples]:
     """Samples of a GAN of every client.
@@ -145,6 +146,7 @@ def train_gans(
         records: the n clients' (n_i, *shape), as :meth:`GANTraining.refusal` wants them.
         rngs: n generators, for the order of records and for latent vectors.
         how: what to do.
+        clients: whose they are, to say how far each one is.
         batched: all clients at once, or one after the other.
 
     Returns:
@@ -153,7 +155,7 @@ def train_gans(
     inward = [how.inward(x) for x in records]
     begin = {name: torch.tensor(value, device=how.device) for name, value in layout.split(start).items()}
     train = _train_batched if batched else _train_sequential
-    generators = train(network.to(how.device), begin, inward, rngs, how)
+    generators = train(network.to(how.device), begin, inward, rngs, how, clients)
     return [_sample(network, *each, how) for each in zip(generators, map(len, records), rngs, strict=True)]
 
 
@@ -163,15 +165,16 @@ def _train_sequential(
     records: Sequence[Tensor],
     rngs: Sequence[np.random.Generator],
     how: GANTraining,
+    clients: Sequence[int],
 ) -> list[Named]:
     trained = []
     generator, discriminator = network["generator"], network["discriminator"]
-    for i, (x, rng) in enumerate(zip(records, rngs, strict=True)):
+    for client, x, rng in zip(clients, records, rngs, strict=True):
         _load(network, start)
         averages = _copies(generator.named_parameters())
         of_g, of_d = _optimisers(list(generator.parameters()), list(discriminator.parameters()), how.info)
         for step, batch in enumerate(how.batches(rng, len(x))):
-            how.tell(f"GAN {i + 1} of {len(records)}", step, len(x))
+            how.tell(f"GAN of client {client}", step, len(x))
             real = x[torch.as_tensor(batch, device=how.device)]
             with how.products():
                 made = generator(how.latent(rng, len(batch)))
@@ -191,6 +194,7 @@ def _train_batched(
     records: Sequence[Tensor],
     rngs: Sequence[np.random.Generator],
     how: GANTraining,
+    clients: Sequence[int],
 ) -> list[Named]:
     """Clients with equal batches and steps together; of the others each group by itself."""
     groups: dict[tuple[int, int], list[int]] = {}
@@ -206,7 +210,7 @@ def _train_batched(
         judge = vmap(lambda p, x: functional_call(network["discriminator"], p, (x,)))
         together = zip(*(how.batches(rngs[i], len(records[i])) for i in members), strict=True)
         for step, batches in enumerate(together):
-            how.tell(f"{len(members)} GANs", step, len(records[members[0]]))
+            how.tell(f"GANs of {len(members)} of {len(clients)} clients", step, len(records[members[0]]))
             latent = torch.stack([how.latent(rngs[i], size) for i in members])
             real = torch.stack(
                 [records[i][torch.as_tensor(b, device=how.device)] for i, b in zip(members, batches, strict=True)]

@@ -49,7 +49,16 @@ def gan(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     made: list[Samples | ClientError] = [how.refusal(shard.x) for shard in cohort.shards]
     fit = [i for i, refusal in enumerate(made) if refusal is None]
     records, rngs = [cohort.shards[i].x for i in fit], [cohort.task.rng(clients[i].client_id) for i in fit]
-    trained = train_gans(network, cohort.layout, cohort.models[0], records, rngs, how, batched=how.device != "cpu")
+    trained = train_gans(
+        network,
+        cohort.layout,
+        cohort.models[0],
+        records,
+        rngs,
+        how,
+        clients=[clients[i].client_id for i in fit],
+        batched=how.device != "cpu",
+    )
     for i, own in zip(fit, trained, strict=True):
         made[i] = own
     return [_answer(cohort, i, own) for i, own in enumerate(made)]

@@ -104,7 +104,7 @@ class Task:
     def of(cls, config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Task:
         """Read a ConfigRecord for these clients; data and network are built once per process."""
         data = federation(config, clients)
-        device = _device(config["device"])
+        device = torch_device(config["device"])
         described = (config["model"], data.input_shape, data.num_classes)
         first, plans = bool(config.get("first-batch", False)), _plans(config.get("record-plans", "[]"))
         batch = _WHOLE if first and not plans else config["batch-size"]
@@ -210,7 +210,8 @@ def _initial_own(layers: Layers, name: str, input_shape: tuple[int, ...], num_cl
     return layers.own.flatten(networks.initialise(name, input_shape, num_classes, 0))
 
 
-def _device(name: str) -> str:
+def torch_device(name: str) -> str:
+    """What setting `device` means here."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return name

@@ -20,7 +20,8 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from coterie.client import VERBS, Answer, Client, ClientError, tell_to
+from coterie.client import VERBS, Answer, Client, ClientError, tell_to, torch_device
+from coterie.messages import CONFIG, GAN
 
 # Clients per call of a verb: bounds the memory of a batched call, and the wait for the first reply.
 _CHUNK = 256
@@ -81,7 +82,9 @@ class LocalGrid(Grid):
         alike = itertools.groupby(questions, key=lambda m: (m.metadata.message_type, id(m.content)))
         for _, run in alike:
             group = list(run)
-            size = min(_CHUNK, -(-len(group) // self._workers)) if self._workers else _CHUNK
+            size = 1 if _takes_long(group[0]) else _CHUNK
+            if self._workers:
+                size = min(size, -(-len(group) // self._workers))
             yield from (group[begin : begin + size] for begin in range(0, len(group), size))
 
     def _ask(self, chunk: Sequence[Message]) -> tuple[Sequence[Message], Any]:
@@ -168,6 +171,11 @@ def _prepare(said: Any) -> None:
 
 def _answer(verb: str, content: RecordDict, clients: list[Client]) -> Sequence[Answer]:
     return VERBS[verb](content, clients)
+
+
+def _takes_long(question: Message) -> bool:
+    """Whether clients, which gain nothing from one call, are asked one by one, that no answer waits for another."""
+    return question.metadata.message_type == GAN and torch_device(question.content[CONFIG]["device"]) == "cpu"
 
 
 def workers_for(model_is_batched: bool, device: str) -> int:

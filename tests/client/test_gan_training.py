@@ -44,10 +44,12 @@ def rngs(count, seed=0):
 
 
 def train(batched, given, *sizes, shape=(4,), seed=0):
+    return made_of(given, records(*sizes, shape=shape), rngs(len(sizes), seed), batched)
+
+
+def made_of(given, own, rngs, batched=False):
     network, layout, start, how = given
-    return train_gans(
-        network, layout, start, records(*sizes, shape=shape), rngs(len(sizes), seed), how, batched=batched
-    )
+    return train_gans(network, layout, start, own, rngs, how, clients=range(3, 3 + len(own)), batched=batched)
 
 
 # ---- how -------------------------------------------------------------------------------------------------------------
@@ -127,8 +129,8 @@ def said():
 def test_it_says_which_epoch_it_is(said):
     train(False, setting(), 12, 3)
     train(True, setting(), 12, 10, 3)
-    one = [f"GAN {i} of 2: epoch {epoch} of 2" for i in (1, 2) for epoch in (1, 2)]
-    all_at_once = [f"{many} GANs: epoch {epoch} of 2" for many in (2, 1) for epoch in (1, 2)]
+    one = [f"GAN of client {i}: epoch {epoch} of 2" for i in (3, 4) for epoch in (1, 2)]
+    all_at_once = [f"GANs of {many} of 3 clients: epoch {epoch} of 2" for many in (2, 1) for epoch in (1, 2)]
     assert said == one + all_at_once
 
 
@@ -178,8 +180,7 @@ def test_a_client_s_own_generator_decides_alone():
     one, other = train(False, setting(), 12, 8), train(False, setting(), 12, 8)
     np.testing.assert_array_equal(one[1], other[1])
     assert not np.array_equal(train(False, setting(), 12, 8, seed=1)[1], one[1])
-    network, layout, start, own = setting()
-    (alone,) = train_gans(network, layout, start, records(12, 8)[1:], rngs(2)[1:], own, batched=False)
+    (alone,) = made_of(setting(), records(12, 8)[1:], rngs(2)[1:])
     np.testing.assert_array_equal(alone, one[1])
 
 
@@ -204,7 +205,7 @@ def test_a_step_is_equation_3(monkeypatch, batched):
     (x,) = records(6)
     seen = []
     monkeypatch.setattr(gans, "_sample", lambda net, trained, many, rng, how: seen.append(trained))
-    train_gans(network, layout, start, [x], rngs(1), own, batched=batched)
+    made_of((network, layout, start, own), [x], rngs(1), batched)
     assert [each.lr_and_betas for each in made] == [(6e-4, (0.5, 0.999)), (2e-4, (0.5, 0.999))]
 
     oracle, _, _, _ = setting()
@@ -271,9 +272,9 @@ def test_dp_sgd_is_exact_whatever_the_precision(generators):
 
 def test_a_gan_learns_where_the_records_are():
     """Two corners of the square, which nobody has told it of."""
-    network, layout, start, own = setting("gan-pendigits-gn", shape=(2,), epochs=30, batch_size=16)
+    given = setting("gan-pendigits-gn", shape=(2,), epochs=30, batch_size=16)
     corners = np.array([[-0.8, 0.8], [0.8, -0.8]], np.float32)[np.arange(64) % 2]
-    (x,) = train_gans(network, layout, start, [corners], rngs(1), own, batched=False)
+    (x,) = made_of(given, [corners], rngs(1))
     near = np.linalg.norm(x[:, None] - corners[:2], axis=2).min(axis=1) < 0.5
     assert near.mean() > 0.6  # 0.1 of the square
 

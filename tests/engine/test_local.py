@@ -117,6 +117,19 @@ def points_question(verb):
     return RecordDict({"models": pack_models(layout.flatten(drawn)[None], layout), "config": record})
 
 
+def test_a_client_s_gan_is_there_before_the_next_client_trains():
+    content, heard = points_question("train.gan"), []
+    grid = LocalGrid(12, 0, heard.append)
+    try:
+        replies = grid.send_and_receive(Message(content, dst_node_id=n, message_type="train.gan") for n in (8, 9))
+        assert next(replies).metadata.src_node_id == 8
+        assert heard == ["GAN of client 7: epoch 1 of 1"]
+        assert next(replies).metadata.src_node_id == 9
+        assert heard[1:] == ["GAN of client 8: epoch 1 of 1"]
+    finally:
+        grid.close()
+
+
 @pytest.mark.parametrize("verb", ["train.gan", "train.centroids", "query.label"])
 def test_the_client_app_answers_the_verbs_of_one_shot_clustering(verb, tmp_path):
     content = points_question(verb)
