@@ -9,10 +9,11 @@ import json
 import logging
 import multiprocessing
 import os
+import queue
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,11 @@ from coterie.bench.table import BenchError, Column, Row, Table
 
 if TYPE_CHECKING:
     from coterie.server import RunConfig, RunFolder
+
+Said = Callable[[str], None]
+
+# Seconds between two looks at what runs say.
+_LOOK = 0.2
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,11 @@ class Cell:
     tuning: bool = False
     reference: Mapping[str, Any] = field(default_factory=dict)
     central: str = ""
+
+    @property
+    def title(self) -> str:
+        """Which one it is, for people."""
+        return f"{'tuning ' if self.tuning else ''}{self.row}, {self.column}, seed {self.seed}"
 
     @property
     def key(self) -> str:
@@ -86,6 +97,7 @@ def run_all(
     places: Mapping[str, Any],
     jobs: int,
     seen: Callable[[Done, int], None] = lambda done, left: None,
+    working_on: Said = lambda what: None,
 ) -> tuple[list[Done], dict[tuple[str, str], dict[str, Any]]]:
     """Tune every row, then run every cell; what is there already is not run again.
 
@@ -95,6 +107,7 @@ def run_all(
         places: where data are and where clients train; they do not tell cells apart.
         jobs: runs at a time.
         seen: called with every cell that ended, and how many are left.
+        working_on: called with what a run is at.
 
     Returns:
         the reported cells, and the tuned settings of every (row, column that it was tuned at).
@@ -103,7 +116,7 @@ def run_all(
         BenchError: another process is at work in ``out``.
     """
     with _alone(out):
-        return _run_all(table, out, places, jobs, seen)
+        return _run_all(table, out, places, jobs, seen, working_on)
 
 
 @contextmanager
@@ -118,7 +131,7 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _run_all(
-    table: Table, out: Path, places: Mapping[str, Any], jobs: int, seen: Callable[[Done, int], None]
+    table: Table, out: Path, places: Mapping[str, Any], jobs: int, seen: Callable[[Done, int], None], working_on: Said
 ) -> tuple[list[Done], dict[tuple[str, str], dict[str, Any]]]:
     rows = {row.name: row for row in table.rows}
     wanted = sorted({(row.name, column.tuned_at) for row, column in table.pairs() if row.tune})
@@ -133,7 +146,7 @@ def _run_all(
 
     def each(cells: list[Cell]) -> dict[str, Done]:
         ended = {}
-        for done in _run(cells, out, places, jobs):
+        for done in _run(cells, out, places, jobs, working_on):
             ended[done.cell.key] = done
             seen(done, next(left))
         return ended
@@ -180,7 +193,7 @@ def _settings(table: Table, row: Row, column: Column, choice: Mapping[str, Any])
     return settings
 
 
-def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int) -> Iterable[Done]:
+def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int, working_on: Said) -> Iterable[Done]:
     """Every cell as soon as it ended; equal runs are made once."""
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -198,10 +211,11 @@ def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int) -> 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["coterie.server", "coterie.client", "coterie.engine"])
     workers = max(1, min(jobs, len(waiting)))
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(workers,)) as pool:
+    said = context.Queue()
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(workers, said)) as pool:
         futures = {pool.submit(_run_one, cell, folder, dict(places)): (cell, folder) for cell, folder in waiting}
         try:
-            for future in as_completed(futures):
+            for future in _ended(set(futures), said, working_on):
                 cell, folder = futures[future]
                 result, why = future.result()
                 yield from (Done(same, result, why, folder) for same in alike[cell.key])
@@ -210,12 +224,29 @@ def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int) -> 
             raise
 
 
-def _prepare(jobs: int) -> None:
-    """Share the cores fairly, and leave Ctrl-C to the parent."""
+def _ended(pending: set[Future[Any]], said: Any, working_on: Said) -> Iterator[Future[Any]]:
+    """As they end; in between, what they say is passed on."""
+    while pending:
+        ended, pending = wait(pending, _LOOK, FIRST_COMPLETED)
+        with suppress(queue.Empty):
+            while True:
+                working_on(said.get_nowait())
+        yield from ended
+
+
+def _say(what: str) -> None:
+    """To the process that waits, once there is one."""
+
+
+def _prepare(jobs: int, said: Any) -> None:
+    """Share the cores fairly, leave Ctrl-C to the parent, and tell it what is being done."""
     import signal
 
     import torch
 
+    global _say
+    said.cancel_join_thread()  # nobody may listen any more
+    _say = said.put
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // jobs))
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -239,7 +270,13 @@ def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[
             return cluster(cell.central, config, folder), None
         _ = config.plan
         run_folder = _opened(folder, config)
-        grid = LocalGrid(config["clients"])
+
+        def tell(what: str) -> None:
+            _say(f"{cell.title}: {what}")
+
+        run_folder.watcher = tell
+        run_folder.observer = lambda line: tell(f"round {line['round']} of {config['rounds']}")
+        grid = LocalGrid(config["clients"], watcher=tell)
         try:
             result = run(run_folder, grid)
             if cell.reference:

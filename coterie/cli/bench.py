@@ -17,9 +17,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coterie.cli.console import JsonFlag, console_for, listing, print_json
+from coterie.cli.console import JsonFlag, console_for, listing, now_and_then, print_json
 
 _INTERRUPTED = 130
+# Seconds between two lines on what runs are at, where there is no terminal.
+_SILENCE = 60.0
 
 
 def bench(
@@ -56,13 +58,18 @@ def bench(
     command = shlex.join(["coterie", "bench", name, *told])  # where data and results lie is nobody's business
     done: list[Any] = []
     try:
-        with _progress(console, room.count(table)) as seen:
+        with _progress(console, room.count(table)) as (seen, working_on):
             folder.mkdir(parents=True, exist_ok=True)
             if table.plot == "surfaces":
                 document = room.surface(table, command=command, seen=seen)
             else:
                 done, tuned = room.run_all(
-                    table, kept, places=places, jobs=jobs or _jobs(device), seen=lambda one, n: seen(_said(one), n)
+                    table,
+                    kept,
+                    places=places,
+                    jobs=jobs or _jobs(device),
+                    seen=lambda one, n: seen(_said(one), n),
+                    working_on=working_on,
                 )
                 document = room.document(table, done, tuned, command=command, device=_device(device))
     except KeyboardInterrupt:
@@ -100,8 +107,8 @@ def _jobs(device: str) -> int:
 
 
 @contextmanager
-def _progress(console: Console, total: int) -> Iterator[Callable[[Any, int], None]]:
-    """A bar on a terminal, a line for every run elsewhere."""
+def _progress(console: Console, total: int) -> Iterator[tuple[Callable[[Any, int], None], Callable[[str], None]]]:
+    """For runs that end, and for what the others are at: a bar on a terminal, lines elsewhere."""
     if not console.is_terminal:
         from coterie.report.formats import duration
 
@@ -112,13 +119,16 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[Any, int], Non
             wait = f"  ({duration(rest)} left)" if left else ""
             console.print(f"{total - left:4d}/{total}  {said}{wait}", markup=False, soft_wrap=True)
 
-        yield plain
+        yield plain, now_and_then(console, _SILENCE)
         return
     last = TextColumn("{task.fields[last]}", markup=False)
     columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), last)
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=total, last="")
-        yield lambda said, left: bar.update(task, completed=total - left, last=said)
+        yield (
+            lambda said, left: bar.update(task, completed=total - left, last=said),
+            lambda what: bar.update(task, last=what),
+        )
 
 
 def _without(folder: str, document: Any) -> Any:
@@ -130,4 +140,4 @@ def _without(folder: str, document: Any) -> Any:
 def _said(done: Any) -> str:
     accuracy = (done.result or {}).get("accuracy")
     came = f"accuracy {100 * accuracy:.2f} %" if accuracy is not None else done.why or "no accuracy"
-    return f"{'tuning ' if done.cell.tuning else ''}{done.cell.row}, {done.cell.column}, seed {done.cell.seed}: {came}"
+    return f"{done.cell.title}: {came}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,19 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 def console_for(as_json: bool) -> Console:
     """Where people read: standard output, or standard error while that carries JSON."""
     return Console(stderr=as_json, highlight=False)
+
+
+def now_and_then(console: Console, seconds: float) -> Callable[[str], None]:
+    """What prints a line if it has not for so long, where there is no terminal."""
+    said = time.monotonic()
+
+    def say(what: str) -> None:
+        nonlocal said
+        if time.monotonic() - said > seconds:
+            console.print(what, markup=False, soft_wrap=True)
+            said = time.monotonic()
+
+    return say
 
 
 def print_json(document: Any) -> None:

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import sys
-import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coterie.cli.console import JsonFlag, console_for, listing, print_json
+from coterie.cli.console import JsonFlag, console_for, listing, now_and_then, print_json
 
 _INTERRUPTED = 130
 # Seconds without a line after which a long round says what it does, where there is no terminal.
@@ -164,15 +163,7 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
                 accuracy = f"  {name} {100 * line['accuracy']:5.1f} %" if "accuracy" in line else ""
                 console.print(f"round {line['round']:4d}/{rounds}  epsilon {line['epsilon']:7.3f}{accuracy}")
 
-        said = time.monotonic()
-
-        def aloud(what: str) -> None:
-            nonlocal said
-            if time.monotonic() - said > _SILENCE:
-                console.print(what, markup=False)
-                said = time.monotonic()
-
-        folder.observer, folder.watcher = plain, aloud
+        folder.observer, folder.watcher = plain, now_and_then(console, _SILENCE)
         yield
         return
     columns = (

@@ -3,6 +3,7 @@
 import csv
 import fcntl
 import json
+import re
 
 import numpy as np
 import pytest
@@ -106,10 +107,20 @@ def test_every_cell_of_every_table_is_a_configuration_that_can_run(name, quick):
 def test_a_table_from_its_file_to_its_picture(tmp_path):
     table = read_table(written(tmp_path))
     assert count(table) == 2 + 2 * 5
-    ended = []
+    ended, said = [], []
     places = {"device": "cpu", "data-dir": str(tmp_path)}
-    done, tuned = run_all(table, tmp_path / "out", places=places, jobs=1, seen=lambda one, left: ended.append(left))
+    done, tuned = run_all(
+        table,
+        tmp_path / "out",
+        places=places,
+        jobs=1,
+        seen=lambda one, left: ended.append(left),
+        working_on=said.append,
+    )
     assert ended == list(range(11, -1, -1))
+    at = re.compile(r"(tuning )?(IFCA|FedAvg), (one|two), seed \d+: round \d+ of \d+")
+    assert said
+    assert all(at.fullmatch(what) for what in said)
     assert tuned == {("IFCA", "one"): {"lr": 0.3}}  # 1e-6 cannot move a model
 
     result = document(table, done, tuned, command="coterie bench toy", device="cpu")
