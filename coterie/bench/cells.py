@@ -254,11 +254,13 @@ def _prepare(jobs: int, said: Any) -> None:
 
 def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
     """One run in this process; what cannot run says why."""
+    import torch
+
     from coterie.bench.central import cluster
     from coterie.bench.reference import compare
     from coterie.client import federation
     from coterie.datasets import DataError
-    from coterie.engine import LocalGrid
+    from coterie.engine import LocalGrid, workers_for
     from coterie.models import ModelError
     from coterie.privacy import PrivacyError
     from coterie.server import ConfigError, RunConfig, RunError, run
@@ -276,7 +278,8 @@ def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[
 
         run_folder.watcher = tell
         run_folder.observer = lambda line: tell(f"round {line['round']} of {config['rounds']}")
-        grid = LocalGrid(config["clients"], watcher=tell)
+        workers = workers_for(config.batched, config["device"], torch.get_num_threads())  # this run's cores
+        grid = LocalGrid(config["clients"], workers, tell)
         try:
             result = run(run_folder, grid)
             if cell.reference:

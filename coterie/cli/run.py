@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -117,15 +118,13 @@ def _ready(config: Any) -> None:
 
 
 def _execute(folder: Any, engine: str) -> dict[str, Any]:
-    from coterie.engine import LocalGrid, run_on_ray
-    from coterie.engine.local import workers_for
-    from coterie.models import MODELS
+    from coterie.engine import LocalGrid, run_on_ray, workers_for
     from coterie.server import run as run_once
 
     config = folder.config
     if engine == "local":
-        batched = config["model"] in MODELS and MODELS[config["model"]].batched and not config.method.labels_records
-        grid = LocalGrid(config["clients"], workers_for(batched, config["device"]), folder.working_on)
+        workers = workers_for(config.batched, config["device"], len(os.sched_getaffinity(0)))
+        grid = LocalGrid(config["clients"], workers, folder.working_on)
         try:
             return run_once(folder, grid)
         finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import os
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -178,8 +177,6 @@ def _takes_long(question: Message) -> bool:
     return question.metadata.message_type == GAN and torch_device(question.content[CONFIG]["device"]) == "cpu"
 
 
-def workers_for(model_is_batched: bool, device: str) -> int:
-    """Worker processes that suit a model: none for batched products or a GPU, else one per core."""
-    if model_is_batched or device not in ("cpu", "auto"):
-        return 0
-    return len(os.sched_getaffinity(0))
+def workers_for(model_is_batched: bool, device: str, cores: int) -> int:
+    """Worker processes that suit a model: none for batched products, a GPU or one core, else one per core."""
+    return 0 if model_is_batched or torch_device(device) != "cpu" or cores < 2 else cores

@@ -566,6 +566,12 @@ class RunConfig:
         return STRATEGIES[self["strategy"]]
 
     @property
+    def batched(self) -> bool:
+        """Whether a CPU, too, trains many clients at once."""
+        model = networks.MODELS.get(self["model"])
+        return model is not None and model.batched and not self.method.labels_records
+
+    @property
     def models(self) -> int:
         """Number of models at first; 0 where it is found."""
         return 1 if self.method.labels_records else int(self["clusters"])
