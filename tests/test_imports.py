@@ -21,7 +21,18 @@ ALLOWED = {
     "engine": {"client", "messages"},
     "server": {"strategies", "privacy", "datasets", "models", "messages", "logs", "report"},
     "deploy": {"logs"},
-    "bench": {"report", "server", "engine", "client", "clustering", "privacy", "datasets", "models", "messages"},
+    "bench": {
+        "report",
+        "server",
+        "engine",
+        "client",
+        "clustering",
+        "strategies",
+        "privacy",
+        "datasets",
+        "models",
+        "messages",
+    },
     "cli": {"bench", "deploy", "report", "server", "engine", "client", "strategies", "privacy", "datasets", "models"},
 }
 

@@ -56,6 +56,19 @@ class Cell:
         return f"{'tuning ' if self.tuning else ''}{self.row}, {self.column}, seed {self.seed}"
 
     @property
+    def sent(self) -> str:
+        """What clients send, for runs that gather points and differ in what becomes of them; empty: nobody else's."""
+        from coterie.strategies import STRATEGIES, OneShot
+
+        method = STRATEGIES.get(self.settings.get("strategy", ""))
+        if self.central or method is None or not issubclass(method, OneShot):
+            return ""
+        if self.settings.get("privacy-unit") != "none":  # each run pays for its own
+            return ""
+        before = {name: value for name, value in self.settings.items() if name not in method.afterwards}
+        return json.dumps({**before, "seed": self.seed}, sort_keys=True)
+
+    @property
     def key(self) -> str:
         """Names its folder: the same run has the same one, in whatever table."""
         more: dict[str, Any] = {"reference": dict(self.reference)} if self.reference else {}
@@ -194,15 +207,18 @@ def _settings(table: Table, row: Row, column: Column, choice: Mapping[str, Any])
 
 
 def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int, working_on: Said) -> Iterable[Done]:
-    """Every cell as soon as it ended; equal runs are made once."""
+    """Every cell as soon as it ended; equal runs are made once, and equal points gathered once."""
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
         alike.setdefault(cell.key, []).append(cell)
-    waiting = []
+    waiting: list[tuple[Cell, Path]] = []
+    gathered: dict[str, Path] = {}
     for key, same in alike.items():
         folder = out / "runs" / key
         if (folder / "result.json").exists():
             result = json.loads((folder / "result.json").read_text())
+            if same[0].sent:
+                gathered[same[0].sent] = folder
             yield from (Done(cell, result, None, folder) for cell in same)
         else:
             waiting.append((same[0], folder))
@@ -210,28 +226,41 @@ def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int, wor
         return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["coterie.server", "coterie.client", "coterie.engine"])
-    workers = max(1, min(jobs, len(waiting)))
+    workers = max(1, min(jobs, len(_ready(waiting, gathered, ()))))
     said = context.Queue()
+    running: dict[Future[Any], tuple[Cell, Path]] = {}
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(workers, said)) as pool:
-        futures = {pool.submit(_run_one, cell, folder, dict(places)): (cell, folder) for cell, folder in waiting}
         try:
-            for future in _ended(set(futures), said, working_on):
-                cell, folder = futures[future]
-                result, why = future.result()
-                yield from (Done(same, result, why, folder) for same in alike[cell.key])
+            while waiting or running:
+                for cell, folder in _ready(waiting, gathered, [cell.sent for cell, _ in running.values()]):
+                    waiting.remove((cell, folder))
+                    future = pool.submit(_run_one, cell, folder, dict(places), gathered.get(cell.sent))
+                    running[future] = cell, folder
+                ended, _ = wait(running, _LOOK, FIRST_COMPLETED)
+                with suppress(queue.Empty):
+                    while True:
+                        working_on(said.get_nowait())
+                for future in ended:
+                    cell, folder = running.pop(future)
+                    result, why = future.result()
+                    if result and cell.sent:
+                        gathered[cell.sent] = folder
+                    yield from (Done(same, result, why, folder) for same in alike[cell.key])
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _ended(pending: set[Future[Any]], said: Any, working_on: Said) -> Iterator[Future[Any]]:
-    """As they end; in between, what they say is passed on."""
-    while pending:
-        ended, pending = wait(pending, _LOOK, FIRST_COMPLETED)
-        with suppress(queue.Empty):
-            while True:
-                working_on(said.get_nowait())
-        yield from ended
+def _ready(
+    waiting: Iterable[tuple[Cell, Path]], gathered: Mapping[str, Path], gathering: Iterable[str]
+) -> list[tuple[Cell, Path]]:
+    """Those who need not wait for points that another run gathers."""
+    busy, ready = set(gathering), []
+    for cell, folder in waiting:
+        if not cell.sent or cell.sent in gathered or cell.sent not in busy:
+            ready.append((cell, folder))
+            busy.add(cell.sent)
+    return ready
 
 
 def _say(what: str) -> None:
@@ -252,8 +281,10 @@ def _prepare(jobs: int, said: Any) -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
-def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
-    """One run in this process; what cannot run says why."""
+def _run_one(
+    cell: Cell, folder: Path, places: Mapping[str, Any], gathered: Path | None
+) -> tuple[dict[str, Any] | None, str | None]:
+    """One run in this process, with the points of another where it gathered the same; what cannot run says why."""
     import torch
 
     from coterie.bench.central import cluster
@@ -264,6 +295,7 @@ def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[
     from coterie.models import ModelError
     from coterie.privacy import PrivacyError
     from coterie.server import ConfigError, RunConfig, RunError, run
+    from coterie.strategies import OneShot
 
     try:
         config = RunConfig({**cell.settings, "seed": cell.seed, **places})
@@ -272,6 +304,8 @@ def _run_one(cell: Cell, folder: Path, places: Mapping[str, Any]) -> tuple[dict[
             return cluster(cell.central, config, folder), None
         _ = config.plan
         run_folder = _opened(folder, config)
+        if gathered:
+            run_folder.take_evidence(gathered, OneShot.gathers)
 
         def tell(what: str) -> None:
             _say(f"{cell.title}: {what}")

@@ -63,6 +63,10 @@ class OneShot(ClusteredStrategy):
     }
     #: What clients are asked for.
     verb: ClassVar[str]
+    #: Options that come into play once their points are there.
+    afterwards: ClassVar[tuple[str, ...]] = ()
+    #: Evidence that they leave.
+    gathers: ClassVar[tuple[str, ...]] = ("points-*", _TRAFFIC)
     #: Name of the encoder that clients label with.
     encoder: str = "none"
 

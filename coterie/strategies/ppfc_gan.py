@@ -66,17 +66,20 @@ class PPFCGAN(OneShot):
     title: ClassVar[str] = "deep clustering of records by samples of clients' GANs"
     paper: ClassVar[str] = "Yan et al. 2022"
     units: ClassVar[tuple[str, ...]] = ("none", "record")
-    options: ClassVar[tuple[str, ...]] = (
-        *OneShot.options,
-        "gan",
-        "gan-average",
-        "synthetic-samples",
+    afterwards: ClassVar[tuple[str, ...]] = (
         "autoencoder",
         "pretrain-epochs",
         "joint-epochs",
         "dcn-weight",
         "dcn-noise",
         "dcn-restarts",
+    )
+    options: ClassVar[tuple[str, ...]] = (
+        *OneShot.options,
+        "gan",
+        "gan-average",
+        "synthetic-samples",
+        *afterwards,
         "precision",
         "device",
     )
