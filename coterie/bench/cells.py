@@ -282,7 +282,7 @@ def _prepare(jobs: int, said: Any) -> None:
 
 
 def _run_one(
-    cell: Cell, folder: Path, places: Mapping[str, Any], gathered: Path | None
+    cell: Cell, folder: Path, places: Mapping[str, Any], gathered: Path | None = None
 ) -> tuple[dict[str, Any] | None, str | None]:
     """One run in this process, with the points of another where it gathered the same; what cannot run says why."""
     import torch
