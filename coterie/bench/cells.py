@@ -9,11 +9,10 @@ import json
 import logging
 import multiprocessing
 import os
-import queue
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,6 +223,8 @@ def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int, wor
             waiting.append((same[0], folder))
     if not waiting:
         return
+    from coterie.client import heard
+
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["coterie.server", "coterie.client", "coterie.engine"])
     workers = max(1, min(jobs, len(_ready(waiting, gathered, ()))))
@@ -236,10 +237,11 @@ def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int, wor
                     waiting.remove((cell, folder))
                     future = pool.submit(_run_one, cell, folder, dict(places), gathered.get(cell.sent))
                     running[future] = cell, folder
-                ended, _ = wait(running, _LOOK, FIRST_COMPLETED)
-                with suppress(queue.Empty):
-                    while True:
-                        working_on(said.get_nowait())
+                ended: set[Future[Any]] = set()
+                while not ended:
+                    ended, _ = wait(running, _LOOK, FIRST_COMPLETED)
+                    for what in heard(said):
+                        working_on(what)
                 for future in ended:
                     cell, folder = running.pop(future)
                     result, why = future.result()

@@ -1,7 +1,7 @@
 """What a client does with the models that it receives: choose one, train it, evaluate it."""
 
 from coterie.client.memory import ClientError, Memory
-from coterie.client.progress import tell_to
+from coterie.client.progress import heard, tell_to
 from coterie.client.task import Client, federation, torch_device
 from coterie.client.training import Hyper, losses, train
 from coterie.client.verbs import VERBS, Answer
@@ -14,6 +14,7 @@ __all__ = [
     "Hyper",
     "Memory",
     "federation",
+    "heard",
     "losses",
     "tell_to",
     "torch_device",

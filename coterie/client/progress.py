@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from logging import INFO
+from typing import Any
 
 from flwr.common.logger import log
 
@@ -18,6 +21,13 @@ _listener: Callable[[str], None] = _to_log
 def tell(text: str) -> None:
     """Say what is being done."""
     _listener(text)
+
+
+def heard(said: Any) -> Iterator[str]:
+    """What other processes have put into this queue by now."""
+    with suppress(queue.Empty):
+        while True:
+            yield said.get_nowait()
 
 
 def tell_to(listener: Callable[[str], None] | None) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from logging import WARNING
@@ -19,7 +18,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from coterie.client import VERBS, Answer, Client, ClientError, tell_to, torch_device
+from coterie.client import VERBS, Answer, Client, ClientError, heard, tell_to, torch_device
 from coterie.messages import CONFIG, GAN
 
 # Clients per call of a verb: bounds the memory of a batched call, and the wait for the first reply.
@@ -96,17 +95,9 @@ class LocalGrid(Grid):
         if answer is None:
             return _answer(*self._arguments(chunk))
         while not wait([answer], _LOOK).done:
-            self._listen()
+            for what in heard(self._said):
+                self._watcher(what)
         return answer.result()
-
-    def _listen(self) -> None:
-        """Pass on what workers have said."""
-        assert self._said is not None
-        try:
-            while True:
-                self._watcher(self._said.get_nowait())
-        except queue.Empty:
-            pass
 
     def _arguments(self, chunk: Sequence[Message]) -> tuple[str, RecordDict, list[Client]]:
         clients = [self._clients[message.metadata.dst_node_id - 1] for message in chunk]

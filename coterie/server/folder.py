@@ -23,7 +23,6 @@ import platform
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -161,12 +160,13 @@ class RunFolder:
             return dict(archive)
 
     def take_evidence(self, run: Path, names: Iterable[str]) -> None:
-        """Have what another run kept under names like these, unless this one has its own."""
+        """Have what another run kept under names like these, in place of one's own."""
         (self.path / "evidence").mkdir(exist_ok=True)
         for name in names:
             for file in (run / "evidence").glob(f"{name}.npz"):
-                with suppress(FileExistsError):
-                    os.link(file, self.path / "evidence" / file.name)  # what is kept is replaced, never written into
+                own = self.path / "evidence" / file.name
+                own.unlink(missing_ok=True)
+                os.link(file, own)  # what is kept is replaced, never written into
 
     def working_on(self, what: str) -> None:
         """Tell the watcher."""

@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from coterie.client import VERBS
 from coterie.client.app import app
 from coterie.client.progress import tell
-from coterie.engine import LocalGrid
+from coterie.engine import LocalGrid, workers_for
 from coterie.messages import Layout, Points, losses_layout, pack_models, read_points, read_reply
 from coterie.models import build_gan, initialise
 from coterie.server import RunConfig
@@ -115,6 +115,18 @@ def points_question(verb):
     layout = Layout.of(drawn)
     record = ConfigRecord({**config, **asked, "round": 1})
     return RecordDict({"models": pack_models(layout.flatten(drawn)[None], layout), "config": record})
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "cores", "workers"),
+    [("cnn-tiny", "cpu", 2, 2), ("cnn-tiny", "cpu", 1, 0), ("cnn-tiny", "cuda", 2, 0), ("mlp-32", "cpu", 2, 0)],
+)
+def test_who_gains_from_workers_has_one_a_core(model, device, cores, workers):
+    assert workers_for(RunConfig({"model": model}).batched, device, cores) == workers
+
+
+def test_a_run_that_clusters_records_has_no_batched_model():
+    assert not RunConfig({"strategy": "ppfc-gan", "privacy-unit": "none"}).batched
 
 
 def test_a_client_s_gan_is_there_before_the_next_client_trains():

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -262,3 +263,18 @@ def test_evidence_is_kept_as_it_was_seen_and_replaced_atomically(folder, path, m
 def test_evidence_is_compressed(folder, path):
     folder.keep("distances", {"matrix": np.zeros((500, 500), np.float32)})
     assert (path / "evidence" / "distances.npz").stat().st_size < 10_000
+
+
+def test_evidence_of_another_run_takes_the_place_of_one_s_own(tmp_path):
+    with (
+        closing(RunFolder.create(tmp_path / "one", RunConfig({}))) as one,
+        closing(RunFolder.create(tmp_path / "other", RunConfig({}))) as other,
+    ):
+        for name, value in (("points-0000", 1), ("points-0001", 2), ("traffic", 3), ("codes", 4)):
+            one.keep(name, {"it": np.array(value)})
+        other.keep("traffic", {"it": np.array(5)})
+        other.take_evidence(one.path, ("points-*", "traffic"))
+        kept = {name: other.kept(name) for name in ("points-0000", "points-0001", "traffic", "codes")}
+        assert [own and int(own["it"]) for own in kept.values()] == [1, 2, 3, None]
+        other.keep("traffic", {"it": np.array(6)})
+        assert one.kept("traffic") == {"it": 3}
