@@ -14,6 +14,7 @@ from coterie.models import (
     ModelError,
     build,
     check_kind,
+    deskew,
     features,
     hog,
     initialise,
@@ -161,7 +162,7 @@ def test_unknown_names_get_the_nearest():
     with pytest.raises(ModelError, match=r"unknown model 'mlp32'; the nearest is 'mlp-32'; there are cnn-small, "):
         build("mlp32", SHAPE, 10)
     with pytest.raises(
-        ModelError, match="unknown features 'pool'; the nearest is 'pool2'; there are hog, none, pool2, r"
+        ModelError, match="unknown features 'pool'; the nearest is 'pool2'; there are deskew, hog, none, p"
     ):
         features("pool")
 
@@ -389,6 +390,59 @@ def test_listing_needs_no_torch():
     code = "import sys, coterie.models; print(*(m for m in sys.modules if m == 'torch' or m.startswith('coterie.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {".".join(name.split(".")[:2]) for name in done.stdout.split()} == {"coterie.models"}
+
+
+def bars(slants, places, size=28):
+    """(n, 1, size, size) in [-1, 1] of a soft bar of 16 rows: how far each leans a row, and its middle (y, x)."""
+    y, x = np.mgrid[:size, :size]
+    drawn = [
+        np.exp(-((x - across - slant * (y - down)) ** 2) / 4) * (abs(y - down) <= 8)
+        for slant, (down, across) in zip(slants, places, strict=True)
+    ]
+    return (2 * np.array(drawn, np.float32) - 1)[:, None]
+
+
+def moments(image):
+    """Middle (y, x) and covariance over variance of rows, in pixels, of a (1, n, n) image in [-1, 1]."""
+    weight = (image[0] + 1) / (image[0] + 1).sum()
+    y, x = np.mgrid[: image.shape[1], : image.shape[2]]
+    down, across = (weight * y).sum(), (weight * x).sum()
+    return down, across, (weight * (y - down) * (x - across)).sum() / (weight * (y - down) ** 2).sum()
+
+
+def test_deskew_sets_upright_and_in_the_middle():
+    upright = bars([0.0], [(13.5, 13.5)])
+    leaning = bars([0.5, -0.5, 0.3, 0.0], [(13.5, 13.5), (12.0, 16.0), (15.0, 11.0), (11.0, 11.0)])
+    assert moments(leaning[1]) == pytest.approx((12, 16, -0.5), abs=0.01)
+    done = deskew(leaning)
+    assert (done.shape, done.dtype) == (leaning.shape, np.float32)
+    for image in done:
+        assert moments(image) == pytest.approx((13.5, 13.5, 0), abs=0.05)
+    assert abs(leaning - upright).mean() > 0.1
+    assert abs(done - upright).mean() < 0.02
+    np.testing.assert_allclose(deskew(upright), upright, atol=1e-4)
+
+
+def test_deskew_looks_at_each_image_alone_and_keeps_its_range():
+    images = np.random.default_rng(0).uniform(-1, 1, (300, 3, 9, 12)).astype(np.float32)
+    together = deskew(images)
+    np.testing.assert_allclose(together[250:260], deskew(images[250:260]), atol=1e-6)
+    assert (together.max(axis=(1, 2, 3)) <= images.max(axis=(1, 2, 3)) + 1e-6).all()
+    assert (together.min(axis=(1, 2, 3)) >= images.min(axis=(1, 2, 3)) - 1e-6).all()
+
+
+def test_deskew_moves_channels_together_and_by_45_degrees_at_most():
+    leaning = bars([0.5, -0.5], [(13.5, 13.5), (13.5, 13.5)])
+    dark = np.full_like(leaning, -1)
+    both = deskew(np.concatenate([leaning, dark], axis=1))
+    np.testing.assert_allclose(both[:, :1], deskew(leaning), atol=1e-5)
+    np.testing.assert_allclose(both[:, 1:], dark, atol=1e-5)
+    assert moments(deskew(bars([1.2], [(13.5, 13.5)]))[0])[2] == pytest.approx(0.2, abs=0.03)
+    flat = np.full((1, 1, 6, 8), 0.3, np.float32)
+    np.testing.assert_allclose(deskew(flat), flat, atol=1e-6)
+    assert deskew(flat[:0]).shape == (0, 1, 6, 8)
+    with pytest.raises(ModelError, match=r"'deskew' are made of images, not of examples of shape \(16,\)"):
+        deskew(np.zeros((3, 16), np.float32))
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8)])

@@ -1,7 +1,7 @@
 """The networks of the papers, by name, and fixed features that can stand in front of them."""
 
 from coterie.models.errors import ModelError
-from coterie.models.fixed import FEATURES, FeatureInfo, Features, features, hog, identity, pool2, random_conv
+from coterie.models.fixed import FEATURES, FeatureInfo, Features, deskew, features, hog, identity, pool2, random_conv
 from coterie.models.gans import GANS, GANInfo, build_gan, check_gan, gan_for
 from coterie.models.networks import MODELS, ModelInfo, build, check_kind, drawn, initialise, num_parameters
 
@@ -18,6 +18,7 @@ __all__ = [
     "build_gan",
     "check_gan",
     "check_kind",
+    "deskew",
     "drawn",
     "features",
     "gan_for",
