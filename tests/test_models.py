@@ -162,7 +162,7 @@ def test_unknown_names_get_the_nearest():
     with pytest.raises(ModelError, match=r"unknown model 'mlp32'; the nearest is 'mlp-32'; there are cnn-small, "):
         build("mlp32", SHAPE, 10)
     with pytest.raises(
-        ModelError, match="unknown features 'pool'; the nearest is 'pool2'; there are deskew, hog, none, p"
+        ModelError, match="unknown features 'pool'; the nearest is 'pool2'; there are deskew, hog, none, pool2, r"
     ):
         features("pool")
 

@@ -61,6 +61,39 @@ def pool2(x: Images) -> Images:
     return (rows[..., 0:width:2] + rows[..., 1:width:2]) * np.float32(0.25)
 
 
+def deskew(x: Images) -> Images:
+    """Every image upright and in the middle, (n, C, H, W) to the same.
+
+    Rows are moved sideways, in a square by up to 45 degrees, until the places of pixels across and down have no
+    covariance, each pixel weighed by how much brighter it is than the darkest (Y. LeCun et al.: Gradient-Based Learning
+    Applied to Document Recognition, Proceedings of the IEEE 86(11), 1998). Pixels of the edge stand for those outside.
+
+    Raises:
+        ModelError: no images.
+    """
+    import torch
+    from torch.nn.functional import affine_grid, grid_sample
+
+    _need_images("deskew", x, 1)
+    upright = np.empty(x.shape, np.float32)
+    across, down = (np.linspace(1 / n - 1, 1 - 1 / n, n, dtype=np.float32) for n in (x.shape[3], x.shape[2]))
+    for start in range(0, len(x), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        weight = (x[part] - x[part].min(axis=(1, 2, 3), keepdims=True)).sum(axis=1)
+        weight /= weight.sum(axis=(1, 2), keepdims=True) + np.float32(1e-6)
+        middle_x, middle_y = weight.sum(axis=1) @ across, weight.sum(axis=2) @ down
+        dx, dy = across - middle_x[:, None], down - middle_y[:, None]
+        spread = (weight.sum(axis=2) * dy**2).sum(axis=1) + np.float32(1e-6)
+        slant = np.einsum("nyx,ny,nx->n", weight, dy, dx) / spread
+        back = np.zeros((len(weight), 2, 3), np.float32)  # to where a pixel comes from
+        back[:, 0, 0] = back[:, 1, 1] = 1
+        back[:, 0, 1], back[:, 0, 2], back[:, 1, 2] = slant.clip(-1, 1), middle_x, middle_y
+        grid = affine_grid(torch.as_tensor(back), list(x[part].shape), align_corners=False)
+        images = torch.as_tensor(np.ascontiguousarray(x[part]))
+        upright[part] = grid_sample(images, grid, padding_mode="border", align_corners=False).numpy()
+    return upright
+
+
 def hog(x: Images) -> Images:
     """Oriented gradients, (n, C, H, W) to (n, 8, 7, 7), for images of at least 7×7 in [-1, 1].
 
@@ -148,39 +181,6 @@ def random_conv(x: Images) -> Images:
     return features * np.float32(_LENGTH / np.sqrt(1 + _PIXELS**2))
 
 
-def deskew(x: Images) -> Images:
-    """Every image upright and in the middle, (n, C, H, W) to the same.
-
-    Rows are moved sideways, by up to 45 degrees, until the places of pixels across and down have no covariance, each
-    pixel weighed by how much brighter it is than the darkest (Y. LeCun et al.: Gradient-Based Learning Applied to
-    Document Recognition, Proceedings of the IEEE 86(11), 1998). The edge's pixels stand for those from outside.
-
-    Raises:
-        ModelError: no images.
-    """
-    import torch
-    from torch.nn.functional import affine_grid, grid_sample
-
-    _need_images("deskew", x, 1)
-    upright = np.empty(x.shape, np.float32)
-    across, down = (np.linspace(1 / n - 1, 1 - 1 / n, n, dtype=np.float32) for n in (x.shape[3], x.shape[2]))
-    for start in range(0, len(x), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        weight = (x[part] - x[part].min(axis=(1, 2, 3), keepdims=True)).sum(axis=1)
-        weight /= weight.sum(axis=(1, 2), keepdims=True) + np.float32(1e-6)
-        middle_x, middle_y = weight.sum(axis=1) @ across, weight.sum(axis=2) @ down
-        dx, dy = across - middle_x[:, None], down - middle_y[:, None]
-        spread = (weight.sum(axis=2) * dy**2).sum(axis=1) + np.float32(1e-6)
-        slant = np.einsum("nyx,ny,nx->n", weight, dy, dx) / spread
-        back = np.zeros((len(weight), 2, 3), np.float32)  # to where a pixel comes from
-        back[:, 0, 0] = back[:, 1, 1] = 1
-        back[:, 0, 1], back[:, 0, 2], back[:, 1, 2] = slant.clip(-1, 1), middle_x, middle_y
-        grid = affine_grid(torch.as_tensor(back), list(x[part].shape), align_corners=False)
-        images = torch.as_tensor(np.ascontiguousarray(x[part]))
-        upright[part] = grid_sample(images, grid, padding_mode="border", align_corners=False).numpy()
-    return upright
-
-
 @lru_cache(maxsize=4)
 def _filters(channels: int) -> Images:
     """(16, C, 5, 5) Gaussian filters, fading towards their edges, of sum 0 and norm 1."""
@@ -212,8 +212,8 @@ FEATURES: dict[str, FeatureInfo] = {
     for info in (
         FeatureInfo("none", "the images as they are", identity),
         FeatureInfo("pool2", "2×2 average pooling", pool2),
-        FeatureInfo("hog", "oriented gradients: 8 directions in 7×7 cells", hog),
         FeatureInfo("deskew", "the images upright and in the middle, by their moments", deskew),
+        FeatureInfo("hog", "oriented gradients: 8 directions in 7×7 cells", hog),
         FeatureInfo("random-conv", "16 random filters, known to all, and the image, in 7×7 cells", random_conv),
     )
 }
