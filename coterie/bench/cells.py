@@ -299,19 +299,18 @@ def _run_one(
     from coterie.server import ConfigError, RunConfig, RunError, run
     from coterie.strategies import OneShot
 
+    def tell(what: str) -> None:
+        _say(f"{cell.title}: {what}")
+
     try:
         config = RunConfig({**cell.settings, "seed": cell.seed, **places})
         federation(config.for_clients())
         if cell.central:
-            return cluster(cell.central, config, folder), None
+            return cluster(cell.central, config, folder, tell), None
         _ = config.plan
         run_folder = _opened(folder, config)
         if gathered:
             run_folder.take_evidence(gathered, OneShot.gathers)
-
-        def tell(what: str) -> None:
-            _say(f"{cell.title}: {what}")
-
         run_folder.watcher = tell
         run_folder.observer = lambda line: tell(f"round {line['round']} of {config['rounds']}")
         workers = workers_for(config.batched, config["device"], torch.get_num_threads())  # this run's cores

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
+from coterie.bench.cells import Said
 from coterie.bench.table import BenchError
 from coterie.client import federation
 from coterie.clustering import fuzzy_c_means, k_means
@@ -27,13 +28,14 @@ Labels = npt.NDArray[np.int64]
 _CHUNK = 8192
 
 
-def cluster(method: str, config: RunConfig, folder: Path) -> dict[str, Any]:
+def cluster(method: str, config: RunConfig, folder: Path, tell: Said = lambda what: None) -> dict[str, Any]:
     """Cluster the records of all clients, and write the scores as a run's result.json has them.
 
     Args:
         method: one of :data:`~coterie.bench.table.CENTRAL`.
         config: of the run that it stands beside; it names data, clients, clusters, seed and device.
         folder: where the result goes.
+        tell: called with what is being done.
 
     Raises:
         BenchError: the data have no classes, or too few records.
@@ -43,9 +45,10 @@ def cluster(method: str, config: RunConfig, folder: Path) -> dict[str, Any]:
         raise BenchError(f"{config['dataset']} has real targets: clusters are scored against classes")
     shards = [data.shard(client) for client in range(data.clients)]
     x, y = (np.concatenate([getattr(shard, part) for shard in shards]) for part in "xy")
+    tell(f"{len(x)} records in one place")
     started = time.perf_counter()
     try:
-        labels = _METHODS[method](x.reshape(len(x), -1), config)
+        labels = _METHODS[method](x.reshape(len(x), -1), config, tell)
     except ValueError as error:
         raise BenchError(f"central {method}: {error}") from error
     seconds = time.perf_counter() - started
@@ -72,16 +75,16 @@ def cluster(method: str, config: RunConfig, folder: Path) -> dict[str, Any]:
     return result
 
 
-def _km(x: Points, config: RunConfig) -> Labels:
+def _km(x: Points, config: RunConfig, tell: Said) -> Labels:
     return _nearest(x, k_means(x, config["clusters"], np.random.default_rng(config.seed)))
 
 
-def _fcm(x: Points, config: RunConfig) -> Labels:
+def _fcm(x: Points, config: RunConfig, tell: Said) -> Labels:
     rng = np.random.default_rng(config.seed)
     return _nearest(x, fuzzy_c_means(x, config["clusters"], rng, fuzzifier=config["fuzzifier"]))
 
 
-def _dcn(x: Points, config: RunConfig) -> Labels:
+def _dcn(x: Points, config: RunConfig, tell: Said) -> Labels:
     network = DCN(
         config["clusters"],
         config["pretrain-epochs"],
@@ -94,7 +97,7 @@ def _dcn(x: Points, config: RunConfig) -> Labels:
         seed=config.seed or 0,
         device=config["device"],
     )
-    return network.fit(x).label(x)
+    return network.fit(x, tell=tell).label(x)
 
 
 def _nearest(x: Points, centroids: npt.NDArray[np.float64]) -> Labels:
@@ -102,4 +105,4 @@ def _nearest(x: Points, centroids: npt.NDArray[np.float64]) -> Labels:
     return np.concatenate([cdist(part, centroids).argmin(axis=1) for part in parts])
 
 
-_METHODS: dict[str, Callable[[Points, RunConfig], Labels]] = {"km": _km, "fcm": _fcm, "dcn": _dcn}
+_METHODS: dict[str, Callable[[Points, RunConfig, Said], Labels]] = {"km": _km, "fcm": _fcm, "dcn": _dcn}

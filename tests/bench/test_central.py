@@ -175,13 +175,14 @@ def test_columns_that_are_not_there_are_refused(tmp_path):
 @pytest.mark.parametrize("method", ["fcm", "dcn"])
 def test_other_references(monkeypatch, tmp_path, method):
     changes = {"pretrain_epochs": 2, "joint_epochs": 1, "dcn_weight": 0.5} if method == "dcn" else {"fuzzifier": 1.2}
-    seen = {}
+    seen, said = {}, []
     if method == "dcn":
         from coterie.clustering.dcn import DCN
 
         fit = DCN.fit
-        monkeypatch.setattr(DCN, "fit", lambda self, x: seen.setdefault("fit", (self, fit(self, x)))[1])
-    result = cluster(method, config(**changes), tmp_path / "run")
+        monkeypatch.setattr(DCN, "fit", lambda self, x, **how: seen.setdefault("fit", (self, fit(self, x, **how)))[1])
+    result = cluster(method, config(**changes), tmp_path / "run", said.append)
+    assert said[0] == "1797 records in one place"
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
     assert np.sum(result["confusion"]) == 1797
     assert result["nmi"] > (0.6 if method == "fcm" else 0.3)
@@ -189,6 +190,7 @@ def test_other_references(monkeypatch, tmp_path, method):
         network, _ = seen["fit"]
         assert (network.k, network.pretrain_epochs, network.joint_epochs, network.weight) == (10, 2, 1, 0.5)
         assert (network.seed, network.device) == (0, "cpu")
+        assert said[-1] == "deep clustering 2 of 2: epoch 3 of 3"
 
 
 def test_what_cannot_be_clustered_says_why(tmp_path):
