@@ -59,9 +59,10 @@ def told(run: Run) -> list[str]:
         f"{_clients(len(points))} sent {sum(sizes):,} {_what(run)}, {each}, in one round; the server clustered them "
         "together, and clients labelled their own records by what it found."
     ]
+    if collapsed := run.notes.get("collapsed"):
+        words.append(f"Samples of {_who(collapsed)} hardly differ from each other: clusters may miss what is there.")
     if missing:
-        who = "Client" if len(missing) == 1 else "Clients"
-        return [*words, f"{who} {formats.listed(missing)} sent nothing: the clusters were found without them."]
+        return [*words, f"{_who(missing).capitalize()} sent nothing: the clusters were found without them."]
     return [*words, "Nobody was missing."]
 
 
@@ -126,3 +127,7 @@ def _all(points: dict[int, np.ndarray]) -> int:
 
 def _clients(many: int) -> str:
     return f"{many} client{'s' * (many > 1)}"
+
+
+def _who(clients: list[int]) -> str:
+    return f"client{'s' * (len(clients) > 1)} {formats.listed(clients)}"

@@ -22,13 +22,17 @@ Details
 - The paper's Theorem 1 is no guarantee: it has delta = O(s/n) for s samples of n records, which is of order 1 at s = n,
   names no epsilon, and nothing is clipped or noised. At record level (privacy-unit = record) the discriminator is
   trained by DP-SGD instead, in a network without batch normalisation: generator and samples are then post-processing.
+- Whose samples hardly differ from each other is named: its GAN collapsed, and says nothing about its records.
 - The encoder travels with its batch normalisation folded in, so that a record's label is its own matter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from logging import WARNING
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from flwr.common.logger import log
 
 from coterie.messages import GAN, Points
 from coterie.models import GANS, ModelError, check_gan, gan_for
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 _STATE = "dcn-state"
+# Of the deviation of all samples: a GAN whose own ones have less makes one and the same.
+_ALIKE = 0.01
 
 
 class PPFCGAN(OneShot):
@@ -145,6 +151,17 @@ class PPFCGAN(OneShot):
         """Line 5."""
         from coterie.clustering.dcn import DCN  # imports torch
 
+        every = union(points)
+        least = _ALIKE * _spread(every)
+        collapsed = [client for client, own in points.items() if len(own) > 1 and _spread(own) < least]
+        if collapsed:
+            self.notes["collapsed"] = collapsed
+            log(
+                WARNING,
+                "samples of clients %s hardly differ from each other: their GANs collapsed, and clusters may miss "
+                "their records; try other features, gan or local-epochs",
+                ", ".join(map(str, collapsed)),
+            )
         network = DCN(
             self.clusters,
             self.pretrain_epochs,
@@ -158,10 +175,15 @@ class PPFCGAN(OneShot):
             device=self.device,
         )
         labeller = network.fit(
-            union(points),
+            every,
             state=self.recorder.kept(_STATE),
             keep=lambda state: self.recorder.keep(_STATE, state),
             tell=self.recorder.working_on,
         )
         self.recorder.keep(_STATE, {})
         return labeller
+
+
+def _spread(points: FloatArray) -> float:
+    """Mean over coordinates of the deviation of (n, *shape) points."""
+    return float(points.std(axis=0).mean())

@@ -82,6 +82,12 @@ def test_the_page_tells_scores_the_missing_and_the_traffic(tmp_path):
     assert len(set(re.findall(r'\bid="([^"]+)"', html))) == len(re.findall(r'\bid="([^"]+)"', html))
 
 
+@pytest.mark.parametrize(("collapsed", "who"), [([2], "client 2"), ([0, 2], "clients 0 and 2")])
+def test_whose_gan_collapsed_is_said(tmp_path, collapsed, who):
+    run = read_run(make_run(tmp_path / "run", notes={**NOTES, "collapsed": collapsed}))
+    assert f"Samples of {who} hardly differ from each other: clusters may miss what is there." in told(run)
+
+
 def test_nobody_missing_is_said_and_centroids_are_called_so(tmp_path):
     run = read_run(make_run(tmp_path / "run", "kfed", notes={"missing": [], "points": {"0": 3, "1": 3}}))
     assert told(run) == [

@@ -678,6 +678,16 @@ def test_what_clients_are_asked_for(asked, sent):
     assert gan.asks() == {"labels": 3, "encoder": "sae", "tell": False}
 
 
+def test_a_gan_that_collapsed_is_named(tmp_path, caplog):
+    def same(client, content):
+        apart = np.array([[0], [{3: 0.001, 5: 0.05}.get(client, 0)]]) + np.full(4, 0.5)
+        return instead(apart)(content) if client in (3, 5, 7) else [content]
+
+    outcome = execute(tmp_path / "run", GAN, Wire(same))
+    assert (outcome["notes"]["collapsed"], outcome["notes"]["missing"]) == ([3, 7], [])
+    assert "samples of clients 3, 7 hardly differ from each other: their GANs collapsed" in caplog.text
+
+
 def test_settings_reach_the_deep_clustering_network(tmp_path, monkeypatch):
     made, fit = [], dcn.DCN.fit
     monkeypatch.setattr(dcn.DCN, "fit", lambda self, *a, **k: (made.append(self), fit(self, *a, **k))[1])
