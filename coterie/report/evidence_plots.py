@@ -12,6 +12,7 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from coterie.report import formats
 from coterie.report.evidence import Node, Pairs, leaves
 from coterie.report.plots import (
     CLUSTER_COLOURS,
@@ -57,7 +58,7 @@ def distance_figure(pairs: Pairs) -> Figure:
             axes.plot(
                 [beside, beside], [n - start, n - end], color=colour, linewidth=5, clip_on=False, solid_capstyle="butt"
             )
-            ends.append(LineEnd(n, n - (start + end) / 2, f"cluster {label}{GAP}{_clients(size)}", colour))
+            ends.append(LineEnd(n, n - (start + end) / 2, f"cluster {label}{GAP}{formats.clients(size)}", colour))
         axes.set_xlim(0, n)
         label_ends(axes, ends[: 2 * MOST_LABELS])
         _colour_bar(figure, (0.89, 0.25, 0.016, 0.5), _NEAR_TO_FAR, scale, "distance")
@@ -153,7 +154,7 @@ def tree_figure(tree: Sequence[Node], last: int) -> Figure:
                 axes.plot([stop, last], [y, y], ":", color=colour, linewidth=1.4)
                 axes.plot(stop, y, "s", color=INK, markersize=6, zorder=4)
             if leaf:
-                label = f"cluster {node.cluster}{GAP}{_clients(len(node.clients))}"
+                label = f"cluster {node.cluster}{GAP}{formats.clients(len(node.clients))}"
                 labels.append(LineEnd(last, y, label, colour))
         axes.set_xlim(0, 1.01 * last)
         axes.set_ylim(-0.6, max(len(ends) - 1, 1) + 0.6 if len(ends) > 1 else 0.6)
@@ -203,7 +204,3 @@ def _colour_bar(
     axes.grid(False)
     axes.tick_params(length=0)
     axes.set_title(name, fontsize=9, fontweight="normal", color=MUTED, loc="center", pad=8)
-
-
-def _clients(number: int) -> str:
-    return f"{number} client" + ("s" if number > 1 else "")

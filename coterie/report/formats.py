@@ -75,6 +75,11 @@ def listed(numbers: Sequence[int]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
+def clients(number: int) -> str:
+    """`1 client`, or `2 clients`."""
+    return f"{number} client" + ("s" if number > 1 else "")
+
+
 def of_total(found: int | None, total: int | None) -> str:
     """`4 of 4`; the total is left out where nobody knows it."""
     if found is None:

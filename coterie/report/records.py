@@ -56,8 +56,8 @@ def told(run: Run) -> list[str]:
     sizes = sorted(points.values())
     each = f"{sizes[0]:,} each" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,} each"
     words = [
-        f"{_clients(len(points))} sent {sum(sizes):,} {_what(run)}, {each}, in one round; the server clustered them "
-        "together, and clients labelled their own records by what it found."
+        f"{formats.clients(len(points))} sent {sum(sizes):,} {_what(run)}, {each}, in one round; the server clustered "
+        "them together, and clients labelled their own records by what it found."
     ]
     if collapsed := run.notes.get("collapsed"):
         words.append(f"Samples of {_who(collapsed)} hardly differ from each other: clusters may miss what is there.")
@@ -123,10 +123,6 @@ def _what(run: Run) -> str:
 
 def _all(points: dict[int, np.ndarray]) -> int:
     return sum(map(len, points.values()))
-
-
-def _clients(many: int) -> str:
-    return f"{many} client{'s' * (many > 1)}"
 
 
 def _who(clients: list[int]) -> str:
