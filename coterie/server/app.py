@@ -20,6 +20,7 @@ from coterie.report import write_report
 from coterie.server import exporter
 from coterie.server.config import SCHEMA, ConfigError, RunConfig
 from coterie.server.folder import RunFolder
+from coterie.server.grid import persistent
 from coterie.server.run import initial_models, rounds_of, run
 
 
@@ -81,7 +82,7 @@ def main(grid: Grid, context: Context) -> None:
         log(WARNING, warning)
     try:
         with paged(folder):
-            run(folder, grid)
+            run(folder, persistent(grid))
     finally:
         folder.close()
     log(INFO, "results are in %s", folder.path)

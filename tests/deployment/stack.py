@@ -115,7 +115,7 @@ class Stack:
             if until(said) if until else said["run"]["status"] in ENDED:
                 return said
             time.sleep(2)
-        raise AssertionError(f"run {run} after {seconds} s: {said}\n{self.logs()}")
+        raise AssertionError(f"run {run} after {seconds} s: {said}\n{self.said_last()}")
 
     def complete(self, run: str, **options) -> None:
         """Wait for a run to end as it should."""
@@ -132,6 +132,11 @@ class Stack:
     def log(self, run: str) -> str:
         """What the ServerApp said, which the SuperLink keeps and no container prints."""
         return self.cli("flwr", "log", run, "coterie", "--show").stdout
+
+    def said_last(self) -> str:
+        """What containers said last, and all that the last run's ServerApp said: short enough to be read."""
+        run = self.started[-1]
+        return f"{self.logs('--tail', '20')}\n{self.status(run)['run']}\n{self.log(run)}"
 
     def container(self, service: str) -> str:
         return self.compose("ps", "--quiet", "--all", service).stdout.strip()
@@ -179,7 +184,7 @@ class Stack:
         """Wait for something."""
         end = time.monotonic() + seconds
         while not there():
-            assert time.monotonic() < end, f"nothing after {seconds} s\n{self.logs()}"
+            assert time.monotonic() < end, f"nothing after {seconds} s\n{self.said_last()}"
             time.sleep(1)
 
     def paid(self, client: int) -> list[int]:
