@@ -115,7 +115,8 @@ class Stack:
             if until(said) if until else said["run"]["status"] in ENDED:
                 return said
             time.sleep(2)
-        raise AssertionError(f"run {run} after {seconds} s: {said}\n{self.said_last()}")
+        self.tell()
+        raise AssertionError(f"run {run} after {seconds} s: {said}")
 
     def complete(self, run: str, **options) -> None:
         """Wait for a run to end as it should."""
@@ -133,10 +134,13 @@ class Stack:
         """What the ServerApp said, which the SuperLink keeps and no container prints."""
         return self.cli("flwr", "log", run, "coterie", "--show").stdout
 
-    def said_last(self) -> str:
-        """What containers said last, and all that the last run's ServerApp said: short enough to be read."""
-        run = self.started[-1]
-        return f"{self.logs('--tail', '20')}\n{self.status(run)['run']}\n{self.log(run)}"
+    def tell(self) -> None:
+        """Prints what containers said last, and then of the last run what only a SuperLink that answers can say."""
+        print(self.logs("--tail", "20"))
+        for run in self.started[-1:]:
+            for words in (("coterie", "status", "--run", run), ("flwr", "log", run, "coterie", "--show")):
+                done = self.cli(*words, check=False)
+                print(done.stdout + done.stderr)
 
     def container(self, service: str) -> str:
         return self.compose("ps", "--quiet", "--all", service).stdout.strip()
@@ -184,7 +188,9 @@ class Stack:
         """Wait for something."""
         end = time.monotonic() + seconds
         while not there():
-            assert time.monotonic() < end, f"nothing after {seconds} s\n{self.said_last()}"
+            if time.monotonic() >= end:
+                self.tell()
+                raise AssertionError(f"nothing after {seconds} s")
             time.sleep(1)
 
     def paid(self, client: int) -> list[int]:

@@ -56,7 +56,7 @@ class SuperLink(HttpGrid):
         replies = []
         for i in sorted(there):
             lost = Error(ErrorCode.MESSAGE_UNAVAILABLE, "gone")
-            replies.append(Message(*([lost] if i in self.gone else [RecordDict()]), reply_to=self.stored[i]))
+            replies.append(Message(lost if i in self.gone else RecordDict(), reply_to=self.stored[i]))
             self.gone.add(i)
         self._call("pull")
         return replies
