@@ -3,7 +3,7 @@
     for K floor(N / b) steps:
         B ← each record with probability b / N
         g ← Σ_{i in B} clip(∇ loss_i(theta), c)
-        theta ← theta - lr (g + N(0, z² c² I)) / b
+        theta ← theta - lr c (g / c + N(0, z² I)) / b
 
 b = N takes every record. ``sequential`` has the gradients of any network's records from Opacus, and is the oracle of
 ``batched``, which runs all clients at once where the network is a chain of linear layers.
@@ -31,7 +31,7 @@ from coterie.client.training import _example_loss, _padded
 from coterie.datasets import Shard
 from coterie.messages import Layout
 from coterie.models import ModelError
-from coterie.privacy import gaussian
+from coterie.privacy import check_clip_norm, gaussian
 
 Vectors = npt.NDArray[np.float32]
 Generators = Sequence[np.random.Generator]
@@ -80,8 +80,7 @@ class DPSGD:
         for name, least in (("epochs", 1), ("memory_mb", 1), ("noise_multiplier", 0), ("lr", 0)):
             if not least <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}, and finite")
-        if not 0 < self.clip_norm < math.inf:
-            raise ValueError(f"clip_norm is {self.clip_norm}; it must be positive and finite")
+        check_clip_norm(self.clip_norm)
 
     @property
     def steps(self) -> int:
@@ -93,8 +92,13 @@ class DPSGD:
         return np.flatnonzero(coins.random(size) < self.batch_size / self.num_examples)
 
     def noise(self, noises: np.random.Generator, size: int) -> npt.NDArray[np.float64]:
-        """(size,) noise on the sum of a whole batch's clipped gradients."""
-        return gaussian(noises, self.noise_multiplier * self.clip_norm, (size,))
+        """(size,) noise on the sum of a whole batch's clipped gradients, in units of the clipping norm."""
+        return gaussian(noises, self.noise_multiplier, (size,))
+
+    @property
+    def step_size(self) -> float:
+        """By what a noisy sum in units of the clipping norm is multiplied: lr c / b."""
+        return self.lr * self.clip_norm / self.batch_size
 
 
 def train_privately(
@@ -156,13 +160,15 @@ def _train_sequential(
                 records = batch[begin : begin + chunk]
                 gradients = _gradients(network, parameters, x[records], y[records], _example_loss)
                 total += _clipped_sum(gradients, own.clip_norm)
-            vector -= own.lr / own.batch_size * total
+            vector -= own.step_size * total
         updates[i] = vector.cpu().numpy() - start[i]
     return updates
 
 
 def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD) -> Tensor:
-    """(d,) float64 sum over records of their clipped gradients, at the model's own parameters, which are not touched.
+    """(d,) float64 sum over records of their clipped gradients, in units of the clipping norm.
+
+    Gradients are taken at the model's own parameters, which stay as they are.
 
     Args:
         model: the network; no record may see another in it.
@@ -200,7 +206,7 @@ def _train_batched(
     rows = torch.arange(len(shards), device=device)[:, None]
     vectors = torch.tensor(start, device=device)
     clips = torch.tensor([[own.clip_norm] for own in settings], dtype=torch.float64, device=device)
-    rates = torch.tensor([[own.lr / own.batch_size] for own in settings], dtype=torch.float64, device=device)
+    rates = torch.tensor([[own.step_size] for own in settings], dtype=torch.float64, device=device)
     widths = sum(layer.in_features + layer.out_features for layer in model if isinstance(layer, nn.Linear))
     chunk = _chunk(3 * len(shards) * widths, min(own.memory_mb for own in settings))  # float32 and float64
     clients = list(zip(settings, coins, noises, sizes, strict=True))
@@ -296,7 +302,7 @@ def _chunk(numbers: int, memory_mb: int) -> int:
 
 
 def _clipped_sum(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
-    """(d,) float64 sum over records of their clipped gradients, some records at a time."""
+    """(d,) float64 sum over records of their clipped gradients in units of the clipping norm, some at a time."""
     flat = [gradient.flatten(1) for gradient in gradients]
     some = max(1, _MOST_NUMBERS // sum(part.shape[1] for part in flat))
     total: Tensor = flat[0].new_zeros((), dtype=torch.float64)

@@ -270,7 +270,9 @@ def train_gan_privately(
         total = torch.as_tensor(private.noise(noises, size), device=how.device)
         total += clipped_gradients(discriminator, x[batch], _takes_for_real, private)
         public = torch.autograd.grad(softplus(discriminator(made.detach())).mean(), learned)
-        noisy = torch.split(total / private.batch_size, [parameter.numel() for parameter in learned])
+        noisy = torch.split(
+            total * (private.clip_norm / private.batch_size), [parameter.numel() for parameter in learned]
+        )
         for parameter, own, other in zip(learned, noisy, public, strict=True):
             parameter.grad = own.reshape(parameter.shape).to(parameter.dtype) + other
         of_d.step()

@@ -19,12 +19,13 @@ _MARGIN = 1e-6
 
 
 def clip_factors(norms: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
-    """What each record's gradient is multiplied with, and whether it is finite at all.
+    """Factors that clip gradients to norm c and divide them by c, and which gradients are finite at all.
 
-    Norms are float64, in which the squares of finite float32 numbers do not overflow.
+    Clipped gradients have norm at most 1, so that noise is added in units of the sensitivity. Norms are float64, in
+    which the squares of finite float32 numbers do not overflow.
     """
     kept = norms.isfinite()
-    return torch.where(kept, (clip_norm * (1 - _MARGIN) / norms).clamp(max=1), 0), kept
+    return torch.where(kept, (1 - _MARGIN) / torch.clamp(norms, min=clip_norm * (1 - _MARGIN)), 0), kept
 
 
 def is_chain(model: nn.Module, shard: Shard) -> bool:
@@ -42,7 +43,8 @@ def is_chain(model: nn.Module, shard: Shard) -> bool:
 def clipped_sums(
     model: nn.Sequential, layout: Layout, vectors: Tensor, x: Tensor, y: Tensor, there: Tensor, clips: Tensor
 ) -> Tensor:
-    """(n, d) float64 sums over every client's records, (n, m) of which ``there`` are, of their clipped gradients."""
+    """(n, d) float64 sums over every client's records, (n, m) of which ``there`` are, of their clipped
+    gradients, in units of the clipping norm."""
     parameters = layout.split(vectors)
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}

@@ -3,7 +3,7 @@
 from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError
 from coterie.privacy.accounting import NO_PRIVACY, calibrate, composed, epsilon
 from coterie.privacy.certificate import certificate, plan_of
-from coterie.privacy.clipping import clip, clip_rows
+from coterie.privacy.clipping import check_clip_norm, clip, clip_rows
 from coterie.privacy.ledger import BudgetError, ClientLedger, Ledger, LedgerError, Permit, read_ledger
 from coterie.privacy.losses import noisy_losses
 from coterie.privacy.mechanisms import (
@@ -48,6 +48,7 @@ __all__ = [
     "Streams",
     "calibrate",
     "certificate",
+    "check_clip_norm",
     "clip",
     "clip_rows",
     "composed",

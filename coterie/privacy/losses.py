@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coterie.privacy.accountants import PrivacyError
 from coterie.privacy.randomness import FloatArray, gaussian
+from coterie.privacy.selection import unit_losses
 
 
 def noisy_losses(
@@ -21,13 +21,11 @@ def noisy_losses(
 
     Args:
         losses: (n, m) of every model on every record; clipped to [0, bound], NaN counts as ``bound``.
-        bound: L.
+        bound: L, finite.
         deviation: of the noise on a sum, in units of L.
         num_examples: N, public, by which sums are divided; not n, which a record changes.
         rng: the client's noise.
     """
-    if not bound > 0:
-        raise PrivacyError(f"the bound of a record's loss must be positive, not {bound}")
-    each = np.clip(np.nan_to_num(np.asarray(losses, dtype=np.float64), nan=bound), 0.0, bound)
-    noisy: FloatArray = (each.sum(axis=0) + gaussian(rng, deviation * bound, each.shape[1:])) / num_examples
+    each = unit_losses(losses, bound)
+    noisy: FloatArray = (each.sum(axis=0) + gaussian(rng, deviation, each.shape[1:])) * (bound / num_examples)
     return noisy

@@ -23,9 +23,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError
+from coterie.privacy.accountants import ACCOUNTANTS, MOST_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import calibrate, check_delta
-from coterie.privacy.clipping import clip_rows
+from coterie.privacy.clipping import check_clip_norm, clip_to_unit
 from coterie.privacy.ledger import Ledger, LedgerError, Permit
 from coterie.privacy.randomness import FloatArray, Streams, gaussian
 
@@ -39,7 +39,7 @@ DIVISORS = ("fixed", "released")
 
 
 class Contributions(ABC):
-    """What the clients of one cohort sent, clipped on arrival; true sums and labels, for the mechanism alone.
+    """Updates of one cohort, clipped on arrival and divided by C; exact sums and labels, for the mechanism alone.
 
     ``draws`` independent rounds can be kept side by side, which is how the audit runs a mechanism 100,000 times;
     a run has one. Labels then have shape (draws,) and updates (draws, d).
@@ -60,7 +60,7 @@ class Contributions(ABC):
 
     def _clipped(self, update: npt.ArrayLike) -> FloatArray:
         rows = np.broadcast_to(np.asarray(update, dtype=np.float64), (self.draws, self.size))
-        return clip_rows(rows, self.plan.clip_norm)
+        return clip_to_unit(rows, self.plan.clip_norm)
 
 
 class Summed(Contributions):
@@ -267,10 +267,10 @@ class Plan(ABC):
     def __post_init__(self) -> None:
         if not 0 < self.sampling_rate <= 1:
             raise PrivacyError(f"sampling rate must lie in (0, 1], not {self.sampling_rate}")
-        if not (0 < self.clip_norm and (self.clip_norm < math.inf or not self.private)):
-            raise PrivacyError(f"clipping norm must be positive and finite, not {self.clip_norm}")
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise PrivacyError(f"noise multiplier must be finite and at least 0, not {self.noise_multiplier}")
+        if self.private or self.clip_norm != math.inf:
+            check_clip_norm(self.clip_norm)
+        if not 0 <= self.noise_multiplier <= MOST_NOISE:
+            raise PrivacyError(f"noise multiplier must lie in [0, {MOST_NOISE:g}], not {self.noise_multiplier}")
         if not 0 <= self.identifier_share < 1:
             raise PrivacyError(f"identifier share must lie in [0, 1), not {self.identifier_share}")
         for name in ("clients", "num_clusters", "rounds"):
@@ -331,6 +331,11 @@ class Plan(ABC):
     def rate(self) -> float:
         """The sampling rate that the sampler realises."""
         return self.sampling_rate
+
+    @property
+    def scale(self) -> float:
+        """C, by which the noisy sum of clipped updates in units of C is multiplied; 1 where nothing is clipped."""
+        return self.clip_norm if math.isfinite(self.clip_norm) else 1.0
 
     @property
     def expected_members(self) -> float:

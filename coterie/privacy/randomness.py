@@ -6,6 +6,7 @@ with a seed is reproducible and therefore never certified.
 
 from __future__ import annotations
 
+import math
 import secrets
 import zlib
 from dataclasses import dataclass
@@ -47,8 +48,14 @@ class Streams:
 def gaussian(rng: np.random.Generator, std: float, shape: tuple[int, ...]) -> FloatArray:
     """Gaussian noise in float64: half the sum of four draws, against attacks on floating-point gaps.
 
-    It mitigates (Holohan and Braghin, arXiv:2107.10138, section 5); it proves nothing. ``std`` 0 gives zeros.
+    It mitigates (Holohan and Braghin, arXiv:2107.10138, section 5); it proves nothing. ``std`` 0 gives zeros. Callers
+    add noise in units of the sensitivity, so that ``std`` is a noise multiplier and never underflows.
+
+    Raises:
+        ValueError: ``std`` is negative or not finite.
     """
+    if not 0 <= std < math.inf:
+        raise ValueError(f"the standard deviation of noise must be finite and at least 0, not {std}")
     total = np.zeros(shape)
     if std > 0:
         for _ in range(4):

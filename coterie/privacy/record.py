@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from coterie.privacy.accountants import MOST_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import check_delta, epsilon, least_noise
+from coterie.privacy.clipping import check_clip_norm
 from coterie.privacy.selection import selection_event
 
 #: Ways for a client to choose a cluster by its losses.
@@ -92,8 +93,7 @@ class RecordPlan:
                 raise PrivacyError(f"{name} must be at least 0, not {getattr(self, name)}")
         if self.selection not in SELECTIONS:
             raise PrivacyError(f"selection must be {', '.join(SELECTIONS)}, not {self.selection!r}")
-        if not self.clip_norm > 0:
-            raise PrivacyError(f"clipping norm must be positive, not {self.clip_norm}")
+        check_clip_norm(self.clip_norm)
         check_delta(self.delta)
 
     @classmethod

@@ -19,6 +19,9 @@ from scipy.special import expit, ndtri
 
 from coterie.privacy.accountants import LEAST_NOISE, MOST_NOISE, Event, PrivacyError
 
+#: Range of the bound L of a record's loss.
+LEAST_LOSS_BOUND, MOST_LOSS_BOUND = 1e-6, 1e6
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
@@ -37,22 +40,44 @@ def noisy_argmin(losses: npt.ArrayLike, bound: float, epsilon: float, rng: np.ra
     """The cluster of least loss, chosen privately: RC-DPFL's choice by loss, made a mechanism.
 
     Adding or removing one record moves every summed loss the same way, by at most ``bound``; with Gumbel noise of
-    scale ``bound / epsilon`` the privacy loss stays in an interval of length ``epsilon``.
+    scale ``bound / epsilon``, drawn in units of ``bound``, the privacy loss stays in an interval of length ``epsilon``.
 
     Args:
         losses: (n, k) of every model on every record; clipped to [0, bound], NaN counts as ``bound``.
-        bound: L.
+        bound: L, finite.
         epsilon: of this one choice; :func:`selection_event` is its price.
         rng: the client's noise.
 
     Returns:
         the index of a model.
     """
-    if not bound > 0:
-        raise PrivacyError(f"the bound of a record's loss must be positive, not {bound}")
     selection_event(epsilon)
-    sums = np.clip(np.nan_to_num(np.asarray(losses, dtype=np.float64), nan=bound), 0.0, bound).sum(axis=0)
-    return int(np.argmin(sums - rng.gumbel(scale=bound / epsilon, size=sums.shape)))
+    sums = unit_losses(losses, bound).sum(axis=0)
+    return int(np.argmin(sums - rng.gumbel(scale=1 / epsilon, size=sums.shape)))
+
+
+def unit_losses(losses: npt.ArrayLike, bound: float) -> FloatArray:
+    """Losses clipped to [0, bound] and divided by ``bound``; NaN counts as ``bound``.
+
+    Noise is added in these units, so that no value of ``bound`` changes its ratio to the sensitivity.
+
+    Raises:
+        PrivacyError: ``bound`` is NaN, too small or too large.
+    """
+    check_loss_bound(bound)
+    return np.clip(np.nan_to_num(np.asarray(losses, dtype=np.float64), nan=bound), 0.0, bound) / bound
+
+
+def check_loss_bound(bound: float) -> None:
+    """Refuse a bound of a record's loss outside of its range.
+
+    Raises:
+        PrivacyError: it is NaN, too small or too large.
+    """
+    if not LEAST_LOSS_BOUND <= bound <= MOST_LOSS_BOUND:
+        raise PrivacyError(
+            f"the bound of a record's loss must lie in [{LEAST_LOSS_BOUND:g}, {MOST_LOSS_BOUND:g}], not {bound:g}"
+        )
 
 
 def noisy_labels(labels: IntArray, num_clusters: int, gap: float, rng: np.random.Generator) -> IntArray:

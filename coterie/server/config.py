@@ -148,12 +148,12 @@ SCHEMA: dict[str, Key] = {
     "sampling-rate": Key(0.2, "probability with which a client takes part in a round, q", **_number(0, 1, strict=True)),
     "local-epochs": Key(4, "passes over a client's data in a round", **_whole(1), client=True),
     "batch-size": Key(7, "examples in a client's mini-batch", **_whole(1), client=True),
-    "lr": Key(0.2, "step size of a client's SGD", **_number(0, strict=True), client=True),
+    "lr": Key(0.2, "step size of a client's SGD", **_number(0, 1e3, strict=True), client=True),
     "lr-decay": Key(1.0, "lr shrinks by this factor from round to round", **_number(0, 1, strict=True), client=True),
     "average-last": Key(
         0.0, "part of the rounds whose released models are averaged in the end; 0: the last ones", **_number(0, 1)
     ),
-    "proximal-mu": Key(0.1, "fedprox, lcfl within fedprox: weight of the proximal term, mu", **_number(0)),
+    "proximal-mu": Key(0.1, "fedprox, lcfl within fedprox: weight of the proximal term, mu", **_number(0, 1e6)),
     "personal-layers": Key(1, "fedper: how many of the last layers never leave a client", **_whole(1)),
     "components": Key(
         0,
@@ -299,9 +299,7 @@ SCHEMA: dict[str, Key] = {
         **_number(0.05, 1e4),
     ),
     "clip": Key(
-        0.3,
-        "C, L2 bound of a client's update; at record level c, of a record's gradient",
-        **_number(0, 1e6, strict=True),
+        0.3, "C, L2 bound of a client's update; at record level c, of a record's gradient", **_number(1e-6, 1e6)
     ),
     "first-batch-size": Key(
         "auto",
@@ -319,7 +317,7 @@ SCHEMA: dict[str, Key] = {
     "loss-bound": Key(
         4.0,
         "record level: a record's loss counts no more in such a choice, or in losses of other clients' models",
-        **_number(0, strict=True),
+        **_number(1e-6, 1e6),
         client=True,
     ),
     "loss-noise": Key(

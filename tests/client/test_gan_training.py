@@ -311,7 +311,7 @@ def discriminator(name="gan-pendigits-gn", shape=(4,)):
 def test_gradients_without_clipping_are_autograd_s_sum(name, shape):
     network, (x,) = discriminator(name, shape), map(torch.as_tensor, records(3, shape=shape))
     before = [value.clone() for value in network.parameters()]
-    found = clipped_gradients(network, x, real_loss, FREE)
+    found = FREE.clip_norm * clipped_gradients(network, x, real_loss, FREE)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, each_gradient(network, x).sum(dim=0), atol=1e-5, rtol=1e-4)
     for value, old in zip(network.parameters(), before, strict=True):
@@ -322,11 +322,11 @@ def test_gradients_without_clipping_are_autograd_s_sum(name, shape):
 
 def test_gradients_are_those_at_the_parameters_of_now():
     network, (x,) = discriminator(), map(torch.as_tensor, records(3))
-    first = clipped_gradients(network, x, real_loss, FREE)
+    first = FREE.clip_norm * clipped_gradients(network, x, real_loss, FREE)
     with torch.no_grad():
         for value in network.parameters():
             value.mul_(1.5)
-    second = clipped_gradients(network, x, real_loss, FREE)
+    second = FREE.clip_norm * clipped_gradients(network, x, real_loss, FREE)
     torch.testing.assert_close(second, each_gradient(network, x).sum(dim=0), atol=1e-5, rtol=1e-4)
     assert (second - first).norm() > 0.1
 
@@ -338,12 +338,12 @@ def test_each_record_is_clipped_by_itself_in_chunks_of_any_size(monkeypatch):
     expected = (rows * (clip / rows.norm(dim=1, keepdim=True)).clamp(max=1)).sum(dim=0)
     settings = DPSGD(10, 5, 1, 0.0, clip, 0.0)
     whole = clipped_gradients(network, x, real_loss, settings)
-    torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(clip * whole, expected, atol=1e-5, rtol=1e-4)
     monkeypatch.setattr(dpsgd, "_MOST_RECORDS", 2)
     torch.testing.assert_close(clipped_gradients(network, x, real_loss, settings), whole, atol=1e-6, rtol=1e-6)
     more = clipped_gradients(network, x[:6], real_loss, settings)
-    assert (whole - more).norm() <= clip * (1 + 1e-6)
-    assert (whole - more).norm() > 0.5 * clip
+    assert (whole - more).norm() <= 1 + 1e-6
+    assert (whole - more).norm() > 0.5
 
 
 def test_records_that_are_not_numbers_add_nothing():
@@ -396,7 +396,7 @@ def test_steps_rates_and_noise_are_the_plan_s(drawn):
     # 3,600 coins that fall with probability 1/4; six standard deviations flake once in 10^8.
     assert abs(sum(map(len, drawn["batches"])) - 900) < 6 * math.sqrt(3600 * 3 / 16)
     noise = np.concatenate(drawn["noise"])
-    assert abs(noise.std() / (2.0 * 0.5) - 1) < 6 / math.sqrt(2 * len(noise))
+    assert abs(noise.std() / 2.0 - 1) < 6 / math.sqrt(2 * len(noise))
     assert len(drawn["noise"][0]) == sum(value.numel() for value in discriminator().parameters())
 
 
@@ -414,7 +414,7 @@ def test_a_private_step_is_equation_3_with_clipped_and_noisy_gradients(monkeypat
     fooled = g(z)
     rows = each_gradient(d, torch.as_tensor((x[drawn["batches"][0]] + 1) / 2))
     clipped = (rows * (0.2 / rows.norm(dim=1, keepdim=True)).clamp(max=1)).sum(dim=0)
-    noisy = (clipped + torch.as_tensor(drawn["noise"][0])) / 4
+    noisy = (clipped + 0.2 * torch.as_tensor(drawn["noise"][0])) / 4
     public = torch.autograd.grad(softplus(d(fooled.detach())).mean(), list(d.parameters()))
     start = 0
     for value, other in zip(d.parameters(), public, strict=True):

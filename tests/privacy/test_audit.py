@@ -70,7 +70,7 @@ def test_a_fifth_less_noise_is_found(monkeypatch):
 
 @pytest.mark.parametrize("mechanism", ["joint", "rr-slot"])
 def test_a_forgotten_clip_is_found(monkeypatch, mechanism):
-    monkeypatch.setattr(plans, "clip_rows", lambda rows, clip_norm: np.array(rows))
+    monkeypatch.setattr(plans, "clip_to_unit", lambda rows, clip_norm: np.array(rows))
     assert broken(mechanism)
 
 

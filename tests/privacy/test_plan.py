@@ -341,8 +341,9 @@ def test_nothing_else_draws_noise():
         ({"kind": RRSlot, "identifiers": "laplace"}, "gaussian or exponential"),
         ({"kind": Paper, "identifiers": "exponential"}, "rr-slot has exponential ones"),
         ({"evaluation_noise": 0.0}, "evaluation noise must be positive"),
-        ({"noise": math.nan}, "noise multiplier must be finite"),
-        ({"clip_norm": math.inf}, "clipping norm must be positive and finite"),
+        ({"noise": math.nan}, "noise multiplier must lie in"),
+        ({"noise": 1e5}, "noise multiplier must lie in"),
+        *[({"clip_norm": wrong}, "clipping norm must lie in") for wrong in (math.inf, math.nan, 0.0, 5e-324, 1e308)],
     ],
 )
 def test_plans_that_make_no_sense(change, complaint):

@@ -10,7 +10,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from coterie.privacy import Event, PrivacyError, calibrate, clip, composed, epsilon, redraw_matrix
 from coterie.privacy.accountants import TheoremAccountant
-from coterie.privacy.mechanisms import move_members
+from coterie.privacy.clipping import clip_to_unit
+from coterie.privacy.mechanisms import Joint, RRSlot, move_members
 
 # Derandomised: these tests find the same inputs every time, so none of them is flaky.
 usual = settings(derandomize=True, deadline=None, database=None)
@@ -114,6 +115,38 @@ def test_a_further_event_never_lowers_the_cost(accountant, sampler):
         assert more.epsilon(DELTA) >= live.epsilon(DELTA) * (1 - 1e-6)
 
     holds()
+
+
+# ---- noise and sensitivity --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip_norm", [5e-324, 1e-310, 1e-200, 1e-6, 0.3, 1e6, 1e200, 1.7e308])
+@pytest.mark.parametrize("row", [[3.0, -4.0], [5e-324] * 3, [1.7e308] * 9, [1e308, 5e-324], [0.0, 0.0]], ids=str)
+def test_a_clipped_row_in_units_of_the_clipping_norm_is_at_most_one(row, clip_norm):
+    (unit,) = clip_to_unit([row], clip_norm)
+    assert np.isfinite(unit).all()
+    assert np.linalg.norm(unit) <= 1.0
+    if math.hypot(*row) > 2 * clip_norm:
+        assert np.linalg.norm(unit) > 1 - 2e-6
+
+
+@pytest.mark.parametrize("kind", [Joint, RRSlot])
+@pytest.mark.parametrize("clip_norm", [1e-6, 1e6])
+def test_the_noise_over_the_clipping_norm_is_the_same_for_every_clipping_norm(kind, clip_norm):
+    """One draw of the noise at two clipping norms: the released sums differ by that factor alone."""
+
+    def drawn(clip_norm):
+        plan = kind(
+            clients=4, num_clusters=2, sampling_rate=1.0, rounds=1, clip_norm=clip_norm, epsilon=math.inf, delta=1e-5,
+            noise_multiplier=1.0, identifier_share=0.2,
+        )  # fmt: skip
+        contributions = plan.contributions(3)
+        for slot in range(4):
+            contributions.add(slot, slot % 2, slot % 2, np.full(3, 1e9))
+        rngs = (np.random.default_rng(i) for i in range(2))
+        return plan.perturb(contributions, *rngs, np.eye(2)).sums / clip_norm
+
+    np.testing.assert_allclose(drawn(clip_norm), drawn(1.0), rtol=1e-12)
 
 
 # ---- clipping ---------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def _fine(plan):
         ({"first_batch_size": 0}, "first batch size must lie between"),
         ({"selection": "loud"}, "selection must be none, gumbel, exact"),
         ({"delta": 0.0}, "delta must lie strictly"),
-        ({"clip_norm": -1.0}, "clipping norm must be positive"),
+        *[({"clip_norm": wrong}, "clipping norm must lie in") for wrong in (-1.0, math.nan, 5e-324, 1e308, math.inf)],
         ({"first_noise_multiplier": 0.0}, "first noise multiplier must be positive"),
         ({"selections": -1}, "selections must be at least 0"),
         ({"epsilon": 0.0}, "epsilon must be positive"),

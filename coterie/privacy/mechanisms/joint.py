@@ -7,7 +7,7 @@ A client's label never leaves the trusted server, so only what the models are co
         row c of a matrix R of *earlier* released histograms; it trains and replies with its update u
      3  the server clips to norm C, builds the one-hots itself, and sums on arrival
      4  histogram  ~h  = sum e_c + N(0, sigma_h^2 I),                          where sizes are used at all
-     5  sums       S_j = sum over c' = j of clip(u, C) + N(0, (sigma_theta C)^2 I),    for every j
+     5  sums       S_j = C (sum over c' = j of clip(u, C) / C + N(0, sigma_theta^2 I)),   for every j
      6  divisors   D_j = qM/k, or max(B, 1, (~h R)_j);  never a true count
 
 A client adds (e_c, e_c' x clip(u, C)): one block of norm at most C *whatever its label*. Lines 4 and 5 are two
@@ -63,8 +63,8 @@ class Joint(Plan):
         histogram = None
         if self.noise_multiplier_counts is not None:
             histogram = counts + gaussian(noise, self.noise_multiplier_counts, counts.shape)  # line 4
-        scale = self.noise_multiplier_updates * self.clip_norm if self.private else 0.0
-        sums = sums + gaussian(noise, scale, sums.shape)  # line 5
+        sums = sums + gaussian(noise, self.noise_multiplier_updates, sums.shape)  # line 5, in units of C
+        sums *= self.scale
         divisors = np.full(counts.shape, self.expected_members)  # line 6
         if self.divisor == "released" and histogram is not None:
             divisors = np.maximum(histogram @ redraw, max(self.rebalance_min, 1.0))

@@ -8,7 +8,7 @@ X. Yang, S. Hu, S. Kim, T. Li: Differentially Private Federated Clustering with 
      2  identifiers  ~s_i = e_(c_i) + N(0, sigma_s^2 I_k),  or the exponential mechanism on the label
      3  partition    S_j = {i : argmax ~s_i = j}
      4  rebalance    members move uniformly at random from clusters' surplus above B to clusters below B
-     5  sums         sum over i in S_j of clip(u_i, C) + N(0, (2 C sigma_theta)^2 I_d)
+     5  sums         C (sum over i in S_j of clip(u_i, C) / C + N(0, (2 sigma_theta)^2 I_d))
      6  divisors     D_j = max(|S_j|, 1)
 
 Lines 3, 4 and 6 are functions of (~s, coins) alone, so two worlds that differ in the client of one slot have the
@@ -143,7 +143,8 @@ class RRSlot(Plan):
             labels, self.num_clusters, int(self.rebalance_min), coins, protected=self.protected
         )  # line 4
         sums = contributions.sums(assigned, self.num_clusters)
-        sums += gaussian(noise, 2 * self.clip_norm * self.noise_multiplier_updates, sums.shape)  # line 5
+        sums += gaussian(noise, 2 * self.noise_multiplier_updates, sums.shape)  # line 5, in units of C
+        sums *= self.scale
         sizes = _sizes(assigned, self.num_clusters)
         divisors = np.maximum(sizes, 1.0) if self.divisor == "released" else np.full(sizes.shape, self.expected_members)
         return Drawn(sums, _sizes(labels, self.num_clusters), divisors, scores, assigned)  # line 6
