@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Mapping
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from coterie import logs
-from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, PAID, TRAIN
+from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, MODELS, PAID, TRAIN
 
 if TYPE_CHECKING:
     from coterie.client import Answer, Client
@@ -22,17 +25,10 @@ if TYPE_CHECKING:
 def _answer(message: Message, context: Context) -> Message:
     from coterie.client import Client, ClientError  # imports torch: a node that only says who it is need not
 
+    began = time.monotonic()
     node = context.node_config
-    if "client-id" in node:  # a real one: no server tells it what to read, import or write
-        if ("epsilon" in node) != ("delta" in node):
-            raise ClientError("a client's budget is epsilon and delta: set both in its node configuration, or neither")
-        budget = (float(node["epsilon"]), float(node["delta"])) if "epsilon" in node else None
-        diagnostics = str(node.get("diagnostics", "")).lower() == "true"
-        data = str(node["data"]) if "data" in node else None
-        client = Client(int(node["client-id"]), str(node.get("state-dir", "")), budget, diagnostics, data)
-        content = _harmless(message.content, node)
-    else:
-        client, content = Client(int(node["partition-id"])), message.content
+    deployed = "client-id" in node
+    client = _deployed(node) if deployed else Client(int(node["partition-id"]))
     group = message.metadata.group_id  # of messages of a round: its number
     logs.install(
         run=str(context.run_id),
@@ -40,63 +36,133 @@ def _answer(message: Message, context: Context) -> Message:
         client=node.get("client-id", node.get("partition-id")),
         round=int(group) if group.isdigit() else None,
     )
-    verb = message.metadata.message_type
+    verb, content = message.metadata.message_type, message.content
     try:
+        if deployed and verb != IDENTITY:
+            content = _accepted(verb, content, client, node)
         answer = _answered(verb, content, client)
     except Exception as error:
-        if isinstance(error, ClientError) or client.folder is None:
+        if isinstance(error, ClientError) or not deployed:
             raise
         # Flower sends the server what an exception says, and one about data may quote them.
         log(ERROR, "client %s: %s", client.client_id, error, exc_info=True)
         raise ClientError(f"client {client.client_id} failed; its own log says why") from None
+    finally:
+        _wait(began, node)
     if isinstance(answer, ClientError):
         raise answer
     return Message(answer, reply_to=message)
 
 
+def _deployed(node: Mapping[str, Any]) -> Client:
+    """The client of a node configuration.
+
+    Raises:
+        ClientError: the configuration contradicts itself.
+    """
+    from coterie.client import Client, ClientError
+    from coterie.datasets import DataError, Declared
+
+    if ("epsilon" in node) != ("delta" in node):
+        raise ClientError("a client's budget is epsilon and delta: set both in its node configuration, or neither")
+    budget = (float(node["epsilon"]), float(node["delta"])) if "epsilon" in node else None
+    if budget and not (0 < budget[0] < math.inf and 0 < budget[1] < 1):
+        raise ClientError("a client's budget needs a finite epsilon above 0 and a delta between 0 and 1")
+    for key in ("data", "budget-file"):
+        if key in node and not os.path.isabs(str(node[key])):
+            raise ClientError(f"{key} in a client's node configuration must be an absolute path")
+    if ("input-shape" in node) != ("num-classes" in node):
+        raise ClientError("input-shape and num-classes declare a client's data: set both in its node configuration")
+    declared = None
+    if "input-shape" in node:
+        try:
+            declared = Declared.parse(str(node["input-shape"]), node["num-classes"], str(node.get("value-range", "")))
+        except DataError as error:
+            raise ClientError(f"node configuration: {error}") from None
+    if budget and "data" in node and declared is None:
+        raise ClientError(
+            "a client with a budget must declare what its data are, so that no server can learn it from refusals: set "
+            "input-shape and num-classes in its node configuration (coterie client --input-shape --num-classes)"
+        )
+    return Client(
+        int(node["client-id"]),
+        str(node.get("state-dir", "")),
+        budget,
+        diagnostics=str(node.get("diagnostics", "")).lower() == "true",
+        data=str(node["data"]) if "data" in node else None,
+        declared=declared,
+        budget_file=str(node["budget-file"]) if "budget-file" in node else None,
+    )
+
+
+def _accepted(verb: str, content: RecordDict, client: Client, node: Mapping[str, Any]) -> RecordDict:
+    """A request that keeps its bounds and agrees with the node configuration, without the server's path of data.
+
+    Nothing here reads the client's data: a request is rejected with the same message, after the same work, for any.
+
+    Raises:
+        ClientError: it is out of bounds, is for data that the client does not have, or names code that it does not
+            allow.
+    """
+    from coterie.client import ClientError
+    from coterie.client.task import read_models
+    from coterie.datasets import OWN_DATA, facts
+    from coterie.wire import REQUESTS, RequestError
+    from coterie.wire.requests import parse_plans
+
+    who = f"client {client.client_id} refuses"
+    try:
+        if not isinstance(content.get(CONFIG), ConfigRecord) or not isinstance(content.get(MODELS), ArrayRecord):
+            raise RequestError(f"a request needs a ConfigRecord {CONFIG!r} and an ArrayRecord {MODELS!r}")
+        request = REQUESTS[verb].from_record(content[CONFIG])
+        parse_plans(request.record_plans)
+        models, _ = read_models(content)
+        if verb != LOSSES and not np.isfinite(models).all():  # a diverged model of another client has the largest loss
+            raise RequestError("a model holds NaN or Inf")
+    except RequestError as error:
+        raise ClientError(f"{who}: {error}") from None
+    if request.dataset == OWN_DATA and client.data is None:
+        raise ClientError(
+            f"{who}: the run is on clients' own data, and it has none; set data in its node configuration"
+        )
+    for key, value in (("dataset", request.dataset), ("model", request.model)):
+        if ":" in value and value not in str(node.get("code", "")).split():
+            raise ClientError(
+                f"{who}: {key} = {value!r} is code of the server's choice; to allow it, name it in code of the "
+                "client's node configuration"
+            )
+    if client.data is not None and client.declared is not None:
+        asked = facts(request.dataset, request.input_shape, request.num_classes)
+        if (asked.shape, asked.num_classes) != (client.declared.shape, client.declared.num_classes):
+            raise ClientError(f"{who}: the request is for {asked}; its node configuration declares {client.declared}")
+    return RecordDict({**content, CONFIG: ConfigRecord({**content[CONFIG], "data-dir": ""})})
+
+
 def _answered(verb: str, content: RecordDict, client: Client) -> Answer:
-    """What the verb says; the same again, and unpaid, to the same question that was paid for."""
+    """The reply; the cached one to a request that was paid for."""
     from coterie.client import VERBS
     from coterie.client.answers import Answers
 
-    if not (client.folder and verb in PAID and content[CONFIG].get("record-plans", "[]") != "[]"):
+    if not (client.folder and verb in PAID and "record-plans" in content[CONFIG]):
         return VERBS[verb](content, [client])[0]
     answers = Answers(Path(client.folder), client.client_id)
     with answers.alone():
-        if (said := answers.to(verb, content)) is not None:
-            log(INFO, "client %s is asked the same again, and says the same", client.client_id)
-            return said
+        if (cached := answers.to(verb, content)) is not None:
+            log(INFO, "client %s replays its reply to a repeated request", client.client_id)
+            return cached
         answer = VERBS[verb](content, [client])[0]
         if isinstance(answer, RecordDict):
             answers.keep(verb, content, answer)
         return answer
 
 
-def _harmless(content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
-    """What a server asks of a deployed client, without the path of data.
-
-    Raises:
-        ClientError: it asks for own data that there are not, or for code that the node configuration does not list.
-    """
-    from coterie.client import ClientError
-    from coterie.datasets import OWN_DATA
-
-    if CONFIG not in content:
-        return content
-    who, config = f"client {node['client-id']} refuses", content[CONFIG]
-    if "data" in node and not os.path.isabs(str(node["data"])):
-        raise ClientError(f"{who}: data in its node configuration must be an absolute path")
-    if config["dataset"] == OWN_DATA and "data" not in node:
-        raise ClientError(
-            f"{who}: the run is on clients' own data, and it has none; set data in its node configuration"
-        )
-    for key in ("dataset", "model"):
-        if ":" in config[key] and config[key] not in str(node.get("code", "")).split():
-            raise ClientError(
-                f"{who}: {key} = {config[key]!r} is code of the server's choice; to allow it, name it in code of the "
-                "client's node configuration"
-            )
-    return RecordDict({**content, CONFIG: ConfigRecord({**config, "data-dir": ""})})
+def _wait(began: float, node: Mapping[str, Any]) -> None:
+    """Wait until ``reply-seconds`` of the node configuration are over, so that the time of a reply reveals less."""
+    least = float(node.get("reply-seconds", 0.0))
+    taken = time.monotonic() - began
+    if least and taken > least:
+        log(WARNING, "a reply took %.3g s, more than reply-seconds = %g: raise it", taken, least)
+    time.sleep(max(0.0, least - taken))
 
 
 app = ClientApp()

@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
 from coterie import models as networks
-from coterie.client.account import spend
+from coterie.client.budget import spend
 from coterie.client.dpsgd import DPSGD
 from coterie.client.gans import GANTraining, Samples, train_gan_privately, train_gans
 from coterie.client.layers import Vectors
@@ -19,9 +19,10 @@ from coterie.client.memory import ClientError
 from coterie.client.records import check_paid
 from coterie.client.task import LABELS, Client, Cohort, Labels
 from coterie.clustering import fuzzy_c_means, k_means
-from coterie.messages import CONFIG, DIAGNOSTICS, REPLY, UPDATE, pack_points
+from coterie.messages import CENTROIDS, DIAGNOSTICS, GAN, LABEL, REPLY, UPDATE, pack_points
 from coterie.models.autoencoder import Labeller
 from coterie.privacy import Streams
+from coterie.wire import CentroidsRequest, GanRequest, LabelRequest, RequestError
 
 Answer = RecordDict | ClientError
 
@@ -30,19 +31,23 @@ _UNPAID = "this client has a budget of its own, and centroids of its records are
 
 def gan(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Train the GAN that came, and send samples of it (PPFC-GAN)."""
-    config, cohort = content[CONFIG], Cohort.of(content, clients)
+    cohort = Cohort.of(GAN, content, clients)
+    request = cohort.request
+    assert isinstance(request, GanRequest)
     if cohort.unpaid:
         return list(cohort.unpaid)
-    network = _gan(config["gan"], cohort.task.federation.input_shape, config["labels"])
+    if request.gan not in networks.GANS:
+        raise RequestError(f"gan is {request.gan[:60]!r}; expected one of {', '.join(networks.GANS)}")
+    network = _gan(request.gan, cohort.task.federation.input_shape, request.labels)
     how = GANTraining(
-        networks.GANS[config["gan"]],
-        config["labels"],
+        networks.GANS[request.gan],
+        request.labels,
         cohort.task.hyper.local_epochs,
         cohort.task.hyper.batch_size,
-        config["samples"],
+        request.samples,
         cohort.task.hyper.device,
-        config["average"],
-        config["precision"],
+        request.average,
+        request.precision,
     )
     if cohort.task.plans:
         return [_answer(cohort, i, _privately(cohort, i, network, how)) for i in range(len(clients))]
@@ -70,7 +75,7 @@ def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, how: GANTraining)
     plan, key = task.plan(client.client_id), (task.round, client.client_id)
     try:
         check_paid(client, task, plan)
-        charge = spend(cohort.folders[i], client.client_id, plan, client.budget, task.round, plan.part())
+        charge = spend(client, cohort.folders[i], plan, task.round, plan.part())
     except ClientError as refusal:
         return refusal
     streams, key = Streams(task.seed), (*key, charge)
@@ -84,20 +89,24 @@ def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, how: GANTraining)
         device=how.device,
     )
     draws = (streams.stream(name, *key) for name in ("batches", "gradients", "latents"))
-    return train_gan_privately(network, cohort.layout, cohort.models[0], cohort.shards[i].x, *draws, how, private)
+    return train_gan_privately(network, cohort.layout, cohort.models[0], cohort.shard(i).x, *draws, how, private)
 
 
 def centroids(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Centroids of each client's records by k-means (k-FED) or fuzzy c-means (FFCM)."""
     if any(client.budget for client in clients):  # whatever plan the server sends along
         return [ClientError(_UNPAID)] * len(clients)
-    config, cohort = content[CONFIG], Cohort.of(content, clients)
+    cohort = Cohort.of(CENTROIDS, content, clients)
+    request = cohort.request
+    assert isinstance(request, CentroidsRequest)
     answers: list[Answer] = []
     for i, (client, shard) in enumerate(zip(clients, cohort.shards, strict=True)):
         x, rng = shard.x.reshape(len(shard.y), -1), cohort.task.rng(client.client_id)
-        k = min(config["local-centroids"], len(x))
-        if config["local"] == "fuzzy-c-means":
-            found = fuzzy_c_means(x, k, rng, fuzzifier=config["fuzzifier"])
+        k = min(request.local_centroids, len(x))
+        if request.local == "fuzzy-c-means":
+            if request.fuzzifier is None:
+                raise RequestError("fuzzifier is missing")
+            found = fuzzy_c_means(x, k, rng, fuzzifier=request.fuzzifier)
         else:
             found = k_means(x, k, rng)
         low, high = float(x.min()), float(x.max())  # a mean may be off by its rounding
@@ -107,9 +116,10 @@ def centroids(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
 
 def label(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Label every record by the nearest centroid, keep the labels, and tell what diagnostics allow."""
-    config, cohort = content[CONFIG], Cohort.of(content, clients)
-    task = cohort.task
-    labeller = _labeller(config["encoder"], task.federation.input_shape, config["labels"]).to(task.hyper.device)
+    cohort = Cohort.of(LABEL, content, clients)
+    request, task = cohort.request, cohort.task
+    assert isinstance(request, LabelRequest)
+    labeller = _labeller(request.encoder, task.federation.input_shape, request.labels).to(task.hyper.device)
     with torch.no_grad():
         for parameter, value in zip(labeller.parameters(), cohort.layout.split(cohort.models[0]).values(), strict=True):
             parameter.copy_(torch.as_tensor(value))
@@ -122,8 +132,8 @@ def label(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
             answers.append(error)
             continue
         said = RecordDict({REPLY: ConfigRecord({"client-id": client.client_id, "round": task.round})})
-        if config["tell"] and (client.diagnostics or not client.budget):
-            said[DIAGNOSTICS] = _counts(client, labels, shard.y, config["labels"], task.federation.num_classes)
+        if request.tell and (client.diagnostics or not client.budget):
+            said[DIAGNOSTICS] = _counts(client, labels, shard.y, request.labels, task.federation.num_classes)
         answers.append(said)
     return answers
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie.client.account import spend
+from coterie.client.budget import spend
 from coterie.client.dpsgd import DPSGD
 from coterie.client.dpsgd import train_privately as by_dpsgd
 from coterie.client.layers import Vectors
@@ -34,7 +34,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
         try:
             check_paid(client, task, plan)
             events = plan.part(first=task.first, chooses=task.choose)
-            key = (*key, spend(folder, client.client_id, plan, client.budget, task.round, events))  # before any draw
+            key = (*key, spend(client, folder, plan, task.round, events))  # before data are read or noise is drawn
         except ClientError as refusal:
             refusals[i] = refusal
             continue
@@ -57,7 +57,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
     updates = np.zeros((len(clients), cohort.layers.whole.size), np.float32)
     if willing:
         start = cohort.models[chosen[willing]]
-        shards = [cohort.shards[i] for i in willing]
+        shards = [cohort.shard(i) for i in willing]
         updates[willing] = by_dpsgd(
             task.network, cohort.layers.whole, start, shards, coins, noises, settings, batched=task.batched
         )
@@ -72,9 +72,9 @@ def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
     for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
         plan = task.plan(client.client_id)
         try:
-            check_paid(client, task, plan)
+            check_paid(client, task, plan, releases_losses=True)
             events = plan.losses(len(models))
-            charge = spend(folder, client.client_id, plan, client.budget, task.round, events)  # before any draw
+            charge = spend(client, folder, plan, task.round, events)  # before data are read or noise is drawn
         except ClientError as refusal:
             refusals[i] = refusal
             continue
@@ -82,14 +82,20 @@ def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
             refusals[i] = ClientError(f"client {client.client_id} refuses: {unplanned}")
             continue
         rng = Streams(task.seed).stream("losses", task.round, client.client_id, charge)
-        shard = cohort.shards[i]
-        each = example_losses(task.network, cohort.layers.whole, models, shard, task.hyper.device)
+        each = example_losses(task.network, cohort.layers.whole, models, cohort.shard(i), task.hyper.device)
+        assert task.loss_bound is not None  # check_paid
         told[i] = noisy_losses(each, task.loss_bound, plan.loss_deviation, plan.num_examples, rng)
     return told, refusals
 
 
-def check_paid(client: Client, task: Task, plan: RecordPlan) -> None:
-    """Refuse what no budget pays for."""
+def check_paid(client: Client, task: Task, plan: RecordPlan, *, releases_losses: bool = False) -> None:
+    """Refuse what no budget pays for.
+
+    Raises:
+        ClientError: a choice or losses without terms for them, or a seed.
+    """
+    if (releases_losses or task.choose) and task.loss_bound is None:
+        raise ClientError(f"client {client.client_id} refuses: loss-bound is missing; losses of records need a bound")
     if task.choose and (plan.selection == "none" or (plan.selection == "exact" and client.budget)):
         raise ClientError(
             f"client {client.client_id} refuses: it was asked to choose a cluster by loss, and its plan pays for no "
@@ -106,5 +112,6 @@ def _choose(cohort: Cohort, i: int, plan: RecordPlan, rng: np.random.Generator) 
     if plan.selection == "exact":
         return int(cohort.losses[i].argmin())
     task = cohort.task
-    each = example_losses(task.network, cohort.layers.whole, cohort.models, cohort.shards[i], task.hyper.device)
+    each = example_losses(task.network, cohort.layers.whole, cohort.models, cohort.shard(i), task.hyper.device)
+    assert task.loss_bound is not None  # check_paid
     return noisy_argmin(each, task.loss_bound, plan.selection_epsilon, rng)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +19,11 @@ from coterie import models as networks
 from coterie.client.layers import Additive, Layers, Vectors
 from coterie.client.memory import ClientError, Memory
 from coterie.client.training import Hyper, losses
-from coterie.datasets import OWN_DATA, Federation, OwnFederation, Shard, facts, federate, own_federation
+from coterie.datasets import OWN_DATA, Declared, Federation, OwnFederation, Shard, facts, federate, own_federation
 from coterie.messages import CONFIG, MODELS, Layout, unpack_models
 from coterie.privacy import RecordPlan
+from coterie.wire import REQUESTS, DataSpec, Request, RequestError
+from coterie.wire.requests import MOST_CLUSTERS, parse_plans
 
 LAST_LABEL, LABELS, OWN = "label", "labels", "own"
 # A batch that holds any client's data.
@@ -47,6 +48,8 @@ class Client:
             of its own trusts nobody: it reveals nothing that the budget does not pay for.
         diagnostics: whether such a client lets itself be evaluated, exactly and outside its budget.
         data: path of its own data, in place of the run's; None: it has none.
+        declared: what these data are; None: the run says it.
+        budget_file: where it counts what its data have revealed; None: beside the data, or in ``folder``.
     """
 
     client_id: int
@@ -54,6 +57,13 @@ class Client:
     budget: tuple[float, float] | None = None
     diagnostics: bool = False
     data: str | None = None
+    declared: Declared | None = None
+    budget_file: str | None = None
+
+    @property
+    def deployed(self) -> bool:
+        """Whether this is a client on a machine of its own, which believes no server."""
+        return self.folder is not None
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,7 @@ class Task:
         first: whether this is a round 1 with batches of its own.
         plans: record-level plans of clients 0, 1, ..., in turn; empty: there is no record-level privacy.
         choose: whether a client at record level chooses by loss, in the way that its plan says.
-        loss_bound: L, to which the loss of a record is clipped in a private choice.
+        loss_bound: L, to which the loss of a record is clipped where losses are released; None: they are not.
         initial_own: (D - d,) what a client's own layers are at first.
     """
 
@@ -97,35 +107,36 @@ class Task:
     first: bool
     plans: tuple[RecordPlan, ...]
     choose: bool
-    loss_bound: float
+    loss_bound: float | None
     initial_own: Callable[[Layers], Vectors]
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Task:
-        """Read a ConfigRecord for these clients; data and network are built once per process."""
-        data = federation(config, clients)
-        device = torch_device(config["device"])
-        described = (config["model"], data.input_shape, data.num_classes)
-        first, plans = bool(config.get("first-batch", False)), _plans(config.get("record-plans", "[]"))
-        batch = _WHOLE if first and not plans else config["batch-size"]
+    def of(cls, request: Request, clients: Sequence[Client] = ()) -> Task:
+        """What a request asks of these clients; data and network are built once per process."""
+        data = _federation(request, clients)
+        device = torch_device(request.device)
+        described = (request.model, data.input_shape, data.num_classes)
+        plans = _plans(request.record_plans)
+        batch = _WHOLE if request.first_batch and not plans else request.batch_size
+        mu = 0.0 if request.proximal_mu is None else request.proximal_mu
         return cls(
             federation=data,
             described=described,
-            additive=bool(config.get("additive", False)),
-            batched=device != "cpu" or _is_batched(config["model"]),
-            hyper=Hyper(config["local-epochs"], batch, config["lr"], device, config.get("proximal-mu", 0.0)),
-            round=config["round"],
-            seed=config.get("seed"),
-            redraw=tuple(config.get("redraw", ())),
-            follow=config.get("rebalance-train", "own"),
-            assign=config.get("assign", "loss"),
-            clip=config.get("clip", np.inf),
-            folder=config.get("clients-dir"),
-            cluster=config.get("cluster"),
-            first=first,
+            additive=request.additive,
+            batched=device != "cpu" or _is_batched(request.model),
+            hyper=Hyper(request.local_epochs, batch, request.lr, device, mu),
+            round=request.round,
+            seed=request.seed,
+            redraw=request.redraw or (),
+            follow=request.rebalance_train or "own",
+            assign=request.assign or "loss",
+            clip=np.inf if request.clip is None else request.clip,
+            folder=request.clients_dir,
+            cluster=request.cluster,
+            first=request.first_batch,
             plans=plans,
-            choose=bool(config.get("choose", False)),
-            loss_bound=config.get("loss-bound", np.inf),
+            choose=request.choose,
+            loss_bound=request.loss_bound,
             initial_own=lambda layers: _initial_own(layers, *described),
         )
 
@@ -165,32 +176,35 @@ def federation(config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Fed
     Raises:
         DataError: the data cannot be had.
     """
-    transform, folder = networks.features(config["features"]), config["data-dir"] or None
+    return _federation(DataSpec.from_record(config), clients)
+
+
+def _federation(spec: DataSpec, clients: Sequence[Client]) -> Federation | OwnFederation:
+    transform, folder = networks.features(spec.features), spec.data_dir or None
     own = {client.client_id: client.data for client in clients if client.data}
-    if own or config["dataset"] == OWN_DATA:
-        known = facts(config["dataset"], config["input-shape"], config["num-classes"], folder)
+    if own or spec.dataset == OWN_DATA:
+        known = facts(spec.dataset, spec.input_shape, spec.num_classes, folder)
         if own:
-            return OwnFederation(own, known, transform)
-        return own_federation(folder or os.environ.get("COTERIE_DATA"), config["clients"], known, transform)
+            deployed = {client.client_id: client.declared for client in clients if client.deployed}
+            return OwnFederation(own, known, transform, deployed)
+        return own_federation(folder or os.environ.get("COTERIE_DATA"), spec.clients, known, transform)
     return federate(
-        config["dataset"],
-        clients=config["clients"],
-        groups=str(config["groups"]),
-        shift=config["shift"],
-        samples_per_client=config["samples-per-client"],
-        seed=config["partition-seed"],
+        spec.dataset,
+        clients=spec.clients,
+        groups=spec.groups,
+        shift=spec.shift,
+        samples_per_client=spec.samples_per_client,
+        seed=spec.partition_seed,
         data_dir=folder,
         transform=transform,
-        dirichlet_alpha=config["dirichlet-alpha"],
-        classes_per_client=config["classes-per-client"],
-        non_iid_level=config["non-iid-level"],
-        validation=config["validation-clients"],
+        dirichlet_alpha=spec.dirichlet_alpha,
+        classes_per_client=spec.classes_per_client,
+        non_iid_level=spec.non_iid_level,
+        validation=spec.validation_clients,
     )
 
 
-@lru_cache(maxsize=4)
-def _plans(text: str) -> tuple[RecordPlan, ...]:
-    return tuple(RecordPlan(**terms) for terms in json.loads(text))
+_plans = lru_cache(maxsize=4)(parse_plans)
 
 
 def _is_batched(model: str) -> bool:
@@ -217,22 +231,55 @@ def torch_device(name: str) -> str:
     return name
 
 
+def read_models(content: RecordDict) -> tuple[Vectors, Layout]:
+    """(k, d) models of a message and their layout.
+
+    Raises:
+        RequestError: too many models, or other ones than 0 to k - 1.
+    """
+    record = content[MODELS]
+    if len({key.partition("/")[0] for key in record}) > MOST_CLUSTERS:
+        raise RequestError(f"there are more than {MOST_CLUSTERS} models")
+    try:
+        models, layout = unpack_models(record)
+    except (ValueError, TypeError, MemoryError) as error:
+        raise RequestError(f"the models cannot be read: {error}") from None
+    return models, layout
+
+
 @dataclass(frozen=True)
 class Cohort:
-    """The clients that one message reached, and what it brought them."""
+    """The clients that one message reached, and what it brought them. No client's data are read until they are used."""
 
+    request: Request
     task: Task
     models: Vectors
     layout: Layout
     clients: Sequence[Client]
-    shards: Sequence[Shard]
 
     @classmethod
-    def of(cls, content: RecordDict, clients: Sequence[Client]) -> Cohort:
-        task = Task.of(content[CONFIG], clients)
-        models, layout = unpack_models(content[MODELS])
-        shards = [task.shard(client) for client in clients]
-        return cls(task, models, layout, clients, shards)
+    def of(cls, verb: str, content: RecordDict, clients: Sequence[Client]) -> Cohort:
+        """Read a message.
+
+        Raises:
+            RequestError: it does not keep its bounds.
+        """
+        request = REQUESTS[verb].from_record(content[CONFIG])
+        models, layout = read_models(content)
+        return cls(request, Task.of(request, clients), models, layout, clients)
+
+    @cached_property
+    def shards(self) -> Sequence[Shard]:
+        """Everybody's data."""
+        return [self.shard(i) for i in range(len(self.clients))]
+
+    def shard(self, i: int) -> Shard:
+        """One client's data.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        return self.task.shard(self.clients[i])
 
     @cached_property
     def layers(self) -> Layers:

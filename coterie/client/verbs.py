@@ -62,7 +62,7 @@ def _train(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
 
     The redraw row comes with the models and depends on released values alone (privacy/mechanisms/rebalancing.py).
     """
-    cohort = Cohort.of(content, clients)
+    cohort = Cohort.of(TRAIN, content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
     if cohort.unpaid:
         return list(cohort.unpaid)
@@ -84,7 +84,7 @@ def _reply(cohort: Cohort, client: Client, label: int, redrawn: int, values: Vec
 
 def _losses(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Mean loss of every model that came on the client's training data (LCFL)."""
-    cohort = Cohort.of(content, clients)
+    cohort = Cohort.of(LOSSES, content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
     if cohort.unpaid:
         return list(cohort.unpaid)
@@ -147,7 +147,7 @@ def evaluate(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Accuracy on held-out data of the model that each client chooses on its training data, or was assigned."""
     if any(client.budget and not client.diagnostics for client in clients):
         return [ClientError(_UNPAID_SCORES)] * len(clients)
-    cohort = Cohort.of(content, clients)
+    cohort = Cohort.of(EVALUATE, content, clients)
     task, network, device = cohort.task, cohort.task.network, cohort.task.hyper.device
     labels = cohort.choose()
     if task.assign == "nearest":

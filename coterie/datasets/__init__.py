@@ -1,7 +1,7 @@
 """Data sets, the shifts that make hidden groups of clients, and the split of one data set among clients."""
 
 from coterie.datasets.federation import Federation, Shard, TestSet, assign_groups, federate, parse_groups
-from coterie.datasets.own import OWN_DATA, Facts, OwnFederation, describe, facts, own_federation, own_shard
+from coterie.datasets.own import OWN_DATA, Declared, Facts, OwnFederation, describe, facts, own_federation, own_shard
 from coterie.datasets.registry import DATASETS, download, load
 from coterie.datasets.shifts import LINES, SHIFTS, Shift
 from coterie.datasets.sources import DataError, DatasetInfo, Source
@@ -15,6 +15,7 @@ __all__ = [
     "SHIFTS",
     "DataError",
     "DatasetInfo",
+    "Declared",
     "Facts",
     "Federation",
     "OwnFederation",

@@ -15,15 +15,19 @@ of others, no guarantee for single records would hold.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from logging import WARNING
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from flwr.common.logger import log
 
 from coterie.datasets.federation import Federation, Shard, Transform
-from coterie.datasets.files import READERS, Shape, find, labels, read
+from coterie.datasets.files import READERS, Records, Shape, find, labels, read
 from coterie.datasets.registry import DATASETS, load
 from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source
@@ -46,6 +50,49 @@ class Facts:
     kind: str
     shape: Shape
     num_classes: int
+
+    def __str__(self) -> str:
+        sizes = "x".join(map(str, self.shape))
+        return f"examples of {sizes} with " + (f"{self.num_classes} classes" if self.num_classes else "real targets")
+
+
+@dataclass(frozen=True)
+class Declared(Facts):
+    """What an owner declares about its data, before any server asks.
+
+    Attributes:
+        span: least and largest number of a vector, to which others are clamped; None: any.
+    """
+
+    span: tuple[float, float] | None = None
+
+    @classmethod
+    def parse(cls, input_shape: str, num_classes: Any, value_range: str = "") -> Declared:
+        """A declaration of a node configuration.
+
+        Args:
+            input_shape: such as `"1x28x28"`, or `"16"`.
+            num_classes: 0 for real targets.
+            value_range: such as `"0:1"`; empty: any.
+
+        Raises:
+            DataError: a text that makes no sense.
+        """
+        shape = _shape(input_shape)
+        if not str(num_classes).isdecimal():
+            raise DataError(f"num-classes = {num_classes!r}: must be a whole number, 0 for real targets")
+        span = None
+        if value_range:
+            low, _, high = value_range.partition(":")
+            try:
+                span = (float(low), float(high))
+            except ValueError:
+                span = (math.nan, math.nan)
+            if not (-math.inf < span[0] < span[1] < math.inf):
+                raise DataError(f"value-range = {value_range!r}: must be the least and the largest number, such as 0:1")
+        return cls("images" if len(shape) == 3 else "vectors", shape, int(num_classes), span)
+
+    __str__ = Facts.__str__
 
 
 def facts(dataset: str, input_shape: str, num_classes: int | str, data_dir: str | None = None) -> Facts:
@@ -91,12 +138,20 @@ class OwnFederation:
         paths: of each client's data, by its id.
         known: what they must be.
         transform: see `federate`.
+        deployed: clients on machines of their own, with what each declares. Records of theirs that do not fit are left
+            out or clamped, and reported in the client's log alone: a refusal would tell the server about a record.
 
     Raises:
         DataError: the run's data are of a kind that no file has.
     """
 
-    def __init__(self, paths: Mapping[int, str], known: Facts, transform: Transform | None) -> None:
+    def __init__(
+        self,
+        paths: Mapping[int, str],
+        known: Facts,
+        transform: Transform | None,
+        deployed: Mapping[int, Declared | None] | None = None,
+    ) -> None:
         if known.kind == "tokens":
             raise DataError("the run's data are text; data of a client's own are images or vectors")
         self.clients, self.num_groups, self.num_classes = len(paths), 1, known.num_classes
@@ -104,6 +159,7 @@ class OwnFederation:
         self._paths, self._known, self._transform = paths, known, transform
         probe = np.zeros((1, *known.shape), np.float32)
         self.input_shape: Shape = (probe if transform is None else transform(probe)).shape[1:]
+        self._deployed = deployed or {}
         self._shards: dict[int, Shard] = {}
 
     def shard(self, client_id: int) -> Shard:
@@ -116,7 +172,16 @@ class OwnFederation:
             raise DataError(f"no client {client_id}; there are {self.clients}")
         if client_id not in self._shards:
             known = self._known
-            own = own_shard(self._paths[client_id], client_id, known.shape, known.num_classes, self._transform)
+            declared = self._deployed.get(client_id)
+            own = own_shard(
+                self._paths[client_id],
+                client_id,
+                known.shape,
+                known.num_classes,
+                self._transform,
+                span=declared.span if declared else None,
+                strict=client_id not in self._deployed,
+            )
             self._shards.setdefault(client_id, own)
         return self._shards[client_id]
 
@@ -141,7 +206,16 @@ def own_federation(folder: str | None, clients: int, known: Facts, transform: Tr
 
 
 @lru_cache(maxsize=1)  # asked again at every message to a deployed client
-def own_shard(path: str, client_id: int, shape: Shape, num_classes: int, transform: Transform | None) -> Shard:
+def own_shard(
+    path: str,
+    client_id: int,
+    shape: Shape,
+    num_classes: int,
+    transform: Transform | None,
+    *,
+    span: tuple[float, float] | None = None,
+    strict: bool = True,
+) -> Shard:
     """A client's own data, scaled as those of a `Federation`; read once per process.
 
     Where no test data are given, a fifth of the records is held out: those whose numbers have a SHA-256 divisible by
@@ -156,17 +230,19 @@ def own_shard(path: str, client_id: int, shape: Shape, num_classes: int, transfo
             where the file has types, floats are fractions in [0, 1]. Vectors are taken as they are.
         num_classes: number of classes; 0 for real targets.
         transform: see `federate`.
+        span: see `Records.fitted`.
+        strict: refuse data of which a record is left out or clamped; else log it.
 
     Raises:
         DataError: they cannot be read, or are not such; or a transform that does not fit.
     """
-    train, test = read(Path(path), shape)
-    if test is None:
-        train, test = train.divided()
-    parts = (array for part in (train, test) for array in (part.examples(shape), part.targets(num_classes)))
+    train, test = _parts(path, shape, num_classes, span, strict)
+    problems = tuple(dict.fromkeys(train.problems + test.problems))
+    if problems:
+        log(WARNING, "client %s: some records are left out or clamped, first: %s", client_id, problems[0])
     rows = [np.arange(len(train.y))]
     alone = Federation(
-        Source(path, *parts, num_classes),
+        Source(path, train.x, train.y, test.x, test.y, num_classes),
         Split(rows, rows if test is train else [np.arange(len(test.y))]),
         group_of=np.zeros(1, np.int64),
         set_aside=0,
@@ -177,16 +253,44 @@ def own_shard(path: str, client_id: int, shape: Shape, num_classes: int, transfo
     return replace(alone.shard(0), client_id=client_id)
 
 
-def describe(path: str) -> str:
+def _parts(
+    path: str, shape: Shape, num_classes: int, span: tuple[float, float] | None, strict: bool
+) -> tuple[Records, Records]:
+    """Records to train and to test on, as a run has them; one object where they are the same."""
+
+    def accepted(records: Records) -> Records:
+        if strict and records.problems:
+            raise DataError(records.problems[0])
+        return records
+
+    train, test = read(Path(path), shape)
+    if test is None:
+        train, test = accepted(train).divided()
+    same = test is train
+    train = accepted(accepted(train).fitted(shape, num_classes, span))
+    return train, train if same else accepted(accepted(test).fitted(shape, num_classes, span))
+
+
+def describe(path: str, declared: Declared | None = None) -> str:
     """A line about a client's own data, such as "1200 images of 1x28x28, classes 0..9, 240 held out".
 
+    With ``declared`` it says too which records are left out or clamped.
+
     Raises:
-        DataError: they cannot be read; only `own_shard` knows what the run expects of them.
+        DataError: they cannot be read; without ``declared`` also for any record that cannot.
     """
+    problems: tuple[str, ...] = ()
+    if declared is not None:
+        for part in _parts(path, declared.shape, declared.num_classes, declared.span, strict=False):
+            problems += part.problems
     train, test = read(Path(path), None)
+    for part in (train, *(() if test is None else (test,))):
+        if part.problems and declared is None:
+            raise DataError(part.problems[0])
     given = test is not None
     train, test = (train, test) if test is not None else train.divided()
     total = len(train.y) + (0 if given or test is train else len(test.y))
     held = f"{len(test.y)} more to test on" if given else f"{len(test.y)} held out"
     present = labels(np.concatenate([train.y, test.y]), train.labelled)
-    return f"{total} {train.what}, {present}, {'none held out: tested on all' if test is train else held}"
+    about = f"{total} {train.what}, {present}, {'none held out: tested on all' if test is train else held}"
+    return "; ".join([about, *(f"left out or clamped: {problem}" for problem in dict.fromkeys(problems))])

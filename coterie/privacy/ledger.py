@@ -202,6 +202,10 @@ class ClientLedger(Ledger):
         self._write(number, events)
         return first
 
+    def record(self, number: int, events: Mapping[Event, int], **details: Any) -> None:
+        """Add charges of another ledger, whatever the budget: what was revealed counts."""
+        self._write(number, events, **details)
+
 
 @lru_cache(maxsize=1024)
 def _cost(events: frozenset[tuple[Event, int]], delta: float, accountant: str) -> float:

@@ -13,13 +13,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, get_args, get_type_hints
 
 from coterie.privacy.accountants import MOST_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import check_delta, epsilon, least_noise
 from coterie.privacy.clipping import check_clip_norm
 from coterie.privacy.selection import selection_event
+
+# Ranges of counts, and what noise and budgets stay below: a server that proposes a plan is not believed.
+_COUNTS = {
+    "num_examples": (1, 10**9),
+    "batch_size": (1, 10**9),
+    "rounds": (1, 10**6),
+    "local_epochs": (1, 10**4),
+    "models_per_message": (1, 10**6),
+    "selections": (0, 10**6),
+    "compared": (0, 10**6),
+}
+_MOST_NOISE = 100 * MOST_NOISE
+_MOST_EPSILON = 1e12
 
 #: Ways for a client to choose a cluster by its losses.
 SELECTIONS = ("none", "gumbel", "exact")
@@ -75,9 +88,11 @@ class RecordPlan:
     private: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("num_examples", "batch_size", "rounds", "local_epochs", "models_per_message"):
-            if not getattr(self, name) >= 1:
-                raise PrivacyError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}")
+        for name, (least, most) in _COUNTS.items():
+            if not least <= getattr(self, name) <= most:
+                raise PrivacyError(
+                    f"{name.replace('_', ' ')} must be at least {least} and at most {most:,}, not {getattr(self, name)}"
+                )
         for name, batch in (("batch size", self.batch_size), ("first batch size", self.first_batch_size)):
             if batch is not None and not 1 <= batch <= self.num_examples:
                 raise PrivacyError(f"{name} must lie between 1 and the {self.num_examples} examples, not {batch}")
@@ -86,15 +101,32 @@ class RecordPlan:
             ("first noise", self.first_noise_multiplier),
             ("loss noise", self.loss_noise),
         ):
-            if noise is not None and not 0 < noise < math.inf:
-                raise PrivacyError(f"{name} multiplier must be positive and finite, not {noise}")
-        for name in ("selections", "compared"):
-            if getattr(self, name) < 0:
-                raise PrivacyError(f"{name} must be at least 0, not {getattr(self, name)}")
+            if noise is not None and not 0 < noise <= _MOST_NOISE:
+                raise PrivacyError(f"{name} multiplier must be positive and at most {_MOST_NOISE:g}, not {noise}")
+        if not 0 < self.epsilon <= _MOST_EPSILON:
+            raise PrivacyError(f"epsilon must be positive and at most {_MOST_EPSILON:g}, not {self.epsilon}")
+        selection_event(self.selection_epsilon)
         if self.selection not in SELECTIONS:
             raise PrivacyError(f"selection must be {', '.join(SELECTIONS)}, not {self.selection!r}")
         check_clip_norm(self.clip_norm)
         check_delta(self.delta)
+
+    @classmethod
+    def from_terms(cls, terms: Any) -> RecordPlan:
+        """The plan that another machine describes: every number of :meth:`terms` but the mechanism, and no other.
+
+        Raises:
+            PrivacyError: a term is missing, unknown, of another type or out of range.
+        """
+        names = {field.name for field in fields(cls)}
+        hints = {name: hint for name, hint in get_type_hints(cls).items() if name in names}
+        if not isinstance(terms, dict) or terms.keys() != hints.keys():
+            raise PrivacyError(f"a plan needs the terms {', '.join(hints)}, each once")
+        for name, hint in hints.items():
+            kinds = get_args(hint) or (hint,)
+            if type(terms[name]) not in ((*kinds, int) if float in kinds else kinds):
+                raise PrivacyError(f"{name.replace('_', ' ')} must not be {terms[name]!r:.60}")
+        return cls(**terms)
 
     @classmethod
     def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Any) -> RecordPlan:

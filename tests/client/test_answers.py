@@ -71,7 +71,7 @@ def test_another_question_is_paid_for(ask, tmp_path, other):
     second = ask(**{"number": 1, **other})
     assert not np.array_equal(second, first)
     assert charged(tmp_path) == [1, other.get("number", 1)]
-    with pytest.raises(ClientError, match="client 0 refuses: round 3 would raise epsilon"):
+    with pytest.raises(ClientError, match="client 0 refuses: its budget does not allow this request"):
         ask(3)
     assert np.array_equal(ask(**{"number": 1, **other}), second)
 
@@ -80,7 +80,7 @@ def test_all_answers_of_a_round_are_kept_and_none_of_another(ask, tmp_path):
     first = ask(1)
     ask(1, start=0.5)  # as the second phase of a round
     assert np.array_equal(ask(1), first)
-    with pytest.raises(ClientError, match="above the budget"):
+    with pytest.raises(ClientError, match="its budget does not allow this request"):
         ask(2)
     assert np.array_equal(ask(1), first)
     assert len(charged(tmp_path)) == 2
@@ -89,7 +89,7 @@ def test_all_answers_of_a_round_are_kept_and_none_of_another(ask, tmp_path):
 def test_answers_of_an_earlier_round_are_forgotten(ask, tmp_path):
     ask(1)
     ask(2)
-    with pytest.raises(ClientError, match="above the budget"):
+    with pytest.raises(ClientError, match="its budget does not allow this request"):
         ask(1)
     assert len(list((tmp_path / "client-0.answers").glob("*-*"))) == 1
 
@@ -145,6 +145,6 @@ def test_another_app_of_the_client_waits_for_the_answer(ask, tmp_path):
 
 @pytest.mark.parametrize("number", ["../../elsewhere", "1/../x"])
 def test_a_server_names_no_file(ask, tmp_path, number):
-    with pytest.raises(ClientError, match="its own log says why"):
+    with pytest.raises(ClientError, match=r"round is '.*'; expected a whole number"):
         ask(number)
     assert not list(tmp_path.rglob("*elsewhere*"))

@@ -12,11 +12,12 @@ from flwr.common.serde import message_to_proto
 from coterie.client import VERBS, Client, ClientError, verbs
 from coterie.client.app import app
 from coterie.client.task import Task
-from coterie.datasets import OwnFederation
+from coterie.datasets import OwnFederation, own_shard
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, pack_update, read_reply
 from coterie.models import initialise
 from coterie.server import RunConfig, RunFolder, run
+from coterie.wire import TrainRequest
 
 SHAPE = (1, 4, 4)
 OWN = {"dataset": "own", "input-shape": "1x4x4", "num-classes": 2, "model": "linear", "device": "cpu"}
@@ -133,20 +134,30 @@ def test_a_server_chooses_no_code_to_import():
 def test_every_verb_is_guarded(verb, monkeypatch):
     LocalGrid(1)
     context = Context(run_id=1, node_id=1, node_config={"client-id": 0}, state=RecordDict(), run_config={})
+    content, _ = question()
+    of_verbs = {"gan": "gan-pendigits", "labels": 2, "samples": 1, "average": 0.0, "precision": "float32"}
+    of_verbs |= {"local": "k-means", "local-centroids": 1, "encoder": "none", "tell": False}
+    content["config"] = ConfigRecord({**content["config"], **of_verbs})
     with pytest.raises(ClientError, match="it has none; set data"):
-        app(Message(question()[0], dst_node_id=1, message_type=verb), context)
+        app(Message(content, dst_node_id=1, message_type=verb), context)
 
 
 def test_what_is_wrong_with_its_data_stays_with_the_client(tmp_path, caplog):
     """Flower sends the server what an exception says."""
     path = tmp_path / "mine.npz"
     np.savez(path, x=np.full((3, *SHAPE), 7.25), y=[0, 1, 0])
+    content, layout = question()
+    assert np.any(update(ask(content, data=str(path)), layout))  # pixels are clamped
+    assert "left out or clamped, first: " in caplog.text
+    assert "mine.npz: x, y: a pixel is 7.25" in caplog.text
+    path.write_text("no archive")
+    own_shard.cache_clear()
     with pytest.raises(ClientError) as refusal:
-        ask(question()[0], data=str(path))
+        ask(content, data=str(path))
     assert str(refusal.value) == "client 0 failed; its own log says why"
     assert refusal.value.__cause__ is None
-    assert "mine.npz: x, y: a pixel is 7.25" in caplog.text
-    with pytest.raises(ClientError, match="data in its node configuration must be an absolute path"):
+    assert "mine.npz is not an archive" in caplog.text
+    with pytest.raises(ClientError, match="data in a client's node configuration must be an absolute path"):
         ask(question()[0], data="mine.npz")
 
 
@@ -155,7 +166,7 @@ def test_own_records_are_not_cut_in_a_simulation_either(folder):
     settings = {**SETTINGS, "strategy": "fedavg", "clusters": 1, "privacy-unit": "record", "samples-per-client": 5}
     config = RunConfig({**settings, "data-dir": str(folder), "batch-size": 5, "delta": 1e-3})
     sent = config.plan.for_clients() | config.for_clients() | {"round": 1}
-    task = Task.of(sent, [Client(0)])
+    task = Task.of(TrainRequest.from_record(sent), [Client(0)])
     assert isinstance(task.federation, OwnFederation)
     assert len(task.shard(Client(0)).y) > task.plan(0).num_examples == 5
 

@@ -350,8 +350,8 @@ def test_without_pyarrow_the_way_to_it_is_said(tmp_path, monkeypatch):
 
 FOLDERS = {
     r"none.npz does not exist; a client's data are \.npz, \.csv, \.parquet, a folder": lambda p: p / "none.npz",
-    r"data.txt: nobody reads \.txt; a client's data are": lambda p: text(p / "data.txt", "1"),
-    "nobody reads a file without suffix": lambda p: text(p / "data", "1"),
+    r"data.txt: unsupported file type \.txt; a client's data are": lambda p: text(p / "data.txt", "1"),
+    r"unsupported file type \(no suffix\)": lambda p: text(p / "data", "1"),
     "a.npz is not an archive of plain numbers": lambda p: text(p / "a.npz", "no zip"),
     "b.npz is not an archive of plain numbers": lambda p: text(p / "b.npz", ""),
     "has no array 'y'; it needs x, y$": lambda p: folder(p / "b", ("a.npz", {"x": X})) / "a.npz",

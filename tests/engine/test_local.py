@@ -91,7 +91,8 @@ def test_failing_clients_become_error_replies():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_clients_tell_reaches_the_watcher(workers):
     content, _ = question()
-    content["config"]["dataset"] = "toys:talking"
+    talking = {"dataset": "toys:talking", "labels": 2, "encoder": "none", "tell": False}
+    content["config"] = ConfigRecord({**content["config"], **talking})
     heard = []
     grid = LocalGrid(12, workers, heard.append)
     try:

@@ -13,8 +13,8 @@ from test_toy import APART, CLIENTS, CONFIG, LAYOUT, LR, towards
 from toys import UP
 
 from coterie.client import VERBS, Client
-from coterie.client.account import spend
 from coterie.client.app import _answer
+from coterie.client.budget import spend
 from coterie.client.memory import ClientError
 from coterie.client.task import Task
 from coterie.engine import LocalGrid
@@ -37,6 +37,7 @@ from coterie.privacy.check import check
 from coterie.privacy.ledger import event_of, read_ledger
 from coterie.server.metrics import summarise
 from coterie.strategies import FCDPFL, KMCDPFL, LCFL, RCDPFL, FedAvg, Oracle, StrategyError
+from coterie.wire import TrainRequest
 
 RECORDS = 5
 GROUPS = [0, 1] * 4
@@ -269,14 +270,14 @@ def test_a_client_refuses_what_its_budget_does_not_allow_and_the_others_go_on(tm
 def test_a_charge_is_on_disk_and_a_repeated_round_is_another_one(tmp_path):
     setting = client_plan(rounds=2)
     events = setting.part(first=True)
-    assert spend(tmp_path, 7, setting, None, 1, events) == 1
-    assert spend(tmp_path, 7, setting, None, 1, events) == 2
+    assert spend(Client(7), tmp_path, setting, 1, events) == 1
+    assert spend(Client(7), tmp_path, setting, 1, events) == 2
     _, charges = read_ledger(tmp_path / "client-7.ledger.jsonl")
     assert [charge["round"] for charge in charges] == [1, 1]
     with pytest.raises(ClientError, match="give it a folder"):
-        spend(None, 7, setting, None, 1, events)
+        spend(Client(7), None, setting, 1, events)
     with pytest.raises(ClientError, match="planned otherwise"):
-        spend(tmp_path, 7, setting, (1.0, 1e-6), 1, events)  # its budget is set once
+        spend(Client(7, budget=(1.0, 1e-6)), tmp_path, setting, 1, events)  # its budget is set once
 
 
 def test_a_deployed_client_s_own_budget_wins(tmp_path):
@@ -284,7 +285,7 @@ def test_a_deployed_client_s_own_budget_wins(tmp_path):
     with pytest.raises(
         ClientError, match=r"client 1 refuses: round 1 would raise epsilon to .* above the budget of 0.01"
     ):
-        spend(tmp_path, 1, plan, (0.01, 1e-4), 1, plan.part())
+        spend(Client(1, budget=(0.01, 1e-4)), tmp_path, plan, 1, plan.part())
     _, charges = read_ledger(tmp_path / "client-1.ledger.jsonl")
     assert charges == []  # nothing was revealed
     assert Client(1, "x", (0.01, 1e-4)).budget == (0.01, 1e-4)
@@ -302,9 +303,9 @@ def test_the_plan_fits_its_budget_to_the_last_round(tmp_path):
         selections=11,
     )
     for number in range(1, 13):
-        spend(tmp_path, 0, plan, None, number, plan.part(first=number == 1, chooses=number > 1))
+        spend(Client(0), tmp_path, plan, number, plan.part(first=number == 1, chooses=number > 1))
     with pytest.raises(ClientError, match="round 13"):
-        spend(tmp_path, 0, plan, None, 13, plan.part())
+        spend(Client(0), tmp_path, plan, 13, plan.part())
 
 
 def test_the_run_s_certificate_is_that_of_the_client_who_pays_most(tmp_path):
@@ -432,7 +433,7 @@ def test_a_charge_is_on_disk_before_anything_is_drawn(draw, tmp_path, monkeypatc
 def test_no_record_of_a_real_client_makes_room_for_another(tmp_path):
     """Cut to N records, a client that holds more would put another one in a removed one's place."""
     terms = plan(2, plans=[replace(client_plan(), num_examples=3, batch_size=3, first_batch_size=3)])
-    task = Task.of({**CONFIG, **terms.for_clients(), "groups": "4:4", "round": 1})
+    task = Task.of(TrainRequest.from_record({**CONFIG, **terms.for_clients(), "groups": "4:4", "round": 1}))
     assert len(task.shard(Client(0)).y) == 3  # a simulated one is given no more
     assert len(task.shard(Client(0, str(tmp_path))).y) == RECORDS
 
@@ -592,7 +593,7 @@ def test_a_client_with_a_budget_of_its_own_tells_losses_under_a_plan_and_without
     (answer,) = tell([terms], APART, **asked)
     assert answer.shape == (2,)
     (answer,) = tell([replace(terms, loss_noise=0.1)], APART, **asked)  # the plan's epsilon is not this client's
-    assert "above the budget of 1 " in str(answer)
+    assert str(answer) == "client 0 refuses: its budget does not allow this request"
 
 
 def test_losses_are_charged_on_disk_before_they_are_drawn(tmp_path, monkeypatch):
@@ -619,14 +620,14 @@ def test_a_plan_with_losses_fits_its_budget_to_the_last_round(tmp_path):
         loss_noise=4.0,
         models_per_message=16,
     )
-    spend(tmp_path, 0, plan, None, 1, plan.part())
+    spend(Client(0), tmp_path, plan, 1, plan.part())
     for models in (16, 16, 9):
-        spend(tmp_path, 0, plan, None, 1, plan.losses(models))
+        spend(Client(0), tmp_path, plan, 1, plan.losses(models))
     for number in range(2, 13):
-        spend(tmp_path, 0, plan, None, number, plan.part())
+        spend(Client(0), tmp_path, plan, number, plan.part())
     for events in (plan.part(), plan.losses(16)):
         with pytest.raises(ClientError, match="round 13"):
-            spend(tmp_path, 0, plan, None, 13, events)
+            spend(Client(0), tmp_path, plan, 13, events)
 
 
 class Latecomer(LocalGrid):

@@ -21,6 +21,8 @@ LR, CLIENTS = 0.2, 8
 CONFIG = {
     "dataset": "toys:pixels",
     "data-dir": "",
+    "input-shape": "",
+    "num-classes": "none",
     "features": "none",
     "model": "linear",
     "shift": "label-shift",

@@ -5,7 +5,7 @@ up as it likes. It plans for all clients (their numbers of records, batches and 
 believes nothing: an update longer than clipping and noise allow is dropped, and weights come from the plan.
 
 The run's ledger and certificate are those of the client whose plan costs most; the others' stand beside it. What a
-client really spent is in its own ledger, which it writes before it replies (client/account.py).
+client really spent is in its own ledger, which it writes before it replies (client/budget.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,128 @@
+"""A client's privacy budget: charged on the client's own disk before it replies, and never exceeded.
+
+A server proposes the terms (a :class:`~coterie.privacy.RecordPlan`) and is not believed: the client counts what its
+gradients, choices and losses cost, in every run that it takes part in, and refuses what would exceed its budget. A
+deployed client sets the budget itself (``epsilon`` and ``delta`` of its node configuration); a simulated one has the
+plan's.
+
+The budget belongs to the data, not to a client id or a server: a deployed client with a budget and data of its own
+counts in one file a data folder, so that the same data in two federations share one budget.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from logging import WARNING
+from pathlib import Path
+
+from flwr.common.logger import log
+
+from coterie.client.memory import ClientError
+from coterie.client.task import Client
+from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, RecordPlan, read_ledger
+from coterie.privacy.ledger import count_of, event_of
+
+#: Name of the file beside the data.
+BUDGET_FILE = ".coterie-budget.jsonl"
+_TAKEN_OVER = "taken_over"
+
+
+def spend(client: Client, folder: Path | None, plan: RecordPlan, round: int, events: Counter[Event]) -> int:
+    """Charge what a round will reveal to one client, before anything of it is read or drawn.
+
+    Args:
+        client: who pays.
+        folder: where it keeps its state; None: it cannot keep a ledger, and refuses.
+        plan: its terms in this run.
+        round: number of the round.
+        events: what the round will reveal.
+
+    Returns:
+        the number of the charge: no other attempt has it, so that a repeated round draws afresh.
+
+    Raises:
+        ClientError: no folder, a ledger that cannot be used, or a budget that does not allow the round. What a deployed
+            client says of it to a server does not depend on what was spent elsewhere.
+    """
+    if folder is None:
+        raise ClientError(
+            "a client counts what it reveals on its own disk; give it a folder for that: state-dir in its node "
+            "configuration (coterie run and flwr simulations use the run folder)"
+        )
+    try:
+        ledger = _open(client, folder, plan)
+        try:
+            return ledger.spend(round, events)
+        finally:
+            ledger.close()
+    except (BudgetError, LedgerError, OSError) as error:
+        if not client.deployed:
+            raise ClientError(f"client {client.client_id} refuses: {error}") from error
+        log(WARNING, "client %s refuses round %s: %s", client.client_id, round, error)
+        if isinstance(error, BudgetError):
+            raise ClientError(f"client {client.client_id} refuses: its budget does not allow this request") from None
+        raise ClientError(f"client {client.client_id} cannot charge its budget; its own log says why") from None
+
+
+def _open(client: Client, folder: Path, plan: RecordPlan) -> ClientLedger:
+    folder.mkdir(parents=True, exist_ok=True)
+    own = folder / f"client-{client.client_id}.ledger.jsonl"
+    if client.budget is None:
+        return ClientLedger(plan.delta, plan.epsilon, own, plan.accountant)
+    epsilon, delta = client.budget
+    path = budget_path(client, folder)
+    if path is None:
+        return ClientLedger(delta, epsilon, own)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ledger = ClientLedger(delta, epsilon, path)
+    try:
+        _take_over(own, ledger)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def budget_path(client: Client, folder: Path) -> Path | None:
+    """Where a client with a budget counts; None without data of its own: then its state folder has it.
+
+    That is ``budget_file`` if it is given; else a file beside the data; or, where that folder cannot be written, one in
+    the state folder, named by the data folder's path and device.
+
+    Raises:
+        LedgerError: both of these exist, so that neither holds all charges.
+    """
+    if client.budget_file:
+        return Path(client.budget_file)
+    if client.data is None:
+        return None
+    data = Path(os.path.realpath(client.data))
+    home = data if data.is_dir() else data.parent
+    beside = home / BUDGET_FILE
+    device = home.stat().st_dev if home.exists() else 0
+    fingerprint = hashlib.sha256(f"{device}:{home}".encode()).hexdigest()[:16]
+    aside = folder / f"budget-{fingerprint}.jsonl"
+    if beside.exists() and aside.exists():
+        raise LedgerError(
+            f"{beside} and {aside} both hold charges of the same data: add the lines of one to the other and "
+            "name it in budget-file of the node configuration"
+        )
+    if beside.exists() or (not aside.exists() and os.access(home, os.W_OK)):
+        return beside
+    return aside
+
+
+def _take_over(old: Path, ledger: ClientLedger) -> None:
+    """Add the charges of a ledger that belonged to a client id; after a crash in the middle, the missing ones."""
+    if not old.exists():
+        return
+    content = old.read_bytes()
+    if content.strip():
+        digest = hashlib.sha256(content).hexdigest()
+        _, charges = read_ledger(old)
+        done = sum(charge.get(_TAKEN_OVER) == digest for charge in ledger.charges)
+        for charge in charges[done:]:
+            ledger.record(charge["round"], {event_of(charge): count_of(charge)}, **{_TAKEN_OVER: digest})
+    os.replace(old, old.with_name(old.name + ".taken-over"))

@@ -1,0 +1,113 @@
+"""Dataclasses that are read from a ConfigRecord of another machine: every field has a type and bounds.
+
+A key is the field's name in kebab-case. A missing key is an error unless the field may be None or is a flag: then its
+absence has that one meaning. No number has a default.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Annotated, Any, Self, Union, get_args, get_origin, get_type_hints
+
+# Characters of a text whose length is not given, and of a value in an error.
+_LONGEST_TEXT = 4096
+_LONGEST_SHOWN = 60
+
+
+class RequestError(ValueError):
+    """A request with a field that is missing, of another type, or out of bounds."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """A closed range of finite numbers; ``above`` leaves out its lower end."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.low < value if self.above else self.low <= value) and value <= self.high  # NaN is not in it
+
+    def __str__(self) -> str:
+        return f"{'(' if self.above else '['}{self.low:g}, {self.high:g}]"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The words that a text may be."""
+
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Length:
+    """Most entries of a list, or characters of a text."""
+
+    most: int
+
+
+class Fields:
+    """Base of frozen dataclasses that are read by :meth:`from_record`."""
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read every field; other keys of ``record`` are ignored.
+
+        Raises:
+            RequestError: a key is missing, or its value has another type or is out of bounds.
+        """
+        return cls(**{name: _read(name, hint, record) for name, hint in _hints(cls).items()})
+
+
+@lru_cache(maxsize=32)
+def _hints(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(cls) if field.init}
+
+
+def _read(name: str, hint: Any, record: Mapping[str, Any]) -> Any:
+    key = name.replace("_", "-")
+    limits: tuple[Any, ...] = ()
+    if get_origin(hint) is Annotated:
+        hint, *rest = get_args(hint)
+        limits = tuple(rest)
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if key not in record:
+        if types.NoneType in kinds:
+            return None
+        if kinds == (bool,):
+            return False
+        raise RequestError(f"{key} is missing")
+    return _checked(key, record[key], tuple(kind for kind in kinds if kind is not types.NoneType), limits)
+
+
+def _checked(key: str, value: Any, kinds: tuple[Any, ...], limits: tuple[Any, ...]) -> Any:
+    shown = repr(value)[:_LONGEST_SHOWN]
+    longest = next((limit.most for limit in limits if isinstance(limit, Length)), _LONGEST_TEXT)
+    if get_origin(kinds[0]) is tuple:
+        if not isinstance(value, list | tuple) or len(value) > longest:
+            raise RequestError(f"{key} must be a list of at most {longest} entries")
+        return tuple(_checked(key, one, get_args(kinds[0])[:1], limits) for one in value)
+    if float in kinds and type(value) is int:
+        value = float(value)
+    if type(value) not in kinds:
+        raise RequestError(f"{key} is {shown}; expected {' or '.join(_KINDS[kind] for kind in kinds)}")
+    for limit in limits:
+        if isinstance(limit, Bounds) and not isinstance(value, str) and value not in limit:
+            what = "a finite number" if type(value) is float else "a whole number"
+            raise RequestError(f"{key} is {shown}; expected {what} in {limit}")
+        if isinstance(limit, OneOf) and isinstance(value, str) and value not in limit.words:
+            raise RequestError(f"{key} is {shown}; expected one of {', '.join(limit.words)}")
+    if type(value) is float and not math.isfinite(value):
+        raise RequestError(f"{key} is {shown}; expected a finite number")
+    if isinstance(value, str) and len(value) > longest:
+        raise RequestError(f"{key} has {len(value)} characters; expected at most {longest}")
+    return value
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}

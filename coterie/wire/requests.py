@@ -1,0 +1,171 @@
+"""Requests of a server, one frozen dataclass a verb. A client reads one before it charges, computes or opens anything.
+
+The server is not believed: every number has a finite range, so that no value of it turns noise into zero, infinity or
+NaN, and no text or list grows without bound. A request that is rejected is rejected with the same message for any data.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from coterie.messages import CENTROIDS, EVALUATE, GAN, LABEL, LOSSES, TRAIN
+from coterie.privacy import PrivacyError, RecordPlan
+from coterie.privacy.clipping import LEAST_CLIP_NORM, MOST_CLIP_NORM
+from coterie.privacy.selection import LEAST_LOSS_BOUND, MOST_LOSS_BOUND
+from coterie.wire.fields import Bounds, Fields, Length, OneOf, RequestError
+
+MOST_CLUSTERS = 10_000
+# Record-level plans in one request.
+_MOST_PLANS = 10_000
+# Rows of a redraw matrix may be off by rounding.
+_ROUNDING = 1e-6
+
+Count = Annotated[int, Bounds(1, 1_000_000_000)]
+Size = Annotated[int, Bounds(0, 1_000_000_000)]
+Seed = Annotated[int, Bounds(0, 2**63 - 1)]
+Clusters = Annotated[int, Bounds(1, MOST_CLUSTERS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec(Fields):
+    """Which data a run is on, and how simulated clients share them."""
+
+    dataset: str
+    data_dir: str
+    input_shape: str
+    num_classes: Annotated[int | str, Bounds(0, 1_000_000), OneOf(("none",))]
+    features: str
+    clients: Count
+    groups: str
+    shift: str
+    samples_per_client: Size
+    partition_seed: Seed
+    dirichlet_alpha: Annotated[float, Bounds(0, 1e9)]
+    classes_per_client: Size
+    non_iid_level: Annotated[float, Bounds(-1, 1)]
+    validation_clients: Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(DataSpec):
+    """What every verb has in common.
+
+    Attributes:
+        round: number of the communication round.
+        seed: of a reproducible simulation; None is secret randomness.
+        clients_dir: folder in which simulated clients keep their state.
+        record_plans: JSON list of the record-level plans of clients 0, 1, ..., in turn.
+        loss_bound: L, to which the loss of a record is clipped; needed where losses are released.
+        first_batch: whether round 1 has batches of its own.
+        choose: whether a client at record level chooses a cluster by loss.
+        assign: how a client chooses its cluster: by the least "loss" (None), or the "nearest" model (FeSEM).
+        clip: FeSEM's bound on the distance between a client's model and its cluster's.
+        redraw: (k * k,) row-stochastic matrix by which clients redraw their labels.
+        rebalance_train: which model a client trains whose label was redrawn.
+        cluster: cluster of the one model that was sent; None: all models were sent, and the client chooses.
+    """
+
+    round: Annotated[int, Bounds(0, 1_000_000)]
+    model: str
+    device: Annotated[str, OneOf(("auto", "cpu", "cuda"))]
+    local_epochs: Annotated[int, Bounds(1, 10_000)]
+    batch_size: Count
+    lr: Annotated[float, Bounds(0, 1e3, above=True)]
+    proximal_mu: Annotated[float | None, Bounds(0, 1e6)]
+    additive: bool
+    seed: Annotated[int | None, Bounds(0, 2**63 - 1)]
+    clients_dir: str | None
+    record_plans: Annotated[str | None, Length(10_000_000)]
+    loss_bound: Annotated[float | None, Bounds(LEAST_LOSS_BOUND, MOST_LOSS_BOUND)]
+    first_batch: bool
+    choose: bool
+    assign: Annotated[str | None, OneOf(("loss", "nearest"))]
+    clip: Annotated[float | None, Bounds(LEAST_CLIP_NORM, MOST_CLIP_NORM)]
+    redraw: Annotated[tuple[float, ...] | None, Length(MOST_CLUSTERS), Bounds(0, 1)]
+    rebalance_train: Annotated[str | None, OneOf(("own", "assigned"))]
+    cluster: Annotated[int | None, Bounds(0, MOST_CLUSTERS)]
+
+    def __post_init__(self) -> None:
+        if self.redraw is not None:
+            k = int(len(self.redraw) ** 0.5)
+            if k * k != len(self.redraw) or not np.allclose(np.reshape(self.redraw, (k, k)).sum(1), 1, atol=_ROUNDING):
+                raise RequestError("redraw is not a square matrix whose rows sum to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest(Request):
+    """Choose a model if none is assigned, train it, return one update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossesRequest(Request):
+    """Return the loss of every model that was sent (LCFL)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest(Request):
+    """Return exact diagnostics, outside every guarantee."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GanRequest(Request):
+    """Train a GAN and return samples of it (PPFC-GAN)."""
+
+    gan: str
+    labels: Clusters
+    samples: Annotated[int, Bounds(0, 10_000_000)]
+    average: Annotated[float, Bounds(0, 0.9999)]
+    precision: Annotated[str, OneOf(("float32", "bfloat16"))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentroidsRequest(Request):
+    """Return centroids of the records (k-FED, FFCM)."""
+
+    local: Annotated[str, OneOf(("k-means", "fuzzy-c-means"))]
+    local_centroids: Clusters
+    fuzzifier: Annotated[float | None, Bounds(1, 100, above=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelRequest(Request):
+    """Label every record by the nearest centroid; return counts where ``tell`` and the client allow it."""
+
+    labels: Clusters
+    encoder: str
+    tell: bool
+
+
+#: The request of every verb.
+REQUESTS: dict[str, type[Request]] = {
+    TRAIN: TrainRequest,
+    LOSSES: LossesRequest,
+    EVALUATE: EvaluateRequest,
+    GAN: GanRequest,
+    CENTROIDS: CentroidsRequest,
+    LABEL: LabelRequest,
+}
+
+
+def parse_plans(text: str | None) -> tuple[RecordPlan, ...]:
+    """The record-level plans of a request.
+
+    Raises:
+        RequestError: the text is no list of plans, or a number in it is out of bounds.
+    """
+    if text is None:
+        return ()
+    try:
+        listed = json.loads(text)
+    except (ValueError, RecursionError):
+        raise RequestError("record-plans is not JSON") from None
+    if not isinstance(listed, list) or not 1 <= len(listed) <= _MOST_PLANS:
+        raise RequestError(f"record-plans must be a list of 1 to {_MOST_PLANS} plans")
+    try:
+        return tuple(RecordPlan.from_terms(terms) for terms in listed)
+    except PrivacyError as error:
+        raise RequestError(f"record-plans: {error}") from None
