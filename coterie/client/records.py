@@ -23,7 +23,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
     Returns:
         (n,) index of the model that each trained, (n, d) updates, and why a client refuses, where it does.
     """
-    task, clients = cohort.task, cohort.clients
+    task, clients, layout = cohort.task, cohort.clients, cohort.layers.whole  # a network that fails, fails uncharged
     streams = Streams(task.seed)
     chosen = np.zeros(len(clients), np.int64)
     refusals: list[ClientError | None] = [None] * len(clients)
@@ -54,19 +54,17 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
             )
         )
     willing = [i for i, refusal in enumerate(refusals) if refusal is None]
-    updates = np.zeros((len(clients), cohort.layers.whole.size), np.float32)
+    updates = np.zeros((len(clients), layout.size), np.float32)
     if willing:
         start = cohort.models[chosen[willing]]
         shards = [cohort.shard(i) for i in willing]
-        updates[willing] = by_dpsgd(
-            task.network, cohort.layers.whole, start, shards, coins, noises, settings, batched=task.batched
-        )
+        updates[willing] = by_dpsgd(task.network, layout, start, shards, coins, noises, settings, batched=task.batched)
     return chosen, updates, refusals
 
 
 def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
     """(n, m) noisy losses of all models on each client's records, and why a client refuses, where it does."""
-    task, clients, models = cohort.task, cohort.clients, cohort.models
+    task, clients, models, layout = cohort.task, cohort.clients, cohort.models, cohort.layers.whole
     told = np.zeros((len(clients), len(models)), np.float32)
     refusals: list[ClientError | None] = [None] * len(clients)
     for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
@@ -82,7 +80,7 @@ def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
             refusals[i] = ClientError(f"client {client.client_id} refuses: {unplanned}")
             continue
         rng = Streams(task.seed).stream("losses", task.round, client.client_id, charge)
-        each = example_losses(task.network, cohort.layers.whole, models, cohort.shard(i), task.hyper.device)
+        each = example_losses(task.network, layout, models, cohort.shard(i), task.hyper.device)
         assert task.loss_bound is not None  # check_paid
         told[i] = noisy_losses(each, task.loss_bound, plan.loss_deviation, plan.num_examples, rng)
     return told, refusals

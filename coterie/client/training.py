@@ -197,7 +197,9 @@ def losses(
 def example_losses(
     model: nn.Module, layout: Layout, models: npt.NDArray[np.float32], shard: Shard, device: str = "cpu"
 ) -> npt.NDArray[np.float64]:
-    """(N, k) loss of every model on every example of one client."""
+    """(N, k) loss of every model on every example of one client; N may be 0."""
+    if not len(shard.y):
+        return np.zeros((0, len(models)))
     return np.stack(_per_example(model, layout, models, shard.x, shard.y, device, _example_loss), axis=1)
 
 

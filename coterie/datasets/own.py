@@ -242,7 +242,7 @@ def own_shard(
         log(WARNING, "client %s: some records are left out or clamped, first: %s", client_id, problems[0])
     rows = [np.arange(len(train.y))]
     alone = Federation(
-        Source(path, train.x, train.y, test.x, test.y, num_classes),
+        Source(path, train.x, train.y, test.x, test.y, num_classes, may_be_empty=not strict),
         Split(rows, rows if test is train else [np.arange(len(test.y))]),
         group_of=np.zeros(1, np.int64),
         set_aside=0,

@@ -34,6 +34,7 @@ class Source:
         reuse: every group of clients holds all training examples (for small sets), instead of a part of them.
         train_owner, test_owner: int64 (n,) in 0..owners-1, whose each row is, where the data have natural clients.
             Each owner has rows of both kinds.
+        may_be_empty: whether there may be no rows at all.
 
     Raises:
         DataError: an array has another shape or type, a value that is not finite, a label or a token out of
@@ -49,6 +50,7 @@ class Source:
     reuse: bool = False
     train_owner: npt.NDArray[np.int64] | None = None
     test_owner: npt.NDArray[np.int64] | None = None
+    may_be_empty: bool = False
 
     def __post_init__(self) -> None:
         if not self.num_classes >= 0:
@@ -92,7 +94,7 @@ class Source:
     def _check(self, where: str, x: Any, y: Any) -> None:
         if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):
             raise DataError(f"{where} must be numpy arrays, not {type(x).__name__} and {type(y).__name__}")
-        if x.ndim not in (2, 4) or y.shape != x.shape[:1] or x.size == 0:
+        if x.ndim not in (2, 4) or y.shape != x.shape[:1] or not (x.size or self.may_be_empty):
             raise DataError(
                 f"{where} have shapes {x.shape} and {y.shape}; needed: images (n, C, H, W), tokens (n, L) or vectors "
                 "(n, F), and (n,), n > 0"
@@ -105,6 +107,8 @@ class Source:
             )
         if any(array.dtype == np.float32 and not np.isfinite(array).all() for array in (x, y)):
             raise DataError(f"{where}: a value is not finite")
+        if not len(y):
+            return
         if self.num_classes and not (y.min() >= 0 and y.max() < self.num_classes):
             raise DataError(f"{where}: labels span {y.min()}..{y.max()}; allowed: 0..{self.num_classes - 1}")
         if _kind(x) == "tokens" and not (x.min() >= 0 and x.max() < self.num_classes):

@@ -1,0 +1,376 @@
+"""A deployed client with a budget against a server that sends what it likes.
+
+Every request is sent in two worlds whose data differ in one record. What leaves the client (a reply or an error, and
+its text) and what the client charges must be the same in both; an update leaves only after a charge for it.
+"""
+
+import itertools
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from scipy.stats import mannwhitneyu
+
+from coterie.client import ClientError
+from coterie.client.app import app
+from coterie.client.budget import BUDGET_FILE
+from coterie.datasets import own_shard
+from coterie.engine import LocalGrid
+from coterie.messages import Layout, pack_models
+from coterie.models import initialise
+from coterie.privacy.ledger import read_ledger
+from coterie.server import RunConfig
+
+SHAPE, CLASSES, N = (1, 4, 4), 2, 24
+NAN = math.nan
+SETTINGS = {
+    "dataset": "own",
+    "input-shape": "1x4x4",
+    "num-classes": CLASSES,
+    "model": "linear",
+    "device": "cpu",
+    "clients": 3,
+    "clusters": 1,
+    "strategy": "fedavg",
+    "privacy-unit": "record",
+    "samples-per-client": N,
+    "batch-size": 8,
+    "rounds": 2,
+    "epsilon": 4.0,
+}
+CONFIG = RunConfig(SETTINGS)
+CONFIGURED = {**CONFIG.for_clients(), "round": 1}
+(TERMS,) = json.loads(CONFIG.plan.for_clients()["record-plans"])
+LAYOUT = Layout.of(initialise("linear", SHAPE, CLASSES, 0))
+BUDGET = {"epsilon": 5.0, "delta": 1e-4}
+DECLARED = {"input-shape": "1x4x4", "num-classes": CLASSES}
+GAN = {"gan": "gan-pendigits-gn", "labels": 2, "samples": 4, "average": 0.0, "precision": "float32"}
+CENTROIDS = {"local": "k-means", "local-centroids": 2}
+LABEL = {"labels": 2, "encoder": "none", "tell": True}
+
+
+def plans(**changes):
+    """The run's terms with changes; None leaves a term out."""
+    terms = {key: value for key, value in {**TERMS, **changes}.items() if value is not Ellipsis}
+    return {"record-plans": json.dumps([terms])}
+
+
+HONEST = plans()
+CHEAP = plans(noise_multiplier=6.0)
+TRAIN_CHANGES = {
+    # Numbers at which noise rounds to zero, infinity or NaN.
+    **{
+        f"clip norm {value}": plans(clip_norm=value) for value in (5e-324, 1e-300, 0.0, -1.0, 1e308, math.nan, math.inf)
+    },
+    **{f"noise {value}": plans(noise_multiplier=value) for value in (0.0, -1.0, 1e-320, 1e308, math.nan, math.inf)},
+    **{f"lr {value}": {**HONEST, "lr": value} for value in (0.0, -1.0, 1e308, math.nan, math.inf)},
+    # Counts that are none.
+    **{f"records {value}": plans(num_examples=value) for value in (0, -5, 10**12, 1.5, True, "24", None)},
+    **{f"batch {value}": plans(batch_size=value) for value in (0, -1, 25, 1.5, 10**12)},
+    **{f"epochs {value}": {**HONEST, "local-epochs": value} for value in (0, -1, 1.5, 10**9, "1")},
+    **{f"epochs of the plan {value}": plans(local_epochs=value) for value in (0, 10**9, 1.5)},
+    **{f"round {value}": {**HONEST, "round": value} for value in (-1, 1.5, 10**12, "1")},
+    "a plan without noise": plans(noise_multiplier=...),
+    "a plan with a further term": plans(secret=1),
+    "no list of plans": {"record-plans": json.dumps(TERMS)},
+    "an empty list of plans": {"record-plans": "[]"},
+    "no JSON": {"record-plans": "]"},
+    "deep JSON": {"record-plans": "[" * 100_000},
+    "a number for plans": {"record-plans": 1},
+    # Terms that nobody pays for.
+    "no plan": {},
+    "an exact choice": {**plans(selection="exact", selections=9), "choose": True, "loss-bound": 4.0},
+    "a choice without a plan for it": {**HONEST, "choose": True, "loss-bound": 4.0},
+    "a seed": {**HONEST, "seed": 3},
+    # A redraw row that fails for one label alone.
+    "a redraw matrix with a bad row": {**HONEST, "redraw": [1.0, 0.0, 0.5, 0.4]},
+    "a redraw matrix with NaN": {**HONEST, "redraw": [1.0, 0.0, math.nan, 1.0]},
+    "a cluster below zero": {**HONEST, "cluster": -1},
+    # Data that are not the declared ones.
+    "another shape": {**HONEST, "input-shape": "1x5x5"},
+    "another form": {**HONEST, "input-shape": "16"},
+    "fewer classes": {**HONEST, "num-classes": 1},
+    "more classes": {**HONEST, "num-classes": 10},
+    "real targets": {**HONEST, "num-classes": 0},
+    "another data set": {**HONEST, "dataset": "digits"},
+    "code of the server": {**HONEST, "dataset": "os:system"},
+    "a model of the server": {**HONEST, "model": "os:system"},
+    "an unknown model": {**HONEST, "model": "none of them"},
+    "unknown features": {**HONEST, "features": "none of them"},
+    "an unknown device": {**HONEST, "device": "tpu"},
+}
+CHOICE = {**plans(selection="gumbel", selections=9), "choose": True}
+LOSSES = plans(compared=4, models_per_message=4)
+BOUNDS = (math.inf, math.nan, 0.0, -1.0, 5e-324, 1e300)
+REFUSED = (
+    [("train", name, change) for name, change in TRAIN_CHANGES.items()]
+    + [("train", f"loss bound {bound} of a choice", {**CHOICE, "loss-bound": bound}) for bound in BOUNDS]
+    + [("train", "no loss bound of a choice", {**CHOICE, "loss-bound": ...})]
+    + [("train", f"choice at epsilon {e}", plans(selection="gumbel", selection_epsilon=e) | {"choose": True})
+       for e in (0.0, -1.0, 1e308, NAN)]
+    + [("query.losses", f"loss bound {bound}", {**LOSSES, "loss-bound": bound}) for bound in BOUNDS]
+    + [("query.losses", "no loss bound", {**LOSSES, "loss-bound": ...})]
+    + [("query.losses", f"loss noise {z}", plans(compared=4, loss_noise=z)) for z in (0.0, 1e-320, 1e308, math.nan)]
+    + [("query.losses", "losses without a plan for them", HONEST), ("query.losses", "no plan", {})]
+    + [("train.gan", "a GAN without a plan", GAN), ("train.gan", "an unknown GAN", {**HONEST, **GAN, "gan": "none"})]
+    + [("train.gan", f"{n} samples", {**HONEST, **GAN, "samples": n}) for n in (-1, 10**12)]
+    + [("train.centroids", "exact centroids", {**HONEST, **CENTROIDS}), ("evaluate", "exact scores", HONEST)]
+    + [("query.label", "too many labels", {**HONEST, **LABEL, "labels": 10**9})]
+)  # fmt: skip
+
+
+def neighbours():
+    """Pairs of (x, y) that differ in one record."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (N, *SHAPE)).astype(np.int64), np.arange(N) % 2
+
+    def with_last(pixels=None, label=1):
+        other, labels = x.copy(), y.copy()
+        labels[-1] = label
+        if pixels is not None:
+            other[-1] = pixels
+        return other, labels
+
+    return {
+        "another label": ((x, y), with_last(label=0)),
+        "a label out of range": ((x, y), with_last(label=9)),
+        "a negative label": ((x, y), with_last(label=-1)),
+        "a pixel out of range": ((x, y), with_last(pixels=300)),
+        "a negative pixel": ((x, y), with_last(pixels=-7)),
+        "a record less": ((x, y), (x[:-1], y[:-1])),
+        "one record or none": ((x[:1], y[:1]), (x[:0], y[:0])),
+    }
+
+
+WORLDS = neighbours()
+
+
+class World:
+    """One client's machine: its data, its state, and what leaves it."""
+
+    def __init__(self, path, data, **node):
+        path.mkdir()
+        (path / "data").mkdir()
+        np.savez(path / "data" / "train.npz", x=data[0], y=data[1])
+        self.node = {"client-id": 0, "data": str(path / "data"), "state-dir": str(path / "state"), **BUDGET, **DECLARED}
+        self.node |= node
+        self.path = path
+
+    def ask(self, verb, change, models=None):
+        """What leaves the client: the names and shapes of a reply, or the text of an error."""
+        own_shard.cache_clear()
+        config = {key: value for key, value in {**CONFIGURED, **change}.items() if value is not Ellipsis}
+        models = np.zeros((1, LAYOUT.size), np.float32) if models is None else models
+        content = RecordDict({"models": pack_models(models, LAYOUT), "config": ConfigRecord(config)})
+        message = Message(content, dst_node_id=1, message_type=verb)
+        try:
+            answer = app(message, Context(1, 1, self.node, RecordDict(), {})).content
+        except ClientError as error:
+            return "error", str(error), str(error.__cause__), error.__suppress_context__
+        arrays = {name: array.shape for record in answer.array_records.values() for name, array in record.items()}
+        assert all(np.isfinite(a.numpy()).all() for record in answer.array_records.values() for a in record.values())
+        return "reply", arrays, [dict(record) for record in answer.config_records.values()], list(answer.metric_records)
+
+    @property
+    def charges(self):
+        """What its budget has paid, without the time of day."""
+        path = self.path / "data" / BUDGET_FILE
+        lines = read_ledger(path)[1] if path.exists() else []
+        return [{key: value for key, value in line.items() if key != "time"} for line in lines]
+
+
+@pytest.fixture(autouse=True)
+def sender():
+    LocalGrid(1)  # messages have a sender
+
+
+@pytest.mark.parametrize(("verb", "change"), [each[::2] for each in REFUSED], ids=[f"{v}: {n}" for v, n, _ in REFUSED])
+def test_a_hostile_request_is_refused_alike_and_charges_nothing(tmp_path, verb, change):
+    left = []
+    for i, data in enumerate(WORLDS["a label out of range"] + WORLDS["one record or none"]):
+        world = World(tmp_path / str(i), data)
+        left.append(world.ask(verb, change))
+        assert world.charges == []
+    assert left[0][0] == "error"
+    assert all(each == left[0] for each in left)
+
+
+@pytest.mark.parametrize("pair", WORLDS)
+@pytest.mark.parametrize(
+    ("verb", "change"),
+    [
+        ("train", HONEST),
+        ("train", {**CHOICE, "loss-bound": 4.0}),
+        ("query.losses", LOSSES),
+        ("query.label", {**HONEST, **LABEL}),
+    ],
+    ids=["train", "choice", "losses", "label"],
+)
+def test_whether_a_request_is_answered_and_what_it_costs_depends_on_no_record(tmp_path, verb, change, pair):
+    models = np.zeros((2 if verb == "query.label" else 1, LAYOUT.size), np.float32)
+    worlds = [World(tmp_path / str(i), data) for i, data in enumerate(WORLDS[pair])]
+    for number in range(1, 4):  # the budget ends after a few
+        left = [world.ask(verb, {**change, "round": number}, models) for world in worlds]
+        assert left[0] == left[1]
+        assert worlds[0].charges == worlds[1].charges
+    if verb != "query.label":
+        assert worlds[0].charges
+
+
+def test_a_request_of_the_owner_s_form_is_answered_and_charged(tmp_path):
+    world = World(tmp_path / "world", WORLDS["another label"][0])
+    kind, arrays, *_ = world.ask("train", HONEST)
+    assert kind == "reply"
+    assert set(arrays) == set(LAYOUT.names)
+    (charge,) = world.charges
+    assert charge["noise_multiplier"] == TERMS["noise_multiplier"]
+    assert charge["sampling_rate"] == pytest.approx(8 / N)
+
+
+def test_an_update_has_the_noise_that_was_charged_at_every_clipping_norm(tmp_path):
+    """One record of N as public, full batches: an update over lr c / b is noise of the charged size, plus at most 1."""
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 256, (1, *SHAPE)), np.array([1])
+    for i, clip_norm in enumerate([1e-6, 1.0, 1e6]):
+        world = World(tmp_path / str(i), data, epsilon=50.0)
+        change = plans(clip_norm=clip_norm, batch_size=N, noise_multiplier=1.0, local_epochs=1)
+        moved = []
+        for number in range(1, 7):
+            own_shard.cache_clear()
+            config = {**CONFIGURED, **change, "round": number, "lr": 1.0}
+            content = RecordDict(
+                {"models": pack_models(np.zeros((1, LAYOUT.size), np.float32), LAYOUT), "config": ConfigRecord(config)}
+            )
+            message = Message(content, dst_node_id=1, message_type="train")
+            update = app(message, Context(1, 1, world.node, RecordDict(), {})).content["update"]
+            moved.append(np.concatenate([array.numpy().ravel() for array in update.values()]))
+        units = np.stack(moved).astype(np.float64) * N / clip_norm
+        # 6 x 34 normal draws: the sample deviation is within a third of 1 but once in 10^9 or so; data add at most 1.
+        assert 0.66 < units.std(axis=0, ddof=1).mean() < 1.34
+        assert np.linalg.norm(units.mean(axis=0)) < 1 + (np.sqrt(34) + 6.5) / np.sqrt(6)
+
+
+def test_the_same_data_in_two_federations_share_one_budget(tmp_path):
+    first = World(tmp_path / "first", WORLDS["another label"][0])
+    other = World(tmp_path / "second", WORLDS["another label"][0])
+    other.node |= {"client-id": 7, "data": first.node["data"]}
+    answers = [world.ask("train", {**HONEST, "round": number})[0] for number in range(1, 9) for world in (first, other)]
+    alone = World(tmp_path / "alone", WORLDS["another label"][0])
+    by_itself = [alone.ask("train", {**HONEST, "round": number})[0] for number in range(1, 17)]
+    assert 0 < answers.count("reply") == by_itself.count("reply") < 16
+    assert other.charges == []  # its own data were never asked for
+    assert len(first.charges) == answers.count("reply")
+
+
+def test_a_refusal_does_not_tell_what_was_spent_elsewhere(tmp_path):
+    texts = []
+    for i, before in enumerate([2, 3]):
+        world = World(tmp_path / str(i), WORLDS["another label"][0])
+        for number in range(before):
+            world.ask("train", {**plans(batch_size=4 + 4 * i), "round": number})
+        for number in itertools.count(50):
+            left = world.ask("train", {**plans(noise_multiplier=0.3), "round": number})
+            if left[0] == "error":
+                break
+        texts.append(left)
+    assert texts[0] == texts[1]
+    assert texts[0][1] == "client 0 refuses: its budget does not allow this request"
+
+
+@pytest.mark.parametrize("spent", [0, 2])
+def test_ledgers_that_belonged_to_a_client_id_are_taken_over(tmp_path, spent):
+    world = World(tmp_path / "world", WORLDS["another label"][0])
+    for number in range(1, spent + 1):
+        world.ask("train", {**CHEAP, "round": number})
+    before = world.charges
+    old = tmp_path / "world" / "state" / "client-0.ledger.jsonl"
+    if spent:
+        (tmp_path / "world" / "data" / BUDGET_FILE).rename(old)
+    else:
+        old.parent.mkdir()
+        old.write_text("")
+    world.ask("train", {**CHEAP, "round": 3})
+    assert len(world.charges) == spent + 1
+    for was, now in zip(before, world.charges, strict=False):
+        assert {**was, "taken_over": now.get("taken_over")} == now
+    assert not old.exists()
+    assert old.with_name(old.name + ".taken-over").exists()
+
+
+def test_a_ledger_half_taken_over_is_completed(tmp_path):
+    world = World(tmp_path / "world", WORLDS["another label"][0])
+    for number in (1, 2):
+        world.ask("train", {**CHEAP, "round": number})
+    budget = tmp_path / "world" / "data" / BUDGET_FILE
+    old = tmp_path / "world" / "state" / "client-0.ledger.jsonl"
+    budget.rename(old)
+    world.ask("train", {**CHEAP, "round": 3})
+    kept = old.with_name(old.name + ".taken-over")
+    lines = budget.read_text().splitlines(keepends=True)
+    budget.write_text("".join(lines[:2]))  # a crash after the first of two charges
+    kept.rename(old)
+    world.ask("train", {**CHEAP, "round": 4})
+    assert [line["round"] for line in world.charges] == [1, 2, 4]
+
+
+def test_a_damaged_old_ledger_is_not_ignored(tmp_path):
+    world = World(tmp_path / "world", WORLDS["another label"][0])
+    (tmp_path / "world" / "state").mkdir()
+    (tmp_path / "world" / "state" / "client-0.ledger.jsonl").write_text("no ledger\n")
+    left = world.ask("train", HONEST)
+    assert left[:2] == ("error", "client 0 cannot charge its budget; its own log says why")
+    assert world.charges == []
+
+
+def test_a_rejected_request_takes_as_long_for_any_data(tmp_path):
+    """Two hundred requests; the data of one client are ten thousand times those of the other, and are not read."""
+    rng = np.random.default_rng(0)
+    many = rng.integers(0, 256, (50_000, *SHAPE)), rng.integers(0, 2, 50_000)
+    worlds = [World(tmp_path / str(i), data) for i, data in enumerate([(many[0][:5], many[1][:5]), many])]
+    seconds = [[], []]
+    for number in range(204):
+        i = (number + number // 2) % 2  # in turn, each first as often
+        began = time.perf_counter()
+        left = worlds[i].ask("train", {**HONEST, "num-classes": 10, "round": number})
+        taken = time.perf_counter() - began
+        assert left[0] == "error"
+        if number >= 4:
+            seconds[i].append(taken)
+    assert mannwhitneyu(*seconds).pvalue > 1e-6  # once in a million
+    began = time.perf_counter()
+    assert worlds[1].ask("train", HONEST)[0] == "reply"
+    assert time.perf_counter() - began > 5 * np.median(seconds[1])  # reading them would show
+
+
+def test_replies_wait_where_the_owner_wants_it(tmp_path):
+    world = World(tmp_path / "world", WORLDS["another label"][0], **{"reply-seconds": 0.5})
+    for change in (HONEST, {}):
+        began = time.perf_counter()
+        world.ask("train", change)
+        assert time.perf_counter() - began >= 0.5
+
+
+@pytest.mark.parametrize(
+    ("node", "complaint"),
+    [
+        ({"input-shape": ...}, "set both in its node configuration"),
+        ({"input-shape": ..., "num-classes": ...}, "a client with a budget must declare what its data are"),
+        ({"input-shape": "4by4"}, "input-shape = '4by4': must be"),
+        ({"num-classes": "two"}, "num-classes = 'two': must be a whole number"),
+        ({"value-range": "1:0"}, "value-range = '1:0': must be"),
+        ({"value-range": "0:nan"}, "value-range = '0:nan': must be"),
+        ({"epsilon": 0.0}, "a finite epsilon above 0"),
+        ({"epsilon": math.inf}, "a finite epsilon above 0"),
+        ({"delta": 1.0}, "a delta between 0 and 1"),
+        ({"delta": ...}, "set both in its node configuration, or neither"),
+        ({"budget-file": "budget.jsonl"}, "budget-file in a client's node configuration must be an absolute path"),
+    ],
+)
+def test_a_node_configuration_that_makes_no_sense(tmp_path, node, complaint):
+    world = World(tmp_path / "world", WORLDS["another label"][0], **node)
+    world.node = {key: value for key, value in world.node.items() if value is not Ellipsis}
+    assert complaint in world.ask("train", HONEST)[1]
+    assert world.charges == []
