@@ -57,7 +57,8 @@ class _Section:
     summary: str
     standing: str
     scores: list[_Tile]
-    released: list[_Tile]
+    privacy: list[_Tile]
+    effort: list[_Tile]
     accuracy: Markup | None
     clusters: Markup | None
     evidence: list[tuple[Markup, str]]
@@ -117,7 +118,8 @@ def _section(run: Run, anchor: str) -> _Section:
         summary=_summary(run),
         standing=_standing(run),
         scores=_scores(run),
-        released=_released(run),
+        privacy=[_privacy_tile(run)],
+        effort=_effort(run),
         accuracy=_svg(accuracy_figure(run), f"{anchor}-accuracy", "Accuracy by round") if evaluated else None,
         clusters=_svg(cluster_figure(run), f"{anchor}-clusters", "Cluster sizes by round") if released else None,
         evidence=evidence,
@@ -283,19 +285,18 @@ def _scores(run: Run) -> list[_Tile]:
     ]
 
 
-def _released(run: Run) -> list[_Tile]:
-    """What it cost, and what else is no exact score."""
+def _effort(run: Run) -> list[_Tile]:
+    """Time, traffic, and who took part; the guarantee covers none of it."""
     outcome, notes, traffic = run.outcome, run.notes, run.traffic
     if not run.of_records:
         training = outcome["seconds_training"]
         rounds, each = formats.number(outcome["rounds"]), formats.duration(outcome["seconds_per_round"])
         return [
-            _privacy_tile(run),
             _Tile(
                 "Training time",
                 formats.duration(outcome["seconds_total"] if training is None else training),
                 f"{rounds} rounds, {each} each",
-            ),
+            )
         ]
     heard, missing = notes.get("points"), notes.get("missing") or []
     note = f"without {formats.listed(missing)}" if missing else "" if heard is None else "nobody was missing"
@@ -303,7 +304,6 @@ def _released(run: Run) -> list[_Tile]:
         _Tile(
             "Clients heard", formats.of_total(None if heard is None else len(heard), run.config.get("clients")), note
         ),
-        _privacy_tile(run),
         _Tile("Time", formats.duration(outcome["seconds_total"]), "one round, and labelling"),
         *(
             [

@@ -30,13 +30,12 @@ def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> T
         pad_edge=True,
     )
     scores = {**result, **(result.get("diagnostics") or {})}
-    if result.get("diagnostics") and (certificate.get("unit") or "none") != "none":
-        table.caption = Text("Accuracies and clusters are exact diagnostics: the guarantee does not cover them.")
-        table.caption_justify = "left"
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for label, value in _scores(scores):
         table.add_row(label, value)
+    if result.get("diagnostics") and (certificate.get("unit") or "none") != "none":
+        table.add_row("", Text("exact diagnostics: outside the guarantee", "yellow"))
     if found := formats.mixture(result.get("notes")):
         table.add_row("Mixture", found)
     table.add_section()

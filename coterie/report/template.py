@@ -134,25 +134,26 @@ PAGE = r"""{% macro badge(text, good) %}
 {% endif %}
 {% if run.exact %}
 <section class="part">
-<p class="kind good">Released and charged: ε covers what follows</p>
-{{ tiles(section.released, run.of_records) }}
-{% if run.of_records %}
-<h3>Clusters of records</h3>
-{{ sent(run) }}
-{% else %}
-{{ clusters(section) }}
-{% endif %}
+<p class="kind good">Released and charged</p>
+{{ tiles(section.privacy, run.of_records) }}
+{{ '' if run.of_records else clusters(section) }}
 {{ evidence(section) }}
 </section>
 <section class="part">
 <p class="kind bad">Exact diagnostics: outside the guarantee</p>
-<p class="notice">These figures are computed from clients' data without noise. ε does not cover them: do not publish them with the models.</p>
-{{ tiles(section.scores, run.of_records) }}
-{{ scored(run) if run.of_records else accuracy(section) }}
+<p class="notice">These figures come from clients without noise. ε does not cover them: do not publish them with the models.</p>
+{{ tiles(section.scores + section.effort, run.of_records) }}
+{% if run.of_records %}
+<h3>Clusters of records</h3>
+{{ scored(run) }}
+{{ sent(run) }}
+{% else %}
+{{ accuracy(section) }}
+{% endif %}
 {{ confusion(run) }}
 </section>
 {% else %}
-{{ tiles(section.scores + section.released, run.of_records) }}
+{{ tiles(section.scores + section.privacy + section.effort, run.of_records) }}
 {% if run.of_records %}
 <h3>Clusters of records</h3>
 {{ scored(run) }}
