@@ -17,7 +17,8 @@ from coterie.models import GANS, MODELS
 from coterie.server import SCHEMA, RunFolder
 from coterie.strategies import STRATEGIES
 
-RUN_FOLDER = ["checkpoint", "config.toml", "ledger.jsonl", "metrics.jsonl", "models"]
+RUN_FOLDER = ["checkpoint", "config.toml", "diagnostics.json", "diagnostics.jsonl", "ledger.jsonl"]
+RUN_FOLDER += ["metrics.jsonl", "models"]
 RUN_FOLDER += ["privacy.json", "report.html", "result.json"]
 
 
@@ -30,6 +31,9 @@ def test_run_prints_one_json_document_and_leaves_a_run_folder(coterie, tmp_path)
     result = document(out)
     folder = tmp_path / "here"
     assert sorted(file.name for file in folder.iterdir()) == RUN_FOLDER
+    exact = result.pop("diagnostics")
+    assert document((folder / "diagnostics.json").read_text()) == exact
+    assert 0 <= exact["accuracy"] <= 1
     assert document((folder / "result.json").read_text()) == result
     assert (result["rounds"], result["certified"], result["out"]) == (2, True, "here")
     assert 0 < result["epsilon"] <= 8
@@ -59,7 +63,8 @@ def test_run_without_privacy_and_evaluation_is_still_valid_json(coterie):
     status, out, err = coterie("run", *settings(privacy_unit="none", evaluate="off"), "--json")
     assert status == 0, err
     result = document(out)
-    assert (result["epsilon"], result["accuracy"], result["certified"]) == (None, None, False)
+    assert (result["epsilon"], result["diagnostics"], result["certified"]) == (None, None, False)
+    assert "accuracy" not in result
 
 
 def test_config_file_then_set_then_options(coterie, tmp_path):
@@ -258,8 +263,8 @@ def test_clients_of_a_simulation_may_have_files_of_their_own(coterie, tmp_path):
     status, out, err = coterie("run", *words, *place, "--out", "run", "--json")
     assert status == 0, err
     result = document(out)
-    assert (result["dataset"], result["rounds"], result["groups"]) == ("own", 2, 1)
-    assert 0 <= result["accuracy"] <= 1
+    assert (result["dataset"], result["rounds"], result["diagnostics"]["groups"]) == ("own", 2, 1)
+    assert 0 <= result["diagnostics"]["accuracy"] <= 1
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -380,8 +385,8 @@ def test_a_run_at_record_level(coterie, tmp_path):
     assert 0 < result["epsilon"] <= 20
     assert result["notes"]["clusters"] == 2
     assert result["notes"]["switch_round"] in (1, 2)
-    assert result["accuracy"] is not None
-    assert not [key for key in result if key.startswith("client_")]  # exact numbers of single clients
+    assert result["diagnostics"]["accuracy"] is not None
+    assert not [key for key in result["diagnostics"] if key.startswith("client_")]  # exact numbers of single clients
     ledgers = sorted((tmp_path / "one" / "clients").glob("*.jsonl"))
     assert len(ledgers) == 12
     for ledger in ledgers:  # as much as the run says, each by its own count
@@ -389,7 +394,8 @@ def test_a_run_at_record_level(coterie, tmp_path):
         assert document(out)["rounds"] == 4
         assert document(out)["epsilon"] <= result["epsilon"] + 1e-9
     assert coterie("privacy", "check", "one")[0] == 0
-    assert '"client_accuracy"' not in (tmp_path / "one" / "metrics.jsonl").read_text()
+    for file in (tmp_path / "one").glob("*.json*"):
+        assert '"client_' not in file.read_text(), file
 
 
 def test_a_run_at_record_level_resumes_with_what_it_found(coterie, tmp_path):
@@ -397,7 +403,7 @@ def test_a_run_at_record_level_resumes_with_what_it_found(coterie, tmp_path):
     short = coterie("run", *said({**RECORDS, "seed": 3, "stop-after": 2}), "--out", "cut", "--json")
     assert whole[0] == short[0] == 0
     assert document(short[1])["rounds"] == 2
-    assert len(document(whole[1])["client_accuracy"]) == 12  # a seeded run is a simulation
+    assert len(document(whole[1])["diagnostics"]["client_accuracy"]) == 12  # a seeded run is a simulation
     from coterie.server import RunFolder
 
     folder = RunFolder.resume(tmp_path / "cut", {})

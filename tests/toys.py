@@ -5,6 +5,8 @@ model (two weights, two biases, all at zero) both classes have probability 1/2, 
 client of group 0 by lr/2 in (-w0, +w1, -b0, +b1): an update of L2 norm lr. Group 1 moves the opposite way.
 """
 
+import os
+import signal
 import time
 from collections import OrderedDict
 
@@ -56,6 +58,23 @@ def chain(shape, num_classes):
     nn.init.ones_(network.body.weight)
     nn.init.zeros_(network.head.weight)
     return network
+
+
+class Deadly(nn.Module):
+    """A linear model that kills its process where all features are -9."""
+
+    def __init__(self, features, num_classes):
+        super().__init__()
+        self.output = nn.Linear(features, num_classes)
+
+    def forward(self, x):
+        if (x == -9).all():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.output(x)
+
+
+def deadly(shape, num_classes):
+    return Deadly(*shape, num_classes)
 
 
 def broken() -> Source:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.bench.table import BenchError, Column, Row, Table
+from coterie.report import read_outcome
 
 if TYPE_CHECKING:
     from coterie.server import RunConfig, RunFolder
@@ -82,7 +83,7 @@ class Done:
 
     Attributes:
         cell: which one.
-        result: what its result.json holds; None if it could not run.
+        result: what its result.json and diagnostics.json hold; None if it could not run.
         why: the reason, then.
         folder: its run folder.
     """
@@ -214,8 +215,8 @@ def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int, wor
     gathered: dict[str, Path] = {}
     for key, same in alike.items():
         folder = out / "runs" / key
-        if (folder / "result.json").exists():
-            result = json.loads((folder / "result.json").read_text())
+        if (outcome := read_outcome(folder)) is not None:
+            result = _with_scores(outcome)
             if same[0].sent:
                 gathered[same[0].sent] = folder
             yield from (Done(cell, result, None, folder) for cell in same)
@@ -316,17 +317,23 @@ def _run_one(
         workers = workers_for(config.batched, config["device"], torch.get_num_threads())  # this run's cores
         grid = LocalGrid(config["clients"], workers, tell)
         try:
-            result = run(run_folder, grid)
-            if cell.reference:
-                result |= compare(result, config, cell.reference, folder.parents[1] / "references")
-                run_folder.write_json("result.json", result)
-            return result, None
+            outcome = run(run_folder, grid)
+            exact = outcome["diagnostics"]
+            if cell.reference and exact is not None:
+                exact |= compare(exact, config, cell.reference, folder.parents[1] / "references")
+                run_folder.write_json("diagnostics.json", exact)
+            return _with_scores(outcome), None
         finally:
             run_folder.close()
             grid.close()
     except (BenchError, ConfigError, DataError, ModelError, PrivacyError, RunError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         return None, str(error)
+
+
+def _with_scores(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Result and exact scores on one level."""
+    return {key: value for key, value in outcome.items() if key != "diagnostics"} | (outcome["diagnostics"] or {})
 
 
 def _opened(folder: Path, config: RunConfig) -> RunFolder:

@@ -19,7 +19,7 @@ from coterie.client import federation
 from coterie.clustering import fuzzy_c_means, k_means
 from coterie.clustering.dcn import DCN
 from coterie.server import RunConfig
-from coterie.server.metrics import partition_scores
+from coterie.server.metrics import OUTSIDE, partition_scores
 
 Points = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -29,13 +29,16 @@ _CHUNK = 8192
 
 
 def cluster(method: str, config: RunConfig, folder: Path, tell: Said = lambda what: None) -> dict[str, Any]:
-    """Cluster the records of all clients, and write the scores as a run's result.json has them.
+    """Cluster the records of all clients, and write result.json and diagnostics.json as a run does.
 
     Args:
         method: one of :data:`~coterie.bench.table.CENTRAL`.
         config: of the run that it stands beside; it names data, clients, clusters, seed and device.
         folder: where the result goes.
         tell: called with what is being done.
+
+    Returns:
+        what both files hold.
 
     Raises:
         BenchError: the data have no classes, or too few records.
@@ -58,9 +61,6 @@ def cluster(method: str, config: RunConfig, folder: Path, tell: Said = lambda wh
         "strategy": f"central {method}",
         "dataset": config["dataset"],
         "seed": config.seed,
-        **partition_scores(table),
-        "classes": data.num_classes,
-        "confusion": table.tolist(),
         "notes": {},
         "epsilon": None,
         "delta": None,
@@ -68,11 +68,13 @@ def cluster(method: str, config: RunConfig, folder: Path, tell: Said = lambda wh
         "seconds_total": seconds,
         "seconds_training": seconds,
     }
+    exact = {"about": OUTSIDE, **partition_scores(table), "classes": data.num_classes, "confusion": table.tolist()}
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / "result.json.tmp"
-    temporary.write_text(json.dumps(result, indent=2) + "\n")
-    os.replace(temporary, folder / "result.json")
-    return result
+    for name, document in (("diagnostics.json", exact), ("result.json", result)):
+        temporary = folder / f"{name}.tmp"
+        temporary.write_text(json.dumps(document, indent=2) + "\n")
+        os.replace(temporary, folder / name)
+    return {**result, **exact}
 
 
 def _km(x: Points, config: RunConfig, tell: Said) -> Labels:

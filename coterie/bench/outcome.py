@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from coterie.bench.cells import Done
 from coterie.bench.table import Column, Table, decimals, score_at
 from coterie.client import federation
 from coterie.datasets import assign_groups, parse_groups
-from coterie.report import read_pairs, read_tree, similarity_files, split_rounds
+from coterie.report import read_pairs, read_rounds, read_tree, similarity_files, split_rounds
 from coterie.server import RunConfig
 from coterie.server.folder import machine, versions
 
@@ -133,8 +132,7 @@ def _score(score: str, result: Mapping[str, Any], folder: Path) -> Any:
 
 
 def _rounds(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "metrics.jsonl"  # what is clustered in one place has no rounds
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_rounds(folder)[0]  # none where data are clustered in one place
 
 
 def _curve(column: Column, done: Sequence[Done]) -> dict[str, Any]:

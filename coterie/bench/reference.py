@@ -46,7 +46,7 @@ def compare(
     """``f_acc`` and ``f_loss`` of a run; None where its clients were not evaluated.
 
     Args:
-        result: what its result.json holds.
+        result: what its diagnostics.json holds.
         config: of the run.
         settings: ``epochs``, ``lr`` and ``batch-size`` of the reference models.
         folder: where they are kept.

@@ -80,12 +80,12 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """One HTML page about one run or several: curves, clusters, privacy, comparison. Of one, its result too."""
-    from coterie.report import result_table, write_report
+    from coterie.report import read_outcome, result_table, write_report
 
     console = Console(highlight=False)
     page = write_report(runs, out)
     if len(runs) == 1:
-        told = [runs[0] / name for name in ("result.json", "privacy.json")]
-        if all(file.exists() for file in told):
-            console.print(result_table(*(json.loads(file.read_text()) for file in told)))
+        outcome, certificate = read_outcome(runs[0]), runs[0] / "privacy.json"
+        if outcome is not None and certificate.exists():
+            console.print(result_table(outcome, json.loads(certificate.read_text())))
     console.print(str(page), soft_wrap=True)

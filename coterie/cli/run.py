@@ -154,7 +154,8 @@ def _headline(folder: Any) -> str:
 def _progress(folder: Any, console: Console) -> Iterator[None]:
     """A bar on a terminal, a plain line for every evaluated round elsewhere."""
     rounds = folder.config["rounds"]
-    name = "noisy mean accuracy" if folder.config["evaluate"] == "private" else "accuracy"
+    exact = "exact accuracy" if folder.plan.private else "accuracy"
+    name = "noisy mean accuracy" if folder.config["evaluate"] == "private" else exact
     if not console.is_terminal:
 
         def plain(line: Mapping[str, Any]) -> None:

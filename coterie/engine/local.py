@@ -3,6 +3,11 @@
 Messages with the same content are answered together by the client's verb. Models that run as batched matrix
 products stay in this process with all its threads; the others go to one worker process per core, one thread each,
 where the clients of a worker follow one another.
+
+A client's reply must not depend on the data of another client. If the clients of a call fail together, each is
+therefore asked again alone, from what it remembered before, and only those fail whose own work fails. The same holds
+if a worker process dies. A record-level client charges its ledger before it draws, so a repeated client may be charged
+twice: its ledger then overstates what it revealed.
 """
 
 from __future__ import annotations
@@ -11,14 +16,17 @@ import itertools
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from logging import WARNING
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy as np
 from flwr.app import Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from coterie.client import VERBS, Answer, Client, ClientError, heard, tell_to, torch_device
+from coterie.client import VERBS, Answer, Client, ClientError, Memory, heard, tell_to, torch_device
 from coterie.messages import CONFIG, GAN
 
 # Clients per call of a verb: bounds the memory of a batched call, and the wait for the first reply.
@@ -26,6 +34,9 @@ _CHUNK = 256
 _CLIENT_FAILED = 1
 # Seconds between two looks at what workers say.
 _LOOK = 0.2
+
+# What a client remembers, as Memory.read returns it; None where it cannot be read.
+_Remembered: TypeAlias = dict[str, np.ndarray[Any, Any]] | None
 
 
 class LocalGrid(Grid):
@@ -41,10 +52,14 @@ class LocalGrid(Grid):
         _identify()
         self._clients = [Client(client_id) for client_id in range(clients)]
         self._watcher = watcher
-        self._said, self._pool = _pool(workers) if workers else (None, None)
-        if not workers:
-            tell_to(watcher)
         self._workers = workers
+        self._said: Any = None
+        self._pool: Any = None
+        self._broken = False
+        if workers:
+            self._start_workers()
+        else:
+            tell_to(watcher)
         self._ids = itertools.count(1)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -59,21 +74,39 @@ class LocalGrid(Grid):
         return self._answers(questions)
 
     def _answers(self, questions: Sequence[Message]) -> Iterator[Message]:
-        pending = [self._ask(chunk) for chunk in self._chunks(questions)]
-        for chunk, answer in pending:
+        pending = [(chunk, self._remembered(chunk), self._submit(chunk)) for chunk in self._chunks(questions)]
+        repeated: list[tuple[Message, _Remembered]] = []
+        for chunk, remembered, future in pending:
             try:
-                contents = self._finish(chunk, answer)
+                contents = self._finish(chunk, future)
             except Exception as error:
-                log(WARNING, "clients failed: %s", error)
-                failure = Error(_CLIENT_FAILED, f"{type(error).__name__}: {error}")
-                yield from (Message(failure, reply_to=message) for message in chunk)
-                continue
-            for message, content in zip(chunk, contents, strict=True):
-                if isinstance(content, ClientError):
-                    log(WARNING, "%s", content)
-                    yield Message(Error(_CLIENT_FAILED, f"ClientError: {content}"), reply_to=message)
+                if len(chunk) > 1 or isinstance(error, BrokenProcessPool):  # whose fault it is, is not known
+                    repeated += zip(chunk, remembered, strict=True)
                 else:
-                    yield Message(content, reply_to=message)
+                    yield self._reply(chunk[0], error)
+            else:
+                yield from map(self._reply, chunk, contents)
+        for message, before in repeated:
+            yield self._reply(message, self._alone(message, before))
+
+    def _alone(self, message: Message, remembered: _Remembered) -> Answer | Exception:
+        """The answer of one client, with no other client at work, from what it remembered before it was first asked."""
+        try:
+            (memory,), (now,) = self._memories([message]), self._remembered([message])
+            if remembered is not None and (remembered or now):
+                memory.write(remembered)
+            if self._broken:
+                self._start_workers()
+            (answer,) = self._finish([message], self._submit([message]))
+        except Exception as error:
+            return error
+        return answer
+
+    def _reply(self, message: Message, content: Answer | Exception) -> Message:
+        if not isinstance(content, Exception):
+            return Message(content, reply_to=message)
+        log(WARNING, "client %s failed: %s", self._clients[message.metadata.dst_node_id - 1].client_id, content)
+        return Message(Error(_CLIENT_FAILED, f"{type(content).__name__}: {content}"), reply_to=message)
 
     def _chunks(self, questions: Sequence[Message]) -> Iterator[Sequence[Message]]:
         """Messages with the same content and verb, in runs of bounded length."""
@@ -85,19 +118,37 @@ class LocalGrid(Grid):
                 size = min(size, -(-len(group) // self._workers))
             yield from (group[begin : begin + size] for begin in range(0, len(group), size))
 
-    def _ask(self, chunk: Sequence[Message]) -> tuple[Sequence[Message], Any]:
-        if self._pool is None:
-            return chunk, None
-        verb, content, clients = self._arguments(chunk)
-        return chunk, self._pool.submit(_answer, verb, content, clients)
+    def _submit(self, chunk: Sequence[Message]) -> Future[Any] | None:
+        """The answers that a worker will give; None where this process gives them."""
+        if not self._workers:
+            return None
+        try:
+            future: Future[Any] = self._pool.submit(_answer, *self._arguments(chunk))
+        except BrokenProcessPool as error:
+            future = Future()
+            future.set_exception(error)
+        return future
 
-    def _finish(self, chunk: Sequence[Message], answer: Future[Any] | None) -> Sequence[Answer]:
-        if answer is None:
+    def _finish(self, chunk: Sequence[Message], future: Future[Any] | None) -> Sequence[Answer]:
+        if future is None:
             return _answer(*self._arguments(chunk))
-        while not wait([answer], _LOOK).done:
+        while not wait([future], _LOOK).done:
             for what in heard(self._said):
                 self._watcher(what)
-        return answer.result()
+        try:
+            answers: Sequence[Answer] = future.result()
+        except BrokenProcessPool:
+            self._broken = True
+            raise
+        return answers
+
+    def _memories(self, chunk: Sequence[Message]) -> list[Memory]:
+        """What each client keeps between rounds."""
+        folder = chunk[0].content.get(CONFIG, {}).get("clients-dir")
+        return [Memory(Path(folder) if folder else None, client.client_id) for client in self._arguments(chunk)[2]]
+
+    def _remembered(self, chunk: Sequence[Message]) -> list[_Remembered]:
+        return [_read(memory) for memory in self._memories(chunk)]
 
     def _arguments(self, chunk: Sequence[Message]) -> tuple[str, RecordDict, list[Client]]:
         clients = [self._clients[message.metadata.dst_node_id - 1] for message in chunk]
@@ -108,6 +159,10 @@ class LocalGrid(Grid):
         tell_to(None)
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+    def _start_workers(self) -> None:
+        self._said, self._pool = _pool(self._workers)
+        self._broken = False
 
     # The rest of Flower's interface.
 
@@ -157,6 +212,13 @@ def _prepare(said: Any) -> None:
     torch.set_num_threads(1)
     said.cancel_join_thread()  # nobody may listen any more
     tell_to(said.put)
+
+
+def _read(memory: Memory) -> _Remembered:
+    try:
+        return memory.read()
+    except ClientError:
+        return None
 
 
 def _answer(verb: str, content: RecordDict, clients: list[Client]) -> Sequence[Answer]:

@@ -93,9 +93,21 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         ],
         "public_inputs": {**plan.terms(), **_noises(plan), **header.get("public", {})},
         "tuned_outside": dict(header.get("tuned", {})),
+        "covers": _covers(plan) if plan.private else [],
         "outside": outside,
         "coterie": version("coterie"),
     }
+
+
+def _covers(plan: Plan | RecordPlan) -> list[str]:
+    """The values to which epsilon applies."""
+    if isinstance(plan, RecordPlan):
+        return ["what clients send in training, and all that the server computes from it: models and clusters"]
+    return [
+        "the models of every round",
+        *(["noisy cluster sizes"] if plan.noise_multiplier_counts is not None else []),
+        *(["noisy mean accuracies of private evaluations"] if plan.evaluations else []),
+    ]
 
 
 def _with_what_is_planned(plan: Plan | RecordPlan, charged: Counter[Event]) -> Counter[Event]:

@@ -18,7 +18,7 @@ from coterie.report.plots import (
     save_figure,
     save_png,
 )
-from coterie.report.runs import ReportError, Round, Run, read_run
+from coterie.report.runs import ReportError, Round, Run, read_outcome, read_rounds, read_run
 from coterie.report.table import result_table
 
 __all__ = [
@@ -35,7 +35,9 @@ __all__ = [
     "draw_similarities",
     "drawing_style",
     "privacy_figure",
+    "read_outcome",
     "read_pairs",
+    "read_rounds",
     "read_run",
     "read_tree",
     "result_table",

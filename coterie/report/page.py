@@ -29,6 +29,7 @@ _TOLD_IN_WORDS = {
     "accountants",
     "epsilon_participation_visible",
     "charged",
+    "covers",
     "outside",
     "public_inputs",
     "tuned_outside",
@@ -55,7 +56,9 @@ class _Section:
     anchor: str
     summary: str
     standing: str
-    tiles: list[_Tile]
+    scores: list[_Tile]
+    privacy: list[_Tile]
+    effort: list[_Tile]
     accuracy: Markup | None
     clusters: Markup | None
     evidence: list[tuple[Markup, str]]
@@ -114,7 +117,9 @@ def _section(run: Run, anchor: str) -> _Section:
         anchor=anchor,
         summary=_summary(run),
         standing=_standing(run),
-        tiles=_tiles(run),
+        scores=_scores(run),
+        privacy=[_privacy_tile(run)],
+        effort=_effort(run),
         accuracy=_svg(accuracy_figure(run), f"{anchor}-accuracy", "Accuracy by round") if evaluated else None,
         clusters=_svg(cluster_figure(run), f"{anchor}-clusters", "Cluster sizes by round") if released else None,
         evidence=evidence,
@@ -250,16 +255,24 @@ def _standing(run: Run) -> str:
     return "certified" if run.certified else "not certified"
 
 
-def _tiles(run: Run) -> list[_Tile]:
-    if run.of_records:
-        return _record_tiles(run)
+def _scores(run: Run) -> list[_Tile]:
+    """How well the run did: exact diagnostics, or a noisy accuracy."""
     outcome = run.outcome
+    if run.of_records:
+        return [
+            _Tile("NMI", formats.index(outcome["nmi"]), "normalised mutual information of clusters and classes"),
+            _Tile("Kappa", formats.index(outcome["kappa"]), "agreement beyond chance, after matching"),
+            _Tile("Adjusted Rand", formats.index(outcome["ari"]), "pairs of records that are told alike"),
+            _Tile("Accuracy", formats.percent(outcome["accuracy"]), "of records, clusters matched to classes"),
+        ]
+    if run.noisy:
+        note = "over all clients, each with its own model; the noise is part of what ε pays for"
+        return [_Tile("Noisy mean accuracy", formats.percent(outcome["accuracy"]), note)]
     groups = [
         (accuracy, group) for group, accuracy in enumerate(outcome["group_accuracy"] or ()) if accuracy is not None
     ]
-    matched, training = outcome["clustering_accuracy"], outcome["seconds_training"]
-    rounds, each = formats.number(outcome["rounds"]), formats.duration(outcome["seconds_per_round"])
-    scores = [
+    matched = outcome["clustering_accuracy"]
+    return [
         _Tile("Accuracy", formats.percent(outcome["accuracy"]), "mean over clients, each with its own model"),
         _Tile(
             "Worst group", formats.percent(outcome["worst_group_accuracy"]), f"group {min(groups)[1]}" if groups else ""
@@ -270,33 +283,27 @@ def _tiles(run: Run) -> list[_Tile]:
             "" if matched is None else f"{formats.percent(matched)} of clients in the right one",
         ),
     ]
-    if run.noisy:
-        note = "over all clients, each with its own model; the noise is part of what ε pays for"
-        scores = [_Tile("Noisy mean accuracy", formats.percent(outcome["accuracy"]), note)]
-    return [
-        *scores,
-        _privacy_tile(run),
-        _Tile(
-            "Training time",
-            formats.duration(outcome["seconds_total"] if training is None else training),
-            f"{rounds} rounds, {each} each",
-        ),
-    ]
 
 
-def _record_tiles(run: Run) -> list[_Tile]:
+def _effort(run: Run) -> list[_Tile]:
+    """Time, traffic, and who took part; the guarantee covers none of it."""
     outcome, notes, traffic = run.outcome, run.notes, run.traffic
+    if not run.of_records:
+        training = outcome["seconds_training"]
+        rounds, each = formats.number(outcome["rounds"]), formats.duration(outcome["seconds_per_round"])
+        return [
+            _Tile(
+                "Training time",
+                formats.duration(outcome["seconds_total"] if training is None else training),
+                f"{rounds} rounds, {each} each",
+            )
+        ]
     heard, missing = notes.get("points"), notes.get("missing") or []
     note = f"without {formats.listed(missing)}" if missing else "" if heard is None else "nobody was missing"
     return [
-        _Tile("NMI", formats.index(outcome["nmi"]), "normalised mutual information of clusters and classes"),
-        _Tile("Kappa", formats.index(outcome["kappa"]), "agreement beyond chance, after matching"),
-        _Tile("Adjusted Rand", formats.index(outcome["ari"]), "pairs of records that are told alike"),
-        _Tile("Accuracy", formats.percent(outcome["accuracy"]), "of records, clusters matched to classes"),
         _Tile(
             "Clients heard", formats.of_total(None if heard is None else len(heard), run.config.get("clients")), note
         ),
-        _privacy_tile(run),
         _Tile("Time", formats.duration(outcome["seconds_total"]), "one round, and labelling"),
         *(
             [

@@ -32,6 +32,30 @@ _OUTCOME = (
 )
 
 
+# Exact scores, which older versions wrote into `result.json`.
+_EXACT = (
+    "accuracy",
+    "worst_group_accuracy",
+    "group_accuracy",
+    "clustering_accuracy",
+    "groups_found",
+    "groups",
+    "nmi",
+    "kappa",
+    "ari",
+    "classes",
+    "confusion",
+    "minority_accuracy",
+    "majority_accuracy",
+    "worst_client_accuracy",
+    "max_disparity",
+    "client_accuracy",
+    "client_group",
+    "client_loss",
+    "f_acc",
+    "f_loss",
+)
+
 _TRAFFIC = ("messages_down", "messages_up", "bytes_down", "bytes_up")
 
 
@@ -41,7 +65,7 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class Round:
-    """One line of `metrics.jsonl`.
+    """One line of `metrics.jsonl`, with that of `diagnostics.jsonl` for the same round.
 
     Attributes:
         number: the round, from 1.
@@ -84,7 +108,8 @@ class Run:
         rounds: the finished rounds in order; of a round that was repeated after a crash, the last line.
         certificate: `privacy.json`, empty while there is none.
         result: `result.json`, None while the run is unfinished.
-        unreadable_lines: how many lines of `metrics.jsonl` were torn and left out.
+        diagnostics: exact scores, `diagnostics.json`; None where there are none.
+        unreadable_lines: how many lines of `metrics.jsonl` and `diagnostics.jsonl` were torn and left out.
     """
 
     path: Path
@@ -94,6 +119,7 @@ class Run:
     rounds: tuple[Round, ...] = ()
     certificate: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] | None = None
+    diagnostics: Mapping[str, Any] | None = None
     unreadable_lines: int = 0
 
     @property
@@ -130,6 +156,11 @@ class Run:
     def noisy(self) -> bool:
         """Whether its accuracies are private releases: the noisy mean over all clients, and nothing else."""
         return self.config.get("evaluate") == "private"
+
+    @property
+    def exact(self) -> bool:
+        """Whether exact scores, which the guarantee does not cover, stand beside a guarantee."""
+        return self.unit != "none" and not self.noisy and self.outcome["accuracy"] is not None
 
     @property
     def certified(self) -> bool:
@@ -178,10 +209,11 @@ class Run:
 
     @property
     def outcome(self) -> Mapping[str, Any]:
-        """`result.json`, None for what it lacks; while there is none, the last evaluated round's numbers."""
+        """Result and exact scores, None for what is not known; before the end, those of the last evaluated round."""
         known = dict.fromkeys(_OUTCOME) | {"groups": _count_groups(self.config.get("groups"))}
         if self.result is not None:
-            return known | {key: value for key, value in self.result.items() if value is not None}
+            found = {**self.result, **(self.diagnostics or {})}
+            return known | {key: value for key, value in found.items() if value is not None}
         last = next((r for r in reversed(self.rounds) if r.accuracy is not None), Round(0))
         seconds = [r.seconds for r in self.rounds if r.seconds is not None]
         return known | {
@@ -212,15 +244,18 @@ def read_run(path: Path | str) -> Run:
         raise ReportError(f"{path / 'config.toml'} is not valid TOML: {error}") from error
     if not isinstance(tables.get("config"), dict):
         raise ReportError(f"{path / 'config.toml'} has no [config] table, so {path} is no run folder of coterie")
-    rounds, unreadable_lines = _read_rounds(path / "metrics.jsonl")
+    lines, unreadable_lines = read_rounds(path)
+    outcome = read_outcome(path)
+    diagnostics = None if outcome is None else outcome.pop("diagnostics")
     return Run(
         path=path,
         config=tables["config"],
         versions=tables.get("versions", {}),
         machine=tables.get("machine", {}),
-        rounds=rounds,
+        rounds=tuple(_parse_round(line) for line in lines),
         certificate=_read_object(path / "privacy.json") or {},
-        result=_read_object(path / "result.json"),
+        result=outcome,
+        diagnostics=diagnostics,
         unreadable_lines=unreadable_lines,
     )
 
@@ -237,19 +272,39 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _read_rounds(path: Path) -> tuple[tuple[Round, ...], int]:
-    """The rounds in order, and how many lines were torn by a crash."""
-    rounds: dict[int, Round] = {}
+def read_outcome(path: Path) -> dict[str, Any] | None:
+    """`result.json` and under "diagnostics" `diagnostics.json`, or None; None while there is no result.
+
+    Older versions wrote exact scores into `result.json`: they are taken out of it.
+    """
+    result, exact = _read_object(path / "result.json"), _read_object(path / "diagnostics.json")
+    if result is None:
+        return None
+    released = ("accuracy",) if result.get("evaluate") == "private" else ()
+    old = {key: result.pop(key) for key in _EXACT if key in result and key not in released}
+    if exact is None and any(value is not None for value in old.values()):
+        exact = old
+    return {**result, "diagnostics": exact}
+
+
+def read_rounds(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The rounds' lines in order, each with its exact scores, and how many lines were torn by a crash."""
+    rounds: dict[int, dict[str, Any]] = {}
     unreadable = 0
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    for line in filter(str.strip, lines):
-        try:
-            entry = _parse_round(json.loads(line))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            unreadable += 1
-        else:
-            rounds[entry.number] = entry
-    return tuple(rounds[number] for number in sorted(rounds)), unreadable
+    for name in ("metrics.jsonl", "diagnostics.jsonl"):  # older versions wrote all into the first
+        file = path / name
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+        read: dict[int, dict[str, Any]] = {}
+        for text in filter(str.strip, lines):
+            try:
+                line = json.loads(text)
+                read[_parse_round(line).number] = line
+            except (ValueError, TypeError, KeyError, AttributeError):
+                unreadable += 1
+        for number, line in read.items():
+            if name == "metrics.jsonl" or number in rounds:  # scores of a round that was cut short stay out
+                rounds[number] = rounds.get(number, {}) | line
+    return [rounds[number] for number in sorted(rounds)], unreadable
 
 
 def _parse_round(line: Mapping[str, Any]) -> Round:

@@ -15,7 +15,8 @@ def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> T
     """What a run achieved and what it may claim, for a terminal.
 
     Args:
-        result: `result.json`; any value may be missing or None.
+        result: `result.json`, and under "diagnostics" the exact scores of `diagnostics.json` or None; any value may
+            be missing or None.
         certificate: `privacy.json`; empty when the run wrote none, which counts as no privacy.
 
     Text from either is shown as it is: rich markup in it has no effect.
@@ -28,10 +29,13 @@ def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> T
         show_header=False,
         pad_edge=True,
     )
+    scores = {**result, **(result.get("diagnostics") or {})}
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, value in _scores(result):
+    for label, value in _scores(scores):
         table.add_row(label, value)
+    if result.get("diagnostics") and (certificate.get("unit") or "none") != "none":
+        table.add_row("", Text("exact diagnostics: outside the guarantee", "yellow"))
     if found := formats.mixture(result.get("notes")):
         table.add_row("Mixture", found)
     table.add_section()

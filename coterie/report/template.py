@@ -14,7 +14,20 @@ PAGE = r"""{% macro badge(text, good) %}
 </table>
 {% endmacro %}
 
-{% macro clusters_of_clients(section) %}
+{% macro tiles(shown, by_four) %}
+<div class="tiles{{ ' by-four' if by_four }}">
+  {% for tile in shown %}
+  <div class="tile">
+    <div class="label">{{ tile.label }}</div>
+    <div class="value">{{ tile.value }}</div>
+    {% if tile.badge %}{{ badge(tile.badge, tile.good) }}{% endif %}
+    {% if tile.note %}<div class="note">{{ tile.note }}</div>{% endif %}
+  </div>
+  {% endfor %}
+</div>
+{% endmacro %}
+
+{% macro accuracy(section) %}
 {% set run = section.run %}
 <h3>Accuracy</h3>
 {% if section.accuracy %}
@@ -27,7 +40,10 @@ PAGE = r"""{% macro badge(text, good) %}
 {% else %}
 <p>No round was evaluated, so there is no accuracy to draw.</p>
 {% endif %}
+{% endmacro %}
 
+{% macro clusters(section) %}
+{% set run = section.run %}
 <h3>Clusters</h3>
 {% if section.clusters %}
 <figure>
@@ -43,7 +59,10 @@ PAGE = r"""{% macro badge(text, good) %}
 {% if fmt.mixture(run.outcome.get("notes")) %}
 <p>{{ fmt.mixture(run.outcome.get("notes")) }}.</p>
 {% endif %}
-{% if run.outcome.confusion %}
+{% endmacro %}
+
+{% macro confusion(run) %}
+{% if run.outcome.confusion and not run.of_records %}
 <h4>Found against true: clients of every hidden group in every cluster, at the end</h4>
 <div class="card wide">
 <table>
@@ -58,19 +77,7 @@ PAGE = r"""{% macro badge(text, good) %}
 </table>
 </div>
 {% endif %}
-{% endmacro %}
-
-{% macro clusters_of_records(run) %}
-<h3>Clusters of records</h3>
-{% for sentence in records.found(run) %}
-<p>{{ sentence }}</p>
-{% else %}
-<p>The records were not scored: their labels stay with the clients.</p>
-{% endfor %}
-{% for sentence in records.told(run) %}
-<p>{{ sentence }}</p>
-{% endfor %}
-{% if run.outcome.confusion %}
+{% if run.outcome.confusion and run.of_records %}
 <h4>Found against true: records of every class in every cluster, shaded by the share of the class</h4>
 <div class="card wide">
 <table class="heat">
@@ -86,35 +93,23 @@ PAGE = r"""{% macro badge(text, good) %}
 {% endif %}
 {% endmacro %}
 
-{% macro body(section) %}
-{% set run = section.run %}
-{% if not run.finished %}
-<p class="notice"><strong>This run is unfinished:</strong> {{ run.rounds | length }}
-  {%- if run.config.rounds is defined %} of {{ run.config.rounds }}{% endif %} rounds. What follows is where it stands.</p>
-{% endif %}
-{% if run.unreadable_lines %}
-<p class="notice">{{ run.unreadable_lines }} unreadable line{{ 's' if run.unreadable_lines > 1 }} of metrics.jsonl
-  {{- ' were' if run.unreadable_lines > 1 else ' was' }} left out.</p>
-{% endif %}
-<div class="tiles{{ ' by-four' if run.of_records }}">
-  {% for tile in section.tiles %}
-  <div class="tile">
-    <div class="label">{{ tile.label }}</div>
-    <div class="value">{{ tile.value }}</div>
-    {% if tile.badge %}{{ badge(tile.badge, tile.good) }}{% endif %}
-    {% if tile.note %}<div class="note">{{ tile.note }}</div>{% endif %}
-  </div>
-  {% endfor %}
-</div>
-
-{% if run.of_records %}
-{{ clusters_of_records(run) }}
+{% macro scored(run) %}
+{% for sentence in records.found(run) %}
+<p>{{ sentence }}</p>
 {% else %}
-{{ clusters_of_clients(section) }}
-{% endif %}
+<p>The records were not scored: their labels stay with the clients.</p>
+{% endfor %}
+{% endmacro %}
 
+{% macro sent(run) %}
+{% for sentence in records.told(run) %}
+<p>{{ sentence }}</p>
+{% endfor %}
+{% endmacro %}
+
+{% macro evidence(section) %}
 {% if section.evidence or section.unreadable %}
-<h3>{{ 'What clients sent' if run.of_records else 'What the clusters were found from' }}</h3>
+<h3>{{ 'What clients sent' if section.run.of_records else 'What the clusters were found from' }}</h3>
 {% if section.unreadable %}
 <p class="notice">Left out, since it cannot be read: evidence/{{ section.unreadable | join(', evidence/') }}.</p>
 {% endif %}
@@ -124,6 +119,51 @@ PAGE = r"""{% macro badge(text, good) %}
   <figcaption>{{ caption }}</figcaption>
 </figure>
 {% endfor %}
+{% endif %}
+{% endmacro %}
+
+{% macro body(section) %}
+{% set run = section.run %}
+{% if not run.finished %}
+<p class="notice"><strong>This run is unfinished:</strong> {{ run.rounds | length }}
+  {%- if run.config.rounds is defined %} of {{ run.config.rounds }}{% endif %} rounds. What follows is where it stands.</p>
+{% endif %}
+{% if run.unreadable_lines %}
+<p class="notice">{{ run.unreadable_lines }} unreadable line{{ 's' if run.unreadable_lines > 1 }} of metrics.jsonl or diagnostics.jsonl
+  {{- ' were' if run.unreadable_lines > 1 else ' was' }} left out.</p>
+{% endif %}
+{% if run.exact %}
+<section class="part">
+<p class="kind good">Released and charged</p>
+{{ tiles(section.privacy, run.of_records) }}
+{{ '' if run.of_records else clusters(section) }}
+{{ evidence(section) }}
+</section>
+<section class="part">
+<p class="kind bad">Exact diagnostics: outside the guarantee</p>
+<p class="notice">These figures come from clients without noise. ε does not cover them: do not publish them with the models.</p>
+{{ tiles(section.scores + section.effort, run.of_records) }}
+{% if run.of_records %}
+<h3>Clusters of records</h3>
+{{ scored(run) }}
+{{ sent(run) }}
+{% else %}
+{{ accuracy(section) }}
+{% endif %}
+{{ confusion(run) }}
+</section>
+{% else %}
+{{ tiles(section.scores + section.privacy + section.effort, run.of_records) }}
+{% if run.of_records %}
+<h3>Clusters of records</h3>
+{{ scored(run) }}
+{{ sent(run) }}
+{% else %}
+{{ accuracy(section) }}
+{{ clusters(section) }}
+{% endif %}
+{{ confusion(run) }}
+{{ evidence(section) }}
 {% endif %}
 
 {% if section.traffic %}
@@ -149,6 +189,10 @@ PAGE = r"""{% macro badge(text, good) %}
   {% if run.certificate.get('reasons') and run.finished and not run.certified %}
   <h4>Why it is not certified</h4>
   <ul>{% for reason in run.certificate.reasons %}<li>{{ reason }}</li>{% endfor %}</ul>
+  {% endif %}
+  {% if run.certificate.get('covers') and run.unit != 'none' %}
+  <h4>What it covers</h4>
+  <ul>{% for item in run.certificate.covers %}<li>{{ item }}</li>{% endfor %}</ul>
   {% endif %}
   {% if run.certificate.get('outside') and run.unit != 'none' %}
   <h4>Outside the guarantee</h4>
@@ -222,6 +266,10 @@ p { margin: .5rem 0; }
 .value { font-size: 1.9rem; font-weight: 700; line-height: 1.25; letter-spacing: -.02em; font-variant-numeric: tabular-nums; }
 .note { color: var(--muted); font-size: .85rem; line-height: 1.4; margin-top: .25rem; }
 .badge { display: inline-block; border-radius: 99px; padding: .08rem .6rem; font-size: .8rem; font-weight: 700; white-space: nowrap; }
+.part + .part { border-top: 1px solid var(--line); margin-top: 2.5rem; padding-top: 1.6rem; }
+.kind { font-weight: 700; font-size: .95rem; margin: 0 0 .9rem; padding-left: .7rem; border-left: 4px solid; }
+.kind.good { color: var(--good); }
+.kind.bad { color: var(--bad); }
 .badge.good { color: var(--good); background: var(--good-back); }
 .badge.bad { color: var(--bad); background: var(--bad-back); }
 .card { padding: 1.2rem 1.4rem; overflow-x: auto; overflow-wrap: anywhere; }
@@ -314,6 +362,9 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
   {% endfor %}
   </tbody>
 </table>
+{% if sections | selectattr('run.exact') | list %}
+<p class="note">Of runs with privacy, accuracies{{ ' and scores' if of_records else ' and clusters' }} that are not marked noisy are exact diagnostics: outside the guarantee.</p>
+{% endif %}
 </div>
 {% if differences %}
 <h3>Settings that differ</h3>

@@ -13,6 +13,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import InMemoryGrid  # that of Flower's simulations; deployments have another
 
 from coterie import logs
 from coterie.privacy import Streams
@@ -25,7 +26,11 @@ from coterie.server.run import initial_models, rounds_of, run
 
 
 def open_folder(
-    values: Mapping[str, Any], default: Path, check: Callable[[RunConfig], object] = lambda config: None
+    values: Mapping[str, Any],
+    default: Path,
+    check: Callable[[RunConfig], object] = lambda config: None,
+    *,
+    deployed: bool = False,
 ) -> RunFolder:
     """The run folder that a configuration asks for: a new one, or the one to resume.
 
@@ -33,12 +38,13 @@ def open_folder(
         values: configuration keys; ``out`` and ``resume`` say where and whether.
         default: parent of the new folder when ``out`` is not set.
         check: raises if the run cannot work, before a new folder is made.
+        deployed: whether the clients are real; see :class:`RunConfig`.
     """
     if SCHEMA["resume"].parse("resume", values.get("resume", False)):
         if not values.get("out"):
             raise ConfigError("resume needs out, the folder of the run to continue")
         return RunFolder.resume(Path(values["out"]), {k: v for k, v in values.items() if k not in ("out", "resume")})
-    config = RunConfig(values)
+    config = RunConfig(values, deployed=deployed)
     initial_models(config, Streams(0))  # a network that cannot be built, and noise that cannot be had,
     _ = config.plan  # are found before a folder is made; so is
     exporter.check(config)  # a library that is missing
@@ -69,7 +75,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run, and report where the results are."""
     logs.install(run=str(context.run_id))
-    folder = open_folder(context.run_config, Path(os.environ.get("COTERIE_RUNS") or Path.home() / "coterie-runs"))
+    runs = Path(os.environ.get("COTERIE_RUNS") or Path.home() / "coterie-runs")
+    folder = open_folder(context.run_config, runs, deployed=not isinstance(grid, InMemoryGrid))
     rounds = rounds_of(folder.config)
 
     def say(line: Mapping[str, Any]) -> None:

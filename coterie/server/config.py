@@ -353,9 +353,10 @@ SCHEMA: dict[str, Key] = {
     "identifiers": Key("gaussian", "how rr-slot makes labels noisy", **_choice("gaussian", "exponential")),
     "seed": Key("none", "none: secret randomness; a number: reproducible, not certified", auto="none", **_whole(0)),
     "evaluate": Key(
-        "diagnostic",
-        "exact accuracies, outside the guarantee; their noisy mean, charged; or none at all",
-        **_choice("diagnostic", "private", "off"),
+        "auto",
+        "diagnostic: exact accuracies, outside the guarantee; private: their noisy mean, charged; off: none; auto: "
+        "diagnostic in a simulation and without privacy, else private at client level and off at record level",
+        **_choice("auto", "diagnostic", "private", "off"),
     ),
     "evaluate-noise": Key(
         0.01, "standard deviation of the noise on a private mean accuracy", **_number(0, 1, strict=True)
@@ -463,12 +464,14 @@ class RunConfig:
 
     Args:
         values: any of the schema's keys; the others take their defaults.
+        deployed: whether the run's clients are real, not simulated; ``evaluate = "auto"`` depends on it, and
+            ``config["evaluate"]`` is what it stands for.
 
     Raises:
         ConfigError: an unknown key, a value that is not allowed, or a combination that cannot work.
     """
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], *, deployed: bool = False) -> None:
         for name in values:
             if name not in SCHEMA:
                 known = "`coterie run --keys` lists all keys"
@@ -485,6 +488,9 @@ class RunConfig:
         for name, value in self._defaults().items():
             if self[name] == SCHEMA[name].default:
                 self.values[name] = value
+        self._not_evaluated = ""
+        if self["evaluate"] == "auto":
+            self.values["evaluate"] = self._automatic_evaluation(deployed)
         self._check_together()
 
     def __getitem__(self, key: str) -> Any:
@@ -500,6 +506,19 @@ class RunConfig:
         if self["dataset"] == OWN_DATA:
             found |= _SPLIT | ({"model": "regression"} if self["num-classes"] == 0 else {})
         return found
+
+    def _automatic_evaluation(self, deployed: bool) -> str:
+        """What ``evaluate = "auto"`` means here; private only if such a run can be planned."""
+        if not deployed or self["privacy-unit"] == "none":
+            return "diagnostic"
+        if self["privacy-unit"] == "record":
+            return "off"
+        try:
+            _ = RunConfig({**self.values, "evaluate": "private"}).plan
+        except (ConfigError, PrivacyError) as error:
+            self._not_evaluated = f"evaluate = 'auto' is off: private evaluations cannot be planned ({error})"
+            return "off"
+        return "private"
 
     def _check_together(self) -> None:
         try:
@@ -834,7 +853,7 @@ class RunConfig:
 
     def warnings(self) -> list[str]:
         """What a person should know before the run starts."""
-        found = []
+        found = [self._not_evaluated] if self._not_evaluated else []
         whom = {"client": "clients", "record": "samples-per-client"}.get(self["privacy-unit"])
         if whom is not None and self.delta > 1 / (10 * self[whom]):
             one, many = self["privacy-unit"], f"{self['privacy-unit']}s"

@@ -72,6 +72,7 @@ class _Gauges:
         config = folder.config
         self.about = {"strategy": config["strategy"], "dataset": config["dataset"]}
         done = folder.resumed.round if folder.resumed else 0
+        self.help = _HELP | {"accuracy": _NOISY if config["evaluate"] == "private" else _HELP["accuracy"]}
         self.values: dict[str, float] = {"round": done, "rounds": rounds, "epsilon_budget": config.budget}
         self.replies: dict[str, int] = {}
 
@@ -89,7 +90,7 @@ class _Gauges:
 
         yield InfoMetricFamily("coterie_run", "What runs.", value=self.about)
         for name, value in self.values.items():
-            yield GaugeMetricFamily(f"coterie_{name}", _HELP[name], value=value)
+            yield GaugeMetricFamily(f"coterie_{name}", self.help[name], value=value)
         if self.replies:
             replies = CounterMetricFamily("coterie_replies", "Replies to training and evaluation.", labels=["result"])
             for result, count in self.replies.items():
@@ -102,6 +103,7 @@ _HELP = {
     "rounds": "Rounds of the whole run.",
     "epsilon": "Privacy spent so far; +Inf without privacy.",
     "epsilon_budget": "Privacy that the run may spend; +Inf without privacy.",
-    "accuracy": "Latest mean accuracy of the clients.",
+    "accuracy": "Latest mean accuracy of the clients: exact, outside the privacy guarantee.",
     "clients_present": "Clients that were there in the last round.",
 }
+_NOISY = "Latest noisy mean accuracy of the clients, charged to the privacy budget."

@@ -2,14 +2,16 @@
 
 ====================  ==================================================================================
 config.toml           the resolved configuration, versions, git commit, device
-metrics.jsonl         a line per round
+metrics.jsonl         a line per round: released or charged values, and time
+diagnostics.jsonl     a line per evaluation with exact scores, which are outside the guarantee
 ledger.jsonl          a line per charge, written and synced before the release that it pays for
 privacy.json          the certificate
 models/               ``cluster-<j>.safetensors``
 checkpoint/           ``state.safetensors``, replaced atomically after every round
 clients/              what simulated clients keep between rounds, a file each; never part of a release
 evidence/             what clusters were found from, for methods that see it: ``NAME.npz``, as exact as it was seen
-result.json           scores, cost, time
+result.json           what was released, cost, time
+diagnostics.json      exact scores of the last evaluation, which are outside the guarantee
 report.html           one self-contained page
 ====================  ==================================================================================
 """
@@ -42,7 +44,24 @@ from coterie.strategies import Checkpoint
 _LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen")
 _HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"
 _ABOUT = "about"
-_LEDGER = "ledger.jsonl"
+_LEDGER, _METRICS, _DIAGNOSTICS = "ledger.jsonl", "metrics.jsonl", "diagnostics.jsonl"
+# What a round's line holds that is released, charged, or no secret; everything else is an exact diagnostic.
+_RELEASED = (
+    "round",
+    "epsilon",
+    "epsilon_rdp",
+    "histogram",
+    "reseeded",
+    "notes",
+    "seconds",
+    "messages_down",
+    "messages_up",
+    "bytes_down",
+    "bytes_up",
+    "clients_present",
+    "clients_labelled",
+    "replies",
+)
 # Bytes of evidence that are compressed; more take longer than they are worth.
 _COMPRESSED = 1 << 24
 
@@ -104,6 +123,7 @@ class RunFolder:
         except (OSError, ValueError, KeyError):
             raise FolderError(f"{path} holds no run to resume: its config.toml cannot be read") from None
         config = RunConfig(stored)
+        settings = {key: value for key, value in settings.items() if (key, value) != ("evaluate", "auto")}  # resolved
         changed = config.differences(RunConfig({**stored, **settings}))
         if changed:
             what = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in changed.items())
@@ -138,9 +158,11 @@ class RunFolder:
         _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, about))
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl and tell the observer."""
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(_tidy(line)) + "\n")
+        """Append to metrics.jsonl, and exact scores to diagnostics.jsonl; then call the observer."""
+        released, exact = self._divided(line)
+        if exact:  # first: a round whose metrics are there lacks no scores
+            _append(self.path / _DIAGNOSTICS, exact)
+        _append(self.path / _METRICS, released)
         self.observer(line)
 
     def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -188,11 +210,11 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every line of metrics.jsonl so far."""
-        try:
-            text = (self.path / "metrics.jsonl").read_text()
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return _read_lines(self.path / _METRICS)
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """Every line of diagnostics.jsonl so far."""
+        return _read_lines(self.path / _DIAGNOSTICS)
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> None:
         """Write ``name`` atomically."""
@@ -212,25 +234,40 @@ class RunFolder:
             tensors = {name: values.copy() for name, values in layout.split(model).items()}
             _replace(self.path / "models" / f"cluster-{cluster}.safetensors", _tensors(tensors, about))
 
-    def amend_last(self, values: Mapping[str, Any]) -> None:
-        """Add to the last line of metrics.jsonl what a crash had kept from it."""
+    def amend_last(self, evaluation: Mapping[str, Any]) -> None:
+        """Add the evaluation of the last round, if a crash kept it from being written."""
         lines = self.metrics()
-        lines[-1] |= values
-        self._write_metrics(lines)
+        last = lines[-1]["round"]
+        if "accuracy" in lines[-1] or any(line["round"] == last for line in self.diagnostics()):
+            return
+        lines[-1], exact = self._divided({**lines[-1], **evaluation})
+        if exact:
+            _append(self.path / _DIAGNOSTICS, exact)
+        _write_lines(self.path / _METRICS, lines)
 
     def close(self) -> None:
         """Let another process have the folder."""
         self.ledger.close()
 
     def _forget_after(self, round: int, line: Mapping[str, Any] | None) -> None:
-        """Keep the metrics of the rounds that the checkpoint covers; it may know the last one alone."""
-        kept = [entry for entry in self.metrics() if entry["round"] <= round]
+        """Keep the lines of the rounds that the checkpoint covers; it may know the last one alone."""
+        divided = [self._divided(entry) for entry in self.metrics()]  # older versions wrote the scores there
+        kept = [released for released, _ in divided if released["round"] <= round]
         if line and (not kept or kept[-1]["round"] < round):
             kept.append(_tidy(line))
-        self._write_metrics(kept)
+        _write_lines(self.path / _METRICS, kept)
+        exact = {entry["round"]: entry for _, entry in divided if entry}
+        exact |= {entry["round"]: entry for entry in self.diagnostics()}
+        if exact:
+            _write_lines(self.path / _DIAGNOSTICS, [exact[number] for number in sorted(exact) if number <= round])
 
-    def _write_metrics(self, lines: list[dict[str, Any]]) -> None:
-        _replace(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+    def _divided(self, line: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A round's line as metrics.jsonl holds it, and its exact scores; empty if the round was not evaluated."""
+        known = {*_RELEASED, "accuracy"} if self.config["evaluate"] == "private" else {*_RELEASED}
+        tidy = _tidy(line)
+        exact = {key: value for key, value in tidy.items() if key not in known}
+        released = {key: value for key, value in tidy.items() if key in known}
+        return released, {"round": tidy["round"], **exact} if exact else {}
 
 
 def _planned(path: Path, config: RunConfig) -> Plan:
@@ -245,12 +282,30 @@ def _planned(path: Path, config: RunConfig) -> Plan:
 
 
 def _tidy(line: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity; a number for every client is kept in the result alone."""
+    """JSON has no infinity; a number for every client is kept in diagnostics.json alone."""
     return {
         key: None if isinstance(value, float) and not np.isfinite(value) else value
         for key, value in line.items()
         if not key.startswith("client_")
     }
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole line; none if there is no file."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def _append(path: Path, line: Mapping[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    _replace(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def _replace(path: Path, content: bytes) -> None:

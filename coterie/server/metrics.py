@@ -20,6 +20,27 @@ from coterie.messages import diagnostics
 # Beyond this an index is a mistake, or an attack on memory.
 _MOST_GROUPS = 10_000
 
+#: What diagnostics.json says of itself.
+OUTSIDE = "exact scores, computed from clients' data without noise: the privacy guarantee does not cover them"
+
+#: Scores of an evaluation, and those that have a value for each client.
+SCORES = (
+    "accuracy",
+    "worst_group_accuracy",
+    "group_accuracy",
+    "clustering_accuracy",
+    "groups_found",
+    "nmi",
+    "kappa",
+    "ari",
+    "classes",
+    "minority_accuracy",
+    "majority_accuracy",
+    "worst_client_accuracy",
+    "max_disparity",
+)
+SCORES_OF_CLIENTS = ("client_accuracy", "client_group", "client_loss")
+
 IntArray = npt.NDArray[np.int64]
 
 

@@ -20,7 +20,7 @@ from coterie.privacy import Streams
 from coterie.server.config import RunConfig
 from coterie.server.exporter import exported
 from coterie.server.folder import RunFolder
-from coterie.server.metrics import summarise, summarise_records
+from coterie.server.metrics import OUTSIDE, SCORES, SCORES_OF_CLIENTS, summarise, summarise_records
 from coterie.strategies import ClusteredStrategy, StrategyError
 
 _TRAFFIC = ("messages_down", "messages_up", "bytes_down", "bytes_up")
@@ -31,10 +31,10 @@ class RunError(RuntimeError):
 
 
 def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
-    """Train, certify, and write models, certificate and result into ``folder``.
+    """Train, certify, and write models, certificate, result and diagnostics into ``folder``.
 
     Returns:
-        what result.json holds.
+        what result.json holds, and under ``diagnostics`` what diagnostics.json holds; None without exact scores.
 
     Raises:
         RunError: no client's reply could be used in the whole run, or the budget ended it early.
@@ -61,6 +61,9 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     if strategy.asked and not strategy.accepted:
         folder.failure = f"no client's reply could be used in the whole run{_most_common(strategy.dropped)}"
         raise RunError(folder.failure)
+    exact = _diagnostics(config, guarantee, folder, result)
+    if exact is not None:
+        folder.write_json("diagnostics.json", exact)
     outcome = _result(config, guarantee, folder, result, time.perf_counter() - started)
     folder.write_json("result.json", outcome)
     if strategy.dropped:
@@ -68,7 +71,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     if strategy.stopped:
         done, planned = outcome["rounds"], config["rounds"]
         raise RunError(f"the budget ended the run after {done} of {planned} rounds; models and results are written")
-    return outcome
+    return {**outcome, "diagnostics": exact}
 
 
 def rounds_of(config: RunConfig) -> int:
@@ -123,44 +126,50 @@ def _most_common(dropped: Counter[str], otherwise: str = ": none came") -> str:
     return f": {dropped.total()} were dropped, most often ({count} times): {reason}"
 
 
+def _last_evaluation(result: Result) -> tuple[int | None, dict[str, Any]]:
+    """The round of the last evaluation, and what it came to; None and nothing without one."""
+    evaluations = result.evaluate_metrics_clientapp
+    last = max(evaluations, default=None)
+    return last, {} if last is None else dict(evaluations[last])
+
+
+def _diagnostics(
+    config: RunConfig, guarantee: dict[str, Any], folder: RunFolder, result: Result
+) -> dict[str, Any] | None:
+    """Exact scores of the last evaluation; None where there are none, as under ``evaluate = private``."""
+    last, evaluation = _last_evaluation(result)
+    lines = folder.metrics()
+    if lines and last == lines[-1]["round"]:
+        folder.amend_last(evaluation)
+    if config["evaluate"] == "private":
+        return None
+    wanted = SCORES if guarantee["certified"] else SCORES + SCORES_OF_CLIENTS
+    exact = {score: evaluation[score] for score in wanted if score in evaluation}
+    if not exact:
+        return None
+    groups = evaluation.get("classes") or len(evaluation.get("group_accuracy", ()))
+    if "confusion" in evaluation:
+        exact["confusion"] = np.reshape(evaluation["confusion"], (-1, groups)).tolist()
+    if groups and not config.method.labels_records:
+        exact["groups"] = groups
+    return {"about": OUTSIDE, "round": last, **exact}
+
+
 def _result(
     config: RunConfig, guarantee: dict[str, Any], folder: RunFolder, result: Result, seconds: float
 ) -> dict[str, Any]:
-    evaluations = result.evaluate_metrics_clientapp
-    last = max(evaluations, default=None)
-    evaluation = {} if last is None else dict(evaluations[last])
-    groups = evaluation.get("classes") or len(evaluation.get("group_accuracy", ()))
     lines = folder.metrics()
-    if lines and last == lines[-1]["round"] and "accuracy" not in lines[-1]:  # killed before its evaluation
-        folder.amend_last(evaluation)
     training = sum(line["seconds"] for line in lines)
     peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    scores = (
-        "accuracy",
-        "worst_group_accuracy",
-        "group_accuracy",
-        "clustering_accuracy",
-        "groups_found",
-        "nmi",
-        "kappa",
-        "ari",
-        "classes",
-        "clients_labelled",
-        "minority_accuracy",
-        "majority_accuracy",
-        "worst_client_accuracy",
-        "max_disparity",
-        *(() if guarantee["certified"] else ("client_accuracy", "client_group", "client_loss")),  # of every client
-    )
+    evaluation = _last_evaluation(result)[1]
+    shown = ("accuracy", "clients_labelled") if config["evaluate"] == "private" else ("clients_labelled",)
     return {
         "strategy": config["strategy"],
         "dataset": config["dataset"],
         "seed": config.seed,
-        **{score: evaluation.get(score) for score in scores},
         "evaluate": config["evaluate"],
-        "groups": None if config.method.labels_records else groups or None,
+        **{key: evaluation[key] for key in shown if key in evaluation},  # a private accuracy is noisy and charged
         "notes": {key: value for line in lines for key, value in line.get("notes", {}).items()},
-        "confusion": np.reshape(evaluation["confusion"], (-1, groups)).tolist() if "confusion" in evaluation else None,
         "epsilon": guarantee["epsilon"],
         "epsilon_rdp": guarantee["accountants"].get("rdp"),
         "delta": guarantee["delta"],

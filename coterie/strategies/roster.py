@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from logging import WARNING
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -13,22 +14,29 @@ from flwr.serverapp import Grid
 from coterie.messages import IDENTITY, REPLY
 
 _POLL_SECONDS = 0.5
-# What a node says that is none of the clients.
-_NOBODY = -1
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What a node answered: the client that it claims to be, None if that is no client of the run."""
+
+    client: int | None
+    repeats: bool = False
 
 
 class Roster:
     """The clients that are here, and their nodes.
 
     Flower's SuperLink takes a node for gone when it has been silent for a while; who is gone is not asked, and one
-    that comes back is asked who it is now. Of several nodes of a client the first counts, as long as it is here.
+    that comes back is asked who it is now. If several nodes claim one client, none of them is asked until only one
+    is left: the server cannot know which of them is the client.
 
     Args:
         clients: M; clients are 0 to M-1.
         wait: seconds to wait for them, and for a node to say who it is.
 
     Attributes:
-        nodes: node id of every client that is here.
+        nodes: node id of every client that is here and that one node alone claims.
         repeating: clients that say the same again when they are asked the same again.
     """
 
@@ -36,7 +44,8 @@ class Roster:
         self.clients, self.wait = clients, wait
         self.nodes: dict[int, int] = {}
         self.repeating: set[int] = set()
-        self._says: dict[int, int | None] = {}  # the client that a node says it is
+        self._claims: dict[int, _Claim | None] = {}  # by node; None: it has not answered yet
+        self._contested: dict[int, list[int]] = {}  # client to the nodes that claim it
 
     def wait_for(self, grid: Grid, least: int, among: Collection[int] | None = None) -> bool:
         """Whether so many clients are here, of some or of all, before the time to wait is over."""
@@ -56,25 +65,42 @@ class Roster:
             again: ask those too that gave no answer.
         """
         here = sorted(set(grid.get_node_ids()))
-        new = [node for node in here if node not in self._says or (again and self._says[node] is None)]
-        self._says = {node: self._says.get(node) for node in here}
+        new = [node for node in here if node not in self._claims or (again and self._claims[node] is None)]
+        self._claims = {node: self._claims.get(node) for node in here}
         messages = [Message(RecordDict(), dst_node_id=node, message_type=IDENTITY) for node in new]
         for reply in grid.send_and_receive(messages, timeout=self.wait) if messages else ():
-            record = reply.content.get(REPLY) if reply.has_content() else None
-            client = record.get("client-id") if isinstance(record, ConfigRecord) else None
             if reply.has_error():  # its src_node_id is the SuperLink's
                 log(WARNING, "a node does not say who it is: %s", reply.error.reason)
-                continue
-            if type(client) is not int or not 0 <= client < self.clients:
-                log(WARNING, "node %s is left out: client-id %r", reply.metadata.src_node_id, client)
-                client = _NOBODY
-            self._says[reply.metadata.src_node_id] = client
-            if isinstance(record, ConfigRecord) and record.get("repeats") is True:
-                self.repeating.add(client)
             else:
-                self.repeating.discard(client)
-        nodes = {client: node for client, node in self.nodes.items() if self._says.get(node) == client}
-        for node, said in self._says.items():
-            if said not in (None, _NOBODY) and nodes.setdefault(said, node) != node and node in new:
-                log(WARNING, "node %s is left out: client %s is at another", node, said)
-        self.nodes = nodes
+                self._claims[reply.metadata.src_node_id] = self._claim(reply)
+        self._assign()
+
+    def _claim(self, reply: Message) -> _Claim:
+        record = reply.content.get(REPLY)
+        record = record if isinstance(record, ConfigRecord) else ConfigRecord()
+        client = record.get("client-id")
+        if type(client) is int and 0 <= client < self.clients:
+            return _Claim(client, record.get("repeats") is True)
+        log(WARNING, "node %s is left out: client-id %r", reply.metadata.src_node_id, client)
+        return _Claim(None)
+
+    def _assign(self) -> None:
+        """Give every client the only node that claims it, and warn of clients that several nodes claim."""
+        claimed: dict[int, list[int]] = {}
+        for node, claim in self._claims.items():
+            if claim is not None and claim.client is not None:
+                claimed.setdefault(claim.client, []).append(node)
+        contested = {client: nodes for client, nodes in claimed.items() if len(nodes) > 1}
+        for client, nodes in contested.items():
+            if self._contested.get(client) != nodes:
+                log(
+                    WARNING,
+                    "nodes %s all claim client-id %s: none of them is asked until only one is left. Stop the others "
+                    "or correct their client-id. A node that restarted is listed under its old id for up to a minute.",
+                    " and ".join(map(str, nodes)),
+                    client,
+                )
+        self._contested = contested
+        self.nodes = {client: node for client, (node, *others) in claimed.items() if not others}
+        repeats = {node for node, claim in self._claims.items() if claim is not None and claim.repeats}
+        self.repeating = {client for client, node in self.nodes.items() if node in repeats}

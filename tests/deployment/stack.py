@@ -126,6 +126,9 @@ class Stack:
     def result(self, name: str) -> dict:
         return json.loads((self.runs / name / "result.json").read_text())
 
+    def diagnostics(self, name: str) -> dict:
+        return json.loads((self.runs / name / "diagnostics.json").read_text())
+
     def logs(self, *services) -> str:
         done = self.compose("logs", "--no-color", "--timestamps", *services, check=False)
         return done.stdout + done.stderr

@@ -89,8 +89,8 @@ def test_a_run_is_the_local_engine_s_and_strangers_are_refused_meanwhile(stack, 
         assert there.keys() == here.keys()
         for name, values in here.items():
             np.testing.assert_allclose(there[name], values, atol=1e-5)
-    told = json.loads((tmp_path / "local" / "result.json").read_text())
-    assert stack.result("parity")["accuracy"] == pytest.approx(told["accuracy"], abs=1e-5)
+    exact = json.loads((tmp_path / "local" / "diagnostics.json").read_text())
+    assert stack.diagnostics("parity")["accuracy"] == pytest.approx(exact["accuracy"], abs=1e-5)
 
 
 def test_secrets_are_in_no_image_no_log_and_no_run_folder(stack, tmp_path):

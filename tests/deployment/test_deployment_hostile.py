@@ -25,6 +25,7 @@ RUN = {
     "clip": 0.3,
     "sampling-rate": 1.0,
     "rounds": 8,
+    "evaluate": "diagnostic",
     "evaluate-every": 8,
     "seed": 3,
     "wait": 120.0,

@@ -75,7 +75,8 @@ def test_the_app_runs_in_flower_s_own_way(environment, tmp_path):
     assert run["status"] == "finished:completed", done.stdout + done.stderr
     result = json.loads((out / "result.json").read_text())
     assert result["rounds"] == 2
-    assert result["accuracy"] > 0
+    assert result["evaluate"] == "diagnostic"  # auto, in a simulation
+    assert json.loads((out / "diagnostics.json").read_text())["accuracy"] > 0
     certificate = json.loads((out / "privacy.json").read_text())
     assert certificate["certified"] is True
     assert certificate["epsilon"] <= 8

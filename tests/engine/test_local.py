@@ -1,10 +1,12 @@
 """The local engine answers as the ClientApp does, in process and in workers, and survives a client's failure."""
 
+import logging
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from coterie.client import VERBS
+from coterie.client import VERBS, Memory
 from coterie.client.app import app
 from coterie.client.progress import tell
 from coterie.engine import LocalGrid, workers_for
@@ -86,6 +88,104 @@ def test_failing_clients_become_error_replies():
     replies = ask(LocalGrid(12), content)
     assert len(replies) == 12
     assert all(r.has_error() and "the disk is gone" in r.error.reason for r in replies)
+
+
+def own_data(folder, faults, model="mlp-32", clients=6):
+    """A question to clients with data of their own; ``faults`` maps a client to what its file holds instead."""
+    for client in range(clients):
+        file, rng = folder / f"client-{client}.npz", np.random.default_rng(client)
+        np.savez(file, x=rng.standard_normal((10, 2)).astype(np.float32), y=np.arange(10) % 2)
+        if client in faults:
+            file.write_bytes(faults[client]) if isinstance(faults[client], bytes) else np.savez(file, **faults[client])
+    settings = {"dataset": "own", "input-shape": "2", "num-classes": 2, "clients": clients, "data-dir": str(folder)}
+    config = RunConfig({"clusters": 1, "seed": 5, "local-epochs": 1, "model": model, **settings})
+    drawn = initialise(model, (2,), 2, 0)
+    layout = Layout.of(drawn)
+    record = ConfigRecord({**config.for_clients(), "round": 1})
+    return RecordDict({"models": pack_models(layout.flatten(drawn)[None], layout), "config": record}), layout
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_that_cannot_be_loaded_fail_their_client_alone(workers, tmp_path):
+    (tmp_path / "whole").mkdir()
+    whole, layout = own_data(tmp_path / "whole", {})
+    damaged, _ = own_data(tmp_path, {2: b"no archive", 4: {"x": np.zeros((10, 3)), "y": np.zeros(10, int)}})
+    expected = updates(ask(LocalGrid(6), whole, nodes=range(1, 7)), layout)
+    grid = LocalGrid(6, workers)
+    try:
+        replies = ask(grid, damaged, nodes=range(1, 7))
+    finally:
+        grid.close()
+    replies.sort(key=lambda reply: int(reply.metadata.reply_to_message_id))
+    assert [r.has_error() for r in replies] == [False, False, True, False, True, False]
+    assert "client-2.npz" in replies[2].error.reason
+    assert "client-4.npz" in replies[4].error.reason
+    for i in (0, 1, 3, 5):
+        reply = read_reply(replies[i].content, client_id=i, round=1, num_clusters=1, layout=layout)
+        np.testing.assert_allclose(reply.update, expected[i], atol=1e-6)
+
+
+def test_a_worker_that_dies_takes_no_other_client_with_it(tmp_path):
+    deadly = {"x": np.full((10, 2), -9.0, np.float32), "y": np.arange(10) % 2}
+    content, _ = own_data(tmp_path, {1: deadly}, model="toys:deadly")
+    grid = LocalGrid(6, workers=2)
+    try:
+        for _ in range(2):  # the engine answers further rounds too
+            replies = ask(grid, content, nodes=range(1, 7))
+            replies.sort(key=lambda reply: int(reply.metadata.reply_to_message_id))
+            assert [r.metadata.src_node_id for r in replies if r.has_content()] == [1, 3, 4, 5, 6]
+            assert "BrokenProcessPool" in replies[1].error.reason
+    finally:
+        grid.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_client_that_failed_alone_is_not_asked_again(workers, tmp_path, caplog):
+    content, _ = own_data(tmp_path, {1: b"no archive"})
+    grid = LocalGrid(6, workers)
+    try:
+        with caplog.at_level(logging.WARNING, "flwr"):
+            (reply,) = ask(grid, content, nodes=[2])
+    finally:
+        grid.close()
+    assert reply.has_error()
+    assert [record.getMessage().count("client-1.npz") for record in caplog.records] == [1]
+
+
+def test_a_client_that_repeats_its_work_starts_from_what_it_remembered(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    content, layout = own_data(tmp_path / "data", {}, clients=3)
+    shared = {name: value for name, value in initialise("mlp-32", (2,), 2, 0).items() if "output" not in name}
+    assert 0 < len(shared) < len(layout.names)
+    content["models"] = pack_models(Layout.of(shared).flatten(shared)[None], Layout.of(shared))
+
+    def two_rounds(name):
+        content["config"]["clients-dir"] = str(tmp_path / name)
+        grid = LocalGrid(3)
+        first = ask(grid, content, nodes=[1, 2, 3])
+        return first + ask(grid, content, nodes=[1, 2, 3])
+
+    expected, write = two_rounds("whole"), Memory.write
+    kept = [Memory(tmp_path / "whole", client).read() for client in range(3)]
+
+    def full(memory, arrays):
+        if memory._path.name == "client-2.safetensors":
+            raise OSError("no space left on the device")
+        write(memory, arrays)
+
+    monkeypatch.setattr(Memory, "write", full)
+    found = two_rounds("full")
+    assert [r.has_error() for r in found] == [False, False, True] * 2
+    for i in (0, 1, 3, 4):
+        ours, theirs = (r[i].content["update"] for r in (found, expected))
+        np.testing.assert_allclose(
+            np.concatenate([a.numpy().ravel() for a in ours.values()]),
+            np.concatenate([a.numpy().ravel() for a in theirs.values()]),
+            atol=1e-6,
+        )
+    for client in (0, 1):
+        for name, values in Memory(tmp_path / "full", client).read().items():
+            np.testing.assert_allclose(values, kept[client][name], atol=1e-6)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

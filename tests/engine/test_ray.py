@@ -59,4 +59,4 @@ def test_ray_and_local_agree(strategy, unit, tmp_path):
     assert ours.keys() == theirs.keys() != set()
     for name, values in ours.items():
         np.testing.assert_allclose(theirs[name], values, atol=1e-5, err_msg=name)
-    assert results[0]["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
+    assert results[0]["diagnostics"]["accuracy"] == pytest.approx(expected["diagnostics"]["accuracy"], abs=1e-6)

@@ -42,6 +42,23 @@ def certify(plan, events=None, **about):
     return document
 
 
+def test_a_certificate_names_what_it_covers(plan):
+    models, sizes, accuracies = (
+        "the models of every round",
+        "noisy cluster sizes",
+        "noisy mean accuracies of private evaluations",
+    )
+    assert plan.identifier_share > 0
+    assert certify(plan)["covers"] == [models, sizes]
+    assert certify(make(identifier_share=0.0, num_clusters=1))["covers"] == [models]
+    assert certify(make(evaluations=2, evaluation_noise=0.1))["covers"] == [models, sizes, accuracies]
+    nothing = NoPrivacy(clients=100, num_clusters=2, sampling_rate=0.2, rounds=20)
+    assert certify(nothing)["covers"] == []
+    record = RecordPlan.calibrated(num_examples=600, batch_size=30, rounds=10, epsilon=5.0, delta=1e-4)
+    (sent,) = certify(record)["covers"]
+    assert sent.startswith("what clients send in training")
+
+
 def test_a_run_as_planned_is_certified(plan):
     document = certify(plan)
     assert document["certified"] is True

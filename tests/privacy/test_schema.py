@@ -216,6 +216,7 @@ TAMPERED = {
     "certified by nothing": {"mechanism": "none", "unit": "none"},
     "certified by a theorem that is not sound": {"accountant": "RR-Cluster, Theorem 4.2"},
     "certified with nothing outside": {"outside": []},
+    "certified with nothing covered": {"covers": []},
     "the wrong unit": {"unit": "record"},
     "the wrong sampler": {"sampler": "fixed"},
     "a unit that there is not": {"unit": "group"},

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.colors import same_color
 from rich.console import Console
 
-from coterie.report import formats, read_run, result_table, write_report
+from coterie.report import formats, read_outcome, read_run, result_table, write_report
 from coterie.report.plots import CLUSTER_COLOURS
 from coterie.report.points import plane, point_files, read_codes, read_points
 from coterie.report.points_plots import ACROSS, MOST_CLIENTS, plane_figure, samples_figure
@@ -29,14 +29,16 @@ def make_run(folder, strategy="ppfc-gan", dataset="pendigits", shape=(16,), note
         f"[config]\nstrategy = '{strategy}'\ndataset = '{dataset}'\nclients = 5\nclusters = 3\ngroups = '1'\n"
         "rounds = 1\nnon-iid-level = 0.25\nsampling-rate = 1.0\nprivacy-unit = 'none'\n"
     )
-    line = {"round": 1, "seconds": 7.0, "epsilon": None, "notes": notes, **SCORES, **TRAFFIC}
-    line["confusion"] = [count for row in CONFUSION for count in row]
+    line = {"round": 1, "seconds": 7.0, "epsilon": None, "notes": notes, **TRAFFIC}
     (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    scores = {"round": 1, **SCORES, "confusion": [count for row in CONFUSION for count in row]}
+    (folder / "diagnostics.jsonl").write_text(json.dumps(scores) + "\n")
     (folder / "privacy.json").write_text(json.dumps({"unit": "none", "certified": False, "reasons": []}))
     if result:
-        document = {"strategy": strategy, "dataset": dataset, **SCORES, "confusion": CONFUSION, "notes": notes}
-        document |= {"rounds": 1, "seconds_total": 9.0, "seconds_training": 7.0, "seconds_per_round": 7.0, **more}
+        document = {"strategy": strategy, "dataset": dataset, "notes": notes, "rounds": 1}
+        document |= {"seconds_total": 9.0, "seconds_training": 7.0, "seconds_per_round": 7.0}
         (folder / "result.json").write_text(json.dumps(document))
+        (folder / "diagnostics.json").write_text(json.dumps({**SCORES, "confusion": CONFUSION, **more}))
     rng = np.random.default_rng(0)
     for client, many in CLIENTS.items():
         points = rng.uniform(-1, 1, (many, *shape)).astype(np.float32)
@@ -253,7 +255,7 @@ def test_the_table_in_the_terminal(tmp_path):
             console.print(result_table(result, {}))
         return capture.get().replace(formats.NBSP, " ")
 
-    text = shown(json.loads((make_run(tmp_path / "run") / "result.json").read_text()))
+    text = shown(read_outcome(make_run(tmp_path / "run")))
     for part in ("0.4322", "0.5000", "0.2568", "70.0 % of records", "1 and 3"):
         assert part in text, part
     assert "Worst group" not in text

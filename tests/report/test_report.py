@@ -84,6 +84,21 @@ def metrics(number: int, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
+EXACT = ("accuracy", "worst_group_accuracy", "group_accuracy", "clustering_accuracy", "groups_found", "groups")
+
+
+def split(document: dict[str, Any], noisy: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is released, and the exact scores."""
+    exact = [key for key in EXACT if key in document and not (noisy and key == "accuracy")]
+    return {key: value for key, value in document.items() if key not in exact}, {key: document[key] for key in exact}
+
+
+def with_scores(result: dict[str, Any]) -> dict[str, Any]:
+    """As `coterie run` hands it to the table."""
+    released, exact = split(result)
+    return released | {"diagnostics": exact or None}
+
+
 def make_run(
     folder: Path,
     strategy: str = "ifca",
@@ -91,7 +106,10 @@ def make_run(
     torn: str = "",
     certificate: dict[str, Any] | None = CERTIFICATE,
     result: dict[str, Any] | None = RESULT,
+    old: bool = False,
+    noisy: bool = False,
 ) -> Path:
+    """``old``: as before exact scores had files of their own; ``noisy``: the accuracy is a private release."""
     folder.mkdir()
     unit = certificate["unit"] if certificate else "client"
     (folder / "config.toml").write_text(
@@ -100,11 +118,19 @@ def make_run(
         "epsilon = 8.0\ndelta = 'auto'\n[versions]\nflwr = '1.39.0'\n[machine]\ngit-commit = 'abc1234'\n"
     )
     lines = [metrics(number) for number in (1, 2, 3, 4)] if lines is None else lines
+    if not old:
+        divided = [split(line, noisy) for line in lines]
+        evaluated = [{"round": line["round"], **exact} for line, exact in divided if any(exact.values())]
+        (folder / "diagnostics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluated))
+        lines = [line for line, _ in divided]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
     if certificate is not None:
         (folder / "privacy.json").write_text(json.dumps(certificate))
     if result is not None:
-        (folder / "result.json").write_text(json.dumps(result))
+        released, exact = (result, {}) if old else split(result, noisy)
+        (folder / "result.json").write_text(json.dumps(released))
+        if any(exact.values()):
+            (folder / "diagnostics.json").write_text(json.dumps(exact))
     return folder
 
 
@@ -140,7 +166,62 @@ def test_a_finished_run_is_read_as_written(tmp_path):
     assert run.rounds[1].group_accuracy == pytest.approx((0.2, 0.48))
     assert run.rounds[2].accuracy is None
     assert run.outcome["accuracy"] == 0.8124
+    assert run.diagnostics == {key: RESULT[key] for key in EXACT}
+    assert not run.result.keys() & set(EXACT)
     assert run.machine == {"git-commit": "abc1234"}
+
+
+def test_a_run_folder_of_the_old_layout_is_read_the_same(tmp_path):
+    """Exact scores used to stand in result.json and metrics.jsonl."""
+    (tmp_path / "old").mkdir()
+    new, old = make_run(tmp_path / "demo"), make_run(tmp_path / "old" / "demo", old=True)
+    assert sorted(file.name for file in old.iterdir()) == [
+        *("config.toml", "metrics.jsonl", "privacy.json", "result.json")
+    ]
+    ours, theirs = read_run(new), read_run(old)
+    assert (theirs.result, theirs.diagnostics, theirs.rounds) == (ours.result, ours.diagnostics, ours.rounds)
+    assert page(old) == page(new)
+    assert report.read_outcome(old) == report.read_outcome(new)
+    quiet = private_run(tmp_path / "quiet"), private_run(tmp_path / "old" / "quiet", old=True)
+    assert read_run(quiet[1]).result == read_run(quiet[0]).result
+    assert read_run(quiet[1]).result["accuracy"] == 0.8124  # noisy, and so released
+    assert page(quiet[1]) == page(quiet[0])
+
+
+def test_scores_of_a_round_that_was_cut_short_are_left_out(tmp_path):
+    folder = make_run(tmp_path / "cut", lines=[metrics(1), metrics(2)], result=None)
+    with (folder / "diagnostics.jsonl").open("a") as file:
+        file.write('{"round": 4, "accuracy": 0.9}\n{"round": 6, "acc')
+    run = read_run(folder)
+    assert [r.number for r in run.rounds] == [1, 2]
+    assert (run.unreadable_lines, run.outcome["accuracy"]) == (1, 0.4)
+
+
+def test_exact_scores_stand_apart_from_what_epsilon_covers(tmp_path):
+    text = words(page(make_run(tmp_path / "demo")))
+    released, _, exact = text.partition("Exact diagnostics: outside the guarantee")
+    assert "Released and charged" in released
+    assert "do not publish them with the models" in exact
+    for value in ("8.00 ✓ certified", "Released noisy size of each cluster"):
+        assert value in released, value
+    for value in ("81.2 %", "73.1 % group 1", "1 of 2 98.8 %", "Held-out accuracy", "3 min 20 s"):
+        assert value not in released, value
+        assert value in exact, value
+    quiet, plain = private_run(tmp_path / "quiet"), make_run(tmp_path / "plain", certificate=WITHOUT_PRIVACY)
+    for folder in (quiet, plain):  # nothing exact, and nothing guaranteed
+        text = words(page(folder))
+        assert "Released and charged" not in text
+        assert "Exact diagnostics" not in text
+    note = "are exact diagnostics: outside the guarantee"
+    assert note in words(page(make_run(tmp_path / "a"), make_run(tmp_path / "b")))
+    assert note not in words(page(quiet, plain))
+
+
+def test_the_page_says_what_a_certificate_covers(tmp_path):
+    certificate = CERTIFICATE | {"covers": ["the models of all rounds"]}
+    assert "What it covers the models of all rounds" in words(
+        page(make_run(tmp_path / "demo", certificate=certificate))
+    )
 
 
 def test_an_unfinished_run_is_read_as_far_as_it_got(tmp_path):
@@ -155,7 +236,7 @@ def test_an_unfinished_run_is_read_as_far_as_it_got(tmp_path):
     assert (run.outcome["rounds"], run.outcome["groups"]) == (3, 2)
     text = words(page(folder))
     assert "This run is unfinished: 3 of 4 rounds." in text
-    assert "1 unreadable line of metrics.jsonl was left out." in text
+    assert "1 unreadable line of metrics.jsonl or diagnostics.jsonl was left out." in text
     assert "not certified yet" in text
     assert "40.0 %" in text
 
@@ -259,7 +340,7 @@ def test_what_others_see_is_not_said_to_cost_less(tmp_path):
     assert "Against somebody" not in words(page(make_run(tmp_path / "paper", certificate=certificate)))
 
 
-def private_run(folder: Path) -> Path:
+def private_run(folder: Path, old: bool = False) -> Path:
     """Only the noisy mean of all clients was released."""
     nothing = dict.fromkeys(("worst_group_accuracy", "group_accuracy", "clustering_accuracy", "groups_found"))
     result = RESULT | nothing | {"evaluate": "private", "groups": None, "epsilon_rdp": 9.4}
@@ -267,7 +348,7 @@ def private_run(folder: Path) -> Path:
         {key: value for key, value in metrics(number, epsilon_rdp=3.0 * number).items() if key not in nothing}
         for number in (1, 2, 3, 4)
     ]
-    make_run(folder, lines=lines, result=result)
+    make_run(folder, lines=lines, result=result, old=old, noisy=True)
     config = folder / "config.toml"
     config.write_text(config.read_text().replace("[versions]", "evaluate = 'private'\n[versions]"))
     return folder
@@ -287,10 +368,11 @@ def test_a_private_evaluation_is_called_a_noisy_mean(tmp_path):
     assert len(axes.lines) == 1
     assert "81.2 % (noisy)" in words(page(folder, tmp_path / "open"))
     report.save_png(run, tmp_path / "quiet.png")
-    table = shown(json.loads((folder / "result.json").read_text()), CERTIFICATE)
+    table = shown(report.read_outcome(folder), CERTIFICATE)
     assert "Noisy mean accuracy │ 81.2 %" in table
     assert "Worst group" not in table
-    assert "Noisy" not in shown(RESULT, CERTIFICATE)
+    assert "exact" not in table
+    assert "Noisy" not in shown(with_scores(RESULT), CERTIFICATE)
 
 
 def test_an_uncertified_run_says_why_and_claims_nothing(tmp_path):
@@ -466,10 +548,14 @@ def test_what_is_no_picture_is_refused_by_name(tmp_path):
 
 
 def test_the_table_shows_what_matters():
-    text = shown(RESULT, CERTIFICATE)
+    text = shown(with_scores(RESULT), CERTIFICATE)
     for value in ("ifca · digits", "81.2 %", "73.1 %", "1 of 2", "98.8 %", "3 min 20 s", "512 MB", "yes"):
         assert value in text, value
     assert "ε = 8.00, δ = 2×10⁻⁵ (add/remove one client)" in text
+    caption = "exact diagnostics: outside the guarantee"
+    assert text.index("Clustering accuracy") < text.index(caption) < text.index("Privacy")
+    assert caption not in shown(with_scores(RESULT), WITHOUT_PRIVACY)
+    assert caption not in shown(with_scores(dict.fromkeys(RESULT)) | {"diagnostics": None}, CERTIFICATE)
 
 
 def test_the_table_says_why_a_run_is_not_certified():

@@ -25,7 +25,7 @@ def test_defaults_are_those_that_flower_reads():
 
 def test_defaults_are_valid_and_documented():
     config = RunConfig({})
-    assert config.values == {name: key.default for name, key in SCHEMA.items()}
+    assert config.values == {name: key.default for name, key in SCHEMA.items()} | {"evaluate": "diagnostic"}
     assert all(key.help and key.allowed for key in SCHEMA.values())
 
 
@@ -126,6 +126,42 @@ def test_noise_can_be_given_and_evaluations_are_paid_for():
     plan = RunConfig({"evaluate": "private", "evaluate-every": 7, "rounds": 20}).plan
     assert plan.evaluations == 3  # after 7, 14 and 20
     assert plan.noise_multiplier > RunConfig({"rounds": 20}).plan.noise_multiplier
+
+
+MANY = {"clients": 2000, "rounds": 10}
+ALONE = {"strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 100, "rounds": 2}
+
+
+@pytest.mark.parametrize(
+    ("values", "deployed", "evaluate"),
+    [
+        (MANY, False, "diagnostic"),
+        (MANY, True, "private"),
+        ({**MANY, "evaluate": "auto"}, True, "private"),
+        ({**MANY, "evaluate": "diagnostic"}, True, "diagnostic"),
+        ({**MANY, "evaluate": "off"}, True, "off"),
+        ({**MANY, "evaluate": "private"}, False, "private"),
+        ({**MANY, "mechanism": "rr-slot"}, True, "private"),
+        ({**MANY, "privacy-unit": "none"}, True, "diagnostic"),
+        ({"strategy": "local", "clients": 20}, True, "diagnostic"),
+        (ALONE, False, "diagnostic"),
+        (ALONE, True, "off"),
+        ({"strategy": "rc-dpfl", **ALONE, "privacy-unit": "record"}, True, "off"),
+        ({"clients": 3, "groups": "1", "clusters": 1, "sampling-rate": 1.0}, True, "off"),  # too few to afford it
+    ],
+)
+def test_automatic_evaluation_depends_on_who_the_clients_are(values, deployed, evaluate):
+    config = RunConfig(values, deployed=deployed)
+    assert config["evaluate"] == evaluate
+    assert bool(config.plan.evaluations) == (evaluate == "private")
+    assert RunConfig(config.values).values == config.values  # as stored
+    warned = any("evaluate = 'auto' is off" in warning for warning in config.warnings())
+    assert warned == (evaluate == "off" and config["clients"] == 3)
+
+
+def test_automatic_evaluation_leaves_errors_to_their_cause():
+    with pytest.raises(ConfigError, match="clusters = 2001: more clusters than clients"):
+        RunConfig({**MANY, "clusters": 2001}, deployed=True)
 
 
 def test_the_plan_follows_the_keys():

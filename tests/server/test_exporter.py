@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 from commands import TINY
 from flwr.app import Context, RecordDict
+from flwr.superlink.grid import InMemoryGrid
 
 from coterie.engine import LocalGrid
 from coterie.logs import read_rounds
@@ -70,6 +71,16 @@ def test_prometheus_reads_the_run_while_it_lasts(folder, port):
     assert [line["round"] for line in seen] == [1, 2]
     assert run.observer is observer
     assert_closed(port)
+
+
+@pytest.mark.parametrize(("evaluate", "word"), [("diagnostic", "exact"), ("private", "noisy")])
+def test_prometheus_reads_what_an_accuracy_is(folder, port, evaluate, word):
+    run = folder(metrics_port=port, evaluate=evaluate, clients=2000)
+    with exported(run, 2):
+        run.observer({"round": 1, "epsilon": 0.5, "accuracy": 0.5})
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            (text,) = [line for line in answer.read().decode().splitlines() if "HELP coterie_accuracy" in line]
+    assert word in text
 
 
 def assert_closed(port):
@@ -147,6 +158,7 @@ def test_a_run_tells_log_and_prometheus_what_is_no_secret(tmp_path, monkeypatch,
         "privacy-unit": unit,
         "metrics-port": port,
         "metrics-host": "127.0.0.1",
+        "evaluate": "diagnostic",
         "out": str(tmp_path / "run"),
     }
     if unit == "record":
@@ -179,3 +191,21 @@ def test_a_run_tells_log_and_prometheus_what_is_no_secret(tmp_path, monkeypatch,
         accepted = sum(line["replies"]["accepted"] for line in kept)
         assert scraped[-1]['coterie_replies_total{result="accepted"}'] == accepted
         assert found["dropped"] == 0
+
+
+class Simulated(LocalGrid, InMemoryGrid):
+    """A grid of Flower's simulations, as far as the ServerApp can tell."""
+
+
+@pytest.mark.parametrize(("kind", "evaluate"), [(LocalGrid, "private"), (Simulated, "diagnostic")])
+def test_a_deployed_run_evaluates_privately_by_default(tmp_path, monkeypatch, kind, evaluate):
+    logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "handlers", logger.handlers[:])
+    values = {key: value for key, value in TINY.items() if key != "evaluate"} | {"out": str(tmp_path / "run")}
+    values |= {"evaluate-noise": 0.2, "evaluate": "auto"}
+    grid = kind(TINY["clients"])
+    app(grid, Context(run_id=77, node_id=0, node_config={}, state=RecordDict(), run_config=values))
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["evaluate"] == evaluate
+    assert ("accuracy" in result) == (evaluate == "private")
+    assert (tmp_path / "run" / "diagnostics.json").exists() == (evaluate == "diagnostic")

@@ -223,10 +223,67 @@ def test_the_last_line_is_restored_from_the_checkpoint(folder, path, torn):
 def test_a_finished_round_is_a_line_and_reaches_the_observer(folder, path):
     seen = []
     folder.observer = seen.append
-    folder.round_finished({"round": 1, "epsilon": float("inf"), "accuracy": 0.5})
+    folder.round_finished({"round": 1, "epsilon": float("inf"), "accuracy": 0.5, "client_loss": [1.0]})
     text = (path / "metrics.jsonl").read_text()
-    assert json.loads(text, parse_constant=pytest.fail) == {"round": 1, "epsilon": None, "accuracy": 0.5}
-    assert [line["round"] for line in seen] == [1]
+    assert json.loads(text, parse_constant=pytest.fail) == {"round": 1, "epsilon": None}
+    assert json.loads((path / "diagnostics.jsonl").read_text()) == {"round": 1, "accuracy": 0.5}
+    assert [(line["round"], line["accuracy"]) for line in seen] == [(1, 0.5)]
+
+
+def test_what_is_not_known_to_be_released_is_a_diagnostic(folder):
+    folder.round_finished({"round": 1, "epsilon": 0.1, "seconds": 0.5, "notes": {}, "something_new": 0.25})
+    assert folder.metrics() == [{"round": 1, "epsilon": 0.1, "seconds": 0.5, "notes": {}}]
+    assert folder.diagnostics() == [{"round": 1, "something_new": 0.25}]
+
+
+def test_a_private_accuracy_is_a_released_value(tmp_path):
+    with closing(RunFolder.create(tmp_path / "run", RunConfig({"evaluate": "private"}))) as folder:
+        folder.round_finished({"round": 1, "epsilon": 0.1, "accuracy": 0.5})
+        assert folder.metrics() == [{"round": 1, "epsilon": 0.1, "accuracy": 0.5}]
+        assert folder.diagnostics() == []
+
+
+def test_diagnostics_after_the_checkpoint_are_forgotten(folder, path):
+    for number in (1, 2, 3, 4):
+        folder.round_finished({"round": number, "epsilon": number / 10, "accuracy": 0.1 * number})
+    folder.checkpoint(state(3), {"round": 3})
+    folder.close()
+    with (path / "diagnostics.jsonl").open("a") as file:
+        file.write('{"round": 5, "acc')
+    again = RunFolder.resume(path, {})
+    again.close()
+    assert [line["round"] for line in again.diagnostics()] == [1, 2, 3]
+
+
+def test_a_run_of_the_old_layout_resumes_in_the_new_one(folder, path):
+    old = [{"round": 1, "epsilon": 0.1}, {"round": 2, "epsilon": 0.2, "accuracy": 0.5, "groups_found": 2}]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    folder.checkpoint(state(2), {"round": 2})
+    folder.close()
+    again = RunFolder.resume(path, {})
+    again.close()
+    assert again.metrics() == [{"round": 1, "epsilon": 0.1}, {"round": 2, "epsilon": 0.2}]
+    assert again.diagnostics() == [{"round": 2, "accuracy": 0.5, "groups_found": 2}]
+
+
+def test_an_evaluation_that_a_crash_kept_back_is_added_once(folder):
+    folder.round_finished({"round": 1, "epsilon": 0.1, "accuracy": 0.4})
+    folder.round_finished({"round": 2, "epsilon": 0.2})
+    for _ in range(2):
+        folder.amend_last({"accuracy": 0.5, "client_loss": [1.0]})
+    assert folder.metrics() == [{"round": 1, "epsilon": 0.1}, {"round": 2, "epsilon": 0.2}]
+    assert folder.diagnostics() == [{"round": 1, "accuracy": 0.4}, {"round": 2, "accuracy": 0.5}]
+
+
+def test_automatic_evaluation_is_resolved_once(tmp_path):
+    RunFolder.create(tmp_path / "run", RunConfig({"clients": 2000, "rounds": 5}, deployed=True)).close()
+    stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["config"]
+    assert stored["evaluate"] == "private"
+    folder = RunFolder.resume(tmp_path / "run", {"evaluate": "auto", "clients": 2000})
+    folder.close()
+    assert folder.config["evaluate"] == "private"
+    with pytest.raises(FolderError, match="evaluate was 'private', now 'off'"):
+        RunFolder.resume(tmp_path / "run", {"evaluate": "off"})
 
 
 def test_models_carry_the_name_of_their_network(folder, path):

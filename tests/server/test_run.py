@@ -94,16 +94,24 @@ def power_cut(round):
 def test_a_run_leaves_its_result_certificate_and_models(tmp_path):
     path = tmp_path / "run"
     outcome = execute(path, SETTINGS)
+    exact = outcome.pop("diagnostics")
     assert json.loads((path / "result.json").read_text(), parse_constant=pytest.fail) == outcome
-    assert set(outcome) >= {
-        *("strategy", "dataset", "seed", "accuracy", "worst_group_accuracy", "clustering_accuracy", "nmi", "kappa"),
-        *("epsilon", "certified", "rounds", "seconds_total", "seconds_per_round", "peak_rss_mb"),
+    assert json.loads((path / "diagnostics.json").read_text(), parse_constant=pytest.fail) == exact
+    assert set(outcome) == {
+        *("strategy", "dataset", "seed", "evaluate", "notes", "epsilon", "epsilon_rdp", "delta", "certified", "rounds"),
+        *("charges", "seconds_total", "seconds_training", "seconds_per_round", "peak_rss_mb", "out"),
+    }  # nothing exact
+    assert set(exact) == {
+        *("about", "round", "accuracy", "worst_group_accuracy", "group_accuracy", "clustering_accuracy"),
+        *("groups_found", "nmi", "kappa", "worst_client_accuracy", "max_disparity", "confusion", "groups"),
     }
+    assert "guarantee does not cover" in exact["about"]
     assert (outcome["strategy"], outcome["dataset"], outcome["seed"]) == ("ifca", "digits", None)
-    assert (outcome["rounds"], outcome["charges"], outcome["groups"]) == (2, 2, 2)
-    assert len(outcome["group_accuracy"]) == 2
-    assert outcome["accuracy"] == pytest.approx(np.mean(outcome["group_accuracy"]))  # groups of equal size
-    assert outcome["worst_group_accuracy"] == min(outcome["group_accuracy"])
+    assert (outcome["rounds"], outcome["charges"], exact["groups"], exact["round"]) == (2, 2, 2, 2)
+    assert len(exact["group_accuracy"]) == 2
+    assert exact["accuracy"] == pytest.approx(np.mean(exact["group_accuracy"]))  # groups of equal size
+    assert exact["worst_group_accuracy"] == min(exact["group_accuracy"])
+    assert np.shape(exact["confusion"]) == (2, 2)
     assert 0 < outcome["seconds_per_round"] < outcome["seconds_total"]
 
     guarantee = json.loads((path / "privacy.json").read_text(), parse_constant=pytest.fail)
@@ -121,7 +129,14 @@ def test_a_run_leaves_its_result_certificate_and_models(tmp_path):
 
     rounds = lines(path, "metrics.jsonl")
     assert [line["round"] for line in rounds] == [1, 2]
-    assert ["accuracy" in line for line in rounds] == [False, True]
+    for line in rounds:
+        assert set(line) == {"round", "epsilon", "epsilon_rdp", "histogram", "reseeded", "seconds"}
+    (evaluated,) = lines(path, "diagnostics.jsonl")
+    assert evaluated["round"] == 2
+    assert {key: evaluated[key] for key in ("accuracy", "groups_found")} == {
+        key: exact[key] for key in ("accuracy", "groups_found")
+    }
+    assert not [key for key in evaluated if key.startswith("client_")]
     assert [line["epsilon"] for line in rounds] == pytest.approx([line["epsilon"] for line in charges])
     assert all(len(line["histogram"]) == 2 and line["seconds"] > 0 for line in rounds)
 
@@ -147,7 +162,15 @@ def test_secret_runs_differ(tmp_path):
 def test_without_privacy_nothing_is_certified_and_json_has_no_infinity(tmp_path):
     outcome = execute(tmp_path / "run", {**SETTINGS, "privacy-unit": "none"})
     assert (outcome["certified"], outcome["epsilon"], outcome["delta"]) == (False, None, None)
-    for file in ("result.json", "privacy.json", "metrics.jsonl", "ledger.jsonl"):
+    assert len(outcome["diagnostics"]["client_accuracy"]) == 20
+    for file in (
+        "result.json",
+        "privacy.json",
+        "diagnostics.json",
+        "diagnostics.jsonl",
+        "metrics.jsonl",
+        "ledger.jsonl",
+    ):
         for line in (tmp_path / "run" / file).read_text().splitlines() if file.endswith("l") else [None]:
             json.loads(line or (tmp_path / "run" / file).read_text(), parse_constant=pytest.fail)
 
@@ -155,9 +178,9 @@ def test_without_privacy_nothing_is_certified_and_json_has_no_infinity(tmp_path)
 def test_evaluate_off_computes_no_accuracy(tmp_path, monkeypatch):
     monkeypatch.delitem(VERBS, "evaluate")  # nobody is even asked
     outcome = execute(tmp_path / "run", {**SETTINGS, "evaluate": "off"})
-    for score in ("accuracy", "worst_group_accuracy", "group_accuracy", "clustering_accuracy", "nmi", "kappa"):
-        assert outcome[score] is None
-    assert not any("accuracy" in line for line in lines(tmp_path / "run", "metrics.jsonl"))
+    assert outcome["diagnostics"] is None
+    assert not list((tmp_path / "run").glob("diagnostics*"))
+    assert not any("accuracy" in text for text in (*outcome, *lines(tmp_path / "run", "metrics.jsonl")[-1]))
     outside = json.loads((tmp_path / "run" / "privacy.json").read_text())["outside"]
     assert not any(text.startswith("accuracies") for text in outside)
 
@@ -166,7 +189,9 @@ def test_a_private_evaluation_is_all_that_is_known_of_accuracy(tmp_path):
     outcome = execute(tmp_path / "run", {**SETTINGS, "evaluate": "private", "evaluate-every": 2, "epsilon": 20})
     assert outcome["certified"] is True
     assert 0 <= outcome["accuracy"] <= 1
-    assert outcome["group_accuracy"] is outcome["clustering_accuracy"] is None
+    assert outcome["diagnostics"] is None
+    assert not list((tmp_path / "run").glob("diagnostics*"))
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["accuracy"] == outcome["accuracy"]
     charges = lines(tmp_path / "run", "ledger.jsonl")
     assert [line["for"] for line in charges] == ["training", "training", "evaluation"]
     guarantee = json.loads((tmp_path / "run" / "privacy.json").read_text())
@@ -327,6 +352,7 @@ def test_an_interrupted_run_resumes_to_the_very_same_models(tmp_path):
     for line, expected in zip(lines(path, "metrics.jsonl"), lines(tmp_path / "whole", "metrics.jsonl"), strict=True):
         assert line.pop("epsilon") == pytest.approx(expected.pop("epsilon"), rel=1e-9)  # composed in another order
         assert {**line, "seconds": 0} == {**expected, "seconds": 0}
+    assert lines(path, "diagnostics.jsonl") == lines(tmp_path / "whole", "diagnostics.jsonl")
 
 
 def test_clients_alone_resume_to_the_very_same_networks(tmp_path):
@@ -335,7 +361,7 @@ def test_clients_alone_resume_to_the_very_same_networks(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         execute(tmp_path / "cut", settings, prepare=interrupt(2))
     outcome = execute(tmp_path / "cut", None)
-    assert (outcome["rounds"], outcome["accuracy"]) == (3, whole["accuracy"])
+    assert (outcome["rounds"], outcome["diagnostics"]) == (3, whole["diagnostics"])
     ours, theirs = (
         {file.name: load_file(file)["own"] for file in (tmp_path / run / "clients").iterdir()}
         for run in ("cut", "whole")
@@ -403,9 +429,9 @@ def test_a_run_killed_before_its_last_line_is_evaluated_on_resume(tmp_path):
         execute(path, SEEDED, prepare=die)
     assert len(lines(path, "metrics.jsonl")) == 1
     outcome = execute(path, None)
-    whole = json.loads((tmp_path / "whole" / "result.json").read_text())
     assert (outcome["rounds"], outcome["charges"]) == (2, 2)
-    assert outcome["accuracy"] == whole["accuracy"]
+    assert outcome["diagnostics"] == json.loads((tmp_path / "whole" / "diagnostics.json").read_text())
+    assert lines(path, "diagnostics.jsonl") == lines(tmp_path / "whole", "diagnostics.jsonl")
 
 
 def test_a_finished_run_resumes_to_the_same_result_without_a_charge(tmp_path):

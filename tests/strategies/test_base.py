@@ -1,5 +1,6 @@
 """The frame of a round: who counts, what is charged when, and what a hostile or absent client can do (nothing)."""
 
+import logging
 import math
 
 import numpy as np
@@ -330,20 +331,35 @@ def test_a_late_node_takes_part_from_the_round_after_it_registered(method, plan)
     assert strategy.accepted == 8
 
 
-def test_a_client_s_second_node_waits_until_its_first_is_gone():
+def test_a_client_that_two_nodes_claim_is_not_asked_until_one_is_left(caplog):
     twins = {4: 3, 20: 3, 2: 1, 30: 99}
-    grid = Coming([2, 4], [2, 4, 20, 30], [2, 4, 20, 30], [2, 20], [2, 4, 20], client_of=twins.__getitem__)
-    _, strategy = start(grid, nothing(rounds=5), rounds=5)
-    assert grid.rounds == [[2, 4], [2, 4], [2, 4], [2, 20], [2, 20]]
-    assert strategy.present == [1, 3]  # 99 is none of the eight clients
+    there = [2, 4], [2, 4, 20, 30], [2, 4, 20, 30], [2, 20], [2, 4, 20]
+    grid = Coming(*there, client_of=twins.__getitem__)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        _, strategy = start(grid, nothing(rounds=5), rounds=5)
+    assert grid.rounds == [[2, 4], [2], [2], [2, 20], [2]]  # node 4 took part first and is refused too
+    assert strategy.present == [1]  # 99 is none of the eight clients
+    warnings = [r.getMessage() for r in caplog.records if "claim" in r.getMessage()]
+    assert len(warnings) == 2  # rounds 2 and 5, not 3
+    for text in warnings:
+        assert text.startswith("nodes 4 and 20 all claim client-id 3: none of them is asked until only one is left.")
 
 
-def test_of_two_nodes_that_say_the_same_the_first_counts():
-    grid = Coming([4, 20], client_of={4: 3, 20: 3}.__getitem__)
-    moved, strategy = start(grid)
-    assert grid.rounds == [[4]]
-    np.testing.assert_allclose(moved, UP)
+def test_of_nodes_that_claim_one_client_from_the_start_none_is_asked(caplog):
+    grid = Coming([4, 20, 5], client_of={4: 3, 20: 3, 5: 4}.__getitem__)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        _, strategy = start(grid, wait=1.2)
+    assert grid.rounds == [[5]]
     assert strategy.dropped.total() == 0
+    assert sum("nodes 4 and 20" in r.getMessage() for r in caplog.records) == 1  # though the server looked again
+
+
+def test_a_third_node_that_claims_a_client_is_named_too(caplog):
+    grid = Coming([2, 4, 20], [2, 4, 20, 21], client_of={4: 3, 20: 3, 21: 3, 2: 1}.__getitem__)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        start(grid, nothing(rounds=2), rounds=2)
+    assert grid.rounds == [[2], [2]]
+    assert any("nodes 4 and 20 and 21 all claim" in r.getMessage() for r in caplog.records)
 
 
 def test_the_step_decays_from_round_to_round():
