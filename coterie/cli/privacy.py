@@ -155,6 +155,7 @@ def privacy_noise(
 def _client_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
     from coterie.privacy import MECHANISMS, PLANS, PrivacyError
     from coterie.privacy import epsilon as cost
+    from coterie.privacy.certificate import delta_reasons
     from coterie.privacy.plan import certifies
 
     numbers = {"mechanism": "joint", "clients": 1000, "clusters": 4, **_given(options)}
@@ -169,7 +170,7 @@ def _client_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict
         "epsilon": cost(plan.planned(), plan.delta, plan.accountant),
         "delta": plan.delta,
         "accountant": plan.accountant,
-        "certifies": not plan.reasons() and certifies(plan.accountant),
+        "certifies": not plan.reasons() and not delta_reasons(plan) and certifies(plan.accountant),
         "unit": plan.unit,
         "adjacency": plan.adjacency,
     }
@@ -177,6 +178,7 @@ def _client_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict
 
 def _record_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
     from coterie.privacy import PrivacyError, RecordPlan
+    from coterie.privacy.certificate import delta_reasons
     from coterie.privacy.plan import certifies
 
     noises = {name: options[name] for name in ("noise_multiplier", "first_noise_multiplier")}
@@ -191,7 +193,7 @@ def _record_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict
         "epsilon": plan.cost(),
         "delta": plan.delta,
         "accountant": plan.accountant,
-        "certifies": not plan.reasons() and certifies(plan.accountant),
+        "certifies": not plan.reasons() and not delta_reasons(plan) and certifies(plan.accountant),
         "unit": plan.unit,
         "adjacency": plan.adjacency,
     }

@@ -20,12 +20,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from coterie.privacy.accountants import Accountant, Event, PrivacyError
-from coterie.privacy.accounting import composed
+from coterie.privacy.accounting import SLACK, composed
 
 _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
 _FORMAT = 1
-# Rounding of a budget that a calibration met exactly.
-_SLACK = 1 + 1e-9
 
 
 class LedgerError(RuntimeError):
@@ -126,7 +124,7 @@ class Ledger:
         """
         after: dict[str, Accountant] = {name: live.with_rounds(event, count) for name, live in self._live.items()}
         cost = after[self.accountant].epsilon(self.delta)
-        if not cost <= self.budget * _SLACK:
+        if not cost <= self.budget * SLACK:
             raise BudgetError(
                 f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g}; "
                 f"{len(self.charges)} charges were made before it"
@@ -191,9 +189,9 @@ class ClientLedger(Ledger):
         total = frozenset((self.events + Counter(events)).items())
         # Any sound count is enough. Renyi's takes no time, and is above the budget in the last rounds alone.
         quick = "rdp" if self.accountant == "pld" else self.accountant
-        if not (_cost(total, self.delta, quick) <= self.budget * _SLACK):
+        if not (_cost(total, self.delta, quick) <= self.budget * SLACK):
             cost = _cost(total, self.delta, self.accountant)
-            if not cost <= self.budget * _SLACK:
+            if not cost <= self.budget * SLACK:
                 raise BudgetError(
                     f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g} at delta "
                     f"{self.delta:g}"

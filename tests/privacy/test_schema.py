@@ -71,8 +71,10 @@ def test_the_schema_is_one_and_says_something_of_every_field(document):
     assert set(SCHEMA["required"]) == set(SCHEMA["properties"]) == set(document)
     charged = SCHEMA["properties"]["charged"]["items"]
     public = SCHEMA["properties"]["public_inputs"]
+    profile = SCHEMA["properties"]["profiles"]["items"]
+    assert set(profile["required"]) == set(profile["properties"])
     assert set(charged["required"]) == set(charged["properties"]) == set(document["charged"][0])
-    for where in (SCHEMA, charged, public):
+    for where in (SCHEMA, charged, public, profile):
         for name, field in where["properties"].items():
             assert field.get("description"), name
             assert "\n" not in field["description"]
@@ -145,6 +147,7 @@ def test_records(selection, certified):
     record = valid(run(plan))
     assert record["certified"] is certified
     assert record["unit"] == "record"
+    assert [each["num_examples"] for each in record["profiles"]] == [600]
     assert len(record["charged"]) == (3 if selection == "gumbel" else 2)
     assert any("selection exact" in reason for reason in record["reasons"]) is not certified
 
