@@ -524,6 +524,12 @@ class RunConfig:
                 )
             if self["evaluate"] == "private" and self["privacy-unit"] == "none":
                 raise ConfigError("evaluate = 'private' has no budget to charge: set privacy-unit or evaluate")
+            if self["evaluate"] == "private" and self["validation-clients"]:
+                raise ConfigError(
+                    f"validation-clients = {self['validation-clients']} with evaluate = 'private': the records of one "
+                    "validation client are test data of many clients, so the noise would not hide it; set "
+                    "validation-clients to 0, or evaluate to diagnostic or off"
+                )
             assign_groups(self["clients"], parse_groups(self["groups"]))
             if self["validation-clients"]:
                 assign_groups(self["validation-clients"], parse_groups(self["groups"]))
@@ -805,7 +811,14 @@ class RunConfig:
             replies = "the total number of replies that could not be used"
         else:
             replies = "in each round, how many clients were there, were asked, and gave a reply that could be used"
-        always = [replies, "the seconds that each round took"]
+        always = [
+            replies,
+            "the seconds that each round took",
+            "whether any reply could be used: a run without one fails",
+        ]
+        if self["min-clients"]:
+            when = "round 1 begins" if self["privacy-unit"] == "client" else "each round begins"
+            always.append(f"whether enough clients (min-clients) are there before {when}: a run without them fails")
         if self["evaluate"] != "diagnostic":
             return always
         if self.method.labels_records:

@@ -112,8 +112,8 @@ class RunFolder:
                 "leave them out, or start a new run with another --out"
             )
         config = RunConfig({**stored, **{key: settings[key] for key in PLACES if key in settings}})
-        plan = _planned(path, config)
-        ledger = plan.ledger(path / _LEDGER, **config.about())
+        plan, about = _planned(path, config)
+        ledger = plan.ledger(path / _LEDGER, **about)
         checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
         folder = cls(path, config, plan, ledger, checkpoint)
         folder._forget_after(checkpoint.round if checkpoint else 0, line)
@@ -233,15 +233,22 @@ class RunFolder:
         _replace(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
-def _planned(path: Path, config: RunConfig) -> Plan:
-    """The plan that the ledger was opened for: another version might calibrate a little differently."""
+def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
+    """The plan for which the ledger was opened, and what its first line holds beside it.
+
+    Another version might calibrate a little differently, and what lies outside the guarantee may depend on settings
+    that a resumed run is free to change.
+    """
+    about = config.about()
     try:
-        header, _ = read_ledger(path / _LEDGER)
+        header, charges = read_ledger(path / _LEDGER)
     except LedgerError:
         if (path / _LEDGER).exists() and (path / _LEDGER).stat().st_size:
             raise
-        return config.plan  # killed before anything was planned
-    return config.plan if config["privacy-unit"] == "record" else Plan.of_terms(header["plan"])
+        return config.plan, about  # killed before anything was planned
+    if charges:
+        about["diagnostics"] = header["diagnostics"]
+    return config.plan if config["privacy-unit"] == "record" else Plan.of_terms(header["plan"]), about
 
 
 def _tidy(line: Mapping[str, Any]) -> dict[str, Any]:

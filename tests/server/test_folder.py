@@ -278,3 +278,17 @@ def test_evidence_of_another_run_takes_the_place_of_one_s_own(tmp_path):
         assert [own and int(own["it"]) for own in kept.values()] == [1, 2, 3, None]
         other.keep("traffic", {"it": np.array(6)})
         assert one.kept("traffic") == {"it": 3}
+
+
+def test_a_resumed_run_may_wait_for_other_numbers_of_clients(path):
+    """The first line of its ledger keeps what lay outside the guarantee when it was written."""
+    RunFolder.create(path, RunConfig(SETTINGS)).close()
+    folder = RunFolder.resume(path, {"min-clients": 3})  # nothing was charged yet
+    folder.ledger.round(1, folder.plan.event())
+    stated = folder.certify()["outside"]
+    folder.close()
+    assert any("min-clients" in phrase for phrase in stated)
+    for settings in ({}, {"min-clients": 5}):
+        again = RunFolder.resume(path, settings)
+        assert again.certify()["outside"] == stated
+        again.close()
