@@ -10,11 +10,11 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from coterie.privacy.accountants import ACCOUNTANTS, Event, VisibleAccountant, accountant_title
+from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError, VisibleAccountant, accountant_title
 from coterie.privacy.accounting import SLACK, affordable, composed, epsilon
 from coterie.privacy.ledger import counted
 from coterie.privacy.plan import Plan, certifies
@@ -85,6 +85,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "accountants": {name: _finite(value) for name, value in by_accountant.items()},
         "epsilon_participation_visible": _finite(max(profile.visible(delta) for profile in profiles)),
         "profiles": [profile.described(delta) for profile in profiles] if isinstance(plan, RecordPlan) else [],
+        "shared_budget": _shared_budget(charges),
         "sampler": plan.sampler,
         "rounds": plan.rounds,
         "charges": len(charges),
@@ -102,6 +103,63 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "outside": outside,
         "coterie": version("coterie"),
     }
+
+
+def total(
+    runs: Mapping[str, tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]], delta: float | None = None
+) -> dict[str, Any]:
+    """What several client-level runs on the same clients cost together, composed from their ledgers.
+
+    A run counts with what it has charged and what is still planned, as in its own certificate.
+
+    Args:
+        runs: first line and charges of each ledger, by name.
+        delta: at which epsilon is stated; None: the smallest of the runs'.
+
+    Raises:
+        PrivacyError: a run is not at client level, or two have different numbers of clients or adjacencies.
+    """
+    plans: dict[str, Plan] = {}
+    for name, (header, _) in runs.items():
+        plan = plan_of(header["plan"])
+        if not isinstance(plan, Plan) or plan.unit != "client":
+            raise PrivacyError(f"{name} has privacy unit {plan.unit}: the total is of client-level runs")
+        plans[name] = plan
+        first_name, first = next(iter(plans.items()))
+        if plan.clients != first.clients:
+            raise PrivacyError(
+                f"{first_name} has {first.clients} clients, {name} has {plan.clients}: not the same clients"
+            )
+        if (plan.sampler, plan.adjacency) != (first.sampler, first.adjacency):
+            raise PrivacyError(
+                f"{first_name} ({first.mechanism}) and {name} ({plan.mechanism}) have different adjacencies: they do "
+                "not add up"
+            )
+    delta = min(plan.delta for plan in plans.values()) if delta is None else delta
+    papers = {name: certificate(header, charges) for name, (header, charges) in runs.items()}
+    reasons = [f"{name}: {reason}" for name, paper in papers.items() for reason in paper["reasons"]]
+    reasons += delta_reasons(replace(first, delta=delta))
+    events = sum((planned_events(plan, counted(runs[name][1])) for name, plan in plans.items()), Counter[Event]())
+    cost = epsilon(events, delta)
+    return {
+        "epsilon": _finite(cost),
+        "epsilon_rdp": _finite(epsilon(events, delta, "rdp")),
+        "delta": delta,
+        "certified": not reasons and math.isfinite(cost),
+        "reasons": reasons,
+        "unit": first.unit,
+        "adjacency": first.adjacency,
+        "clients": first.clients,
+        "runs": [{"run": name, **{key: paper[key] for key in ("epsilon", "delta")}} for name, paper in papers.items()],
+    }
+
+
+def _shared_budget(charges: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What all runs of a shared budget had been charged at this run's last charge."""
+    if not charges or "shared" not in charges[-1]:
+        return None
+    shared = dict(charges[-1]["shared"])
+    return {"other_charges": shared.pop("charge") - len(charges), **shared}
 
 
 def delta_reasons(plan: Plan | RecordPlan) -> list[str]:

@@ -353,6 +353,11 @@ SCHEMA: dict[str, Key] = {
         0.0, "paper: fixed noise on identifiers that nobody pays for (its Appendix C has 1); 0: charged", **_number(0)
     ),
     "identifiers": Key("gaussian", "how rr-slot makes labels noisy", **_choice("gaussian", "exponential")),
+    "budget-file": Key(
+        "",
+        "client level: ledger with one budget for all runs on these clients that name it; empty: the run's own alone",
+        **_text("a file; the first run that names it sets its budget"),
+    ),
     "seed": Key("none", "none: secret randomness; a number: reproducible, not certified", auto="none", **_whole(0)),
     "evaluate": Key(
         "diagnostic",
@@ -391,6 +396,7 @@ PLACES = (
     "out",
     "resume",
     "data-dir",
+    "budget-file",
     "device",
     "wait",
     "round-timeout",
@@ -530,6 +536,8 @@ class RunConfig:
                     "validation client are test data of many clients, so the noise would not hide it; set "
                     "validation-clients to 0, or evaluate to diagnostic or off"
                 )
+            if self["budget-file"]:
+                self._check_shared_budget()
             assign_groups(self["clients"], parse_groups(self["groups"]))
             if self["validation-clients"]:
                 assign_groups(self["validation-clients"], parse_groups(self["groups"]))
@@ -544,6 +552,19 @@ class RunConfig:
             )
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
+
+    def _check_shared_budget(self) -> None:
+        """A shared budget counts runs that keep their promise, and no others."""
+        wrong = {
+            "privacy-unit": self["privacy-unit"] != "client",
+            "mechanism": bool(PLANS[self["mechanism"]].flaws),
+            "seed": self.seed is not None,
+        }
+        for name in (name for name in wrong if wrong[name]):
+            raise ConfigError(
+                f"budget-file with {name} = {self[name]!r}: a shared budget is for certified runs with client-level "
+                f"privacy; leave out budget-file or change {name}"
+            )
 
     def _check_data(self) -> None:
         """What is said of data of clients' own, and of those alone."""

@@ -8,7 +8,19 @@ from importlib.resources import files
 import jsonschema
 import pytest
 
-from coterie.privacy import PLANS, Event, Joint, Ledger, NoPrivacy, Paper, RecordPlan, RRSlot, calibrate, certificate
+from coterie.privacy import (
+    PLANS,
+    Event,
+    Joint,
+    Ledger,
+    NoPrivacy,
+    Paper,
+    RecordPlan,
+    RRSlot,
+    SharedBudget,
+    calibrate,
+    certificate,
+)
 from coterie.privacy.accountants import ACCOUNTANTS
 from coterie.privacy.mechanisms import IDENTIFIERS
 from coterie.privacy.record import SELECTIONS
@@ -73,8 +85,10 @@ def test_the_schema_is_one_and_says_something_of_every_field(document):
     public = SCHEMA["properties"]["public_inputs"]
     profile = SCHEMA["properties"]["profiles"]["items"]
     assert set(profile["required"]) == set(profile["properties"])
+    shared = SCHEMA["properties"]["shared_budget"]
+    assert set(shared["required"]) == set(shared["properties"])
     assert set(charged["required"]) == set(charged["properties"]) == set(document["charged"][0])
-    for where in (SCHEMA, charged, public, profile):
+    for where in (SCHEMA, charged, public, profile, shared):
         for name, field in where["properties"].items():
             assert field.get("description"), name
             assert "\n" not in field["description"]
@@ -104,6 +118,15 @@ def test_joint_as_planned(document):
     valid(document)
     assert document["certified"] is True
     assert document["epsilon"] <= document["epsilon_budget"] == 4.0
+
+
+def test_a_run_with_a_shared_budget(joint, tmp_path):
+    ledger = joint.ledger(**ABOUT)
+    ledger.share(SharedBudget(tmp_path / "b", clients=100, sampler="poisson", epsilon=4.0, delta=1e-4))
+    ledger.round(1, joint.event())
+    ledger.close()
+    shared = valid(json.loads(json.dumps(certificate({"plan": joint.terms(), **ABOUT}, ledger.charges))))
+    assert shared["shared_budget"]["other_charges"] == 0
 
 
 def test_a_run_that_has_not_begun(joint):

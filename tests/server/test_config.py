@@ -171,7 +171,7 @@ def test_warns_of_a_delta_that_promises_little():
 
 
 def test_private_evaluation_needs_test_data_of_the_clients_themselves():
-    with pytest.raises(ConfigError, match="validation-clients = 4 with evaluate = 'private': .* set"):
+    with pytest.raises(ConfigError, match=r"validation-clients = 4 with evaluate = 'private': .* set"):
         RunConfig({"validation-clients": 4, "evaluate": "private"})
     for evaluate in ("diagnostic", "off"):
         RunConfig({"validation-clients": 4, "evaluate": evaluate})
@@ -192,6 +192,15 @@ def test_thresholds_on_attendance_lie_outside_the_guarantee(settings, when, leas
 
 
 FAILS = "a run without them fails"
+
+
+@pytest.mark.parametrize("wrong", [{"privacy-unit": "none"}, {"mechanism": "paper"}, {"seed": 0}], ids=str)
+def test_a_shared_budget_is_for_runs_that_are_certified_at_client_level(wrong):
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=f"budget-file with {name} = .*change {name}"):
+        RunConfig({"budget-file": "budget.jsonl", **wrong})
+
+
 FEW = {"clients": 3, "groups": "1", "clusters": 1, "sampling-rate": 1.0, "rounds": 3}
 
 
