@@ -8,7 +8,18 @@ import sys
 import pytest
 from commands import assert_refused, document, settings, tree
 
-from coterie.privacy import Event, Joint, Ledger, LedgerError, RecordPlan, RRSlot, certificate, epsilon, read_ledger
+from coterie.privacy import (
+    Event,
+    Joint,
+    Ledger,
+    LedgerError,
+    RecordPlan,
+    RRSlot,
+    SharedBudget,
+    certificate,
+    epsilon,
+    read_ledger,
+)
 from coterie.privacy.check import check
 
 SETTING = ["--delta", "1e-3", "--sampling-rate", "0.1", "--rounds", "100"]
@@ -484,6 +495,94 @@ def test_the_plan_of_a_record_level_run_is_checked_too():
     assert "charge 1 (round 1) is for poisson sampling at rate 0.5: not planned" in check(header, forged, None)
     with pytest.raises(LedgerError, match="no plan"):
         check({"ledger": 1}, [], None)
+
+
+# ---- several runs -----------------------------------------------------------------------------------------
+
+
+def test_the_total_of_several_runs(coterie, tmp_path):
+    one = Joint(**NUMBERS, noise_multiplier=1.2, epsilon=8.0)
+    other = Joint(**NUMBERS | {"sampling_rate": 0.1, "delta": 1e-5}, noise_multiplier=2.0, epsilon=8.0)
+    written(tmp_path / "whole", one, [(number, "event") for number in range(1, 5)])
+    written(tmp_path / "begun", other, [(1, "event")])
+    found = answered(coterie("privacy", "total", "whole", "begun", "--json"))
+    events = {one.event(): 4, other.event(): 4}
+    assert found["epsilon"] == pytest.approx(epsilon(events, 1e-5), rel=1e-9)
+    assert found["epsilon_rdp"] == pytest.approx(epsilon(events, 1e-5, "rdp"), rel=1e-9)
+    assert (found["delta"], found["certified"], found["reasons"], found["clients"]) == (1e-5, True, [], 100)
+    assert [each["run"] for each in found["runs"]] == ["whole", "begun"]
+    assert found["epsilon"] < sum(epsilon({e: n}, 1e-5) for e, n in events.items())
+    at = answered(coterie("privacy", "total", "whole", "begun", "--delta", "1e-3", "--json"))
+    assert at["epsilon"] == pytest.approx(epsilon(events, 1e-3), rel=1e-9)
+    status, out, err = coterie("privacy", "total", "whole", "begun")
+    assert (status, err) == (0, "")
+    assert f"{found['epsilon']:.6g}" in out
+    lax = answered(coterie("privacy", "total", "whole", "begun", "--delta", "0.02", "--json"))
+    assert lax["certified"] is False
+    assert "delta = 0.02 is above 1/100" in lax["reasons"][0]
+
+
+def test_the_total_with_a_run_that_is_not_certified_says_why(coterie, tmp_path):
+    plan = Joint(**NUMBERS, noise_multiplier=1.2, epsilon=8.0)
+    written(tmp_path / "good", plan, PLANNED[:1])
+    written(tmp_path / "seeded", plan, PLANNED[:1], seed=3)
+    found = answered(coterie("privacy", "total", "good", "seeded", "--json"))
+    assert found["certified"] is False
+    (reason,) = found["reasons"]
+    assert reason.startswith("seeded: seeded noise (seed 3)")
+    assert found["epsilon"] == pytest.approx(epsilon({plan.event(): 8}, 1e-4), rel=1e-9)
+    assert "not certified: seeded: seeded noise" in coterie("privacy", "total", "good", "seeded")[1]
+
+
+def test_runs_that_do_not_add_up_are_refused(coterie, tmp_path):
+    numbers = {"noise_multiplier": 1.2, "epsilon": 8.0}
+    written(tmp_path / "one", Joint(**NUMBERS, **numbers), PLANNED[:1])
+    written(tmp_path / "more", Joint(**NUMBERS | {"clients": 200}, **numbers), PLANNED[:1])
+    written(tmp_path / "fixed", RRSlot(**NUMBERS, **numbers, identifier_share=0.2), PLANNED[:1])
+    record = RecordPlan(num_examples=60, batch_size=6, rounds=2, epsilon=8.0, delta=1e-4, noise_multiplier=2.0)
+    (tmp_path / "record").mkdir()
+    Ledger(1e-4, 8.0, tmp_path / "record" / "ledger.jsonl", about={"plan": record.terms()}).close()
+    assert_refused(coterie("privacy", "total", "one", "more"), "one has 100 clients, more has 200")
+    assert_refused(coterie("privacy", "total", "one", "fixed"), "different adjacencies")
+    assert_refused(coterie("privacy", "total", "one", "record"), "record has privacy unit record")
+    assert_refused(coterie("privacy", "total", "one", "one"), "named twice")
+    assert_refused(coterie("privacy", "total", "one", "nowhere"), "nowhere", "cannot be read")
+
+
+def test_a_budget_that_runs_share(coterie, tmp_path):
+    new = ("--epsilon", 4, "--delta", "1e-4", "--clients", 100)
+    assert_refused(coterie("privacy", "budget", "b.jsonl", "--epsilon", 4), "--delta")
+    assert_refused(coterie("privacy", "budget", "b.jsonl", *new[:4], "--clients", 100, "--sampler", "odd"), "sampler")
+    assert_refused(coterie("privacy", "budget", "b.jsonl", *new[:2], "--delta", 2, "--clients", 100), "delta")
+    found = answered(coterie("privacy", "budget", "b.jsonl", *new, "--json"))
+    assert found == {
+        "epsilon": 0.0,
+        "epsilon_budget": 4.0,
+        "delta": 1e-4,
+        "clients": 100,
+        "sampler": "poisson",
+        "charges": 0,
+    }
+    assert_refused(coterie("privacy", "budget", "b.jsonl", *new), "a budget never changes")
+    ledger = Ledger(1e-5, 9.0)
+    ledger.share(SharedBudget(tmp_path / "b.jsonl", clients=100, sampler="poisson", epsilon=9.0, delta=1e-5))
+    ledger.round(1, Event(0.2, 1.5))
+    ledger.close()
+    spent = answered(coterie("privacy", "budget", "b.jsonl", "--json"))
+    assert spent["epsilon"] == pytest.approx(epsilon({Event(0.2, 1.5): 1}, 1e-4))
+    assert (spent["epsilon_budget"], spent["charges"]) == (4.0, 1)
+
+
+def test_runs_of_the_command_line_share_a_budget(coterie):
+    words = (*settings(evaluate="off"), "--budget-file", "budget.jsonl", "--json")
+    status, _, err = coterie("run", *words, "--out", "first")
+    assert status == 0, err
+    status, _, err = coterie("run", *words, "--out", "second")
+    assert status == 1
+    assert "budget" in err
+    spent = answered(coterie("privacy", "budget", "budget.jsonl", "--json"))
+    assert 0 < spent["epsilon"] <= spent["epsilon_budget"]
+    assert problems(coterie("privacy", "check", "first", "--json")) == []
 
 
 # ---- audit ------------------------------------------------------------------------------------------------

@@ -155,6 +155,7 @@ def privacy_noise(
 def _client_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
     from coterie.privacy import MECHANISMS, PLANS, PrivacyError
     from coterie.privacy import epsilon as cost
+    from coterie.privacy.certificate import delta_reasons
     from coterie.privacy.plan import certifies
 
     numbers = {"mechanism": "joint", "clients": 1000, "clusters": 4, **_given(options)}
@@ -169,7 +170,7 @@ def _client_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict
         "epsilon": cost(plan.planned(), plan.delta, plan.accountant),
         "delta": plan.delta,
         "accountant": plan.accountant,
-        "certifies": not plan.reasons() and certifies(plan.accountant),
+        "certifies": not plan.reasons() and not delta_reasons(plan) and certifies(plan.accountant),
         "unit": plan.unit,
         "adjacency": plan.adjacency,
     }
@@ -177,6 +178,7 @@ def _client_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict
 
 def _record_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
     from coterie.privacy import PrivacyError, RecordPlan
+    from coterie.privacy.certificate import delta_reasons
     from coterie.privacy.plan import certifies
 
     noises = {name: options[name] for name in ("noise_multiplier", "first_noise_multiplier")}
@@ -191,7 +193,7 @@ def _record_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict
         "epsilon": plan.cost(),
         "delta": plan.delta,
         "accountant": plan.accountant,
-        "certifies": not plan.reasons() and certifies(plan.accountant),
+        "certifies": not plan.reasons() and not delta_reasons(plan) and certifies(plan.accountant),
         "unit": plan.unit,
         "adjacency": plan.adjacency,
     }
@@ -303,6 +305,60 @@ def privacy_spent(
         },
         as_json,
     )
+
+
+@app.command("total")
+def privacy_total(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, at client level.")],
+    delta: Annotated[float | None, typer.Option(help="Delta of the total; default: the smallest of the runs'.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compose the cost of several runs on the same clients from their ledgers."""
+    from coterie.privacy import PrivacyError, read_ledger
+    from coterie.privacy.certificate import total
+
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise PrivacyError("a run is named twice: name each run folder once")
+    found = total({str(run): read_ledger(run / "ledger.jsonl") for run in runs}, delta)
+    if as_json:
+        print_json(found)
+        return
+    hidden = ("reasons", "runs")
+    facts = {key: value for key, value in found.items() if key not in hidden}
+    answer({key: math.inf if value is None else value for key, value in facts.items()}, as_json)
+    screen = Console(highlight=False, soft_wrap=True, markup=False)
+    for reason in found["reasons"]:
+        screen.print(f"not certified: {reason}")
+
+
+@app.command("budget")
+def privacy_budget(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Budget file, for coterie run --budget-file.")],
+    epsilon: Annotated[float | None, typer.Option(help="Epsilon of a new budget.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of a new budget.")] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="M of all its runs.")] = None,
+    sampler: Annotated[str, typer.Option(help="poisson (joint), or fixed (rr-slot).")] = "poisson",
+    as_json: JsonFlag = False,
+) -> None:
+    """Create a budget that several runs share, or show what they have spent of it."""
+    from coterie.privacy import Event, PrivacyError, SharedBudget, read_ledger
+    from coterie.privacy import epsilon as cost
+    from coterie.privacy.accounting import check_delta
+    from coterie.privacy.ledger import counted
+
+    if epsilon is not None or delta is not None or clients is not None:
+        if file.exists():
+            raise PrivacyError(f"{file} exists, and a budget never changes: choose another file")
+        if epsilon is None or delta is None or clients is None:
+            raise PrivacyError("a new budget needs --epsilon, --delta and --clients")
+        check_delta(delta)
+        Event(1.0, _positive("epsilon", epsilon), sampler)  # a finite epsilon, and a sampler that there is
+        SharedBudget(file, clients=clients, sampler=sampler, epsilon=epsilon, delta=delta).close()
+    header, charges = read_ledger(file)
+    if "clients" not in header:
+        raise PrivacyError(f"{file} is no budget file")
+    spent = {"epsilon": cost(counted(charges), header["delta"]), "epsilon_budget": header["epsilon"]}
+    answer({**spent, **{key: header[key] for key in ("delta", "clients", "sampler")}, "charges": len(charges)}, as_json)
 
 
 def _stated(path: Path) -> dict[str, Any] | None:

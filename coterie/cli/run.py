@@ -55,6 +55,9 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Make the run reproducible; it is then not certified.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: a new one under runs/.")] = None,
+    budget_file: Annotated[
+        Path | None, typer.Option(help="Privacy budget that runs on the same clients share.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     keys: Annotated[bool, typer.Option("--keys", help="List all configuration keys and stop.")] = False,
     as_json: JsonFlag = False,
@@ -67,6 +70,7 @@ def run(
 
     values = _settings(config, assignments)
     options = {"device": device, "seed": seed, "data-dir": data_dir, "out": out, "resume": resume or None}
+    options["budget-file"] = budget_file
     values |= {
         key: value if isinstance(value, int) else str(value) for key, value in options.items() if value is not None
     }

@@ -4,7 +4,7 @@ from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError
 from coterie.privacy.accounting import NO_PRIVACY, calibrate, composed, epsilon
 from coterie.privacy.certificate import certificate, plan_of
 from coterie.privacy.clipping import check_clip_norm, clip, clip_rows
-from coterie.privacy.ledger import BudgetError, ClientLedger, Ledger, LedgerError, Permit, read_ledger
+from coterie.privacy.ledger import BudgetError, ClientLedger, Ledger, LedgerError, Permit, SharedBudget, read_ledger
 from coterie.privacy.losses import noisy_losses
 from coterie.privacy.mechanisms import (
     MECHANISMS,
@@ -45,6 +45,7 @@ __all__ = [
     "RecordLevel",
     "RecordPlan",
     "Released",
+    "SharedBudget",
     "Streams",
     "calibrate",
     "certificate",

@@ -21,7 +21,8 @@ import copy
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,8 +40,15 @@ from scipy.special import gammaln, log_ndtr
 
 FloatArray = npt.NDArray[np.float64]
 
-# Privacy losses are rounded up to this grid: a coarser grid only ever reports a larger epsilon.
+# Privacy losses are rounded up to a grid: a coarser grid only ever reports a larger epsilon. This one is the coarsest;
+# where the losses of a release spread over less than four of its steps it is halved, at most so often.
 _GRID = 1e-3
+_HALVINGS = 11
+# Steps that the standard deviation of one release's loss spans, and steps beyond which the grid is not refined.
+_STEPS_PER_DEVIATION = 4
+_MOST_STEPS = 2**16
+# Probability that the rounding of the Fourier transforms may move, per composed event.
+_ROUND_OFF = 1e-16
 # Mass of a privacy loss distribution that may be counted as infinite, per event.
 _TAIL = 1e-15
 #: Below this noise the grid of losses no longer fits in memory; nothing of use lives there.
@@ -125,22 +133,42 @@ class Accountant:
 
 
 class PldAccountant(Accountant):
-    """Privacy loss distributions (Doroshenko et al., arXiv:2207.04380): one convolution a round, about 4 ms."""
+    """Privacy loss distributions (Doroshenko et al., arXiv:2207.04380): one convolution a round, about 4 ms.
+
+    The grid follows from the events alone, so the same events cost the same in any order. A further event that calls
+    for another grid makes all of them be composed anew.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._pld: Any = None
+        self._grid = 0.0
+        self._events: Counter[Event] = Counter()
 
     def _compose(self, event: Event, count: int) -> None:
-        one = self._one(event)
-        several = one.self_compose(count) if count > 1 else one
-        self._pld = several if self._pld is None else self._pld.compose(several)
+        self._events = self._events + Counter({event: count})
+        grid = _grid_for([(self._seen(event), count) for event, count in self._events.items()])
+        added = [(event, count)]
+        if grid != self._grid:
+            self._pld, self._grid = None, grid
+            added = sorted(self._events.items(), key=lambda each: (each[0].sampling_rate, each[0].noise_multiplier))
+        for event, count in added:
+            one = self._one(event, grid)
+            several = one.self_compose(count) if count > 1 else one
+            self._pld = several if self._pld is None else self._pld.compose(several)
 
     def _epsilon(self, delta: float) -> float:
-        return 0.0 if self._pld is None else float(self._pld.get_epsilon_for_delta(delta))
+        if self._pld is None:
+            return 0.0
+        delta -= _ROUND_OFF * self._events.total()
+        return float(self._pld.get_epsilon_for_delta(delta)) if delta > 0 else math.inf
 
-    def _one(self, event: Event) -> Any:
-        return _pld_of(event)
+    def _seen(self, event: Event) -> Event:
+        """The release whose losses the grid must resolve."""
+        return event
+
+    def _one(self, event: Event, grid: float) -> Any:
+        return _pld_of(event, grid)
 
 
 class VisibleAccountant(PldAccountant):
@@ -149,35 +177,61 @@ class VisibleAccountant(PldAccountant):
     The coins do not depend on data, so a round is the mixture of the two, and the observed coin says which.
     """
 
-    def _one(self, event: Event) -> Any:
-        nothing = pld.identity(value_discretization_interval=_GRID)
-        whole = _pld_of(Event(1.0, event.noise_multiplier, event.sampler))
-        return whole.compute_mixture(nothing, event.sampling_rate)
+    def _seen(self, event: Event) -> Event:
+        return Event(1.0, event.noise_multiplier, event.sampler)
+
+    def _one(self, event: Event, grid: float) -> Any:
+        nothing = pld.identity(value_discretization_interval=grid)
+        return _pld_of(self._seen(event), grid).compute_mixture(nothing, event.sampling_rate)
+
+
+def _grid_for(events: Sequence[tuple[Event, int]]) -> float:
+    """The step of the grid on which these events are composed: ``_GRID`` or a half, a quarter, ... of it.
+
+    Rounding one loss up to a step of h adds about h^2 / 6 to its variance, so h is at most a quarter of the root mean
+    square of the losses' standard deviations, unless the range of the losses makes that too many steps.
+    """
+    variance = math.fsum(count * _deviation(event) ** 2 for event, count in events) / sum(n for _, n in events)
+    least = max(_longest_loss(event) for event, _ in events) / _MOST_STEPS
+    step = max(math.sqrt(variance) / _STEPS_PER_DEVIATION, least, _GRID * 2.0**-_HALVINGS)
+    return _GRID * 2.0 ** min(0, math.floor(math.log2(step / _GRID)))
+
+
+def _deviation(event: Event) -> float:
+    """About the standard deviation of the privacy loss of one event."""
+    mu = 1 / event.noise_multiplier
+    return min(mu, event.sampling_rate * math.sqrt(math.expm1(min(mu**2, 700.0))))
+
+
+def _longest_loss(event: Event) -> float:
+    """About the largest privacy loss of one event that is not counted as infinite."""
+    mu = 1 / event.noise_multiplier
+    return math.log1p(event.sampling_rate * math.expm1(min(10 * mu + mu**2 / 2, 700.0)))
 
 
 @lru_cache(maxsize=256)
-def _pld_of(event: Event) -> Any:
+def _pld_of(event: Event, grid: float) -> Any:
     if event.sampler == "poisson":
         return pld.from_gaussian_mechanism(
             event.noise_multiplier,
             sampling_prob=event.sampling_rate,
-            value_discretization_interval=_GRID,
+            value_discretization_interval=grid,
             neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
         )
-    return _symmetrised_pld(event)
+    return _symmetrised_pld(event, grid)
 
 
-def _symmetrised_pld(event: Event) -> Any:
+def _symmetrised_pld(event: Event, grid: float) -> Any:
     """Replace-one PLD of fixed-size sampling: the worse profile in both directions (docs/privacy.md, theorem 2)."""
     upper = 64
-    while _replace_one_delta(event, np.array([upper * _GRID]))[0] > _TAIL:
+    while _replace_one_delta(event, np.array([upper * grid]))[0] > _TAIL:
         upper *= 2
     above = np.arange(0, upper + 1)
-    deltas = _replace_one_delta(event, np.asarray(above * _GRID, np.float64))
-    losses = -above[:0:-1] * _GRID  # delta(-e) = 1 - exp(-e) + exp(-e) delta(e) for a symmetric pair
+    deltas = _replace_one_delta(event, np.asarray(above * grid, np.float64))
+    losses = -above[:0:-1] * grid  # delta(-e) = 1 - exp(-e) + exp(-e) delta(e) for a symmetric pair
     mirrored = -np.expm1(losses) + np.exp(losses) * deltas[:0:-1]
     both = np.minimum.accumulate(np.concatenate([mirrored, deltas]))
-    pmf = pld_pmf.create_pmf_pessimistic_connect_dots(_GRID, np.arange(-upper, upper + 1), both)
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots(grid, np.arange(-upper, upper + 1), both)
     return pld.PrivacyLossDistribution(pmf)
 
 

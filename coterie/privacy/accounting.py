@@ -6,6 +6,7 @@ Events say what happened (:class:`~coterie.privacy.accountants.Event`); accounta
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -21,6 +22,8 @@ from coterie.privacy.accountants import (
 
 #: The event of a round without noise at full participation.
 NO_PRIVACY = Event(1.0, 0.0)
+#: Rounding of a budget that a calibration met exactly.
+SLACK = 1 + 1e-9
 
 
 def check_delta(delta: float) -> None:
@@ -46,6 +49,24 @@ def epsilon(events: Iterable[Event] | Mapping[Event, int], delta: float, account
     """
     check_delta(delta)
     return composed(events, accountant).epsilon(delta)
+
+
+def affordable(events: Mapping[Event, int], budget: float, delta: float, accountant: str = "pld") -> Counter[Event]:
+    """At least the events that a ledger with this budget accepts, in whatever order they are asked for.
+
+    All of them where they fit together; else of each kind no more than fit alone. They fit where Renyi's bound does, or
+    the ledger's own: a client's ledger takes either.
+    """
+
+    def fit(some: Mapping[Event, int]) -> bool:
+        return any(epsilon(some, delta, name) <= budget * SLACK for name in dict.fromkeys(("rdp", accountant)))
+
+    def most(event: Event, count: int) -> int:
+        return bisect_left(range(1, count + 1), True, key=lambda times: not fit({event: times}))
+
+    if fit(events):
+        return Counter(events)
+    return +Counter({event: most(event, count) for event, count in events.items()})
 
 
 def calibrate(

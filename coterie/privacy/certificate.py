@@ -10,23 +10,26 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from coterie.privacy.accountants import ACCOUNTANTS, Event, VisibleAccountant, accountant_title
-from coterie.privacy.accounting import composed, epsilon
+from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError, VisibleAccountant, accountant_title
+from coterie.privacy.accounting import SLACK, affordable, composed, epsilon
 from coterie.privacy.ledger import counted
 from coterie.privacy.plan import Plan, certifies
 from coterie.privacy.record import RecordPlan
+from coterie.privacy.selection import selection_event
 
 _OUTSIDE = (
     "what holds for real-valued noise only: the noise is drawn in float64",
     "other runs on the same clients: their epsilons add up",
     "settings and checkpoints chosen by looking at exact diagnostics or at other runs on the same clients",
 )
+_OWN_BUDGETS = (
+    "clients whose node configuration sets another budget than their profile: their ledgers count by that one"
+)
 _HIDDEN = "{}: the amplification by sampling holds against those who cannot see it"
-# Rounding of a budget that a calibration met exactly.
-_SLACK = 1 + 1e-9
 
 
 def plan_of(terms: Mapping[str, Any]) -> Plan | RecordPlan:
@@ -50,23 +53,25 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
     """
     plan, seed = plan_of(header["plan"]), header.get("seed")
     charged = counted(charges)
-    events = _with_what_is_planned(plan, charged)
-    by_accountant = {name: epsilon(events, plan.delta, name) for name in _accountants(plan)}
+    profiles = _profiles(header, plan, charges)
+    delta = min(profile.plan.delta for profile in profiles)
+    by_accountant = {name: max(each.epsilon(delta, name) for each in profiles) for name in _accountants(plan)}
     cost = by_accountant[plan.accountant]
     reasons = plan.reasons() + ([] if plan.private else list(header.get("unfounded", ())))
+    if plan.private:
+        reasons += dict.fromkeys(reason for profile in profiles for reason in delta_reasons(profile.plan))
     if plan.private and seed is not None:
         reasons.append(f"seeded noise (seed {seed}), for simulation only: whoever knows the seed can remove it")
     if plan.private and not certifies(plan.accountant):
         reasons.append(f"counted by {plan.accountant}, which does not certify (pld and rdp do)")
     if plan.private and not math.isfinite(cost):
         reasons.append("the charges have so little noise that epsilon is infinite")
-    if plan.private and not cost <= plan.epsilon * _SLACK:
-        reasons.append(f"the charges amount to epsilon {cost:.4f}, above the budget of {plan.epsilon:g}")
-    visible = VisibleAccountant()
-    for event, count in events.items():
-        visible.compose(event, count)
+    spent = epsilon(charged, plan.delta, plan.accountant)
+    if plan.private and not spent <= plan.epsilon * SLACK:
+        reasons.append(f"the charges amount to epsilon {spent:.4f}, above the budget of {plan.epsilon:g}")
     hidden = "which records are in a batch" if isinstance(plan, RecordPlan) else "who takes part"
     outside = [*header.get("diagnostics", ()), *_OUTSIDE, _HIDDEN.format(hidden)] if plan.private else []
+    outside += [_OWN_BUDGETS] if isinstance(plan, RecordPlan) else []
     return {
         "certified": not reasons,
         "reasons": reasons,
@@ -75,10 +80,12 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "mechanism": plan.mechanism,
         "epsilon": _finite(cost),
         "epsilon_budget": _finite(plan.epsilon),
-        "delta": plan.delta if plan.private else None,
+        "delta": delta if plan.private else None,
         "accountant": accountant_title(plan.accountant),
         "accountants": {name: _finite(value) for name, value in by_accountant.items()},
-        "epsilon_participation_visible": _finite(visible.epsilon(plan.delta)),
+        "epsilon_participation_visible": _finite(max(profile.visible(delta) for profile in profiles)),
+        "profiles": [profile.described(delta) for profile in profiles] if isinstance(plan, RecordPlan) else [],
+        "shared_budget": _shared_budget(charges),
         "sampler": plan.sampler,
         "rounds": plan.rounds,
         "charges": len(charges),
@@ -110,34 +117,174 @@ def _covers(plan: Plan | RecordPlan) -> list[str]:
     ]
 
 
-def _with_what_is_planned(plan: Plan | RecordPlan, charged: Counter[Event]) -> Counter[Event]:
-    """The charges, and at the planned noise the rounds and evaluations that are still to come."""
-    if isinstance(plan, RecordPlan):
-        planned = charged | plan.planned()
-        if epsilon(planned, plan.delta, plan.accountant) <= plan.epsilon * _SLACK:
-            return planned
-        # Rounds were repeated after a crash: as many more as the ledger allows.
-        part = plan.part(chooses=plan.selections > 0)
+def total(
+    runs: Mapping[str, tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]], delta: float | None = None
+) -> dict[str, Any]:
+    """What several client-level runs on the same clients cost together, composed from their ledgers.
 
-        def over(rounds: int) -> bool:
-            more = charged + Counter({event: rounds * count for event, count in part.items()})
-            return epsilon(more, plan.delta, plan.accountant) > plan.epsilon * _SLACK
+    A run counts with what it has charged and what is still planned, as in its own certificate.
 
-        fit = bisect_left(range(1, plan.rounds + 1), True, key=over)
-        return charged + Counter({event: fit * count for event, count in part.items() if fit})
+    Args:
+        runs: first line and charges of each ledger, by name.
+        delta: at which epsilon is stated; None: the smallest of the runs'.
+
+    Raises:
+        PrivacyError: a run is not at client level, or two have different numbers of clients or adjacencies.
+    """
+    plans: dict[str, Plan] = {}
+    for name, (header, _) in runs.items():
+        plan = plan_of(header["plan"])
+        if not isinstance(plan, Plan) or plan.unit != "client":
+            raise PrivacyError(f"{name} has privacy unit {plan.unit}: the total is of client-level runs")
+        plans[name] = plan
+        first_name, first = next(iter(plans.items()))
+        if plan.clients != first.clients:
+            raise PrivacyError(
+                f"{first_name} has {first.clients} clients, {name} has {plan.clients}: not the same clients"
+            )
+        if (plan.sampler, plan.adjacency) != (first.sampler, first.adjacency):
+            raise PrivacyError(
+                f"{first_name} ({first.mechanism}) and {name} ({plan.mechanism}) have different adjacencies: they do "
+                "not add up"
+            )
+    delta = min(plan.delta for plan in plans.values()) if delta is None else delta
+    papers = {name: certificate(header, charges) for name, (header, charges) in runs.items()}
+    reasons = [f"{name}: {reason}" for name, paper in papers.items() for reason in paper["reasons"]]
+    reasons += delta_reasons(replace(first, delta=delta))
+    events = sum((planned_events(plan, counted(runs[name][1])) for name, plan in plans.items()), Counter[Event]())
+    cost = epsilon(events, delta)
+    return {
+        "epsilon": _finite(cost),
+        "epsilon_rdp": _finite(epsilon(events, delta, "rdp")),
+        "delta": delta,
+        "certified": not reasons and math.isfinite(cost),
+        "reasons": reasons,
+        "unit": first.unit,
+        "adjacency": first.adjacency,
+        "clients": first.clients,
+        "runs": [{"run": name, **{key: paper[key] for key in ("epsilon", "delta")}} for name, paper in papers.items()],
+    }
+
+
+def _shared_budget(charges: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What all runs of a shared budget had been charged at this run's last charge."""
+    if not charges or "shared" not in charges[-1]:
+        return None
+    shared = dict(charges[-1]["shared"])
+    return {"other_charges": shared.pop("charge") - len(charges), **shared}
+
+
+def delta_reasons(plan: Plan | RecordPlan) -> list[str]:
+    """Why no run is certified at the plan's delta, if it is too large to mean anything."""
+    unit, units = ("client", plan.clients) if isinstance(plan, Plan) else ("record", plan.num_examples)
+    if plan.delta <= SLACK / units:
+        return []
+    return [
+        f"delta = {plan.delta:g} is above 1/{units} = {1 / units:.3g}: publishing one of the {units} {unit}s at random "
+        f"satisfies delta = 1/{units}; set a smaller delta"
+    ]
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """Clients of one plan, and the events that each of them pays for at most; at client level, all clients.
+
+    Attributes:
+        clients: how many they are.
+        plan: theirs; its epsilon and delta are the budget that their own ledgers keep.
+        events: as many as the budget allows of what was charged and what is still planned.
+        overcharged: whether the run charged more than the budget allows.
+    """
+
+    clients: int
+    plan: Plan | RecordPlan
+    events: Counter[Event]
+    overcharged: bool
+
+    def epsilon(self, delta: float, accountant: str) -> float:
+        """The most that one of these clients spends, at a delta no larger than its own."""
+        cost = epsilon(self.events, delta, accountant)
+        limited = delta == self.plan.delta and accountant == self.plan.accountant and not self.overcharged
+        return min(cost, self.plan.epsilon) if limited else cost
+
+    def visible(self, delta: float) -> float:
+        """The same against those who see who takes part."""
+        accountant = VisibleAccountant()
+        for event, count in self.events.items():
+            accountant.compose(event, count)
+        return accountant.epsilon(delta)
+
+    def described(self, delta: float) -> dict[str, Any]:
+        """The profile's line of the certificate."""
+        numbers = ("num_examples", "batch_size", "noise_multiplier", "first_batch_size", "first_noise_multiplier")
+        return {
+            "clients": self.clients,
+            "epsilon": _finite(self.epsilon(delta, self.plan.accountant)),
+            "epsilon_budget": _finite(self.plan.epsilon),
+            "delta_budget": self.plan.delta,
+            **{name: getattr(self.plan, name) for name in numbers},
+        }
+
+
+def _profiles(
+    header: Mapping[str, Any], plan: Plan | RecordPlan, charges: Sequence[Mapping[str, Any]]
+) -> list[_Profile]:
+    charged = counted(charges)
+    over = epsilon(charged, plan.delta, plan.accountant) > plan.epsilon * SLACK
+    if isinstance(plan, Plan):
+        return [_Profile(plan.clients, plan, planned_events(plan, charged), over)]
+    found = []
+    for each in header.get("profiles", [{"clients": 1, "plan": header["plan"]}]):
+        own = plan_of(each["plan"])
+        assert isinstance(own, RecordPlan)
+        events = _charged_to(own, plan, charges) | own.planned()
+        if not (over and own == plan):
+            events = affordable(events, own.epsilon, own.delta, own.accountant)
+        found.append(_Profile(each["clients"], own, events, over and own == plan))
+    return found
+
+
+def _charged_to(own: RecordPlan, plan: RecordPlan, charges: Sequence[Mapping[str, Any]]) -> Counter[Event]:
+    """What a client with its own plan pays, at most, for the requests for which these charges of ``plan`` were made."""
+    charged = counted(charges)
+    if own == plan:
+        return charged
+    ((first, first_steps),), ((later, later_steps),) = plan.part(first=True).items(), plan.part().items()
+    in_round_1 = counted(charge for charge in charges if charge.get("round") == 1)
+    firsts = math.ceil((in_round_1 if first == later else charged)[first] / first_steps)
+    laters = math.ceil(charged[later] / later_steps)
+    if first == later and own.part(first=True) == own.part():
+        firsts = 0  # among the later ones already; where its own rounds differ, round 1 may have been of either kind
+    choices_and_losses = {event for event in charged if event not in (first, later)} | _besides_steps(plan)
+    return +(
+        Counter({event: firsts * steps for event, steps in own.part(first=True).items()})
+        + Counter({event: laters * steps for event, steps in own.part().items()})
+        + Counter({event: charged[event] for event in choices_and_losses})
+    )
+
+
+def _besides_steps(plan: RecordPlan) -> set[Event]:
+    """A client's choices and messages of losses, which are alike in all plans of a run."""
+    sizes = range(1, min(plan.models_per_message, plan.compared) + 1)
+    losses = {event for models in sizes for event in plan.losses(models)}
+    return losses | ({selection_event(plan.selection_epsilon)} if plan.selection == "gumbel" else set())
+
+
+def planned_events(plan: Plan, charged: Counter[Event]) -> Counter[Event]:
+    """A client-level run's charges and, at the planned noise, what is still to come as far as the budget allows."""
     training = sum(count for event, count in charged.items() if not _is_evaluation(plan, event))
     evaluations = charged.total() - training
     planned = charged.copy()
     for event, count in plan.planned().items():
         done = evaluations if _is_evaluation(plan, event) else training
         planned[event] += max(0, count - done)
-    if epsilon(planned, plan.delta, plan.accountant) <= plan.epsilon * _SLACK:
+    if epsilon(planned, plan.delta, plan.accountant) <= plan.epsilon * SLACK:
         return planned
     # More was planned than the budget allows, and the ledger refuses what does not fit: a public matter.
     so_far, event = composed(charged, plan.accountant), plan.event()
     rounds = range(1, planned[event] - charged[event] + 1)
     fit = bisect_left(
-        rounds, True, key=lambda n: so_far.with_rounds(event, n).epsilon(plan.delta) > plan.epsilon * _SLACK
+        rounds, True, key=lambda n: so_far.with_rounds(event, n).epsilon(plan.delta) > plan.epsilon * SLACK
     )
     return charged + Counter({event: fit})
 

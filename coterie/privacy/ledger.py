@@ -20,12 +20,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from coterie.privacy.accountants import Accountant, Event, PrivacyError
-from coterie.privacy.accounting import composed
+from coterie.privacy.accounting import SLACK, composed
 
 _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
 _FORMAT = 1
-# Rounding of a budget that a calibration met exactly.
-_SLACK = 1 + 1e-9
 
 
 class LedgerError(RuntimeError):
@@ -84,6 +82,7 @@ class Ledger:
         self.accountant = accountant
         self.charges: list[dict[str, Any]] = []
         self._file: IO[str] | None = None
+        self._shared: SharedBudget | None = None
         header = {
             "ledger": _FORMAT,
             "delta": delta,
@@ -115,6 +114,8 @@ class Ledger:
     def round(self, number: int, event: Event, count: int = 1, **details: Any) -> Permit:
         """Charge one attempt at a release of round ``number``, sync it to disk, then allow its draws.
 
+        A shared budget is charged first, so that a crash in between counts too much, never too little.
+
         Args:
             number: the round, from 1.
             event: what the release is, for the accountant.
@@ -122,18 +123,35 @@ class Ledger:
             details: further public facts to keep beside the charge.
 
         Raises:
-            BudgetError: the charge would exceed the budget; nothing was written.
+            BudgetError: the charge would exceed this budget or the shared one; nothing was written.
         """
         after: dict[str, Accountant] = {name: live.with_rounds(event, count) for name, live in self._live.items()}
         cost = after[self.accountant].epsilon(self.delta)
-        if not cost <= self.budget * _SLACK:
+        if not cost <= self.budget * SLACK:
             raise BudgetError(
                 f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g}; "
                 f"{len(self.charges)} charges were made before it"
             )
+        if self._shared is not None:
+            details["shared"] = self._shared.charge(number, event, count)
         self._write(number, {event: count}, **details, epsilon=cost if math.isfinite(cost) else None)
         self._live = after
         return Permit(len(self.charges), number, event, cost)
+
+    def share(self, budget: SharedBudget) -> None:
+        """Charge ``budget`` as well from here on, and close it with this ledger.
+
+        Raises:
+            LedgerError: charges of this ledger are not in ``budget``.
+        """
+        self._shared = budget
+        for charge in self.charges:
+            number = charge.get("shared", {}).get("charge", 0)
+            if not 0 < number <= len(budget.charges) or event_of(budget.charges[number - 1]) != event_of(charge):
+                raise LedgerError(
+                    f"{budget.path} does not hold charge {charge['charge']} of this run: a run keeps the budget file "
+                    "with which it began"
+                )
 
     def paid(self, number: int, charges: Mapping[Event, int], question: str) -> bool:
         """Whether all these charges of a round were made for this question."""
@@ -168,9 +186,56 @@ class Ledger:
         self.charges += charges
 
     def close(self) -> None:
-        """Release the file and its lock."""
+        """Release the file and its lock, and those of a shared budget."""
         if self._file is not None:
             self._file.close()
+        if self._shared is not None:
+            self._shared.close()
+
+
+class SharedBudget(Ledger):
+    """One budget for several client-level runs on the same clients: a ledger that holds the charges of all of them.
+
+    Args:
+        path: the file. It keeps the budget with which it was created; a new one takes ``epsilon`` and ``delta``.
+        clients: M of every run.
+        sampler: of every run; with it goes the adjacency.
+        epsilon: the budget of a new file.
+        delta: the delta of a new file, in (0, 1).
+
+    Raises:
+        LedgerError: another process holds the file, it is damaged, or it is for other clients or another sampler.
+    """
+
+    def __init__(self, path: Path, *, clients: int, sampler: str, epsilon: float, delta: float) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and b"\n" in path.read_bytes():
+            header, _ = read_ledger(path)
+            if (header.get("clients"), header.get("sampler")) != (clients, sampler):
+                whose = "is no budget file"
+                if "clients" in header:
+                    whose = f"is for {header['clients']} clients and {header['sampler']} sampling"
+                raise LedgerError(
+                    f"{path} {whose}; this run has {clients} clients and {sampler} sampling: choose another budget-file"
+                )
+            epsilon, delta = header["epsilon"], header["delta"]
+        super().__init__(delta, epsilon, path, about={"clients": clients, "sampler": sampler})
+
+    def charge(self, number: int, event: Event, count: int) -> dict[str, Any]:
+        """Charge a release of round ``number`` of a run, as :meth:`round` does.
+
+        Returns:
+            what the run's own ledger keeps of it.
+
+        Raises:
+            BudgetError: the charge would exceed the budget; nothing was written.
+        """
+        try:
+            permit = self.round(number, event, count)
+        except BudgetError as error:
+            raise BudgetError(f"{self.path}: {error}") from None
+        return {"charge": permit.charge, "epsilon": permit.epsilon, "delta": self.delta, "epsilon_budget": self.budget}
 
 
 class ClientLedger(Ledger):
@@ -191,9 +256,9 @@ class ClientLedger(Ledger):
         total = frozenset((self.events + Counter(events)).items())
         # Any sound count is enough. Renyi's takes no time, and is above the budget in the last rounds alone.
         quick = "rdp" if self.accountant == "pld" else self.accountant
-        if not (_cost(total, self.delta, quick) <= self.budget * _SLACK):
+        if not (_cost(total, self.delta, quick) <= self.budget * SLACK):
             cost = _cost(total, self.delta, self.accountant)
-            if not cost <= self.budget * _SLACK:
+            if not cost <= self.budget * SLACK:
                 raise BudgetError(
                     f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g} at delta "
                     f"{self.delta:g}"
@@ -258,7 +323,9 @@ def _open_locked(path: Path) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise LedgerError(f"{path.parent} is in use by another process; wait for it, or choose another --out") from None
+        raise LedgerError(
+            f"{path} is in use by another process: wait for it, or choose another file or --out"
+        ) from None
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -351,6 +351,11 @@ SCHEMA: dict[str, Key] = {
         0.0, "paper: fixed noise on identifiers that nobody pays for (its Appendix C has 1); 0: charged", **_number(0)
     ),
     "identifiers": Key("gaussian", "how rr-slot makes labels noisy", **_choice("gaussian", "exponential")),
+    "budget-file": Key(
+        "",
+        "client level: ledger with one budget for all runs on these clients that name it; empty: the run's own alone",
+        **_text("a file; the first run that names it sets its budget"),
+    ),
     "seed": Key("none", "none: secret randomness; a number: reproducible, not certified", auto="none", **_whole(0)),
     "evaluate": Key(
         "auto",
@@ -390,6 +395,7 @@ PLACES = (
     "out",
     "resume",
     "data-dir",
+    "budget-file",
     "device",
     "wait",
     "round-timeout",
@@ -541,6 +547,14 @@ class RunConfig:
                 )
             if self["evaluate"] == "private" and self["privacy-unit"] == "none":
                 raise ConfigError("evaluate = 'private' has no budget to charge: set privacy-unit or evaluate")
+            if self["evaluate"] == "private" and self["validation-clients"]:
+                raise ConfigError(
+                    f"validation-clients = {self['validation-clients']} with evaluate = 'private': the records of one "
+                    "validation client are test data of many clients, so the noise would not hide it; set "
+                    "validation-clients to 0, or evaluate to diagnostic or off"
+                )
+            if self["budget-file"]:
+                self._check_shared_budget()
             assign_groups(self["clients"], parse_groups(self["groups"]))
             if self["validation-clients"]:
                 assign_groups(self["validation-clients"], parse_groups(self["groups"]))
@@ -555,6 +569,19 @@ class RunConfig:
             )
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
+
+    def _check_shared_budget(self) -> None:
+        """A shared budget counts runs that keep their promise, and no others."""
+        wrong = {
+            "privacy-unit": self["privacy-unit"] != "client",
+            "mechanism": bool(PLANS[self["mechanism"]].flaws),
+            "seed": self.seed is not None,
+        }
+        for name in (name for name in wrong if wrong[name]):
+            raise ConfigError(
+                f"budget-file with {name} = {self[name]!r}: a shared budget is for certified runs with client-level "
+                f"privacy; leave out budget-file or change {name}"
+            )
 
     def _check_data(self) -> None:
         """What is said of data of clients' own, and of those alone."""
@@ -822,7 +849,14 @@ class RunConfig:
             replies = "the total number of replies that could not be used"
         else:
             replies = "in each round, how many clients were there, were asked, and gave a reply that could be used"
-        always = [replies, "the seconds that each round took"]
+        always = [
+            replies,
+            "the seconds that each round took",
+            "whether any reply could be used: a run without one fails",
+        ]
+        if self["min-clients"]:
+            when = "round 1 begins" if self["privacy-unit"] == "client" else "each round begins"
+            always.append(f"whether enough clients (min-clients) are there before {when}: a run without them fails")
         if self["evaluate"] != "diagnostic":
             return always
         if self.method.labels_records:

@@ -37,7 +37,7 @@ from safetensors.numpy import save
 
 from coterie import __version__
 from coterie.messages import Layout
-from coterie.privacy import Ledger, LedgerError, Plan, certificate, read_ledger
+from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, read_ledger
 from coterie.server.config import PLACES, RunConfig
 from coterie.strategies import Checkpoint
 
@@ -100,7 +100,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FolderError(f"{path} cannot be made ({error.strerror}): choose another --out") from None
-        ledger = config.plan.ledger(path / _LEDGER, **config.about())
+        ledger = _opened(config.plan, path / _LEDGER, config, config.about())
         document = {"config": config.values, "versions": versions(), "machine": machine(config["device"])}
         _replace(path / "config.toml", tomli_w.dumps(document).encode())
         return cls(path, config, config.plan, ledger, None)
@@ -116,7 +116,7 @@ class RunFolder:
 
         Raises:
             FolderError: there is no run, or ``settings`` differ from it.
-            LedgerError: another process is running it.
+            LedgerError: another process is running it, or its budget file is not the one with which it began.
         """
         try:
             stored = tomllib.loads((path / "config.toml").read_text())["config"]
@@ -132,8 +132,8 @@ class RunFolder:
                 "leave them out, or start a new run with another --out"
             )
         config = RunConfig({**stored, **{key: settings[key] for key in PLACES if key in settings}})
-        plan = _planned(path, config)
-        ledger = plan.ledger(path / _LEDGER, **config.about())
+        plan, about = _planned(path, config)
+        ledger = _opened(plan, path / _LEDGER, config, about)
         checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
         folder = cls(path, config, plan, ledger, checkpoint)
         folder._forget_after(checkpoint.round if checkpoint else 0, line)
@@ -270,15 +270,37 @@ class RunFolder:
         return released, {"round": tidy["round"], **exact} if exact else {}
 
 
-def _planned(path: Path, config: RunConfig) -> Plan:
-    """The plan that the ledger was opened for: another version might calibrate a little differently."""
+def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
+    """The plan for which the ledger was opened, and what its first line holds beside it.
+
+    Another version might calibrate a little differently, and what lies outside the guarantee may depend on settings
+    that a resumed run is free to change.
+    """
+    about = config.about()
     try:
-        header, _ = read_ledger(path / _LEDGER)
+        header, charges = read_ledger(path / _LEDGER)
     except LedgerError:
         if (path / _LEDGER).exists() and (path / _LEDGER).stat().st_size:
             raise
-        return config.plan  # killed before anything was planned
-    return config.plan if config["privacy-unit"] == "record" else Plan.of_terms(header["plan"])
+        return config.plan, about  # killed before anything was planned
+    if charges:
+        about["diagnostics"] = header["diagnostics"]
+    return config.plan if config["privacy-unit"] == "record" else Plan.of_terms(header["plan"]), about
+
+
+def _opened(plan: Plan, path: Path, config: RunConfig, about: Mapping[str, Any]) -> Ledger:
+    """The run's ledger, with the shared budget where the configuration names one."""
+    ledger = plan.ledger(path, **about)
+    try:
+        if config["budget-file"]:
+            numbers = {"clients": plan.clients, "sampler": plan.sampler, "epsilon": plan.epsilon, "delta": plan.delta}
+            ledger.share(SharedBudget(Path(config["budget-file"]), **numbers))
+        elif any("shared" in charge for charge in ledger.charges):
+            raise LedgerError(f"{path.parent} charges a shared budget: name the file with budget-file")
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
 
 
 def _tidy(line: Mapping[str, Any]) -> dict[str, Any]:

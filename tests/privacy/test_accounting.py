@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from coterie.privacy import NO_PRIVACY, Event, PrivacyError, calibrate, composed, epsilon
-from coterie.privacy.accountants import TheoremAccountant, VisibleAccountant, gaussian_delta
+from coterie.privacy.accountants import TheoremAccountant, VisibleAccountant, _symmetrised_pld, gaussian_delta
 
 TABLE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "noise_multipliers.csv"
 
@@ -110,6 +111,56 @@ def test_full_participation_is_the_closed_form(noise, rounds):
     exact = gaussian_epsilon(math.sqrt(rounds) / noise, 1e-5)
     assert exact <= epsilon([Event(1.0, noise)] * rounds, 1e-5) <= exact + 0.01
     assert epsilon([Event(1.0, noise)] * rounds, 1e-5, "rdp") >= exact
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "fixed"])
+@pytest.mark.parametrize(
+    ("noise", "rounds", "delta"),
+    [(100, 1, 1e-5), (300, 2, 1e-6), (1000, 100, 1e-5), (3000, 1000, 1e-6), (1e4, 10_000, 1e-5), (30, 9, 0.01)],
+)
+def test_small_costs_at_full_participation_are_within_one_percent_of_the_closed_form(noise, rounds, delta, sampler):
+    exact = gaussian_epsilon(math.sqrt(rounds) / noise, delta)
+    assert exact >= 0.01
+    assert exact <= epsilon({Event(1.0, noise, sampler): rounds}, delta) <= 1.01 * exact
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "rounds", "delta"),
+    [(1e-3, 1.0, 1000, 1e-6), (0.01, 5.0, 100, 1e-5), (1e-4, 1.0, 10_000, 1e-5), (0.2, 20.0, 10, 1e-5)],
+)
+def test_small_rates_are_within_one_percent_of_a_much_finer_grid(rate, noise, rounds, delta):
+    poisson = epsilon({Event(rate, noise): rounds}, delta)
+    fine = {"sampling_prob": rate, "value_discretization_interval": rate / noise / 32}
+    exact = pld.from_gaussian_mechanism(noise, **fine).self_compose(rounds).get_epsilon_for_delta(delta)
+    assert exact >= 0.01
+    assert exact * (1 - 1e-4) <= poisson <= 1.01 * exact
+
+
+@pytest.mark.parametrize(("rate", "noise", "rounds"), [(0.01, 5.0, 100), (1e-3, 2.0, 1000), (0.2, 20.0, 10)])
+def test_small_fixed_cohorts_are_within_one_percent_of_a_much_finer_grid(rate, noise, rounds):
+    event = Event(rate, noise, "fixed")
+    exact = _symmetrised_pld(event, rate / noise / 32).self_compose(rounds).get_epsilon_for_delta(1e-5)
+    assert exact >= 0.01
+    assert exact * (1 - 1e-4) <= epsilon({event: rounds}, 1e-5) <= 1.01 * exact
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_events_of_different_grids_compose_on_the_one_that_suits_all_of_them(order):
+    """Gaussian shifts add up in squares, so the closed form knows the truth of every mixture."""
+    for mixture in ({10.0: 1, 1000.0: 1000}, {2.0: 5, 2000.0: 20_000}, {50.0: 3, 500.0: 100, 5000.0: 1000}):
+        live, shift = composed([]), 0.0
+        for noise, rounds in sorted(mixture.items(), reverse=order < 0):
+            live.compose(Event(1.0, noise), rounds)
+            shift += rounds / noise**2
+        exact = gaussian_epsilon(math.sqrt(shift), 1e-5)
+        assert exact <= live.epsilon(1e-5) <= 1.01 * exact
+        assert live.epsilon(1e-5) == pytest.approx(epsilon({Event(1.0, z): n for z, n in mixture.items()}, 1e-5), 1e-9)
+
+
+@pytest.mark.parametrize(("rounds", "delta"), [(100_000, 1e-8), (1_000_000, 1e-10)])
+def test_the_rounding_of_very_many_rounds_never_makes_them_cheaper(rounds, delta):
+    exact = gaussian_epsilon(math.sqrt(rounds) / 1e4, delta)
+    assert epsilon({Event(1.0, 1e4): rounds}, delta) >= exact
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -218,3 +269,17 @@ def test_who_sees_participation_learns_what_a_binomial_number_of_whole_releases_
 
     assert visible.epsilon(1e-3) == pytest.approx(brentq(excess, 1, 60), abs=0.01)
     assert visible.epsilon(1e-3) == pytest.approx(14.6, abs=0.05)
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "fixed"])
+def test_small_costs_with_participation_visible_are_within_one_percent_of_the_binomial_mixture(sampler):
+    visible = VisibleAccountant()
+    visible.compose(Event(0.1, 200.0, sampler), 60)
+    visible.compose(Event(0.2, 200.0, sampler), 40)
+    chances = np.convolve(binom.pmf(np.arange(61), 60, 0.1), binom.pmf(np.arange(41), 40, 0.2))
+
+    def excess(eps):
+        return sum(p * gaussian_delta(math.sqrt(n) / 200, eps) for n, p in enumerate(chances) if n) - 1e-5
+
+    exact = brentq(excess, 0.01, 1)
+    assert exact <= visible.epsilon(1e-5) <= 1.01 * exact

@@ -165,3 +165,22 @@ def test_it_follows_from_the_ledger_file_alone(tmp_path, kind):
     document = certificate(header, charges)
     assert document == certify(plan)
     assert document["epsilon"] == pytest.approx(charges[-1]["epsilon"])
+
+
+@pytest.mark.parametrize("kind", [Joint, RRSlot], ids=lambda kind: kind.mechanism)
+@pytest.mark.parametrize(("delta", "certified"), [(0.01, True), (0.0101, False), (0.5, False)])
+def test_a_delta_above_one_in_the_number_of_clients_is_not_certified(kind, delta, certified):
+    document = certify(make(kind, delta=delta), [])
+    assert document["certified"] is certified
+    if not certified:
+        (reason,) = document["reasons"]
+        assert f"delta = {delta:g} is above 1/100 = 0.01" in reason
+
+
+@pytest.mark.parametrize(("delta", "certified"), [(1 / 600, True), (1 / 599, False)])
+def test_a_delta_above_one_in_the_number_of_records_is_not_certified(delta, certified):
+    plan = RecordPlan.calibrated(num_examples=600, batch_size=30, rounds=5, epsilon=5.0, delta=delta)
+    document = certify(plan, [])
+    assert document["certified"] is certified
+    if not certified:
+        assert "is above 1/600 = 0.00167: publishing one of the 600 records at random" in document["reasons"][0]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from coterie.privacy import BudgetError, Event, Ledger, LedgerError, calibrate, epsilon, read_ledger
+from coterie.privacy import BudgetError, Event, Ledger, LedgerError, SharedBudget, calibrate, epsilon, read_ledger
 
 DELTA = 1e-5
 EVENT = Event(0.2, 1.5)
@@ -186,3 +186,120 @@ def test_without_privacy_there_is_no_budget_and_json_has_no_infinity(tmp_path, o
     permit = open_ledger().round(1, Event(0.5, 0.0))
     assert permit.epsilon == math.inf
     assert lines(path)[0]["epsilon"] is None
+
+
+# ---- a budget that several runs share ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_run(tmp_path):
+    """Opens the ledgers of runs, each with the shared budget, and closes them."""
+    opened = []
+
+    def make(name, budget=8.0, file="budget.jsonl", **numbers):
+        ledger = Ledger(DELTA, budget, tmp_path / name)
+        opened.append(ledger)
+        numbers = {"clients": 50, "sampler": "poisson", "epsilon": 3.0, "delta": DELTA} | numbers
+        try:
+            ledger.share(SharedBudget(tmp_path / file, **numbers))
+        except LedgerError:
+            ledger.close()
+            raise
+        return ledger
+
+    yield make
+    for ledger in opened:
+        ledger.close()
+
+
+def test_runs_that_share_a_budget_spend_it_together(tmp_path, open_run):
+    first = open_run("a")
+    for number in (1, 2):
+        first.round(number, EVENT)
+    first.close()
+    second = open_run("b", epsilon=100.0)  # the file keeps the budget with which it was created
+    permit = second.round(1, EVENT)
+    assert permit.epsilon == pytest.approx(epsilon([EVENT], DELTA))
+    (line,) = lines(tmp_path / "b")
+    together = pytest.approx(epsilon([EVENT] * 3, DELTA), rel=1e-6)
+    assert line["shared"] == {"charge": 3, "epsilon": together, "delta": DELTA, "epsilon_budget": 3.0}
+    fit = next(n for n in range(3, 100) if epsilon([EVENT] * (n + 1), DELTA) > 3.0)
+    for number in range(2, fit - 1):
+        second.round(number, EVENT)
+    with pytest.raises(BudgetError, match=r"budget\.jsonl: round .* would raise epsilon to .* above the budget of 3;"):
+        second.round(fit, EVENT)
+    own = lines(tmp_path / "b")
+    assert second.spent() < 3.0 < second.budget
+    assert len(lines(tmp_path / "budget.jsonl")) == 2 + len(own)
+    header, charges = read_ledger(tmp_path / "budget.jsonl")
+    assert (header["epsilon"], header["clients"], header["sampler"]) == (3.0, 50, "poisson")
+    assert 2.5 < charges[-1]["epsilon"] <= 3.0
+
+
+def test_a_crash_between_the_two_writes_counts_too_much_and_never_too_little(tmp_path, open_run, monkeypatch):
+    ledger = open_run("a")
+    ledger.round(1, EVENT)
+
+    def power_cut(*words, **named):
+        raise OSError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "_write", power_cut)
+        with pytest.raises(OSError, match="power cut"):
+            ledger.round(2, EVENT)
+    ledger.close()
+    assert len(lines(tmp_path / "a")) == 1
+    assert len(lines(tmp_path / "budget.jsonl")) == 2
+    again = open_run("a")
+    again.round(2, EVENT)
+    assert lines(tmp_path / "a")[-1]["shared"]["charge"] == 3
+
+
+def test_the_shared_budget_is_synced_before_the_run_s_own_ledger(tmp_path, open_run, monkeypatch):
+    ledger, synced, fsync = open_run("a"), [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    ledger.round(1, EVENT)
+    assert [os.path.basename(name) for name in synced] == ["budget.jsonl", "a"]
+
+
+def test_nothing_is_written_anywhere_when_either_budget_is_spent(tmp_path, open_run):
+    ledger = open_run("a", budget=0.1)
+    with pytest.raises(BudgetError, match=r"above the budget of 0\.1"):
+        ledger.round(1, EVENT)
+    assert lines(tmp_path / "a") == lines(tmp_path / "budget.jsonl") == []
+
+
+def test_one_run_at_a_time_charges_a_shared_budget(tmp_path, open_run):
+    open_run("a")
+    with pytest.raises(LedgerError, match=r"budget\.jsonl is in use by another process"):
+        open_run("b")
+
+
+@pytest.mark.parametrize("numbers", [{"clients": 51}, {"sampler": "fixed"}], ids=str)
+def test_a_shared_budget_is_for_the_same_clients_and_sampler(open_run, numbers):
+    open_run("a").close()
+    with pytest.raises(LedgerError, match=r"budget\.jsonl is for 50 clients and poisson sampling; this run has"):
+        open_run("b", **numbers)
+
+
+def test_the_ledger_of_a_run_is_no_shared_budget(open_run):
+    ledger = open_run("a")
+    ledger.round(1, EVENT)
+    ledger.close()
+    with pytest.raises(LedgerError, match="a is no budget file"):
+        open_run("b", file="a")
+
+
+def test_a_run_keeps_the_budget_file_with_which_it_began(tmp_path, open_run):
+    ledger = open_run("a")
+    ledger.round(1, EVENT)
+    ledger.close()
+    with pytest.raises(LedgerError, match=r"other\.jsonl does not hold charge 1 of this run"):
+        open_run("a", file="other.jsonl")
+    (tmp_path / "budget.jsonl").rename(tmp_path / "moved.jsonl")
+    open_run("a", file="moved.jsonl").round(2, EVENT)
+    alone = Ledger(DELTA, 8.0, tmp_path / "c")
+    alone.round(1, EVENT)
+    alone.close()
+    with pytest.raises(LedgerError, match="does not hold charge 1"):
+        open_run("c", file="third.jsonl")

@@ -8,7 +8,19 @@ from importlib.resources import files
 import jsonschema
 import pytest
 
-from coterie.privacy import PLANS, Event, Joint, Ledger, NoPrivacy, Paper, RecordPlan, RRSlot, calibrate, certificate
+from coterie.privacy import (
+    PLANS,
+    Event,
+    Joint,
+    Ledger,
+    NoPrivacy,
+    Paper,
+    RecordPlan,
+    RRSlot,
+    SharedBudget,
+    calibrate,
+    certificate,
+)
 from coterie.privacy.accountants import ACCOUNTANTS
 from coterie.privacy.mechanisms import IDENTIFIERS
 from coterie.privacy.record import SELECTIONS
@@ -71,8 +83,12 @@ def test_the_schema_is_one_and_says_something_of_every_field(document):
     assert set(SCHEMA["required"]) == set(SCHEMA["properties"]) == set(document)
     charged = SCHEMA["properties"]["charged"]["items"]
     public = SCHEMA["properties"]["public_inputs"]
+    profile = SCHEMA["properties"]["profiles"]["items"]
+    assert set(profile["required"]) == set(profile["properties"])
+    shared = SCHEMA["properties"]["shared_budget"]
+    assert set(shared["required"]) == set(shared["properties"])
     assert set(charged["required"]) == set(charged["properties"]) == set(document["charged"][0])
-    for where in (SCHEMA, charged, public):
+    for where in (SCHEMA, charged, public, profile, shared):
         for name, field in where["properties"].items():
             assert field.get("description"), name
             assert "\n" not in field["description"]
@@ -102,6 +118,15 @@ def test_joint_as_planned(document):
     valid(document)
     assert document["certified"] is True
     assert document["epsilon"] <= document["epsilon_budget"] == 4.0
+
+
+def test_a_run_with_a_shared_budget(joint, tmp_path):
+    ledger = joint.ledger(**ABOUT)
+    ledger.share(SharedBudget(tmp_path / "b", clients=100, sampler="poisson", epsilon=4.0, delta=1e-4))
+    ledger.round(1, joint.event())
+    ledger.close()
+    shared = valid(json.loads(json.dumps(certificate({"plan": joint.terms(), **ABOUT}, ledger.charges))))
+    assert shared["shared_budget"]["other_charges"] == 0
 
 
 def test_a_run_that_has_not_begun(joint):
@@ -145,6 +170,7 @@ def test_records(selection, certified):
     record = valid(run(plan))
     assert record["certified"] is certified
     assert record["unit"] == "record"
+    assert [each["num_examples"] for each in record["profiles"]] == [600]
     assert len(record["charged"]) == (3 if selection == "gumbel" else 2)
     assert any("selection exact" in reason for reason in record["reasons"]) is not certified
 

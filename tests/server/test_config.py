@@ -206,6 +206,37 @@ def test_warns_of_a_delta_that_promises_little():
     assert RunConfig({"epsilon": 100, "clients": 100, "delta": 0.5, "privacy-unit": "none"}).warnings() == []
 
 
+def test_private_evaluation_needs_test_data_of_the_clients_themselves():
+    with pytest.raises(ConfigError, match=r"validation-clients = 4 with evaluate = 'private': .* set"):
+        RunConfig({"validation-clients": 4, "evaluate": "private"})
+    for evaluate in ("diagnostic", "off"):
+        RunConfig({"validation-clients": 4, "evaluate": evaluate})
+
+
+@pytest.mark.parametrize(
+    ("settings", "when"), [({}, "round 1"), ({"strategy": "fedavg", "privacy-unit": "record"}, "each round")]
+)
+@pytest.mark.parametrize("least", [0, 2])
+def test_thresholds_on_attendance_lie_outside_the_guarantee(settings, when, least):
+    settings = {**settings, "samples-per-client": 100} if settings else settings
+    outside = RunConfig({**settings, "min-clients": least, "evaluate": "off"}).about()["diagnostics"]
+    assert "whether any reply could be used: a run without one fails" in outside
+    stated = [phrase for phrase in outside if "min-clients" in phrase]
+    assert stated == (
+        [f"whether enough clients (min-clients) are there before {when} begins: {FAILS}"] if least else []
+    )
+
+
+FAILS = "a run without them fails"
+
+
+@pytest.mark.parametrize("wrong", [{"privacy-unit": "none"}, {"mechanism": "paper"}, {"seed": 0}], ids=str)
+def test_a_shared_budget_is_for_runs_that_are_certified_at_client_level(wrong):
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=f"budget-file with {name} = .*change {name}"):
+        RunConfig({"budget-file": "budget.jsonl", **wrong})
+
+
 FEW = {"clients": 3, "groups": "1", "clusters": 1, "sampling-rate": 1.0, "rounds": 3}
 
 

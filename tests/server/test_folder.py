@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from coterie.messages import Layout
-from coterie.privacy import Event, LedgerError
+from coterie.privacy import BudgetError, Event, LedgerError, epsilon
 from coterie.server import FolderError, RunConfig, RunFolder
 from coterie.strategies import Checkpoint
 
@@ -335,3 +335,33 @@ def test_evidence_of_another_run_takes_the_place_of_one_s_own(tmp_path):
         assert [own and int(own["it"]) for own in kept.values()] == [1, 2, 3, None]
         other.keep("traffic", {"it": np.array(6)})
         assert one.kept("traffic") == {"it": 3}
+
+
+def test_a_resumed_run_may_wait_for_other_numbers_of_clients(path):
+    """The first line of its ledger keeps what lay outside the guarantee when it was written."""
+    RunFolder.create(path, RunConfig(SETTINGS)).close()
+    folder = RunFolder.resume(path, {"min-clients": 3})  # nothing was charged yet
+    folder.ledger.round(1, folder.plan.event())
+    stated = folder.certify()["outside"]
+    folder.close()
+    assert any("min-clients" in phrase for phrase in stated)
+    for settings in ({}, {"min-clients": 5}):
+        again = RunFolder.resume(path, settings)
+        assert again.certify()["outside"] == stated
+        again.close()
+
+
+def test_runs_with_a_budget_file_charge_it_and_certify_what_all_have_spent(tmp_path):
+    settings = {**SETTINGS, "budget-file": str(tmp_path / "budget.jsonl")}
+    for name in ("a", "b"):
+        with closing(RunFolder.create(tmp_path / name, RunConfig(settings))) as folder:
+            for number in (1, 2, 3):
+                folder.ledger.round(number, folder.plan.event())
+            stated = folder.certify()["shared_budget"]
+    events = {folder.plan.event(): 6}
+    together = pytest.approx(epsilon(events, folder.plan.delta), rel=1e-6)
+    assert stated == {"other_charges": 3, "epsilon": together, "delta": folder.plan.delta, "epsilon_budget": 4.0}
+    with pytest.raises(LedgerError, match="b charges a shared budget: name the file with budget-file"):
+        RunFolder.resume(tmp_path / "b", {"budget-file": ""})
+    with closing(RunFolder.resume(tmp_path / "b", {})) as folder, pytest.raises(BudgetError, match=r"budget\.jsonl"):
+        folder.ledger.round(4, folder.plan.event())

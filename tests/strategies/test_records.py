@@ -308,7 +308,7 @@ def test_the_plan_fits_its_budget_to_the_last_round(tmp_path):
         spend(Client(0), tmp_path, plan, 13, plan.part())
 
 
-def test_the_run_s_certificate_is_that_of_the_client_who_pays_most(tmp_path):
+def test_the_certificate_states_the_largest_epsilon_of_all_profiles(tmp_path):
     plans = [
         RecordPlan.calibrated(num_examples=n, batch_size=b, rounds=3, epsilon=e, delta=1e-5)
         for n, b, e in ((100, 10, 2.0), (60, 20, 5.0))
@@ -323,9 +323,10 @@ def test_the_run_s_certificate_is_that_of_the_client_who_pays_most(tmp_path):
     assert paper["certified"] is True
     assert paper["unit"] == "record"
     assert 4.9 < paper["epsilon"] <= 5
-    named = paper["public_inputs"]["of_clients"]
+    named = paper["profiles"]
     assert [each["clients"] for each in named] == [3, 2]
-    assert 1.9 < named[0]["epsilon"] <= 2
+    assert 1.9 < named[0]["epsilon"] <= 2 == named[0]["epsilon_budget"]
+    assert named[1]["epsilon"] == paper["epsilon"]
     json.dumps(paper)
 
 

@@ -4,8 +4,9 @@ What reaches the server is private already, so the server may look at every upda
 up as it likes. It plans for all clients (their numbers of records, batches and budgets are public), asks, and
 believes nothing: an update longer than clipping and noise allow is dropped, and weights come from the plan.
 
-The run's ledger and certificate are those of the client whose plan costs most; the others' stand beside it. What a
-client really spent is in its own ledger, which it writes before it replies (client/budget.py).
+The run's ledger is that of a client with the largest budget. Its first line holds the plans of all clients, so that the
+certificate can state the epsilon of each of them. What a client really spent is in its own ledger, which it writes
+before it replies (client/budget.py).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class RecordLevel(Plan):
         """
         if weights not in WEIGHTS:
             raise PrivacyError(f"weights must be {' or '.join(WEIGHTS)}, not {weights!r}")
-        worst = _largest(plans)
+        worst = _largest(plans[:clients])
         return cls(
             clients=clients,
             num_clusters=num_clusters,
@@ -90,8 +91,8 @@ class RecordLevel(Plan):
 
     @property
     def worst(self) -> RecordPlan:
-        """The plan with the largest budget, which stands for the run."""
-        return _largest(self.of_clients)
+        """The plan with the largest budget, by which the run's ledger counts."""
+        return _largest(self.of_clients[: self.clients])
 
     def of_client(self, client: int) -> RecordPlan:
         """One client's plan."""
@@ -104,20 +105,15 @@ class RecordLevel(Plan):
         return np.array([float(self.of_client(client).num_examples) for client in range(self.clients)])
 
     def ledger(self, path: Path | None = None, **about: Any) -> Ledger:
-        """The ledger of the client whose plan costs most; the public terms of all stand in its first line."""
+        """The ledger of a client with the largest budget; its first line holds the public plans of all clients."""
         worst = self.worst
-        named = [
-            {
-                "clients": len(range(place, self.clients, len(self.of_clients))),
-                "epsilon": plan.cost(),
-                "epsilon_budget": plan.epsilon,
-                **{key: getattr(plan, key) for key in ("delta", "num_examples", "batch_size", "noise_multiplier")},
-            }
-            for place, plan in enumerate(self.of_clients)
+        profiles = [
+            {"clients": len(range(place, self.clients, len(self.of_clients))), "plan": plan.terms()}
+            for place, plan in enumerate(self.of_clients[: self.clients])
         ]
         shared = {"clients": self.clients, "num_clusters": self.num_clusters, "weights": self.weights}
-        public = {**about.pop("public", {}), **shared, "of_clients": named}
-        header = {"plan": worst.terms(), "public": public, **about}
+        public = {**about.pop("public", {}), **shared}
+        header = {"plan": worst.terms(), "profiles": profiles, "public": public, **about}
         return Ledger(worst.delta, worst.epsilon, path, worst.accountant, header)
 
     def for_clients(self) -> dict[str, str]:
@@ -126,7 +122,7 @@ class RecordLevel(Plan):
         return {"record-plans": json.dumps(terms)}
 
     def charges(self, config: Mapping[str, Any], *, late: bool = False) -> Counter[Event]:
-        """What a phase costs the client whose plan costs most, and which is there from the start.
+        """What a phase costs a client with the largest budget that is there from the start.
 
         Those who came late pay in their own ledgers, for no more than they have missed.
         """
