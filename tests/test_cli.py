@@ -152,7 +152,7 @@ def test_a_run_folder_is_not_used_twice_nor_resumed_with_other_settings(coterie,
     assert_refused(coterie("run", "--out", "run", "--resume", "--seed", "3"), "seed was 'none', now 3")
     holder = RunFolder.resume(tmp_path / "run", {})
     try:
-        assert_refused(coterie(*again, "--resume"), "run is in use")
+        assert_refused(coterie(*again, "--resume"), "run/ledger.jsonl is in use by another process")
     finally:
         holder.close()
     assert tree(tmp_path) == before

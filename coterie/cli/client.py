@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coterie.cli.console import console_for
+
+if TYPE_CHECKING:
+    from coterie.deploy import Edge
 
 
 def client(
@@ -29,6 +32,18 @@ def client(
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Tell the server exact accuracies, outside of any guarantee.")
     ] = False,
+    input_shape: Annotated[
+        str | None, typer.Option(metavar="1x28x28|16", help="Shape of an example of this client's data.")
+    ] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(min=0, help="Number of classes of this client's data; 0: real targets.")
+    ] = None,
+    value_range: Annotated[
+        str | None, typer.Option(metavar="LOW:HIGH", help="Range to which the features of vectors are clamped.")
+    ] = None,
+    budget_file: Annotated[
+        Path | None, typer.Option(help="Where this client counts what it spends; default: beside the data.")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Look whether all is well, and stop.")] = False,
     assignments: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set another key of the node configuration.")
@@ -63,13 +78,17 @@ def client(
         epsilon=epsilon,
         delta=delta,
         diagnostics=diagnostics,
+        input_shape=input_shape,
+        num_classes=num_classes,
+        value_range=value_range,
+        budget_file=budget_file,
         settings=settings,
         isolation=isolation,
         port=port,
         flags=flags or (),
     )
     console, well = console_for(False), True
-    for each in deploy.checks(edge, _describe):
+    for each in deploy.checks(edge, lambda path: _describe(path, edge)):
         well &= each.passed
         if each.passed:
             console.print(f"{each.subject:<10} {each.said}", markup=False, soft_wrap=True)
@@ -84,7 +103,11 @@ def client(
     deploy.start(edge)
 
 
-def _describe(path: str) -> str:
+def _describe(path: str, edge: Edge) -> str:
     from coterie.datasets.own import describe
 
-    return describe(path)
+    if edge.input_shape is None:
+        return describe(path)
+    from coterie.datasets.own import Declared
+
+    return describe(path, Declared.parse(edge.input_shape, edge.num_classes, edge.value_range or ""))

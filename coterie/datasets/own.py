@@ -174,7 +174,7 @@ class OwnFederation:
             known = self._known
             declared = self._deployed.get(client_id)
             own = own_shard(
-                self._paths[client_id],
+                self._path(client_id),
                 client_id,
                 known.shape,
                 known.num_classes,
@@ -185,24 +185,32 @@ class OwnFederation:
             self._shards.setdefault(client_id, own)
         return self._shards[client_id]
 
+    def _path(self, client_id: int) -> str:
+        """Of a client's data; in a simulation its suffix is found out, so that one client's files fail it alone."""
+        path = self._paths[client_id]
+        if client_id in self._deployed:
+            return path
+        found = find(Path(path).parent, Path(path).name)
+        if found is None:
+            name, clients = Path(path).name, self.clients
+            raise DataError(
+                f"dataset 'own': {Path(path).parent} holds no data of client {client_id} of {clients} (clients = "
+                f"{clients}); needed: {name}{f', {name}'.join(READERS)} or a folder {name}"
+            )
+        return str(found)
+
 
 @lru_cache(maxsize=2)
 def own_federation(folder: str | None, clients: int, known: Facts, transform: Transform | None) -> OwnFederation:
     """The clients of a simulation: their data are `client-0.npz`, `client-1/` and so on in a folder.
 
     Raises:
-        DataError: no folder, or a client without data in it, or with data in two forms.
+        DataError: no folder. A client without data in it, or with data in two forms, fails when it is asked for.
     """
     if not folder:
         raise DataError("dataset 'own' needs the folder of the clients' data: --data-dir DIR, or COTERIE_DATA=DIR")
-    paths = [find(Path(folder).expanduser(), f"client-{client}") for client in range(clients)]
-    for client, path in enumerate(paths):
-        if path is None:
-            raise DataError(
-                f"dataset 'own': {folder} holds no data of client {client} of {clients} (clients = {clients}); needed: "
-                f"client-{client}{f', client-{client}'.join(READERS)} or a folder client-{client}"
-            )
-    return OwnFederation({client: str(path) for client, path in enumerate(paths)}, known, transform)
+    home = Path(folder).expanduser()
+    return OwnFederation({client: str(home / f"client-{client}") for client in range(clients)}, known, transform)
 
 
 @lru_cache(maxsize=1)  # asked again at every message to a deployed client

@@ -28,7 +28,18 @@ from coterie.deploy.errors import DeployError
 #: Where a SuperNode serves its own Runtime API, unless told: two on one machine need two ports.
 RUNTIME_PORT = 9094
 _TIMEOUT = 10.0  # seconds, for each of connecting and the TLS handshake
-_OWN_KEYS = ("client-id", "state-dir", "data", "epsilon", "delta", "diagnostics")
+_OWN_KEYS = (
+    "client-id",
+    "state-dir",
+    "data",
+    "epsilon",
+    "delta",
+    "diagnostics",
+    "input-shape",
+    "num-classes",
+    "value-range",
+    "budget-file",
+)
 _ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -56,13 +67,17 @@ class Edge:
     epsilon: float | None = None
     delta: float | None = None
     diagnostics: bool = False
+    input_shape: str | None = None
+    num_classes: int | None = None
+    value_range: str | None = None
+    budget_file: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     isolation: str = "subprocess"
     port: int = RUNTIME_PORT
     flags: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name in ("data", "key", "ca", "state_dir"):
+        for name in ("data", "key", "ca", "state_dir", *(("budget_file",) if self.budget_file else ())):
             object.__setattr__(self, name, Path(os.path.abspath(getattr(self, name).expanduser())))
         if (self.epsilon is None) != (self.delta is None):
             raise DeployError("--epsilon and --delta are one budget: give both, or neither")
@@ -70,6 +85,15 @@ class Edge:
             raise DeployError(f"--epsilon {self.epsilon}: must be positive")
         if self.delta is not None and not 0 < self.delta < 1:
             raise DeployError(f"--delta {self.delta}: must be between 0 and 1")
+        if (self.input_shape is None) != (self.num_classes is None):
+            raise DeployError("--input-shape and --num-classes declare this client's data: give both, or neither")
+        if self.epsilon is not None and self.input_shape is None:
+            raise DeployError(
+                "--epsilon needs --input-shape and --num-classes: what is not declared here, a server could learn from "
+                "refusals"
+            )
+        if self.value_range is not None and self.input_shape is None:
+            raise DeployError("--value-range needs --input-shape and --num-classes")
         if self.isolation not in ("subprocess", "process"):
             raise DeployError(f"--isolation {self.isolation}: must be subprocess or process")
         for key in self.settings:
@@ -90,6 +114,12 @@ class Edge:
             values |= {"epsilon": self.epsilon, "delta": self.delta}
         if self.diagnostics:
             values["diagnostics"] = True
+        if self.input_shape is not None and self.num_classes is not None:
+            values |= {"input-shape": self.input_shape, "num-classes": self.num_classes}
+        if self.value_range is not None:
+            values["value-range"] = self.value_range
+        if self.budget_file is not None:
+            values["budget-file"] = str(self.budget_file)
         values |= {key: _value(text) for key, text in self.settings.items()}
         return " ".join(f"{key}={_quoted(value)}" for key, value in values.items())
 

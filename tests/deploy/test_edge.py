@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from servers import free_port, listening, open_port, running, tls, until
 
-from coterie.datasets import DataError
+from coterie.datasets import DataError, Declared
 from coterie.deploy import (
     DeployError,
     Edge,
@@ -29,6 +29,7 @@ from coterie.deploy import (
     renew_server,
 )
 
+DECLARED = "--epsilon 8 --delta 1e-5 --input-shape 1x28x28 --num-classes 10"
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 
 
@@ -43,7 +44,8 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     own = types.ModuleType("coterie.datasets.own")
-    own.describe = lambda path: f"12 images of 1x28x28, from {path}"
+    own.describe = lambda path, declared=None: f"12 images of {declared or '1x28x28'}, from {path}"
+    own.Declared = Declared
     monkeypatch.setitem(sys.modules, "coterie.datasets.own", own)
     (tmp_path / "my data").mkdir()
     return own
@@ -111,6 +113,12 @@ def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
         "--delta",
         1e-5,
         "--diagnostics",
+        "--input-shape",
+        "1x28x28",
+        "--num-classes",
+        10,
+        "--value-range",
+        "0:1",
         "--set",
         "site=ward 7",
         "--set",
@@ -134,7 +142,7 @@ def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
         *("--port", runtime),
         "--node-config",
         f'client-id=1 state-dir="{state}" data="{tmp_path}/my data" epsilon=8.0 delta=1e-05 diagnostics=true '
-        'site="ward 7" gpu=true',
+        'input-shape="1x28x28" num-classes=10 value-range="0:1" site="ward 7" gpu=true',
         *("--health-server-address", "127.0.0.1:1", "--max-retries", "3"),
     ]
     own = {
@@ -154,7 +162,7 @@ def test_the_unit_says_what_the_command_takes(coterie, pki, tmp_path):
     with listening(tls(pki)) as port:
         values = {"%i": "1", "%S": f"{tmp_path}", "${DATA}": "my data", "${SUPERLINK}": f"localhost:{port}"}
         values |= {"${KEY}": f"{pki}/nodes/node-1.key", "${CA}": f"{pki}/ca.crt"}
-        values["$ARGS"] = f"--port {free_port()} --epsilon 8 --delta 1e-5 --check"
+        values["$ARGS"] = f"--port {free_port()} {DECLARED} --check"
         told = []
         for word in line.split()[1:]:
             for name, value in values.items():
@@ -189,14 +197,18 @@ def given(tmp_path, **changes):
 def test_flower_reads_the_node_config_back(tmp_path, name):
     from flwr.common.config import parse_config_args
 
+    declared = {"input_shape": "1x8x8", "num_classes": 10, "budget_file": tmp_path / "budget"}
     numbers = {"n": "3", "x": "1e-3", "flag": "false", "text": "3 apples", "quoted": '"3"', "last": name}
-    node = given(tmp_path, data=tmp_path / name, settings=numbers, epsilon=0.5, delta=1e-9)
+    node = given(tmp_path, data=tmp_path / name, settings=numbers, epsilon=0.5, delta=1e-9, **declared)
     assert parse_config_args([node.node_config]) == {
         "client-id": 0,
         "state-dir": str(tmp_path),
         "data": str(tmp_path / name),
         "epsilon": 0.5,
         "delta": 1e-9,
+        "input-shape": "1x8x8",
+        "num-classes": 10,
+        "budget-file": str(tmp_path / "budget"),
         "n": 3,
         "x": 0.001,
         "flag": False,
@@ -232,6 +244,9 @@ def test_without_a_supernode(tmp_path, monkeypatch):
         (["--epsilon", "nan", "--delta", 0.1], ["--epsilon nan"]),
         (["--epsilon", "inf", "--delta", 0.1], ["--epsilon inf"]),
         (["--epsilon", 1, "--delta", 1], ["--delta 1"]),
+        (["--epsilon", 1, "--delta", 0.1], ["--epsilon needs --input-shape and --num-classes"]),
+        (["--num-classes", 2], ["--input-shape", "--num-classes", "both"]),
+        (["--value-range", "0:1"], ["--value-range needs"]),
         (["--isolation", "container"], ["--isolation container", "subprocess"]),
         (["--set", "client-id=4"], ["--set client-id", "--client-id"]),
         (["--set", "two words=4"], ["--set two words"]),
