@@ -21,6 +21,7 @@ ALLOWED = {
     "engine": {"client", "messages"},
     "server": {"strategies", "privacy", "datasets", "models", "messages", "logs", "report"},
     "deploy": {"logs"},
+    "audit": {"engine", "client", "strategies", "privacy", "datasets", "messages"},
     "bench": {
         "report",
         "server",
@@ -33,7 +34,19 @@ ALLOWED = {
         "models",
         "messages",
     },
-    "cli": {"bench", "deploy", "report", "server", "engine", "client", "strategies", "privacy", "datasets", "models"},
+    "cli": {
+        "audit",
+        "bench",
+        "deploy",
+        "report",
+        "server",
+        "engine",
+        "client",
+        "strategies",
+        "privacy",
+        "datasets",
+        "models",
+    },
 }
 
 
