@@ -505,7 +505,7 @@ def test_audit_for_people(coterie):
     status, out, err = coterie("audit", "--mechanism", "joint", "--draws", 2000, "--seed", 1)
     assert (status, err) == (0, "")
     assert out.splitlines()[0].split() == ["mechanism", "attack", "claim", "proved", "verdict"]
-    assert out.count("holds") == 6  # five attacks and the last sentence
+    assert out.count("holds") == 8  # seven attacks and the last sentence
     assert "control" not in out
     assert "never its absence" in out.splitlines()[-1]
 

@@ -19,6 +19,7 @@ from coterie.privacy import Event, composed
 from coterie.privacy.accountants import gaussian_delta
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 # Of both worlds.
 Pair = tuple[FloatArray, FloatArray]
 

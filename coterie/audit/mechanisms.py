@@ -67,6 +67,11 @@ def audit_mechanisms(mechanisms: Sequence[str], draws: int, streams: Streams) ->
     return [
         *(_run(a, draws, streams, i) for i, a in enumerate(attacks()) if of(a.plan.mechanism)),
         *(_coupled(a, streams) for a in couples() if of(a.plan.mechanism)),
+        *(
+            _evaluated(kind(clients=20, num_clusters=1, noise_multiplier=1.0, **_NUMBERS), streams)
+            for kind in (Joint, RRSlot)
+            if of(kind.mechanism)
+        ),
         *(_leak(a, streams, i) for i, a in enumerate(leaks()) if of(a.plan.mechanism)),
     ]
 
@@ -147,12 +152,14 @@ class Coupled:
         plan: the mechanism under attack; one cluster has all members where it has slots.
         shared: leading coordinates that all clusters share.
         replaced: whether the other world has the opposite update in the slot, in place of none.
+        others: how many other clients there are, all alike.
     """
 
     name: str
     plan: Plan
     shared: int = 0
     replaced: bool = False
+    others: int = 1
 
 
 def couples() -> list[Coupled]:
@@ -163,6 +170,7 @@ def couples() -> list[Coupled]:
     return [
         Coupled("one update of any length, the same noise", joint),
         Coupled("one update of any length, a shared block", joint, shared=_SIZE // 2),
+        Coupled("one update beside thousands of others", joint, others=4000),
         Coupled("another update of any length, the same noise", slot, replaced=True),
     ]
 
@@ -220,7 +228,8 @@ def _coupled(attack: Coupled, streams: Streams) -> Finding:
     """The longest shift over updates of every length, which may not exceed the claim by more than rounding."""
     mu = _mu(attack.plan)
     with np.errstate(over="ignore", invalid="ignore"):  # of a mechanism that does not clip
-        shift = float(np.max([_shift(attack, update, streams) for update in _updates(attack.plan.clip_norm)]))
+        updates = list(_updates(attack.plan.clip_norm))[:: 1 + attack.others // 100]
+        shift = float(np.max([_shift(attack, update, streams) for update in updates]))
     violated = not shift <= mu * (1 + _ROUNDING)
     return Finding(attack.plan.mechanism, attack.name, "mu", mu, shift, (), violated)
 
@@ -240,7 +249,8 @@ def _shift(attack: Coupled, update: FloatArray, streams: Streams) -> float:
     released = []
     for own in (first, second):
         contributions = plan.contributions(_SIZE, shared=attack.shared)
-        contributions.add(1, 0, 0, np.ones(_SIZE))
+        for slot in range(1, 1 + attack.others):
+            contributions.add(slot, 0, 0, np.ones(_SIZE))
         if own is not None:
             contributions.add(0, 0, 0, own)
         released.append(plan.release(Ledger(plan.delta).round(1, plan.event()), contributions, streams, 1))
@@ -252,6 +262,21 @@ def _shift(attack: Coupled, update: FloatArray, streams: Streams) -> float:
     if one.histogram is not None and other.histogram is not None and plan.noise_multiplier_counts:
         shifts.append(np.linalg.norm(other.histogram - one.histogram) / plan.noise_multiplier_counts)
     return float(np.linalg.norm(shifts))
+
+
+def _evaluated(plan: Plan, streams: Streams) -> Finding:
+    """How far one accuracy moves a private evaluation, whatever a client says of it; both draw the same noise."""
+    others, event = [0.5] * (plan.clients - 1), plan.evaluation_event()
+    absent = [0.0] if plan.sampler == "fixed" else []  # where another client may stand in its place
+    least = _evaluation(plan, others + absent, streams)
+    moved = max(abs(_evaluation(plan, [*others, own], streams) - least) for own in (0.0, 1.0, 1e9, -1e9, math.nan))
+    mu, shift = 1 / event.noise_multiplier, moved / plan.evaluation_noise
+    return Finding(plan.mechanism, "one accuracy of any size", "mu", mu, shift, (), not shift <= mu * (1 + _ROUNDING))
+
+
+def _evaluation(plan: Plan, accuracies: Sequence[float], streams: Streams) -> float:
+    permit = Ledger(plan.delta).round(1, plan.evaluation_event())
+    return plan.release_evaluation(permit, accuracies, streams, 1)
 
 
 def _leak(attack: Attack, streams: Streams, number: int) -> Finding:

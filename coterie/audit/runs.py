@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from coterie.audit.findings import Finding, counted, dominated, same_variance
+from coterie.audit.findings import BoolArray, Finding, FloatArray, counted, dominated, same_variance
 from coterie.datasets import Source
 from coterie.engine import LocalGrid
 from coterie.messages import IDENTITY, REPLY, UPDATE, Layout, pack_models, pack_update
@@ -59,7 +59,7 @@ def vectors() -> Source:
 def audit_runs(seed: int, runs: int) -> list[Finding]:
     """A run of IFCA and one of FedCAM, whose clusters share a block."""
     with quiet():
-        return [*_whole_runs(seed, runs), shared_block(seed)]
+        return [*_whole_runs(seed, runs), *divisors(seed)]
 
 
 @contextmanager
@@ -118,25 +118,37 @@ def _likelihood_ratio(models: Sequence[Models], divisor: float) -> float:
     return float(ratios.sum())
 
 
-def shared_block(seed: int, size: int = 10_000, rounds: int = 4) -> Finding:
-    """F-test on the noise in what FedCAM's clusters share: updates are zero, and one client never replies."""
-    layout = Layout(("global.w", "cluster.w"), ((size,), (1,)))
-    noises = []
-    for world in (False, True):
-        plan = _plan(clients=12, num_clusters=2, rate=1.0, noise=1.0, rounds=rounds)
-        start = np.zeros((2, layout.size), np.float32)
-        recorder = _Recorder([start])
-        strategy = FedCAM(
-            plan,
-            ledger=_RenyiLedger(plan.delta),
-            streams=Streams(2 * seed + world),
-            evaluate_every=0,
-            wait=0.0,
-            recorder=recorder,
-        )
-        strategy.start(_Idle(12, layout, replies=world), pack_models(start, layout), rounds)
-        noises.append(np.diff(np.array([each[0, :size] for each in recorder.models], np.float64), axis=0))
-    return same_variance("joint", "variance of the noise in a shared block (fedcam)", (noises[0], noises[1]))
+def divisors(seed: int, size: int = 5000, rounds: int = 16) -> list[Finding]:
+    """F-tests on the noise in FedCAM's shared block and in a cluster's; updates are zero, and noise is all there is.
+
+    A divisor that follows the cohort or the replies gives away whether client 0 was asked, or whether it replied.
+    """
+    (silent, _), (replying, asked) = (_noises(seed, size, rounds, replies) for replies in (False, True))
+    return [
+        same_variance("joint", "variance of the noise, a client is asked or not", (replying[~asked], replying[asked])),
+        same_variance("joint", "variance of the noise, a client replies or not", (silent, replying)),
+    ]
+
+
+def _noises(seed: int, size: int, rounds: int, replies: bool) -> tuple[FloatArray, BoolArray]:
+    """(rounds, 2 size) noise of one run, in units of the public divisors, and whether client 0 was asked in each."""
+    clients = num_clusters = 2
+    layout = Layout(("global.w", "cluster.w"), ((size,), (size,)))
+    plan = _plan(clients, num_clusters, rate=0.5, noise=1.0, rounds=rounds)
+    start = np.zeros((num_clusters, layout.size), np.float32)
+    grid, recorder = _Idle(clients, layout, replies), _Recorder([start])
+    strategy = FedCAM(
+        plan,
+        ledger=_RenyiLedger(plan.delta),
+        streams=Streams(2 * seed + replies),
+        evaluate_every=0,
+        wait=0.0,
+        recorder=recorder,
+    )
+    strategy.start(grid, pack_models(start, layout), rounds)
+    moved = np.diff(np.array([each[0] for each in recorder.models], np.float64), axis=0)
+    moved[:, :size] *= num_clusters  # the shared block is divided by qM, a cluster's by qM / k
+    return moved, np.isin(np.arange(1, rounds + 1), grid.rounds)
 
 
 def _plan(clients: int, num_clusters: int, rate: float, noise: float, rounds: int = _ROUNDS) -> Joint:
@@ -218,11 +230,23 @@ class _Grid(LocalGrid):
 
 
 class _Idle(_Grid):
-    """Clients that send zeros, all but client 0, which replies or does not."""
+    """Clients that send zeros, all but client 0, which replies or does not.
+
+    Attributes:
+        rounds: in which client 0 was asked.
+    """
+
+    def __init__(self, clients: int, layout: Layout, replies: bool) -> None:
+        super().__init__(clients, layout, replies)
+        self.rounds: list[int] = []
 
     def _answers(self, questions: Sequence[Message]) -> Iterator[Message]:
-        if any(message.metadata.message_type == IDENTITY for message in questions):
-            yield from super()._answers(questions)
-            return
-        there = [message for message in questions if self._replies or message.metadata.dst_node_id != 1]
-        yield from (self._reply(message, np.zeros(self._layout.size, np.float32)) for message in there)
+        for message in questions:
+            mine = message.metadata.dst_node_id == 1
+            if message.metadata.message_type == IDENTITY:
+                yield from super()._answers([message])
+                continue
+            if mine:
+                self.rounds.append(int(message.metadata.group_id))
+            if self._replies or not mine:
+                yield self._reply(message, np.zeros(self._layout.size, np.float32))

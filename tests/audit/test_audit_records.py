@@ -75,9 +75,9 @@ def test_a_client_that_does_not_charge_every_answer_is_found(monkeypatch):
         return spend(self, number, events) if number < 4 else 1000 + number
 
     monkeypatch.setattr(ClientLedger, "spend", once)
-    unpaid, _ = audit_client_app(2)
+    unpaid, _ = audit_client_app(10)
     assert unpaid.violated
-    assert unpaid.bound == 4
+    assert unpaid.bound == 20  # one of each client in both worlds
 
 
 def test_a_client_app_with_a_third_of_the_noise_is_found(monkeypatch):

@@ -4,11 +4,13 @@ Every audit here has a seed, so that it never fails by chance; over fresh seeds 
 million audits, and a row of deltas once in 1,000.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from coterie.audit.runs import audit_runs, quiet, shared_block
-from coterie.privacy import Joint, Plan
+from coterie.audit.runs import audit_runs, divisors, quiet
+from coterie.privacy import Joint
 from coterie.privacy.plan import Summed
 from coterie.strategies import ClusteredStrategy
 
@@ -19,13 +21,13 @@ def broken(runs=RUNS):
     return [f.attack for f in audit_runs(0, runs) if f.wrong]
 
 
-def test_what_is_shipped_holds_and_the_attack_has_power():
+def test_what_is_shipped_holds():
     findings = {f.attack: f for f in audit_runs(0, RUNS)}
-    assert len(findings) == 5
+    assert len(findings) == 6
     assert not [f for f in findings.values() if f.wrong]
     for method in ("ifca", "fedcam"):
         finding = findings[f"a client more in a whole run ({method})"]
-        assert 0.05 < finding.bound < finding.claim < 0.75
+        assert 0.05 < finding.deltas[0][0] < finding.deltas[0][1] < 0.75
 
 
 def test_an_empty_cohort_that_the_server_draws_again_is_found(monkeypatch):
@@ -51,24 +53,40 @@ def test_noise_of_a_third_is_found(monkeypatch):
     assert "a client more in a whole run (ifca)" in broken()
 
 
-@pytest.mark.parametrize("where", ["release", "step"])
-def test_a_true_count_as_divisor_of_a_shared_block_is_found(monkeypatch, where):
-    counts = {}
-    add, release, step = Summed.add, Plan.release, ClusteredStrategy.step
+COUNTS = {
+    "the replies": lambda strategy, counts: counts.sum(),
+    "the cohort": lambda strategy, counts: len(strategy._cohort),
+}
 
-    def counted(self, *args):
+
+@pytest.mark.parametrize("block", ["shared", "cluster"])
+@pytest.mark.parametrize("of", COUNTS)
+def test_a_true_count_as_divisor_is_found(monkeypatch, block, of):
+    step, add, known = ClusteredStrategy.step, Summed.add, {"counts": np.zeros(1)}
+
+    def added(self, *args):
         add(self, *args)
-        counts["now"] = float(self.counts.sum())
+        known["counts"] = self.counts
 
-    def replaced(released):
-        return type(released)(**{**vars(released), "cohort": counts["now"]})
+    def divided(self, models, released):
+        count = max(float(COUNTS[of](self, known["counts"])), 1.0)
+        other = {"cohort": count} if block == "shared" else {"divisors": np.full(2, count / 2)}
+        return step(self, models, replace(released, **other))
 
-    monkeypatch.setattr(Summed, "add", counted)
-    if where == "release":
-        monkeypatch.setattr(Plan, "release", lambda self, *args: replaced(release(self, *args)))
-    else:
-        monkeypatch.setattr(ClusteredStrategy, "step", lambda self, models, r: step(self, models, replaced(r)))
+    monkeypatch.setattr(Summed, "add", added)
+    monkeypatch.setattr(ClusteredStrategy, "step", divided)
     with quiet():
-        finding = shared_block(0)
-    assert finding.violated
-    assert finding.bound == pytest.approx((12 / 11) ** 2, rel=0.05)
+        asked, _ = divisors(0)
+    assert asked.violated
+
+
+def test_a_divisor_that_follows_missing_replies_is_found(monkeypatch):
+    step = ClusteredStrategy.step
+
+    def divided(self, models, released):
+        return step(self, models, replace(released, divisors=released.divisors * max(self.accepted, 1) / self.asked))
+
+    monkeypatch.setattr(ClusteredStrategy, "step", divided)
+    with quiet():
+        _, replies = divisors(0)
+    assert replies.violated

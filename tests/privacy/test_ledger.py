@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from coterie.privacy import BudgetError, Event, Ledger, LedgerError, calibrate, epsilon, read_ledger
+from coterie.privacy import BudgetError, ClientLedger, Event, Ledger, LedgerError, calibrate, epsilon, read_ledger
 
 DELTA = 1e-5
 EVENT = Event(0.2, 1.5)
@@ -186,3 +186,16 @@ def test_without_privacy_there_is_no_budget_and_json_has_no_infinity(tmp_path, o
     permit = open_ledger().round(1, Event(0.5, 0.0))
     assert permit.epsilon == math.inf
     assert lines(path)[0]["epsilon"] is None
+
+
+def test_a_client_s_budget_holds_over_all_rounds(tmp_path):
+    event = Event(1.0, calibrate(2.0, DELTA, 1.0, 2))
+    for number in (1, 2):  # every answer opens the ledger anew
+        ledger = ClientLedger(DELTA, 2.0, tmp_path / "client-0.ledger.jsonl")
+        assert ledger.spend(number, {event: 1}) == number
+        ledger.close()
+    ledger = ClientLedger(DELTA, 2.0, tmp_path / "client-0.ledger.jsonl")
+    with pytest.raises(BudgetError, match="round 3"):
+        ledger.spend(3, {event: 1})
+    assert len(ledger.charges) == 2
+    ledger.close()
