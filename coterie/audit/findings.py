@@ -159,8 +159,10 @@ def _scores(worlds: Pair) -> tuple[Pair, Pair]:
 
 def _discriminant(first: FloatArray, second: FloatArray) -> FloatArray:
     """Fisher's direction from the first world to the second."""
-    within = np.cov(first.T) + np.cov(second.T)
-    return np.asarray(np.linalg.pinv(np.atleast_2d(within)) @ (second.mean(axis=0) - first.mean(axis=0)))
+    within = np.atleast_2d(np.cov(first.T) + np.cov(second.T))
+    # A feature without noise must count for much, not for nothing, as it would with a pseudo-inverse.
+    ridge = (1e-9 * np.trace(within) + 1e-300) * np.eye(len(within))
+    return np.asarray(np.linalg.solve(within + ridge, second.mean(axis=0) - first.mean(axis=0)))
 
 
 def _thresholds(learn: Pair) -> FloatArray:

@@ -33,6 +33,7 @@ from coterie.privacy.plan import Drawn
 _CHUNK = 10_000
 _DIVISOR_SIZE = 10_000
 _DIVISOR_DRAWS = 20
+_DIRECTIONS = 8
 # Of a shift between two releases that were drawn with the same noise.
 _ROUNDING = 1e-9
 
@@ -227,15 +228,19 @@ def _run(attack: Attack, draws: int, streams: Streams, number: int) -> Finding:
 def _coupled(attack: Coupled, streams: Streams) -> Finding:
     """The longest shift over updates of every length, which may not exceed the claim by more than rounding."""
     mu = _mu(attack.plan)
-    with np.errstate(over="ignore", invalid="ignore"):  # of a mechanism that does not clip
-        updates = list(_updates(attack.plan.clip_norm))[:: 1 + attack.others // 100]
+    with np.errstate(all="ignore"):  # of a mechanism that does not clip, or has no noise
+        updates = list(_updates(attack.plan.clip_norm))
+        if attack.others > 1:  # rounding is another in every direction, and the same for every length
+            updates = updates[:_DIRECTIONS]
         shift = float(np.max([_shift(attack, update, streams) for update in updates]))
     violated = not shift <= mu * (1 + _ROUNDING)
     return Finding(attack.plan.mechanism, attack.name, "mu", mu, shift, (), violated)
 
 
 def _updates(clip_norm: float) -> Iterator[FloatArray]:
-    """In one direction: just short of the clipping norm, just beyond, far beyond; and some that are no numbers."""
+    """In several directions; just short of the clipping norm, just beyond, far beyond; and some that are no numbers."""
+    for row in np.random.default_rng(0).standard_normal((_DIRECTIONS, _SIZE)):
+        yield 2 * clip_norm * row / np.linalg.norm(row)
     direction = np.array([0.5, -0.5, 0.5, 0.5])
     for length in (*np.linspace(0.9, 1.3, 81), 2.0, 1e3, 1e30, 1e300):
         yield clip_norm * length * direction
@@ -259,7 +264,7 @@ def _shift(attack: Coupled, update: FloatArray, streams: Streams) -> float:
     apart[1:, : attack.shared] = 0.0  # every row repeats the shared block
     deviation = plan.noise_multiplier_updates * (2 if attack.replaced else 1)
     shifts = [np.linalg.norm(apart) / deviation]
-    if one.histogram is not None and other.histogram is not None and plan.noise_multiplier_counts:
+    if one.histogram is not None and other.histogram is not None and plan.noise_multiplier_counts is not None:
         shifts.append(np.linalg.norm(other.histogram - one.histogram) / plan.noise_multiplier_counts)
     return float(np.linalg.norm(shifts))
 
