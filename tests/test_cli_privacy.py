@@ -589,7 +589,7 @@ def test_runs_of_the_command_line_share_a_budget(coterie):
 
 
 def test_audit_of_what_is_shipped(coterie):
-    status, out, err = coterie("audit", "--draws", 60_000, "--json")
+    status, out, err = coterie("audit", "--part", "mechanisms", "--draws", 60_000, "--json")
     assert (status, err) == (0, "")
     report = document(out)
     assert (report["draws"], report["seed"], report["violations"]) == (60_000, 0, [])
@@ -604,7 +604,7 @@ def test_audit_for_people(coterie):
     status, out, err = coterie("audit", "--mechanism", "joint", "--draws", 2000, "--seed", 1)
     assert (status, err) == (0, "")
     assert out.splitlines()[0].split() == ["mechanism", "attack", "claim", "proved", "verdict"]
-    assert out.count("holds") == 4  # three attacks and the last sentence
+    assert out.count("holds") == 8  # seven attacks and the last sentence
     assert "control" not in out
     assert "never its absence" in out.splitlines()[-1]
 
@@ -637,6 +637,13 @@ def test_audit_without_power_fails_and_says_so(coterie):
 
 def test_audit_refuses_what_it_does_not_know(coterie):
     assert_refused(coterie("audit", "--mechanism", "magic", "--json"), "--mechanism magic", "rr-slot")
+    assert_refused(coterie("audit", "--part", "magic", "--json"), "--part magic", "randomness")
+
+
+def test_audit_of_one_part(coterie):
+    status, out, err = coterie("audit", "--part", "randomness", "--json")
+    assert (status, err) == (0, "")
+    assert {finding["quantity"] for finding in document(out)["findings"]} == {"rate", "count"}
 
 
 def test_what_a_client_has_spent(coterie, tmp_path):

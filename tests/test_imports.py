@@ -22,6 +22,7 @@ ALLOWED = {
     "engine": {"client", "messages"},
     "server": {"strategies", "privacy", "datasets", "models", "messages", "logs", "report"},
     "deploy": {"logs"},
+    "audit": {"engine", "client", "strategies", "privacy", "datasets", "messages"},
     "bench": {
         "report",
         "server",
@@ -34,7 +35,19 @@ ALLOWED = {
         "models",
         "messages",
     },
-    "cli": {"bench", "deploy", "report", "server", "engine", "client", "strategies", "privacy", "datasets", "models"},
+    "cli": {
+        "audit",
+        "bench",
+        "deploy",
+        "report",
+        "server",
+        "engine",
+        "client",
+        "strategies",
+        "privacy",
+        "datasets",
+        "models",
+    },
 }
 
 

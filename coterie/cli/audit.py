@@ -11,23 +11,31 @@ from rich.table import Table
 from coterie.cli.console import JsonFlag, console_for, print_json
 
 if TYPE_CHECKING:
-    from coterie.privacy.audit import Finding
+    from coterie.audit import Finding
+
+_PARTS = "mechanisms, randomness, runs or records; default: all."
+_MECHANISMS = "joint, rr-slot or paper: attack single releases of these alone."
+_SYMBOLS = {"mu": "μ", "delta(1)": "δ(1)"}
 
 
 def audit(
-    mechanism: Annotated[list[str], typer.Option(help="joint, rr-slot or paper; default: all.")] = [],  # noqa: B006
+    part: Annotated[list[str], typer.Option(help=_PARTS)] = [],  # noqa: B006
+    mechanism: Annotated[list[str], typer.Option(help=_MECHANISMS)] = [],  # noqa: B006
     draws: Annotated[int, typer.Option(min=1000, help="Runs of a mechanism in each world.")] = 100_000,
     seed: Annotated[int, typer.Option(min=0, help="Of the attacks; they need no secret.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Attack the shipped mechanisms and compare what the attacks prove with what is claimed."""
+    from coterie.audit import PARTS
+    from coterie.audit import audit as attack
     from coterie.privacy import MECHANISMS, PrivacyError
-    from coterie.privacy.audit import audit as attack
 
-    unknown = [name for name in mechanism if name not in MECHANISMS]
-    if unknown:
-        raise PrivacyError(f"--mechanism {unknown[0]}: must be {', '.join(MECHANISMS)}")
-    findings = attack(mechanism or list(MECHANISMS), draws, seed)
+    for option, given, known in (("mechanism", mechanism, list(MECHANISMS)), ("part", part, list(PARTS))):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise PrivacyError(f"--{option} {unknown[0]}: must be {', '.join(known)}")
+    parts = part or (["mechanisms"] if mechanism else list(PARTS))
+    findings = attack(mechanism or list(MECHANISMS), draws, seed, parts)
     wrong = [f for f in findings if f.wrong]
     if as_json:
         violations = [f"{f.mechanism}: {f.attack}" for f in wrong]
@@ -40,8 +48,8 @@ def audit(
         for f in findings:
             style = "red" if f.wrong else "yellow" if f.control else "green"
             verdict = ("broken" if f.violated else "holds") + (" (control)" if f.control else "")
-            claim = f"{'μ' if f.deltas else 'ratio'} {f.claim:.3f}"
-            table.add_row(f.mechanism, f.attack, claim, f"{f.bound:.3f}", f"[{style}]{verdict}[/{style}]")
+            claim = f"{_SYMBOLS.get(f.quantity, f.quantity)} {f.claim:.3g}"
+            table.add_row(f.mechanism, f.attack, claim, f"{f.bound:.3g}", f"[{style}]{verdict}[/{style}]")
         out = console_for(as_json)
         out.print(table)
         out.print(_sentence(findings), soft_wrap=True)

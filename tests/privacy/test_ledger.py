@@ -8,7 +8,17 @@ import sys
 
 import pytest
 
-from coterie.privacy import BudgetError, Event, Ledger, LedgerError, SharedBudget, calibrate, epsilon, read_ledger
+from coterie.privacy import (
+    BudgetError,
+    ClientLedger,
+    Event,
+    Ledger,
+    LedgerError,
+    SharedBudget,
+    calibrate,
+    epsilon,
+    read_ledger,
+)
 
 DELTA = 1e-5
 EVENT = Event(0.2, 1.5)
@@ -303,3 +313,16 @@ def test_a_run_keeps_the_budget_file_with_which_it_began(tmp_path, open_run):
     alone.close()
     with pytest.raises(LedgerError, match="does not hold charge 1"):
         open_run("c", file="third.jsonl")
+
+
+def test_a_client_s_budget_holds_over_all_rounds(tmp_path):
+    event = Event(1.0, calibrate(2.0, DELTA, 1.0, 2))
+    for number in (1, 2):  # every answer opens the ledger anew
+        ledger = ClientLedger(DELTA, 2.0, tmp_path / "client-0.ledger.jsonl")
+        assert ledger.spend(number, {event: 1}) == number
+        ledger.close()
+    ledger = ClientLedger(DELTA, 2.0, tmp_path / "client-0.ledger.jsonl")
+    with pytest.raises(BudgetError, match="round 3"):
+        ledger.spend(3, {event: 1})
+    assert len(ledger.charges) == 2
+    ledger.close()

@@ -1,4 +1,7 @@
-"""The audit finds what is broken, and only that. Over fresh seeds a row would fail once in 1,000 audits."""
+"""The audit of single releases finds what is broken, and only that.
+
+Every audit here has a seed, so that it never fails by chance; over fresh seeds a row would fail once in 1,000 audits.
+"""
 
 import math
 
@@ -6,9 +9,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from coterie.privacy import Joint, RRSlot
+from coterie.audit import LOSSES, audit
+from coterie.audit.mechanisms import attacks, couples, leaks
+from coterie.privacy import Joint, RRSlot, clipping
 from coterie.privacy import plan as plans
-from coterie.privacy.audit import LOSSES, attacks, audit, leaks
 from coterie.privacy.mechanisms import joint
 from coterie.privacy.randomness import gaussian
 
@@ -17,11 +21,11 @@ DRAWS = 60_000
 
 @pytest.fixture(scope="module")
 def findings():
-    return {(f.mechanism, f.attack): f for f in audit(draws=DRAWS)}
+    return {(f.mechanism, f.attack): f for f in audit(draws=DRAWS, parts=["mechanisms"])}
 
 
 def test_what_certifies_holds_and_the_controls_are_broken(findings):
-    assert len(findings) == len(attacks()) + len(leaks()) == 12
+    assert len(findings) == len(attacks()) + len(couples()) + 2 + len(leaks()) == 18
     assert not [f for f in findings.values() if f.wrong]
     broken = {attack for (_, attack), f in findings.items() if f.violated}
     assert broken == {
@@ -55,7 +59,7 @@ def test_delta_bounds_are_those_of_a_gaussian_pair_nearly(findings):
 
 
 def broken(mechanism):
-    return [f.attack for f in audit([mechanism], draws=DRAWS) if f.wrong]
+    return [f.attack for f in audit([mechanism], draws=DRAWS, parts=["mechanisms"]) if f.wrong]
 
 
 def test_half_the_noise_is_found(monkeypatch):
@@ -88,3 +92,25 @@ def test_true_counts_as_divisors_are_found(monkeypatch):
 
     monkeypatch.setattr(Joint, "perturb", leaky)
     assert broken("joint") == ["variance of the noise (fixed divisors)"]
+
+
+@pytest.mark.parametrize("margin", [-0.05, -1e-3])
+def test_a_clip_that_lets_a_little_through_is_found(monkeypatch, margin):
+    """The norm's bound is 1 - margin."""
+    monkeypatch.setattr(clipping, "_MARGIN", margin)
+    assert {f.attack for f in audit(["joint", "rr-slot"], draws=1000, parts=["mechanisms"]) if f.wrong} >= {
+        "one update of any length, the same noise",
+        "one update of any length, a shared block",
+        "another update of any length, the same noise",
+    }
+
+
+def test_a_shared_block_that_is_clipped_by_itself_is_found(monkeypatch):
+    def parts(self, update):
+        rows = np.broadcast_to(np.asarray(update, float), (self.draws, self.size))
+        halves = np.split(rows, [self.shared], axis=1)
+        return np.hstack([clipping.clip_to_unit(half, self.plan.clip_norm) for half in halves])
+
+    monkeypatch.setattr(plans.Contributions, "_clipped", parts)
+    found = [f.attack for f in audit(["joint"], draws=1000, parts=["mechanisms"]) if f.wrong]
+    assert found == ["one update of any length, a shared block"]

@@ -1,0 +1,105 @@
+"""The attack on a client's gradients through Flower's ClientApp, as a hostile server would make it.
+
+Every draw is a fresh client with its own data, state folder and budget. The server asks several times, with a network
+in which the victim's record alone has a gradient. An answer is one step on a full batch and must have a charge; the
+claim is what the clients' ledgers charged.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from coterie.audit.findings import Finding, FloatArray, dominated, never
+from coterie.audit.runs import quiet
+from coterie.client.app import app
+from coterie.engine import LocalGrid
+from coterie.messages import CONFIG, MODELS, TRAIN, Layout, pack_models, read_reply
+from coterie.privacy import Event, RecordPlan, read_ledger
+from coterie.privacy.ledger import counted
+
+# Randomness is secret here, so every audit draws afresh: fewer than one in a million fails by chance.
+_CONFIDENCE = 1 - 1e-7
+_LAYOUT = Layout(("output.weight", "output.bias"), ((2, 2), (2,)))
+# Records (1, 0) of class 0 have no gradient, the victim (0, 1) of class 1 has (1, -1) in every weight that it uses.
+_MODEL = np.array([[50, 50, -50, -50, 0, 0]], np.float32)
+_VICTIM = np.array([0, 1, 0, -1, 1, -1]) / 2
+_RECORDS, _ANSWERS, _LR = 4, 4, 0.05
+_PLAN = RecordPlan(
+    num_examples=_RECORDS, batch_size=_RECORDS, rounds=_ANSWERS, epsilon=50.0, delta=1e-5, noise_multiplier=1.0
+)
+_BUDGET = "budget.jsonl"
+_CONFIG: dict[str, Any] = {
+    "dataset": "own",
+    "input-shape": "2",
+    "num-classes": 2,
+    "data-dir": "",
+    "features": "none",
+    "model": "linear",
+    "shift": "none",
+    "groups": "1",
+    "samples-per-client": _RECORDS,
+    "dirichlet-alpha": 0.0,
+    "classes-per-client": 0,
+    "non-iid-level": -1.0,
+    "validation-clients": 0,
+    "partition-seed": 0,
+    "clients": 1,
+    "local-epochs": 1,
+    "batch-size": _RECORDS,
+    "lr": _LR,
+    "device": "cpu",
+    "record-plans": json.dumps([asdict(_PLAN)]),
+}
+
+
+def audit_client_app(clients: int) -> list[Finding]:
+    """A record more in a client's data; secret randomness, since a client with a budget takes no seed."""
+    LocalGrid(1)  # messages need a sender
+    worlds, unpaid, charged = [], 0, {}
+    with quiet(), tempfile.TemporaryDirectory() as folder:
+        for victim in (False, True):
+            data = _data(Path(folder), victim)
+            scores = np.zeros((clients, 1))
+            for number in range(clients):
+                state = Path(folder, f"{victim}-{number}")
+                scores[number] = sum(_answer(state, data, turn) @ _VICTIM for turn in range(1, _ANSWERS + 1))
+                charged = _charges(state)
+                unpaid += _ANSWERS - sum(charged.values())
+            worlds.append(scores)
+    name = f"a record more, {_ANSWERS} answers of the ClientApp"
+    return [
+        never("dp-sgd", "an answer of the ClientApp without a charge", unpaid),
+        dominated("dp-sgd", name, charged, (worlds[0], worlds[1]), confidence=_CONFIDENCE),
+    ]
+
+
+def _data(folder: Path, victim: bool) -> Path:
+    x, y = np.tile(np.array([[1, 0]], np.float32), (_RECORDS, 1)), np.zeros(_RECORDS, np.int64)
+    x[-1], y[-1] = (0, 1), 1
+    last = _RECORDS if victim else _RECORDS - 1
+    path = folder / f"data-{victim}.npz"
+    np.savez(path, x=x[:last], y=y[:last])
+    return path
+
+
+def _answer(state: Path, data: Path, turn: int) -> FloatArray:
+    """An answer's update, in units of one clipped gradient's step."""
+    node: dict[str, Any] = {"client-id": 0, "state-dir": str(state), "epsilon": 50.0, "delta": 1e-5, "data": str(data)}
+    node |= {"input-shape": "2", "num-classes": 2, "budget-file": str(state / _BUDGET)}
+    context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
+    content = RecordDict({MODELS: pack_models(_MODEL, _LAYOUT), CONFIG: ConfigRecord({**_CONFIG, "round": turn})})
+    reply = app(Message(content, dst_node_id=1, message_type=TRAIN, group_id=str(turn)), context).content
+    update = read_reply(reply, client_id=0, round=turn, num_clusters=1, layout=_LAYOUT).update
+    return -update.astype(np.float64) * _RECORDS / (_LR * _PLAN.clip_norm)
+
+
+def _charges(state: Path) -> dict[Event, int]:
+    """What a client's own ledger says."""
+    return dict(counted(read_ledger(state / _BUDGET)[1]))

@@ -1,0 +1,214 @@
+"""What an attack proves: certified lower bounds, and p-values of exact tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import ndtri
+from scipy.stats import beta, binomtest
+from scipy.stats import f as f_distribution
+
+from coterie.privacy import Event, composed
+from coterie.privacy.accountants import gaussian_delta
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+# Of both worlds.
+Pair = tuple[FloatArray, FloatArray]
+
+#: Privacy losses e at which delta(e) is certified.
+LOSSES = (0.5, 1.0, 2.0)
+#: An exact test contradicts a claim when its p-value is below this.
+SIGNIFICANCE = 1e-7
+#: Each Clopper-Pearson bound holds with this probability.
+CONFIDENCE = 0.999
+_THRESHOLDS = 100
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one attack proved.
+
+    Attributes:
+        mechanism: under attack.
+        attack: what the adversary does.
+        quantity: what ``claim`` and ``bound`` are; "mu" is the shift of a Gaussian pair.
+        claim: its claimed value.
+        bound: its certified lower bound, or its measured value where an exact test compares the two.
+        deltas: for each of :data:`LOSSES`, certified and claimed delta; empty for an exact test.
+        violated: the bound contradicts the claim.
+        control: whether the claim is known to be wrong, so that the attack must succeed.
+    """
+
+    mechanism: str
+    attack: str
+    quantity: str
+    claim: float
+    bound: float
+    deltas: tuple[tuple[float, float], ...]
+    violated: bool
+    control: bool = False
+
+    @property
+    def wrong(self) -> bool:
+        """A guarantee broken, or an audit without power."""
+        return self.violated != self.control
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        deltas = [
+            {"epsilon": loss, "delta_lower_bound": low, "delta_claimed": claimed}
+            for loss, (low, claimed) in zip(LOSSES, self.deltas, strict=False)
+        ]
+        return {
+            "mechanism": self.mechanism,
+            "attack": self.attack,
+            "quantity": self.quantity,
+            "claim": self.claim,
+            "lower_bound": self.bound,
+            "deltas": deltas,
+            "violated": self.violated,
+            "certifying": not self.control,
+        }
+
+
+def counted(mechanism: str, attack: str, claim: float, hits: int, trials: int, tail: str = "two-sided") -> Finding:
+    """Exact binomial test: ``trials`` independent events of probability ``claim`` each, of which ``hits`` happened."""
+    p_value = binomtest(hits, trials, claim, tail).pvalue
+    return Finding(mechanism, attack, "rate", claim, hits / trials, (), bool(p_value < SIGNIFICANCE))
+
+
+def never(mechanism: str, attack: str, times: int) -> Finding:
+    """Of an event that must not happen at all."""
+    return Finding(mechanism, attack, "count", 0.0, float(times), (), times > 0)
+
+
+def same_variance(mechanism: str, attack: str, noises: Pair, control: bool = False) -> Finding:
+    """F-test: the noise has one variance in both worlds."""
+    ratio = float(np.var(noises[0]) / np.var(noises[1]))
+    degrees = noises[0].size - 1
+    p_value = 2 * min(f_distribution.sf(ratio, degrees, degrees), f_distribution.cdf(ratio, degrees, degrees))
+    return Finding(mechanism, attack, "ratio", 1.0, ratio, (), bool(p_value < SIGNIFICANCE), control)
+
+
+def dominated(
+    mechanism: str,
+    attack: str,
+    events: Mapping[Event, int],
+    worlds: Pair,
+    control: bool = False,
+    confidence: float = CONFIDENCE,
+) -> Finding:
+    """Whether the composition of ``events`` dominates what was seen.
+
+    Args:
+        mechanism, attack, control: of the finding.
+        events: the claim. Without sampling it is a Gaussian pair, and its shift is compared too.
+        worlds: (draws, features) what the adversary saw in each.
+        confidence: with which each Clopper-Pearson bound holds.
+    """
+    learn, check = _scores(worlds)
+    claimed = claimed_deltas(events)
+    deltas = tuple(zip(_certified_deltas(learn, check, confidence), claimed, strict=True))
+    violated = any(low > high for low, high in deltas)
+    if any(event.sampling_rate < 1 for event in events):
+        low, high = deltas[LOSSES.index(1.0)]
+        return Finding(mechanism, attack, "delta(1)", high, low, deltas, violated, control)
+    mu = _shift_of(events)
+    # A shift is measured best near the middle; the tails' scores are the noisiest, and win by luck.
+    middle = _thresholds(learn)[_THRESHOLDS // 4 : -_THRESHOLDS // 4]
+    bound = _certified(learn, check, middle, _shift, confidence)
+    return Finding(mechanism, attack, "mu", mu, bound, deltas, violated or bound > mu, control)
+
+
+def _shift_of(events: Mapping[Event, int]) -> float:
+    return math.sqrt(sum(count / event.noise_multiplier**2 for event, count in events.items()))
+
+
+def claimed_deltas(events: Mapping[Event, int]) -> list[float]:
+    """delta at each of :data:`LOSSES`: the closed form without sampling, else the PLD accountant's, rounded up."""
+    if all(event.sampling_rate == 1 for event in events):
+        return [float(gaussian_delta(_shift_of(events), loss)) for loss in LOSSES]
+    total = composed(events, "pld")
+
+    def delta(loss: float) -> float:
+        least = -12 * math.log(10)
+        if total.epsilon(math.exp(least)) <= loss:
+            return math.exp(least)
+        # epsilon(delta) falls; where it reaches 0 above the root, it stays there.
+        root = brentq(lambda log: total.epsilon(math.exp(log)) - loss, least, -1e-9, xtol=1e-6)
+        return min(1.0, math.exp(root + 1e-6))
+
+    return [delta(loss) for loss in LOSSES]
+
+
+def _scores(worlds: Pair) -> tuple[Pair, Pair]:
+    """One number a draw, by Fisher's discriminant of the first half; of the first half and of the second."""
+    half = len(worlds[0]) // 2
+    direction = _discriminant(worlds[0][:half], worlds[1][:half])
+    learn = (worlds[0][:half] @ direction, worlds[1][:half] @ direction)
+    return learn, (worlds[0][half:] @ direction, worlds[1][half:] @ direction)
+
+
+def _discriminant(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Fisher's direction from the first world to the second."""
+    within = np.atleast_2d(np.cov(first.T) + np.cov(second.T))
+    # A feature without noise must count for much, not for nothing, as it would with a pseudo-inverse.
+    ridge = (1e-9 * np.trace(within) + 1e-300) * np.eye(len(within))
+    return np.asarray(np.linalg.solve(within + ridge, second.mean(axis=0) - first.mean(axis=0)))
+
+
+def _thresholds(learn: Pair) -> FloatArray:
+    return np.asarray(np.quantile(np.concatenate(learn), np.linspace(0.02, 0.98, _THRESHOLDS)))
+
+
+def _certified_deltas(learn: Pair, check: Pair, confidence: float) -> list[float]:
+    """Lower bounds of delta at :data:`LOSSES`, the larger of both directions."""
+    candidates, deltas = _thresholds(learn), []
+    for loss in LOSSES:
+        score = partial(_hockey_stick, loss=loss)
+        forth = _certified(learn, check, candidates, score, confidence)
+        back = _certified(_flip(learn), _flip(check), -candidates, score, confidence)  # betting on the other world
+        deltas.append(max(0.0, forth, back))
+    return deltas
+
+
+def _flip(worlds: Pair) -> Pair:
+    return -worlds[1], -worlds[0]
+
+
+def _certified(
+    learn: Pair,
+    check: Pair,
+    candidates: FloatArray,
+    score: Callable[[FloatArray, FloatArray], FloatArray],
+    confidence: float,
+) -> float:
+    """The score at the threshold that was best on the learning half, from bounds on the other."""
+    threshold = candidates[[int(np.argmax(score(*_bounds(learn, candidates, confidence))))]]
+    return float(score(*_bounds(check, threshold, confidence))[0])
+
+
+def _bounds(worlds: Pair, thresholds: FloatArray, confidence: float) -> Pair:
+    """Lower bounds of the true positive and upper bounds of the false positive rate at each threshold."""
+    n0, n1 = len(worlds[0]), len(worlds[1])
+    false = n0 - np.searchsorted(np.sort(worlds[0]), thresholds, side="right")
+    true = n1 - np.searchsorted(np.sort(worlds[1]), thresholds, side="right")
+    low = np.where(true > 0, beta.ppf(1 - confidence, np.maximum(true, 1), n1 - true + 1), 0.0)
+    high = np.where(false < n0, beta.ppf(confidence, false + 1, np.maximum(n0 - false, 1)), 1.0)
+    return low, high
+
+
+def _shift(tpr: FloatArray, fpr: FloatArray) -> FloatArray:
+    return np.asarray(ndtri(tpr) - ndtri(fpr))
+
+
+def _hockey_stick(tpr: FloatArray, fpr: FloatArray, loss: float) -> FloatArray:
+    return np.asarray(tpr - math.exp(loss) * fpr)

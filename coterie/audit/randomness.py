@@ -1,0 +1,108 @@
+"""Attacks on the randomness: who takes part, the keys of the noise, and its resolution.
+
+Amplification rests on coins that are tossed for every client and every round by themselves, and on cohorts that are
+taken as they fall, the empty one included. Noise hides something only if its key cannot be found by trial, which
+takes 128 bits of the operating system, and if it has no gaps, which takes all the digits of a float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.audit.findings import Finding, counted, never
+from coterie.privacy import Joint, Ledger, Plan, RRSlot, Streams
+
+_CLIENTS, _RATE = 8, 0.25
+_ROUNDS = 1 << 13
+_KEYS = 1 << 14
+_NUMBERS = 1 << 16
+# Trailing bits of a float64's 52 that are all zero in one number of 65,536; in nearly all that came from a float32.
+_BITS = 16
+
+
+def audit_randomness(mechanisms: Sequence[str], streams: Streams) -> list[Finding]:
+    """Samplers of ``mechanisms``, and the keys and the resolution of the noise, which all of them share."""
+    findings = []
+    if "joint" in mechanisms:
+        findings += poisson_sampler(streams)
+    if "rr-slot" in mechanisms:
+        findings += slot_sampler(streams)
+    return findings + keys() + [resolution(streams)]
+
+
+def poisson_sampler(streams: Streams) -> list[Finding]:
+    """Exact binomial tests of coins that pairs of clients, and pairs of rounds, do not share."""
+    q, took_part = _RATE, _participation(_plan(Joint), streams)  # (rounds, clients)
+    tests = [
+        ("clients take part at the sampling rate", q, took_part),
+        ("two clients take part together", q * q, took_part[:, ::2] & took_part[:, 1::2]),
+        ("a client takes part in two rounds", q * q, took_part[::2] & took_part[1::2]),
+        ("a cohort is empty", (1 - q) ** _CLIENTS, ~took_part.any(axis=1)),
+    ]
+    return [counted("joint", name, rate, int(hits.sum()), hits.size) for name, rate, hits in tests]
+
+
+def slot_sampler(streams: Streams) -> list[Finding]:
+    """A fixed number of clients in every round, any two of them as likely as any others."""
+    took_part = _participation(_plan(RRSlot), streams)
+    sizes, m = took_part.sum(axis=1), round(_RATE * _CLIENTS)
+    pair = m * (m - 1) / (_CLIENTS * (_CLIENTS - 1))
+    first_two, two_rounds = took_part[:, 0] & took_part[:, 1], took_part[::2, 0] & took_part[1::2, 0]
+    return [
+        counted("rr-slot", "two clients take part together", pair, int(first_two.sum()), first_two.size),
+        counted(
+            "rr-slot", "a client takes part in two rounds", (m / _CLIENTS) ** 2, int(two_rounds.sum()), two_rounds.size
+        ),
+        never("rr-slot", "a cohort has another size", int((sizes != m).sum())),
+    ]
+
+
+def keys() -> list[Finding]:
+    """Secret streams: first outputs never repeat, and no bit of a key is the same in all of them.
+
+    Keys of b bits repeat about ``_KEYS**2 / 2**(b + 1)`` times, so that b = 16 shows 2,000 repeats; keys of 128 bits
+    repeat with probability 4e-31. A bit that is tossed is the same in all keys with probability 2^-16383.
+    """
+    streams = Streams()
+    generators = [streams.stream("noise", 1, 1).bit_generator for _ in range(_KEYS)]
+    # The first two words of the state are the key itself (AES's key schedule begins with it).
+    bits = np.unpackbits(np.array([g.state["s"]["seed"][:2] for g in generators]).view(np.uint8), axis=1)
+    outputs = {tuple(g.random_raw(2).tolist()) for g in generators}
+    constant = 128 - int((bits.any(axis=0) & ~bits.all(axis=0)).sum())
+    return [
+        never("all", f"repeats among {_KEYS} secret streams", _KEYS - len(outputs)),
+        never("all", "bits of a key that are always the same", constant),
+    ]
+
+
+def resolution(streams: Streams) -> Finding:
+    """How many noisy numbers end in so many zeros that fewer digits were drawn."""
+    # Noise of deviation 2 is the sum of four draws as it is (privacy/randomness.py), so that no product hides a gap.
+    plan = _plan(Joint, noise_multiplier=2.0)
+    contributions = plan.contributions(_NUMBERS)
+    released = plan.release(Ledger(plan.delta).round(1, plan.event()), contributions, streams, 1)
+    tails = released.sums[0].view(np.uint64) & np.uint64((1 << _BITS) - 1)
+    return counted("all", "noise that ends in 16 zero bits", 2.0**-_BITS, int((tails == 0).sum()), _NUMBERS, "greater")
+
+
+def _plan(kind: type[Plan], noise_multiplier: float = 1.0) -> Plan:
+    numbers: dict[str, Any] = {
+        "clients": _CLIENTS,
+        "num_clusters": 1,
+        "sampling_rate": _RATE,
+        "rounds": 1,
+        "clip_norm": 1.0,
+    }
+    return kind(**numbers, epsilon=float("inf"), delta=1e-5, noise_multiplier=noise_multiplier)
+
+
+def _participation(plan: Plan, streams: Streams) -> npt.NDArray[np.bool_]:
+    """(rounds, clients) whether each takes part."""
+    took_part = np.zeros((_ROUNDS, _CLIENTS), bool)
+    for number, row in enumerate(took_part, 1):
+        row[plan.sample(streams.stream("cohort", number, number))] = True
+    return took_part

@@ -1,0 +1,160 @@
+"""Attacks on clients at record level, by a server that chooses models, clipping norms and questions as it likes.
+
+The victim is one record. The server sends a network in which all other records have a gradient of zero and the victim's
+is a thousand times the clipping norm, or models of which the victim's loss is infinite. It knows all other records,
+and asks more than once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from coterie.audit.findings import Finding, FloatArray, dominated
+from coterie.client.dpsgd import DPSGD, Vectors, train_privately
+from coterie.datasets import Shard, TestSet
+from coterie.messages import Layout
+from coterie.privacy import Event, RecordPlan, Streams, noisy_argmin, noisy_losses, selection_event
+
+_MECHANISM = "dp-sgd"
+# Clients that are trained at once.
+_CHUNK = 2000
+_RECORDS = 4
+_LR = 0.05
+# A gradient of float32 numbers, and an update that is rounded to float32.
+_ROUNDING = 1e-5
+
+
+def audit_records(streams: Streams, answers: int) -> list[Finding]:
+    """Gradients, losses and choices of one client, with one record more or less."""
+    attacks = [
+        ("a record more, full batches", _plan(batch_size=_RECORDS, noise_multiplier=1.0), answers),
+        ("a record more, Poisson batches", _plan(batch_size=1, noise_multiplier=0.5), answers),
+        ("a record more, eight answers", _plan(batch_size=_RECORDS, noise_multiplier=8**0.5, rounds=8), answers // 4),
+    ]
+    return [
+        *(_gradients(*attack, streams, number) for number, attack in enumerate(attacks)),
+        *(_coupled(batched) for batched in (True, False)),
+        _losses(streams, answers),
+        _choices(streams, 2 * answers),
+    ]
+
+
+def _plan(**numbers: Any) -> RecordPlan:
+    return RecordPlan(**{"num_examples": _RECORDS, "rounds": 1, "epsilon": 100.0, "delta": 1e-5, **numbers})
+
+
+# ---- gradients --------------------------------------------------------------------------------------------
+
+
+def _network() -> tuple[nn.Sequential, Layout, Vectors]:
+    """Two layers, and (1, d) parameters of which record (1, 0) of class 0 has no gradient, and (0, 1) of class 1 a huge
+    one."""
+    network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    first, second = np.eye(2), 100 * np.array([[1.0, 1.0], [-1.0, -1.0]])
+    layout = Layout.of(dict(network.named_parameters()))
+    return network, layout, layout.flatten(dict(zip(layout.names, (first, second), strict=True)))[None]
+
+
+def _shard(victim: bool) -> Shard:
+    x, y = np.tile(np.array([[1, 0]], np.float32), (_RECORDS, 1)), np.zeros(_RECORDS, np.int64)
+    if victim:
+        x[-1], y[-1] = (0, 1), 1
+    x, y = (x, y) if victim else (x[:-1], y[:-1])
+    return Shard(0, 0, x, y, TestSet(x, y))
+
+
+def _settings(plan: RecordPlan) -> DPSGD:
+    return DPSGD(_RECORDS, plan.batch_size, plan.local_epochs, _LR, plan.clip_norm, plan.noise_multiplier)
+
+
+def _updates(
+    settings: DPSGD,
+    victim: bool,
+    coins: np.random.Generator,
+    noise: np.random.Generator,
+    count: int = 1,
+    batched: bool = True,
+) -> FloatArray:
+    """(count, d) answers of clients that differ in their randomness alone, in units of one clipped gradient's step."""
+    network, layout, start = _network()
+    starts, shards = np.repeat(start, count, axis=0), [_shard(victim)] * count
+    moved = train_privately(
+        network, layout, starts, shards, [coins] * count, [noise] * count, [settings] * count, batched=batched
+    )
+    return moved.astype(np.float64) / settings.step_size
+
+
+def _gradients(attack: str, plan: RecordPlan, answers: int, streams: Streams, place: int) -> Finding:
+    """What the updates tell of the victim, added up over rounds, against what the client charges for these rounds."""
+    direction = _victims_gradient(plan)
+    worlds = []
+    for victim in (False, True):
+        scores = np.zeros((answers, 1))
+        for number in range(plan.rounds):
+            for done in range(0, answers, _CHUNK):
+                coins, noise = (streams.stream(n, place, victim, number, done) for n in ("batches", "gradients"))
+                count = min(_CHUNK, answers - done)
+                updates = _updates(_settings(plan), victim, coins, noise, count)
+                scores[done : done + count, 0] += updates @ direction
+        worlds.append(scores)
+    events: Counter[Event] = Counter()
+    for number in range(plan.rounds):
+        events += plan.part(first=number == 0)
+    return dominated(_MECHANISM, attack, events, (worlds[0], worlds[1]))
+
+
+def _victims_gradient(plan: RecordPlan, batched: bool = True) -> FloatArray:
+    """(d,) step of a full batch without noise, less that of the same batch without the victim."""
+    settings = replace(_settings(plan), batch_size=_RECORDS, noise_multiplier=0.0)
+    rng = np.random.default_rng(0)
+    there, gone = (_updates(settings, victim, rng, rng, batched=batched)[0] for victim in (True, False))
+    return np.asarray(there - gone)
+
+
+def _coupled(batched: bool) -> Finding:
+    """How far one record moves a sum of gradients at most, for gradients of every length; no noise, no statistics."""
+    norm = 200 * math.sqrt(2)  # of the victim's gradient, nearly
+    norms = [norm / length for length in (*np.linspace(0.9, 1.3, 41), 2.0, 100.0)]
+    moved = [
+        np.linalg.norm(_victims_gradient(_plan(batch_size=1, clip_norm=c, noise_multiplier=1.0), batched))
+        for c in norms
+    ]
+    way = "all clients at once" if batched else "one client at a time"
+    violated = not max(moved) <= 1 + _ROUNDING
+    return Finding(_MECHANISM, f"a gradient of any length ({way})", "mu", 1.0, float(max(moved)), (), violated)
+
+
+# ---- losses and choices -----------------------------------------------------------------------------------
+
+
+def _losses(streams: Streams, answers: int) -> Finding:
+    """Noisy losses of four models, of which the victim's are as large as can be."""
+    bound, plan = 4.0, _plan(batch_size=1, noise_multiplier=1.0, compared=4, loss_noise=1.0)
+    others = np.ones((_RECORDS - 1, plan.compared))
+    victim = np.array([[1e30, np.inf, np.nan, 4.0]])
+    worlds = []
+    for world, each in enumerate((others, np.concatenate([others, victim]))):
+        rng = streams.stream("losses", world)
+        told = [noisy_losses(each, bound, plan.loss_deviation, _RECORDS, rng) for _ in range(answers)]
+        worlds.append(np.array(told))
+    claim = plan.losses(plan.compared)
+    return dominated(_MECHANISM, "a record more, losses of models", claim, (worlds[0], worlds[1]))
+
+
+def _choices(streams: Streams, answers: int) -> Finding:
+    """A private choice between two models, of which all other records together prefer the second by half a loss."""
+    bound, e = 4.0, 1.0
+    others, victim = np.array([[bound / 2, 0.0]]), np.array([[-1.0, np.inf]])
+    worlds = []
+    for world, each in enumerate((others, np.concatenate([others, victim]))):
+        rng = streams.stream("choice", world)
+        chosen = [noisy_argmin(each, bound, e, rng) == 0 for _ in range(answers)]
+        worlds.append(np.array(chosen, np.float64)[:, None])
+    claim = {selection_event(e): 1}
+    return dominated(_MECHANISM, "a record more, a private choice", claim, (worlds[0], worlds[1]))

@@ -1,0 +1,254 @@
+"""Attacks on whole runs: the server's own loop, the local engine and real clients, round after round.
+
+In one world client 0 never replies; in the other it sends an update of length 10^6 whenever it is asked. The adversary
+knows everything else and sees every round's models. It adds up, round by round, the logarithm of the likelihood ratio
+of a Poisson-subsampled Gaussian, which is the best attack on the claim itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from logging import WARNING, getLogger
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from coterie.audit.findings import BoolArray, Finding, FloatArray, counted, dominated, same_variance
+from coterie.datasets import Source
+from coterie.engine import LocalGrid
+from coterie.messages import IDENTITY, REPLY, UPDATE, Layout, pack_models, pack_update
+from coterie.privacy import Joint, Ledger, Streams, composed
+from coterie.privacy.accountants import Accountant
+from coterie.strategies import IFCA, Checkpoint, ClusteredStrategy, FedCAM
+from coterie.strategies.base import Models
+
+_CLIENTS, _CLUSTERS, _RATE, _ROUNDS, _NOISE, _CLIP = 2, 2, 0.4, 3, 0.25, 0.3
+_PARAMETERS = ("output.weight", "output.bias"), ((2, 2), (2,))
+_CONFIG: dict[str, Any] = {
+    "dataset": "coterie.audit.runs:vectors",
+    "data-dir": "",
+    "input-shape": "",
+    "num-classes": "none",
+    "features": "none",
+    "model": "linear",
+    "shift": "none",
+    "groups": "1",
+    "clients": _CLIENTS,
+    "samples-per-client": 5,
+    "dirichlet-alpha": 0.0,
+    "classes-per-client": 0,
+    "non-iid-level": -1.0,
+    "validation-clients": 0,
+    "partition-seed": 0,
+    "local-epochs": 1,
+    "batch-size": 5,
+    "lr": 0.2,
+    "device": "cpu",
+    "seed": 0,
+}
+
+
+def vectors() -> Source:
+    """Examples whose second feature is zero, so that no honest client moves its weights."""
+    x, y = np.tile(np.array([[1.0, 0.0]], np.float32), (20, 1)), np.arange(20) % 2
+    return Source("vectors", x, y, x[:2], y[:2], 2, reuse=True)
+
+
+def audit_runs(seed: int, runs: int) -> list[Finding]:
+    """A run of IFCA and one of FedCAM, whose clusters share a block."""
+    with quiet():
+        return [*_whole_runs(seed, runs), *divisors(seed)]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Runs and clients announce themselves; hundreds of them need not."""
+    logger = getLogger("flwr")
+    level = logger.level
+    logger.setLevel(WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _whole_runs(seed: int, runs: int) -> list[Finding]:
+    single = Layout(*_PARAMETERS)
+    both = Layout(tuple(f"{part}.{n}" for part in ("global", "cluster") for n in single.names), single.shapes * 2)
+    findings = []
+    for place, (method, layout, divisor) in enumerate(
+        ((IFCA, single, _RATE * _CLIENTS / _CLUSTERS), (FedCAM, both, _RATE * _CLIENTS))
+    ):
+        worlds, empty = [], 0
+        for world in (False, True):
+            scores = np.zeros((runs, 1))
+            for number in range(runs):
+                grid = _Grid(_CLIENTS, layout, replies=world)
+                released = _released(method, layout, grid, Streams(4 * (runs * seed + number) + 2 * place + world))
+                scores[number] = _likelihood_ratio(released, divisor)
+                empty += grid.empty
+            worlds.append(scores)
+        plan = _plan(_CLIENTS, _CLUSTERS, _RATE, _NOISE)
+        name = f"a client more in a whole run ({method.name})"
+        findings.append(dominated("joint", name, {plan.event(): _ROUNDS}, (worlds[0], worlds[1])))
+        asked = f"nobody is asked in a round ({method.name})"
+        findings.append(counted("joint", asked, (1 - _RATE) ** _CLIENTS, empty, 2 * runs * _ROUNDS))
+    return findings
+
+
+def _released(method: type[ClusteredStrategy], layout: Layout, grid: LocalGrid, streams: Streams) -> list[Models]:
+    """Models after every round of one run, the first ones included."""
+    plan = _plan(_CLIENTS, _CLUSTERS, _RATE, _NOISE, rounds=_ROUNDS)
+    start = np.zeros((_CLUSTERS, layout.size), np.float32)
+    recorder = _Recorder([start])
+    strategy = method(
+        plan, ledger=_RenyiLedger(plan.delta), streams=streams, evaluate_every=0, wait=0.0, recorder=recorder
+    )
+    strategy.start(grid, pack_models(start, layout), _ROUNDS, train_config=ConfigRecord(_CONFIG))
+    return recorder.models
+
+
+def _likelihood_ratio(models: Sequence[Models], divisor: float) -> float:
+    """Of all rounds together: whether client 0's update is in the coordinate that is its alone."""
+    deviation = _plan(_CLIENTS, _CLUSTERS, _RATE, _NOISE).noise_multiplier_updates
+    moved = np.diff(np.array([each[0, 1] for each in models], np.float64)) * divisor / _CLIP
+    ratios = np.log1p(_RATE * np.expm1((moved - 0.5) / deviation**2))
+    return float(ratios.sum())
+
+
+def divisors(seed: int, size: int = 5000, rounds: int = 16) -> list[Finding]:
+    """F-tests on the noise in FedCAM's shared block and in a cluster's; updates are zero, and noise is all there is.
+
+    A divisor that follows the cohort or the replies gives away whether client 0 was asked, or whether it replied.
+    """
+    (silent, _), (replying, asked) = (_noises(seed, size, rounds, replies) for replies in (False, True))
+    return [
+        same_variance("joint", "variance of the noise, a client is asked or not", (replying[~asked], replying[asked])),
+        same_variance("joint", "variance of the noise, a client replies or not", (silent, replying)),
+    ]
+
+
+def _noises(seed: int, size: int, rounds: int, replies: bool) -> tuple[FloatArray, BoolArray]:
+    """(rounds, 2 size) noise of one run, in units of the public divisors, and whether client 0 was asked in each."""
+    clients = num_clusters = 2
+    layout = Layout(("global.w", "cluster.w"), ((size,), (size,)))
+    plan = _plan(clients, num_clusters, rate=0.5, noise=1.0, rounds=rounds)
+    start = np.zeros((num_clusters, layout.size), np.float32)
+    grid, recorder = _Idle(clients, layout, replies), _Recorder([start])
+    strategy = FedCAM(
+        plan,
+        ledger=_RenyiLedger(plan.delta),
+        streams=Streams(2 * seed + replies),
+        evaluate_every=0,
+        wait=0.0,
+        recorder=recorder,
+    )
+    strategy.start(grid, pack_models(start, layout), rounds)
+    moved = np.diff(np.array([each[0] for each in recorder.models], np.float64), axis=0)
+    moved[:, :size] *= num_clusters  # the shared block is divided by qM, a cluster's by qM / k
+    return moved, np.isin(np.arange(1, rounds + 1), grid.rounds)
+
+
+def _plan(clients: int, num_clusters: int, rate: float, noise: float, rounds: int = _ROUNDS) -> Joint:
+    return Joint(
+        clients=clients,
+        num_clusters=num_clusters,
+        sampling_rate=rate,
+        rounds=rounds,
+        clip_norm=_CLIP,
+        epsilon=math.inf,
+        delta=1e-5,
+        noise_multiplier=noise,
+        identifier_share=0.04,
+        rebalance_min=rate * clients / num_clusters,
+    )
+
+
+class _RenyiLedger(Ledger):
+    """Counts by Rényi's way alone: what charges cost is not under attack, and PLD would take most of the time."""
+
+    def __init__(self, delta: float) -> None:
+        super().__init__(delta, accountant="rdp")
+
+    @cached_property
+    def _live(self) -> dict[str, Accountant]:
+        return {"rdp": composed(self.events, "rdp")}
+
+
+class _Recorder:
+    """Keeps the models of every round."""
+
+    def __init__(self, models: list[Models]) -> None:
+        self.models = models
+
+    def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
+        self.models.append(state.models)
+
+    def round_finished(self, line: Mapping[str, Any]) -> None: ...
+
+    def keep(self, name: str, arrays: Mapping[str, Any]) -> None: ...
+
+    def kept(self, name: str) -> None: ...
+
+    def working_on(self, what: str) -> None: ...
+
+
+class _Grid(LocalGrid):
+    """The local engine, in which client 0 is the adversary's: it never replies, or sends an update of length 10^6.
+
+    Args:
+        clients: M.
+        layout: of an update.
+        replies: whether client 0 does.
+    """
+
+    def __init__(self, clients: int, layout: Layout, replies: bool) -> None:
+        super().__init__(clients)
+        self._layout, self._replies = layout, replies
+        self.empty = 0
+
+    def _answers(self, questions: Sequence[Message]) -> Iterator[Message]:
+        if any(message.metadata.message_type == IDENTITY for message in questions):
+            yield from super()._answers(questions)
+            return
+        self.empty += not questions
+        yield from super()._answers([message for message in questions if message.metadata.dst_node_id != 1])
+        mine = [message for message in questions if message.metadata.dst_node_id == 1]
+        yield from (self._sent(message, self._update()) for message in mine if self._replies)
+
+    def _update(self) -> Models:
+        update = np.zeros(self._layout.size, np.float32)
+        update[1] = 1e6  # of the weight of the second feature, which is zero in all examples
+        return update
+
+    def _sent(self, message: Message, update: Models) -> Message:
+        client, number = message.metadata.dst_node_id - 1, int(message.metadata.group_id)
+        reply = ConfigRecord({"client-id": client, "round": number, "label": 0, "redrawn-label": 0})
+        return Message(RecordDict({UPDATE: pack_update(update, self._layout), REPLY: reply}), reply_to=message)
+
+
+class _Idle(_Grid):
+    """Clients that send zeros, all but client 0, which replies or does not.
+
+    Attributes:
+        rounds: in which client 0 was asked.
+    """
+
+    def __init__(self, clients: int, layout: Layout, replies: bool) -> None:
+        super().__init__(clients, layout, replies)
+        self.rounds: list[int] = []
+
+    def _answers(self, questions: Sequence[Message]) -> Iterator[Message]:
+        for message in questions:
+            mine = message.metadata.dst_node_id == 1
+            if message.metadata.message_type == IDENTITY:
+                yield from super()._answers([message])
+                continue
+            if mine:
+                self.rounds.append(int(message.metadata.group_id))
+            if self._replies or not mine:
+                yield self._sent(message, np.zeros(self._layout.size, np.float32))

@@ -1,0 +1,85 @@
+"""The audit of clients at record level finds what is broken in what a client adds, and in what it charges.
+
+Seeded audits never fail by chance; the ClientApp's randomness is secret, and its row fails by chance with a probability
+below 1e-6.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from coterie.audit.clientapp import audit_client_app
+from coterie.audit.records import audit_records
+from coterie.client import dpsgd, ghost
+from coterie.privacy import ClientLedger, Streams
+from coterie.privacy import losses as noisy
+
+ANSWERS = 8000
+
+
+def broken():
+    return [f.attack for f in audit_records(Streams(0), ANSWERS) if f.wrong]
+
+
+def test_what_is_shipped_holds_and_the_attacks_have_power():
+    findings = audit_records(Streams(0), ANSWERS)
+    assert len(findings) == 7
+    assert not [f for f in findings if f.wrong]
+    for finding in findings:
+        # A quarter of the answers, and four steps of which only the sum is seen, are worth less.
+        least = 0.4 if "eight" in finding.attack or "Poisson" in finding.attack else 0.8
+        assert least * finding.claim < finding.bound <= finding.claim * (1 + 1e-5), finding.attack
+
+
+def test_less_noise_on_gradients_is_found(monkeypatch):
+    monkeypatch.setattr(dpsgd, "gaussian", lambda rng, std, shape: rng.standard_normal(shape) * std * 0.7)
+    assert {"a record more, full batches", "a record more, eight answers"} <= set(broken())
+
+
+def test_batches_of_twice_the_rate_are_found(monkeypatch):
+    def sample(self, coins, size):
+        return np.flatnonzero(coins.random(size) < 2 * self.batch_size / self.num_examples)
+
+    monkeypatch.setattr(dpsgd.DPSGD, "sample", sample)
+    assert broken() == ["a record more, Poisson batches"]
+
+
+@pytest.mark.parametrize("margin", [-0.05, -1e-3])
+def test_a_clip_of_gradients_that_lets_a_little_through_is_found(monkeypatch, margin):
+    monkeypatch.setattr(ghost, "_MARGIN", margin)
+    found = broken()
+    for way in ("all clients at once", "one client at a time"):
+        assert f"a gradient of any length ({way})" in found
+
+
+def test_noise_on_losses_without_the_root_of_their_number_is_found(monkeypatch):
+    def less(losses, bound, deviation, num_examples, rng):
+        return noisy.noisy_losses(losses, bound, deviation / math.sqrt(losses.shape[1]), num_examples, rng)
+
+    monkeypatch.setattr("coterie.audit.records.noisy_losses", less)
+    assert broken() == ["a record more, losses of models"]
+
+
+def test_the_client_app_holds():
+    unpaid, answers = audit_client_app(100)
+    assert not unpaid.wrong
+    assert not answers.wrong
+    assert answers.claim == 2.0  # four answers at noise 1, all of which the ledgers charge
+
+
+def test_a_client_that_does_not_charge_every_answer_is_found(monkeypatch):
+    spend = ClientLedger.spend
+
+    def once(self, number, events):
+        return spend(self, number, events) if number < 4 else 1000 + number
+
+    monkeypatch.setattr(ClientLedger, "spend", once)
+    unpaid, _ = audit_client_app(10)
+    assert unpaid.violated
+    assert unpaid.bound == 20  # one of each client in both worlds
+
+
+def test_a_client_app_with_hardly_any_noise_is_found(monkeypatch):
+    monkeypatch.setattr(dpsgd, "gaussian", lambda rng, std, shape: rng.standard_normal(shape) * std / 100)
+    assert audit_client_app(250)[1].violated

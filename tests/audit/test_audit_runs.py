@@ -1,0 +1,92 @@
+"""The audit of whole runs finds what is broken in the frame of a round.
+
+Every audit here has a seed, so that it never fails by chance; over fresh seeds an exact test would fail once in ten
+million audits, and a row of deltas once in 1,000.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coterie.audit.runs import audit_runs, divisors, quiet
+from coterie.privacy import Joint
+from coterie.privacy.plan import Summed
+from coterie.strategies import ClusteredStrategy
+
+RUNS = 100
+
+
+def broken(runs=RUNS):
+    return [f.attack for f in audit_runs(0, runs) if f.wrong]
+
+
+def test_what_is_shipped_holds():
+    findings = {f.attack: f for f in audit_runs(0, RUNS)}
+    assert len(findings) == 6
+    assert not [f for f in findings.values() if f.wrong]
+    for method in ("ifca", "fedcam"):
+        finding = findings[f"a client more in a whole run ({method})"]
+        assert 0.05 < finding.deltas[0][0] < finding.deltas[0][1] < 0.75
+
+
+def test_an_empty_cohort_that_the_server_draws_again_is_found(monkeypatch):
+    configure = ClusteredStrategy.configure_train
+
+    def again(self, number, arrays, config, grid):
+        messages = configure(self, number, arrays, config, grid)
+        while not len(self._cohort):
+            self._cohort = self.plan.sample(np.random.default_rng())
+            self._slots = {int(client): slot for slot, client in enumerate(self._cohort)}
+            messages = list(self._addressed(self._phase.models, self._sent, None, "train", list(self._slots)).values())
+            self._ask({int(client): m for client, m in zip(self._cohort, messages, strict=True)})
+        return messages
+
+    monkeypatch.setattr(ClusteredStrategy, "configure_train", again)
+    assert {f"nobody is asked in a round ({method})" for method in ("ifca", "fedcam")} <= set(broken(20))
+
+
+def test_noise_of_a_third_is_found(monkeypatch):
+    scale = Joint.noise_multiplier_updates.fget
+    monkeypatch.setattr(Joint, "noise_multiplier_updates", property(lambda plan: scale(plan) / 3))
+    monkeypatch.setattr("coterie.audit.runs._NOISE", 1.0)
+    assert "a client more in a whole run (ifca)" in broken()
+
+
+COUNTS = {
+    "the replies": lambda strategy, counts: counts.sum(),
+    "the cohort": lambda strategy, counts: len(strategy._cohort),
+}
+
+
+@pytest.mark.parametrize("block", ["shared", "cluster"])
+@pytest.mark.parametrize("of", COUNTS)
+def test_a_true_count_as_divisor_is_found(monkeypatch, block, of):
+    step, add, known = ClusteredStrategy.step, Summed.add, {"counts": np.zeros(1)}
+
+    def added(self, *args):
+        add(self, *args)
+        known["counts"] = self.counts
+
+    def divided(self, models, released):
+        count = max(float(COUNTS[of](self, known["counts"])), 1.0)
+        other = {"cohort": count} if block == "shared" else {"divisors": np.full(2, count / 2)}
+        return step(self, models, replace(released, **other))
+
+    monkeypatch.setattr(Summed, "add", added)
+    monkeypatch.setattr(ClusteredStrategy, "step", divided)
+    with quiet():
+        asked, _ = divisors(0)
+    assert asked.violated
+
+
+def test_a_divisor_that_follows_missing_replies_is_found(monkeypatch):
+    step = ClusteredStrategy.step
+
+    def divided(self, models, released):
+        return step(self, models, replace(released, divisors=released.divisors * max(self.accepted, 1) / self.asked))
+
+    monkeypatch.setattr(ClusteredStrategy, "step", divided)
+    with quiet():
+        _, replies = divisors(0)
+    assert replies.violated

@@ -1,0 +1,243 @@
+"""One-line mutations that break a guarantee, and the test that catches each.
+
+``python -m tests.mutations [WORD ...]`` applies them one by one (those whose name has all the words) to a copy of the
+working tree, runs the named test there, and reports which are killed. It exits with 1 when one survives. A test of the
+suite keeps the list in step with the code (tests/test_mutations.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_COPIED = ("coterie", "tests", "benchmarks", "pyproject.toml", "README.md", "docs")
+_PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/strategies/base.py"
+_MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
+_RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One line of ``file``, what replaces it, and the test that must fail then."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTATIONS = [
+    Mutation(
+        "keys of 16 bits",
+        f"{_PRIVACY}/randomness.py",
+        "AESCounter(key=secrets.randbits(128))",
+        "AESCounter(key=secrets.randbits(16))",
+        f"{_RANDOMNESS}::test_what_is_shipped_holds",
+    ),
+    Mutation(
+        "the sampler draws an empty cohort again",
+        f"{_PRIVACY}/mechanisms/joint.py",
+        "return np.flatnonzero(rng.random(self.clients) < self.sampling_rate)",
+        "return np.flatnonzero((c := rng.random(self.clients)) < max(self.sampling_rate, c.min() * 1.001))",
+        f"{_RANDOMNESS}::test_what_is_shipped_holds",
+    ),
+    Mutation(
+        "the server draws an empty cohort again",
+        _BASE,
+        'self._cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt))',
+        "self._cohort = next(c for i in range(99) "
+        'if len(c := self.plan.sample(self.streams.stream("cohort", server_round, self._attempt, i))))',
+        f"{_RUNS}::test_what_is_shipped_holds",
+    ),
+    Mutation(
+        "the shared block is divided by the number of replies",
+        _PLAN,
+        "cohort = self.rate * self.clients",
+        "cohort = max(float(contributions.counts.sum()), 1.0)",
+        f"{_RUNS}::test_what_is_shipped_holds",
+    ),
+    Mutation(
+        "the shared block is divided by the size of the cohort",
+        _BASE,
+        "released.sums[:, : self.shared] / released.cohort",
+        "released.sums[:, : self.shared] / max(len(self._cohort), 1)",
+        f"{_RUNS}::test_what_is_shipped_holds",
+    ),
+    Mutation(
+        "updates up to 5 % too long are not clipped",
+        f"{_PRIVACY}/clipping.py",
+        "long = lengths * ratio > 1 - _MARGIN",
+        "long = lengths * ratio > 1.05",
+        f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
+    ),
+    Mutation(
+        "updates are clipped to 5 % too much",
+        f"{_PRIVACY}/clipping.py",
+        "np.where(long, (1 - _MARGIN) / lengths, ratio)",
+        "np.where(long, 1.05 / lengths, ratio)",
+        f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
+    ),
+    Mutation(
+        "gradients are clipped to 5 % too much",
+        "coterie/client/ghost.py",
+        "torch.where(kept, (1 - _MARGIN) / torch.clamp(",
+        "torch.where(kept, 1.05 / torch.clamp(",
+        f"{_RECORDS}::test_what_is_shipped_holds_and_the_attacks_have_power",
+    ),
+    Mutation(
+        "noise of single precision",
+        f"{_PRIVACY}/randomness.py",
+        "total += rng.standard_normal(shape)",
+        "total += rng.standard_normal(shape, dtype=np.float32)",
+        f"{_RANDOMNESS}::test_what_is_shipped_holds",
+    ),
+    Mutation(
+        "a permit can be used twice",
+        f"{_PRIVACY}/ledger.py",
+        "        self._open = False",
+        "        self._open = True",
+        "tests/privacy/test_plan.py::test_a_permit_pays_once_and_for_its_own_event_alone",
+    ),
+    Mutation(
+        "a charge is not synced",
+        f"{_PRIVACY}/ledger.py",
+        "os.fsync(file.fileno())",
+        "file.fileno()",
+        "tests/privacy/test_ledger.py::test_a_charge_is_synced_before_the_permit_exists",
+    ),
+    Mutation(
+        "recalibration forgets what was spent",
+        _BASE,
+        "noise = plan.noise_for(remaining, spent)",
+        "noise = plan.noise_for(remaining)",
+        "tests/strategies/test_released_only.py::test_noise_after_a_crash_makes_up_for_the_wasted_charges",
+    ),
+    Mutation(
+        "sums of single precision",
+        _PLAN,
+        "self.sums = np.zeros((draws, plan.num_clusters, size))",
+        "self.sums = np.zeros((draws, plan.num_clusters, size), np.float32)",
+        f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
+    ),
+    Mutation(
+        "counts have no noise where their share is small",
+        _PLAN,
+        "return self.noise_multiplier / math.sqrt(self.identifier_share) if self.identifier_share else None",
+        "return self.noise_multiplier * (self.identifier_share > 0.05) if self.identifier_share else None",
+        f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
+    ),
+    Mutation(
+        "a missing reply changes the divisor",
+        _BASE,
+        "mean = released.sums / released.divisors[:, None]",
+        "mean = released.sums / (released.divisors[:, None] * max(self.accepted, 1) / max(self.asked, 1))",
+        f"{_RUNS}::test_what_is_shipped_holds",
+    ),
+    Mutation(
+        "the redraw matrix follows true counts",
+        _BASE,
+        "models, moves = self._remember(server_round, models, released)",
+        "models, moves = self._remember(server_round, models, replace(released, histogram=contributions.counts[0]))",
+        "tests/strategies/test_released_only.py::test_rebalancing_reads_released_sizes_alone",
+    ),
+    Mutation(
+        "a batch has a fixed size",
+        "coterie/client/dpsgd.py",
+        "return np.flatnonzero(coins.random(size) < self.batch_size / self.num_examples)",
+        "return coins.permutation(size)[: self.batch_size]",
+        "tests/client/test_dpsgd.py::test_every_record_is_taken_with_probability_b_over_n",
+    ),
+    Mutation(
+        "noise in the first step of a round alone",
+        "coterie/client/dpsgd.py",
+        "total = torch.as_tensor(np.stack(noise), device=device)",
+        "total = torch.as_tensor(np.stack(noise), device=device) * (step == 0)",
+        f"{_RECORDS}::test_what_is_shipped_holds_and_the_attacks_have_power",
+    ),
+    Mutation(
+        "noise on losses without the root of their number",
+        f"{_PRIVACY}/losses.py",
+        "gaussian(rng, deviation, each.shape[1:])",
+        "gaussian(rng, deviation / each.shape[1] ** 0.5, each.shape[1:])",
+        f"{_RECORDS}::test_what_is_shipped_holds_and_the_attacks_have_power",
+    ),
+    Mutation(
+        "NaN passes the clip",
+        f"{_PRIVACY}/clipping.py",
+        "rows[~np.isfinite(rows).all(axis=1)] = 0.0",
+        "rows[np.isinf(rows).any(axis=1)] = 0.0",
+        f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
+    ),
+    Mutation(
+        "a private evaluation has half of its noise",
+        _PLAN,
+        "gaussian(noise, self.evaluation_noise * self.clients, ())",
+        "gaussian(noise, self.evaluation_noise * self.clients / 2, ())",
+        "tests/privacy/test_plan.py::test_a_private_evaluation_has_the_planned_noise",
+    ),
+    Mutation(
+        "a private evaluation is charged for half of its sensitivity",
+        _PLAN,
+        'sensitivity = 0.5 if self.sampler == "poisson" else 1.0',
+        'sensitivity = 0.25 if self.sampler == "poisson" else 0.5',
+        f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
+    ),
+    Mutation(
+        "a reply that comes twice counts twice",
+        _BASE,
+        "if client is None or client in answered:",
+        "if client is None:",
+        "tests/strategies/test_base.py::test_a_reply_that_comes_twice_counts_once",
+    ),
+    Mutation(
+        "a client forgets what it spent in earlier rounds",
+        f"{_PRIVACY}/ledger.py",
+        "total = frozenset((self.events + Counter(events)).items())",
+        "total = frozenset(Counter(events).items())",
+        "tests/privacy/test_ledger.py::test_a_client_s_budget_holds_over_all_rounds",
+    ),
+]
+
+
+def survives(mutation: Mutation) -> bool:
+    """Whether the named test passes in a copy of the tree with this mutation.
+
+    Raises:
+        RuntimeError: the test cannot be run.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for name in _COPIED:
+            source = ROOT / name
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, Path(folder, name))
+        file = Path(folder, mutation.file)
+        file.write_text(file.read_text().replace(mutation.old, mutation.new))
+        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutation.test]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):  # pytest's status for tests that failed is 1
+        raise RuntimeError(f"{mutation.test} cannot be run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.returncode == 0
+
+
+def main(words: list[str]) -> int:
+    """Number of mutations that survive."""
+    survivors = 0
+    for mutation in MUTATIONS:
+        if all(word in mutation.name for word in words):
+            alive = survives(mutation)
+            survivors += alive
+            print(f"{'SURVIVES' if alive else 'killed':8} {mutation.name:60} {mutation.test}", flush=True)
+    print(f"{survivors} survive")
+    return survivors
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(sys.argv[1:]), 1))
