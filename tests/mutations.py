@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 _COPIED = ("coterie", "tests", "benchmarks", "pyproject.toml", "README.md", "docs")
 _PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/strategies/base.py"
 _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
+_HOSTILE = "tests/client/test_hostile_server.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
 
 
@@ -202,6 +203,41 @@ MUTATIONS = [
         "total = frozenset((self.events + Counter(events)).items())",
         "total = frozenset(Counter(events).items())",
         "tests/privacy/test_ledger.py::test_a_client_s_budget_holds_over_all_rounds",
+    ),
+    Mutation(
+        "a NaN is within bounds",
+        "coterie/wire/fields.py",
+        "return (self.low < value if self.above else self.low <= value) and value <= self.high  # NaN is not in it",
+        "return not (value <= self.low if self.above else value < self.low) and not value > self.high",
+        f"{_HOSTILE}::test_a_hostile_request_is_refused_alike_and_charges_nothing",
+    ),
+    Mutation(
+        "a request for other data than the declared ones is accepted",
+        "coterie/client/app.py",
+        "if client.data is not None and client.declared is not None:",
+        "if False:",
+        f"{_HOSTILE}::test_a_hostile_request_is_refused_alike_and_charges_nothing",
+    ),
+    Mutation(
+        "a refusal states what was spent",
+        "coterie/client/budget.py",
+        "if not client.deployed:",
+        "if True:",
+        f"{_HOSTILE}::test_a_refusal_does_not_tell_what_was_spent_elsewhere",
+    ),
+    Mutation(
+        "a budget belongs to a client's id",
+        "coterie/client/budget.py",
+        "path = budget_path(client, folder)",
+        "path = own",
+        f"{_HOSTILE}::test_the_same_data_in_two_federations_share_one_budget",
+    ),
+    Mutation(
+        "data that do not fit are refused by a deployed client",
+        "coterie/datasets/own.py",
+        "strict=client_id not in self._deployed,",
+        "strict=True,",
+        f"{_HOSTILE}::test_whether_a_request_is_answered_and_what_it_costs_depends_on_no_record",
     ),
 ]
 

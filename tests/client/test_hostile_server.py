@@ -20,7 +20,7 @@ from coterie.client.budget import BUDGET_FILE
 from coterie.datasets import own_shard
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models
-from coterie.models import initialise
+from coterie.models import build_gan, initialise
 from coterie.privacy.ledger import read_ledger
 from coterie.server import RunConfig
 
@@ -159,12 +159,12 @@ class World:
         self.node |= node
         self.path = path
 
-    def ask(self, verb, change, models=None):
+    def ask(self, verb, change, models=None, layout=LAYOUT):
         """What leaves the client: the names and shapes of a reply, or the text of an error."""
         own_shard.cache_clear()
         config = {key: value for key, value in {**CONFIGURED, **change}.items() if value is not Ellipsis}
         models = np.zeros((1, LAYOUT.size), np.float32) if models is None else models
-        content = RecordDict({"models": pack_models(models, LAYOUT), "config": ConfigRecord(config)})
+        content = RecordDict({"models": pack_models(models, layout), "config": ConfigRecord(config)})
         message = Message(content, dst_node_id=1, message_type=verb)
         try:
             answer = app(message, Context(1, 1, self.node, RecordDict(), {})).content
@@ -218,6 +218,38 @@ def test_whether_a_request_is_answered_and_what_it_costs_depends_on_no_record(tm
         assert worlds[0].charges == worlds[1].charges
     if verb != "query.label":
         assert worlds[0].charges
+
+
+@pytest.mark.parametrize("pair", ["a pixel out of range", "a record less", "one record or none"])
+def test_samples_of_a_gan_depend_on_no_record_in_number_or_cost(tmp_path, pair):
+    drawn = {n: v.detach().numpy() for n, v in build_gan(GAN["gan"], SHAPE, GAN["labels"]).named_parameters()}
+    layout = Layout.of(drawn)
+    left, charges = [], []
+    for i, data in enumerate(WORLDS[pair]):
+        world = World(tmp_path / str(i), data)
+        left.append(world.ask("train.gan", {**HONEST, **GAN, "samples": N}, layout.flatten(drawn)[None], layout))
+        charges.append(world.charges)
+    assert left[0] == left[1]
+    assert left[0][:2] == ("reply", {"points": (N, *SHAPE)})
+    assert charges[0] == charges[1] != []
+
+
+def test_data_are_read_after_the_charge_and_never_for_a_refused_request(tmp_path, monkeypatch):
+    world = World(tmp_path / "world", WORLDS["another label"][0])
+    charges = []
+
+    def unreadable(*_, **__):
+        charges.append(len(world.charges))
+        raise OSError("record 3 of the file cannot be read")
+
+    monkeypatch.setattr("coterie.datasets.own.own_shard", unreadable)
+    failed = world.ask("train", HONEST)
+    assert failed[:2] == ("error", "client 0 failed; its own log says why")
+    assert charges == [1]  # the charge was on disk
+    for number in range(2, 10):
+        left = world.ask("train", {**HONEST, "round": number})
+    assert left[1] == "client 0 refuses: its budget does not allow this request"
+    assert len(charges) == len(world.charges) < 9
 
 
 def test_a_request_of_the_owner_s_form_is_answered_and_charged(tmp_path):
