@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coterie.datasets import DataError, Facts, describe, facts, own_federation, own_shard
+from coterie.datasets import DataError, Declared, Facts, describe, facts, own_federation, own_shard
 from coterie.models import features
 
 SHAPE = (1, 6, 5)
@@ -444,3 +444,105 @@ def test_a_federation_of_files(tmp_path):
     assert len(
         own_federation(str(tmp_path), 2, known, None).shard(0).y
     )  # the other client's data are as good as before
+
+
+# ---- deployed clients: records that do not fit -----------------------------------------------------------------------
+
+
+def kept(path, num_classes=4, span=None):
+    own_shard.cache_clear()
+    return own_shard(str(path), 0, (1, 6, 5), num_classes, None, span=span, strict=False)
+
+
+def rows(own):
+    """All examples, to train and to test on."""
+    return {tuple(each.ravel()) for each in [*own.x, *own.test.x]}
+
+
+def spoiled(path):
+    """A record of each kind that does not fit, in each form of file; the others are as in X, Y."""
+    with_gap, label = X.astype(float), Y.astype(float)
+    with_gap[1] = np.nan
+    label[2], label[3], label[4] = -1, 0.5, 9
+    write_npz(path / "archive", with_gap, label)
+    write_csv(path / "table", X, Y)
+    table = (path / "table.csv").read_text().splitlines()
+    cells = [table[0].split(",").index("label"), 0]
+    lines = [line.split(",") for line in table]
+    lines[2][cells[1]] = "red"
+    lines[3][cells[0]], lines[4][cells[0]], lines[5][cells[0]] = "-1", "0.5", "9"
+    (path / "table.csv").write_text("\n".join(",".join(line) for line in lines) + "\n")
+    write_pictures(path / "pictures", X, Y)
+    (path / "pictures" / "0" / "broken.png").write_text("no image")
+    (path / "pictures" / "ward").mkdir()
+    Image.fromarray(X[0, 0]).save(path / "pictures" / "ward" / "a.png")
+    Image.fromarray(X[0, 0]).save((path / "pictures" / "9").mkdir() or path / "pictures" / "9" / "a.png")
+
+
+def test_records_that_do_not_fit_are_left_out_and_the_others_stay(tmp_path, caplog):
+    spoiled(tmp_path)
+    for name, others in (("table.csv", 8), ("pictures", 12)):
+        own = kept(tmp_path / name)
+        assert len(rows(own)) == others
+        assert set(own.y) <= {0, 1, 2, 3}
+        assert f"client 0: some records are left out or clamped, first: {tmp_path / name}" in caplog.text
+        with pytest.raises(DataError):
+            shard(tmp_path / name)
+    write_npz(tmp_path / "archive", np.where(np.arange(12)[:, None, None, None] == 1, np.nan, X / 255), Y)
+    assert len(rows(kept(tmp_path / "archive.npz"))) == 11
+
+
+def test_values_out_of_range_are_clamped_record_by_record(tmp_path):
+    write_npz(tmp_path / "right", X.astype(int), Y)
+    write_npz(tmp_path / "wrong", np.where(np.arange(12)[:, None, None, None] == 0, 300, X.astype(int)), Y)
+    right, wrong = kept(tmp_path / "right.npz"), kept(tmp_path / "wrong.npz")
+    assert len(rows(right) & rows(wrong)) == 11
+    assert max(max(row) for row in rows(wrong)) == 1.0
+
+
+def test_a_declared_range_clamps_vectors_alone(tmp_path):
+    x = np.array([[0.5, -3.0], [7.0, 0.25]], np.float32)
+    np.savez(tmp_path / "v.npz", x=x, y=[0, 1], x_test=x, y_test=[0, 1])
+    own_shard.cache_clear()
+    own = own_shard(str(tmp_path / "v.npz"), 0, (2,), 2, None, span=(-1.0, 1.0), strict=False)
+    np.testing.assert_array_equal(own.x, [[0.5, -1.0], [1.0, 0.25]])
+
+
+@pytest.mark.parametrize("form", ["npz", "csv", "pictures"])
+def test_no_record_at_all_is_a_shard_without_records(tmp_path, form):
+    if form == "npz":
+        path = write_npz(tmp_path / "own", X[:0], Y[:0])
+    elif form == "csv":
+        path = write_csv(tmp_path / "own", X, Y)
+        path.write_text(path.read_text().splitlines()[0] + "\n")
+    else:
+        path = tmp_path / "own"
+        (path / "0").mkdir(parents=True)
+    own = kept(path)
+    assert own.x.shape == (0, 1, 6, 5)
+    assert (len(own.y), len(own.test.y)) == (0, 0)
+
+
+def test_a_gap_in_a_parquet_column_changes_no_other_record(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {f"p{i}": X.reshape(12, 30)[:, i].astype(int).tolist() for i in range(30)} | {"label": Y.tolist()}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "whole.parquet")
+    columns["p3"] = [None, *columns["p3"][1:]]
+    parquet.write_table(pyarrow.table(columns), tmp_path / "gap.parquet")
+    whole, gap = (rows(kept(tmp_path / f"{name}.parquet")) for name in ("whole", "gap"))
+    assert gap < whole
+    assert len(whole - gap) == 1
+
+
+def test_what_the_owner_declares_is_checked_before_a_run(tmp_path):
+    write_npz(tmp_path / "own", X.astype(int), np.where(np.arange(12) == 5, 9, Y))
+    assert "left out or clamped: " in describe(str(tmp_path / "own.npz"), Declared.parse("1x6x5", 4))
+    assert "a label is 9" in describe(str(tmp_path / "own.npz"), Declared.parse("1x6x5", 4))
+    assert "left out" not in describe(str(tmp_path / "own.npz"), Declared.parse("1x6x5", 10))
+    with pytest.raises(DataError, match="the run's examples are 1x5x5"):
+        describe(str(tmp_path / "own.npz"), Declared.parse("1x5x5", 10))
+    for shape, classes, span in (("1x6", 4, ""), ("1x6x5", -1, ""), ("1x6x5", "x", ""), ("4", 2, "1"), ("4", 2, "1:1")):
+        with pytest.raises(DataError, match="must be"):
+            Declared.parse(shape, classes, span)
