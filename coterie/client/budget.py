@@ -1,6 +1,6 @@
 """A client's privacy budget: charged on the client's own disk before it replies, and never exceeded.
 
-A server proposes the terms (a :class:`~coterie.privacy.RecordPlan`) and is not believed: the client counts what its
+A server proposes the terms (a :class:`~coterie.privacy.RecordPlan`) and is not trusted: the client counts what its
 gradients, choices and losses cost, in every run that it takes part in, and refuses what would exceed its budget. A
 deployed client sets the budget itself (``epsilon`` and ``delta`` of its node configuration); a simulated one has the
 plan's.

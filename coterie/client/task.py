@@ -62,7 +62,7 @@ class Client:
 
     @property
     def deployed(self) -> bool:
-        """Whether this is a client on a machine of its own, which believes no server."""
+        """Whether this is a client on a machine of its own, which trusts no server."""
         return self.folder is not None
 
 

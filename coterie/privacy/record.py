@@ -21,7 +21,7 @@ from coterie.privacy.accounting import check_delta, epsilon, least_noise
 from coterie.privacy.clipping import check_clip_norm
 from coterie.privacy.selection import selection_event
 
-# Ranges of counts, and what noise and budgets stay below: a server that proposes a plan is not believed.
+# Ranges of counts, and what noise and budgets stay below: a server that proposes a plan is not trusted.
 _COUNTS = {
     "num_examples": (1, 10**9),
     "batch_size": (1, 10**9),

@@ -1,6 +1,6 @@
 """Requests of a server, one frozen dataclass a verb. A client reads one before it charges, computes or opens anything.
 
-The server is not believed: every number has a finite range, so that no value of it turns noise into zero, infinity or
+The server is not trusted: every number has a finite range, so that no value of it turns noise into zero, infinity or
 NaN, and no text or list grows without bound. A request that is rejected is rejected with the same message for any data.
 """
 
