@@ -25,6 +25,17 @@ _ROUND = re.compile(
 _TOTAL = re.compile(r"(\d+) replies could not be used$")
 
 
+def printable(text: object, most: int = 200) -> str:
+    """One line of text of another machine, for logs and terminals, of at most ``most`` characters.
+
+    Control characters, line breaks and invisible characters, such as those that change the direction of text, are
+    escaped.
+    """
+    whole = str(text)
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in whole[:most])
+    return escaped if len(escaped) <= most and len(whole) <= most else escaped[: most - 1] + "…"
+
+
 class JsonFormatter(logging.Formatter):
     """A record as one line of JSON; infinity and NaN, which JSON lacks, are null. ``known`` holds for all records."""
 
