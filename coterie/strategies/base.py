@@ -75,7 +75,7 @@ _UNHEARD = (
     ErrorCode.CLIENT_APP_CRASHED,
 )
 # Different reasons for dropped replies that are counted apart.
-_MOST_REASONS = 100
+_MOST_REASONS, _OTHER_REASONS = 100, "other reasons"
 # Weight of the newest histogram in the running mean that rebalancing and re-seeding read.
 _MEMORY = 0.25
 
@@ -294,6 +294,7 @@ class ClusteredStrategy(Strategy):
         self.stopped: str | None = None
         self.asked = 0
         self.accepted = 0
+        #: Numbers of replies that could not be used, by reason: printable text, and a bounded number of reasons.
         self.dropped: Counter[str] = Counter()
         #: Messages and bytes of arrays to the clients and from them, in this round; not what introductions take.
         self.traffic: Counter[str] = Counter()
@@ -907,7 +908,9 @@ class ClusteredStrategy(Strategy):
 
     def _drop(self, client: int | None, reason: str) -> None:
         certified = self.plan.private and self.streams.secret
-        self.dropped["reply" if certified else reason] += 1
+        reason = printable(reason)
+        kind = "reply" if certified else reason
+        self.dropped[kind if kind in self.dropped or len(self.dropped) < _MOST_REASONS else _OTHER_REASONS] += 1
         if not certified or self.plan.unit == "record":  # who takes part is no secret there
             known = {"round": self._sent.get("round"), "client": client, "reason": reason}
             log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason, extra=known)
