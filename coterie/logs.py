@@ -1,6 +1,8 @@
-"""What apps write to Flower's log: one JSON object a line where COTERIE_LOG is json, and the line of a round.
+"""What apps write to Flower's log: one JSON object a line where COTERIE_LOG is json, and the progress of a run.
 
-``coterie status`` reads the latter back, in either form, from the log that a SuperLink keeps of a run.
+After each round the ServerApp logs a message for people and one in JSON, ``progress {...}``. ``coterie status`` reads
+the latter from the log that a SuperLink keeps of a run. A client cannot forge one: text of clients never begins a
+message, and :func:`printable` escapes its line breaks.
 """
 
 from __future__ import annotations
@@ -18,11 +20,20 @@ from typing import Any
 FIELDS = ("run", "round", "rounds", "client", "node", "epsilon", "accuracy", "replies", "reason")
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_ROUND = re.compile(
-    r"round (?P<round>\d+)/(?P<rounds>\d+): epsilon (?P<epsilon>[0-9.]+|inf)(?:, accuracy (?P<accuracy>[0-9.]+) %)?"
-    r"(?:, \d+ of \d+ replies, (?P<dropped>\d+) dropped)? \([0-9.]+ s\)$"
-)
-_TOTAL = re.compile(r"(\d+) replies could not be used$")
+_TEXT = re.compile(r"(?P<level>[A-Z]+) [-0-9:, ]*: +(?P<message>.*)")
+_PROGRESS = re.compile(r"progress (?P<json>\{.*\})")
+_TOTAL = re.compile(r"(?P<dropped>[0-9]+) replies could not be used")
+
+
+def printable(text: object, most: int = 200) -> str:
+    """One line of text of another machine, for logs and terminals, of at most ``most`` characters.
+
+    Control characters, line breaks and invisible characters, such as those that change the direction of text, are
+    escaped.
+    """
+    whole = str(text)
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in whole[:most])
+    return escaped if len(escaped) <= most and len(whole) <= most else escaped[: most - 1] + "…"
 
 
 class JsonFormatter(logging.Formatter):
@@ -87,45 +98,55 @@ def round_line(line: Mapping[str, Any], rounds: int) -> tuple[str, dict[str, Any
     return f"{text} ({line['seconds']:.2f} s)", {"rounds": rounds, **known}
 
 
+def progress_message(line: Mapping[str, Any], rounds: int) -> str:
+    """The message that :func:`read_rounds` reads: round, rounds, epsilon (null: infinite), accuracy, dropped replies.
+
+    Args:
+        line: as for :func:`round_line`.
+        rounds: of the whole run.
+    """
+    found = {"round": line["round"], "rounds": rounds, "epsilon": _finite(line["epsilon"])}
+    if "accuracy" in line:
+        found["accuracy"] = _finite(line["accuracy"])
+    if "replies" in line:
+        found["dropped"] = sum(line["replies"]["dropped"].values())
+    return f"progress {json.dumps(found)}"
+
+
 def read_rounds(log: str) -> dict[str, Any] | None:
-    """How far a run has come, by its log; None before the end of its first round.
+    """How far a run has come, by the progress messages of its log; None before the end of its first round.
 
     Returns:
         ``round``, ``rounds``, ``epsilon`` (inf without privacy), ``accuracy`` (the latest; None: none yet), and
         ``dropped`` replies so far (None where that is secret until the end).
     """
     found: dict[str, Any] | None = None
-    for text in log.splitlines():
-        line = _read(_COLOURS.sub("", text).strip())
-        if "round" in line:
-            found = {"accuracy": None, "dropped": None} | (found or {})
-            dropped = line.pop("dropped", None)
+    for text in log.split("\n"):
+        level, message = _read(_COLOURS.sub("", text).strip())
+        if level == "INFO" and (match := _PROGRESS.fullmatch(message)):
+            line = json.loads(match["json"])
+            found = found or {"accuracy": None, "dropped": None}
+            if "dropped" in line:
+                line["dropped"] += found["dropped"] or 0
             found |= line
-            if dropped is not None:
-                found["dropped"] = (found["dropped"] or 0) + dropped
-        elif found and "dropped" in line:
-            found |= line
+            if found["epsilon"] is None:
+                found["epsilon"] = math.inf
+        elif found and level == "WARNING" and (match := _TOTAL.fullmatch(message)):
+            found["dropped"] = int(match["dropped"])
     return found
 
 
-def _read(text: str) -> dict[str, Any]:
-    """What one line says of a round, or at the end of all replies; empty where it is neither."""
+def _read(text: str) -> tuple[str, str]:
+    """Level and message of one line of a log, in either form; empty if it is neither."""
     if text.startswith("{"):
         try:
             line = json.loads(text)
         except ValueError:
-            return {}
-        if not {"round", "rounds", "epsilon"} <= line.keys():
-            text = str(line.get("message", ""))
-        else:
-            found = {key: line[key] for key in ("round", "rounds", "epsilon", "accuracy") if key in line}
-            if found["epsilon"] is None:
-                found["epsilon"] = math.inf
-            if "replies" in line:
-                found["dropped"] = sum(line["replies"]["dropped"].values())
-            return found
-    if match := _ROUND.search(text):
-        kinds = {"epsilon": float, "accuracy": lambda value: float(value) / 100}
-        return {key: kinds.get(key, int)(value) for key, value in match.groupdict().items() if value is not None}
-    match = _TOTAL.search(text)
-    return {"dropped": int(match[1])} if match else {}
+            return "", ""
+        return str(line.get("level")), str(line.get("message"))
+    match = _TEXT.fullmatch(text)
+    return (match["level"], match["message"]) if match else ("", "")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

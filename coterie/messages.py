@@ -161,8 +161,26 @@ class Reply:
     update: npt.NDArray[np.float32]
 
 
-def read_reply(content: RecordDict, *, client_id: int, round: int, num_clusters: int, layout: Layout) -> Reply:
+def read_reply(
+    content: RecordDict,
+    *,
+    client_id: int,
+    round: int,
+    num_clusters: int,
+    layout: Layout,
+    placed: int | None = None,
+    redraw: npt.NDArray[np.float64] | None = None,
+) -> Reply:
     """Check a training reply against what was asked for.
+
+    Args:
+        content: the reply.
+        client_id: the client that was asked.
+        round: of the request.
+        num_clusters: k.
+        layout: of the update.
+        placed: cluster that the server assigned to the client, which both labels must then be; None: the client chose.
+        redraw: (k, k) matrix by which the client redraws its label; None: the labels must be equal.
 
     Raises:
         ReplyError: another client or round, an impossible label, other names, shapes or types, NaN or Inf.
@@ -174,6 +192,13 @@ def read_reply(content: RecordDict, *, client_id: int, round: int, num_clusters:
         if type(label) is not int or not 0 <= label < num_clusters:
             raise ReplyError(f"{key} is {label!r}, expected an integer in [0, {num_clusters})")
         labels.append(label)
+    label, redrawn = labels
+    if placed is not None and (label != placed or redrawn != placed):
+        raise ReplyError(f"label is {label} and redrawn-label {redrawn}; the server assigned cluster {placed}")
+    if redraw is None and redrawn != label:
+        raise ReplyError(f"redrawn-label is {redrawn}, expected {label}: the request has no redraw matrix")
+    if redraw is not None and placed is None and not redraw[label, redrawn] > 0:
+        raise ReplyError(f"redrawn-label is {redrawn}; the redraw matrix never moves label {label} there")
     if tuple(update) != layout.names:
         raise ReplyError(f"parameters are {list(update)}, expected {list(layout.names)}")
     vector = layout.flatten(
@@ -181,7 +206,7 @@ def read_reply(content: RecordDict, *, client_id: int, round: int, num_clusters:
     )
     if not np.all(np.isfinite(vector)):
         raise ReplyError("the update holds NaN or Inf")
-    return Reply(client_id, labels[0], labels[1], vector)
+    return Reply(client_id, label, redrawn, vector)
 
 
 def pack_points(points: npt.NDArray[np.float32]) -> ArrayRecord:
@@ -290,6 +315,6 @@ def diagnostics(content: RecordDict) -> MetricRecord:
     metrics = content.get(DIAGNOSTICS)
     if not isinstance(metrics, MetricRecord):
         raise ReplyError(f"it needs a MetricRecord {DIAGNOSTICS!r}")
-    if not all(np.all(np.isfinite(np.asarray(value))) for value in metrics.values()):
+    if not all(np.all(np.isfinite(np.asarray(value, np.float64))) for value in metrics.values()):
         raise ReplyError("a diagnostic is NaN or Inf")
     return metrics

@@ -17,10 +17,10 @@ ALLOWED = {
     "wire": {"messages", "privacy"},
     "logs": set(),
     "report": set(),
-    "strategies": {"clustering", "models", "privacy", "messages"},
+    "strategies": {"clustering", "models", "privacy", "wire", "messages", "logs"},
     "client": {"clustering", "datasets", "models", "privacy", "wire", "messages", "logs"},
-    "engine": {"client", "messages"},
-    "server": {"strategies", "privacy", "datasets", "models", "messages", "logs", "report"},
+    "engine": {"client", "messages", "logs"},
+    "server": {"strategies", "privacy", "datasets", "models", "wire", "messages", "logs", "report"},
     "deploy": {"logs"},
     "audit": {"engine", "client", "strategies", "privacy", "datasets", "messages"},
     "bench": {
@@ -47,6 +47,7 @@ ALLOWED = {
         "privacy",
         "datasets",
         "models",
+        "logs",
     },
 }
 

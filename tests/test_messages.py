@@ -21,12 +21,12 @@ LAYOUT = Layout(("weight", "bias", "scale"), ((2, 3), (3,), ()))
 
 
 def reply(**changes):
-    fields = {"client-id": 4, "round": 2, "label": 1, "redrawn-label": 0} | changes
+    fields = {"client-id": 4, "round": 2, "label": 1, "redrawn-label": 1} | changes
     return RecordDict({"update": pack_update(np.arange(10, dtype=np.float32), LAYOUT), "reply": ConfigRecord(fields)})
 
 
-def read(content):
-    return read_reply(content, client_id=4, round=2, num_clusters=3, layout=LAYOUT)
+def read(content, **request):
+    return read_reply(content, client_id=4, round=2, num_clusters=3, layout=LAYOUT, **request)
 
 
 def with_array(name, array):
@@ -72,7 +72,7 @@ def test_clusters_must_be_whole(keys):
 
 def test_a_good_reply_is_read():
     answer = read(reply())
-    assert (answer.client_id, answer.label, answer.redrawn_label) == (4, 1, 0)
+    assert (answer.client_id, answer.label, answer.redrawn_label) == (4, 1, 1)
     np.testing.assert_array_equal(answer.update, np.arange(10))
 
 
@@ -104,6 +104,27 @@ def test_what_we_send_flower_reads():
 def test_wrong_words(changes, complaint):
     with pytest.raises(ReplyError, match=complaint):
         read(reply(**changes))
+
+
+REDRAW = np.array([[0.5, 0.5, 0], [0, 1, 0], [0.25, 0, 0.75]])
+
+
+@pytest.mark.parametrize(("label", "redrawn"), [(label, redrawn) for label in range(3) for redrawn in range(3)])
+def test_labels_are_those_that_the_request_allows(label, redrawn):
+    content = reply(**{"label": label, "redrawn-label": redrawn})
+
+    def check(allowed, **request):
+        if not allowed:
+            with pytest.raises(ReplyError, match="label"):
+                read(content, **request)
+            return
+        answer = read(content, **request)
+        assert (answer.label, answer.redrawn_label) == (label, redrawn)
+
+    check(label == redrawn)
+    check(REDRAW[label, redrawn] > 0, redraw=REDRAW)
+    for placed in range(3):
+        check(label == redrawn == placed, placed=placed)
 
 
 @pytest.mark.parametrize("record", ["reply", "update"])

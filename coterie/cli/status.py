@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from coterie.cli.console import JsonFlag, console_for, print_json
+from coterie.logs import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from coterie.deploy import Status
+
+_LONGEST_DETAIL = 2000  # characters; it may quote text of clients
 
 
 def status(
@@ -94,7 +98,8 @@ def _show(found: Status, console: Console) -> None:
         table = _table("node", "name", "status", "last seen", "online since (UTC)")
         for node in found.nodes:
             seen = "–" if node.last_seen is None else f"{_span(node.last_seen)} ago"
-            table.add_row(str(node.id), node.name or "–", node.status, seen, _written(node.online_since))
+            name = Text(printable(node.name or "–"))
+            table.add_row(str(node.id), name, node.status, seen, _written(node.online_since))
         console.print(table)
     if not found.runs:
         say("no runs")
@@ -105,7 +110,7 @@ def _show(found: Status, console: Console) -> None:
     console.print(table)
     shown = found.runs[0]
     if shown.detail:
-        say(f"run {shown.id}: {shown.detail}")
+        say(f"run {shown.id}: {printable(shown.detail, most=_LONGEST_DETAIL)}")
     say(f"run {shown.id}: " + ("no round finished" if found.progress is None else _far(found.progress)))
 
 

@@ -27,6 +27,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from coterie.client import VERBS, Answer, Client, ClientError, Memory, heard, tell_to, torch_device
+from coterie.logs import printable
 from coterie.messages import CONFIG, GAN
 
 # Clients per call of a verb: bounds the memory of a batched call, and the wait for the first reply.
@@ -105,8 +106,9 @@ class LocalGrid(Grid):
     def _reply(self, message: Message, content: Answer | Exception) -> Message:
         if not isinstance(content, Exception):
             return Message(content, reply_to=message)
-        log(WARNING, "client %s failed: %s", self._clients[message.metadata.dst_node_id - 1].client_id, content)
-        return Message(Error(_CLIENT_FAILED, f"{type(content).__name__}: {content}"), reply_to=message)
+        client = self._clients[message.metadata.dst_node_id - 1].client_id
+        log(WARNING, "client %s failed: %s", client, printable(content))
+        return Message(Error(_CLIENT_FAILED, printable(f"{type(content).__name__}: {content}")), reply_to=message)
 
     def _chunks(self, questions: Sequence[Message]) -> Iterator[Sequence[Message]]:
         """Messages with the same content and verb, in runs of bounded length."""

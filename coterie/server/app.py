@@ -82,6 +82,7 @@ def main(grid: Grid, context: Context) -> None:
     def say(line: Mapping[str, Any]) -> None:
         text, known = logs.round_line(line, rounds)
         log(INFO, text, extra=known)
+        log(INFO, logs.progress_message(line, rounds))
 
     folder.observer = say
     folder.watcher = lambda what: log(INFO, what)

@@ -40,28 +40,12 @@ from coterie.messages import Layout
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, read_ledger
 from coterie.server.config import PLACES, RunConfig
 from coterie.strategies import Checkpoint
+from coterie.strategies.evaluation import SERVER_KEYS
 
 _LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen")
 _HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"
 _ABOUT = "about"
 _LEDGER, _METRICS, _DIAGNOSTICS = "ledger.jsonl", "metrics.jsonl", "diagnostics.jsonl"
-# What a round's line holds that is released, charged, or no secret; everything else is an exact diagnostic.
-_RELEASED = (
-    "round",
-    "epsilon",
-    "epsilon_rdp",
-    "histogram",
-    "reseeded",
-    "notes",
-    "seconds",
-    "messages_down",
-    "messages_up",
-    "bytes_down",
-    "bytes_up",
-    "clients_present",
-    "clients_labelled",
-    "replies",
-)
 # Bytes of evidence that are compressed; more take longer than they are worth.
 _COMPRESSED = 1 << 24
 
@@ -263,7 +247,8 @@ class RunFolder:
 
     def _divided(self, line: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """A round's line as metrics.jsonl holds it, and its exact scores; empty if the round was not evaluated."""
-        known = {*_RELEASED, "accuracy"} if self.config["evaluate"] == "private" else {*_RELEASED}
+        # everything else is an exact diagnostic
+        known = SERVER_KEYS | {"accuracy"} if self.config["evaluate"] == "private" else SERVER_KEYS
         tidy = _tidy(line)
         exact = {key: value for key, value in tidy.items() if key not in known}
         released = {key: value for key, value in tidy.items() if key in known}

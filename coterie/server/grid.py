@@ -1,8 +1,12 @@
-"""Flower's grid where the SuperLink may fail: what it loses once is asked for again, and the run goes on.
+"""Flower's grid where the SuperLink or a node may fail: calls are repeated, and a malformed reply costs one reply.
 
 Flower's HTTP client waits for a SuperLink that is away. It gives up, and the ServerApp with it, where the SuperLink
 dies at the wrong moment: after it has stored an object and before it says so (the second attempt is refused, "the push
 session may have expired"), in the middle of a TLS handshake, or where it answers with an error of its own.
+
+Flower's HTTP client inflates all replies of a call together: one that is not what Flower expects loses the others. It
+also takes the request that a reply belongs to from the reply, where the node can write anything; the SuperLink checked
+the envelope. Replies are therefore pulled one request at a time.
 """
 
 from __future__ import annotations
@@ -12,13 +16,23 @@ from collections.abc import Callable, Iterable
 from logging import WARNING
 from typing import TypeVar
 
+import httpx
+from flwr.app import Error, Message, Metadata
+from flwr.app.message import make_message
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE
+from flwr.superlink.grid.http_grid import HttpGrid
+
+from coterie.logs import printable
 
 T = TypeVar("T")
 
 # Seconds to wait before each further attempt.
 _PAUSES = (1.0, 2.0, 4.0, 8.0)
+# What a call raises if the SuperLink cannot be reached or fails; anything else is raised by what it received.
+_OF_TRANSPORT = (httpx.HTTPError, OSError)
 
 
 def persistent(grid: Grid) -> Grid:
@@ -27,16 +41,65 @@ def persistent(grid: Grid) -> Grid:
     To send messages again is safe: the SuperLink knows them by their ids, takes what it lacks, and delivers none twice.
     Replies that it had handed out when it died are lost; it then says so in their place, as of a node that is gone.
 
+    A reply that cannot be inflated is an error reply to the message that it answers.
+
     Args:
         grid: Flower's, whose ``send_and_receive`` goes by its other methods.
     """
-    for name, failed in (
-        ("get_node_ids", "nodes cannot be listed"),
-        ("push_messages", "messages cannot be sent"),
-        ("pull_messages", "replies cannot be had"),
+    over_http = isinstance(grid, HttpGrid)
+    pull = _persist(_pull_safely(grid.pull_messages) if over_http else grid.pull_messages, "replies cannot be had")
+    for name, call in (
+        ("get_node_ids", _persist(grid.get_node_ids, "nodes cannot be listed")),
+        ("push_messages", _persist(grid.push_messages, "messages cannot be sent")),
+        ("pull_messages", _one_by_one(pull) if over_http else pull),
     ):
-        setattr(grid, name, _persist(getattr(grid, name), failed))
+        setattr(grid, name, call)
     return grid
+
+
+def _one_by_one(pull: Callable[..., Iterable[Message]]) -> Callable[[Iterable[str]], list[Message]]:
+    """Pull the reply to each message in a call of its own, and bind it to that message."""
+
+    def pull_each(message_ids: Iterable[str]) -> list[Message]:
+        replies = []
+        for message_id in list(message_ids):
+            for reply in list(pull([message_id]))[:1]:
+                reply.metadata.__dict__["_reply_to_message_id"] = message_id
+                replies.append(reply)
+        return replies
+
+    return pull_each
+
+
+def _pull_safely(pull: Callable[..., Iterable[Message]]) -> Callable[[list[str]], Iterable[Message]]:
+    """Pull the reply to one message; one that cannot be inflated is an error reply."""
+
+    def pull_one(message_ids: list[str]) -> Iterable[Message]:
+        try:
+            return pull(message_ids)
+        except _OF_TRANSPORT:
+            raise
+        except Exception as error:
+            reason = printable(f"the reply cannot be read: {type(error).__name__}: {error}")
+            return [_error_reply(message_ids[0], reason)]
+
+    return pull_one
+
+
+def _error_reply(message_id: str, reason: str) -> Message:
+    """An error in place of the reply to a message, as Flower's grid makes it for replies that are lost."""
+    metadata = Metadata(
+        run_id=0,
+        message_id="",
+        src_node_id=SUPERLINK_NODE_ID,
+        dst_node_id=SUPERLINK_NODE_ID,
+        reply_to_message_id=message_id,
+        group_id="",
+        created_at=time.time(),
+        ttl=0,
+        message_type=SYSTEM_MESSAGE_TYPE,
+    )
+    return make_message(metadata=metadata, error=Error(ErrorCode.UNKNOWN, reason))
 
 
 def _persist(call: Callable[..., T], failed: str) -> Callable[..., T]:
@@ -46,7 +109,7 @@ def _persist(call: Callable[..., T], failed: str) -> Callable[..., T]:
             try:
                 return call(*kept)
             except Exception as error:
-                log(WARNING, "%s: %s; again in %g s", failed, error, pause)
+                log(WARNING, "%s: %s; again in %g s", failed, printable(error), pause)
                 time.sleep(pause)
         return call(*kept)
 

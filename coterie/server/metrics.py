@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from logging import WARNING
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import MetricRecord, RecordDict
-from flwr.common.logger import log
+from flwr.app import MetricRecord
 from scipy.optimize import linear_sum_assignment
 from scipy.special import entr
 from sklearn.metrics import cohen_kappa_score, normalized_mutual_info_score
 
-from coterie.messages import diagnostics
-
-# Beyond this an index is a mistake, or an attack on memory.
-_MOST_GROUPS = 10_000
+from coterie.wire.replies import EvaluationReply, LabelCounts, summary_of
 
 #: What diagnostics.json says of itself.
 OUTSIDE = "exact scores, computed from clients' data without noise: the privacy guarantee does not cover them"
@@ -66,16 +61,17 @@ def groups_found(clusters: IntArray, groups: IntArray) -> int:
     return int(np.sum((2 * inside > table.sum(axis=0)) & (2 * inside > table.sum(axis=1)[homes])))
 
 
-def summarise(contents: Sequence[RecordDict]) -> MetricRecord:
-    """Evaluation replies of all clients as one record; accuracy of a client is that of its own model."""
-    rows = [row for row in map(_row, contents) if row is not None]
-    if not rows:
+@summary_of(EvaluationReply)
+def summarise(replies: Sequence[EvaluationReply]) -> MetricRecord:
+    """Scores of all clients as one record; the accuracy of a client is that of its model."""
+    if not replies:
         return MetricRecord()
-    rows.sort(key=lambda row: row.get("client-id", 0))
-    accuracy = np.array([row["accuracy"] for row in rows])
-    clusters = np.array([row["cluster"] for row in rows], np.int64)
-    groups = np.array([row["group"] for row in rows], np.int64)
-    per_group = [float(accuracy[groups == group].mean()) for group in np.unique(groups)]
+    replies = sorted(replies, key=lambda reply: reply.client_id)
+    accuracy = np.array([reply.accuracy for reply in replies])
+    clusters = np.array([reply.cluster for reply in replies], np.int64)
+    named = np.array([reply.group for reply in replies], np.int64)
+    present, groups, sizes = np.unique(named, return_inverse=True, return_counts=True)
+    per_group = [float(accuracy[groups == group].mean()) for group in range(len(present))]
     scores: dict[str, Any] = {
         "accuracy": float(accuracy.mean()),
         "group_accuracy": per_group,
@@ -83,17 +79,16 @@ def summarise(contents: Sequence[RecordDict]) -> MetricRecord:
         "worst_client_accuracy": float(accuracy.min()),
         "max_disparity": float(np.ptp(accuracy)),
         "client_accuracy": accuracy.tolist(),
-        "client_group": groups.tolist(),
+        "client_group": named.tolist(),
     }
-    losses = [row.get("loss") for row in rows]
-    if all(isinstance(loss, float) for loss in losses):
+    losses = [reply.loss for reply in replies if reply.loss is not None]
+    if len(losses) == len(replies):
         scores["client_loss"] = losses
-    sizes = np.bincount(groups)
-    least = int(np.argmin(np.where(sizes > 0, sizes, sizes.max() + 1)))
-    if np.sum(sizes[sizes > 0] <= sizes[least]) == 1 and len(per_group) > 1:  # one group is smaller than all others
+    least = int(np.argmin(sizes))
+    if np.sum(sizes == sizes[least]) == 1 and len(present) > 1:  # one group is smaller than all others
         scores["minority_accuracy"] = float(accuracy[groups == least].mean())
         scores["majority_accuracy"] = float(accuracy[groups != least].mean())
-    if len(per_group) > 1:  # else there is nothing to find
+    if len(present) > 1:  # else there is nothing to find
         agreed = matched(clusters, groups)
         scores |= {
             "clustering_accuracy": float(np.mean(agreed == groups)),
@@ -108,8 +103,8 @@ def summarise(contents: Sequence[RecordDict]) -> MetricRecord:
 def partition_scores(table: npt.NDArray[Any]) -> dict[str, float]:
     """How well clusters of records agree with their classes: accuracy, NMI, kappa and adjusted Rand index.
 
-    Accuracy and kappa are those of the classes that clusters are matched to one to one (Hungarian method). What clients
-    say of their numbers sets no memory aside.
+    Accuracy and kappa are those of the classes that clusters are matched to one to one (Hungarian method). Memory
+    does not depend on the counts.
 
     Args:
         table: (clusters, classes) number of records; at least one record.
@@ -135,29 +130,15 @@ def _pairs(counts: npt.NDArray[np.float64]) -> float:
     return float(np.sum(counts * (counts - 1) / 2))
 
 
-def summarise_records(contents: Sequence[RecordDict]) -> MetricRecord:
-    """What clients told of the records that they labelled, as one record: scores of all their records together.
-
-    Tables of another shape than most are left out.
-    """
-    tables = [table for table in map(_table, contents) if table is not None]
-    shapes = Counter(table.shape for table in tables).most_common(1)
-    tables = [table for table in tables if table.shape == shapes[0][0]]
+@summary_of(LabelCounts)
+def summarise_records(replies: Sequence[LabelCounts]) -> MetricRecord:
+    """Scores of the records of all clients together; replies with fewer or more classes than most are left out."""
+    most = Counter(reply.classes for reply in replies).most_common(1)
+    tables = [np.reshape(reply.confusion, (-1, reply.classes)) for reply in replies if reply.classes == most[0][0]]
     if not np.sum(tables):
         return MetricRecord()
     table = np.sum(tables, axis=0)
     return MetricRecord({**partition_scores(table), "classes": table.shape[1], "confusion": table.ravel().tolist()})
-
-
-def _table(content: RecordDict) -> IntArray | None:
-    """(clusters, classes) of one client; None where it sent something else: it is left out."""
-    row: Mapping[str, Any] = diagnostics(content)
-    counts, classes = row.get("confusion"), row.get("classes")
-    whole = isinstance(counts, list) and all(type(count) is int and 0 <= count < 2**40 for count in counts)
-    if not (whole and type(classes) is int and 0 < classes < _MOST_GROUPS and counts and len(counts) % classes == 0):
-        log(WARNING, "the labels of a client were left out: it told no numbers of records, or impossible ones")
-        return None
-    return np.reshape(np.array(counts, np.int64), (-1, classes))
 
 
 def unfairness(values: Sequence[float], best: Sequence[float]) -> float:
@@ -167,14 +148,3 @@ def unfairness(values: Sequence[float], best: Sequence[float]) -> float:
     centrally, without privacy, on the data of the client's group.
     """
     return float(np.ptp(np.asarray(best) - np.asarray(values)))
-
-
-def _row(content: RecordDict) -> Mapping[str, Any] | None:
-    """The numbers of one client, or None where a client sent something else: it is left out."""
-    row: Mapping[str, Any] = diagnostics(content)
-    accuracy, indices = row.get("accuracy"), [row.get("cluster"), row.get("group")]
-    in_range = all(type(index) is int and 0 <= index < _MOST_GROUPS for index in indices)
-    if not (in_range and isinstance(accuracy, float) and 0 <= accuracy <= 1):
-        log(WARNING, "an evaluation was left out: it lacks accuracy, cluster or group, or holds impossible ones")
-        return None
-    return row

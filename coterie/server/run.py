@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from coterie import models as networks
+from coterie.logs import printable
 from coterie.messages import Layout, pack_models, unpack_models
 from coterie.privacy import Streams
 from coterie.server.config import RunConfig
@@ -123,7 +124,7 @@ def _most_common(dropped: Counter[str], otherwise: str = ": none came") -> str:
     if not dropped:
         return otherwise
     reason, count = dropped.most_common(1)[0]
-    return f": {dropped.total()} were dropped, most often ({count} times): {reason}"
+    return f": {dropped.total()} were dropped, most often ({count} times): {printable(reason)}"
 
 
 def _last_evaluation(result: Result) -> tuple[int | None, dict[str, Any]]:

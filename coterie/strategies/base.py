@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,10 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from coterie.logs import printable
 from coterie.messages import (
     CONFIG,
+    DIAGNOSTICS,
     EVALUATE,
     LABEL,
     MODELS,
@@ -53,12 +55,15 @@ from coterie.privacy import (
     redraw_matrix,
 )
 from coterie.strategies.averaging import Averaging
+from coterie.strategies.evaluation import mean_of_clients
 from coterie.strategies.reseeding import Reseeding
 from coterie.strategies.roster import Roster
+from coterie.wire.replies import Summary
 
 Models: TypeAlias = npt.NDArray[np.float32]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Parameters: TypeAlias = dict[str, npt.NDArray[np.float32]]
+R = TypeVar("R")
 
 # How often a client is asked that gives no reply, where too few do.
 _ATTEMPTS = 3
@@ -69,6 +74,8 @@ _UNHEARD = (
     ErrorCode.NODE_UNAVAILABLE,
     ErrorCode.CLIENT_APP_CRASHED,
 )
+# Different reasons for dropped replies that are counted apart.
+_MOST_REASONS, _OTHER_REASONS = 100, "other reasons"
 # Weight of the newest histogram in the running mean that rebalancing and re-seeding read.
 _MEMORY = 0.25
 
@@ -174,16 +181,6 @@ class _Nobody:
         pass
 
 
-def mean_of_clients(contents: Sequence[RecordDict]) -> MetricRecord:
-    """Unweighted mean over clients of every scalar diagnostic."""
-    collected: dict[str, list[float]] = {}
-    for content in contents:
-        for key, value in diagnostics(content).items():
-            if isinstance(value, int | float):
-                collected.setdefault(key, []).append(float(value))
-    return MetricRecord({key: float(np.mean(values)) for key, values in collected.items()})
-
-
 class ClusteredStrategy(Strategy):
     """A Flower ``Strategy`` that trains one model per cluster under a privacy plan.
 
@@ -201,7 +198,8 @@ class ClusteredStrategy(Strategy):
         evaluate_every: clients evaluate after every so many rounds and after the last; 0 never.
         recorder: keeps checkpoints and metrics.
         resume_from: a checkpoint of the same run.
-        evaluate_metrics_aggr_fn: evaluation replies to one MetricRecord; default: mean over clients.
+        evaluate_metrics_aggr_fn: evaluation replies to one MetricRecord; default: mean over clients of every scalar.
+            A :class:`~coterie.wire.Summary` receives valid replies only. If it raises, this evaluation has no metrics.
         wait: seconds to wait for all M clients to register before round 1, and later for those without whom a round
             does not begin or end.
         min_clients: clients that must be here for a round to begin. At client level this holds before round 1 alone:
@@ -258,7 +256,7 @@ class ClusteredStrategy(Strategy):
         evaluate_every: int = 1,
         recorder: Recorder | None = None,
         resume_from: Checkpoint | None = None,
-        evaluate_metrics_aggr_fn: Callable[[Sequence[RecordDict]], MetricRecord] = mean_of_clients,
+        evaluate_metrics_aggr_fn: Callable[[Sequence[Any]], MetricRecord] = mean_of_clients,
         wait: float = 60.0,
         min_clients: int = 0,
         min_replies: float = 0.0,
@@ -296,6 +294,7 @@ class ClusteredStrategy(Strategy):
         self.stopped: str | None = None
         self.asked = 0
         self.accepted = 0
+        #: Numbers of replies that could not be used, by reason: printable text, and a bounded number of reasons.
         self.dropped: Counter[str] = Counter()
         #: Messages and bytes of arrays to the clients and from them, in this round; not what introductions take.
         self.traffic: Counter[str] = Counter()
@@ -744,19 +743,19 @@ class ClusteredStrategy(Strategy):
         Raises:
             ReplyError: it does not keep the contract.
         """
-        slot, said = self._slots[client], {"client_id": client, "round": server_round}
+        slot, expected = self._slots[client], {"client_id": client, "round": server_round}
         if isinstance(phase.answer, Points):
-            points = read_points(content, expected=phase.answer, **said)
+            points = _parsed(read_points, content, expected=phase.answer, **expected)
             contributions.add(slot, 0, 0, points)
             self.took(client, points)
             return
-        layout = phase.answer or self.layout
-        reply = read_reply(content, num_clusters=self.plan.num_clusters, layout=layout, **said)
+        k, layout = self.plan.num_clusters, phase.answer or self.layout
+        redraw = None if phase.answer or "redraw" not in self._sent else np.reshape(self._sent["redraw"], (k, k))
+        placed = None if phase.to is None else phase.to[client]
+        reply = _parsed(read_reply, content, num_clusters=k, layout=layout, placed=placed, redraw=redraw, **expected)
         longest = math.inf if phase.answer else self.plan.longest_update(client, layout.size, self._sent)
         if longest < math.inf and (norm := float(np.linalg.norm(reply.update.astype(np.float64)))) > longest:
             raise ReplyError(f"its update has norm {norm:.4g}; clipping and noise allow {longest:.4g}")
-        if phase.to is not None and reply.label != phase.to[client]:
-            raise ReplyError(f"label is {reply.label}; it was given model {phase.to[client]}")
         contributions.add(slot, reply.label, reply.redrawn_label, reply.update)
 
     def took(self, client: int, points: npt.NDArray[np.float32]) -> None:
@@ -774,17 +773,43 @@ class ClusteredStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Diagnostics of the clients, outside every guarantee; or, charged, their noisy mean accuracy alone."""
-        contents = []
-        for client, content in self._answers(replies):
-            try:
-                diagnostics(content)
-            except ReplyError as error:
-                self._drop(client, str(error))
-                continue
-            contents.append(content)
+        contents = [content for _, content in self._evaluations(replies, self.plan.num_clusters)]
         if self.evaluate == "private":
             return self._release_evaluation(server_round, contents)
-        return self.evaluate_metrics_aggr_fn(contents) if contents else None
+        return self._aggregated(contents)
+
+    def _evaluations(
+        self, replies: Iterable[Message], num_clusters: int, optional: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """(client id, diagnostics) of every valid evaluation reply, as ``evaluate_metrics_aggr_fn`` takes them.
+
+        With ``optional``, a reply may lack diagnostics: None in their place.
+        """
+        summary = self.evaluate_metrics_aggr_fn if self.evaluate == "diagnostic" else None
+        for client, content in self._answers(replies):
+            if optional and DIAGNOSTICS not in content:
+                yield client, None
+                continue
+            try:
+                record = _parsed(diagnostics, content)
+                if isinstance(summary, Summary):
+                    context = {"client_id": client, "num_clusters": num_clusters, "num_clients": self.plan.clients}
+                    yield client, _parsed(summary.reply.parse, record, **context)
+                else:
+                    yield client, content
+            except ReplyError as error:
+                self._drop(client, str(error))
+
+    def _aggregated(self, contents: Sequence[Any]) -> MetricRecord | None:
+        """Metrics of valid replies; None without replies, or if they cannot be aggregated."""
+        if not contents:
+            return None
+        try:
+            return self.evaluate_metrics_aggr_fn(contents)
+        except Exception as error:
+            text = printable(f"{type(error).__name__}: {error}")
+            log(WARNING, "evaluate_metrics_aggr_fn failed, this evaluation has no metrics: %s", text)
+            return None
 
     def _release_evaluation(self, server_round: int, contents: Sequence[RecordDict]) -> MetricRecord:
         given = [diagnostics(content).get("accuracy") for content in contents]
@@ -859,8 +884,9 @@ class ClusteredStrategy(Strategy):
         """(client id, content) of every reply to a message of this phase, once each."""
         answered: set[int] = set()
         for reply in replies:
+            content = reply.content if reply.has_content() else None
             self.traffic["messages_up"] += 1
-            self.traffic["bytes_up"] += payload(reply.content) if reply.has_content() else 0
+            self.traffic["bytes_up"] += payload(content) if isinstance(content, RecordDict) else 0
             client = self._whose(reply)
             if client is None or client in answered:
                 self._drop(None, "nobody asked for it, or it came twice")
@@ -868,8 +894,10 @@ class ClusteredStrategy(Strategy):
             answered.add(client)
             if reply.has_error():
                 self._drop(client, f"the client failed: {reply.error.reason}")
+            elif isinstance(content, RecordDict):
+                yield client, content
             else:
-                yield client, reply.content
+                self._drop(client, f"its content is a {type(content).__name__}, expected a RecordDict")
 
     def _whose(self, reply: Message) -> int | None:
         """The client that was asked what this replies to."""
@@ -880,7 +908,9 @@ class ClusteredStrategy(Strategy):
 
     def _drop(self, client: int | None, reason: str) -> None:
         certified = self.plan.private and self.streams.secret
-        self.dropped["reply" if certified else reason] += 1
+        reason = printable(reason)
+        kind = "reply" if certified else reason
+        self.dropped[kind if kind in self.dropped or len(self.dropped) < _MOST_REASONS else _OTHER_REASONS] += 1
         if not certified or self.plan.unit == "record":  # who takes part is no secret there
             known = {"round": self._sent.get("round"), "client": client, "reason": reason}
             log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason, extra=known)
@@ -896,3 +926,17 @@ class ClusteredStrategy(Strategy):
         rng = self.streams.stream("reseeding", current, self._attempt)
         models, self.histogram, moves = self.reseeding(models, self.histogram, rng, self.shared)
         return models, moves
+
+
+def _parsed(read: Callable[..., R], content: Any, **context: Any) -> R:
+    """What ``read`` finds in a reply.
+
+    Raises:
+        ReplyError: whatever is wrong with the reply.
+    """
+    try:
+        return read(content, **context)
+    except ReplyError:
+        raise
+    except Exception as error:  # the reply comes from the network: anything may be in it
+        raise ReplyError(f"it cannot be read: {type(error).__name__}: {error}") from error

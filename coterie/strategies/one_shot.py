@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Message, MetricRecord
 from flwr.common.logger import log
 
-from coterie.messages import DIAGNOSTICS, Layout, Points, ReplyError, diagnostics
+from coterie.messages import Layout, Points
 from coterie.privacy import Plan
 from coterie.strategies.base import ClusteredStrategy, Models, Parameters, Phase, Round, StrategyError
 
@@ -158,17 +158,8 @@ class OneShot(ClusteredStrategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Line 3: who labelled, and how well, where clients tell."""
-        contents: list[RecordDict] = []
-        labelled = set()
-        for client, content in self._answers(replies):
-            try:
-                if DIAGNOSTICS in content:
-                    diagnostics(content)
-                    contents.append(content)
-                labelled.add(client)
-            except ReplyError as error:
-                self._drop(client, str(error))
-        scores = self.evaluate_metrics_aggr_fn(contents) if contents else MetricRecord()
+        labelled = dict(self._evaluations(replies, self.clusters, optional=True))
+        scores = self._aggregated([content for content in labelled.values() if content is not None]) or MetricRecord()
         scores["clients_labelled"] = len(labelled)
         return scores
 

@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from coterie.logs import printable
 from coterie.messages import IDENTITY, REPLY
 
 _POLL_SECONDS = 0.5
@@ -68,20 +69,27 @@ class Roster:
         new = [node for node in here if node not in self._claims or (again and self._claims[node] is None)]
         self._claims = {node: self._claims.get(node) for node in here}
         messages = [Message(RecordDict(), dst_node_id=node, message_type=IDENTITY) for node in new]
-        for reply in grid.send_and_receive(messages, timeout=self.wait) if messages else ():
-            if reply.has_error():  # its src_node_id is the SuperLink's
-                log(WARNING, "a node does not say who it is: %s", reply.error.reason)
+        replies = list(grid.send_and_receive(messages, timeout=self.wait)) if messages else []
+        # The SuperLink checks to which message a reply belongs; its src_node_id is whatever the sender wrote.
+        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+        for reply in replies:
+            node = asked.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                log(WARNING, "a reply about a node's client-id is ignored: it answers no open request")
+            elif reply.has_error():
+                log(WARNING, "node %s does not say who it is: %s", node, printable(reply.error.reason))
             else:
-                self._claims[reply.metadata.src_node_id] = self._claim(reply)
+                self._claims[node] = self._claim(node, reply)
         self._assign()
 
-    def _claim(self, reply: Message) -> _Claim:
-        record = reply.content.get(REPLY)
+    def _claim(self, node: int, reply: Message) -> _Claim:
+        content = reply.content if reply.has_content() else None
+        record = content.get(REPLY) if isinstance(content, RecordDict) else None
         record = record if isinstance(record, ConfigRecord) else ConfigRecord()
         client = record.get("client-id")
         if type(client) is int and 0 <= client < self.clients:
             return _Claim(client, record.get("repeats") is True)
-        log(WARNING, "node %s is left out: client-id %r", reply.metadata.src_node_id, client)
+        log(WARNING, "node %s is left out: client-id %s", node, printable(repr(client)))
         return _Claim(None)
 
     def _assign(self) -> None:

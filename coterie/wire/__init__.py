@@ -1,5 +1,6 @@
 """What travels between server and clients, as types with bounds."""
 
+from coterie.wire.replies import Diagnostics, EvaluationReply, LabelCounts, Summary, summary_of
 from coterie.wire.requests import (
     REQUESTS,
     CentroidsRequest,
@@ -17,11 +18,16 @@ __all__ = [
     "REQUESTS",
     "CentroidsRequest",
     "DataSpec",
+    "Diagnostics",
     "EvaluateRequest",
+    "EvaluationReply",
     "GanRequest",
+    "LabelCounts",
     "LabelRequest",
     "LossesRequest",
     "Request",
     "RequestError",
+    "Summary",
     "TrainRequest",
+    "summary_of",
 ]

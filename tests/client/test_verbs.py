@@ -23,8 +23,9 @@ def content(k=3, **extra):
 def replies(clients, **extra):
     message, layout = content(**extra)
     answers = VERBS["train"](message, [Client(i) for i in clients])
+    redraw = np.reshape(extra["redraw"], (3, 3)) if "redraw" in extra else None
     return [
-        read_reply(a, client_id=i, round=4, num_clusters=3, layout=layout)
+        read_reply(a, client_id=i, round=4, num_clusters=3, layout=layout, redraw=redraw)
         for i, a in zip(clients, answers, strict=True)
     ]
 

@@ -11,6 +11,7 @@ from commands import assert_refused, document, tree
 from servers import free_port, listening, open_port, running, tls, until
 
 from coterie.deploy import Status, create
+from coterie.deploy.status import Node, Run
 
 BIN = Path(sys.executable).parent
 
@@ -28,11 +29,10 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     replies = {"asked": 10, "accepted": 7, "dropped": {"late": 3}}
-    text, _ = logs.round_line({"round": 1, "epsilon": 0.5, "accuracy": 0.25, "replies": replies, "seconds": 0.5}, 4)
-    log(INFO, text)
+    log(INFO, logs.progress_message({"round": 1, "epsilon": 0.5, "accuracy": 0.25, "replies": replies}, 4))
     logs.install(run=str(context.run_id))
-    text, known = logs.round_line({"round": 2, "epsilon": 0.75, "seconds": 0.5}, 4)
-    log(INFO, text, extra=known)
+    log(INFO, logs.progress_message({"round": 2, "epsilon": 0.75}, 4))
+    log(WARNING, "reply of client 3 dropped: %s", logs.printable("failed\\nround 9/9: epsilon 0.001 (1.00 s)"))
     while not Path(context.run_config["end"]).exists():
         time.sleep(0.1)
     log(WARNING, "4 replies could not be used")
@@ -144,6 +144,18 @@ def test_a_superlink_its_nodes_and_a_run(coterie, pki, tmp_path, connections):
         assert_refused(coterie("status", "here"), "connection here", "does not answer", "root-certificates")
         connections(f'[superlink.here]\naddress = "localhost:{fleet}"\nroot-certificates = "{pki}/ca.crt"\n')
         assert_refused(coterie("status", "here"), "connection here")  # the Fleet API in place of the Control API
+
+
+def test_text_of_others_is_escaped_on_the_terminal(coterie, monkeypatch):
+    node = Node(1, "eve\x1b[2J\u202e", "online", None, None)
+    run = Run(2, "app 1", "finished:failed", "failed\nround 9/9\x1b[2J", None, 0.0)
+    monkeypatch.setattr("coterie.deploy.ask", lambda connection, run_id: Status("a", "a:1", (node,), (run,), None))
+    status, out, err = coterie("status")
+    assert (status, err) == (0, "")
+    assert r"eve\x1b[2J\u202e" in out
+    assert r"run 2: failed\nround 9/9\x1b[2J" in out.splitlines()
+    for text in (out, coterie("status", "--json")[1]):
+        assert not {"\x1b", "\u202e"} & set(text)
 
 
 # ---- no such connection -----------------------------------------------------------------------------------

@@ -6,11 +6,14 @@ import types
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.common.constant import ErrorCode
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import RunNotRunningException
@@ -91,7 +94,7 @@ def test_without_a_failure_every_call_is_made_once(slept):
     grid = persistent(link)
     assert grid.get_node_ids() == [1, 2]
     assert answered(grid.send_and_receive(iter(questions()), timeout=10.0)) == {"to 1": True, "to 2": True}
-    assert link.calls == ["nodes", "push", "pull", "pull"]
+    assert link.calls == ["nodes", "push"] + ["pull"] * 4  # each of two replies is looked for twice
     assert slept == [3.0]
 
 
@@ -100,52 +103,142 @@ def test_what_fails_is_tried_again_with_the_same_messages(slept):
     grid = persistent(link)
     assert grid.get_node_ids() == [1, 2]
     assert answered(grid.send_and_receive(iter(questions()))) == {"to 1": True, "to 2": True}
-    assert link.calls == ["nodes"] * 3 + ["push", "push", "pull", "pull"]
+    assert link.calls == ["nodes"] * 3 + ["push"] * 2 + ["pull"] * 4
     assert slept == [1.0, 2.0, 1.0, 3.0]
 
 
-@pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's use of alembic
-@pytest.mark.parametrize("dies_after", [1, 3, 6])
-def test_an_answer_of_flower_s_superlink_that_was_lost_loses_no_message(slept, tmp_path, dies_after, monkeypatch):
-    """The SuperLink stores an object and dies before it says so; Flower's client asks again and is refused."""
-    objects = ObjectStoreFactory(str(tmp_path / "superlink.db"))
-    state = LinkStateFactory(str(tmp_path / "superlink.db"), NoOpFederationManager(), objects).state()
-    node = state.create_node("owner", "owner", b"key", 30.0)
-    state.activate_node(node, 30.0)
-    run = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, "owner", TaskType.SERVER_APP)
-    monkeypatch.setattr(TaskIdentity, "_run_id", run)
-    task, one_at_a_time = types.SimpleNamespace(run_id=run), threading.Lock()
+class Served:
+    """Flower's SuperLink with a run and some nodes, and its grid; ``dies_after`` pushed objects it loses an answer."""
 
-    class Client:
-        pushed = 0
+    def __init__(self, path, monkeypatch, nodes, dies_after=0):
+        self.objects = ObjectStoreFactory(str(path / "superlink.db"))
+        self.state = LinkStateFactory(str(path / "superlink.db"), NoOpFederationManager(), self.objects).state()
+        self.nodes = [self.state.create_node("owner", "owner", b"key %d" % i, 30.0) for i in range(nodes)]
+        for node in self.nodes:
+            self.state.activate_node(node, 30.0)
+        self.run = self.state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, "owner", TaskType.SERVER_APP)
+        monkeypatch.setattr(TaskIdentity, "_run_id", self.run)
+        self.task, self.one_at_a_time = types.SimpleNamespace(run_id=self.run), threading.Lock()
+        self.dies_after, self.pushed = dies_after, 0
 
-        def PushMessages(self, request):  # noqa: N802
-            with one_at_a_time:
-                return runtime_handlers.push_messages(request, state, task)
-
-        def PushObject(self, request):  # noqa: N802
-            with one_at_a_time:
-                self.pushed += 1
-                said = runtime_handlers.push_object(request, state, task)
-                return runtime_handlers.push_object(request, state, task) if self.pushed == dies_after else said
-
-    def grid():
+    def grid(self):
         made = HttpGrid(token="token")
-        made.set_run(state.get_run_info(run_ids=[run])[0])
-        made._client = Client()
+        made.set_run(self.state.get_run_info(run_ids=[self.run])[0])
+        made._client = self
         return made
 
+    def _handle(self, handler, request):
+        with self.one_at_a_time:
+            return handler(request, self.state, self.task)
+
+    def PushMessages(self, request):  # noqa: N802
+        return self._handle(runtime_handlers.push_messages, request)
+
+    def PushObject(self, request):  # noqa: N802
+        with self.one_at_a_time:
+            self.pushed += 1
+            said = runtime_handlers.push_object(request, self.state, self.task)
+            again = self.pushed == self.dies_after
+            return runtime_handlers.push_object(request, self.state, self.task) if again else said
+
+    def PullMessages(self, request):  # noqa: N802
+        return self._handle(runtime_handlers.pull_messages, request)
+
+    def PullObject(self, request):  # noqa: N802
+        return self._handle(runtime_handlers.pull_object, request)
+
+    def ConfirmMessageReceived(self, request):  # noqa: N802
+        return self._handle(runtime_handlers.confirm_message_received, request)
+
+    def reply(self, question, content, spoil=lambda contents: contents, **written):
+        """Store a node's reply; ``spoil`` changes its objects, ``written`` the metadata in them, not the envelope."""
+        reply = Message(content, reply_to=question)
+        envelope = message_to_proto(remove_content_from_message(reply))
+        for name, value in written.items():
+            reply.metadata.__dict__[name] = value
+        objects = spoil({key: part.deflate() for key, part in get_all_nested_objects(reply).items()})
+        top = next(key for key, part in objects.items() if part.startswith(b"Message"))
+        children = [ObjectTree(object_id=key) for key in objects if key != top]
+        envelope.metadata.message_id = top
+        session = self.state.start_session(self.run)
+        tree = ObjectTree(object_id=top, children=children)
+        self.state.store_message_and_object_tree(message_from_proto(envelope), tree, session)
+        for key, part in objects.items():
+            assert self.state.store_object(self.run, session, key, part)
+
+
+def unreadable(objects):
+    """The message has a body that is not protobuf."""
+    top = next(key for key, part in objects.items() if part.startswith(b"Message"))
+    head, _, _ = objects.pop(top).partition(b"\0")
+    kind, children, _ = head.split(b" ")
+    body = b"\xff" * 40
+    part = b" ".join([kind, children, str(len(body)).encode()]) + b"\0" + body
+    return objects | {get_object_id(part): part}
+
+
+@pytest.fixture
+def served(slept, tmp_path, monkeypatch):
+    return lambda nodes, dies_after=0: Served(tmp_path, monkeypatch, nodes, dies_after)
+
+
+no_path_separator = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower, alembic
+
+
+@no_path_separator
+@pytest.mark.parametrize("dies_after", [1, 3, 6])
+def test_an_answer_of_flower_s_superlink_that_was_lost_loses_no_message(served, dies_after):
+    """The SuperLink stores an object and dies before it says so; Flower's client asks again and is refused."""
+    link = served(1, dies_after)
+    (node,) = link.nodes
     with pytest.raises(ObjectPushError):
-        grid().push_messages(questions([node]))
-    (sent,) = persistent(grid()).push_messages(questions([node]))
-    assert sent in [message.metadata.message_id for message in state.get_message_ins(node, None)]
-    assert state.get_message_ins(node, None) == []  # nothing comes twice
-    tree = objects.store().get_object_tree(sent)
-    assert all(state.get_object(run, part.object_id) for part in iterate_object_tree(tree))
+        link.grid().push_messages(questions([node]))
+    link.pushed = 0
+    (sent,) = persistent(link.grid()).push_messages(questions([node]))
+    assert sent in [message.metadata.message_id for message in link.state.get_message_ins(node, None)]
+    assert link.state.get_message_ins(node, None) == []  # nothing comes twice
+    tree = link.objects.store().get_object_tree(sent)
+    assert all(link.state.get_object(link.run, part.object_id) for part in iterate_object_tree(tree))
+
+
+@no_path_separator
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_a_reply_that_cannot_be_read_costs_one_reply(served, slept, bad, caplog):
+    link = served(3)
+    grid, sent = persistent(link.grid()), questions(link.nodes)
+    ids = list(grid.push_messages(sent))
+    for i, question in enumerate(sent):
+        link.reply(question, RecordDict({"n": ConfigRecord({"n": i})}), *([unreadable] if i == bad else []))
+    replies = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(ids)}
+    assert list(replies) == ids
+    for i, message_id in enumerate(ids):
+        if i == bad:
+            assert replies[message_id].error.code == ErrorCode.UNKNOWN
+            assert "cannot be read: DecodeError" in replies[message_id].error.reason
+        else:
+            assert replies[message_id].content["n"]["n"] == i
+    assert slept == []
+    assert grid.pull_messages([]) == []
+
+
+@no_path_separator
+def test_a_reply_belongs_to_the_message_that_the_superlink_checked(served):
+    """A node writes into its reply that it comes from another node, as the reply to that node's message."""
+    link = served(2)
+    grid, sent = persistent(link.grid()), questions(link.nodes)
+    victim, liar = list(grid.push_messages(sent))
+    forged = {"_reply_to_message_id": victim, "_src_node_id": link.nodes[0]}
+    link.reply(sent[1], RecordDict({"n": ConfigRecord({"n": 1})}), **forged)
+    (reply,) = grid.pull_messages([victim, liar])
+    assert reply.metadata.reply_to_message_id == liar
+    link.reply(sent[0], RecordDict({"n": ConfigRecord({"n": 0})}))
+    (reply,) = grid.pull_messages([victim])
+    assert (reply.metadata.reply_to_message_id, reply.content["n"]["n"]) == (victim, 0)
 
 
 def test_replies_that_were_lost_on_their_way_are_told_from_those_that_came(slept):
-    link = SuperLink(pull=[None, OSError("the SuperLink died after it took them for delivered")])
+    died = OSError("the SuperLink died after it took them for delivered")
+    link = SuperLink(pull=[None, None, died, None, died])
     replies = persistent(link).send_and_receive(questions(), timeout=60.0)
     assert answered(replies) == {"to 1": False, "to 2": False}
     assert {reply.error.code for reply in replies} == {ErrorCode.MESSAGE_UNAVAILABLE}

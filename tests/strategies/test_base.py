@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from toys import UP
 
 from coterie.engine import LocalGrid
@@ -139,6 +139,46 @@ def test_reasons_and_names_are_kept_where_nothing_is_certified_and_a_total_where
     spoil = Stub(lambda client, content: [changed(content, "reply", round=9)])
     assert list(start(spoil)[1].dropped) == ["round is 9, expected 1"]
     assert start(spoil, private(), streams=Streams())[1].dropped == {"reply": CLIENTS}
+
+
+HOSTILE = "a\x1b[2Jb\nround 9/9: epsilon 0.001\u202e" + "c" * 100_050
+
+
+def test_text_of_clients_is_escaped_and_cut_where_it_is_kept(caplog):
+    def spoil(client, content):
+        if client % 2:
+            return [changed(content, "reply", label=HOSTILE)]
+        content["update"][HOSTILE] = content["update"]["output.bias"]
+        return [content]
+
+    recorder = Kept()
+    with caplog.at_level(logging.WARNING, "flwr"):
+        _, strategy = start(Stub(spoil), recorder=recorder)
+    assert strategy.dropped.total() == CLIENTS
+    kept = [*strategy.dropped, *recorder.lines[0]["replies"]["dropped"]]
+    written = [record.getMessage() for record in caplog.records] + [record.reason for record in caplog.records]
+    assert len(kept) == 4
+    assert len(written) == 2 * CLIENTS
+    for text in kept + written:
+        assert text.isprintable()
+        assert len(text) < 300
+
+
+def test_reasons_of_errors_are_escaped_and_bounded_in_number():
+    class Failing(Stub):
+        def _answers(self, questions):
+            for message in questions:
+                if message.metadata.message_type == "train":
+                    reason = f"{message.metadata.dst_node_id} {message.content['config']['round']} {HOSTILE}"
+                    yield Message(Error(0, reason), reply_to=message)
+                else:
+                    yield from super()._answers([message])
+
+    _, strategy = start(Failing(), nothing(rounds=20), rounds=20)
+    assert strategy.dropped.total() == 20 * CLIENTS
+    assert len(strategy.dropped) == 101
+    assert strategy.dropped["other reasons"] == 20 * CLIENTS - 100
+    assert all(reason.isprintable() and len(reason) <= 200 for reason in strategy.dropped)
 
 
 def test_everyone_silent_is_a_round_that_is_charged_noised_and_released():
@@ -352,6 +392,58 @@ def test_of_nodes_that_claim_one_client_from_the_start_none_is_asked(caplog):
     assert grid.rounds == [[5]]
     assert strategy.dropped.total() == 0
     assert sum("nodes 4 and 20" in r.getMessage() for r in caplog.records) == 1  # though the server looked again
+
+
+def test_a_node_is_the_one_that_was_asked_whatever_its_reply_claims():
+    class Posing(Coming):
+        """Node 3 claims in its reply to be node 2, and client 1."""
+
+        def _answers(self, questions):
+            for reply in super()._answers(questions):
+                if reply.metadata.src_node_id == 3:
+                    reply.metadata.__dict__["_src_node_id"] = 2
+                yield reply
+
+    grid = Posing([2, 3], client_of={2: 1, 3: 5}.__getitem__)
+    _, strategy = start(grid)
+    assert strategy.present == [1, 5]
+    assert grid.rounds == [[2, 3]]
+
+
+@pytest.mark.parametrize("client", [HOSTILE, [1, 2], 1.0, True, -1, CLIENTS, None])
+def test_a_client_id_that_is_none_is_left_out_and_logged_in_one_line(client, caplog):
+    class Odd(Coming):
+        def _answers(self, questions):
+            for reply in super()._answers(questions):
+                if reply.metadata.src_node_id == 3:
+                    record = ConfigRecord({} if client is None else {"client-id": client})
+                    reply.__dict__["_content"] = RecordDict({"reply": record})
+                yield reply
+
+    with caplog.at_level(logging.WARNING, "flwr"):
+        _, strategy = start(Odd([2, 3]))
+    assert strategy.present == [1]
+    (text,) = [r.getMessage() for r in caplog.records if "is left out" in r.getMessage()]
+    assert text.startswith("node 3 is left out: client-id ")
+    assert text.isprintable()
+    assert len(text) < 250
+
+
+def test_a_node_whose_error_is_hostile_text_is_logged_in_one_line(caplog):
+    class Failing(Coming):
+        def _answers(self, questions):
+            for message in questions:
+                if message.metadata.dst_node_id == 3:
+                    yield Message(Error(0, HOSTILE), reply_to=message)
+                else:
+                    yield from super()._answers([message])
+
+    with caplog.at_level(logging.WARNING, "flwr"):
+        _, strategy = start(Failing([2, 3]))
+    assert strategy.present == [1]
+    texts = [r.getMessage() for r in caplog.records if "does not say" in r.getMessage()]
+    assert texts
+    assert all(text.startswith("node 3 ") and text.isprintable() and len(text) < 250 for text in texts)
 
 
 def test_a_third_node_that_claims_a_client_is_named_too(caplog):

@@ -147,6 +147,24 @@ def test_the_other_rounds_are_fedavg_within_each_cluster():
     assert len(grid.asked("query.losses")) == len(grid.asked("query.losses", 1))
 
 
+def test_a_client_cannot_train_another_cluster_s_model():
+    """It is in the first cluster and says that its update, a huge one, is of the second."""
+
+    class Crossing(Halfway):
+        def _answers(self, questions):
+            for reply in super()._answers(questions):
+                sent = reply.content
+                if "update" in sent and sent["reply"]["round"] == 2 and sent["reply"]["client-id"] == A[0]:
+                    sent["reply"]["redrawn-label"] = 1
+                    sent["update"] = pack_update(np.full(1, 2000, np.float32), Layout(("w",), ((1,),)))
+                yield reply
+
+    moved, strategy, *_ = start(Crossing(), rounds=2)
+    absent, *_ = start(Halfway(silent=lambda q: q.client == A[0] and q.config["round"] == 2), rounds=2)
+    np.testing.assert_array_equal(moved, absent)
+    assert strategy.dropped == {"label is 0 and redrawn-label 1; the server assigned cluster 0": 1}
+
+
 def test_fedprox_pulls_after_the_clustering_alone():
     _, _, grid, _ = start(rounds=3, within="fedprox", proximal_mu=0.3, warm_up_rounds=1)
     assert not any("proximal-mu" in q.config for number in (1, 2) for q in grid.asked("train", number))

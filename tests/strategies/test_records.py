@@ -224,7 +224,7 @@ def another_cluster(content):
     [
         (another_shape, "expected float32"),
         (too_long, "clipping and noise allow"),
-        (another_cluster, "it was given model"),
+        (another_cluster, "the server assigned cluster 0"),
     ],
 )
 def test_a_client_that_lies_is_left_out(change, reason, tmp_path):

@@ -323,9 +323,9 @@ def test_a_moved_client_trains_the_model_that_it_is_assigned_to():
     setting = plan("none", 2, rounds=2, rebalance_min=4)
     _, _, grid, _ = train(IFCA, setting, APART, groups="6:2", rounds=2, rebalance_train="assigned")
     before, _ = unpack_models(grid.sent[0].content["models"])
-    moved = 0
+    moved, redraw = 0, np.reshape(grid.sent[0].content["config"]["redraw"], (2, 2))
     for i, answer in enumerate(grid.replies):
-        reply = read_reply(answer.content, client_id=i, round=2, num_clusters=2, layout=LAYOUT)
+        reply = read_reply(answer.content, client_id=i, round=2, num_clusters=2, layout=LAYOUT, redraw=redraw)
         confidence = 1 / (1 + math.exp(-2 * (before[reply.redrawn_label] @ UP)))
         sign = 1 if reply.label == 0 else -1
         np.testing.assert_allclose(reply.update, sign * towards(confidence if sign > 0 else 1 - confidence), atol=1e-6)
@@ -350,7 +350,8 @@ def test_rebalancing_redraws_surplus_by_the_released_histogram():
     sent = grid.sent[0].content["config"]["redraw"]
     np.testing.assert_allclose(sent, [2 / 3, 1 / 3, 0, 1], atol=1e-12)
     replies = [
-        read_reply(r.content, client_id=i, round=2, num_clusters=2, layout=LAYOUT) for i, r in enumerate(grid.replies)
+        read_reply(r.content, client_id=i, round=2, num_clusters=2, layout=LAYOUT, redraw=np.reshape(sent, (2, 2)))
+        for i, r in enumerate(grid.replies)
     ]
     moved = [r for r in replies if r.label != r.redrawn_label]
     assert 0 < len(moved) < 6
