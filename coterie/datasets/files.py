@@ -30,8 +30,8 @@ _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
 MAX_BYTES = 4 * 2**30
 #: characters of a line of a table,
 MAX_LINE = 8 * 2**20
-#: pixels of a picture.
-MAX_PIXELS = 64_000_000
+#: pixels of a picture. Pillow takes up to 16 bytes for one (WEBP), 4 in a file.
+MAX_PIXELS = 32_000_000
 _MAX_PICTURE_BYTES = 4 * MAX_PIXELS
 _MAX_EXIF_BYTES = _MAX_HEADER_BYTES = 64 * 2**10
 _MAX_CLASSES_BYTES = 2**20
