@@ -263,7 +263,7 @@ def _npz(path: Path) -> tuple[Records, Records | None]:
 
 
 def _unpacked(archive: zipfile.ZipFile, member: str) -> int:
-    """Bytes of an array in an archive, by its header alone.
+    """Bytes of an array in an archive, by its header alone, and at least 8 a record, as its target takes in memory.
 
     Raises:
         ValueError: the header is wrong, or the member cannot hold as many.
@@ -281,7 +281,7 @@ def _unpacked(archive: zipfile.ZipFile, member: str) -> int:
     size = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or size > info.file_size - start.tell():
         raise ValueError(f"{member} has shape {shape} of {dtype}, and {info.file_size:,} bytes")
-    return size
+    return max(size, 8 * shape[0] if shape else 0)
 
 
 def _array(archive: zipfile.ZipFile, member: str) -> Array:
@@ -455,7 +455,7 @@ def _records(
         x, y = x[good], y[good]
     images = (1, *x.shape[1:])[-3:] if x.ndim in (3, 4) else None
     what = f"images of {_sizes(images)}" if images else f"records of {_sizes(x.shape[1:])}"
-    held_out = np.array([_is_held_out(one, label) for one, label in zip(x, y, strict=True)], bool)
+    held_out = np.fromiter(map(_is_held_out, x, y), bool, len(y))
     records = Records(where, what, x, y, held_out, whole, labelled, problems)
     return records._labelled() if labelled else records
 

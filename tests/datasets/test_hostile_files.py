@@ -57,14 +57,14 @@ def npz(method=zipfile.ZIP_DEFLATED, **members):
     return write
 
 
-def claiming(size, *names):
+def claiming(size, *names, width=1000):
     """An archive whose directory, which readers trust, claims sizes that its members do not have."""
 
     def write(path):
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("y.npy", npy(Y))
             for name in names:
-                archive.writestr(f"{name}.npy", npy(shape=(size // 1000, 1000), data=bytes(2**20)))
+                archive.writestr(f"{name}.npy", npy(shape=(size // width, width), data=bytes(2**20)))
                 archive.getinfo(f"{name}.npy").file_size = size + 1000
 
     return write
@@ -129,7 +129,8 @@ ARCHIVES = {
         "no records|1099511627776 numbers",
         REJECTED,
     ),
-    "many records of no size": (npz(x=npy(shape=(2**40, 0))), "have shapes", REJECTED),
+    "many records of a byte": (claiming(6 * 10**8, "x", width=1), r"unpacks to 4,800,000,\d+ bytes", REJECTED),
+    "many records of no size": (npz(x=npy(shape=(2**40, 0))), "unpacks to 8,796,093,022,304", REJECTED),
     "shape that is code": (npz(x=npy(shape="__import__('os')")), NO_ARCHIVE, REJECTED),
     "nested header": (npz(x=npy(descr="(" * 4000, shape=(1,)).replace(b"'((", b"(((")), NO_ARCHIVE, REJECTED),
     "long header": (npz(x=header_of(300 * 2**20)), NO_ARCHIVE, REJECTED),
@@ -291,7 +292,7 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 6\n%%EndComments\n%
 NO_IMAGE = "is not an image that can be read"
 TOO_MANY = "has too many pixels"
 PICTURES = {
-    "eps.png": (POSTSCRIPT, NO_IMAGE),
+    "eps.png": (POSTSCRIPT, "none of PNG, JPEG, BMP, GIF, TIFF, WEBP"),
     "pdf.png": (b"%PDF-1.4\n1 0 obj <<>> endobj\ntrailer <<>>\n%%EOF\n", NO_IMAGE),
     "ppm.png": (b"P5 5 6 255\n" + bytes(30), NO_IMAGE),
     "icon.png": (saved("ICO"), NO_IMAGE),
@@ -482,7 +483,7 @@ def test_hostile_files_take_little_memory(made, tmp_path):
 
 def test_a_limit_is_not_one_too_low(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", x=X, y=Y)
-    monkeypatch.setattr("coterie.datasets.files.MAX_BYTES", X.nbytes + Y.nbytes)
+    monkeypatch.setattr("coterie.datasets.files.MAX_BYTES", X.nbytes + Y.nbytes)  # int64 labels
     assert number(shard(tmp_path / "a.npz", strict=True)) == RECORDS
     folder_of_pictures(tmp_path / "a")
     monkeypatch.setattr("coterie.datasets.files.MAX_PIXELS", 30)
@@ -514,6 +515,33 @@ def test_of_a_long_gif_the_first_frame_is_read(tmp_path, content):
     expected = 2 * (X[0].astype(np.float32) / 255) - 1
     twice = [record for part in (found, found.test) for record in part.x if np.array_equal(record, expected)]
     assert len(twice) == 2
+
+
+FORMATS = {
+    "PNG": {},
+    "BMP": {},
+    "GIF": {},
+    "WEBP": {"lossless": True},
+    "TIFF": {},
+    "TIFF of LZW": {"compression": "tiff_lzw"},
+    "TIFF of deflate": {"compression": "tiff_adobe_deflate"},
+    "JPEG": {"quality": 100},
+    "JPEG in steps": {"quality": 100, "progressive": True},
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_large_pictures_of_every_format_are_read(tmp_path, name):
+    """Noise, so that a file is about as large as its pixels, which the bound on reading again must allow."""
+    pixels = np.random.default_rng(0).integers(0, 256, (1500, 1400), np.uint8)
+    (tmp_path / "0").mkdir()
+    form = name.split()[0]
+    Image.fromarray(pixels).save(tmp_path / "0" / "a.png", form, **FORMATS[name])
+    found = own_shard(str(tmp_path), 0, (1, 1500, 1400), 1, None, strict=False)
+    read = found.x if len(found.x) else found.test.x
+    assert len(read) == 1
+    difference = np.abs((read[0, 0] + 1) * 127.5 - pixels).max()
+    assert difference <= (3 if form == "JPEG" else 1e-3)
 
 
 def test_deep_and_other_folders_are_not_entered(tmp_path):
