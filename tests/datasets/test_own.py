@@ -330,7 +330,7 @@ def test_what_is_wrong_in_parquet_is_said(tmp_path):
 
     path = tmp_path / "own.parquet"
     for columns, complaint in (
-        ({"label": [1, 2], "a": ["red", "blue"]}, "column 'a': object is no type of numbers"),
+        ({"label": [1, 2], "a": ["red", "blue"]}, "column 'a': string is no type of numbers"),
         ({"label": [1, 2], "a": [1, None]}, "record 1, counted from 0, holds NaN, a gap"),
         ({"a": [1, 2]}, "its columns are a"),
         ({"label": np.zeros(0), "a": np.zeros(0)}, "no records"),
