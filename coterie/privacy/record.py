@@ -103,8 +103,8 @@ class RecordPlan:
         ):
             if noise is not None and not 0 < noise <= _MOST_NOISE:
                 raise PrivacyError(f"{name} multiplier must be positive and at most {_MOST_NOISE:g}, not {noise}")
-        if not 0 < self.epsilon <= _MOST_EPSILON:
-            raise PrivacyError(f"epsilon must be positive and at most {_MOST_EPSILON:g}, not {self.epsilon}")
+        if not self.epsilon > 0:
+            raise PrivacyError(f"epsilon must be positive, not {self.epsilon}")
         selection_event(self.selection_epsilon)
         if self.selection not in SELECTIONS:
             raise PrivacyError(f"selection must be {', '.join(SELECTIONS)}, not {self.selection!r}")
@@ -126,7 +126,10 @@ class RecordPlan:
             kinds = get_args(hint) or (hint,)
             if type(terms[name]) not in ((*kinds, int) if float in kinds else kinds):
                 raise PrivacyError(f"{name.replace('_', ' ')} must not be {terms[name]!r:.60}")
-        return cls(**terms)
+        plan = cls(**terms)
+        if not plan.epsilon <= _MOST_EPSILON:
+            raise PrivacyError(f"epsilon must be at most {_MOST_EPSILON:g}, not {plan.epsilon}")
+        return plan
 
     @classmethod
     def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Any) -> RecordPlan:

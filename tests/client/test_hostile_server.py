@@ -67,6 +67,7 @@ TRAIN_CHANGES = {
     },
     **{f"noise {value}": plans(noise_multiplier=value) for value in (0.0, -1.0, 1e-320, 1e308, math.nan, math.inf)},
     **{f"lr {value}": {**HONEST, "lr": value} for value in (0.0, -1.0, 1e308, math.nan, math.inf)},
+    **{f"budget {value}": plans(epsilon=value) for value in (0.0, -1.0, 1e308, math.nan, math.inf)},
     # Counts that are none.
     **{f"records {value}": plans(num_examples=value) for value in (0, -5, 10**12, 1.5, True, "24", None)},
     **{f"batch {value}": plans(batch_size=value) for value in (0, -1, 25, 1.5, 10**12)},
