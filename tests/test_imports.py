@@ -9,18 +9,19 @@ PACKAGE = Path(__file__).parents[1] / "coterie"
 
 #: Rooms that each room may import.
 ALLOWED = {
-    "privacy": set(),
+    "files": set(),
+    "privacy": {"files"},
     "datasets": set(),
     "models": set(),
     "clustering": {"models"},
     "messages": set(),
     "wire": {"messages", "privacy"},
     "logs": set(),
-    "report": set(),
+    "report": {"files"},
     "strategies": {"clustering", "models", "privacy", "messages"},
     "client": {"clustering", "datasets", "models", "privacy", "wire", "messages", "logs"},
     "engine": {"client", "messages"},
-    "server": {"strategies", "privacy", "datasets", "models", "messages", "logs", "report"},
+    "server": {"files", "strategies", "privacy", "datasets", "models", "messages", "logs", "report"},
     "deploy": {"logs"},
     "audit": {"engine", "client", "strategies", "privacy", "datasets", "messages"},
     "bench": {
@@ -36,6 +37,7 @@ ALLOWED = {
         "messages",
     },
     "cli": {
+        "files",
         "audit",
         "bench",
         "deploy",

@@ -38,6 +38,7 @@ from safetensors.numpy import save
 from coterie import __version__
 from coterie.messages import Layout
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, read_ledger
+from coterie.privacy.check import verified
 from coterie.server.config import PLACES, RunConfig
 from coterie.strategies import Checkpoint
 
@@ -116,7 +117,8 @@ class RunFolder:
 
         Raises:
             FolderError: there is no run, or ``settings`` differ from it.
-            LedgerError: another process is running it, or its budget file is not the one with which it began.
+            LedgerError: another process is running it, its ledger lacks charges that the folder gives evidence of, or
+                its budget file is not the one with which it began.
         """
         try:
             stored = tomllib.loads((path / "config.toml").read_text())["config"]
@@ -133,10 +135,14 @@ class RunFolder:
             )
         config = RunConfig({**stored, **{key: settings[key] for key in PLACES if key in settings}})
         plan, about = _planned(path, config)
-        ledger = _opened(plan, path / _LEDGER, config, about)
         checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
+        ledger = _opened(plan, path / _LEDGER, config, about)
         folder = cls(path, config, plan, ledger, checkpoint)
-        folder._forget_after(checkpoint.round if checkpoint else 0, line)
+        try:
+            folder._forget_after(checkpoint.round if checkpoint else 0, line)
+        except BaseException:
+            ledger.close()
+            raise
         return folder
 
     # ---- strategies.Recorder ------------------------------------------------------------------------------
@@ -154,6 +160,7 @@ class RunFolder:
             tensors[_MEAN] = state.mean
         tensors |= {_KEPT + name: np.ascontiguousarray(values) for name, values in state.kept.items()}
         about = {"round": state.round, "line": dict(line), "names": state.layout.names}
+        about |= {"charges": len(self.ledger.charges), "chain": self.ledger.chain}
         (self.path / "checkpoint").mkdir(exist_ok=True)
         _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, about))
 
@@ -277,12 +284,7 @@ def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     that a resumed run is free to change.
     """
     about = config.about()
-    try:
-        header, charges = read_ledger(path / _LEDGER)
-    except LedgerError:
-        if (path / _LEDGER).exists() and (path / _LEDGER).stat().st_size:
-            raise
-        return config.plan, about  # killed before anything was planned
+    header, charges = verified(path)
     if charges:
         about["diagnostics"] = header["diagnostics"]
     return config.plan if config["privacy-unit"] == "record" else Plan.of_terms(header["plan"]), about
