@@ -63,7 +63,7 @@ def read_bytes(path: Path, most: int = LARGEST) -> bytes:
     """
     try:
         with os.fdopen(open_regular(path), "rb") as file:
-            return file.read(most)
+            return file.read(min(most, os.fstat(file.fileno()).st_size))
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
 

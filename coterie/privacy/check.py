@@ -39,6 +39,9 @@ def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         about = checkpoint_facts(run / "checkpoint" / "state.safetensors")
         metrics = run / "metrics.jsonl"
         lines = read_lines(metrics) if metrics.exists() else []
+        for number, line in enumerate(lines, 1):
+            if not isinstance(line.get("round"), int):
+                raise FileError(f"{metrics}, line {number}, is not the line of a round")
     except FileError as error:
         raise LedgerError(f"{error}; {_WAY_OUT}") from None
     try:
@@ -56,11 +59,12 @@ def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             f"{ledger} is not the one with which the checkpoint was written: their chains disagree at charge {known}; "
             f"{_WAY_OUT}"
         )
-    plan = header.get("plan") or {}
+    plan = header.get("plan")
+    plan = plan if isinstance(plan, Mapping) else {}
     if plan.get("mechanism") == RecordPlan.mechanism:  # whose rounds may cost nothing
         return header, charges
     rounds = {"the checkpoint": about.get("round", 0)}
-    rounds["metrics.jsonl"] = max((line.get("round", 0) for line in lines), default=0)
+    rounds["metrics.jsonl"] = max((line["round"] for line in lines), default=0)
     charged = max((charge["round"] for charge in charges), default=0)
     for what, last in rounds.items():
         if last > charged:

@@ -136,7 +136,7 @@ def test_checkpoint_is_replaced_atomically(folder, path, monkeypatch):
     folder.checkpoint(state(3), {"round": 3})
     with monkeypatch.context() as patched:
         patched.setattr("os.replace", power_cut)
-        with pytest.raises(OSError, match="power cut"):
+        with pytest.raises(FolderError, match="power cut"):
             folder.checkpoint(state(4), {"round": 4})
     folder.close()
     again = RunFolder.resume(path, {})
@@ -320,7 +320,7 @@ def test_evidence_is_kept_as_it_was_seen_and_replaced_atomically(folder, path, m
     assert len(set(before.values())) == 1  # equal arrays are equal files
     with monkeypatch.context() as patched:
         patched.setattr("os.replace", power_cut)
-        with pytest.raises(OSError, match="power cut"):
+        with pytest.raises(FolderError, match="power cut"):
             folder.keep("distances", {"matrix": np.ones(3)})
     folder.close()
     RunFolder.resume(path, {}).close()
