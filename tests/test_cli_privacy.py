@@ -1,8 +1,8 @@
 """``coterie privacy`` and ``coterie audit``: known answers, forged papers, broken mechanisms."""
 
 import json
-import re
 import math
+import re
 import subprocess
 import sys
 
