@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -315,8 +316,9 @@ def certify(folder):
 
 
 def rewrite(path, line, change):
-    """Change one line of JSON lines, or one document."""
+    """Change one line of JSON lines, or one document; a ledger loses its chains, which would give the change away."""
     read = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    read = [re.sub(r', "chain": "[0-9a-f]*"', "", text) for text in read]
     entry = json.loads(read[line])
     change(entry)
     read[line] = json.dumps(entry)
@@ -473,7 +475,7 @@ def test_a_run_that_is_not_certified_says_why_and_is_in_order(coterie, tmp_path)
         ("ledger.jsonl", '{"ledger": 1}\n', ["describes no plan"]),
         ("ledger.jsonl", '{"ledger": 1, "plan": {"mechanism": "magic"}}\n', ["describes no plan", "magic"]),
         ("ledger.jsonl", '{"ledger": 1, "plan": {"mechanism": "joint"}}\n', ["describes no plan"]),
-        ("privacy.json", "{", ["privacy.json", "not JSON"]),
+        ("privacy.json", "{", ["privacy.json", "not valid JSON"]),
         ("privacy.json", "[]", ["privacy.json", "JSON object"]),
     ],
 )

@@ -9,18 +9,19 @@ PACKAGE = Path(__file__).parents[1] / "coterie"
 
 #: Rooms that each room may import.
 ALLOWED = {
-    "privacy": set(),
+    "files": set(),
+    "privacy": {"files"},
     "datasets": set(),
     "models": set(),
     "clustering": {"models"},
     "messages": set(),
     "wire": {"messages", "privacy"},
     "logs": set(),
-    "report": set(),
+    "report": {"files"},
     "strategies": {"clustering", "models", "privacy", "wire", "messages", "logs"},
     "client": {"clustering", "datasets", "models", "privacy", "wire", "messages", "logs"},
     "engine": {"client", "messages", "logs"},
-    "server": {"strategies", "privacy", "datasets", "models", "wire", "messages", "logs", "report"},
+    "server": {"files", "strategies", "privacy", "datasets", "models", "wire", "messages", "logs", "report"},
     "deploy": {"logs"},
     "audit": {"engine", "client", "strategies", "privacy", "datasets", "messages"},
     "bench": {
@@ -36,6 +37,7 @@ ALLOWED = {
         "messages",
     },
     "cli": {
+        "files",
         "audit",
         "bench",
         "deploy",

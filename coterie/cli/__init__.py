@@ -44,6 +44,7 @@ cli.add_typer(privacy.app, name="privacy")
 #: Errors whose message alone tells a person what to do, by the room that raises them.
 _EXPECTED = {
     "coterie.bench": ("BenchError",),
+    "coterie.files": ("FileError",),
     "coterie.privacy": ("PrivacyError", "LedgerError"),
     "coterie.datasets": ("DataError",),
     "coterie.engine": ("EngineError",),
@@ -61,9 +62,12 @@ def main() -> None:
     try:
         cli(prog_name="coterie")
     except Exception as error:
-        if not _expected(error):
+        if isinstance(error, OSError) and error.filename is not None:
+            print(f"error: {error.filename} cannot be used: {error.strerror}", file=sys.stderr)
+        elif _expected(error):
+            print(f"error: {error}", file=sys.stderr)
+        else:
             raise
-        print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
 
 

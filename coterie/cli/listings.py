@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -80,12 +79,16 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """One HTML page about one run or several: curves, clusters, privacy, comparison. Of one, its result too."""
-    from coterie.report import read_outcome, result_table, write_report
+    from coterie.privacy.check import verified
+    from coterie.report import read_outcome, read_run, result_table, write_report
 
     console = Console(highlight=False)
-    page = write_report(runs, out)
+    found = [read_run(run) for run in runs]
+    for run in runs:
+        verified(run)
+    page = write_report(found, out)
     if len(runs) == 1:
-        outcome, certificate = read_outcome(runs[0]), runs[0] / "privacy.json"
-        if outcome is not None and certificate.exists():
-            console.print(result_table(outcome, json.loads(certificate.read_text())))
+        outcome = read_outcome(runs[0])
+        if outcome is not None and found[0].certificate:
+            console.print(result_table(outcome, found[0].certificate))
     console.print(str(page), soft_wrap=True)

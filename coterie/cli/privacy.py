@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -251,10 +250,10 @@ def privacy_check(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")], as_json: JsonFlag = False
 ) -> None:
     """Derive a run's certificate again from its ledger alone, and compare."""
-    from coterie.privacy import PrivacyError, certificate, read_ledger
-    from coterie.privacy.check import check
+    from coterie.privacy import PrivacyError, certificate
+    from coterie.privacy.check import check, verified
 
-    header, charges = read_ledger(run / "ledger.jsonl")
+    header, charges = verified(run)
     stated = _stated(run / "privacy.json")
     problems, derived = check(header, charges, stated), {}
     try:
@@ -314,12 +313,13 @@ def privacy_total(
     as_json: JsonFlag = False,
 ) -> None:
     """Compose the cost of several runs on the same clients from their ledgers."""
-    from coterie.privacy import PrivacyError, read_ledger
+    from coterie.privacy import PrivacyError
     from coterie.privacy.certificate import total
+    from coterie.privacy.check import verified
 
     if len({run.resolve() for run in runs}) < len(runs):
         raise PrivacyError("a run is named twice: name each run folder once")
-    found = total({str(run): read_ledger(run / "ledger.jsonl") for run in runs}, delta)
+    found = total({str(run): verified(run) for run in runs}, delta)
     if as_json:
         print_json(found)
         return
@@ -363,19 +363,15 @@ def privacy_budget(
 
 def _stated(path: Path) -> dict[str, Any] | None:
     """privacy.json, or None while there is none."""
+    from coterie.files import FileError, read_object
     from coterie.privacy import LedgerError
 
     if not path.exists():
         return None
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LedgerError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise LedgerError(f"{path} is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise LedgerError(f"{path} holds no certificate: a JSON object was expected")
-    return document
+        return read_object(path)
+    except FileError as error:
+        raise LedgerError(f"{error}; restore it from a copy, or delete it to check the ledger alone") from None
 
 
 # ---- options ------------------------------------------------------------------------------------------------

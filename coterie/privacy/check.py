@@ -6,12 +6,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from coterie.files import FileError, read_bytes, read_lines
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import composed
 from coterie.privacy.certificate import certificate, plan_of
-from coterie.privacy.ledger import LedgerError, count_of, event_of
+from coterie.privacy.ledger import LedgerError, count_of, event_of, read_chained
 from coterie.privacy.plan import Plan
 from coterie.privacy.record import RecordPlan
 
@@ -19,6 +21,84 @@ from coterie.privacy.record import RecordPlan
 _TOLERANCE = 1e-6
 # Says who derived a certificate, not what it promises.
 _VERSION = "coterie"
+_WAY_OUT = "restore it from a copy, or start a new run with another --out: this run is not certified"
+
+
+def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """First line and charges of a run folder's ledger, which holds every charge that the folder gives evidence of.
+
+    The checkpoint keeps how many charges there were when it was written, and the chain of the last one. No checkpoint
+    and no line of metrics.jsonl may be of a round that was not charged.
+
+    Raises:
+        LedgerError: the ledger is missing, damaged, shorter or another one; or a file that it is compared with is
+            damaged.
+    """
+    ledger = run / "ledger.jsonl"
+    try:  # the ledger comes last: of a run that goes on meanwhile, it is never behind
+        about = checkpoint_facts(run / "checkpoint" / "state.safetensors")
+        metrics = run / "metrics.jsonl"
+        lines = read_lines(metrics) if metrics.exists() else []
+        for number, line in enumerate(lines, 1):
+            if not isinstance(line.get("round"), int):
+                raise FileError(f"{metrics}, line {number}, is not the line of a round")
+    except FileError as error:
+        raise LedgerError(f"{error}; {_WAY_OUT}") from None
+    try:
+        header, charges, chains = read_chained(ledger)
+    except LedgerError as error:
+        said = str(error)
+        raise LedgerError(said if "restore" in said else f"{said}; {_WAY_OUT}") from None
+    known, chain = about.get("charges", 0), about.get("chain")
+    if known > len(charges):
+        raise LedgerError(
+            f"{ledger} holds {len(charges)} charges, but the checkpoint was written after {known}; {_WAY_OUT}"
+        )
+    if chain and chains[known] != chain:
+        raise LedgerError(
+            f"{ledger} is not the one with which the checkpoint was written: their chains disagree at charge {known}; "
+            f"{_WAY_OUT}"
+        )
+    plan = header.get("plan")
+    plan = plan if isinstance(plan, Mapping) else {}
+    if plan.get("mechanism") == RecordPlan.mechanism:  # whose rounds may cost nothing
+        return header, charges
+    rounds = {"the checkpoint": about.get("round", 0)}
+    rounds["metrics.jsonl"] = max((line["round"] for line in lines), default=0)
+    charged = max((charge["round"] for charge in charges), default=0)
+    for what, last in rounds.items():
+        if last > charged:
+            raise LedgerError(
+                f"{what} of {run} is at round {last}, but the last charge in {ledger.name} is for round {charged}; "
+                f"{_WAY_OUT}"
+            )
+    evaluated = {line["round"] for line in lines if "accuracy" in line} if plan.get("evaluations") else set()
+    for number in sorted(evaluated - {c["round"] for c in charges if c.get("for", "evaluation") == "evaluation"}):
+        raise LedgerError(
+            f"metrics.jsonl of {run} holds a private accuracy of round {number}, which {ledger.name} does not charge; "
+            f"{_WAY_OUT}"
+        )
+    return header, charges
+
+
+def checkpoint_facts(path: Path) -> dict[str, Any]:
+    """What a checkpoint says about itself, without its tensors; empty if there is none.
+
+    Raises:
+        FileError: it is damaged.
+    """
+    if not path.exists():
+        return {}
+    size = int.from_bytes(read_bytes(path, 8), "little")
+    try:
+        about = json.loads(json.loads(read_bytes(path, 8 + size)[8:])["__metadata__"]["about"])
+        good = isinstance(about["round"], int) and isinstance(about.get("charges", 0), int) and about["round"] >= 0
+        good = good and about.get("charges", 0) >= 0 and isinstance(about.get("chain", ""), str)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        good = False
+    if not good:
+        raise FileError(f"{path} is damaged: it holds no checkpoint")
+    return dict(about)
 
 
 def check(

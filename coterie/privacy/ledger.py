@@ -3,27 +3,39 @@
 The first line says what the run is: its plan, delta, budget and accountant. Every further line is a charge. A
 charge covers one attempt at one release. A round that is repeated after a crash is charged again, and the rounds
 that remain are calibrated anew so that everything together stays within the budget.
+
+Every charge ends with a ``chain``: the beginning of the SHA-256 of the chain before it and the rest of its line. The
+first chain covers all bytes before its line, so that a ledger whose charges have none goes on with chains. A line that
+is lost or changed in the middle breaks the chain; a checkpoint keeps the last one, so that lines lost at the end are
+found as well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
+from coterie.files import FileError, open_regular, read_text
 from coterie.privacy.accountants import Accountant, Event, PrivacyError
 from coterie.privacy.accounting import SLACK, composed
 
 _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
 _FORMAT = 1
+_RESTORE = "; restore the ledger from a copy, or start anew with another file: this one certifies nothing"
+# A line of a ledger, and its chain, which is its last key.
+_CHAINED = re.compile(rb'(.*), "chain": "([0-9a-f]{16})"\}', re.DOTALL)
 
 
 class LedgerError(RuntimeError):
@@ -81,7 +93,9 @@ class Ledger:
         self.budget = epsilon
         self.accountant = accountant
         self.charges: list[dict[str, Any]] = []
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
+        self._path = path
+        self._chain = ""
         self._shared: SharedBudget | None = None
         header = {
             "ledger": _FORMAT,
@@ -93,7 +107,7 @@ class Ledger:
         if path is not None:
             self._file = _open_locked(path)
             try:
-                self.charges = _take_over(self._file, path, header)
+                self.charges, self._chain = _take_over(self._file, path, header)
             except BaseException:
                 self._file.close()
                 raise
@@ -101,6 +115,11 @@ class Ledger:
     @cached_property
     def _live(self) -> dict[str, Accountant]:
         return {name: composed(self.events, name) for name in dict.fromkeys((self.accountant, "pld", "rdp"))}
+
+    @property
+    def chain(self) -> str:
+        """The chain of the last charge; empty in memory."""
+        return self._chain
 
     @property
     def events(self) -> Counter[Event]:
@@ -181,8 +200,10 @@ class Ledger:
             }
             for place, (event, count) in enumerate(events.items(), 1)
         ]
-        if self._file is not None:
-            _append(self._file, *charges)
+        if self._file is not None and self._path is not None:
+            text, chain = _chained(self._chain, charges)
+            _append(self._file, self._path, text)
+            self._chain = chain
         self.charges += charges
 
     def close(self) -> None:
@@ -210,7 +231,7 @@ class SharedBudget(Ledger):
     def __init__(self, path: Path, *, clients: int, sampler: str, epsilon: float, delta: float) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and b"\n" in path.read_bytes():
+        if path.exists() and b"\n" in _read(path):
             header, _ = read_ledger(path)
             if (header.get("clients"), header.get("sampler")) != (clients, sampler):
                 whose = "is no budget file"
@@ -295,30 +316,93 @@ def counted(charges: Iterable[Mapping[str, Any]]) -> Counter[Event]:
     return total
 
 
+class Lines(NamedTuple):
+    """A ledger as it was read.
+
+    Attributes:
+        header: the first line; None in an empty file.
+        charges: the other lines, without their chains.
+        chains: the chain up to each line, the first line included.
+    """
+
+    header: dict[str, Any] | None
+    charges: list[dict[str, Any]]
+    chains: list[str]
+
+
 def read_ledger(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """First line and charges of a ledger, which may be in use; nothing is written.
 
     Raises:
         LedgerError: there is none, or it is damaged.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LedgerError(f"{path} cannot be read: {getattr(error, 'strerror', 'it is not text')}") from None
-    header, charges = _parse(text[: text.rfind("\n") + 1], path)
-    if header is None:
-        raise LedgerError(f"{path} is empty: nothing was planned or charged")
+    header, charges, _ = read_chained(path)
     return header, charges
 
 
-def _append(file: IO[str], *lines: Mapping[str, Any]) -> None:
-    file.write("".join(json.dumps(line) + "\n" for line in lines))
-    file.flush()
-    os.fsync(file.fileno())
+def read_chained(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
+    """As :func:`read_ledger`, and the chain up to each line, the first line included.
+
+    Raises:
+        LedgerError: there is none, or it is damaged.
+    """
+    content = _read(path)
+    header, charges, chains = _parse(content[: content.rfind(b"\n") + 1], path)
+    if header is None:
+        raise LedgerError(f"{path} is empty: nothing was planned or charged")
+    return header, charges, chains
 
 
-def _open_locked(path: Path) -> IO[str]:
-    file = path.open("a+", encoding="utf-8")
+def _read(path: Path) -> bytes:
+    try:
+        return read_text(path).encode()
+    except FileError as error:
+        raise LedgerError(str(error)) from None
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+
+def _chained(chain: str, charges: Iterable[Mapping[str, Any]]) -> tuple[bytes, str]:
+    """Lines for these charges, each with its chain, and the last chain."""
+    lines = []
+    for charge in charges:
+        content = json.dumps(charge).encode()
+        chain = _digest(chain.encode(), content)
+        lines.append(content[:-1] + f', "chain": "{chain}"}}\n'.encode())
+    return b"".join(lines), chain
+
+
+def _append(file: IO[bytes], path: Path, content: bytes) -> None:
+    """Append and sync; after a failure the file is as it was before.
+
+    Raises:
+        LedgerError: it cannot be written.
+    """
+    if file.closed:
+        raise LedgerError(f"{path} is closed since it could not be written: continue with --resume")
+    size = os.fstat(file.fileno()).st_size
+    try:
+        left = content
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            file.truncate(size)
+        file.close()  # nothing may follow an incomplete line
+        raise LedgerError(
+            f"{path} cannot be written: {error.strerror or error}; nothing was released for this charge: free the disk "
+            "or make the file writable, then continue with --resume"
+        ) from None
+
+
+def _open_locked(path: Path) -> IO[bytes]:
+    try:
+        file = os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+b", buffering=0)
+    except FileError as error:
+        raise LedgerError(f"{error}; a ledger must be a regular file that can be written") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -334,38 +418,58 @@ def _open_locked(path: Path) -> IO[str]:
     return file
 
 
-def _take_over(file: IO[str], path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
-    """All charges. An incomplete last line was never synced, so nothing was released for it: it is cut off."""
-    file.seek(0)
-    try:
-        text = file.read()
-    except UnicodeDecodeError:
-        raise LedgerError(f"{path} cannot be read: it is not text") from None
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        file.truncate(len(whole.encode()))
-    before, charges = _parse(whole, path)
+def _take_over(file: IO[bytes], path: Path, header: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+    """All charges, and the chain up to the last.
+
+    An incomplete last line was never synced, so nothing was released for it: it is cut off.
+    """
+    content = _read(path)
+    whole = content[: content.rfind(b"\n") + 1]
+    before, charges, chains = _parse(whole, path)
     if not charges:  # nothing was paid for: whoever opened it first is free to have planned something else
-        file.truncate(0)
-        _append(file, header)
-    elif before != json.loads(json.dumps(header)):
+        first = json.dumps(header).encode() + b"\n"
+        if whole != first or content != whole:
+            file.truncate(0)
+            _append(file, path, first)
+        return [], _digest(first)
+    if before != json.loads(json.dumps(header)):
         raise LedgerError(f"{path} belongs to a run that was planned otherwise; choose another --out")
-    return charges
+    if whole != content:
+        file.truncate(len(whole))
+    return charges, chains[-1]
 
 
-def _parse(text: str, path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    lines = []
-    for number, line in enumerate(text.splitlines()):
+def _parse(content: bytes, path: Path) -> Lines:
+    """The lines of a ledger.
+
+    Raises:
+        LedgerError: a line is damaged, or its chain disagrees with the lines before it.
+    """
+    lines: list[dict[str, Any]] = []
+    chains: list[str] = []
+    before, begun = hashlib.sha256(), False
+    for number, line in enumerate(content.splitlines(keepends=True)):
+        chained = _CHAINED.fullmatch(line.rstrip(b"\n")) if number else None
+        text = chained[1] + b"}" if chained else line
         try:
-            read = json.loads(line)
+            read = json.loads(text)
             good = read["charge"] == number and all(key in read for key in _KEYS) if number else "ledger" in read
             if good and number:
                 event_of(read)
                 good = good and count_of(read) >= 1
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             good = False
         if not good:
             what = "a charge of this ledger" if number else "the beginning of a ledger"
-            raise LedgerError(f"{path}, line {number + 1} is not {what}: {line[:80]!r}")
+            raise LedgerError(f"{path}, line {number + 1} is not {what}: {line.decode().rstrip()[:80]!r}{_RESTORE}")
+        before.update(line)
+        if chained:
+            begun = True
+            chain = _digest(chains[-1].encode(), text)
+        else:
+            chain = before.hexdigest()[:16]
+        if begun and (not chained or chained[2].decode() != chain):
+            raise LedgerError(f"{path}, line {number + 1}: its chain disagrees with the lines before it{_RESTORE}")
+        chains.append(chain)
         lines.append(read)
-    return (lines[0], lines[1:]) if lines else (None, [])
+    return Lines(lines[0] if lines else None, lines[1:], chains)

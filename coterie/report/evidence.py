@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
 import zlib
@@ -12,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from coterie.files import FileError, open_regular
+
 #: What reading a file that is not whole may raise.
-BROKEN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
+BROKEN = (FileError, OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Node:
 def read_pairs(path: Path) -> Pairs | None:
     """A file of `evidence/`; None if it is not there or not whole."""
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with os.fdopen(open_regular(path), "rb") as opened, np.load(opened, allow_pickle=False) as file:
             pairs = Pairs(file["matrix"], file["clients"], file["labels"])
     except BROKEN:
         return None

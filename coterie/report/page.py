@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from coterie.files import FileError, open_regular
 from coterie.report import formats, records
 from coterie.report.evidence import leaves, read_pairs, similarity_files, split_rounds
 from coterie.report.evidence_plots import distance_figure, similarity_figure, tree_figure
@@ -86,8 +88,15 @@ def write_report(runs: Sequence[Path | str | Run], out: Path | str) -> Path:
     out = Path(out)
     if out.is_dir():
         out = out / "report.html"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(_render(loaded), encoding="utf-8")
+    page = _render(loaded)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(open_regular(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            file.write(page.encode())
+    except FileError as error:
+        raise ReportError(f"{error}; choose another --out") from None
+    except OSError as error:
+        raise ReportError(f"{out} cannot be written: {error.strerror or error}; choose another --out") from None
     return out
 
 

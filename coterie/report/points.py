@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from coterie.files import open_regular
 from coterie.report.evidence import BROKEN
 
 #: Fewer points have no picture; of more, the first.
@@ -46,7 +48,7 @@ def point_files(folder: Path) -> dict[int, Path]:
 def read_points(path: Path) -> np.ndarray | None:
     """(n, *shape) what a client sent; None if the file is not whole."""
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with os.fdopen(open_regular(path), "rb") as opened, np.load(opened, allow_pickle=False) as file:
             points = np.asarray(file["points"], np.float32)
     except BROKEN:
         return None
@@ -56,7 +58,7 @@ def read_points(path: Path) -> np.ndarray | None:
 def read_codes(path: Path) -> Codes | None:
     """The sample of all points; None if the file is not there or not whole."""
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with os.fdopen(open_regular(path), "rb") as opened, np.load(opened, allow_pickle=False) as file:
             labels, clients = (np.asarray(file[name], np.int64) for name in ("labels", "clients"))
             n = len(labels)
             points, codes = (np.asarray(file[name], np.float32).reshape(n, -1) for name in ("points", "codes"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coterie.files import FileError, read_bytes, read_object
 from coterie.report.evidence import Node, read_tree
 
 #: Strategies whose clusters are of records, not of clients.
@@ -56,6 +57,7 @@ _EXACT = (
     "f_loss",
 )
 
+_RESTORE = "; restore it from a copy, or delete it if it is a result: the run writes its results again when resumed"
 _TRAFFIC = ("messages_down", "messages_up", "bytes_down", "bytes_up")
 
 
@@ -235,12 +237,12 @@ def read_run(path: Path | str) -> Run:
         ReportError: `path` is no run folder, or one of its files is damaged beyond a torn line of metrics.
     """
     path = Path(path)
-    if not (path / "config.toml").is_file():
+    if not (path / "config.toml").exists():
         what = "has no config.toml" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
         raise ReportError(f"{path} is no run folder: it {what}; give the folder that `coterie run --out` wrote")
     try:
-        tables = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        tables = tomllib.loads(_text(path / "config.toml"))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ReportError(f"{path / 'config.toml'} is not valid TOML: {error}") from error
     if not isinstance(tables.get("config"), dict):
         raise ReportError(f"{path / 'config.toml'} has no [config] table, so {path} is no run folder of coterie")
@@ -261,15 +263,26 @@ def read_run(path: Path | str) -> Run:
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ReportError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ReportError(f"{path} holds a {type(content).__name__}; a JSON object was expected")
-    return content
+        return read_object(path)
+    except FileError as error:
+        raise ReportError(f"{error}{_RESTORE}") from None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return read_bytes(path)
+    except FileError as error:
+        raise ReportError(f"{error}{_RESTORE}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return _bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ReportError(f"{path} cannot be read: it is not text ({error.reason}){_RESTORE}") from None
 
 
 def read_outcome(path: Path) -> dict[str, Any] | None:
@@ -293,13 +306,13 @@ def read_rounds(path: Path) -> tuple[list[dict[str, Any]], int]:
     unreadable = 0
     for name in ("metrics.jsonl", "diagnostics.jsonl"):  # older versions wrote all into the first
         file = path / name
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+        lines = _bytes(file).decode("utf-8", errors="replace").splitlines() if file.exists() else []
         read: dict[int, dict[str, Any]] = {}
         for text in filter(str.strip, lines):
             try:
                 line = json.loads(text)
                 read[_parse_round(line).number] = line
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 unreadable += 1
         for number, line in read.items():
             if name == "metrics.jsonl" or number in rounds:  # scores of a round that was cut short stay out

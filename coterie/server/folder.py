@@ -18,33 +18,40 @@ report.html           one self-contained page
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import platform
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import tomli_w
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from coterie import __version__
+from coterie.files import FileError, open_regular, read_bytes, read_lines, read_object, read_text
 from coterie.messages import Layout
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, read_ledger
+from coterie.privacy.check import verified
 from coterie.server.config import PLACES, RunConfig
 from coterie.strategies import Checkpoint
 from coterie.strategies.evaluation import SERVER_KEYS
 
 _LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen")
 _HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"
-_ABOUT = "about"
+_ABOUT, _DIGEST = "about", "digest"
+_WAY_OUT = "; restore it from a copy, or start a new run with another --out"
 _LEDGER, _METRICS, _DIAGNOSTICS = "ledger.jsonl", "metrics.jsonl", "diagnostics.jsonl"
 # Bytes of evidence that are compressed; more take longer than they are worth.
 _COMPRESSED = 1 << 24
@@ -100,12 +107,18 @@ class RunFolder:
 
         Raises:
             FolderError: there is no run, or ``settings`` differ from it.
-            LedgerError: another process is running it, or its budget file is not the one with which it began.
+            LedgerError: another process is running it, its ledger lacks charges that the folder gives evidence of, or
+                its budget file is not the one with which it began.
         """
         try:
-            stored = tomllib.loads((path / "config.toml").read_text())["config"]
-        except (OSError, ValueError, KeyError):
-            raise FolderError(f"{path} holds no run to resume: its config.toml cannot be read") from None
+            stored = tomllib.loads(read_text(path / "config.toml"))["config"]
+            if not isinstance(stored, dict):
+                raise ValueError("config is no table")
+        except (FileError, ValueError, KeyError, RecursionError):
+            raise FolderError(
+                f"{path} holds no run to resume: its config.toml cannot be read; restore it from a copy, or start a "
+                "new run with another --out"
+            ) from None
         config = RunConfig(stored)
         settings = {key: value for key, value in settings.items() if (key, value) != ("evaluate", "auto")}  # resolved
         changed = config.differences(RunConfig({**stored, **settings}))
@@ -117,10 +130,14 @@ class RunFolder:
             )
         config = RunConfig({**stored, **{key: settings[key] for key in PLACES if key in settings}})
         plan, about = _planned(path, config)
-        ledger = _opened(plan, path / _LEDGER, config, about)
         checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
+        ledger = _opened(plan, path / _LEDGER, config, about)
         folder = cls(path, config, plan, ledger, checkpoint)
-        folder._forget_after(checkpoint.round if checkpoint else 0, line)
+        try:
+            folder._forget_after(checkpoint.round if checkpoint else 0, line)
+        except BaseException:
+            ledger.close()
+            raise
         return folder
 
     # ---- strategies.Recorder ------------------------------------------------------------------------------
@@ -138,7 +155,10 @@ class RunFolder:
             tensors[_MEAN] = state.mean
         tensors |= {_KEPT + name: np.ascontiguousarray(values) for name, values in state.kept.items()}
         about = {"round": state.round, "line": dict(line), "names": state.layout.names}
+        about |= {"charges": len(self.ledger.charges), "chain": self.ledger.chain}
         (self.path / "checkpoint").mkdir(exist_ok=True)
+        about = json.loads(json.dumps(about))  # as it is read again
+        about[_DIGEST] = _digest(about, tensors)
         _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, about))
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
@@ -162,8 +182,11 @@ class RunFolder:
         path = self.path / "evidence" / f"{name}.npz"
         if not path.exists():
             return None
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
+        try:
+            with os.fdopen(open_regular(path), "rb") as file, np.load(file, allow_pickle=False) as archive:
+                return dict(archive)
+        except (FileError, OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error) as error:
+            raise FolderError(f"{path} is damaged ({error}){_WAY_OUT}") from None
 
     def take_evidence(self, run: Path, names: Iterable[str]) -> None:
         """Have what another run kept under names like these, in place of one's own."""
@@ -182,9 +205,10 @@ class RunFolder:
     def failure(self) -> str | None:
         """Why the run, which had all its rounds, did not do what was asked; None while it may yet."""
         try:
-            return str(json.loads((self.path / "failure.json").read_text())["reason"])
-        except FileNotFoundError:
-            return None
+            path = self.path / "failure.json"
+            return str(read_object(path).get("reason", f"it failed before: {path}")) if path.exists() else None
+        except FileError as error:
+            raise FolderError(f"{error}{_WAY_OUT}") from None
 
     @failure.setter
     def failure(self, reason: str) -> None:
@@ -262,12 +286,7 @@ def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     that a resumed run is free to change.
     """
     about = config.about()
-    try:
-        header, charges = read_ledger(path / _LEDGER)
-    except LedgerError:
-        if (path / _LEDGER).exists() and (path / _LEDGER).stat().st_size:
-            raise
-        return config.plan, about  # killed before anything was planned
+    header, charges = verified(path)
     if charges:
         about["diagnostics"] = header["diagnostics"]
     return config.plan if config["privacy-unit"] == "record" else Plan.of_terms(header["plan"]), about
@@ -300,14 +319,13 @@ def _tidy(line: Mapping[str, Any]) -> dict[str, Any]:
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     """Every whole line; none if there is no file."""
     try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return read_lines(path) if path.exists() else []
+    except FileError as error:
+        raise FolderError(f"{error}{_WAY_OUT}") from None
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
-    with path.open("a") as file:
+    with _writing(path), path.open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
@@ -318,26 +336,60 @@ def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 def _replace(path: Path, content: bytes) -> None:
     """Write and sync a new file, then put it in the old one's place."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with _writing(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn an error of the file system into one that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        raise FolderError(
+            f"{path} cannot be written: {error.strerror or error}; free the disk or make the folder writable, then "
+            "continue with --resume"
+        ) from None
 
 
 def _read_checkpoint(path: Path) -> tuple[Checkpoint | None, dict[str, Any] | None]:
     if not path.exists():
         return None, None
-    with safe_open(path, framework="numpy") as file:
-        about = json.loads(file.metadata()[_ABOUT])
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    histogram, mean = tensors.pop(_HISTOGRAM, None), tensors.pop(_MEAN, None)
-    kept = {key.removeprefix(_KEPT): tensors.pop(key) for key in sorted(tensors) if key.startswith(_KEPT)}
-    names = about["names"]
-    clusters = 1 + max((int(key.partition("/")[0]) for key in tensors), default=0)
-    layout = Layout(tuple(names), tuple(tensors[f"0/{name}"].shape for name in names))
-    models = np.stack([layout.flatten({n: tensors[f"{j}/{n}"] for n in names}) for j in range(clusters)])
-    return Checkpoint(about["round"], models, layout, histogram, mean, kept), about["line"]
+    try:
+        os.close(open_regular(path))
+        with safe_open(path, framework="numpy") as file:
+            about = json.loads(file.metadata()[_ABOUT])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        if about.pop(_DIGEST, None) not in (None, _digest(about, tensors)):
+            raise ValueError("its content disagrees with its digest")
+        histogram, mean = tensors.pop(_HISTOGRAM, None), tensors.pop(_MEAN, None)
+        kept = {key.removeprefix(_KEPT): tensors.pop(key) for key in sorted(tensors) if key.startswith(_KEPT)}
+        names = about["names"]
+        clusters = 1 + max((int(key.partition("/")[0]) for key in tensors), default=0)
+        layout = Layout(tuple(names), tuple(tensors[f"0/{name}"].shape for name in names))
+        models = np.stack([layout.flatten({n: tensors[f"{j}/{n}"] for n in names}) for j in range(clusters)])
+        return Checkpoint(about["round"], models, layout, histogram, mean, kept), about["line"]
+    except (FileError, SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FolderError(f"{path} is damaged ({error}){_WAY_OUT}") from None
+
+
+def _digest(about: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> str:
+    """Of everything in a checkpoint, so that a flipped bit is found."""
+    digest = hashlib.sha256(json.dumps(about).encode())
+    for name in sorted(tensors):
+        values = np.ascontiguousarray(tensors[name])
+        digest.update(f"{name} {values.dtype} {values.shape}".encode())
+        digest.update(values.tobytes())
+    return digest.hexdigest()
 
 
 def _tensors(tensors: dict[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
@@ -347,7 +399,7 @@ def _tensors(tensors: dict[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
 
 def _is_trace(path: Path) -> bool:
     """A ledger without charges is all that a run leaves which was killed as it started."""
-    return path.name == _LEDGER and len(path.read_bytes().splitlines()) <= 1
+    return path.name == _LEDGER and path.is_file() and len(read_bytes(path).splitlines()) <= 1
 
 
 def versions() -> dict[str, str]:

@@ -1,5 +1,8 @@
 """The ledger: on disk before the release, once, whole, and within the budget."""
 
+import contextlib
+import errno
+import hashlib
 import json
 import math
 import os
@@ -19,6 +22,7 @@ from coterie.privacy import (
     epsilon,
     read_ledger,
 )
+from coterie.privacy.ledger import read_chained
 
 DELTA = 1e-5
 EVENT = Event(0.2, 1.5)
@@ -58,15 +62,121 @@ def test_a_charge_is_synced_before_the_permit_exists(tmp_path, monkeypatch, open
     assert permit.epsilon == line["epsilon"] == pytest.approx(epsilon([EVENT], DELTA))
 
 
-def test_a_failing_disk_gives_no_permit(tmp_path, monkeypatch, open_ledger):
-    ledger = open_ledger()
+def test_a_failing_disk_gives_no_permit_and_leaves_the_ledger_as_it_was(tmp_path, monkeypatch, open_ledger):
+    path, ledger = tmp_path / "ledger.jsonl", open_ledger()
+    ledger.round(1, EVENT)
+    before = path.read_bytes()
 
     def fail(fd):
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        ledger.round(1, EVENT)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(LedgerError, match=r"ledger\.jsonl cannot be written: No space left.*--resume"):
+            ledger.round(2, EVENT)
+    assert path.read_bytes() == before
+    with pytest.raises(LedgerError, match="could not be written"):  # not even when there is space again
+        ledger.round(2, EVENT)
+    ledger.close()
+    assert len(open_ledger().charges) == 1
+
+
+def test_a_short_write_is_completed(tmp_path, monkeypatch, open_ledger):
+    ledger = open_ledger()
+
+    class Slow:
+        """Takes ten bytes at a time, as a nearly full disk may."""
+
+        closed = False
+
+        def __init__(self, file):
+            self.file = file
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, content):
+            return self.file.write(content[:10])
+
+    ledger._file = Slow(ledger._file)
+    ledger.round(1, EVENT)
+    assert len(read_ledger(tmp_path / "ledger.jsonl")[1]) == 1
+
+
+# ---- the chain --------------------------------------------------------------------------------------------
+
+
+def chained(path, charges=3):
+    ledger = Ledger(DELTA, path=path)
+    for number in range(1, charges + 1):
+        ledger.round(number, EVENT)
+    ledger.close()
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def test_every_charge_is_chained_to_all_bytes_before_it(tmp_path):
+    header, *charges = chained(tmp_path / "ledger.jsonl")
+    chain = hashlib.sha256(header).hexdigest()[:16]
+    for line in charges:
+        content = {key: value for key, value in json.loads(line).items() if key != "chain"}
+        chain = hashlib.sha256(chain.encode() + json.dumps(content).encode()).hexdigest()[:16]
+        assert json.loads(line)["chain"] == chain
+    assert read_chained(tmp_path / "ledger.jsonl")[2][-1] == chain
+    assert all("chain" not in charge for charge in read_ledger(tmp_path / "ledger.jsonl")[1])
+
+
+def test_every_flipped_bit_of_a_chained_line_is_found(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    content = b"".join(chained(path))
+    inside = content.index(b"\n") + 1
+    end = content.rstrip(b"\n").rindex(b"\n")
+    for place in range(inside, end):  # the last line can only be checked against a checkpoint
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << (place % 8)
+        path.write_bytes(damaged)
+        with pytest.raises(LedgerError) as refused:
+            read_ledger(path)
+        assert "ledger.jsonl" in str(refused.value)
+
+
+def test_a_line_that_is_lost_in_the_middle_breaks_the_chain(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    header, first, second, third = chained(path)
+    path.write_bytes(header + first + third.replace(b'"charge": 3', b'"charge": 2'))
+    with pytest.raises(LedgerError, match=r"line 3: its chain disagrees .*restore the ledger"):
+        read_ledger(path)
+    with pytest.raises(LedgerError, match="chain disagrees"):
+        Ledger(DELTA, path=path)
+    path.write_bytes(header + first + second.split(b', "chain"')[0] + b"}\n")
+    with pytest.raises(LedgerError, match="chain disagrees"):
+        read_ledger(path)
+
+
+def test_a_ledger_without_chains_goes_on_with_them(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    header, *charges = chained(path)
+    old = header + b"".join(line.split(b', "chain"')[0] + b"}\n" for line in charges)
+    path.write_bytes(old)
+    assert len(read_ledger(path)[1]) == 3
+    with contextlib.closing(Ledger(DELTA, path=path)) as ledger:
+        ledger.round(4, EVENT)
+    new = path.read_bytes()
+    assert new.startswith(old)
+    assert len(read_ledger(path)[1]) == 4
+    path.write_bytes(new.replace(b'"round": 2', b'"round": 7'))  # an old line, before the chain
+    with pytest.raises(LedgerError, match="line 5: its chain disagrees"):
+        read_ledger(path)
+
+
+@pytest.mark.parametrize("kind", [ClientLedger, Ledger])
+def test_a_ledger_is_a_regular_file(tmp_path, kind):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    for name, what in (("fifo", "a FIFO, not a regular file"), ("folder", "Is a directory")):
+        with pytest.raises(LedgerError, match=what):
+            kind(DELTA, path=tmp_path / name)
+    with pytest.raises(LedgerError, match="a FIFO"):
+        read_ledger(tmp_path / "fifo")
 
 
 def test_reopening_knows_all_that_was_spent(open_ledger):

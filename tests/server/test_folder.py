@@ -35,6 +35,12 @@ def folder(path):
     folder.close()
 
 
+def charge(folder, rounds):
+    """Pay for rounds 1 to ``rounds``, as a run does before it has anything to keep."""
+    for number in range(1, rounds + 1):
+        folder.ledger.round(number, Event(0.2, 30.0))
+
+
 def power_cut(*args):
     raise OSError("power cut")
 
@@ -79,6 +85,7 @@ def test_create_takes_an_empty_folder(path):
 
 @pytest.mark.parametrize("histogram", [(4.25, -1.5), None], ids=["histogram", "none"])
 def test_checkpoint_round_trip(folder, path, histogram):
+    charge(folder, 4)
     kept = state(histogram=histogram, mean=None if histogram is None else np.full((2, LAYOUT.size), 2.5, np.float32))
     folder.checkpoint(kept, {"round": 3, "epsilon": 1.5})
     folder.close()
@@ -98,6 +105,7 @@ def test_checkpoint_round_trip(folder, path, histogram):
 
 
 def test_checkpoint_of_a_scalar_parameter(folder, path):
+    charge(folder, 4)
     kept = state(layout=Layout(("weight", "scale"), ((2,), ())))
     folder.checkpoint(kept, {"round": 3})
     folder.close()
@@ -108,6 +116,7 @@ def test_checkpoint_of_a_scalar_parameter(folder, path):
 
 
 def test_checkpoint_of_a_model_without_parameters(folder, path):
+    charge(folder, 4)
     kept = Checkpoint(3, np.zeros((1, 0), np.float32), Layout((), ()), None)
     folder.checkpoint(kept, {"round": 3})
     folder.close()
@@ -123,10 +132,11 @@ def test_checkpoint_holds_models_and_the_released_histogram_only(folder, path):
 
 
 def test_checkpoint_is_replaced_atomically(folder, path, monkeypatch):
+    charge(folder, 4)
     folder.checkpoint(state(3), {"round": 3})
     with monkeypatch.context() as patched:
         patched.setattr("os.replace", power_cut)
-        with pytest.raises(OSError, match="power cut"):
+        with pytest.raises(FolderError, match="power cut"):
             folder.checkpoint(state(4), {"round": 4})
     folder.close()
     again = RunFolder.resume(path, {})
@@ -175,7 +185,7 @@ def test_resume_without_a_run(path, content):
 
 
 def test_resume_waits_for_the_one_who_runs_it(folder, path):
-    folder.ledger.round(1, Event(0.2, 3.0))
+    charge(folder, 1)
     folder.round_finished({"round": 1})
     before = tree(path)
     with pytest.raises(LedgerError, match="in use"):
@@ -186,6 +196,7 @@ def test_resume_waits_for_the_one_who_runs_it(folder, path):
 
 
 def test_metrics_after_the_checkpoint_are_forgotten(folder, path):
+    charge(folder, 4)
     for number in (1, 2, 3, 4):
         folder.round_finished({"round": number, "epsilon": number / 10})
     folder.checkpoint(state(3), {"round": 3})
@@ -208,6 +219,7 @@ def test_without_a_checkpoint_all_metrics_are_forgotten_but_no_charge(folder, pa
 
 @pytest.mark.parametrize("torn", ["", '{"round": 3, "eps'])
 def test_the_last_line_is_restored_from_the_checkpoint(folder, path, torn):
+    charge(folder, 4)
     for number in (1, 2):
         folder.round_finished({"round": number})
     folder.checkpoint(state(3), {"round": 3, "epsilon": float("inf"), "seconds": 0.5, "histogram": [1.0, 2.0]})
@@ -244,6 +256,7 @@ def test_a_private_accuracy_is_a_released_value(tmp_path):
 
 
 def test_diagnostics_after_the_checkpoint_are_forgotten(folder, path):
+    charge(folder, 4)
     for number in (1, 2, 3, 4):
         folder.round_finished({"round": number, "epsilon": number / 10, "accuracy": 0.1 * number})
     folder.checkpoint(state(3), {"round": 3})
@@ -256,6 +269,7 @@ def test_diagnostics_after_the_checkpoint_are_forgotten(folder, path):
 
 
 def test_a_run_of_the_old_layout_resumes_in_the_new_one(folder, path):
+    charge(folder, 4)
     old = [{"round": 1, "epsilon": 0.1}, {"round": 2, "epsilon": 0.2, "accuracy": 0.5, "groups_found": 2}]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
     folder.checkpoint(state(2), {"round": 2})
@@ -306,7 +320,7 @@ def test_evidence_is_kept_as_it_was_seen_and_replaced_atomically(folder, path, m
     assert len(set(before.values())) == 1  # equal arrays are equal files
     with monkeypatch.context() as patched:
         patched.setattr("os.replace", power_cut)
-        with pytest.raises(OSError, match="power cut"):
+        with pytest.raises(FolderError, match="power cut"):
             folder.keep("distances", {"matrix": np.ones(3)})
     folder.close()
     RunFolder.resume(path, {}).close()

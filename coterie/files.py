@@ -1,0 +1,110 @@
+"""Reading files that may be damaged: regular files only, of bounded size, and every error is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+#: Bytes of the largest file that is read.
+LARGEST = 1 << 30
+
+_KINDS: Mapping[int, str] = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class FileError(RuntimeError):
+    """A file cannot be read; the message names it and says why."""
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file without ever waiting for another process.
+
+    Args:
+        path: the file.
+        flags: as for :func:`os.open`.
+
+    Returns:
+        its descriptor.
+
+    Raises:
+        FileError: it cannot be opened, or it is a directory, a FIFO, a device or a socket, or too large.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        what = "read" if flags == os.O_RDONLY else "written"
+        raise FileError(f"{path} cannot be {what}: {error.strerror or error}") from None
+    about = os.fstat(descriptor)
+    problem = ""
+    if not stat.S_ISREG(about.st_mode):
+        problem = f"it is {_KINDS.get(stat.S_IFMT(about.st_mode), 'no file')}, not a regular file"
+    elif about.st_size > LARGEST:
+        problem = f"its {about.st_size:,} bytes are more than the {LARGEST:,} that are allowed"
+    if problem:
+        os.close(descriptor)
+        raise FileError(f"{path} cannot be read: {problem}")
+    return descriptor
+
+
+def read_bytes(path: Path, most: int = LARGEST) -> bytes:
+    """The first ``most`` bytes of a regular file.
+
+    Raises:
+        FileError: see :func:`open_regular`.
+    """
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            return file.read(min(most, os.fstat(file.fileno()).st_size))
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def read_text(path: Path) -> str:
+    """A regular file of UTF-8 text.
+
+    Raises:
+        FileError: see :func:`open_regular`; or it is not text.
+    """
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise FileError(f"{path} cannot be read: it is not text") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file with one JSON object.
+
+    Raises:
+        FileError: see :func:`open_regular`; or it is not a JSON object.
+    """
+    return _object(read_text(path), str(path))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """A file with a JSON object on every line; a last line without its end, which a crash leaves, is left out.
+
+    Raises:
+        FileError: see :func:`open_regular`; or a line is not a JSON object.
+    """
+    text = read_text(path)
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    return [_object(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
+
+
+def _object(text: str, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{name} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise FileError(f"{name} holds a {type(content).__name__}; a JSON object was expected")
+    return content
