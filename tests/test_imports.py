@@ -19,7 +19,7 @@ ALLOWED = {
     "logs": set(),
     "report": {"files"},
     "strategies": {"clustering", "models", "privacy", "wire", "messages", "logs"},
-    "client": {"clustering", "datasets", "models", "privacy", "wire", "messages", "logs"},
+    "client": {"files", "clustering", "datasets", "models", "privacy", "wire", "messages", "logs"},
     "engine": {"client", "messages", "logs"},
     "server": {"files", "strategies", "privacy", "datasets", "models", "wire", "messages", "logs", "report"},
     "deploy": {"logs"},

@@ -21,6 +21,7 @@ from flwr.common.logger import log
 
 from coterie.client.memory import ClientError
 from coterie.client.task import Client
+from coterie.files import FileError, read_bytes
 from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, RecordPlan, read_ledger
 from coterie.privacy.ledger import count_of, event_of
 
@@ -57,7 +58,7 @@ def spend(client: Client, folder: Path | None, plan: RecordPlan, round: int, eve
             return ledger.spend(round, events)
         finally:
             ledger.close()
-    except (BudgetError, LedgerError, OSError) as error:
+    except (BudgetError, LedgerError, FileError, OSError) as error:
         if not client.deployed:
             raise ClientError(f"client {client.client_id} refuses: {error}") from error
         log(WARNING, "client %s refuses round %s: %s", client.client_id, round, error)
@@ -118,7 +119,7 @@ def _take_over(old: Path, ledger: ClientLedger) -> None:
     """Add the charges of a ledger that belonged to a client id; after a crash in the middle, the missing ones."""
     if not old.exists():
         return
-    content = old.read_bytes()
+    content = read_bytes(old)
     if content.strip():
         digest = hashlib.sha256(content).hexdigest()
         _, charges = read_ledger(old)

@@ -4,9 +4,11 @@ Every request is sent in two worlds whose data differ in one record. What leaves
 its text) and what the client charges must be the same in both; an update leaves only after a charge for it.
 """
 
+import fcntl
 import itertools
 import json
 import math
+import os
 import time
 
 import numpy as np
@@ -349,10 +351,11 @@ def test_a_ledger_half_taken_over_is_completed(tmp_path):
     assert [line["round"] for line in world.charges] == [1, 2, 4]
 
 
-def test_a_damaged_old_ledger_is_not_ignored(tmp_path):
+@pytest.mark.parametrize("damage", [lambda path: path.write_text("no ledger\n"), os.mkfifo, os.mkdir])
+def test_a_damaged_old_ledger_is_not_ignored(tmp_path, damage):
     world = World(tmp_path / "world", WORLDS["another label"][0])
     (tmp_path / "world" / "state").mkdir()
-    (tmp_path / "world" / "state" / "client-0.ledger.jsonl").write_text("no ledger\n")
+    damage(tmp_path / "world" / "state" / "client-0.ledger.jsonl")
     left = world.ask("train", HONEST)
     assert left[:2] == ("error", "client 0 cannot charge its budget; its own log says why")
     assert world.charges == []
@@ -407,3 +410,36 @@ def test_a_node_configuration_that_makes_no_sense(tmp_path, node, complaint):
     world.node = {key: value for key, value in world.node.items() if value is not Ellipsis}
     assert complaint in world.ask("train", HONEST)[1]
     assert world.charges == []
+
+
+def test_a_budget_file_in_use_by_another_process_is_refused(tmp_path):
+    world = World(tmp_path / "world", WORLDS["another label"][0])
+    world.ask("train", CHEAP)
+    with (tmp_path / "world" / "data" / BUDGET_FILE).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        left = world.ask("train", {**CHEAP, "round": 2})
+    assert left[:2] == ("error", "client 0 cannot charge its budget; its own log says why")
+    assert len(world.charges) == 1
+    assert world.ask("train", {**CHEAP, "round": 2})[0] == "reply"
+
+
+def test_two_budget_files_of_the_same_data_are_refused(tmp_path, monkeypatch):
+    world = World(tmp_path / "world", WORLDS["another label"][0])
+    monkeypatch.setattr("coterie.client.budget.os.access", lambda *_: False)  # a data folder that cannot be written
+    world.ask("train", CHEAP)
+    (aside,) = (tmp_path / "world" / "state").glob("budget-*.jsonl")
+    assert len(read_ledger(aside)[1]) == 1
+    monkeypatch.undo()
+    world.ask("train", {**CHEAP, "round": 2})  # it stays where the charges are
+    assert len(read_ledger(aside)[1]) == 2
+    (tmp_path / "world" / "data" / BUDGET_FILE).write_bytes(aside.read_bytes())
+    left = world.ask("train", {**CHEAP, "round": 3})
+    assert left[:2] == ("error", "client 0 cannot charge its budget; its own log says why")
+
+
+def test_a_named_budget_file_is_used(tmp_path):
+    named = tmp_path / "budgets" / "ward.jsonl"
+    world = World(tmp_path / "world", WORLDS["another label"][0], **{"budget-file": str(named)})
+    world.ask("train", CHEAP)
+    assert world.charges == []
+    assert len(read_ledger(named)[1]) == 1
