@@ -103,11 +103,11 @@ def test_a_plan_without_losses_pays_for_none():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"compared": -1}, "compared must be at least 0, not -1"),
-        ({"models_per_message": 0}, "models per message must be at least 1, not 0"),
-        ({"loss_noise": 0.0}, "loss noise multiplier must lie in and finite"),
-        ({"loss_noise": math.inf}, "loss noise multiplier must lie in and finite"),
-        ({"loss_noise": math.nan}, "loss noise multiplier must lie in and finite"),
+        ({"compared": -1}, "compared must be at least 0 and at most 1,000,000, not -1"),
+        ({"models_per_message": 0}, "models per message must be at least 1 and at most 1,000,000, not 0"),
+        ({"loss_noise": 0.0}, "loss noise multiplier must be positive and at most"),
+        ({"loss_noise": math.inf}, "loss noise multiplier must be positive and at most"),
+        ({"loss_noise": math.nan}, "loss noise multiplier must be positive and at most"),
     ],
 )
 def test_plans_that_make_no_sense(change, complaint):
