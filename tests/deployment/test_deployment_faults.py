@@ -54,7 +54,7 @@ def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
     assert [line["replies"]["accepted"] for line in lines] == [3] * rounds
     said = stack.log(run_id)
     assert all(f"no reply of clients [{client}]" in said for client in (0, 1))
-    assert "client 2 is asked the same again, and says the same" in stack.logs("clientapp-2")
+    assert "client 2 replays its reply to a repeated request" in stack.logs("clientapp-2")
     for client in range(3):
         # No charge is lost, and none is made for a question that is only asked again.
         assert stack.paid(client) == list(range(1, rounds + 1))
