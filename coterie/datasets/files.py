@@ -313,9 +313,10 @@ def _csv(path: Path) -> tuple[Records, None]:
     else:
         problems = ()
     values = values if values.size else np.zeros((0, len(names)))
-    if values.shape[1] != len(names):
-        raise DataError(f"{path}: the first line names {len(names)} columns, and rows have {values.shape[1]}")
     own = _target(path, names)
+    if values.shape[1] != len(names):  # rows that do not fit, of which there may be one alone
+        problems += (f"{path}: the first line names {len(names)} columns, and rows have {values.shape[1]}",)
+        values = np.zeros((0, len(names)))
     x, y = np.delete(values, own, axis=1), values[:, own]
     return _records(str(path), x, y, whole=True, labelled=names[own] == "label", problems=problems), None
 

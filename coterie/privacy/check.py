@@ -47,8 +47,8 @@ def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     try:
         header, charges, chains = read_chained(ledger)
     except LedgerError as error:
-        said = str(error)
-        raise LedgerError(said if "restore" in said else f"{said}; {_WAY_OUT}") from None
+        text = str(error)
+        raise LedgerError(text if "restore" in text else f"{text}; {_WAY_OUT}") from None
     known, chain = about.get("charges", 0), about.get("chain")
     if known > len(charges):
         raise LedgerError(

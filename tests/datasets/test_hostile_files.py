@@ -199,7 +199,11 @@ TABLES = {
     "line of 50 MB.csv": (csv(ROWS + "1," * (25 * 2**20) + "\n"), "a line has more than 8,388,608 characters", 12),
     "cell of 50 MB.csv": (csv(ROWS + "1," + "7" * (50 * 2**20)), "a line has more than", 12),
     "first line of 50 MB.csv": (csv("label," + "ab," * 17_000_000), "the first line has more than 8,388,608", REJECTED),
-    "1,000,000 columns.csv": (csv("label" + ",ab" * 10**6 + "\n1,2\n"), "columns, and rows have 2", REJECTED),
+    "1,000,000 columns.csv": (
+        csv("label" + ",ab" * 10**6 + "\n1,2\n"),
+        "columns, and rows have 2",
+        "holds records of 1000000 numbers",
+    ),
     "4,000,000 columns.csv": (csv("label" + ",a" * (4 * 10**6)), "no records|4000000 numbers", REJECTED),
     "1,000,000 columns and one row.csv": (
         csv("label" + ",ab" * 10**6 + "\n1" + ",2" * 10**6 + "\n"),
@@ -436,8 +440,8 @@ def test_a_hostile_file_is_rejected_or_its_record_left_out(made, name):
     with pytest.raises(DataError, match=complaint) as refusal:
         shard(path, strict=True)
     assert len(str(refusal.value)) < 1000
-    if kept is REJECTED:
-        with pytest.raises(DataError, match=complaint):
+    if kept is REJECTED or isinstance(kept, str):  # a text: rejected for another reason, which the first line gives
+        with pytest.raises(DataError, match=complaint if kept is REJECTED else kept):
             shard(path, strict=False)
     else:
         assert number(shard(path, strict=False)) == kept

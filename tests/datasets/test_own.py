@@ -523,6 +523,14 @@ def test_no_record_at_all_is_a_shard_without_records(tmp_path, form):
     assert (len(own.y), len(own.test.y)) == (0, 0)
 
 
+def test_a_row_with_another_number_of_cells_is_left_out_even_if_it_is_alone(tmp_path):
+    path = write_csv(tmp_path / "own", X[:1], Y[:1])
+    path.write_text(path.read_text().rstrip("\n") + ",7\n")
+    assert len(rows(kept(path))) == 0
+    with pytest.raises(DataError, match="the first line names 31 columns, and rows have 32"):
+        shard(path)
+
+
 def test_a_gap_in_a_parquet_column_changes_no_other_record(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
