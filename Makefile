@@ -10,13 +10,18 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-deployment deploy-demo lint clean
+.PHONY: demo test test-slow test-all test-deployment deploy-demo lint clean
 
 demo: $(READY)
 	$(BIN)/coterie run
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow and not deployment'
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'slow and not deployment'
+
+test-all: test test-slow
 
 # Needs Docker. WHEELS: a folder with PyTorch's CPU wheel; or TORCH_INDEX, an index of such wheels.
 test-deployment: $(READY)

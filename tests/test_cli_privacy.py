@@ -215,6 +215,7 @@ def test_nonsense_is_refused(coterie, tmp_path, words, parts):
     assert tree(tmp_path) == {}
 
 
+@pytest.mark.slow
 def test_questions_about_privacy_wait_for_neither_torch_nor_flower(tmp_path):
     calls = [
         ["privacy", "noise", "--epsilon", "4", *SETTING],
@@ -590,6 +591,7 @@ def test_runs_of_the_command_line_share_a_budget(coterie):
 # ---- audit ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_audit_of_what_is_shipped(coterie):
     status, out, err = coterie("audit", "--part", "mechanisms", "--draws", 60_000, "--json")
     assert (status, err) == (0, "")
@@ -611,6 +613,7 @@ def test_audit_for_people(coterie):
     assert "never its absence" in out.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_audit_fails_when_a_mechanism_that_certifies_is_broken(coterie, monkeypatch):
     monkeypatch.setattr(RRSlot, "identifier_sensitivity", 1.0)
     words = ("audit", "--mechanism", "rr-slot", "--draws", 60_000)

@@ -6,6 +6,8 @@ import pytest
 
 from tests.golden import NUMBERS, cases, released, summary
 
+pytestmark = pytest.mark.slow
+
 RECORDED = json.loads(NUMBERS.read_text())
 CASES = cases()
 

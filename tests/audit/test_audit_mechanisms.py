@@ -16,6 +16,8 @@ from coterie.privacy import plan as plans
 from coterie.privacy.mechanisms import joint
 from coterie.privacy.randomness import gaussian
 
+pytestmark = pytest.mark.slow
+
 DRAWS = 60_000
 
 

@@ -80,6 +80,7 @@ def test_a_client_that_does_not_charge_every_answer_is_found(monkeypatch):
     assert unpaid.bound == 20  # one of each client in both worlds
 
 
+@pytest.mark.slow
 def test_a_client_app_with_hardly_any_noise_is_found(monkeypatch):
     monkeypatch.setattr(dpsgd, "gaussian", lambda rng, std, shape: rng.standard_normal(shape) * std / 100)
     assert audit_client_app(250)[1].violated

@@ -14,6 +14,8 @@ from coterie.privacy import Joint
 from coterie.privacy.plan import Summed
 from coterie.strategies import ClusteredStrategy
 
+pytestmark = pytest.mark.slow
+
 RUNS = 100
 
 

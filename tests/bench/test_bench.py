@@ -104,6 +104,7 @@ def test_every_cell_of_every_table_is_a_configuration_that_can_run(name, quick):
     assert not set(table.seeds) & set(table.tuning_seeds)
 
 
+@pytest.mark.slow
 def test_a_table_from_its_file_to_its_picture(tmp_path):
     table = read_table(written(tmp_path))
     assert count(table) == 2 + 2 * 5

@@ -13,6 +13,8 @@ from coterie.bench.cells import _run_one
 from coterie.bench.central import cluster
 from coterie.server import RunConfig, RunFolder
 
+pytestmark = pytest.mark.slow
+
 TABLE = """
 title = "Records"
 source = "nobody, Table 3"

@@ -8,6 +8,8 @@ import pytest
 from coterie.bench import read_table, run_all
 from coterie.bench.cells import Cell, _ready
 
+pytestmark = pytest.mark.slow
+
 TABLE = """
 title = "Digits"
 source = "nobody, Table 0"

@@ -10,6 +10,8 @@ from coterie.bench import document, draw, markdown, read_table, run_all, surface
 from coterie.bench.reference import compare
 from coterie.server import RunConfig
 
+pytestmark = pytest.mark.slow
+
 TABLE = """
 title = "Two groups"
 source = "nobody"

@@ -472,6 +472,7 @@ print(read, memory("VmHWM") - before)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="the peak memory of a process is in /proc on Linux")
+@pytest.mark.slow
 def test_hostile_files_take_little_memory(made, tmp_path):
     """Not by its resource usage: that of a new process begins with the memory of its parent."""
     (tmp_path / "0").mkdir()

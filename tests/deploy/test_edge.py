@@ -469,6 +469,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_superlink_takes_registered_nodes_alone(pki, tmp_path):
     control, fleet = free_port(), free_port()
     (tmp_path / "flwr").mkdir()

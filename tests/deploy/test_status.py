@@ -71,6 +71,7 @@ def connections(tmp_path, monkeypatch):
     return lambda text: (home / "config.toml").write_text(text)
 
 
+@pytest.mark.slow
 def test_a_superlink_its_nodes_and_a_run(coterie, pki, tmp_path, connections):
     control, fleet, end, rounds = free_port(), free_port(), tmp_path / "end", tmp_path / "rounds"
     secure = f'address = "localhost:{control}"\nroot-certificates = "{pki}/ca.crt"\n'

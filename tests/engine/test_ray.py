@@ -14,6 +14,7 @@ CLIENTS = 12
 
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -37,6 +37,7 @@ def table():
 
 
 @pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.slow
 def test_noise_multipliers_of_the_reference_table(column):
     """The least noise lies within 1 % of every value: 1 % more is enough, 1 % less is not."""
     accountant, sampler = COLUMNS[column]
@@ -128,6 +129,7 @@ def test_small_costs_at_full_participation_are_within_one_percent_of_the_closed_
     ("rate", "noise", "rounds", "delta"),
     [(1e-3, 1.0, 1000, 1e-6), (0.01, 5.0, 100, 1e-5), (1e-4, 1.0, 10_000, 1e-5), (0.2, 20.0, 10, 1e-5)],
 )
+@pytest.mark.slow
 def test_small_rates_are_within_one_percent_of_a_much_finer_grid(rate, noise, rounds, delta):
     poisson = epsilon({Event(rate, noise): rounds}, delta)
     fine = {"sampling_prob": rate, "value_discretization_interval": rate / noise / 32}

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_two_hundred_kills(tmp_path):
     driver = Path(__file__).with_name("ledger_driver.py")
     done = subprocess.run(

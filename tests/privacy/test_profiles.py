@@ -14,6 +14,8 @@ from coterie.privacy.check import check
 from coterie.privacy.mechanisms.dp_sgd import RecordLevel
 from coterie.server.config import RunConfig
 
+pytestmark = pytest.mark.slow
+
 FEDAVG = {"strategy": "fedavg", "privacy-unit": "record", "clients": 24, "samples-per-client": 60, "rounds": 6}
 CHOICES = {"strategy": "rc-dpfl", "clients": 24, "samples-per-client": 60, "rounds": 6}
 
