@@ -8,19 +8,19 @@ that was not paid for, so it is on the client's disk before it leaves.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from google.protobuf.message import DecodeError
 
 from coterie.client.memory import ClientError
-from coterie.messages import CONFIG, PLACES_OF_CLIENTS
+from coterie.messages import CONFIG
+from coterie.wire import digest
 
 
 class Answers:
@@ -80,6 +80,4 @@ class Answers:
 
 def _name(verb: str, question: RecordDict) -> str:
     """The round, and what only the same question has."""
-    config = {key: value for key, value in question[CONFIG].items() if key not in PLACES_OF_CLIENTS}
-    same = RecordDict({**question, CONFIG: ConfigRecord(config)})
-    return f"{int(config['round'])}-{hashlib.sha256(f'{verb} {same.object_id}'.encode()).hexdigest()}"
+    return f"{int(question[CONFIG]['round'])}-{digest(verb, question)}"

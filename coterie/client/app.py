@@ -105,34 +105,33 @@ def _accepted(verb: str, content: RecordDict, client: Client, node: Mapping[str,
             allow.
     """
     from coterie.client import ClientError
-    from coterie.client.task import read_models
+    from coterie.client.task import read_message
     from coterie.datasets import OWN_DATA, facts
-    from coterie.wire import REQUESTS, RequestError
+    from coterie.wire import RequestError
     from coterie.wire.requests import parse_plans
 
     who = f"client {client.client_id} refuses"
     try:
         if not isinstance(content.get(CONFIG), ConfigRecord) or not isinstance(content.get(MODELS), ArrayRecord):
             raise RequestError(f"a request needs a ConfigRecord {CONFIG!r} and an ArrayRecord {MODELS!r}")
-        request = REQUESTS[verb].from_record(content[CONFIG])
+        config, request, models, _ = read_message(verb, content)
         parse_plans(request.record_plans)
-        models, _ = read_models(content)
         if verb != LOSSES and not np.isfinite(models).all():  # a diverged model of another client has the largest loss
             raise RequestError("a model holds NaN or Inf")
     except RequestError as error:
         raise ClientError(f"{who}: {error}") from None
-    if request.dataset == OWN_DATA and client.data is None:
+    if config.dataset == OWN_DATA and client.data is None:
         raise ClientError(
             f"{who}: the run is on clients' own data, and it has none; set data in its node configuration"
         )
-    for key, value in (("dataset", request.dataset), ("model", request.model)):
+    for key, value in (("dataset", config.dataset), ("model", config.model)):
         if ":" in value and value not in str(node.get("code", "")).split():
             raise ClientError(
                 f"{who}: {key} = {value!r} is code of the server's choice; to allow it, name it in code of the "
                 "client's node configuration"
             )
     if client.data is not None and client.declared is not None:
-        asked = facts(request.dataset, request.input_shape, request.num_classes)
+        asked = facts(config.dataset, config.input_shape, config.num_classes)
         if (asked.shape, asked.num_classes) != (client.declared.shape, client.declared.num_classes):
             raise ClientError(f"{who}: the request is for {asked}; its node configuration declares {client.declared}")
     return RecordDict({**content, CONFIG: ConfigRecord({**content[CONFIG], "data-dir": ""})})

@@ -75,7 +75,7 @@ def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, how: GANTraining)
     plan, key = task.plan(client.client_id), (task.round, client.client_id)
     try:
         check_paid(client, task, plan)
-        charge = spend(client, cohort.folders[i], plan, task.round, plan.part())
+        charge = spend(client, cohort.folders[i], plan, task.round, plan.charges(cohort.request))
     except ClientError as refusal:
         return refusal
     streams, key = Streams(task.seed), (*key, charge)

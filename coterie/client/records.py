@@ -33,7 +33,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
         key = (task.round, client.client_id)
         try:
             check_paid(client, task, plan)
-            events = plan.part(first=task.first, chooses=task.choose)
+            events = plan.charges(cohort.request)
             key = (*key, spend(client, folder, plan, task.round, events))  # before data are read or noise is drawn
         except ClientError as refusal:
             refusals[i] = refusal
@@ -71,7 +71,7 @@ def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
         plan = task.plan(client.client_id)
         try:
             check_paid(client, task, plan, releases_losses=True)
-            events = plan.losses(len(models))
+            events = plan.charges(cohort.request)
             charge = spend(client, folder, plan, task.round, events)  # before data are read or noise is drawn
         except ClientError as refusal:
             refusals[i] = refusal

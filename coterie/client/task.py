@@ -22,7 +22,7 @@ from coterie.client.training import Hyper, losses
 from coterie.datasets import OWN_DATA, Declared, Federation, OwnFederation, Shard, facts, federate, own_federation
 from coterie.messages import CONFIG, MODELS, Layout, unpack_models
 from coterie.privacy import RecordPlan
-from coterie.wire import REQUESTS, DataSpec, Request, RequestError
+from coterie.wire import REQUESTS, ClientConfig, DataSpec, LossesRequest, Request, RequestError, TrainRequest
 from coterie.wire.requests import MOST_CLUSTERS, parse_plans
 
 LAST_LABEL, LABELS, OWN = "label", "labels", "own"
@@ -111,32 +111,33 @@ class Task:
     initial_own: Callable[[Layers], Vectors]
 
     @classmethod
-    def of(cls, request: Request, clients: Sequence[Client] = ()) -> Task:
+    def of(cls, config: ClientConfig, request: Request, clients: Sequence[Client] = ()) -> Task:
         """What a request asks of these clients; data and network are built once per process."""
-        data = _federation(request, clients)
-        device = torch_device(request.device)
-        described = (request.model, data.input_shape, data.num_classes)
+        data = _federation(config, clients)
+        device = torch_device(config.device)
+        described = (config.model, data.input_shape, data.num_classes)
         plans = _plans(request.record_plans)
-        batch = _WHOLE if request.first_batch and not plans else request.batch_size
-        mu = 0.0 if request.proximal_mu is None else request.proximal_mu
+        training = request if isinstance(request, TrainRequest) else TrainRequest()
+        batch = _WHOLE if training.first_batch and not plans else config.batch_size
+        mu = 0.0 if training.proximal_mu is None else training.proximal_mu
         return cls(
             federation=data,
             described=described,
             additive=request.additive,
-            batched=device != "cpu" or _is_batched(request.model),
-            hyper=Hyper(request.local_epochs, batch, request.lr, device, mu),
+            batched=device != "cpu" or _is_batched(config.model),
+            hyper=Hyper(config.local_epochs, batch, config.lr, device, mu),
             round=request.round,
-            seed=request.seed,
-            redraw=request.redraw or (),
-            follow=request.rebalance_train or "own",
+            seed=config.seed,
+            redraw=training.redraw or (),
+            follow=training.rebalance_train or "own",
             assign=request.assign or "loss",
-            clip=np.inf if request.clip is None else request.clip,
-            folder=request.clients_dir,
+            clip=np.inf if training.clip is None else training.clip,
+            folder=config.clients_dir,
             cluster=request.cluster,
-            first=request.first_batch,
+            first=training.first_batch,
             plans=plans,
-            choose=request.choose,
-            loss_bound=request.loss_bound,
+            choose=training.choose,
+            loss_bound=config.loss_bound,
             initial_own=lambda layers: _initial_own(layers, *described),
         )
 
@@ -231,12 +232,13 @@ def torch_device(name: str) -> str:
     return name
 
 
-def read_models(content: RecordDict) -> tuple[Vectors, Layout]:
-    """(k, d) models of a message and their layout.
+def read_message(verb: str, content: RecordDict) -> tuple[ClientConfig, Request, Vectors, Layout]:
+    """The run's configuration, the request, and the (k, d) models of a message with their layout.
 
     Raises:
-        RequestError: too many models, or other ones than 0 to k - 1.
+        RequestError: a field is missing, has another type, or is out of bounds; or the models are not 0 to k - 1.
     """
+    config, request = ClientConfig.from_record(content[CONFIG]), REQUESTS[verb].from_record(content[CONFIG])
     record = content[MODELS]
     if len({key.partition("/")[0] for key in record}) > MOST_CLUSTERS:
         raise RequestError(f"there are more than {MOST_CLUSTERS} models")
@@ -244,7 +246,9 @@ def read_models(content: RecordDict) -> tuple[Vectors, Layout]:
         models, layout = unpack_models(record)
     except (ValueError, TypeError, MemoryError) as error:
         raise RequestError(f"the models cannot be read: {error}") from None
-    return models, layout
+    if isinstance(request, LossesRequest) and request.compared != len(models):
+        raise RequestError(f"compared is {request.compared}; the message has {len(models)} models")
+    return config, request, models, layout
 
 
 @dataclass(frozen=True)
@@ -264,9 +268,8 @@ class Cohort:
         Raises:
             RequestError: it does not keep its bounds.
         """
-        request = REQUESTS[verb].from_record(content[CONFIG])
-        models, layout = read_models(content)
-        return cls(request, Task.of(request, clients), models, layout, clients)
+        config, request, models, layout = read_message(verb, content)
+        return cls(request, Task.of(config, request, clients), models, layout, clients)
 
     @cached_property
     def shards(self) -> Sequence[Shard]:

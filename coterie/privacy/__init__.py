@@ -19,7 +19,7 @@ from coterie.privacy.mechanisms import (
 )
 from coterie.privacy.plan import Contributions, Plan, Released
 from coterie.privacy.randomness import Streams, gaussian
-from coterie.privacy.record import SELECTIONS, RecordPlan
+from coterie.privacy.record import SELECTIONS, Priced, RecordPlan, Revealed
 from coterie.privacy.selection import noisy_argmin, selection_event
 
 __all__ = [
@@ -40,11 +40,13 @@ __all__ = [
     "Paper",
     "Permit",
     "Plan",
+    "Priced",
     "PrivacyError",
     "RRSlot",
     "RecordLevel",
     "RecordPlan",
     "Released",
+    "Revealed",
     "SharedBudget",
     "Streams",
     "calibrate",

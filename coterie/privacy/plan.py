@@ -28,6 +28,7 @@ from coterie.privacy.accounting import calibrate, check_delta
 from coterie.privacy.clipping import check_clip_norm, clip_to_unit
 from coterie.privacy.ledger import Ledger, LedgerError, Permit
 from coterie.privacy.randomness import FloatArray, Streams, gaussian
+from coterie.privacy.record import Priced
 
 IntArray = npt.NDArray[np.int64]
 
@@ -367,8 +368,8 @@ class Plan(ABC):
         """What a permit of :meth:`release` may have paid for; None: nothing."""
         return {self.event()}
 
-    def charges(self, config: Mapping[str, Any], *, late: bool = False) -> Counter[Event]:
-        """What one phase costs, in a round whose clients are sent ``config``; ``late``: they came after round 1."""
+    def charges(self, request: Priced, *, late: bool = False) -> Counter[Event]:
+        """What the release of the replies to ``request`` costs; ``late``: of clients that came after round 1."""
         return Counter({self.event(): 1})
 
     def _evaluations(self, count: int) -> dict[Event, int]:
@@ -404,9 +405,10 @@ class Plan(ABC):
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Contributions:
         """Where the replies of one cohort go; ``size`` is d, of which the first ``shared`` belong to all clusters."""
 
-    def for_clients(self) -> dict[str, str]:
-        """What clients must know of the plan, with every message."""
-        return {}
+    @property
+    def record_plans(self) -> str | None:
+        """The terms of every client's record-level plan, as JSON; None: clients add no noise."""
+        return None
 
     def collected(self, size: int, cohort: IntArray) -> Collected:
         """Where replies go that a method must see one by one.
@@ -425,8 +427,15 @@ class Plan(ABC):
         self.collected(0, cohort)
         return Gathered(self, cohort)
 
-    def longest_update(self, client: int, size: int, config: Mapping[str, Any]) -> float:
-        """L2 norm beyond which a client's update is refused; inf where it is clipped here."""
+    def longest_update(self, client: int, size: int, lr: float, first: bool) -> float:
+        """L2 norm beyond which a client's update is refused; inf where it is clipped here.
+
+        Args:
+            client: its id.
+            size: d.
+            lr: step size of the client.
+            first: whether it has round 1's batches.
+        """
         return math.inf
 
     @abstractmethod

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
 from coterie.privacy.accountants import MOST_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import check_delta, epsilon, least_noise
@@ -33,6 +33,30 @@ _COUNTS = {
 }
 _MOST_NOISE = 100 * MOST_NOISE
 _MOST_EPSILON = 1e12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revealed:
+    """What one reply reveals of a client's records.
+
+    Attributes:
+        losses: number of models whose losses are released, without training; 0: the client trains.
+        first_batch: whether it trains with the batches and the noise of round 1.
+        choice: whether it chooses a cluster by loss.
+    """
+
+    losses: int = 0
+    first_batch: bool = False
+    choice: bool = False
+
+
+class Priced(Protocol):
+    """A request, as far as a plan prices it."""
+
+    @property
+    def revealed(self) -> Revealed | None:
+        """What the reply reveals; None: nothing that a plan pays for."""
+
 
 #: Ways for a client to choose a cluster by its losses.
 SELECTIONS = ("none", "gumbel", "exact")
@@ -201,6 +225,19 @@ class RecordPlan:
         if chooses and self.selection == "gumbel":
             events[selection_event(self.selection_epsilon)] += 1
         return events
+
+    def charges(self, request: Priced) -> Counter[Event]:
+        """The events of one reply to ``request``.
+
+        Raises:
+            PrivacyError: the plan pays for no such reply.
+        """
+        revealed = request.revealed
+        if revealed is None:
+            raise PrivacyError(f"this plan pays for no reply to a {type(request).__name__}")
+        if revealed.losses:
+            return self.losses(revealed.losses)
+        return self.part(first=revealed.first_batch, chooses=revealed.choice)
 
     def planned(self) -> Counter[Event]:
         """Every event of the client's whole run."""

@@ -28,10 +28,7 @@ from coterie.logs import printable
 from coterie.messages import (
     CONFIG,
     DIAGNOSTICS,
-    EVALUATE,
-    LABEL,
     MODELS,
-    PLACES_OF_CLIENTS,
     Layout,
     Points,
     ReplyError,
@@ -58,7 +55,7 @@ from coterie.strategies.averaging import Averaging
 from coterie.strategies.evaluation import mean_of_clients
 from coterie.strategies.reseeding import Reseeding
 from coterie.strategies.roster import Roster
-from coterie.wire.replies import Summary
+from coterie.wire import EvaluateRequest, Request, Summary, TrainRequest, digest
 
 Models: TypeAlias = npt.NDArray[np.float32]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -92,9 +89,8 @@ class Phase:
     """One exchange with the cohort, summed and released together: one charge.
 
     Attributes:
-        verb: the Flower message type that the clients answer.
+        request: what clients are asked for; the strategy adds what all requests of a round have in common.
         models: (k, d) what they receive.
-        config: what the verb needs beside the run's own configuration.
         to: the one model that each client receives, and who has none is not asked; None: every client receives all.
         collect: whether the method must see every answer by itself, which few mechanisms allow.
         clients: who is asked, in place of a cohort by chance; needs ``collect``.
@@ -102,9 +98,8 @@ class Phase:
         answer: layout of the answer, or the points that it holds, which needs ``collect``; None: an update of a model.
     """
 
-    verb: str
+    request: Request
     models: Models
-    config: Mapping[str, int | float | str | bool | list[float]] = field(default_factory=dict)
     to: Mapping[int, int] | None = None
     collect: bool = False
     clients: Collection[int] | None = None
@@ -305,7 +300,8 @@ class ClusteredStrategy(Strategy):
         self._layout: Layout | None = None
         self._asked: dict[int, Message] = {}
         self._questions: dict[str, int] = {}
-        self._sent: dict[str, Any] = {}
+        self._config: dict[str, Any] = {}
+        self._request: Request = EvaluateRequest()
         self._cohort: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._slots: dict[int, int] = {}
         self._number = 1
@@ -365,9 +361,13 @@ class ClusteredStrategy(Strategy):
         """
         return draw()
 
-    def asks(self) -> dict[str, int | float | str | bool]:
-        """What clients must know of the method, with every message."""
-        return {}
+    def training(self) -> TrainRequest:
+        """What the method asks clients for when they train."""
+        return TrainRequest()
+
+    def evaluation(self) -> Request:
+        """What the method asks clients for when they evaluate."""
+        return EvaluateRequest()
 
     @classmethod
     def compares(cls, clients: int, **options: Any) -> int:
@@ -419,7 +419,7 @@ class ClusteredStrategy(Strategy):
 
     def step_size(self, number: int) -> float:
         """Of the clients in round ``number``, in units of the first round's."""
-        return float(self._sent.get("lr-decay", 1.0)) ** (number - 1)
+        return float(self._config.get("lr-decay", 1.0)) ** (number - 1)
 
     @property
     def present(self) -> list[int]:
@@ -638,20 +638,10 @@ class ClusteredStrategy(Strategy):
         assert self._phase is not None
         if not self._roster.nodes:
             self._meet(grid)
-        redraw = self._redraw()
-        extra: dict[str, Any] = {} if redraw is None else {"redraw": redraw.ravel().tolist()}
-        if extra and self.rebalance_train != "own":
-            extra["rebalance-train"] = self.rebalance_train
-        self._sent = {
-            **config,
-            **self.plan.for_clients(),
-            **self.asks(),
-            **self._phase.config,
-            **extra,
-            "round": server_round,
-        }
-        if "lr" in self._sent:
-            self._sent["lr"] *= self.step_size(server_round)
+        self._config = dict(config)
+        if "lr" in self._config:
+            self._config["lr"] *= self.step_size(server_round)
+        self._request = request = self._completed(self._phase.request, server_round)
         if self._phase.clients is None:
             self._cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt))
         else:
@@ -659,10 +649,10 @@ class ClusteredStrategy(Strategy):
         cohort: list[int] = self._cohort.tolist()
         self._slots = {client: slot for slot, client in enumerate(cohort)}
         self._number, self._permit = self._attempt, None
-        if self.plan.unit == "record" and (question := self._question(server_round)):
+        if self.plan.unit == "record" and (question := self._question(self._phase)):
             # Whatever becomes of this server: clients may answer what they are asked, and the same again once more.
             self._permit = self._charge(server_round, self._phase, question)
-        self._ask(self._addressed(self._phase.models, self._sent, self._phase.to, self._phase.verb, cohort))
+        self._ask(self._addressed(self._phase.models, request, self._phase.to, cohort))
         self.asked += len(self._asked)
         return list(self._asked.values())
 
@@ -706,7 +696,7 @@ class ClusteredStrategy(Strategy):
 
     def _charge(self, number: int, phase: Phase, question: str = "") -> Permit:
         """Pay for the answers of a phase; for the same question once."""
-        charges = self.plan.charges(self._sent, late=phase.late)
+        charges = self.plan.charges(self._request, late=phase.late)
         if not charges:
             return self.ledger.unpaid(number)
         if question and self.ledger.paid(number, charges, question):
@@ -716,15 +706,13 @@ class ClusteredStrategy(Strategy):
             permit = self.ledger.round(number, event, count, **details)
         return permit
 
-    def _question(self, number: int) -> str:
-        """What only the same question has, where all who are here say the same again to it; else nothing."""
-        assert self._phase is not None
+    def _question(self, phase: Phase) -> str:
+        """Digest of a phase, where all clients present repeat their replies to the same request; else empty."""
         if not self._roster.repeating >= self._roster.nodes.keys():
             return ""
-        to = None if self._phase.to is None else sorted(self._phase.to.items())
-        sent = {key: value for key, value in self._sent.items() if key not in PLACES_OF_CLIENTS}
-        said = repr((number, self._phase.verb, sorted(sent.items()), to)).encode()
-        return hashlib.sha256(said + self._phase.models.tobytes()).hexdigest()
+        message = self._content(pack_models(phase.models, self.layout), self._request)
+        to = None if phase.to is None else sorted(phase.to.items())
+        return hashlib.sha256(f"{digest(self._request.verb, message)} {to}".encode()).hexdigest()
 
     def _contributions(self, phase: Phase) -> Contributions:
         """Where the answers of a phase go."""
@@ -750,10 +738,14 @@ class ClusteredStrategy(Strategy):
             self.took(client, points)
             return
         k, layout = self.plan.num_clusters, phase.answer or self.layout
-        redraw = None if phase.answer or "redraw" not in self._sent else np.reshape(self._sent["redraw"], (k, k))
+        training = self._request if isinstance(self._request, TrainRequest) else TrainRequest()
+        redraw = None if training.redraw is None else np.reshape(training.redraw, (k, k))
         placed = None if phase.to is None else phase.to[client]
         reply = _parsed(read_reply, content, num_clusters=k, layout=layout, placed=placed, redraw=redraw, **expected)
-        longest = math.inf if phase.answer else self.plan.longest_update(client, layout.size, self._sent)
+        longest = math.inf
+        if not phase.answer:
+            lr = float(self._config.get("lr", math.inf))
+            longest = self.plan.longest_update(client, layout.size, lr, training.first_batch)
         if longest < math.inf and (norm := float(np.linalg.norm(reply.update.astype(np.float64)))) > longest:
             raise ReplyError(f"its update has norm {norm:.4g}; clipping and noise allow {longest:.4g}")
         contributions.add(slot, reply.label, reply.redrawn_label, reply.update)
@@ -765,10 +757,9 @@ class ClusteredStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """All k models to every client that is here, or to each its own."""
-        sent = {**config, **self.asks(), "round": server_round}
         models, self._layout = unpack_models(arrays)
-        verb = LABEL if self.labels_records else EVALUATE
-        self._ask(self._addressed(models, sent, self.placed(server_round), verb, self.present))
+        self._config, self._request = dict(config), replace(self.evaluation(), round=server_round)
+        self._ask(self._addressed(models, self._request, self.placed(server_round), self.present))
         return list(self._asked.values())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -837,24 +828,35 @@ class ClusteredStrategy(Strategy):
             "noise_multiplier_counts": self.plan.noise_multiplier_counts,
         }
 
+    def _completed(self, request: Request, number: int) -> Request:
+        """A method's request with what all requests of a round have in common."""
+        request = replace(request, round=number, record_plans=self.plan.record_plans)
+        redraw = self._redraw()
+        if redraw is not None and isinstance(request, TrainRequest):
+            follow = None if self.rebalance_train == "own" else self.rebalance_train
+            request = replace(request, redraw=tuple(redraw.ravel().tolist()), rebalance_train=follow)
+        return request
+
     def _addressed(
-        self, models: Models, sent: Mapping[str, Any], to: Mapping[int, int] | None, verb: str, clients: list[int]
+        self, models: Models, request: Request, to: Mapping[int, int] | None, clients: list[int]
     ) -> dict[int, Message]:
         """A message for every one of the clients that is here: all models, or the one that it was given."""
         here = [client for client in clients if client in self._roster.nodes]
         if to is None:
-            return self._messages(pack_models(models, self.layout), sent, verb, here)
+            return self._messages(pack_models(models, self.layout), request, here)
         messages: dict[int, Message] = {}
         for cluster, model in enumerate(models):
             members = [client for client in here if to.get(client) == cluster]
             arrays = pack_models(model[None], self.layout)
-            messages |= self._messages(arrays, {**sent, "cluster": cluster}, verb, members)
+            messages |= self._messages(arrays, replace(request, cluster=cluster), members)
         return messages
 
-    def _messages(
-        self, arrays: ArrayRecord, sent: Mapping[str, Any], verb: str, clients: list[int]
-    ) -> dict[int, Message]:
-        content, group = RecordDict({MODELS: arrays, CONFIG: ConfigRecord(dict(sent))}), str(sent["round"])
+    def _content(self, arrays: ArrayRecord, request: Request) -> RecordDict:
+        """A message to clients: models, and the run's configuration with the request."""
+        return RecordDict({MODELS: arrays, CONFIG: ConfigRecord({**self._config, **request.to_record()})})
+
+    def _messages(self, arrays: ArrayRecord, request: Request, clients: list[int]) -> dict[int, Message]:
+        content, verb, group = self._content(arrays, request), request.verb, str(request.round)
         nodes = self._roster.nodes
         self.traffic["messages_down"] += len(clients)
         self.traffic["bytes_down"] += len(clients) * payload(content)
@@ -912,7 +914,7 @@ class ClusteredStrategy(Strategy):
         kind = "reply" if certified else reason
         self.dropped[kind if kind in self.dropped or len(self.dropped) < _MOST_REASONS else _OTHER_REASONS] += 1
         if not certified or self.plan.unit == "record":  # who takes part is no secret there
-            known = {"round": self._sent.get("round"), "client": client, "reason": reason}
+            known = {"round": self._request.round, "client": client, "reason": reason}
             log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason, extra=known)
 
     def _remember(self, current: int, models: Models, released: Released) -> tuple[Models, list[tuple[int, int]]]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from coterie.messages import CENTROIDS
 from coterie.privacy import Plan
 from coterie.strategies.base import StrategyError
 from coterie.strategies.one_shot import FloatArray, OneShot
+from coterie.wire import CentroidsRequest
 
 if TYPE_CHECKING:
     from coterie.models.autoencoder import Labeller
@@ -27,7 +27,6 @@ class LocalCentroids(OneShot):
     """
 
     options: ClassVar[tuple[str, ...]] = (*OneShot.options, "local-centroids")
-    verb: ClassVar[str] = CENTROIDS
     #: How clients cluster.
     local: ClassVar[str]
     unfounded: ClassVar[tuple[str, ...]] = (
@@ -40,9 +39,9 @@ class LocalCentroids(OneShot):
             raise StrategyError(f"local-centroids must be at least 0, not {local_centroids}")
         self.local_centroids = local_centroids or self.clusters
 
-    def question(self) -> dict[str, int | float | str | bool | list[float]]:
+    def question(self) -> CentroidsRequest:
         """How many centroids, and by which method."""
-        return {"local": self.local, "local-centroids": self.local_centroids}
+        return CentroidsRequest(local=self.local, local_centroids=self.local_centroids)
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
         """(k, F) centroids of all that came."""

@@ -48,7 +48,6 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.common.logger import log
 
-from coterie.messages import TRAIN
 from coterie.privacy import Plan, Released
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
 from coterie.strategies.distances import FloatArray, Indices, cosines
@@ -149,7 +148,7 @@ class CFL(ClusteredStrategy):
         nodes = known.copy()
         training = [n for n, node in enumerate(nodes) if node.ended is None]
         of_training = {client: cluster for client, cluster in before.items() if leaf[client] in training}
-        told = yield Phase(TRAIN, models, to=of_training, collect=True)  # lines 2-3
+        told = yield Phase(self.training(), models, to=of_training, collect=True)  # lines 2-3
         assert told.clients is not None
         assert told.updates is not None
         assert told.weights is not None
@@ -280,7 +279,7 @@ class CFL(ClusteredStrategy):
             here = [client for client, n in at.items() if n == nodes[children[0]].parent]
             if not here:
                 continue
-            told = yield Phase(TRAIN, self.kept[_ANCHORS][s, None], collect=True, clients=here, late=True)
+            told = yield Phase(self.training(), self.kept[_ANCHORS][s, None], collect=True, clients=here, late=True)
             assert told.clients is not None
             assert told.updates is not None
             at = {client: n for client, n in at.items() if client not in here}  # who is silent is asked again

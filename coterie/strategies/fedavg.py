@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from coterie.messages import TRAIN
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round
 
 
@@ -35,5 +34,5 @@ class FedAvg(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 5."""
-        released = yield Phase(TRAIN, models)  # lines 3-4
+        released = yield Phase(self.training(), models)  # lines 3-4
         return self.step(models, released)  # line 5

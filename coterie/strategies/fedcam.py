@@ -25,9 +25,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from coterie.messages import TRAIN
 from coterie.strategies.base import Models, Parameters, Phase, Round
 from coterie.strategies.ifca import IFCA
+from coterie.wire import EvaluateRequest, TrainRequest
 
 # Where the parts are in the names of parameters.
 _GLOBAL, _CLUSTER = "global.", "cluster."
@@ -51,7 +51,7 @@ class FedCAM(IFCA):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 8."""
-        released = yield Phase(TRAIN, models)  # lines 3-7; 5-7 are client/verbs.py::train
+        released = yield Phase(self.training(), models)  # lines 3-7; 5-7 are client/verbs.py::train
         return self.step(models, released)  # line 8
 
     def initial_models(self, models: Models) -> Models:
@@ -65,6 +65,10 @@ class FedCAM(IFCA):
         """Line 1: both parts."""
         return {part + name: values for part in (_GLOBAL, _CLUSTER) for name, values in draw().items()}
 
-    def asks(self) -> dict[str, int | float | str | bool]:
+    def training(self) -> TrainRequest:
         """Lines 5 and 6: the network is a sum."""
-        return {"additive": True}
+        return TrainRequest(additive=True)
+
+    def evaluation(self) -> EvaluateRequest:
+        """The same network."""
+        return EvaluateRequest(additive=True)

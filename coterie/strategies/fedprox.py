@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from coterie.privacy import Plan
 from coterie.strategies.base import StrategyError
 from coterie.strategies.fedavg import FedAvg
+from coterie.wire import TrainRequest
 
 
 class FedProx(FedAvg):
@@ -45,6 +46,6 @@ class FedProx(FedAvg):
             raise StrategyError(f"proximal-mu must be at least 0, not {proximal_mu}")
         self.proximal_mu = proximal_mu
 
-    def asks(self) -> dict[str, int | float | str | bool]:
+    def training(self) -> TrainRequest:
         """Line 4: mu."""
-        return {"proximal-mu": float(self.proximal_mu)}
+        return TrainRequest(proximal_mu=float(self.proximal_mu))

@@ -29,8 +29,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from coterie.messages import TRAIN
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round
+from coterie.wire import EvaluateRequest, TrainRequest
 
 
 class FeSEM(ClusteredStrategy):
@@ -45,10 +45,14 @@ class FeSEM(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 5, 3 and 4."""
-        released = yield Phase(TRAIN, models)  # lines 5 and 3: client/verbs.py::train, _assign
+        released = yield Phase(self.training(), models)  # lines 5 and 3: client/verbs.py::train, _assign
         return self.step(models, released)  # line 4
 
-    def asks(self) -> dict[str, int | float | str | bool]:
+    def training(self) -> TrainRequest:
         """Line 3, and C, within which a client's model must stay."""
-        bound = {"clip": float(self.plan.clip_norm)} if math.isfinite(self.plan.clip_norm) else {}
-        return {"assign": "nearest", **bound}
+        bound = float(self.plan.clip_norm)
+        return TrainRequest(assign="nearest", clip=bound if math.isfinite(bound) else None)
+
+    def evaluation(self) -> EvaluateRequest:
+        """Line 3."""
+        return EvaluateRequest(assign="nearest")

@@ -18,6 +18,7 @@ Details
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from coterie.clustering import k_means
 from coterie.privacy import Plan
 from coterie.strategies.base import StrategyError
 from coterie.strategies.centroids import LocalCentroids
+from coterie.wire import CentroidsRequest
 
 
 class FFCM(LocalCentroids):
@@ -49,9 +51,9 @@ class FFCM(LocalCentroids):
             raise StrategyError(f"fuzzifier must be above 1, not {fuzzifier:g}")
         self.fuzzifier = fuzzifier
 
-    def question(self) -> dict[str, int | float | str | bool | list[float]]:
+    def question(self) -> CentroidsRequest:
         """Line 1."""
-        return {**super().question(), "fuzzifier": self.fuzzifier}
+        return replace(super().question(), fuzzifier=self.fuzzifier)
 
     def merge(self, sent: Mapping[int, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
         """Line 2."""

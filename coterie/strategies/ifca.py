@@ -28,7 +28,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from coterie.messages import TRAIN
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round
 
 
@@ -41,7 +40,7 @@ class IFCA(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 9."""
-        released = yield Phase(TRAIN, models)  # lines 3-8; 6-8 are client/verbs.py::train
+        released = yield Phase(self.training(), models)  # lines 3-8; 6-8 are client/verbs.py::train
         return self.step(models, released)  # line 9
 
     def initial_models(self, models: Models) -> Models:

@@ -23,7 +23,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from coterie.messages import TRAIN
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round
 from coterie.strategies.mixture import kmeans, project
 
@@ -41,7 +40,7 @@ class KMCDPFL(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 5."""
-        released = yield Phase(TRAIN, models, to=self.placed(number), collect=True)  # line 3
+        released = yield Phase(self.training(), models, to=self.placed(number), collect=True)  # line 3
         assert released.updates is not None
         assert released.clients is not None
         assert released.labels is not None

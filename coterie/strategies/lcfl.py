@@ -42,12 +42,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.messages import LOSSES, TRAIN, losses_layout
+from coterie.messages import losses_layout
 from coterie.privacy import Plan, Released
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
 from coterie.strategies.clusterers import check_clusterer, cluster
@@ -60,6 +61,7 @@ from coterie.strategies.distances import (
     parameter_distances,
     profile_distances,
 )
+from coterie.wire import LossesRequest
 
 _BETWEEN: dict[str, Callable[[Updates], FloatArray]] = {
     "params": parameter_distances,
@@ -148,19 +150,19 @@ class LCFL(ClusteredStrategy):
             )
         self.metric, self.clusterer, self.landmarks = metric, clusterer, landmarks
         self.warm_up_rounds, self.models_per_message = warm_up_rounds, models_per_message
-        self.closeness = {"proximal-mu": float(proximal_mu)} if within == "fedprox" else {}
+        self.proximal_mu = float(proximal_mu) if within == "fedprox" else None
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 1 to 15 in the first round, line 17 in all others."""
         if number == 1:
             self.kept = {_FIRST: models[:1]}  # untrained
         if number <= self.warm_up_rounds:
-            released = yield Phase(TRAIN, models[:1])
+            released = yield Phase(self.training(), models[:1])
             return self.step(models[:1], released)[:1]  # FedAvg
         if _LABELS not in self.kept:
             return (yield from self._find(models[:1]))  # lines 1-15
         yield from self._place_late()
-        released = yield Phase(TRAIN, models, self.closeness, to=self.placed(number))
+        released = yield Phase(replace(self.training(), proximal_mu=self.proximal_mu), models, to=self.placed(number))
         return self.step(models, released)  # line 17
 
     def placed(self, number: int) -> Mapping[int, int] | None:
@@ -178,7 +180,7 @@ class LCFL(ClusteredStrategy):
 
     def _find(self, start: Models) -> Round:
         """Warm up, compare, cluster; (k, d) means of the members' models."""
-        warm = yield Phase(TRAIN, start, collect=True, clients=range(self.plan.clients))  # lines 1-5
+        warm = yield Phase(self.training(), start, collect=True, clients=range(self.plan.clients))  # lines 1-5
         assert warm.clients is not None
         assert warm.updates is not None
         assert warm.weights is not None
@@ -262,9 +264,8 @@ class LCFL(ClusteredStrategy):
                 )
             self.recorder.working_on(f"{len(clients)} clients compare {begin} of {many} models")
             told = yield Phase(
-                LOSSES,
+                LossesRequest(compared=len(part)),
                 models,
-                {"compared": len(part)},
                 collect=True,
                 clients=clients,
                 late=late,
@@ -289,7 +290,7 @@ class LCFL(ClusteredStrategy):
             losses = losses[np.isfinite(losses).all(axis=1)]
             labels[came] = np.abs(losses[:, None] - self.kept[_PROFILES]).mean(axis=2).argmin(axis=1)
         else:
-            warm = yield Phase(TRAIN, self.kept[_FIRST], collect=True, clients=late, late=True)
+            warm = yield Phase(self.training(), self.kept[_FIRST], collect=True, clients=late, late=True)
             assert warm.clients is not None
             assert warm.updates is not None
             came = warm.clients

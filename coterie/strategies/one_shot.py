@@ -26,6 +26,7 @@ from flwr.common.logger import log
 from coterie.messages import Layout, Points
 from coterie.privacy import Plan
 from coterie.strategies.base import ClusteredStrategy, Models, Parameters, Phase, Round, StrategyError
+from coterie.wire import LabelRequest, Request
 
 if TYPE_CHECKING:
     from coterie.models.autoencoder import Labeller
@@ -61,8 +62,6 @@ class OneShot(ClusteredStrategy):
         "non-iid-level": 0.5,
         "evaluate-every": 1,
     }
-    #: What clients are asked for.
-    verb: ClassVar[str]
     #: Options that come into play once their points are there.
     afterwards: ClassVar[tuple[str, ...]] = ()
     #: Evidence that they leave.
@@ -96,9 +95,9 @@ class OneShot(ClusteredStrategy):
 
     # ---- what a method fills in ---------------------------------------------------------------------------
 
-    def question(self) -> dict[str, int | float | str | bool | list[float]]:
-        """What clients must know to make points."""
-        return {}
+    @abstractmethod
+    def question(self) -> Request:
+        """What clients are asked for."""
 
     def answer(self) -> Points:
         """What their answers must be."""
@@ -115,9 +114,9 @@ class OneShot(ClusteredStrategy):
         """Nothing but a question travels at first."""
         return {}
 
-    def asks(self) -> dict[str, int | float | str | bool]:
-        """What a client labels with, and whether it tells."""
-        return {"labels": self.clusters, "encoder": self.encoder, "tell": bool(self.evaluate_every)}
+    def evaluation(self) -> LabelRequest:
+        """What a client labels with, and whether it returns counts."""
+        return LabelRequest(labels=self.clusters, encoder=self.encoder, tell=bool(self.evaluate_every))
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 1 and 2."""
@@ -128,7 +127,7 @@ class OneShot(ClusteredStrategy):
         whole = self.recorder.kept(_GATHERED) is not None  # and paid for
         ask = [] if whole else sorted(set(range(self.plan.clients)) - set(points) - self._failed())
         told = yield Phase(
-            self.verb, models, config=self.question(), collect=True, clients=ask, late=whole, answer=self.answer()
+            self.question(), models, collect=True, clients=ask, late=whole, answer=self.answer()
         )  # line 1
         assert told.points is not None
         points |= told.points

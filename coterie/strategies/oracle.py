@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from coterie.messages import TRAIN
 from coterie.privacy import Plan
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
 
@@ -47,7 +46,7 @@ class Oracle(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 and 4."""
-        released = yield Phase(TRAIN, models, to=self._groups)  # line 3
+        released = yield Phase(self.training(), models, to=self._groups)  # line 3
         return self.step(models, released)  # line 4
 
     def placed(self, number: int) -> Mapping[int, int]:

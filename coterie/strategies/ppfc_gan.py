@@ -34,11 +34,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.common.logger import log
 
-from coterie.messages import GAN, Points
+from coterie.messages import Points
 from coterie.models import GANS, ModelError, check_gan, gan_for
 from coterie.privacy import Plan
 from coterie.strategies.base import Parameters, StrategyError
 from coterie.strategies.one_shot import FloatArray, OneShot, union
+from coterie.wire import GanRequest
 
 if TYPE_CHECKING:
     from coterie.models.autoencoder import Labeller
@@ -90,7 +91,6 @@ class PPFCGAN(OneShot):
         "device",
     )
     defaults: ClassVar[Mapping[str, Any]] = {**OneShot.defaults, "local-epochs": 200, "batch-size": 64}
-    verb: ClassVar[str] = GAN
     unfounded: ClassVar[tuple[str, ...]] = (
         "epsilon is infinite: PPFC-GAN's lemma gives no usable bound (a delta of the order of samples over records, "
         "here 1, and no epsilon); nothing is clipped or noised, and samples may show records; use privacy-unit record",
@@ -139,9 +139,15 @@ class PPFCGAN(OneShot):
         """Line 1."""
         return draw(gan=options["gan"], categories=options["clusters"])
 
-    def question(self) -> dict[str, int | float | str | bool | list[float]]:
+    def question(self) -> GanRequest:
         """Which GAN, how it is trained, and how many samples."""
-        return {"gan": self.gan, "samples": self.samples, "average": self.gan_average, "precision": self.precision}
+        return GanRequest(
+            gan=self.gan,
+            labels=self.clusters,
+            samples=self.samples,
+            average=float(self.gan_average),
+            precision=self.precision,
+        )
 
     def answer(self) -> Points:
         """Line 4."""

@@ -32,11 +32,11 @@ Deviations from the paper
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie.messages import TRAIN
 from coterie.privacy import Plan, Released
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
 from coterie.strategies.mixture import cluster, project, switch_round
@@ -72,15 +72,15 @@ class RCDPFL(ClusteredStrategy):
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 15."""
         if number == 1:
-            released = yield Phase(TRAIN, models[:1], {"first-batch": True}, collect=True)  # lines 4-6
+            released = yield Phase(replace(self.training(), first_batch=True), models[:1], collect=True)  # lines 4-6
             self._find(released)  # lines 7-9
             return np.repeat(models[:1], self.kept[_PI].shape[1], axis=0)
         if number <= self.switch:
             rng = self.streams.stream("assignment", number, self._attempt)
             labels = {i: int(rng.choice(len(pi), p=pi)) for i, pi in enumerate(self.kept[_PI])}  # lines 10-11
-            released = yield Phase(TRAIN, models, to=labels)  # line 14
+            released = yield Phase(self.training(), models, to=labels)  # line 14
         else:
-            released = yield Phase(TRAIN, models, {"choose": True})  # lines 13-14: client/records.py
+            released = yield Phase(replace(self.training(), choose=True), models)  # lines 13-14: client/records.py
         return self.step(models, released)  # line 15
 
     @property

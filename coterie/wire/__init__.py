@@ -4,6 +4,7 @@ from coterie.wire.replies import Diagnostics, EvaluationReply, LabelCounts, Summ
 from coterie.wire.requests import (
     REQUESTS,
     CentroidsRequest,
+    ClientConfig,
     DataSpec,
     EvaluateRequest,
     GanRequest,
@@ -12,11 +13,13 @@ from coterie.wire.requests import (
     Request,
     RequestError,
     TrainRequest,
+    digest,
 )
 
 __all__ = [
     "REQUESTS",
     "CentroidsRequest",
+    "ClientConfig",
     "DataSpec",
     "Diagnostics",
     "EvaluateRequest",
@@ -29,5 +32,6 @@ __all__ = [
     "RequestError",
     "Summary",
     "TrainRequest",
+    "digest",
     "summary_of",
 ]

@@ -63,6 +63,21 @@ class Fields:
         """
         return cls(**{name: _read(name, hint, record) for name, hint in _hints(cls).items()})
 
+    def to_record(self) -> dict[str, Any]:
+        """Values of a ConfigRecord from which :meth:`from_record` reads the same object.
+
+        Raises:
+            RequestError: a field has another type or is out of bounds.
+        """
+        values = {name: getattr(self, name) for name in _hints(type(self))}
+        record = {
+            name.replace("_", "-"): list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if value is not None
+        }
+        self.from_record(record)
+        return record
+
 
 @lru_cache(maxsize=32)
 def _hints(cls: type) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Requests of a server, one frozen dataclass a verb. A client reads one before it charges, computes or opens anything.
+"""Requests of a server, one frozen dataclass a verb.
+
+A message holds one, and the run's configuration, in one ConfigRecord. The server's plan prices the request that the
+client executes. A client reads both before it charges, computes or opens anything.
 
 The server is not trusted: every number has a finite range, so that no value of it turns noise into zero, infinity or
 NaN, and no text or list grows without bound. A request that is rejected is rejected with the same message for any data.
@@ -6,14 +9,16 @@ NaN, and no text or list grows without bound. A request that is rejected is reje
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
+from flwr.app import ConfigRecord, RecordDict
 
-from coterie.messages import CENTROIDS, EVALUATE, GAN, LABEL, LOSSES, TRAIN
-from coterie.privacy import PrivacyError, RecordPlan
+from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, LABEL, LOSSES, PLACES_OF_CLIENTS, TRAIN
+from coterie.privacy import PrivacyError, RecordPlan, Revealed
 from coterie.privacy.clipping import LEAST_CLIP_NORM, MOST_CLIP_NORM
 from coterie.privacy.selection import LEAST_LOSS_BOUND, MOST_LOSS_BOUND
 from coterie.wire.fields import Bounds, Fields, Length, OneOf, RequestError
@@ -51,43 +56,72 @@ class DataSpec(Fields):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request(DataSpec):
-    """What every verb has in common.
+class ClientConfig(DataSpec):
+    """The configuration of a run at its clients: data, network, and how a client trains.
 
     Attributes:
-        round: number of the communication round.
         seed: of a reproducible simulation; None is secret randomness.
         clients_dir: folder in which simulated clients keep their state.
-        record_plans: JSON list of the record-level plans of clients 0, 1, ..., in turn.
         loss_bound: L, to which the loss of a record is clipped; needed where losses are released.
-        first_batch: whether round 1 has batches of its own.
-        choose: whether a client at record level chooses a cluster by loss.
-        assign: how a client chooses its cluster: by the least "loss" (None), or the "nearest" model (FeSEM).
-        clip: FeSEM's bound on the distance between a client's model and its cluster's.
-        redraw: (k * k,) row-stochastic matrix by which clients redraw their labels.
-        rebalance_train: which model a client trains whose label was redrawn.
-        cluster: cluster of the one model that was sent; None: all models were sent, and the client chooses.
     """
 
-    round: Annotated[int, Bounds(0, 1_000_000)]
     model: str
     device: Annotated[str, OneOf(("auto", "cpu", "cuda"))]
     local_epochs: Annotated[int, Bounds(1, 10_000)]
     batch_size: Count
     lr: Annotated[float, Bounds(0, 1e3, above=True)]
-    proximal_mu: Annotated[float | None, Bounds(0, 1e6)]
-    additive: bool
     seed: Annotated[int | None, Bounds(0, 2**63 - 1)]
     clients_dir: str | None
-    record_plans: Annotated[str | None, Length(10_000_000)]
     loss_bound: Annotated[float | None, Bounds(LEAST_LOSS_BOUND, MOST_LOSS_BOUND)]
-    first_batch: bool
-    choose: bool
-    assign: Annotated[str | None, OneOf(("loss", "nearest"))]
-    clip: Annotated[float | None, Bounds(LEAST_CLIP_NORM, MOST_CLIP_NORM)]
-    redraw: Annotated[tuple[float, ...] | None, Length(MOST_CLUSTERS), Bounds(0, 1)]
-    rebalance_train: Annotated[str | None, OneOf(("own", "assigned"))]
-    cluster: Annotated[int | None, Bounds(0, MOST_CLUSTERS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Fields):
+    """What every request has in common. A plan prices the request that the client executes.
+
+    Attributes:
+        round: number of the communication round.
+        record_plans: JSON list of the record-level plans of clients 0, 1, ..., in turn; None: the clients add no noise.
+        additive: whether the network is the sum of a global and a cluster's network (FedCAM).
+        assign: how a client chooses its cluster: by the least "loss" (None), or the "nearest" model (FeSEM).
+        cluster: cluster of the one model that was sent; None: all models were sent, and the client chooses.
+    """
+
+    verb: ClassVar[str]
+
+    round: Annotated[int, Bounds(0, 1_000_000)] = 0
+    record_plans: Annotated[str | None, Length(10_000_000)] = None
+    additive: bool = False
+    assign: Annotated[str | None, OneOf(("loss", "nearest"))] = None
+    cluster: Annotated[int | None, Bounds(0, MOST_CLUSTERS)] = None
+
+    @property
+    def revealed(self) -> Revealed | None:
+        """What the reply reveals of a client's records, for a plan to price; None: nothing that a plan pays for."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest(Request):
+    """Choose a model if none is assigned, train it, return one update.
+
+    Attributes:
+        first_batch: whether round 1 has batches of its own.
+        choose: whether a client at record level chooses a cluster by loss.
+        clip: FeSEM's bound on the distance between a client's model and its cluster's.
+        proximal_mu: weight of the proximal term (FedProx); None: there is none.
+        redraw: (k * k,) row-stochastic matrix by which clients redraw their labels.
+        rebalance_train: which model a client trains whose label was redrawn.
+    """
+
+    verb: ClassVar[str] = TRAIN
+
+    first_batch: bool = False
+    choose: bool = False
+    clip: Annotated[float | None, Bounds(LEAST_CLIP_NORM, MOST_CLIP_NORM)] = None
+    proximal_mu: Annotated[float | None, Bounds(0, 1e6)] = None
+    redraw: Annotated[tuple[float, ...] | None, Length(MOST_CLUSTERS), Bounds(0, 1)] = None
+    rebalance_train: Annotated[str | None, OneOf(("own", "assigned"))] = None
 
     def __post_init__(self) -> None:
         if self.redraw is not None:
@@ -95,25 +129,42 @@ class Request(DataSpec):
             if k * k != len(self.redraw) or not np.allclose(np.reshape(self.redraw, (k, k)).sum(1), 1, atol=_ROUNDING):
                 raise RequestError("redraw is not a square matrix whose rows sum to 1")
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainRequest(Request):
-    """Choose a model if none is assigned, train it, return one update."""
+    @property
+    def revealed(self) -> Revealed:
+        """One round of DP-SGD, and the choice of a cluster where the client chooses."""
+        return Revealed(first_batch=self.first_batch, choice=self.choose)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossesRequest(Request):
-    """Return the loss of every model that was sent (LCFL)."""
+    """Return the loss of every model that was sent (LCFL).
+
+    Attributes:
+        compared: number of these models.
+    """
+
+    verb: ClassVar[str] = LOSSES
+
+    compared: Clusters
+
+    @property
+    def revealed(self) -> Revealed:
+        """The losses."""
+        return Revealed(losses=self.compared)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRequest(Request):
     """Return exact diagnostics, outside every guarantee."""
 
+    verb: ClassVar[str] = EVALUATE
+
 
 @dataclass(frozen=True, kw_only=True)
 class GanRequest(Request):
     """Train a GAN and return samples of it (PPFC-GAN)."""
+
+    verb: ClassVar[str] = GAN
 
     gan: str
     labels: Clusters
@@ -121,19 +172,28 @@ class GanRequest(Request):
     average: Annotated[float, Bounds(0, 0.9999)]
     precision: Annotated[str, OneOf(("float32", "bfloat16"))]
 
+    @property
+    def revealed(self) -> Revealed:
+        """One round of DP-SGD."""
+        return Revealed()
+
 
 @dataclass(frozen=True, kw_only=True)
 class CentroidsRequest(Request):
     """Return centroids of the records (k-FED, FFCM)."""
 
+    verb: ClassVar[str] = CENTROIDS
+
     local: Annotated[str, OneOf(("k-means", "fuzzy-c-means"))]
     local_centroids: Clusters
-    fuzzifier: Annotated[float | None, Bounds(1, 100, above=True)]
+    fuzzifier: Annotated[float | None, Bounds(1, 100, above=True)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelRequest(Request):
     """Label every record by the nearest centroid; return counts where ``tell`` and the client allow it."""
+
+    verb: ClassVar[str] = LABEL
 
     labels: Clusters
     encoder: str
@@ -142,12 +202,8 @@ class LabelRequest(Request):
 
 #: The request of every verb.
 REQUESTS: dict[str, type[Request]] = {
-    TRAIN: TrainRequest,
-    LOSSES: LossesRequest,
-    EVALUATE: EvaluateRequest,
-    GAN: GanRequest,
-    CENTROIDS: CentroidsRequest,
-    LABEL: LabelRequest,
+    request.verb: request
+    for request in (TrainRequest, LossesRequest, EvaluateRequest, GanRequest, CentroidsRequest, LabelRequest)
 }
 
 
@@ -169,3 +225,13 @@ def parse_plans(text: str | None) -> tuple[RecordPlan, ...]:
         return tuple(RecordPlan.from_terms(terms) for terms in listed)
     except PrivacyError as error:
         raise RequestError(f"record-plans: {error}") from None
+
+
+def digest(verb: str, content: RecordDict) -> str:
+    """Equal for equal messages: a client gives the same reply to them, and the server charges them once.
+
+    Paths and devices, which may change when a run is resumed, do not count.
+    """
+    config = {key: value for key, value in content[CONFIG].items() if key not in PLACES_OF_CLIENTS}
+    same = RecordDict({**content, CONFIG: ConfigRecord(config)})
+    return hashlib.sha256(f"{verb} {same.object_id}".encode()).hexdigest()

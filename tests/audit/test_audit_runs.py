@@ -40,7 +40,7 @@ def test_an_empty_cohort_that_the_server_draws_again_is_found(monkeypatch):
         while not len(self._cohort):
             self._cohort = self.plan.sample(np.random.default_rng())
             self._slots = {int(client): slot for slot, client in enumerate(self._cohort)}
-            messages = list(self._addressed(self._phase.models, self._sent, None, "train", list(self._slots)).values())
+            messages = list(self._addressed(self._phase.models, self._request, None, list(self._slots)).values())
             self._ask({int(client): m for client, m in zip(self._cohort, messages, strict=True)})
         return messages
 

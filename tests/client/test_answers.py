@@ -14,6 +14,7 @@ from coterie.messages import Layout, pack_models, read_reply
 from coterie.models import initialise
 from coterie.privacy.ledger import read_ledger
 from coterie.server import RunConfig
+from coterie.wire import TrainRequest
 
 SETTINGS = {
     "dataset": "own",
@@ -45,7 +46,8 @@ def ask(tmp_path):
 
     def call(number, start=0.0, flower_run=1, settings=CONFIG):
         models = pack_models(np.full((1, LAYOUT.size), start, np.float32), LAYOUT)
-        config = ConfigRecord({**settings.for_clients(), **settings.plan.for_clients(), "round": number})
+        request = TrainRequest(round=number, record_plans=settings.plan.record_plans)
+        config = ConfigRecord({**settings.for_clients(), **request.to_record()})
         question = Message(RecordDict({"models": models, "config": config}), dst_node_id=1, message_type="train")
         answer = app(question, Context(flower_run, 1, node, RecordDict(), {})).content
         return read_reply(answer, client_id=0, round=number, num_clusters=1, layout=LAYOUT).update

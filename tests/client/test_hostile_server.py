@@ -45,7 +45,7 @@ SETTINGS = {
 }
 CONFIG = RunConfig(SETTINGS)
 CONFIGURED = {**CONFIG.for_clients(), "round": 1}
-(TERMS,) = json.loads(CONFIG.plan.for_clients()["record-plans"])
+(TERMS,) = json.loads(CONFIG.plan.record_plans)
 LAYOUT = Layout.of(initialise("linear", SHAPE, CLASSES, 0))
 BUDGET = {"epsilon": 5.0, "delta": 1e-4}
 DECLARED = {"input-shape": "1x4x4", "num-classes": CLASSES}
@@ -106,7 +106,7 @@ TRAIN_CHANGES = {
     "an unknown device": {**HONEST, "device": "tpu"},
 }
 CHOICE = {**plans(selection="gumbel", selections=9), "choose": True}
-LOSSES = plans(compared=4, models_per_message=4)
+LOSSES = plans(compared=4, models_per_message=4) | {"compared": 1}
 BOUNDS = (math.inf, math.nan, 0.0, -1.0, 5e-324, 1e300)
 REFUSED = (
     [("train", name, change) for name, change in TRAIN_CHANGES.items()]
@@ -116,8 +116,11 @@ REFUSED = (
        for e in (0.0, -1.0, 1e308, NAN)]
     + [("query.losses", f"loss bound {bound}", {**LOSSES, "loss-bound": bound}) for bound in BOUNDS]
     + [("query.losses", "no loss bound", {**LOSSES, "loss-bound": ...})]
-    + [("query.losses", f"loss noise {z}", plans(compared=4, loss_noise=z)) for z in (0.0, 1e-320, 1e308, math.nan)]
-    + [("query.losses", "losses without a plan for them", HONEST), ("query.losses", "no plan", {})]
+    + [("query.losses", f"loss noise {z}", {**plans(compared=4, loss_noise=z), "compared": 1})
+       for z in (0.0, 1e-320, 1e308, math.nan)]
+    + [("query.losses", "losses without a plan for them", {**HONEST, "compared": 1})]
+    + [("query.losses", "no plan", {"compared": 1})]
+    + [("query.losses", f"{n} losses priced for one model", {**LOSSES, "compared": n}) for n in (..., 0, 2, 4)]
     + [("train.gan", "a GAN without a plan", GAN), ("train.gan", "an unknown GAN", {**HONEST, **GAN, "gan": "none"})]
     + [("train.gan", f"{n} samples", {**HONEST, **GAN, "samples": n}) for n in (-1, 10**12)]
     + [("train.centroids", "exact centroids", {**HONEST, **CENTROIDS}), ("evaluate", "exact scores", HONEST)]

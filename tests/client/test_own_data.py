@@ -17,7 +17,7 @@ from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, pack_update, read_reply
 from coterie.models import initialise
 from coterie.server import RunConfig, RunFolder, run
-from coterie.wire import TrainRequest
+from coterie.wire import ClientConfig, TrainRequest
 
 SHAPE = (1, 4, 4)
 OWN = {"dataset": "own", "input-shape": "1x4x4", "num-classes": 2, "model": "linear", "device": "cpu"}
@@ -165,8 +165,8 @@ def test_own_records_are_not_cut_in_a_simulation_either(folder):
     """One that is removed would make room for another."""
     settings = {**SETTINGS, "strategy": "fedavg", "clusters": 1, "privacy-unit": "record", "samples-per-client": 5}
     config = RunConfig({**settings, "data-dir": str(folder), "batch-size": 5, "delta": 1e-3})
-    sent = config.plan.for_clients() | config.for_clients() | {"round": 1}
-    task = Task.of(TrainRequest.from_record(sent), [Client(0)])
+    request = TrainRequest(record_plans=config.plan.record_plans)
+    task = Task.of(ClientConfig.from_record(config.for_clients()), request, [Client(0)])
     assert isinstance(task.federation, OwnFederation)
     assert len(task.shard(Client(0)).y) > task.plan(0).num_examples == 5
 

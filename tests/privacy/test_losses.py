@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from coterie.privacy import Event, PrivacyError, RecordLevel, RecordPlan, epsilon, noisy_losses
+from coterie.wire import EvaluateRequest, LossesRequest, TrainRequest
 
 PLAN = RecordPlan(
     num_examples=60,
@@ -117,9 +118,11 @@ def test_plans_that_make_no_sense(change, complaint):
 
 def test_the_server_charges_a_message_of_losses_by_its_models_and_late_clients_not_at_all():
     level = RecordLevel.of((PLAN,), clients=5, num_clusters=2, weights="examples")
-    assert level.charges({"compared": 7}) == PLAN.losses(7)
-    assert level.charges({}) == PLAN.part()
-    assert level.charges({"compared": 7}, late=True) == level.charges({}, late=True) == Counter()
+    assert level.charges(LossesRequest(compared=7)) == PLAN.charges(LossesRequest(compared=7)) == PLAN.losses(7)
+    assert level.charges(TrainRequest()) == PLAN.part()
+    assert level.charges(LossesRequest(compared=7), late=True) == level.charges(TrainRequest(), late=True) == Counter()
+    with pytest.raises(PrivacyError, match="pays for no reply to a EvaluateRequest"):
+        level.charges(EvaluateRequest())
     paid = level.releases()
     assert {None} | set(PLAN.part()) | {e for m in range(1, 33) for e in PLAN.losses(m)} <= set(paid)
     assert not set(PLAN.losses(33)) & set(paid)

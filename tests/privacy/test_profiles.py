@@ -13,6 +13,7 @@ from coterie.privacy import Ledger, RecordPlan, certificate, epsilon
 from coterie.privacy.check import check
 from coterie.privacy.mechanisms.dp_sgd import RecordLevel
 from coterie.server.config import RunConfig
+from coterie.wire import TrainRequest
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +60,7 @@ def charged(level, rounds):
     header = {"ledger": 1, "delta": ledger.delta, "epsilon": ledger.budget, "accountant": ledger.accountant}
     header |= terms(level)
     for number, first, chooses in rounds:
-        for event, count in level.charges({"first-batch": first, "choose": chooses}).items():
+        for event, count in level.charges(TrainRequest(first_batch=first, choose=chooses)).items():
             ledger.round(number, event, count, **{"for": "training"})
     return certificate(header, ledger.charges), header, ledger.charges
 

@@ -19,6 +19,7 @@ from coterie.privacy import Joint, NoPrivacy, PrivacyError, Streams
 from coterie.server import RunConfig, RunError, RunFolder, run
 from coterie.server.config import ConfigError
 from coterie.strategies import FFCM, KFED, PPFCGAN, OneShot, Phase, StrategyError
+from coterie.wire import CentroidsRequest, GanRequest, LabelRequest
 
 CLIENTS = 10
 SETTINGS = {
@@ -664,10 +665,10 @@ def test_ffcm_is_k_means_of_all_centroids():
 @pytest.mark.parametrize(("asked", "sent"), [(0, 3), (2, 2)])
 def test_what_clients_are_asked_for(asked, sent):
     own = {"example_shape": (4,), "clusters": 3, "local_centroids": asked}
-    assert KFED(nothing(), **own).question() == {"local": "k-means", "local-centroids": sent}
+    assert KFED(nothing(), **own).question() == CentroidsRequest(local="k-means", local_centroids=sent)
     fuzzy = FFCM(nothing(), **own, fuzzifier=1.7)
-    assert fuzzy.question() == {"local": "fuzzy-c-means", "local-centroids": sent, "fuzzifier": 1.7}
-    assert fuzzy.asks() == {"labels": 3, "encoder": "none", "tell": True}
+    assert fuzzy.question() == CentroidsRequest(local="fuzzy-c-means", local_centroids=sent, fuzzifier=1.7)
+    assert fuzzy.evaluation() == LabelRequest(labels=3, encoder="none", tell=True)
     gan = PPFCGAN(
         nothing(),
         example_shape=(4,),
@@ -677,8 +678,8 @@ def test_what_clients_are_asked_for(asked, sent):
         precision="bfloat16",
         evaluate_every=0,
     )
-    assert gan.question() == {"gan": "gan-pendigits-gn", "samples": 9, "average": 0.9, "precision": "bfloat16"}
-    assert gan.asks() == {"labels": 3, "encoder": "sae", "tell": False}
+    assert gan.question() == GanRequest(gan="gan-pendigits-gn", labels=3, samples=9, average=0.9, precision="bfloat16")
+    assert gan.evaluation() == LabelRequest(labels=3, encoder="sae", tell=False)
 
 
 def test_a_gan_that_collapsed_is_named(tmp_path, caplog):

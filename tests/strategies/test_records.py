@@ -37,7 +37,7 @@ from coterie.privacy.check import check
 from coterie.privacy.ledger import event_of, read_ledger
 from coterie.server.metrics import summarise
 from coterie.strategies import FCDPFL, KMCDPFL, LCFL, RCDPFL, FedAvg, Oracle, StrategyError
-from coterie.wire import TrainRequest
+from coterie.wire import ClientConfig, LossesRequest, TrainRequest
 
 RECORDS = 5
 GROUPS = [0, 1] * 4
@@ -316,7 +316,7 @@ def test_the_certificate_states_the_largest_epsilon_of_all_profiles(tmp_path):
     level = RecordLevel.of(tuple(plans), clients=5, num_clusters=2, weights="examples")
     ledger = level.ledger(tmp_path / "ledger.jsonl", seed=None)
     for number in (1, 2, 3):
-        for event, count in level.charges({"first-batch": number == 1}).items():
+        for event, count in level.charges(TrainRequest(first_batch=number == 1)).items():
             ledger.round(number, event, count)
     ledger.close()
     paper = certificate(*read_ledger(tmp_path / "ledger.jsonl"))
@@ -435,7 +435,7 @@ def test_a_charge_is_on_disk_before_anything_is_drawn(draw, tmp_path, monkeypatc
 def test_no_record_of_a_real_client_makes_room_for_another(tmp_path):
     """Cut to N records, a client that holds more would put another one in a removed one's place."""
     terms = plan(2, plans=[replace(client_plan(), num_examples=3, batch_size=3, first_batch_size=3)])
-    task = Task.of(TrainRequest.from_record({**CONFIG, **terms.for_clients(), "groups": "4:4", "round": 1}))
+    task = Task.of(ClientConfig.from_record({**CONFIG, "groups": "4:4"}), TrainRequest(record_plans=terms.record_plans))
     assert len(task.shard(Client(0)).y) == 3  # a simulated one is given no more
     assert len(task.shard(Client(0, str(tmp_path))).y) == RECORDS
 
@@ -493,7 +493,8 @@ BOUND_1 = {**CONFIG, "loss-bound": 1.0}
 def tell(plans, models, bound=1.0, client=None, **changed):
     """What clients 0 and 1 answer to a message of models, or the one given."""
     level = plan(2, plans=plans) if plans else NoPrivacy(clients=CLIENTS, num_clusters=2, sampling_rate=1.0, rounds=1)
-    config = {**CONFIG, **level.for_clients(), "groups": "4:4", "round": 1, "loss-bound": bound, **changed}
+    request = LossesRequest(round=1, record_plans=level.record_plans, compared=len(models))
+    config = {**CONFIG, **request.to_record(), "groups": "4:4", "loss-bound": bound, **changed}
     if config["seed"] is None:
         del config["seed"]
     models = np.asarray(models, np.float32)

@@ -4,18 +4,22 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 import pytest
+from flwr.app import ConfigRecord, RecordDict
 
+from coterie.messages import Layout, pack_models
 from coterie.server import RunConfig
-from coterie.wire import REQUESTS, RequestError, TrainRequest
+from coterie.wire import REQUESTS, ClientConfig, RequestError, TrainRequest, digest
 from coterie.wire.fields import Bounds, Fields, Length, OneOf
 from coterie.wire.requests import parse_plans
 
-CONFIG = {**RunConfig({}).for_clients(), "round": 1}
+CONFIG = {"round": 1}
 OF_VERBS = {
     "train.gan": {"gan": "gan-pendigits", "labels": 2, "samples": 1, "average": 0.0, "precision": "float32"},
     "train.centroids": {"local": "k-means", "local-centroids": 1},
     "query.label": {"labels": 2, "encoder": "none", "tell": False},
+    "query.losses": {"compared": 3},
 }
 
 
@@ -78,14 +82,43 @@ def test_a_missing_value_has_no_default(key):
         Example.from_record({name: value for name, value in GOOD.items() if name != key})
 
 
+def test_the_configuration_of_a_run_is_read_and_every_field_is_needed():
+    config = RunConfig({}).for_clients()
+    read = ClientConfig.from_record(config)
+    assert (read.lr, read.seed, read.clients_dir) == (config["lr"], None, None)
+    for key in config.keys() - {"loss-bound", "lr-decay", "gan"}:
+        with pytest.raises(RequestError, match=f"{key} is missing"):
+            ClientConfig.from_record({name: value for name, value in config.items() if name != key})
+
+
 @pytest.mark.parametrize("verb", REQUESTS)
-def test_what_a_server_sends_is_read_and_every_field_is_needed(verb):
-    sent = {**CONFIG, **OF_VERBS.get(verb, {})}
-    request = REQUESTS[verb].from_record(sent)
-    assert (request.round, request.lr, request.cluster, request.seed) == (1, sent["lr"], None, None)
-    for key in sent.keys() - {"loss-bound", "tell", "lr-decay", "gan" if verb != "train.gan" else ""}:
+def test_a_request_is_read_as_it_was_sent_and_every_field_is_needed(verb):
+    sent = {"round": 1, "record-plans": "[]", "cluster": 2, **OF_VERBS.get(verb, {})}
+    request = REQUESTS[verb].from_record({**RunConfig({}).for_clients(), **sent})
+    assert (request.verb, request.round, request.cluster) == (verb, 1, 2)
+    assert REQUESTS[verb].from_record(request.to_record()) == request
+    assert sent.items() <= request.to_record().items()
+    for key in sent.keys() - {"record-plans", "cluster", "tell"}:
         with pytest.raises(RequestError, match=f"{key} is missing"):
             REQUESTS[verb].from_record({name: value for name, value in sent.items() if name != key})
+
+
+def test_what_is_out_of_bounds_is_not_sent():
+    with pytest.raises(RequestError, match="proximal-mu is nan"):
+        TrainRequest(proximal_mu=math.nan).to_record()
+    with pytest.raises(TypeError, match="chose"):
+        TrainRequest(chose=True)
+
+
+def test_equal_messages_have_one_digest_wherever_data_and_device_are():
+    config = {**RunConfig({}).for_clients(), **TrainRequest(round=1).to_record()}
+
+    def of(verb="train", models=0.0, **changes):
+        arrays = pack_models(np.full((1, 2), models, np.float32), Layout(("w",), ((2,),)))
+        return digest(verb, RecordDict({"models": arrays, "config": ConfigRecord({**config, **changes})}))
+
+    assert of() == of(device="cuda", **{"data-dir": "elsewhere"})
+    assert len({of(), of("evaluate"), of(models=1.0), of(choose=True), of(round=2)}) == 5
 
 
 @pytest.mark.parametrize("matrix", [[1.0], [0.5, 0.5, 0.25, 0.75]])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.ledger import Ledger
 from coterie.privacy.plan import Collected, Contributions, Drawn, IntArray, Plan
 from coterie.privacy.randomness import FloatArray
-from coterie.privacy.record import RecordPlan
+from coterie.privacy.record import Priced, RecordPlan
 
 #: How clients of one cluster are weighed: by the public numbers of their records, or all alike.
 WEIGHTS = ("examples", "equal")
@@ -116,25 +116,22 @@ class RecordLevel(Plan):
         header = {"plan": worst.terms(), "profiles": profiles, "public": public, **about}
         return Ledger(worst.delta, worst.epsilon, path, worst.accountant, header)
 
-    def for_clients(self) -> dict[str, str]:
+    @property
+    def record_plans(self) -> str:
         """The terms of every client's plan, as JSON."""
         terms = [{k: v for k, v in plan.terms().items() if k != "mechanism"} for plan in self.of_clients]
-        return {"record-plans": json.dumps(terms)}
+        return json.dumps(terms)
 
-    def charges(self, config: Mapping[str, Any], *, late: bool = False) -> Counter[Event]:
-        """What a phase costs a client with the largest budget that is there from the start.
+    def charges(self, request: Priced, *, late: bool = False) -> Counter[Event]:
+        """What a request costs a client with the largest budget that takes part from the start.
 
-        Those who came late pay in their own ledgers, for no more than they have missed.
+        Clients that come late pay in their own ledgers, for no more than they have missed.
         """
-        if late:
-            return Counter()
-        if "compared" in config:
-            return self.worst.losses(config["compared"])
-        return self.worst.part(first=bool(config.get("first-batch")), chooses=bool(config.get("choose")))
+        return Counter() if late else self.worst.charges(request)
 
-    def longest_update(self, client: int, size: int, config: Mapping[str, Any]) -> float:
+    def longest_update(self, client: int, size: int, lr: float, first: bool) -> float:
         """See :meth:`RecordPlan.longest_update`."""
-        return self.of_client(client).longest_update(size, config["lr"], first=bool(config.get("first-batch")))
+        return self.of_client(client).longest_update(size, lr, first=first)
 
     def sample(self, rng: np.random.Generator) -> IntArray:
         """Everybody, in every round."""
