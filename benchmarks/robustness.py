@@ -3,7 +3,7 @@
     python benchmarks/robustness.py [--quick] [--seeds 3] [--jobs 2] [--strategy NAME ...] [--out FILE.csv]
     python benchmarks/robustness.py --page
 
-Digits, 100 clients in four rotations, 30 rounds of all clients (10 at record level). An attacker keeps the protocol: it
+Digits, 80 clients in four rotations, 20 rounds of all clients (10 at record level). An attacker keeps the protocol: it
 flips its training labels (y becomes 9 - y), or sends five times its update with the sign flipped. Attackers are drawn
 at random; robust aggregators assume a share of 0.3 in every column, also where there are fewer attackers or none.
 
@@ -34,8 +34,16 @@ PAGE = HERE.parent / "docs" / "robustness.md"
 ROBUST = ("trimmed-mean", "median", "krum", "multi-krum")
 SHARES = (0.1, 0.2, 0.3)
 SCALE = 5.0
-BASE = {"clients": 100, "rounds": 30, "evaluate-every": 30, "byzantine-share": 0.3, "device": "cpu"}
-RECORD = {"rounds": 10, "evaluate-every": 10, "samples-per-client": 56, "batch-size": 14, "epsilon": 8.0, "clip": 1.0}
+BASE = {
+    "clients": 80,
+    "rounds": 20,
+    "evaluate-every": 20,
+    "batch-size": 14,
+    "samples-per-client": 56,
+    "byzantine-share": 0.3,
+    "device": "cpu",
+}
+RECORD = {"rounds": 10, "evaluate-every": 10, "epsilon": 8.0, "clip": 1.0}
 #: Methods by unit of privacy, and whether they take other aggregators than the mean.
 METHODS = {
     "none": {
