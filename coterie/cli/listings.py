@@ -21,6 +21,7 @@ def strategies(as_json: JsonFlag = False) -> None:
             "what": method.title,
             "paper": method.paper,
             "privacy-unit": ", ".join(method.units),
+            "aggregators": "all" if method.robust else "mean",
             "rebalancing": "yes" if method.clustered and "client" in method.units else "-",
         }
         for name, method in sorted(STRATEGIES.items())

@@ -98,18 +98,19 @@ class Collected(Contributions):
     def __init__(self, plan: Plan, size: int, cohort: IntArray, weights: FloatArray) -> None:
         super().__init__(plan, size)
         self._cohort, self._weights = cohort, weights
-        self._labels: dict[int, int] = {}
+        self._labels: dict[int, tuple[int, int]] = {}
         self._updates = _rows(len(cohort), size)
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
         """Keep it, as it came."""
-        self._labels[slot], self._updates[slot] = int(label), update
+        self._labels[slot], self._updates[slot] = (int(label), int(redrawn_label)), update
 
     def released(self, permit: Permit) -> Released:
         """All of them, by client; sums and divisors are left to the method."""
         slots = sorted(self._labels)
         for place, slot in enumerate(slots):  # no second copy of what may be gigabytes
             self._updates[place] = self._updates[slot]
+        labels = np.array([self._labels[slot] for slot in slots], np.int64).reshape(-1, 2)
         return Released(
             sums=np.zeros((self.plan.num_clusters, 0)),
             histogram=None,
@@ -118,7 +119,8 @@ class Collected(Contributions):
             charge=permit.charge,
             epsilon=permit.epsilon,
             clients=self._cohort[slots],
-            labels=np.array([self._labels[slot] for slot in slots], np.int64),
+            labels=labels[:, 0],
+            assigned=labels[:, 1],
             weights=self._weights[slots],
             updates=self._updates[: len(slots)],
         )
@@ -190,8 +192,9 @@ class Released:
         cohort: divisor of what all clusters share: qM, or the sum of released sizes.
         charge: number of the ledger's charge that paid for it.
         epsilon: of everything charged up to this release.
-        clients: (n,) who sent the updates, where they are released one by one; else None, as the next three.
-        labels: (n,) of their clusters.
+        clients: (n,) who sent the updates, where they are released one by one; else None, as the next four.
+        labels: (n,) of the clusters that they chose, or were given.
+        assigned: (n,) of the clusters whose models they update: others than ``labels`` where these were redrawn.
         weights: (n,) public weights.
         updates: (n, d) float32.
         points: (n, *shape) float32 of every client that sent some, where points were asked for.
@@ -205,6 +208,7 @@ class Released:
     epsilon: float
     clients: IntArray | None = None
     labels: IntArray | None = None
+    assigned: IntArray | None = None
     weights: FloatArray | None = None
     updates: npt.NDArray[np.float32] | None = None
     points: Mapping[int, npt.NDArray[np.float32]] | None = None

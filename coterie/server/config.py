@@ -30,11 +30,13 @@ from coterie.privacy import (
     RecordPlan,
 )
 from coterie.strategies import (
+    AGGREGATORS,
     CLUSTERERS,
     METRICS,
     REBALANCE_TRAIN,
     STRATEGIES,
     WITHIN,
+    Aggregator,
     Averaging,
     ClusteredStrategy,
     Reseeding,
@@ -152,6 +154,17 @@ SCHEMA: dict[str, Key] = {
     "lr-decay": Key(1.0, "lr shrinks by this factor from round to round", **_number(0, 1, strict=True), client=True),
     "average-last": Key(
         0.0, "part of the rounds whose released models are averaged in the end; 0: the last ones", **_number(0, 1)
+    ),
+    "aggregator": Key(
+        "mean",
+        "what a cluster's model makes of its updates; others than mean bound dishonest clients; not at client level",
+        **_choice(*AGGREGATORS),
+    ),
+    "byzantine-share": Key(
+        0.2,
+        "trimmed-mean, krum, multi-krum: share of dishonest clients in a cluster that they stand",
+        allowed="a number at least 0 and below 0.5",
+        ok=lambda value: 0 <= value < 0.5,
     ),
     "proximal-mu": Key(0.1, "fedprox, lcfl within fedprox: weight of the proximal term, mu", **_number(0, 1e6)),
     "personal-layers": Key(1, "fedper: how many of the last layers never leave a client", **_whole(1)),
@@ -445,6 +458,8 @@ TUNED = (
     "rebalance-train",
     "server-lr",
     "average-last",
+    "aggregator",
+    "byzantine-share",
     "model",
     "features",
     "clip",
@@ -564,6 +579,7 @@ class RunConfig:
                 ledger=Ledger(sketch.delta),
                 reseeding=self.reseeding,
                 averaging=self.averaging,
+                aggregator=self.aggregator,
                 rebalance_train=self["rebalance-train"],
                 **self.method_options,
             )
@@ -675,6 +691,11 @@ class RunConfig:
     def averaging(self) -> Averaging:
         """Which released models to average."""
         return Averaging(self["average-last"])
+
+    @property
+    def aggregator(self) -> Aggregator:
+        """What a cluster's model makes of its updates."""
+        return Aggregator(self["aggregator"], self["byzantine-share"])
 
     @property
     def _identifier_share(self) -> float:

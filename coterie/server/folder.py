@@ -44,7 +44,7 @@ from coterie.files import FileError, open_regular, read_bytes, read_lines, read_
 from coterie.messages import Layout
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, read_ledger
 from coterie.privacy.check import verified
-from coterie.server.config import PLACES, RunConfig
+from coterie.server.config import PLACES, SCHEMA, RunConfig
 from coterie.strategies import Checkpoint
 from coterie.strategies.evaluation import SERVER_KEYS
 
@@ -282,11 +282,16 @@ class RunFolder:
 def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     """The plan for which the ledger was opened, and what its first line holds beside it.
 
-    Another version might calibrate a little differently, and what lies outside the guarantee may depend on settings
-    that a resumed run is free to change.
+    Another version might calibrate a little differently or lack settings that have their defaults here, and what lies
+    outside the guarantee may depend on settings that a resumed run is free to change.
     """
     about = config.about()
     header, charges = verified(path)
+    about["tuned"] = {
+        name: value
+        for name, value in about["tuned"].items()
+        if name in header.get("tuned", {}) or value != SCHEMA[name].default
+    }
     if charges:
         about["diagnostics"] = header["diagnostics"]
     return config.plan if config["privacy-unit"] == "record" else Plan.of_terms(header["plan"]), about

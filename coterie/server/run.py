@@ -89,6 +89,7 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         server_lr=config.server_lr,
         reseeding=config.reseeding,
         averaging=config.averaging,
+        aggregator=config.aggregator,
         rebalance_train=config["rebalance-train"],
         evaluate="private" if config["evaluate"] == "private" else "diagnostic",
         evaluate_every=config["evaluate-every"] if config["evaluate"] != "off" else 0,

@@ -1,5 +1,6 @@
 """Clustered strategies for Flower, one file per paper."""
 
+from coterie.strategies.aggregation import AGGREGATORS, Aggregator
 from coterie.strategies.averaging import Averaging
 from coterie.strategies.base import (
     REBALANCE_TRAIN,
@@ -41,6 +42,7 @@ STRATEGIES: dict[str, type[ClusteredStrategy]] = {
 }
 
 __all__ = [
+    "AGGREGATORS",
     "CFL",
     "CLUSTERERS",
     "FCDPFL",
@@ -55,6 +57,7 @@ __all__ = [
     "REBALANCE_TRAIN",
     "STRATEGIES",
     "WITHIN",
+    "Aggregator",
     "Averaging",
     "Checkpoint",
     "ClusteredStrategy",

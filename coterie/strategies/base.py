@@ -51,6 +51,7 @@ from coterie.privacy import (
     epsilon,
     redraw_matrix,
 )
+from coterie.strategies.aggregation import Aggregator
 from coterie.strategies.averaging import Averaging
 from coterie.strategies.evaluation import mean_of_clients
 from coterie.strategies.reseeding import Reseeding
@@ -186,6 +187,8 @@ class ClusteredStrategy(Strategy):
         server_lr: eta, step of the server.
         reseeding: when to re-seed starving models; None never does.
         averaging: which of the released models to average; None returns the last ones.
+        aggregator: what a cluster's model makes of its updates; None is the mean. Another one needs a plan without
+            privacy or at record level.
         rebalance_train: a client that is moved trains its "own" cluster's model, or that of the one that it is
             "assigned" to, which it knows in advance where clients redraw their labels.
         evaluate: "diagnostic", exact and outside every guarantee, or "private", noisy and charged: the plan must
@@ -218,6 +221,8 @@ class ClusteredStrategy(Strategy):
     clustered: ClassVar[bool] = True
     #: Whether a client knows its label before it trains.
     knows_label: ClassVar[bool] = True
+    #: Whether models move by :meth:`step` alone, so that an aggregator other than the mean covers every update.
+    robust: ClassVar[bool] = False
     #: Whether clients keep something between rounds on which their updates depend.
     memory: ClassVar[bool] = False
     #: Configuration keys that the constructor takes beside those of every method.
@@ -246,6 +251,7 @@ class ClusteredStrategy(Strategy):
         server_lr: float = 1.0,
         reseeding: Reseeding | None = None,
         averaging: Averaging | None = None,
+        aggregator: Aggregator | None = None,
         rebalance_train: str = "own",
         evaluate: str = "diagnostic",
         evaluate_every: int = 1,
@@ -256,7 +262,8 @@ class ClusteredStrategy(Strategy):
         min_clients: int = 0,
         min_replies: float = 0.0,
     ) -> None:
-        self.check(plan, reseeding=reseeding, rebalance_train=rebalance_train)
+        self.aggregator = aggregator or Aggregator()
+        self.check(plan, reseeding=reseeding, rebalance_train=rebalance_train, aggregator=self.aggregator)
         if averaging and not 0 <= averaging.last <= 1 - (reseeding.until if reseeding else 0.0):
             raise StrategyError(
                 f"average-last = {averaging.last:g} must be at least 0, and must begin after the last re-seeding: "
@@ -308,7 +315,14 @@ class ClusteredStrategy(Strategy):
         self._permit: Permit | None = None  # of the charge for what is asked, and that charge where it is made already
 
     @classmethod
-    def check(cls, plan: Plan, *, reseeding: Reseeding | None = None, rebalance_train: str = "own") -> None:
+    def check(
+        cls,
+        plan: Plan,
+        *,
+        reseeding: Reseeding | None = None,
+        rebalance_train: str = "own",
+        aggregator: Aggregator | None = None,
+    ) -> None:
         """Refuse what cannot work before anything starts."""
         units = [unit for unit in cls.units if cls.row_wise or unit != "client"]
         if plan.unit not in units:
@@ -336,6 +350,24 @@ class ClusteredStrategy(Strategy):
             raise StrategyError(f"{cls.name} has no clusters to rebalance; set rebalance-min to 0")
         if reseeding and reseeding.every and not plan.identifier_share and plan.private:
             raise StrategyError("re-seeding reads cluster sizes: it needs a plan with identifier_share above 0")
+        if aggregator and aggregator.robust:
+            cls._check_robust(plan, aggregator.name)
+
+    @classmethod
+    def _check_robust(cls, plan: Plan, name: str) -> None:
+        if plan.unit == "client":
+            raise StrategyError(
+                f"aggregator = {name} needs privacy-unit record or none: client-level noise covers one client's part "
+                "of a sum, which clipping bounds by C; one client can move a median or Krum's choice further than C / "
+                "n and the server keeps no single update; use mean"
+            )
+        if not cls.robust:
+            raise StrategyError(
+                f"{cls.name} supports aggregator mean, not {name}: it does not move its models by one step of each "
+                "cluster's updates alone"
+            )
+        if plan.unit == "none" and plan.divisor != "released":
+            raise StrategyError(f"aggregator = {name} has no divisor: set divisor to auto, not {plan.divisor}")
 
     @staticmethod
     def evaluations(rounds: int, every: int) -> int:
@@ -676,6 +708,10 @@ class ClusteredStrategy(Strategy):
 
         permit = self._permit or self._charge(server_round, phase)
         released = self.plan.release(permit, contributions, self.streams, self._number, self._redraw())
+        if self.aggregator.robust and not phase.collect:
+            released = self.aggregator.aggregated(
+                released, self.plan.num_clusters, self.shared, counts=self.plan.unit == "none"
+            )
         try:
             self._phase = self._round.send(released)
             return None, None
@@ -719,7 +755,7 @@ class ClusteredStrategy(Strategy):
         if isinstance(phase.answer, Points):
             return self.plan.gathered(self._cohort)
         size = (phase.answer or self.layout).size
-        if phase.collect:
+        if phase.collect or self.aggregator.robust:
             return self.plan.collected(size, self._cohort)
         return self.plan.contributions(size, shared=self.shared)
 

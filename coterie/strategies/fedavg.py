@@ -31,6 +31,7 @@ class FedAvg(ClusteredStrategy):
     paper: ClassVar[str] = "McMahan et al. 2017, 2018"
     units: ClassVar[tuple[str, ...]] = ("client", "record", "none")
     clustered: ClassVar[bool] = False
+    robust: ClassVar[bool] = True
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 5."""

@@ -42,6 +42,7 @@ class FeSEM(ClusteredStrategy):
     equal_start: ClassVar[bool] = True  # line 1
     memory: ClassVar[bool] = True
     knows_label: ClassVar[bool] = False
+    robust: ClassVar[bool] = True
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 5, 3 and 4."""

@@ -100,6 +100,7 @@ class LCFL(ClusteredStrategy):
     row_wise: ClassVar[bool] = False
     equal_start: ClassVar[bool] = True
     finds_clusters: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
     options: ClassVar[tuple[str, ...]] = (
         "clusters",
         "metric",
@@ -205,7 +206,11 @@ class LCFL(ClusteredStrategy):
         compared = time.perf_counter() - started
         found = cluster(distances, self.clusterer, self.groups or None)  # line 15
         many = int(found.labels.max()) + 1
-        moved = np.stack([_mean(warm.updates, rows[found.labels == j], warm.weights) for j in range(many)])
+        members = [rows[found.labels == j] for j in range(many)]
+        if self.aggregator.robust:
+            moved = np.stack([self.aggregator(warm.updates[own]) for own in members])
+        else:
+            moved = np.stack([_mean(warm.updates, own, warm.weights) for own in members])
         labels = np.full(self.plan.clients, -1, np.int64)
         labels[warm.clients[rows]] = found.labels
         self.notes = {

@@ -31,6 +31,7 @@ class Local(FedAvg):
     paper: ClassVar[str] = "-"
     memory: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("none",)
+    robust: ClassVar[bool] = False  # nothing travels
 
     @classmethod
     def arrange(cls, draw: Callable[[], Parameters], **options: Any) -> Parameters:

@@ -34,6 +34,7 @@ class Oracle(ClusteredStrategy):
     equal_start: ClassVar[bool] = True  # groups alone tell them apart
     units: ClassVar[tuple[str, ...]] = ("record", "none")
     options: ClassVar[tuple[str, ...]] = ("true-groups",)
+    robust: ClassVar[bool] = True
 
     def __init__(self, plan: Plan, *, true_groups: Sequence[int], **others: Any) -> None:
         super().__init__(plan, **others)

@@ -61,6 +61,7 @@ class RCDPFL(ClusteredStrategy):
     options: ClassVar[tuple[str, ...]] = ("clusters", "components")
     finds_clusters: ClassVar[bool] = True
     full_first_batch: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
 
     def __init__(self, plan: Plan, *, clusters: int | None = None, components: int = 0, **others: Any) -> None:
         super().__init__(plan, **others)

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from coterie.messages import Layout
 from coterie.privacy import BudgetError, Event, LedgerError, epsilon
 from coterie.server import FolderError, RunConfig, RunFolder
+from coterie.server import config as config_module
 from coterie.strategies import Checkpoint
 
 SETTINGS = {"clients": 20, "clusters": 2, "rounds": 6, "epsilon": 4.0, "model": "linear"}
@@ -379,3 +380,18 @@ def test_runs_with_a_budget_file_charge_it_and_certify_what_all_have_spent(tmp_p
         RunFolder.resume(tmp_path / "b", {"budget-file": ""})
     with closing(RunFolder.resume(tmp_path / "b", {})) as folder, pytest.raises(BudgetError, match=r"budget\.jsonl"):
         folder.ledger.round(4, folder.plan.event())
+
+
+def test_a_folder_from_before_a_setting_existed_resumes_with_its_default(path, monkeypatch):
+    known = config_module.TUNED
+    monkeypatch.setattr(config_module, "TUNED", tuple(name for name in known if name != "aggregator"))
+    with closing(RunFolder.create(path, RunConfig(SETTINGS))) as before:
+        charge(before, 3)
+        before.checkpoint(state(), {"round": 3})
+    monkeypatch.setattr(config_module, "TUNED", known)
+    text = (path / "config.toml").read_text()
+    (path / "config.toml").write_text("".join(line for line in text.splitlines(True) if "aggregator =" not in line))
+    with closing(RunFolder.resume(path, {})) as again:
+        assert again.config["aggregator"] == "mean"
+    with pytest.raises(FolderError, match="lr was"):
+        RunFolder.resume(path, {"lr": 0.1})

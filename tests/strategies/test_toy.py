@@ -14,7 +14,19 @@ from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, read_reply, unpack_models
 from coterie.privacy import PLANS, NoPrivacy, Streams
 from coterie.server.metrics import summarise
-from coterie.strategies import IFCA, STRATEGIES, FedAvg, FedCAM, FedPer, FedProx, FeSEM, Local, Reseeding, StrategyError
+from coterie.strategies import (
+    IFCA,
+    STRATEGIES,
+    Aggregator,
+    FedAvg,
+    FedCAM,
+    FedPer,
+    FedProx,
+    FeSEM,
+    Local,
+    Reseeding,
+    StrategyError,
+)
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
 LR, CLIENTS = 0.2, 8
@@ -185,6 +197,43 @@ def test_one_round_by_hand(name, mechanism, minimum, tmp_path):
         assert result.train_metrics_clientapp[1]["histogram"] == [4.0, 4.0]
     if mechanism == "joint":
         assert all("redraw" not in m.content["config"] for m in grid.sent)  # there is no histogram yet
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedper", "ifca", "fedcam"])
+@pytest.mark.parametrize("aggregator", ["median", "trimmed-mean"])
+def test_where_a_cluster_s_clients_agree_every_aggregator_moves_models_as_the_mean_does(name, aggregator, tmp_path):
+    """Members of a cluster are alike, and over all clients the opposite pulls cancel."""
+    method = STRATEGIES[name]
+    k = 2 if method.clustered else 1
+    setting = plan("none", k, rebalance_min=1 if method.clustered else 0)
+    layout, start, expected, right = BY_HAND[name](setting)
+    config = {**CONFIG, "clients-dir": str(tmp_path), "model": "toys:chain" if name == "fedper" else "linear"}
+    robust = Aggregator(aggregator)
+    models, result, _, _ = train(method, setting, start, layout=layout, config=config, aggregator=robust)
+    np.testing.assert_allclose(models, expected, atol=1e-6)
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == right
+    assert result.train_metrics_clientapp[1]["histogram"] == [CLIENTS / k] * k
+
+
+def test_a_moved_client_counts_where_it_was_and_updates_where_it_is():
+    """Six of eight are in cluster 0; rebalancing moves some to cluster 1, whose model takes their updates."""
+    start = 0.1 * APART
+    setting = plan("none", 2, rounds=2, rebalance_min=4)
+    options = {"groups": "6:2", "rounds": 2, "config": {**CONFIG, "groups": "6:2"}}
+    models, result, grid, _ = train(IFCA, setting, start, aggregator=Aggregator("median"), **options)
+    labels = [(r.content["reply"]["label"], r.content["reply"]["redrawn-label"]) for r in grid.replies]
+    assert result.train_metrics_clientapp[2]["histogram"] == [6.0, 2.0]
+    assert sorted(label for label, _ in labels) == [0] * 6 + [1] * 2
+    assert any(label != redrawn for label, redrawn in labels)
+    updates = [read_update(reply) for reply in grid.replies]
+    before, _ = unpack_models(grid.sent[0].content["models"])
+    for cluster in (0, 1):
+        own = [update for update, (_, redrawn) in zip(updates, labels, strict=True) if redrawn == cluster]
+        np.testing.assert_allclose(models[cluster], before[cluster] + np.median(own, axis=0), atol=1e-6)
+
+
+def read_update(reply):
+    return np.concatenate([array.numpy().ravel() for array in reply.content["update"].values()])
 
 
 @pytest.mark.parametrize("mechanism", ["rr-slot", "paper"])

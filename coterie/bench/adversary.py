@@ -1,0 +1,70 @@
+"""Clients that keep the protocol and lie: what robust aggregation is measured against.
+
+They are for simulations in one process. No run configuration makes a client dishonest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message
+
+from coterie.datasets import Federation
+from coterie.engine import LocalGrid
+from coterie.messages import EVALUATE, TRAIN, UPDATE
+
+
+def choose_attackers(clients: int, share: float, seed: int) -> frozenset[int]:
+    """Ids of ``round(share * clients)`` clients, drawn at random whatever their groups."""
+    rng = np.random.default_rng([seed, clients])
+    return frozenset(rng.permutation(clients)[: round(share * clients)].tolist())
+
+
+@contextmanager
+def flipped_labels(federation: Federation, attackers: Collection[int]) -> Iterator[None]:
+    """Training label y of the attackers is C - 1 - y for so long; test data stay as they are."""
+
+    def flip() -> None:
+        for client in attackers:
+            labels = federation.shard(client).y
+            labels[:] = federation.num_classes - 1 - labels
+
+    flip()
+    try:
+        yield
+    finally:
+        flip()
+
+
+class HostileGrid(LocalGrid):
+    """A local engine in which some clients send their update times ``-scale``; honest clients alone are evaluated.
+
+    Args:
+        clients: M.
+        attackers: their ids.
+        scale: c; 0: updates stay as they are.
+    """
+
+    def __init__(self, clients: int, attackers: Collection[int], scale: float = 0.0) -> None:
+        super().__init__(clients)
+        self._attackers = frozenset(client + 1 for client in attackers)  # node ids
+        self._scale = np.float32(scale)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Replies; evaluation requests do not reach attackers."""
+        questions = [message for message in messages if not self._spared(message)]
+        yield from map(self._flipped, super().send_and_receive(questions, timeout=timeout))
+
+    def _spared(self, question: Message) -> bool:
+        return question.metadata.message_type == EVALUATE and question.metadata.dst_node_id in self._attackers
+
+    def _flipped(self, reply: Message) -> Message:
+        hostile = self._scale and reply.metadata.src_node_id in self._attackers and reply.has_content()
+        if hostile and reply.metadata.message_type == TRAIN:
+            update = reply.content.array_records[UPDATE]
+            reply.content[UPDATE] = ArrayRecord(
+                {name: Array(-self._scale * array.numpy()) for name, array in update.items()}
+            )
+        return reply

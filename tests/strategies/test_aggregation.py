@@ -1,0 +1,284 @@
+"""Robust aggregation: rules against plain oracles, what dishonest clients can do, and where it is refused."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.stats import trim_mean
+from test_base import CLIENTS, LAYOUT, Stub, nothing, private
+from toys import UP
+
+from coterie.messages import pack_models, pack_update, unpack_models
+from coterie.privacy import Joint, Paper, RecordLevel, RecordPlan, Released, RRSlot, Streams
+from coterie.server import ConfigError, RunConfig
+from coterie.strategies import AGGREGATORS, IFCA, STRATEGIES, Aggregator, FedAvg, StrategyError, aggregation
+from coterie.strategies.aggregation import krum, krum_scores, median, multi_krum, trimmed_mean
+
+ROBUST = [name for name in AGGREGATORS if name != "mean"]
+LARGEST = float(np.finfo(np.float32).max)
+FINITE = st.floats(-LARGEST, LARGEST, width=32)
+
+
+@st.composite
+def cohorts(draw):
+    """(honest, dishonest) updates, the latter any finite ones and fewer than the former."""
+    byzantine = draw(st.integers(0, 3))
+    honest = draw(st.integers(byzantine + 1, 6)), draw(st.integers(1, 4))
+    near = st.floats(-1, 1, width=32)
+    return (
+        draw(arrays(np.float32, honest, elements=near)),
+        draw(arrays(np.float32, (byzantine, honest[1]), elements=FINITE | st.just(np.float32(1e30)))),
+    )
+
+
+# ---- the rules -----------------------------------------------------------------------------------------------
+
+
+@given(arrays(np.float32, st.tuples(st.integers(1, 9), st.integers(1, 4)), elements=st.floats(-100, 100, width=32)))
+def test_coordinate_wise_rules_are_those_of_numpy_and_scipy(updates):
+    n = len(updates)
+    np.testing.assert_allclose(median(updates), np.median(updates.astype(float), axis=0), atol=1e-12)
+    for byzantine in range((n - 1) // 2 + 1):
+        expected = trim_mean(updates.astype(float), byzantine / n + 1e-9, axis=0)
+        np.testing.assert_allclose(trimmed_mean(updates, byzantine), expected, atol=1e-9)
+
+
+@given(
+    arrays(np.float32, st.tuples(st.integers(3, 9), st.integers(1, 4)), elements=st.floats(-100, 100, width=32)),
+    st.data(),
+)
+def test_krum_is_that_of_a_plain_loop(updates, data):
+    n, every = len(updates), updates.astype(float)
+    byzantine = data.draw(st.integers(0, (n - 3) // 2))
+    scores = []
+    for i in range(n):
+        distances = sorted(float(((every[i] - every[j]) ** 2).sum()) for j in range(n) if j != i)
+        scores.append(sum(distances[: n - byzantine - 2]))
+    np.testing.assert_allclose(krum_scores(updates, byzantine), scores, rtol=1e-9, atol=1e-9)
+    order = np.sort(scores)
+    if n > 1 and order[1] > order[0] * (1 + 1e-6) + 1e-6:  # no tie
+        np.testing.assert_array_equal(krum(updates, byzantine), updates[np.argmin(scores)])
+    if byzantine and order[n - byzantine] > order[n - byzantine - 1] * (1 + 1e-6) + 1e-6:
+        chosen = np.argsort(scores)[: n - byzantine]
+        np.testing.assert_allclose(multi_krum(updates, byzantine), every[chosen].mean(axis=0), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ROBUST)
+@given(arrays(np.float32, st.tuples(st.integers(1, 9), st.integers(1, 4)), elements=FINITE), st.data())
+def test_the_order_of_clients_does_not_matter_and_nothing_overflows(name, updates, data):
+    shuffled = updates[data.draw(st.permutations(range(len(updates))))]
+    found = Aggregator(name)(updates)
+    np.testing.assert_array_equal(found, Aggregator(name)(shuffled))
+    assert np.isfinite(found).all()
+
+
+@given(cohorts(), st.data())
+def test_dishonest_clients_leave_the_range_of_the_honest_in_no_coordinate(cohort, data):
+    honest, dishonest = cohort
+    updates = np.concatenate([honest, dishonest])[data.draw(st.permutations(range(len(honest) + len(dishonest))))]
+    for found in (median(updates), trimmed_mean(updates, len(dishonest))):
+        assert (found >= honest.min(axis=0) - 1e-12).all()
+        assert (found <= honest.max(axis=0) + 1e-12).all()
+
+
+@pytest.mark.parametrize("rule", [krum, multi_krum])
+@pytest.mark.parametrize("collusion", [True, False])
+@given(st.integers(1, 4), st.integers(0, 2**32 - 1), st.sampled_from([10.0, 1e4, 1e30, LARGEST]))
+def test_krum_takes_honest_updates_alone_where_they_are_close_together(rule, collusion, byzantine, seed, magnitude):
+    rng = np.random.default_rng(seed)
+    honest = (0.01 * rng.uniform(-1, 1, (byzantine + 3, 5))).astype(np.float32)
+    away = np.full((byzantine, 5), magnitude, np.float32)
+    if not collusion:
+        away *= rng.choice([-1, 1], (byzantine, 5)).astype(np.float32)
+    updates = rng.permutation(np.concatenate([honest, away]))
+    assert np.abs(rule(updates, byzantine)).max() <= 0.01
+    if rule is krum:
+        assert (krum(updates, byzantine) == honest).all(axis=1).any()
+
+
+def test_blocks_of_columns_make_no_difference(monkeypatch):
+    updates = np.random.default_rng(0).standard_normal((7, 23)).astype(np.float32)
+    whole = {name: Aggregator(name)(updates) for name in ROBUST}
+    monkeypatch.setattr(aggregation, "_CHUNK", 21)  # three columns
+    for name in ROBUST:
+        np.testing.assert_allclose(Aggregator(name)(updates), whole[name], rtol=1e-12)
+
+
+def test_how_many_dishonest_updates_are_assumed():
+    expected = {"trimmed-mean": [0, 0, 1, 1, 2, 3, 6], "krum": [0, 0, 0, 0, 1, 2, 6]}
+    for name, counts in expected.items():
+        assert [Aggregator(name, 0.3).byzantine(n) for n in (1, 2, 3, 4, 5, 7, 20)] == counts
+    assert Aggregator("krum", 0.2).byzantine(10) == 2  # a share of exactly two of ten
+    assert Aggregator("trimmed-mean", 0.0).byzantine(10) == 0
+
+
+def test_without_dishonest_clients_to_remove_trimmed_mean_and_multi_krum_are_the_mean():
+    updates = np.random.default_rng(0).standard_normal((7, 5)).astype(np.float32)
+    for name in ("trimmed-mean", "multi-krum"):
+        np.testing.assert_allclose(Aggregator(name, 0.0)(updates), updates.mean(axis=0, dtype=float), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_small_clusters(name):
+    one, two = np.array([[1.0, 2.0]], np.float32), np.array([[1.0, 2.0], [3.0, 0.0]], np.float32)
+    np.testing.assert_array_equal(Aggregator(name, 0.4)(one), one[0])
+    np.testing.assert_array_equal(Aggregator(name, 0.4)(two), [2.0, 1.0])  # nothing tells them apart
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.5, 1.0, math.nan])
+def test_shares_without_an_honest_majority_are_refused(share):
+    with pytest.raises(ValueError, match=r"byzantine-share must be at least 0 and below 0\.5"):
+        Aggregator("krum", share)
+    with pytest.raises(ValueError, match="aggregator must be one of mean, trimmed-mean"):
+        Aggregator("means")
+
+
+# ---- clusters ------------------------------------------------------------------------------------------------
+
+
+def collected(updates, assigned, labels=None):
+    n = len(updates)
+    return Released(
+        np.zeros((3, 0)), None, np.ones(3), 1.0, 1, math.inf, np.arange(n), np.asarray(labels or assigned, np.int64),
+        np.asarray(assigned, np.int64), np.ones(n), np.asarray(updates, np.float32).reshape(n, 2),
+    )  # fmt: skip
+
+
+def test_each_cluster_has_its_own_and_one_without_updates_stays():
+    updates = [[1, 1], [2, 2], [9, 9], [5, 5]]
+    found = Aggregator("median").aggregated(collected(updates, [0, 0, 0, 2]), 3)
+    np.testing.assert_array_equal(found.sums / found.divisors[:, None], [[2, 2], [0, 0], [5, 5]])
+    assert (found.updates, found.clients, found.histogram) == (None, None, None)
+    nobody = Aggregator("median").aggregated(collected([], []), 3, shared=1)
+    np.testing.assert_array_equal(nobody.sums, np.zeros((3, 2)))
+
+
+def test_counts_are_of_the_chosen_clusters_and_updates_of_the_redrawn_ones():
+    found = Aggregator("median").aggregated(collected([[1, 1], [2, 2]], [2, 2], [0, 1]), 3, counts=True)
+    np.testing.assert_array_equal(found.histogram, [1, 1, 0])
+    np.testing.assert_array_equal(found.sums, [[0, 0], [0, 0], [1.5, 1.5]])
+
+
+def test_what_clusters_share_is_aggregated_over_the_cohort():
+    found = Aggregator("median").aggregated(collected([[1, 1], [2, 2], [9, 9], [5, 5]], [0, 0, 1, 2]), 3, shared=1)
+    np.testing.assert_array_equal(found.sums, [[3.5, 1.5], [3.5, 9], [3.5, 5]])
+
+
+# ---- runs ----------------------------------------------------------------------------------------------------
+
+
+def hostile(*attackers, scale=-1e30):
+    def spoil(client, content):
+        if client in attackers:
+            content["update"] = pack_update((scale * UP).astype(np.float32), LAYOUT)
+        return [content]
+
+    return Stub(spoil)
+
+
+def moved(grid, aggregator=None, plan=None, method=FedAvg, rounds=1, **options):
+    options = {"streams": Streams(0), "evaluate_every": 0, "wait": 0.0, "aggregator": aggregator} | options
+    strategy = method(plan or nothing(), **options)
+    k = strategy.plan.num_clusters
+    return unpack_models(strategy.start(grid, pack_models(np.zeros((k, 4), np.float32), LAYOUT), rounds).arrays)[0]
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_two_of_eight_clients_ruin_the_mean_and_nothing_else(name):
+    assert np.abs(moved(hostile(2, 5))).max() > 1e28
+    np.testing.assert_allclose(moved(hostile(2, 5), Aggregator(name, 0.25)), [UP], rtol=1e-6)
+    np.testing.assert_allclose(moved(hostile(2, 5, scale=-1), Aggregator(name, 0.25)), [UP], rtol=1e-6)
+    np.testing.assert_allclose(moved(hostile(2, 5, scale=-1)), [UP / 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_honest_and_equal_clients_move_a_model_by_their_update(name):
+    np.testing.assert_allclose(moved(Stub(), Aggregator(name), server_lr=0.5), [UP / 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_clusters_without_clients_keep_their_model_and_rounds_have_exact_counts(name):
+    plan = nothing(num_clusters=2, rounds=2)
+    lines = []
+
+    class Keeper:
+        def checkpoint(self, state, line):
+            lines.append(line)
+
+        def __getattr__(self, attribute):
+            return lambda *a, **k: None
+
+    models = moved(Stub(), Aggregator(name), plan, IFCA, rounds=2, recorder=Keeper())
+    np.testing.assert_allclose(models, [2 * UP, 0 * UP], rtol=1e-6)  # the stub's label is 0
+    assert [line["histogram"] for line in lines] == [[CLIENTS, 0.0]] * 2
+
+
+def record_level(**numbers):
+    one = RecordPlan(num_examples=4, batch_size=4, rounds=1, epsilon=1e6, delta=1e-5, noise_multiplier=1.0)
+    shape = {"clients": CLIENTS, "num_clusters": 1, "weights": "examples"} | numbers
+    return RecordLevel.of((one,), **shape)
+
+
+def test_at_record_level_the_server_may_take_a_median_of_private_replies():
+    for aggregator, expected in ((Aggregator("median"), UP), (Aggregator(), UP / 2)):
+        strategy = FedAvg(record_level(), streams=Streams(0), evaluate_every=0, wait=0.0, aggregator=aggregator)
+        grid = hostile(2, 5, scale=-1.0)
+        result = strategy.start(
+            grid, pack_models(np.zeros((1, 4), np.float32), LAYOUT), 1, train_config=ConfigRecord({"lr": 0.5})
+        )
+        np.testing.assert_allclose(unpack_models(result.arrays)[0], [expected], rtol=1e-6)
+        assert strategy.accepted == CLIENTS
+        assert len(strategy.ledger.charges) == 1
+
+
+# ---- refusals ------------------------------------------------------------------------------------------------
+
+AT_CLIENT_LEVEL = r"aggregator = {} needs privacy-unit record or none: .*sum, which clipping bounds by C.*; use mean"
+
+
+@pytest.mark.parametrize("name", ROBUST)
+@pytest.mark.parametrize("mechanism", [Joint, RRSlot, Paper])
+def test_client_level_sums_take_no_other_aggregator(name, mechanism):
+    with pytest.raises(StrategyError, match=AT_CLIENT_LEVEL.format(name)):
+        FedAvg(private(mechanism=mechanism), aggregator=Aggregator(name))
+    with pytest.raises(ConfigError, match=AT_CLIENT_LEVEL.format(name)):
+        RunConfig({"aggregator": name, "mechanism": mechanism.mechanism, "epsilon": 100, "rounds": 3})
+    FedAvg(private(mechanism=mechanism), aggregator=Aggregator())
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_methods_that_do_not_step_by_clusters_refuse_by_name(name):
+    shape = {"strategy": name, "privacy-unit": "none", "aggregator": "median", "rounds": 3}
+    if name in ("ppfc-gan", "kfed", "ffcm"):
+        shape["dataset"] = "digits"
+    if STRATEGIES[name].robust:
+        assert RunConfig(shape).aggregator == Aggregator("median", 0.2)
+        return
+    with pytest.raises(ConfigError, match=f"{name} supports aggregator mean, not median"):
+        RunConfig(shape)
+
+
+def test_the_methods_that_support_it():
+    robust = {name for name, method in STRATEGIES.items() if method.robust}
+    assert robust == {
+        *("fedavg", "fedprox", "fedper", "ifca", "fesem", "fedcam"),
+        *("lcfl", "rc-dpfl", "f-cdpfl", "oracle"),
+    }
+
+
+def test_settings():
+    none = {"privacy-unit": "none"}
+    config = RunConfig({**none, "aggregator": "krum", "byzantine-share": "0.3"})
+    assert config.aggregator == Aggregator("krum", 0.3)
+    for values, text in (
+        ({"aggregator": "medain"}, "did you mean 'median'"),
+        ({"aggregator": "median", "byzantine-share": 0.5}, "byzantine-share = 0.5: must be a number at least 0"),
+        ({"aggregator": "median", "divisor": "fixed"}, "aggregator = median has no divisor: set divisor to auto"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            RunConfig({**none, **values})
