@@ -248,7 +248,7 @@ def _parts(content: RecordDict, client_id: int, round: int) -> tuple[ConfigRecor
     if not isinstance(reply, ConfigRecord) or not isinstance(update, ArrayRecord):
         raise ReplyError(f"it needs a ConfigRecord {REPLY!r} and an ArrayRecord {UPDATE!r}")
     for key, expected in (("client-id", client_id), ("round", round)):
-        if reply.get(key) != expected:
+        if type(reply.get(key)) is not int or reply[key] != expected:  # True is 1, and 1.0 as well
             raise ReplyError(f"{key} is {reply.get(key)!r}, expected {expected}")
     return reply, update
 

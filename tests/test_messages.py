@@ -94,6 +94,9 @@ def test_what_we_send_flower_reads():
     [
         ({"client-id": 5}, "client-id is 5, expected 4"),
         ({"round": 1}, "round is 1, expected 2"),
+        ({"client-id": 4.0}, "client-id is 4.0, expected 4"),
+        ({"round": 2.0}, "round is 2.0, expected 2"),
+        ({"round": [2]}, r"round is \[2\], expected 2"),
         ({"label": 3}, "label is 3"),
         ({"label": -1}, "label is -1"),
         ({"label": 1.0}, "label is 1.0"),
@@ -104,6 +107,12 @@ def test_what_we_send_flower_reads():
 def test_wrong_words(changes, complaint):
     with pytest.raises(ReplyError, match=complaint):
         read(reply(**changes))
+
+
+@pytest.mark.parametrize("key", ["client-id", "round"])
+def test_a_truth_value_is_no_number(key):
+    with pytest.raises(ReplyError, match=f"{key} is True, expected 1"):
+        read_reply(reply(**{"client-id": 1, "round": 1, key: True}), client_id=1, round=1, num_clusters=3, layout=LAYOUT)
 
 
 REDRAW = np.array([[0.5, 0.5, 0], [0, 1, 0], [0.25, 0, 0.75]])
@@ -219,6 +228,9 @@ def test_good_points_are_read(rows, exactly):
         ({"client-id": 5}, "client-id is 5, expected 4"),
         ({"client-id": "4"}, "client-id is '4', expected 4"),
         ({"round": 1}, "round is 1, expected 2"),
+        ({"client-id": 4.0}, "client-id is 4.0, expected 4"),
+        ({"round": 2.0}, "round is 2.0, expected 2"),
+        ({"round": [2]}, r"round is \[2\], expected 2"),
     ],
 )
 def test_points_of_another_client_or_round(changes, complaint):
