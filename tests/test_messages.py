@@ -136,6 +136,15 @@ def test_labels_are_those_that_the_request_allows(label, redrawn):
         check(label == redrawn == placed, placed=placed)
 
 
+@pytest.mark.parametrize("shape", [(3.0,), (True, 3), [3, None]])
+def test_sizes_of_a_shape_are_whole_numbers(shape):
+    """As JSON may hold them, which Flower reads."""
+    array = Array(np.ones(3, np.float32))
+    array.__dict__["shape"] = shape
+    with pytest.raises(ReplyError, match="bias is float32"):
+        read(with_array("bias", array))
+
+
 @pytest.mark.parametrize("record", ["reply", "update"])
 def test_missing_records(record):
     content = reply()
@@ -145,6 +154,7 @@ def test_missing_records(record):
 
 
 GOOD = Array(np.ones(3, np.float32))
+FORTRAN = Array(np.ones((2, 3), np.float32, order="F")).data
 
 
 @pytest.mark.parametrize(
@@ -162,6 +172,9 @@ GOOD = Array(np.ones(3, np.float32))
         ("bias", Array("float32", (3,), "numpy.ndarray", GOOD.data[:-4]), "bias cannot be read"),
         ("bias", Array("float32", (3,), "numpy.ndarray", GOOD.data + bytes(10_000)), "too many"),
         ("bias", Array("float32", (3,), "another", GOOD.data), "bias cannot be read"),
+        ("bias", Array("float32", (3,), "numpy.ndarray", GOOD.data + b"more"), "bias cannot be read"),
+        ("weight", Array("float32", (2, 3), "numpy.ndarray", FORTRAN + b"more"), "it holds 28 bytes, expected 24"),
+        ("weight", Array("float32", (2, 3), "numpy.ndarray", FORTRAN[:-4]), "it holds 20 bytes, expected 24"),
     ],
 )
 def test_wrong_arrays(name, array, complaint):
