@@ -111,8 +111,9 @@ def test_wrong_words(changes, complaint):
 
 @pytest.mark.parametrize("key", ["client-id", "round"])
 def test_a_truth_value_is_no_number(key):
+    content = reply(**{"client-id": 1, "round": 1, key: True})
     with pytest.raises(ReplyError, match=f"{key} is True, expected 1"):
-        read_reply(reply(**{"client-id": 1, "round": 1, key: True}), client_id=1, round=1, num_clusters=3, layout=LAYOUT)
+        read_reply(content, client_id=1, round=1, num_clusters=3, layout=LAYOUT)
 
 
 REDRAW = np.array([[0.5, 0.5, 0], [0, 1, 0], [0.25, 0, 0.75]])

@@ -752,7 +752,8 @@ class ClusteredStrategy(Strategy):
         k, layout = self.plan.num_clusters, phase.answer or self.layout
         redraw = None if phase.answer or "redraw" not in self._sent else np.reshape(self._sent["redraw"], (k, k))
         placed = None if phase.to is None else phase.to[client]
-        reply = _parsed(read_reply, content, num_clusters=k, layout=layout, placed=placed, redraw=redraw, **expected)
+        of = {"num_clusters": len(phase.models), "layout": layout, "placed": placed, "redraw": redraw}
+        reply = _parsed(read_reply, content, **of, **expected)
         longest = math.inf if phase.answer else self.plan.longest_update(client, layout.size, self._sent)
         if longest < math.inf and (norm := float(np.linalg.norm(reply.update.astype(np.float64)))) > longest:
             raise ReplyError(f"its update has norm {norm:.4g}; clipping and noise allow {longest:.4g}")
