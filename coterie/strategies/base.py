@@ -795,7 +795,8 @@ class ClusteredStrategy(Strategy):
                 record = _parsed(diagnostics, content)
                 if isinstance(summary, Summary):
                     context = {"client_id": client, "num_clusters": num_clusters, "num_clients": self.plan.clients}
-                    yield client, _parsed(summary.reply.parse, record, **context)
+                    assigned = self._asked[client].content[CONFIG].get("cluster")
+                    yield client, _parsed(summary.reply.parse, record, assigned=assigned, **context)
                 else:
                     yield client, content
             except ReplyError as error:
