@@ -247,10 +247,22 @@ def _parts(content: RecordDict, client_id: int, round: int) -> tuple[ConfigRecor
     reply, update = content.get(REPLY), content.get(UPDATE)
     if not isinstance(reply, ConfigRecord) or not isinstance(update, ArrayRecord):
         raise ReplyError(f"it needs a ConfigRecord {REPLY!r} and an ArrayRecord {UPDATE!r}")
+    check_sender(content, client_id, round)
+    return reply, update
+
+
+def check_sender(content: RecordDict, client_id: int, round: int) -> None:
+    """Check that a reply is this client's, of this round.
+
+    Raises:
+        ReplyError: it is another's, or does not state it.
+    """
+    reply = content.get(REPLY)
+    if not isinstance(reply, ConfigRecord):
+        raise ReplyError(f"it needs a ConfigRecord {REPLY!r}")
     for key, expected in (("client-id", client_id), ("round", round)):
         if type(reply.get(key)) is not int or reply[key] != expected:  # True is 1, and 1.0 as well
             raise ReplyError(f"{key} is {reply.get(key)!r}, expected {expected}")
-    return reply, update
 
 
 def _read(name: str, array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:

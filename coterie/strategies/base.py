@@ -35,6 +35,7 @@ from coterie.messages import (
     Layout,
     Points,
     ReplyError,
+    check_sender,
     diagnostics,
     pack_models,
     payload,
@@ -784,19 +785,21 @@ class ClusteredStrategy(Strategy):
     ) -> Iterator[tuple[int, Any]]:
         """(client id, diagnostics) of every valid evaluation reply, as ``evaluate_metrics_aggr_fn`` takes them.
 
-        With ``optional``, a reply may lack diagnostics: None in their place.
+        With ``optional``, a reply states its client and round, and may lack diagnostics: None in their place.
         """
         summary = self.evaluate_metrics_aggr_fn if self.evaluate == "diagnostic" else None
         for client, content in self._answers(replies):
-            if optional and DIAGNOSTICS not in content:
-                yield client, None
-                continue
+            request = self._asked[client].content[CONFIG]
             try:
+                if optional:
+                    _parsed(check_sender, content, client_id=client, round=request["round"])
+                if optional and DIAGNOSTICS not in content:
+                    yield client, None
+                    continue
                 record = _parsed(diagnostics, content)
                 if isinstance(summary, Summary):
                     context = {"client_id": client, "num_clusters": num_clusters, "num_clients": self.plan.clients}
-                    assigned = self._asked[client].content[CONFIG].get("cluster")
-                    yield client, _parsed(summary.reply.parse, record, assigned=assigned, **context)
+                    yield client, _parsed(summary.reply.parse, record, assigned=request.get("cluster"), **context)
                 else:
                     yield client, content
             except ReplyError as error:

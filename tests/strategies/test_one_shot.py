@@ -319,6 +319,31 @@ def test_bad_labels_are_dropped_and_the_others_count(tmp_path):
     assert np.sum(outcome["diagnostics"]["confusion"]) == counted
 
 
+@pytest.mark.parametrize("evaluate", ["diagnostic", "off"])
+def test_a_label_reply_of_another_round_client_or_form_is_dropped(tmp_path, reasons, evaluate):
+    changes = {1: {"round": 2}, 3: {"client-id": 4}, 5: {"client-id": 5.0}, 7: None}
+
+    class Liar(Wire):
+        def _answers(self, questions):
+            for reply in super()._answers(questions):
+                client = reply.metadata.src_node_id - 1
+                if "update" not in reply.content and client in changes and "repeats" not in reply.content["reply"]:
+                    if changes[client] is None:
+                        del reply.content["reply"]
+                    else:
+                        reply.content["reply"].update(changes[client])
+                yield reply
+
+    outcome = execute(tmp_path / "run", {**SETTINGS, "evaluate": evaluate}, Liar())
+    assert outcome["clients_labelled"] == CLIENTS - len(changes)
+    assert dict(reasons) == {
+        1: "round is 2, expected 1",
+        3: "client-id is 4, expected 3",
+        5: "client-id is 5.0, expected 5",
+        7: "it needs a ConfigRecord 'reply'",
+    }
+
+
 def test_nobody_s_points_are_an_error_and_a_resume_asks_again(tmp_path):
     with pytest.raises(RunError, match="0 of 10 clients sent 0 points, too few for 3 clusters"):
         execute(tmp_path / "run", SETTINGS, Wire(silent=range(CLIENTS)))
