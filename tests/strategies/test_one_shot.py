@@ -2,7 +2,6 @@
 
 import json
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -277,8 +276,7 @@ def reasons(monkeypatch):
 
 
 @pytest.mark.parametrize(("spoil", "reason"), SPOILED.values(), ids=SPOILED)
-def test_a_bad_upload_is_refused_by_name_and_the_rest_goes_on(tmp_path, monkeypatch, reasons, spoil, reason):
-    monkeypatch.setattr(KFED, "answer", lambda self: replace(OneShot.answer(self), most=3))
+def test_a_bad_upload_is_refused_by_name_and_the_rest_goes_on(tmp_path, reasons, spoil, reason):
     grid = Wire(lambda client, content: spoil(content) if client == 2 else [content])
     outcome = execute(tmp_path / "run", SETTINGS, grid)
     assert reasons == [(2, reason)]
@@ -565,7 +563,9 @@ def test_constructors_refuse_too(options, complaint):
 
 
 def test_limits_of_an_upload():
-    assert FFCM(nothing(), example_shape=(4,), clusters=3, upload_limit=1).answer().most == 2**20 // 16
+    few, many = ({"local_centroids": number} for number in (0, 10**6))
+    assert FFCM(nothing(), example_shape=(4,), clusters=3, upload_limit=1, **few).answer().most == 3
+    assert FFCM(nothing(), example_shape=(4,), clusters=3, upload_limit=1, **many).answer().most == 2**20 // 16
     images = PPFCGAN(nothing(), example_shape=(3, 32, 32), clusters=10, upload_limit=2, synthetic_samples=100)
     assert images.answer().most == 2 * 2**20 // (4 * 3072)
     assert (images.answer().exactly, images.answer().shape, images.gan) == (100, (3, 32, 32), "gan-cifar")
