@@ -757,7 +757,7 @@ class ClusteredStrategy(Strategy):
         reply = _parsed(read_reply, content, **of, **expected)
         longest = math.inf if phase.answer else self.plan.longest_update(client, layout.size, self._sent)
         if longest < math.inf and (norm := float(np.linalg.norm(reply.update.astype(np.float64)))) > longest:
-            raise ReplyError(f"its update has norm {norm:.4g}; clipping and noise allow {longest:.4g}")
+            raise ReplyError(f"its update has norm {norm:.4g}; expected at most {longest:.4g}")
         contributions.add(slot, reply.label, reply.redrawn_label, reply.update)
 
     def took(self, client: int, points: npt.NDArray[np.float32]) -> None:

@@ -21,14 +21,18 @@ Theorem 1 and its proof: docs/privacy.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from coterie.privacy.accountants import PrivacyError
 from coterie.privacy.plan import Collected, Drawn, IntArray, Plan, Summed
 from coterie.privacy.randomness import FloatArray, gaussian
+
+# Norm of an update that nothing clips: its square, and sums of many, are finite in float32.
+_MOST_NORM = 1e18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,10 @@ class NoPrivacy(Joint):
     title: ClassVar[str] = "no noise, no clipping, no guarantee"
     unit: ClassVar[str] = "none"
     flaws: ClassVar[tuple[str, ...]] = ("no privacy was asked for (privacy-unit = none)",)
+
+    def longest_update(self, client: int, size: int, config: Mapping[str, Any]) -> float:
+        """What keeps models, their norms and their sums finite in float32."""
+        return _MOST_NORM
 
     def collected(self, size: int, cohort: IntArray) -> Collected:
         """Every update by itself, all of one weight."""
