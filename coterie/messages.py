@@ -247,10 +247,22 @@ def _parts(content: RecordDict, client_id: int, round: int) -> tuple[ConfigRecor
     reply, update = content.get(REPLY), content.get(UPDATE)
     if not isinstance(reply, ConfigRecord) or not isinstance(update, ArrayRecord):
         raise ReplyError(f"it needs a ConfigRecord {REPLY!r} and an ArrayRecord {UPDATE!r}")
-    for key, expected in (("client-id", client_id), ("round", round)):
-        if reply.get(key) != expected:
-            raise ReplyError(f"{key} is {reply.get(key)!r}, expected {expected}")
+    check_sender(content, client_id, round)
     return reply, update
+
+
+def check_sender(content: RecordDict, client_id: int, round: int) -> None:
+    """Check that a reply is this client's, of this round.
+
+    Raises:
+        ReplyError: it is another's, or does not state it.
+    """
+    reply = content.get(REPLY)
+    if not isinstance(reply, ConfigRecord):
+        raise ReplyError(f"it needs a ConfigRecord {REPLY!r}")
+    for key, expected in (("client-id", client_id), ("round", round)):
+        if type(reply.get(key)) is not int or reply[key] != expected:  # True is 1, and 1.0 as well
+            raise ReplyError(f"{key} is {reply.get(key)!r}, expected {expected}")
 
 
 def _read(name: str, array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
@@ -259,7 +271,7 @@ def _read(name: str, array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.flo
     Raises:
         ReplyError: it is another, too long, or damaged.
     """
-    if array.dtype != "float32" or tuple(array.shape) != shape:
+    if array.dtype != "float32" or tuple(array.shape) != shape or any(type(size) is not int for size in array.shape):
         raise ReplyError(f"{name} is {array.dtype} {tuple(array.shape)}, expected float32 {shape}")
     if len(array.data) > _MOST_HEADER + 4 * int(np.prod(shape)):
         raise ReplyError(f"{name} has {len(array.data)} bytes, too many for float32 {shape}")
@@ -287,7 +299,7 @@ def _unpack(array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """The float32 array of this shape that ``array`` holds.
 
     Raises:
-        ValueError: it claims another shape or type (found before memory is set aside for it), or is damaged.
+        ValueError: it claims another shape, type or length (found before memory is set aside for it), or is damaged.
     """
     header = _header(shape)
     if array.stype == "numpy.ndarray" and array.data.startswith(header):
@@ -298,6 +310,8 @@ def _unpack(array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     claimed, _, dtype = read(stream)
     if claimed != shape or dtype != np.float32:
         raise ValueError(f"it holds {dtype} {claimed}, expected float32 {shape}")
+    if (held := len(array.data) - stream.tell()) != (size := 4 * int(np.prod(shape))):
+        raise ValueError(f"it holds {held} bytes, expected {size}")
     return array.numpy()
 
 

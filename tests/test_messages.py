@@ -94,6 +94,9 @@ def test_what_we_send_flower_reads():
     [
         ({"client-id": 5}, "client-id is 5, expected 4"),
         ({"round": 1}, "round is 1, expected 2"),
+        ({"client-id": 4.0}, "client-id is 4.0, expected 4"),
+        ({"round": 2.0}, "round is 2.0, expected 2"),
+        ({"round": [2]}, r"round is \[2\], expected 2"),
         ({"label": 3}, "label is 3"),
         ({"label": -1}, "label is -1"),
         ({"label": 1.0}, "label is 1.0"),
@@ -104,6 +107,13 @@ def test_what_we_send_flower_reads():
 def test_wrong_words(changes, complaint):
     with pytest.raises(ReplyError, match=complaint):
         read(reply(**changes))
+
+
+@pytest.mark.parametrize("key", ["client-id", "round"])
+def test_a_truth_value_is_no_number(key):
+    content = reply(**{"client-id": 1, "round": 1, key: True})
+    with pytest.raises(ReplyError, match=f"{key} is True, expected 1"):
+        read_reply(content, client_id=1, round=1, num_clusters=3, layout=LAYOUT)
 
 
 REDRAW = np.array([[0.5, 0.5, 0], [0, 1, 0], [0.25, 0, 0.75]])
@@ -127,6 +137,15 @@ def test_labels_are_those_that_the_request_allows(label, redrawn):
         check(label == redrawn == placed, placed=placed)
 
 
+@pytest.mark.parametrize("shape", [(3.0,), (True, 3), [3, None]])
+def test_sizes_of_a_shape_are_whole_numbers(shape):
+    """As JSON may hold them, which Flower reads."""
+    array = Array(np.ones(3, np.float32))
+    array.__dict__["shape"] = shape
+    with pytest.raises(ReplyError, match="bias is float32"):
+        read(with_array("bias", array))
+
+
 @pytest.mark.parametrize("record", ["reply", "update"])
 def test_missing_records(record):
     content = reply()
@@ -136,6 +155,7 @@ def test_missing_records(record):
 
 
 GOOD = Array(np.ones(3, np.float32))
+FORTRAN = Array(np.ones((2, 3), np.float32, order="F")).data
 
 
 @pytest.mark.parametrize(
@@ -153,6 +173,9 @@ GOOD = Array(np.ones(3, np.float32))
         ("bias", Array("float32", (3,), "numpy.ndarray", GOOD.data[:-4]), "bias cannot be read"),
         ("bias", Array("float32", (3,), "numpy.ndarray", GOOD.data + bytes(10_000)), "too many"),
         ("bias", Array("float32", (3,), "another", GOOD.data), "bias cannot be read"),
+        ("bias", Array("float32", (3,), "numpy.ndarray", GOOD.data + b"more"), "bias cannot be read"),
+        ("weight", Array("float32", (2, 3), "numpy.ndarray", FORTRAN + b"more"), "it holds 28 bytes, expected 24"),
+        ("weight", Array("float32", (2, 3), "numpy.ndarray", FORTRAN[:-4]), "it holds 20 bytes, expected 24"),
     ],
 )
 def test_wrong_arrays(name, array, complaint):
@@ -219,6 +242,9 @@ def test_good_points_are_read(rows, exactly):
         ({"client-id": 5}, "client-id is 5, expected 4"),
         ({"client-id": "4"}, "client-id is '4', expected 4"),
         ({"round": 1}, "round is 1, expected 2"),
+        ({"client-id": 4.0}, "client-id is 4.0, expected 4"),
+        ({"round": 2.0}, "round is 2.0, expected 2"),
+        ({"round": [2]}, r"round is \[2\], expected 2"),
     ],
 )
 def test_points_of_another_client_or_round(changes, complaint):

@@ -32,6 +32,7 @@ from coterie.messages import (
     Layout,
     Points,
     ReplyError,
+    check_sender,
     diagnostics,
     pack_models,
     payload,
@@ -777,13 +778,14 @@ class ClusteredStrategy(Strategy):
         training = self._request if isinstance(self._request, TrainRequest) else TrainRequest()
         redraw = None if training.redraw is None else np.reshape(training.redraw, (k, k))
         placed = None if phase.to is None else phase.to[client]
-        reply = _parsed(read_reply, content, num_clusters=k, layout=layout, placed=placed, redraw=redraw, **expected)
+        of = {"num_clusters": len(phase.models), "layout": layout, "placed": placed, "redraw": redraw}
+        reply = _parsed(read_reply, content, **of, **expected)
         longest = math.inf
         if not phase.answer:
             lr = float(self._config.get("lr", math.inf))
             longest = self.plan.longest_update(client, layout.size, lr, training.first_batch)
         if longest < math.inf and (norm := float(np.linalg.norm(reply.update.astype(np.float64)))) > longest:
-            raise ReplyError(f"its update has norm {norm:.4g}; clipping and noise allow {longest:.4g}")
+            raise ReplyError(f"its update has norm {norm:.4g}; expected at most {longest:.4g}")
         contributions.add(slot, reply.label, reply.redrawn_label, reply.update)
 
     def took(self, client: int, points: npt.NDArray[np.float32]) -> None:
@@ -810,18 +812,21 @@ class ClusteredStrategy(Strategy):
     ) -> Iterator[tuple[int, Any]]:
         """(client id, diagnostics) of every valid evaluation reply, as ``evaluate_metrics_aggr_fn`` takes them.
 
-        With ``optional``, a reply may lack diagnostics: None in their place.
+        With ``optional``, a reply states its client and round, and may lack diagnostics: None in their place.
         """
         summary = self.evaluate_metrics_aggr_fn if self.evaluate == "diagnostic" else None
         for client, content in self._answers(replies):
-            if optional and DIAGNOSTICS not in content:
-                yield client, None
-                continue
+            request = self._asked[client].content[CONFIG]
             try:
+                if optional:
+                    _parsed(check_sender, content, client_id=client, round=request["round"])
+                if optional and DIAGNOSTICS not in content:
+                    yield client, None
+                    continue
                 record = _parsed(diagnostics, content)
                 if isinstance(summary, Summary):
                     context = {"client_id": client, "num_clusters": num_clusters, "num_clients": self.plan.clients}
-                    yield client, _parsed(summary.reply.parse, record, **context)
+                    yield client, _parsed(summary.reply.parse, record, assigned=request.get("cluster"), **context)
                 else:
                     yield client, content
             except ReplyError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from coterie.messages import Points
 from coterie.privacy import Plan
 from coterie.strategies.base import StrategyError
 from coterie.strategies.one_shot import FloatArray, OneShot
@@ -42,6 +43,10 @@ class LocalCentroids(OneShot):
     def question(self) -> CentroidsRequest:
         """How many centroids, and by which method."""
         return CentroidsRequest(local=self.local, local_centroids=self.local_centroids)
+
+    def answer(self) -> Points:
+        """As many centroids as were asked for, or fewer where a client has fewer records."""
+        return Points(self.shape, min(self.most, self.local_centroids))
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
         """(k, F) centroids of all that came."""

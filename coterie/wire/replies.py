@@ -27,7 +27,15 @@ class Diagnostics(Fields):
     """A reply with diagnostics of one client; :meth:`parse` returns a valid one."""
 
     @classmethod
-    def parse(cls, record: Mapping[str, Any], *, client_id: int, num_clusters: int, num_clients: int) -> Self:
+    def parse(
+        cls,
+        record: Mapping[str, Any],
+        *,
+        client_id: int,
+        num_clusters: int,
+        num_clients: int,
+        assigned: int | None = None,
+    ) -> Self:
         """Read and check every field.
 
         Args:
@@ -35,6 +43,7 @@ class Diagnostics(Fields):
             client_id: the client that was asked; ``client-id`` of the record is ignored.
             num_clusters: k.
             num_clients: M.
+            assigned: cluster that the server assigned to the client; None: the client chose.
 
         Raises:
             ReplyError: a field is missing, has another type, or is out of bounds.
@@ -43,10 +52,10 @@ class Diagnostics(Fields):
             reply = cls.from_record({**record, "client-id": client_id})
         except RequestError as error:
             raise ReplyError(str(error)) from None
-        reply.check(num_clusters, num_clients)
+        reply.check(num_clusters, num_clients, assigned)
         return reply
 
-    def check(self, num_clusters: int, num_clients: int) -> None:
+    def check(self, num_clusters: int, num_clients: int, assigned: int | None) -> None:
         """Check what depends on the run.
 
         Raises:
@@ -74,11 +83,13 @@ class EvaluationReply(Diagnostics):
     loss: float | None = None
     num_examples: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
 
-    def check(self, num_clusters: int, num_clients: int) -> None:
+    def check(self, num_clusters: int, num_clients: int, assigned: int | None) -> None:
         """Check the cluster and the group."""
         for key, value, bound in (("cluster", self.cluster, num_clusters), ("group", self.group, num_clients)):
             if value >= bound:
                 raise ReplyError(f"{key} is {value}; expected a whole number in [0, {bound})")
+        if assigned is not None and self.cluster != assigned:
+            raise ReplyError(f"cluster is {self.cluster}; the server assigned cluster {assigned}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +106,7 @@ class LabelCounts(Diagnostics):
     classes: Annotated[int, Bounds(1, _MOST_CLASSES)]
     confusion: Annotated[tuple[int, ...], Length(_MOST_COUNTS), Bounds(0, _MOST_RECORDS)]
 
-    def check(self, num_clusters: int, num_clients: int) -> None:
+    def check(self, num_clusters: int, num_clients: int, assigned: int | None) -> None:
         """Check the number of counts."""
         if len(self.confusion) != num_clusters * self.classes:
             raise ReplyError(

@@ -129,6 +129,14 @@ def test_a_huge_update_moves_a_model_by_the_clipping_norm_at_most():
     assert np.linalg.norm(moved) > plan.clip_norm / CLIENTS - 6 * noise
 
 
+@pytest.mark.parametrize("value", [1e18, 3e38])
+def test_without_clipping_an_update_that_overflows_is_dropped(value):
+    huge = pack_update(np.full(4, value, np.float32), LAYOUT)
+    moved, strategy = start(Stub(lambda client, content: [replaced(content, huge) if client == 3 else content]))
+    np.testing.assert_allclose(moved, UP, rtol=1e-6)
+    assert strategy.dropped == {f"its update has norm {2 * value:.4g}; expected at most 1e+18": 1}
+
+
 def test_a_reply_that_comes_twice_counts_once():
     moved, strategy = start(Stub(lambda client, content: [content, content]))
     np.testing.assert_allclose(moved, UP)

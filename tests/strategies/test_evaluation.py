@@ -73,6 +73,21 @@ def test_one_bad_evaluation_costs_one_evaluation(kind):
     assert strategy.dropped.total() == 2
 
 
+def test_an_evaluation_is_of_the_model_that_the_client_was_assigned():
+    class Split(FedAvg):
+        def placed(self, number):
+            return dict.fromkeys(range(CLIENTS), 0)
+
+    strategy = Split(nothing(), wait=0.0, evaluate_metrics_aggr_fn=summarise)
+    strategy.plan = nothing(num_clusters=2)  # so that cluster 1 is one of the run
+    grid = Evaluated(reported(cluster=1))
+    strategy.configure_train(1, ZERO, ConfigRecord(), grid)
+    messages = strategy.configure_evaluate(1, ZERO, ConfigRecord(), grid)
+    metrics = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
+    assert len(metrics["client_accuracy"]) == CLIENTS - 1
+    assert strategy.dropped == {"cluster is 1; the server assigned cluster 0": 1}
+
+
 @pytest.mark.parametrize("claimed", [0, [1, 2], 0.5])
 def test_the_client_of_an_evaluation_is_the_one_that_was_asked(claimed):
     grid = Evaluated(reported(accuracy=1.0, **{"client-id": claimed}))

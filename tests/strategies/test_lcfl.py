@@ -165,6 +165,21 @@ def test_a_client_cannot_train_another_cluster_s_model():
     assert strategy.dropped == {"label is 0 and redrawn-label 1; the server assigned cluster 0": 1}
 
 
+@pytest.mark.parametrize("options", [{"warm_up_rounds": 1, "planned": 2}, {}])
+def test_a_label_is_that_of_a_model_that_was_sent(options):
+    """In the warm-up, and where clients are compared, one model is sent, however many clusters there will be."""
+
+    class Elsewhere(Halfway):
+        def _answers(self, questions):
+            for reply in super()._answers(questions):
+                if reply.metadata.src_node_id == 4 and "update" in reply.content:
+                    reply.content["reply"].update({"label": 1, "redrawn-label": 1})
+                yield reply
+
+    _, strategy, *_ = start(Elsewhere(), **options)
+    assert "label is 1, expected an integer in [0, 1)" in strategy.dropped
+
+
 def test_fedprox_pulls_after_the_clustering_alone():
     _, _, grid, _ = start(rounds=3, within="fedprox", proximal_mu=0.3, warm_up_rounds=1)
     assert not any("proximal-mu" in q.config for number in (1, 2) for q in grid.asked("train", number))

@@ -2,7 +2,6 @@
 
 import json
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -278,8 +277,7 @@ def reasons(monkeypatch):
 
 
 @pytest.mark.parametrize(("spoil", "reason"), SPOILED.values(), ids=SPOILED)
-def test_a_bad_upload_is_refused_by_name_and_the_rest_goes_on(tmp_path, monkeypatch, reasons, spoil, reason):
-    monkeypatch.setattr(KFED, "answer", lambda self: replace(OneShot.answer(self), most=3))
+def test_a_bad_upload_is_refused_by_name_and_the_rest_goes_on(tmp_path, reasons, spoil, reason):
     grid = Wire(lambda client, content: spoil(content) if client == 2 else [content])
     outcome = execute(tmp_path / "run", SETTINGS, grid)
     assert reasons == [(2, reason)]
@@ -318,6 +316,31 @@ def test_bad_labels_are_dropped_and_the_others_count(tmp_path):
     assert outcome["diagnostics"]["accuracy"] == 1
     counted = sum(len(labels(tmp_path / "run", client)) for client in range(CLIENTS) if client not in (2, 4))
     assert np.sum(outcome["diagnostics"]["confusion"]) == counted
+
+
+@pytest.mark.parametrize("evaluate", ["diagnostic", "off"])
+def test_a_label_reply_of_another_round_client_or_form_is_dropped(tmp_path, reasons, evaluate):
+    changes = {1: {"round": 2}, 3: {"client-id": 4}, 5: {"client-id": 5.0}, 7: None}
+
+    class Liar(Wire):
+        def _answers(self, questions):
+            for reply in super()._answers(questions):
+                client = reply.metadata.src_node_id - 1
+                if "update" not in reply.content and client in changes and "repeats" not in reply.content["reply"]:
+                    if changes[client] is None:
+                        del reply.content["reply"]
+                    else:
+                        reply.content["reply"].update(changes[client])
+                yield reply
+
+    outcome = execute(tmp_path / "run", {**SETTINGS, "evaluate": evaluate}, Liar())
+    assert outcome["clients_labelled"] == CLIENTS - len(changes)
+    assert dict(reasons) == {
+        1: "round is 2, expected 1",
+        3: "client-id is 4, expected 3",
+        5: "client-id is 5.0, expected 5",
+        7: "it needs a ConfigRecord 'reply'",
+    }
 
 
 def test_nobody_s_points_are_an_error_and_a_resume_asks_again(tmp_path):
@@ -541,7 +564,9 @@ def test_constructors_refuse_too(options, complaint):
 
 
 def test_limits_of_an_upload():
-    assert FFCM(nothing(), example_shape=(4,), clusters=3, upload_limit=1).answer().most == 2**20 // 16
+    few, many = ({"local_centroids": number} for number in (0, 10**6))
+    assert FFCM(nothing(), example_shape=(4,), clusters=3, upload_limit=1, **few).answer().most == 3
+    assert FFCM(nothing(), example_shape=(4,), clusters=3, upload_limit=1, **many).answer().most == 2**20 // 16
     images = PPFCGAN(nothing(), example_shape=(3, 32, 32), clusters=10, upload_limit=2, synthetic_samples=100)
     assert images.answer().most == 2 * 2**20 // (4 * 3072)
     assert (images.answer().exactly, images.answer().shape, images.gan) == (100, (3, 32, 32), "gan-cifar")

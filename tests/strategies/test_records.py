@@ -223,7 +223,7 @@ def another_cluster(content):
     ("change", "reason"),
     [
         (another_shape, "expected float32"),
-        (too_long, "clipping and noise allow"),
+        (too_long, "its update has norm"),
         (another_cluster, "the server assigned cluster 0"),
     ],
 )

@@ -49,6 +49,13 @@ def test_an_invalid_field_of_an_evaluation_is_named(key, value):
         evaluation(**{key: value})
 
 
+def test_the_cluster_is_the_one_that_the_server_assigned():
+    record, run = MetricRecord(VALID), {"client_id": 7, "num_clusters": 2, "num_clients": 4}
+    assert EvaluationReply.parse(record, assigned=1, **run).cluster == 1
+    with pytest.raises(ReplyError, match="cluster is 1; the server assigned cluster 0"):
+        EvaluationReply.parse(record, assigned=0, **run)
+
+
 def test_valid_counts_are_read():
     assert counts() == LabelCounts(client_id=7, classes=2, confusion=(5, 0, 1, 2**40 - 1, 0, 0))
 

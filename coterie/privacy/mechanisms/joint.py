@@ -30,6 +30,9 @@ from coterie.privacy.accountants import PrivacyError
 from coterie.privacy.plan import Collected, Drawn, IntArray, Plan, Summed
 from coterie.privacy.randomness import FloatArray, gaussian
 
+# Norm of an update that nothing clips: its square, and sums of many, are finite in float32.
+_MOST_NORM = 1e18
+
 
 @dataclass(frozen=True, kw_only=True)
 class Joint(Plan):
@@ -85,6 +88,10 @@ class NoPrivacy(Joint):
     title: ClassVar[str] = "no noise, no clipping, no guarantee"
     unit: ClassVar[str] = "none"
     flaws: ClassVar[tuple[str, ...]] = ("no privacy was asked for (privacy-unit = none)",)
+
+    def longest_update(self, client: int, size: int, lr: float, first: bool) -> float:
+        """What keeps models, their norms and their sums finite in float32."""
+        return _MOST_NORM
 
     def collected(self, size: int, cohort: IntArray) -> Collected:
         """Every update by itself, all of one weight."""
