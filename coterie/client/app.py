@@ -19,7 +19,19 @@ from coterie import logs
 from coterie.client.identity import Client, introduction
 from coterie.client.memory import ClientError
 from coterie.datasets import OWN_DATA, DataError, Declared, facts
-from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, MODELS, PAID, TRAIN
+from coterie.messages import (
+    CENTROIDS,
+    CONFIG,
+    EVALUATE,
+    GAN,
+    IDENTITY,
+    LABEL,
+    LOSSES,
+    MODELS,
+    PAID,
+    RECORD_PLANS,
+    TRAIN,
+)
 
 if TYPE_CHECKING:
     from coterie.client.verbs import Answer
@@ -141,7 +153,7 @@ def _answered(verb: str, content: RecordDict, client: Client) -> Answer:
     from coterie.client.answers import Answers
     from coterie.client.verbs import VERBS  # imports PyTorch
 
-    if not (client.folder and verb in PAID and "record-plans" in content[CONFIG]):
+    if not (client.folder and verb in PAID and RECORD_PLANS in content[CONFIG]):
         return VERBS[verb](content, [client])[0]
     answers = Answers(Path(client.folder), client.client_id)
     with answers.alone():

@@ -239,7 +239,7 @@ def test_a_reply_belongs_to_the_message_that_the_superlink_checked(served):
 def test_replies_that_were_lost_on_their_way_are_told_from_those_that_came(slept):
     died = OSError("the SuperLink died after it took them for delivered")
     link = SuperLink(pull=[None, None, died, None, died])
-    replies = persistent(link).send_and_receive(questions(), timeout=60.0)
+    replies = list(persistent(link).send_and_receive(questions(), timeout=60.0))
     assert answered(replies) == {"to 1": False, "to 2": False}
     assert {reply.error.code for reply in replies} == {ErrorCode.MESSAGE_UNAVAILABLE}
 
