@@ -8,8 +8,10 @@ was sent later has its reply and an earlier one has none, the earlier one is los
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -27,6 +29,8 @@ _POLL = 3.0
 # Seconds without any reply after which silent nodes are probed, and after which a repeated request is sent again;
 # doubled each time, up to the second number.
 _PATIENCE, _MOST_PATIENCE = 30.0, 600.0
+# Seconds for a look for one reply, before the next one is looked for.
+_LOOK = 2.0
 # How often a request is sent that is known to be lost.
 _ATTEMPTS = 3
 
@@ -42,6 +46,7 @@ class _Request:
         pause: seconds between ``due`` and the time after it.
         attempts: how often it was sent before it was known to be lost, and this time.
         probes: ids of the messages that probe its node since then.
+        passed: the reply to one of them: the node is done with the request.
         probe_due: when the node may be probed.
         probe_pause: seconds from there to the next probe, which can be lost as well.
     """
@@ -52,6 +57,7 @@ class _Request:
     pause: float = _PATIENCE
     attempts: int = 1
     probes: list[str] = field(default_factory=list)
+    passed: Message | None = None
     probe_due: float = 0.0
     probe_pause: float = 2 * _PATIENCE
 
@@ -82,7 +88,7 @@ class Exchange:
         *,
         in_order: bool,
     ) -> None:
-        self._push, self._pull, self._in_order = push, pull, in_order
+        self._push, self._pull, self._in_order = push, _Pulls(pull), in_order
         self._open: dict[_Key, _Request] = {}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
@@ -116,16 +122,17 @@ class Exchange:
         ids += [None] * (len(sent) - len(ids))
         for (request, _), message_id in zip(sent, ids, strict=True):
             request.ids += [message_id] if message_id else []
-            request.probes, request.probe_due, request.probe_pause = [], now + _PATIENCE, 2 * _PATIENCE
+            request.probes, request.passed = [], None
+            request.probe_due, request.probe_pause = now + _PATIENCE, 2 * _PATIENCE
 
     def _replies(self, asked: dict[_Key, _Request], started: float, timeout: float) -> Iterator[Message]:
         latest = started  # when a reply came
         while asked:
-            probed = self._probed(asked)  # before the requests: what a probe waits behind has come then, or never will
+            self._look_for_probes(asked)  # before the requests: what a probe waits behind has come then, or never will
             for key, request in list(asked.items()):
                 reply = self._reply(request)
-                if reply is None and key in probed:
-                    reply = self._lost(request, probed[key])
+                if reply is None and request.passed and not self._pull.busy(request.ids[-1]):
+                    reply = self._lost(request, request.passed)
                 if reply is not None:
                     reply.metadata.__dict__["_reply_to_message_id"] = request.message.metadata.message_id
                     latest = time.monotonic()
@@ -144,7 +151,7 @@ class Exchange:
         if not request.ids:
             return error_reply("", "the SuperLink did not accept the message", ErrorCode.NODE_UNAVAILABLE)
         for message_id in list(request.ids):
-            for reply in self._pull([message_id]):
+            for reply in self._pull(message_id):
                 if not reply.has_error() or message_id == request.ids[-1]:
                     return reply
                 request.ids.remove(message_id)
@@ -161,20 +168,16 @@ class Exchange:
                 request.probes += [probe] if probe else []
                 request.probe_due, request.probe_pause = now + request.probe_pause, 2 * request.probe_pause
 
-    def _probed(self, asked: dict[_Key, _Request]) -> dict[_Key, Message]:
-        """Replies to probes."""
-        replies = {}
-        for key, request in asked.items():
+    def _look_for_probes(self, asked: dict[_Key, _Request]) -> None:
+        for request in asked.values():
             for probe in list(request.probes):
-                for reply in self._pull([probe]):
+                for reply in self._pull(probe):
                     request.probes.remove(probe)
-                    replies[key] = reply
-        return replies
+                    if not reply.has_error():  # of the SuperLink perhaps: it tells nothing of the request
+                        request.passed = reply
 
     def _lost(self, request: _Request, probe: Message) -> Message | None:
         """Send a request again whose node has replied to a later probe; an error instead of a reply if it cannot be."""
-        if probe.has_error():  # of the SuperLink perhaps: it tells nothing of the request
-            return None
         old = request.message
         config = old.content.get(CONFIG)
         paid = isinstance(config, ConfigRecord) and RECORD_PLANS in config
@@ -185,6 +188,45 @@ class Exchange:
         copy = Message(old.content, known.dst_node_id, known.message_type, group_id=known.group_id, ttl=known.ttl)
         self._send([(request, copy)], time.monotonic())
         return None
+
+
+class _Pulls:
+    """Replies, one by one: a reply whose upload stalls holds up no other.
+
+    Args:
+        pull: the replies to some ids.
+    """
+
+    def __init__(self, pull: Callable[[list[str]], Iterable[Message]]) -> None:
+        self._pull = pull
+        self._running: dict[str, tuple[Future[list[Message]], float]] = {}
+
+    def busy(self, message_id: str) -> bool:
+        """Whether a reply is on its way, and not for long."""
+        return message_id in self._running and time.monotonic() - self._running[message_id][1] < _PATIENCE
+
+    def __call__(self, message_id: str) -> list[Message]:
+        """The reply to a message; empty if it is not here yet."""
+        seconds = 0.0
+        if message_id not in self._running:
+            self._running[message_id], seconds = (self._started(message_id), time.monotonic()), _LOOK
+        future, _ = self._running[message_id]
+        if not wait([future], seconds).done:
+            return []
+        del self._running[message_id]
+        return future.result()
+
+    def _started(self, message_id: str) -> Future[list[Message]]:
+        future: Future[list[Message]] = Future()
+
+        def pull() -> None:
+            try:
+                future.set_result(list(self._pull([message_id])))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=pull, daemon=True).start()
+        return future
 
 
 def _key(message: Message) -> _Key:

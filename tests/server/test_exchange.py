@@ -1,5 +1,6 @@
 """Requests whose message or reply is lost between a SuperNode and the SuperLink, on a clock that needs no time."""
 
+import threading
 import time
 
 import numpy as np
@@ -147,6 +148,27 @@ def test_a_node_that_replies_to_nothing_ends_with_the_round(link):
     assert there.now == 300
     assert there.of(2, "train") == [0]
     assert len(there.of(2, "query.identity")) == 3
+
+
+def test_a_request_is_sent_again_whose_reply_stalls(link, monkeypatch):
+    """The node died in the middle of its upload."""
+    there, stalled = link(), threading.Event()
+
+    def pull(message_ids):
+        if message_ids == ["2 to 2"]:
+            stalled.wait(30)
+            return []
+        return Link.pull(there, message_ids)
+
+    there.pull = pull
+    there.exchange = Exchange(there.push, there.pull, in_order=True)
+    monkeypatch.setattr("coterie.server.exchange._LOOK", 0.2)
+    try:
+        assert len(copies(there.send_and_receive(there.train(), timeout=3600.0))) == 3
+    finally:
+        stalled.set()
+    assert there.of(2, "train") == [0, 2]
+    assert there.now < 100
 
 
 def test_what_the_superlink_does_not_accept_is_an_error_at_once(link):
