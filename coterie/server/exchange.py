@@ -29,6 +29,8 @@ _POLL = 3.0
 # Seconds without any reply after which silent nodes are probed, and after which a repeated request is sent again;
 # doubled each time, up to the second number.
 _PATIENCE, _MOST_PATIENCE = 30.0, 600.0
+# The same, in units of these, before the first reply: every node may need that long.
+_FIRST_REPLY = 4
 # Seconds for a look for one reply, before the next one is looked for.
 _LOOK = 2.0
 # How often a request is sent that is known to be lost.
@@ -126,7 +128,10 @@ class Exchange:
             request.probe_due, request.probe_pause = now + _PATIENCE, 2 * _PATIENCE
 
     def _replies(self, asked: dict[_Key, _Request], started: float, timeout: float) -> Iterator[Message]:
-        latest = started  # when a reply came
+        latest, patience = (
+            started,
+            _FIRST_REPLY * _PATIENCE,
+        )  # since when there was no reply; how long there may be none
         while asked:
             self._look_for_probes(asked)  # before the requests: what a probe waits behind has come then, or never will
             for key, request in list(asked.items()):
@@ -135,14 +140,14 @@ class Exchange:
                     reply = self._lost(request, request.passed)
                 if reply is not None:
                     reply.metadata.__dict__["_reply_to_message_id"] = request.message.metadata.message_id
-                    latest = time.monotonic()
+                    latest, patience = time.monotonic(), _PATIENCE
                     del asked[key]
                     self._open.pop(key, None)
                     yield reply
             now = time.monotonic()
             if not asked or now - started >= timeout:
                 return
-            if self._in_order and now - latest >= _PATIENCE:
+            if self._in_order and now - latest >= patience:
                 self._send_probes(asked, now)
             time.sleep(min(_POLL, max(0.0, timeout - (now - started))))
 

@@ -116,6 +116,18 @@ def test_a_slow_node_does_its_work_once(link):
     assert len(there.of(3, "query.identity")) <= 6
 
 
+def test_nodes_that_are_all_slow_are_not_probed_for_two_minutes(link):
+    there = link(seconds=dict.fromkeys((1, 2, 3), 110.0))
+    assert len(copies(there.send_and_receive(there.train(), timeout=3600.0))) == 3
+    assert len(there.sent) == 3
+
+
+def test_requests_that_all_are_lost_are_sent_again(link):
+    there = link(loses={1: [0], 2: [0], 3: [0]})
+    assert len(copies(there.send_and_receive(there.train(), timeout=3600.0))) == 3
+    assert there.now < 200
+
+
 def test_a_request_that_is_lost_every_time_costs_one_reply(link):
     there = link(loses={2: [0, 2, 4, 6, 8]})
     replies = list(there.send_and_receive(there.train(), timeout=3600.0))
