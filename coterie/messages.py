@@ -31,6 +31,8 @@ TRAIN, LOSSES, EVALUATE, IDENTITY = "train", "query.losses", "evaluate", "query.
 GAN, CENTROIDS, LABEL = "train.gan", "train.centroids", "query.label"
 #: Verbs whose answers a client pays for, at record level.
 PAID = (TRAIN, GAN, LOSSES)
+#: Key of a request's configuration: the plans of clients at record level.
+RECORD_PLANS = "record-plans"
 #: What a message says that may change when a run is resumed, and changes no answer.
 PLACES_OF_CLIENTS = ("data-dir", "device")
 _POINTS = "points"

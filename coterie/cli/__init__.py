@@ -19,6 +19,7 @@ from coterie.cli.certs import certs
 from coterie.cli.client import client
 from coterie.cli.run import run
 from coterie.cli.status import status
+from coterie.cli.superlink import superlink
 
 cli = typer.Typer(
     help="One model per hidden group of clients, under a differential-privacy guarantee that is proved.",
@@ -39,6 +40,7 @@ for command in (
     status,
 ):
     cli.command()(command)
+cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)(superlink)
 cli.add_typer(privacy.app, name="privacy")
 
 #: Errors whose message alone tells a person what to do, by the room that raises them.

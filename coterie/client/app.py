@@ -16,15 +16,28 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from coterie import logs
-from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, MODELS, PAID, TRAIN
+from coterie.client.identity import Client, introduction
+from coterie.client.memory import ClientError
+from coterie.datasets import OWN_DATA, DataError, Declared, facts
+from coterie.messages import (
+    CENTROIDS,
+    CONFIG,
+    EVALUATE,
+    GAN,
+    IDENTITY,
+    LABEL,
+    LOSSES,
+    MODELS,
+    PAID,
+    RECORD_PLANS,
+    TRAIN,
+)
 
 if TYPE_CHECKING:
-    from coterie.client import Answer, Client
+    from coterie.client.verbs import Answer
 
 
 def _answer(message: Message, context: Context) -> Message:
-    from coterie.client import Client, ClientError  # imports torch: a node that only says who it is need not
-
     began = time.monotonic()
     node = context.node_config
     deployed = "client-id" in node
@@ -60,9 +73,6 @@ def _deployed(node: Mapping[str, Any]) -> Client:
     Raises:
         ClientError: the configuration contradicts itself.
     """
-    from coterie.client import Client, ClientError
-    from coterie.datasets import DataError, Declared
-
     if ("epsilon" in node) != ("delta" in node):
         raise ClientError("a client's budget is epsilon and delta: set both in its node configuration, or neither")
     budget = (float(node["epsilon"]), float(node["delta"])) if "epsilon" in node else None
@@ -104,9 +114,7 @@ def _accepted(verb: str, content: RecordDict, client: Client, node: Mapping[str,
         ClientError: it is out of bounds, is for data that the client does not have, or names code that it does not
             allow.
     """
-    from coterie.client import ClientError
     from coterie.client.task import read_message
-    from coterie.datasets import OWN_DATA, facts
     from coterie.wire import RequestError
     from coterie.wire.requests import parse_plans
 
@@ -139,10 +147,12 @@ def _accepted(verb: str, content: RecordDict, client: Client, node: Mapping[str,
 
 def _answered(verb: str, content: RecordDict, client: Client) -> Answer:
     """The reply; the cached one to a request that was paid for."""
-    from coterie.client import VERBS
+    if verb == IDENTITY:
+        return introduction(client)
     from coterie.client.answers import Answers
+    from coterie.client.verbs import VERBS  # imports PyTorch
 
-    if not (client.folder and verb in PAID and "record-plans" in content[CONFIG]):
+    if not (client.folder and verb in PAID and RECORD_PLANS in content[CONFIG]):
         return VERBS[verb](content, [client])[0]
     answers = Answers(Path(client.folder), client.client_id)
     with answers.alone():

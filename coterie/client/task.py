@@ -16,10 +16,11 @@ from flwr.app import RecordDict
 from torch import nn
 
 from coterie import models as networks
+from coterie.client.identity import Client
 from coterie.client.layers import Additive, Layers, Vectors
 from coterie.client.memory import ClientError, Memory
 from coterie.client.training import Hyper, losses
-from coterie.datasets import OWN_DATA, Declared, Federation, OwnFederation, Shard, facts, federate, own_federation
+from coterie.datasets import OWN_DATA, Federation, OwnFederation, Shard, facts, federate, own_federation
 from coterie.messages import CONFIG, MODELS, Layout, unpack_models
 from coterie.privacy import RecordPlan
 from coterie.wire import REQUESTS, ClientConfig, DataSpec, LossesRequest, Request, RequestError, TrainRequest
@@ -35,35 +36,6 @@ _UNPAID = (
     "this client has a budget of its own, and was asked without record-level privacy: it refuses (set "
     "privacy-unit = record, or take epsilon out of its node configuration)"
 )
-
-
-@dataclass(frozen=True)
-class Client:
-    """One client.
-
-    Attributes:
-        client_id: our own id for it.
-        folder: of what it keeps; empty: it has none; None: it is simulated, and takes the one that a message names.
-        budget: epsilon and delta that it may spend; None: it is simulated, and has the plan's. A client with a budget
-            of its own trusts nobody: it reveals nothing that the budget does not pay for.
-        diagnostics: whether such a client lets itself be evaluated, exactly and outside its budget.
-        data: path of its own data, in place of the run's; None: it has none.
-        declared: what these data are; None: the run says it.
-        budget_file: where it counts what its data have revealed; None: beside the data, or in ``folder``.
-    """
-
-    client_id: int
-    folder: str | None = None
-    budget: tuple[float, float] | None = None
-    diagnostics: bool = False
-    data: str | None = None
-    declared: Declared | None = None
-    budget_file: str | None = None
-
-    @property
-    def deployed(self) -> bool:
-        """Whether this is a client on a machine of its own, which trusts no server."""
-        return self.folder is not None
 
 
 @dataclass(frozen=True)

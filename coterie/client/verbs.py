@@ -13,10 +13,11 @@ import numpy as np
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from coterie.client import points
+from coterie.client.identity import Client, introduction
 from coterie.client.layers import Vectors
 from coterie.client.memory import ClientError
 from coterie.client.records import tell_losses, train_privately
-from coterie.client.task import LAST_LABEL, OWN, Client, Cohort, Labels, Task
+from coterie.client.task import LAST_LABEL, OWN, Cohort, Labels, Task
 from coterie.client.training import accuracies, losses, train
 from coterie.datasets import TestSet
 from coterie.messages import (
@@ -51,10 +52,7 @@ Answer: TypeAlias = RecordDict | ClientError
 
 def identity(content: RecordDict, clients: Sequence[Client]) -> list[RecordDict]:
     """Who is there, and whether it keeps what it answered."""
-    return [
-        RecordDict({REPLY: ConfigRecord({"client-id": client.client_id, "repeats": bool(client.folder)})})
-        for client in clients
-    ]
+    return [introduction(client) for client in clients]
 
 
 def _train(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:

@@ -203,7 +203,7 @@ def _identify() -> None:
 def _pool(workers: int) -> tuple[Any, ProcessPoolExecutor]:
     """What workers say, and the workers."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["coterie.client"])  # torch is imported once for all workers
+    context.set_forkserver_preload(["coterie.client.verbs"])  # torch is imported once for all workers
     said = context.Queue()
     return said, ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(said,))
 

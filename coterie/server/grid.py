@@ -17,15 +17,13 @@ from logging import WARNING
 from typing import TypeVar
 
 import httpx
-from flwr.app import Error, Message, Metadata
-from flwr.app.message import make_message
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from coterie.logs import printable
+from coterie.server.exchange import Exchange, error_reply
 
 T = TypeVar("T")
 
@@ -41,10 +39,11 @@ def persistent(grid: Grid) -> Grid:
     To send messages again is safe: the SuperLink knows them by their ids, takes what it lacks, and delivers none twice.
     Replies that it had handed out when it died are lost; it then says so in their place, as of a node that is gone.
 
-    A reply that cannot be inflated is an error reply to the message that it answers.
+    A reply that cannot be inflated is an error reply to the message that it answers. Requests whose message or reply is
+    lost are sent again (:class:`~coterie.server.exchange.Exchange`).
 
     Args:
-        grid: Flower's, whose ``send_and_receive`` goes by its other methods.
+        grid: Flower's.
     """
     over_http = isinstance(grid, HttpGrid)
     pull = _persist(_pull_safely(grid.pull_messages) if over_http else grid.pull_messages, "replies cannot be had")
@@ -54,6 +53,8 @@ def persistent(grid: Grid) -> Grid:
         ("pull_messages", _one_by_one(pull) if over_http else pull),
     ):
         setattr(grid, name, call)
+    exchange = Exchange(grid.push_messages, grid.pull_messages, in_order=over_http)
+    grid.send_and_receive = exchange.send_and_receive  # type: ignore[method-assign]
     return grid
 
 
@@ -81,25 +82,9 @@ def _pull_safely(pull: Callable[..., Iterable[Message]]) -> Callable[[list[str]]
             raise
         except Exception as error:
             reason = printable(f"the reply cannot be read: {type(error).__name__}: {error}")
-            return [_error_reply(message_ids[0], reason)]
+            return [error_reply(message_ids[0], reason)]
 
     return pull_one
-
-
-def _error_reply(message_id: str, reason: str) -> Message:
-    """An error in place of the reply to a message, as Flower's grid makes it for replies that are lost."""
-    metadata = Metadata(
-        run_id=0,
-        message_id="",
-        src_node_id=SUPERLINK_NODE_ID,
-        dst_node_id=SUPERLINK_NODE_ID,
-        reply_to_message_id=message_id,
-        group_id="",
-        created_at=time.time(),
-        ttl=0,
-        message_type=SYSTEM_MESSAGE_TYPE,
-    )
-    return make_message(metadata=metadata, error=Error(ErrorCode.UNKNOWN, reason))
 
 
 def _persist(call: Callable[..., T], failed: str) -> Callable[..., T]:

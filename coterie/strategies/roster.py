@@ -15,6 +15,8 @@ from coterie.logs import printable
 from coterie.messages import IDENTITY, REPLY
 
 _POLL_SECONDS = 0.5
+# Longest wait for answers before silent nodes are asked again.
+_ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Roster:
 
     Args:
         clients: M; clients are 0 to M-1.
-        wait: seconds to wait for them, and for a node to say who it is.
+        wait: seconds to wait for them.
 
     Attributes:
         nodes: node id of every client that is here and that one node alone claims.
@@ -51,25 +53,32 @@ class Roster:
     def wait_for(self, grid: Grid, least: int, among: Collection[int] | None = None) -> bool:
         """Whether so many clients are here, of some or of all, before the time to wait is over."""
         wanted = range(self.clients) if among is None else among
-        deadline = time.monotonic() + self.wait
-        self.greet(grid)
-        while not (enough := sum(client in self.nodes for client in wanted) >= least) and time.monotonic() <= deadline:
+        deadline, enough = time.monotonic() + self.wait, False
+        while True:
+            enough = sum(client in self.nodes for client in wanted) >= least
+            self.greet(grid, deadline - time.monotonic(), patient=not enough)
+            enough = sum(client in self.nodes for client in wanted) >= least
+            if enough or time.monotonic() > deadline:
+                return enough
             time.sleep(_POLL_SECONDS)
-            self.greet(grid, again=True)
-        return enough
 
-    def greet(self, grid: Grid, again: bool = False) -> None:
-        """Ask the nodes that came since the last time who they are, and forget those that went.
+    def greet(self, grid: Grid, timeout: float, patient: bool = True) -> None:
+        """Ask the nodes that are here and have not said yet who they are, and forget those that went.
+
+        A message can be lost: who gave no answer is asked again in every round. A late answer counts too.
 
         Args:
             grid: to the nodes.
-            again: ask those too that gave no answer.
+            timeout: seconds to wait for answers, a minute's half at most.
+            patient: wait for nodes that were asked before, too.
         """
         here = sorted(set(grid.get_node_ids()))
-        new = [node for node in here if node not in self._claims or (again and self._claims[node] is None)]
+        new = any(node not in self._claims for node in here)
         self._claims = {node: self._claims.get(node) for node in here}
-        messages = [Message(RecordDict(), dst_node_id=node, message_type=IDENTITY) for node in new]
-        replies = list(grid.send_and_receive(messages, timeout=self.wait)) if messages else []
+        silent = [node for node, claim in self._claims.items() if claim is None]
+        messages = [Message(RecordDict(), dst_node_id=node, message_type=IDENTITY) for node in silent]
+        seconds = max(0.0, min(timeout, _ANSWER_SECONDS)) if new or patient else 0.0
+        replies = list(grid.send_and_receive(messages, timeout=seconds)) if messages else []
         # The SuperLink checks to which message a reply belongs; its src_node_id is whatever the sender wrote.
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         for reply in replies:

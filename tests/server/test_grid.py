@@ -150,8 +150,11 @@ class Served:
     def ConfirmMessageReceived(self, request):  # noqa: N802
         return self._handle(runtime_handlers.confirm_message_received, request)
 
-    def reply(self, question, content, spoil=lambda contents: contents, **written):
-        """Store a node's reply; ``spoil`` changes its objects, ``written`` the metadata in them, not the envelope."""
+    def reply(self, question, content, spoil=lambda contents: contents, uploads=True, **written):
+        """Store a node's reply; ``spoil`` changes its objects, ``written`` the metadata in them, not the envelope.
+
+        If it does not upload, the SuperLink has the envelope alone.
+        """
         reply = Message(content, reply_to=question)
         envelope = message_to_proto(remove_content_from_message(reply))
         for name, value in written.items():
@@ -163,7 +166,7 @@ class Served:
         session = self.state.start_session(self.run)
         tree = ObjectTree(object_id=top, children=children)
         self.state.store_message_and_object_tree(message_from_proto(envelope), tree, session)
-        for key, part in objects.items():
+        for key, part in objects.items() if uploads else ():
             assert self.state.store_object(self.run, session, key, part)
 
 
@@ -222,6 +225,21 @@ def test_a_reply_that_cannot_be_read_costs_one_reply(served, slept, bad, caplog)
 
 
 @no_path_separator
+@pytest.mark.parametrize("stalled", [0, 2])
+def test_a_reply_whose_upload_stalls_holds_up_no_other(served, monkeypatch, stalled):
+    """Flower waits up to three minutes for its objects."""
+    monkeypatch.setattr("coterie.server.exchange._LOOK", 0.2)
+    link = served(3)
+    grid, sent = persistent(link.grid()), questions(link.nodes)
+    replies = grid.send_and_receive(sent, timeout=0.0)
+    for i, question in enumerate(sent):
+        link.reply(question, RecordDict({"n": ConfigRecord({"n": i})}), uploads=i != stalled)
+    began = time.monotonic()
+    assert [reply.content["n"]["n"] for reply in replies] == [i for i in range(3) if i != stalled]
+    assert time.monotonic() - began < 30
+
+
+@no_path_separator
 def test_a_reply_belongs_to_the_message_that_the_superlink_checked(served):
     """A node writes into its reply that it comes from another node, as the reply to that node's message."""
     link = served(2)
@@ -239,7 +257,7 @@ def test_a_reply_belongs_to_the_message_that_the_superlink_checked(served):
 def test_replies_that_were_lost_on_their_way_are_told_from_those_that_came(slept):
     died = OSError("the SuperLink died after it took them for delivered")
     link = SuperLink(pull=[None, None, died, None, died])
-    replies = persistent(link).send_and_receive(questions(), timeout=60.0)
+    replies = list(persistent(link).send_and_receive(questions(), timeout=60.0))
     assert answered(replies) == {"to 1": False, "to 2": False}
     assert {reply.error.code for reply in replies} == {ErrorCode.MESSAGE_UNAVAILABLE}
 

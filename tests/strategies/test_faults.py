@@ -59,6 +59,25 @@ def test_a_node_that_does_not_say_who_it_is_is_asked_again_while_the_run_waits()
     assert len(grid.asked) == 8
 
 
+@pytest.mark.parametrize("plan", [nothing, private])
+def test_a_node_whose_introductions_are_lost_takes_part_as_soon_as_one_comes_through(plan):
+    class Shy(Stub):
+        greeted = 0
+
+        def _answers(self, questions):
+            for message in questions:
+                if message.metadata.message_type != "train" and message.metadata.dst_node_id == 8:
+                    self.greeted += 1
+                    if self.greeted <= 3:  # two before round 1, one before round 2
+                        continue
+                yield from super()._answers([message])
+
+    grid = Shy()
+    start(grid, plan(rounds=4), rounds=4)
+    assert [grid.asked.count(client) for client in range(8)] == [4] * 7 + [2]
+    assert grid.greeted == 4
+
+
 def test_messages_live_as_long_as_the_round():
     grid = Faulty(())
     strategy = FedAvg(nothing(), wait=0.0, evaluate_every=0)

@@ -1,0 +1,331 @@
+"""A deployed federation on this machine: do rounds end, how long do they take, and is a node left out?
+
+    python benchmarks/load.py [--nodes 30] [--rounds 3] [--unit none|record]
+    python benchmarks/load.py --churn --rounds 20 --nodes 8 [--away 0.25]
+
+Starts a SuperLink with TLS, SuperNode authentication and a SQLite database, and one SuperNode for each client, as
+``coterie client`` does, all as processes of this machine, the SuperNodes at a lower priority; then runs FedAvg on a
+linear model. With ``--churn`` a share of the nodes stops (SIGTERM) in the middle of each round. Every second of these
+starts again at once, the others when the round has ended.
+
+Prints seconds per round, the peak of the proportional set size (PSS) in sum and by program, the
+rounds in which each node took part, and the nodes that took part in none of the last ``--window`` rounds.
+"""
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.deploy import Edge, command, create, environment
+
+ROOT, BIN = Path(__file__).resolve().parents[1], Path(sys.executable).parent
+SHAPE, CLASSES, RECORDS = "1x8x8", 10, 60
+# Lines of a SuperNode's log: the round of the message that it sends next, and that the SuperLink has it.
+ROUND, SENDING, SENT = re.compile(r"\[RUN \d+, ROUND (\d+)\]"), re.compile(r"Sending: (\S+)"), "Sent successfully"
+# Counted in the logs of SuperLink and SuperNodes.
+TROUBLES = ("database is locked", "Internal server error")
+
+
+class Memory(threading.Thread):
+    """The proportional set size of this process's descendants, by program: the largest sum that was seen.
+
+    Args:
+        seconds: between two looks.
+    """
+
+    def __init__(self, seconds: float = 2.0) -> None:
+        super().__init__(daemon=True)
+        self.peak: collections.Counter[str] = collections.Counter()
+        self._seconds, self._done = seconds, threading.Event()
+
+    def run(self) -> None:
+        while not self._done.wait(self._seconds):
+            now = self._look()
+            if now.total() > self.peak.total():
+                self.peak = now
+
+    def stop(self) -> None:
+        self._done.set()
+        self.join()
+
+    @staticmethod
+    def _look() -> collections.Counter[str]:
+        parents: dict[int, int] = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        found: collections.Counter[str] = collections.Counter()
+        for pid in parents:
+            ancestor = pid
+            while ancestor in parents and ancestor != os.getpid():
+                ancestor = parents[ancestor]
+            if ancestor != os.getpid() or pid == os.getpid():
+                continue
+            with contextlib.suppress(OSError, StopIteration):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                pss = next(line for line in lines if line.startswith("Pss:"))
+                name = next((Path(word).name for word in words if Path(word).name.startswith("fl")), "superlink")
+                found[name] += int(pss.split()[1]) // 1024
+        return found
+
+
+class Federation:
+    """SuperLink and SuperNodes, ended with all that they started.
+
+    Args:
+        folder: of keys, data, states, logs and the run.
+        nodes: number of SuperNodes.
+        database: whether the SuperLink keeps its state in a file, not in memory.
+        plain: start flower-superlink, not coterie superlink.
+    """
+
+    def __init__(self, folder: Path, nodes: int, database: bool, plain: bool) -> None:
+        self.folder, self.nodes = folder, nodes
+        self.port, self.fleet, *self._ports = _free_ports(nodes + 2)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        create(folder / "pki", nodes, ["localhost"])
+        home = folder / "flwr"
+        home.mkdir()
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "load"\n[superlink.load]\naddress = "localhost:{self.port}"\n'
+            f'root-certificates = "{folder}/pki/ca.crt"\n'
+        )
+        self.variables = _variables(home)
+        pki, rng = folder / "pki", np.random.default_rng(0)
+        for i in range(nodes):
+            own = folder / f"client-{i}"
+            own.mkdir()
+            x = rng.integers(0, 256, (RECORDS, 1, 8, 8), np.uint8)
+            np.savez(own / "train.npz", x=x, y=np.arange(RECORDS) % CLASSES)
+        words = ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.crt"]
+        words += ["--ssl-keyfile", pki / "server.key", "--enable-supernode-auth", "--host", "127.0.0.1"]
+        words += ["--port", self.port, "--fleet-api-address", f"127.0.0.1:{self.fleet}", "--isolation", "subprocess"]
+        words += ["--database", folder / "superlink.db"] if database else []
+        program = [str(BIN / "flower-superlink")] if plain else [sys.executable, "-m", "coterie.cli", "superlink"]
+        self._start("superlink", [*program, *map(str, words)], self.variables)
+        _until(lambda: _open(self.fleet) and _open(self.port), 120)
+
+    def _start(self, name: str, words: list[str], variables: dict[str, str]) -> None:
+        with (self.folder / f"{name}.log").open("ab") as out:
+            self._processes[name] = subprocess.Popen(
+                words, env=variables, stdout=out, stderr=out, start_new_session=True
+            )
+
+    def flwr(self, *words: str) -> str:
+        done = subprocess.run(
+            [BIN / "flwr", *words], env=self.variables, cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
+        if done.returncode:
+            raise SystemExit(f"flwr {words[0]}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def register(self) -> None:
+        for i in range(self.nodes):
+            self.flwr(
+                "supernode", "register", str(self.folder / f"pki/nodes/node-{i}.pub"), "load", "--name", f"node-{i}"
+            )
+
+    def come(self, i: int) -> None:
+        """Start SuperNode i."""
+        edge = Edge(
+            superlink=f"localhost:{self.fleet}",
+            data=self.folder / f"client-{i}",
+            key=self.folder / f"pki/nodes/node-{i}.key",
+            ca=self.folder / "pki/ca.crt",
+            client_id=i,
+            state_dir=self.folder / f"state-{i}",
+            port=self._ports[i],
+        )
+        edge.state_dir.mkdir(exist_ok=True)
+        self._start(f"node-{i}", ["nice", "-n", "10", *command(edge)], _variables(Path(environment(edge)["FLWR_HOME"])))
+
+    def go(self, i: int, how: signal.Signals = signal.SIGTERM) -> None:
+        """End SuperNode i with all that it started."""
+        process = self._processes.pop(f"node-{i}")
+        process.send_signal(how)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def dead(self) -> list[str]:
+        """Programs that ended by themselves."""
+        return [name for name, process in self._processes.items() if process.poll() is not None]
+
+    def took_part(self, i: int) -> set[int]:
+        """Rounds of which the SuperLink has a reply to a training request of SuperNode i."""
+        number, kind, rounds = 0, "", set()
+        for line in (self.folder / f"node-{i}.log").read_text(errors="replace").splitlines():
+            if found := ROUND.search(line):
+                number = int(found[1])
+            elif found := SENDING.search(line):
+                kind = found[1]
+            elif SENT in line and kind == "train":
+                rounds.add(number)
+                kind = ""
+        return rounds
+
+
+def _variables(home: Path) -> dict[str, str]:
+    return os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+def _free_ports(number: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        return [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(number)]
+
+
+def _open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _until(happened: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > end:
+            raise SystemExit(f"nothing in {seconds:g} s")
+        time.sleep(0.5)
+
+
+def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """One run: what became of its rounds, its nodes and the memory."""
+    federation, memory = Federation(folder, chosen.nodes, not chosen.in_memory, chosen.plain), Memory()
+    out, rng = folder / "run", np.random.default_rng(chosen.seed)
+    lines: list[dict[str, Any]] = []
+    try:
+        federation.register()
+        for i in range(chosen.nodes):
+            federation.come(i)
+        memory.start()
+        settings = (
+            f'strategy="fedavg" clusters=1 dataset="own" input-shape="{SHAPE}" num-classes={CLASSES} model="linear" '
+            f'device="cpu" clients={chosen.nodes} privacy-unit="{chosen.unit}" '
+            f'batch-size=20 local-epochs=1 sampling-rate=1.0 rounds={chosen.rounds} evaluate="off" '
+            f'wait={chosen.wait} round-timeout={chosen.timeout} out="{out}"'
+            + (f" epsilon=8.0 samples-per-client={RECORDS}" if chosen.unit == "record" else "")
+        )
+        began, left = time.monotonic(), collections.Counter[int]()
+        away: list[int] = []
+        federation.flwr("run", ".", "load", "--run-config", settings)
+        failed = 0.0  # the last time when the run was asked for
+        while len(lines) < chosen.rounds and time.monotonic() - began < chosen.limit:
+            time.sleep(1.0)
+            there = _metrics(out)
+            if len(there) > len(lines) or (chosen.churn and not left and out.exists()):
+                for i in away:
+                    federation.come(i)
+                if chosen.churn and len(there) < chosen.rounds:
+                    away = [int(i) for i in rng.choice(chosen.nodes, round(chosen.away * chosen.nodes), replace=False)]
+                    for i in away:
+                        federation.go(i)
+                        left[i] += 1
+                    for i in away[::2]:
+                        federation.come(i)
+                    away = away[1::2]
+                for line in there[len(lines) :]:
+                    print(f"round {line['round']}: {json.dumps(line)}", file=sys.stderr)
+                lines = there
+            if time.monotonic() - failed > 15:
+                failed = time.monotonic()
+                (run,) = json.loads(federation.flwr("list", "load", "--format", "json"))["runs"]
+                if run["status"] == "finished:failed":
+                    raise SystemExit(federation.flwr("log", str(run["run-id"]), "load", "--show")[-3000:])
+            for name in federation.dead():
+                print(f"{name} ended by itself", file=sys.stderr)
+                if not name.startswith("node-"):
+                    raise SystemExit((folder / f"{name}.log").read_text()[-3000:])
+                federation.go(int(name[5:]))
+                federation.come(int(name[5:]))
+        ended = time.monotonic()
+        seconds = [round(float(str(line["seconds"])), 1) for line in lines]
+        took = {i: federation.took_part(i) for i in range(chosen.nodes)}
+        window = {int(str(line["round"])) for line in lines[-chosen.window :]}
+        memory.stop()
+        logs = "".join(file.read_text(errors="replace") for file in folder.glob("*.log"))
+        return {
+            "nodes": chosen.nodes,
+            "rounds": f"{len(lines)} of {chosen.rounds}",
+            "seconds in all": round(ended - began, 1),
+            "seconds per round": seconds,
+            "accepted replies": [line["replies"]["accepted"] for line in lines],
+            "clients present": [line["clients_present"] for line in lines],
+            "PSS peak, MB": memory.peak.total(),
+            "by program": dict(memory.peak),
+            "rounds of each node": [len(took[i]) for i in took],
+            "left out": [i for i in took if not took[i] & window],
+            "left": [left[i] for i in took],
+            "troubles": {trouble: logs.count(trouble) for trouble in TROUBLES},
+            "load average": os.getloadavg(),
+        }
+    finally:
+        federation.close()
+
+
+def _metrics(out: Path) -> list[dict[str, Any]]:
+    with contextlib.suppress(OSError):
+        lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    return []
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--unit", choices=("none", "record"), default="none")
+    parser.add_argument("--churn", action="store_true", help="nodes leave and return in each round")
+    parser.add_argument("--away", type=float, default=0.25, help="share of nodes that leave in a round")
+    parser.add_argument("--window", type=int, default=3, help="left out: misses the last so many rounds")
+    parser.add_argument("--wait", type=float, default=120.0)
+    parser.add_argument("--timeout", type=float, default=300.0, help="round-timeout")
+    parser.add_argument("--limit", type=float, default=570.0, help="seconds after which the measurement ends")
+    parser.add_argument("--in-memory", action="store_true", help="a SuperLink without a database file")
+    parser.add_argument("--plain", action="store_true", help="flower-superlink, not coterie superlink")
+    parser.add_argument("--keep", type=Path, help="a new folder for logs and the run, which is left there")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # SuperLink and SuperNodes end with this process
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = chosen.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for what, value in measure(chosen, folder.resolve()).items():
+            print(f"{json.dumps(what)}: {json.dumps(value)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""Requests to nodes and their replies where messages are lost between a SuperNode and the SuperLink.
+
+Flower's SuperNode drops a reply that the SuperLink did not accept, and forgets its message when it restarts; the
+SuperLink then waits for a reply that never comes. A SuperNode handles its messages one after another: if a message that
+was sent later has its reply and an earlier one has none, the earlier one is lost.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from flwr.app import ConfigRecord, Error, Message, Metadata, RecordDict
+from flwr.app.message import make_message
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE
+
+from coterie.messages import CONFIG, IDENTITY, RECORD_PLANS, REPLY
+
+_Key: TypeAlias = tuple[int, str, str, int]
+
+# Seconds between two looks for replies.
+_POLL = 3.0
+# Seconds without any reply after which silent nodes are probed, and after which a repeated request is sent again;
+# doubled each time, up to the second number.
+_PATIENCE, _MOST_PATIENCE = 30.0, 600.0
+# The same, in units of these, before the first reply: every node may need that long.
+_FIRST_REPLY = 4
+# Seconds for a look for one reply, before the next one is looked for.
+_LOOK = 2.0
+# How often a request is sent that is known to be lost.
+_ATTEMPTS = 3
+
+
+@dataclass
+class _Request:
+    """A message without a reply so far.
+
+    Attributes:
+        message: as the caller gave it; the reply is bound to it.
+        ids: of its copies in the SuperLink, the latest last; empty: the SuperLink did not accept it.
+        due: when it is sent again if the caller repeats it, as ``time.monotonic``.
+        pause: seconds between ``due`` and the time after it.
+        attempts: how often it was sent before it was known to be lost, and this time.
+        probes: ids of the messages that probe its node since then.
+        passed: the reply to one of them: the node is done with the request.
+        probe_due: when the node may be probed.
+        probe_pause: seconds from there to the next probe, which can be lost as well.
+    """
+
+    message: Message
+    ids: list[str] = field(default_factory=list)
+    due: float = 0.0
+    pause: float = _PATIENCE
+    attempts: int = 1
+    probes: list[str] = field(default_factory=list)
+    passed: Message | None = None
+    probe_due: float = 0.0
+    probe_pause: float = 2 * _PATIENCE
+
+
+class Exchange:
+    """``send_and_receive`` of a grid, where any message can be lost.
+
+    - A request that the caller repeats (same node, type and content) is sent again after a pause; until then its reply
+      is waited for. A late reply to any copy of a request is its reply.
+    - If no reply has come for some time, silent nodes are probed: a node that has replied to the probe, and not to the
+      request, has lost the request. It is sent again, a bounded number of times, and then has an error for a reply. A
+      node that is slow does no work twice: the probe waits behind the request.
+
+    At record level a second reply is a second release, unless the client replays the first one, as its reply to the
+    probe declares; the requests of other clients are not sent again. Nothing is logged: at client level the log would
+    reveal who takes part.
+
+    Args:
+        push: sends messages, and returns their ids in order; None for one that the SuperLink does not accept.
+        pull: the replies to some ids.
+        in_order: whether nodes handle their messages one after another, so that probes find what was lost.
+    """
+
+    def __init__(
+        self,
+        push: Callable[[list[Message]], Iterable[str | None]],
+        pull: Callable[[list[str]], Iterable[Message]],
+        *,
+        in_order: bool,
+    ) -> None:
+        self._push, self._pull, self._in_order = push, _Pulls(pull), in_order
+        self._open: dict[_Key, _Request] = {}
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Send messages now; their replies as they come.
+
+        Args:
+            messages: to nodes.
+            timeout: seconds to wait for replies; None: until all are there.
+        """
+        now = time.monotonic()
+        asked: dict[_Key, _Request] = {}
+        for message in messages:
+            key = _key(message)
+            request = asked[key] = self._open.get(key) or _Request(message)
+            if request.ids:
+                message.metadata.__dict__["_message_id"] = request.ids[-1]
+                request.message = message
+        # Requests that are not repeated by now never will be, but for introductions.
+        self._open = {key: request for key, request in self._open.items() if key[1] == IDENTITY} | asked
+        due = [request for request in asked.values() if now >= request.due]
+        self._send([(request, request.message) for request in due], now)
+        for request in due:
+            request.due, request.pause = now + request.pause, min(2 * request.pause, _MOST_PATIENCE)
+        return self._replies(asked, now, math.inf if timeout is None else timeout)
+
+    def _send(self, sent: Sequence[tuple[_Request, Message]], now: float) -> None:
+        """Send copies of requests, in one call."""
+        if not sent:
+            return
+        ids = list(self._push([message for _, message in sent]))
+        ids += [None] * (len(sent) - len(ids))
+        for (request, _), message_id in zip(sent, ids, strict=True):
+            request.ids += [message_id] if message_id else []
+            request.probes, request.passed = [], None
+            request.probe_due, request.probe_pause = now + _PATIENCE, 2 * _PATIENCE
+
+    def _replies(self, asked: dict[_Key, _Request], started: float, timeout: float) -> Iterator[Message]:
+        latest, patience = (
+            started,
+            _FIRST_REPLY * _PATIENCE,
+        )  # since when there was no reply; how long there may be none
+        while asked:
+            self._look_for_probes(asked)  # before the requests: what a probe waits behind has come then, or never will
+            for key, request in list(asked.items()):
+                reply = self._reply(request)
+                if reply is None and request.passed and not self._pull.busy(request.ids[-1]):
+                    reply = self._lost(request, request.passed)
+                if reply is not None:
+                    reply.metadata.__dict__["_reply_to_message_id"] = request.message.metadata.message_id
+                    latest, patience = time.monotonic(), _PATIENCE
+                    del asked[key]
+                    self._open.pop(key, None)
+                    yield reply
+            now = time.monotonic()
+            if not asked or now - started >= timeout:
+                return
+            if self._in_order and now - latest >= patience:
+                self._send_probes(asked, now)
+            time.sleep(min(_POLL, max(0.0, timeout - (now - started))))
+
+    def _reply(self, request: _Request) -> Message | None:
+        """The reply to any copy of a request; an error counts for the latest copy alone."""
+        if not request.ids:
+            return error_reply("", "the SuperLink did not accept the message", ErrorCode.NODE_UNAVAILABLE)
+        for message_id in list(request.ids):
+            for reply in self._pull(message_id):
+                if not reply.has_error() or message_id == request.ids[-1]:
+                    return reply
+                request.ids.remove(message_id)
+        return None
+
+    def _send_probes(self, asked: dict[_Key, _Request], now: float) -> None:
+        silent = [request for (_, verb, *_), request in asked.items() if verb != IDENTITY and now >= request.probe_due]
+        probes = [
+            Message(RecordDict(), request.message.metadata.dst_node_id, IDENTITY, ttl=request.message.metadata.ttl)
+            for request in silent
+        ]
+        if probes:
+            for request, probe in zip(silent, self._push(probes), strict=False):
+                request.probes += [probe] if probe else []
+                request.probe_due, request.probe_pause = now + request.probe_pause, 2 * request.probe_pause
+
+    def _look_for_probes(self, asked: dict[_Key, _Request]) -> None:
+        for request in asked.values():
+            for probe in list(request.probes):
+                for reply in self._pull(probe):
+                    request.probes.remove(probe)
+                    if not reply.has_error():  # of the SuperLink perhaps: it tells nothing of the request
+                        request.passed = reply
+
+    def _lost(self, request: _Request, probe: Message) -> Message | None:
+        """Send a request again whose node has replied to a later probe; an error instead of a reply if it cannot be."""
+        old = request.message
+        config = old.content.get(CONFIG)
+        paid = isinstance(config, ConfigRecord) and RECORD_PLANS in config
+        if request.attempts >= _ATTEMPTS or (paid and not _replays(probe)):
+            return error_reply("", "the message or its reply was lost", ErrorCode.MESSAGE_UNAVAILABLE)
+        request.attempts += 1
+        known = old.metadata
+        copy = Message(old.content, known.dst_node_id, known.message_type, group_id=known.group_id, ttl=known.ttl)
+        self._send([(request, copy)], time.monotonic())
+        return None
+
+
+class _Pulls:
+    """Replies, one by one: a reply whose upload stalls holds up no other.
+
+    Args:
+        pull: the replies to some ids.
+    """
+
+    def __init__(self, pull: Callable[[list[str]], Iterable[Message]]) -> None:
+        self._pull = pull
+        self._running: dict[str, tuple[Future[list[Message]], float]] = {}
+
+    def busy(self, message_id: str) -> bool:
+        """Whether a reply is on its way, and not for long."""
+        return message_id in self._running and time.monotonic() - self._running[message_id][1] < _PATIENCE
+
+    def __call__(self, message_id: str) -> list[Message]:
+        """The reply to a message; empty if it is not here yet."""
+        seconds = 0.0
+        if message_id not in self._running:
+            self._running[message_id], seconds = (self._started(message_id), time.monotonic()), _LOOK
+        future, _ = self._running[message_id]
+        if not wait([future], seconds).done:
+            return []
+        del self._running[message_id]
+        return future.result()
+
+    def _started(self, message_id: str) -> Future[list[Message]]:
+        future: Future[list[Message]] = Future()
+
+        def pull() -> None:
+            try:
+                future.set_result(list(self._pull([message_id])))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=pull, daemon=True).start()
+        return future
+
+
+def _key(message: Message) -> _Key:
+    """What a repeated request has in common with the first one."""
+    known, content = message.metadata, message.content
+    return known.dst_node_id, known.message_type, known.group_id, id(content) if content else 0
+
+
+def _replays(probe: Message) -> bool:
+    """Whether a client declares that it replays its reply to a repeated request."""
+    content = probe.content if probe.has_content() else None
+    record = content.get(REPLY) if isinstance(content, RecordDict) else None
+    return isinstance(record, ConfigRecord) and record.get("repeats") is True
+
+
+def error_reply(message_id: str, reason: str, code: int = ErrorCode.UNKNOWN) -> Message:
+    """An error in place of the reply to a message, as Flower's grid makes it for replies that are lost."""
+    metadata = Metadata(
+        run_id=0,
+        message_id="",
+        src_node_id=SUPERLINK_NODE_ID,
+        dst_node_id=SUPERLINK_NODE_ID,
+        reply_to_message_id=message_id,
+        group_id="",
+        created_at=time.time(),
+        ttl=0,
+        message_type=SYSTEM_MESSAGE_TYPE,
+    )
+    return make_message(metadata=metadata, error=Error(code, reason))
