@@ -16,7 +16,7 @@ from coterie.cli import listings, privacy
 from coterie.cli.audit import audit
 from coterie.cli.bench import bench
 from coterie.cli.certs import certs
-from coterie.cli.client import client
+from coterie.cli.client import client, fab_hash
 from coterie.cli.run import run
 from coterie.cli.status import status
 
@@ -36,6 +36,7 @@ for command in (
     bench,
     certs,
     client,
+    fab_hash,
     status,
 ):
     cli.command()(command)
