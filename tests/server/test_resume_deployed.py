@@ -1,5 +1,7 @@
 """Runs of deployed clients at record level whose server dies: resumed, they have all rounds, and pay once for each."""
 
+import os
+
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
@@ -131,3 +133,15 @@ def test_another_question_of_the_same_round_is_charged(clients, tmp_path, monkey
         finish(folder, Deployed(clients))
     assert paid(path / "ledger.jsonl") == [1, 2, 2]
     assert paid(clients / "0" / "client-0.ledger.jsonl") == [1, 2, 2]
+
+
+def test_what_a_client_keeps_is_for_its_user_alone(clients, tmp_path):
+    before = os.umask(0)
+    try:
+        finish(RunFolder.create(tmp_path / "run", RunConfig({**SETTINGS, **LCFL})), Deployed(clients))
+    finally:
+        os.umask(before)
+    kept = [path for path in clients.rglob("*") if path.name != "own.npz" and path.parent != clients]
+    assert {"client-0.ledger.jsonl", "client-0.answers", "lock"} <= {path.name for path in kept}
+    assert {path.stat().st_mode & 0o777 for path in kept if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in kept if path.is_file()} == {0o600}
