@@ -24,6 +24,7 @@ test: $(READY)
 test-deployment: $(READY)
 	$(BIN)/python -m pytest -m deployment -rs tests/deployment
 
+# KEYS=delete or KEYS=keep: what becomes of the keys that were made for it; a terminal is asked.
 deploy-demo:
 	docker/demo.sh
 
