@@ -17,6 +17,7 @@ from coterie.cli.audit import audit
 from coterie.cli.bench import bench
 from coterie.cli.certs import certs
 from coterie.cli.client import client, fab_hash
+from coterie.cli.purge import purge
 from coterie.cli.run import run
 from coterie.cli.status import status
 
@@ -37,6 +38,7 @@ for command in (
     certs,
     client,
     fab_hash,
+    purge,
     status,
 ):
     cli.command()(command)

@@ -4,6 +4,7 @@ from coterie.deploy.app import Bundle, bundle
 from coterie.deploy.certificates import Made, add_nodes, create, renew_server
 from coterie.deploy.edge import Check, Edge, checks, command, default_state_dir, environment, start
 from coterie.deploy.errors import DeployError
+from coterie.deploy.purge import Purged, purge
 from coterie.deploy.status import Node, Run, Status, ask
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Edge",
     "Made",
     "Node",
+    "Purged",
     "Run",
     "Status",
     "add_nodes",
@@ -23,6 +25,7 @@ __all__ = [
     "create",
     "default_state_dir",
     "environment",
+    "purge",
     "renew_server",
     "start",
 ]
