@@ -4,13 +4,15 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Versions and hashes of all that is installed, but for PyTorch; LOCK= takes the newest that pyproject.toml allows.
+LOCK   ?= requirements-dev.lock
 
 export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-slow test-all test-deployment deploy-demo lint clean
+.PHONY: demo test test-slow test-all test-deployment deploy-demo lint lock licences sbom clean
 
 demo: $(READY)
 	$(BIN)/coterie run
@@ -27,6 +29,7 @@ test-all: test test-slow
 test-deployment: $(READY)
 	$(BIN)/python -m pytest -m deployment -rs tests/deployment
 
+# KEYS=delete or KEYS=keep: what becomes of the keys that were made for it; a terminal is asked.
 deploy-demo:
 	docker/demo.sh
 
@@ -35,12 +38,38 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Renews both lock files, once a month and before a release; needs a package registry. PyTorch has other files for every device, so it is not locked.
+UNLOCKED := torch torchvision triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cccl \
+  nvidia-cuda-cupti nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand \
+  nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
+COMPILE   = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
+  --no-emit-index-url --no-header $(UNLOCKED:%=--no-emit-package %) pyproject.toml
+
+lock: $(READY)
+	mkdir -p build
+	$(COMPILE) --extra metrics --extra parquet --output-file build/requirements.lock
+	$(COMPILE) --extra dev --constraint build/requirements.lock --output-file build/requirements-dev.lock
+	for each in requirements.lock requirements-dev.lock; do \
+	  { echo "# Renewed by make lock on $$(date -u +%F)."; cat build/$$each; } > $$each || exit; done
+	@echo "now: make clean, make licences lint test, and commit the lock files with docs/dependencies.md"
+
+licences: $(READY)
+	$(BIN)/python -m tests.licences
+
+# Of what is installed in $(VENV), in CycloneDX; the tool has an environment of its own.
+sbom: $(READY)
+	$(PYTHON) -m venv build/cyclonedx
+	build/cyclonedx/bin/python -m pip install --quiet 'cyclonedx-bom>=7,<8'
+	build/cyclonedx/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/sbom.cdx.json $(BIN)/python
+	@echo "build/sbom.cdx.json"
+
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache *.egg-info
 	find coterie tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(LOCK)
 	@echo "installing Coterie and what it needs into $(VENV) (a few minutes, once)"
 	$(PYTHON) -m venv $(VENV)
+	$(if $(LOCK),$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement $(LOCK))
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@

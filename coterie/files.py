@@ -1,4 +1,8 @@
-"""Reading files that may be damaged: regular files only, of bounded size, and every error is one line."""
+"""Reading files that may be damaged: regular files only, of bounded size, and every error is one line.
+
+What a run or a client writes is for its user alone: new files have mode 0600, new folders 0700, whatever the umask.
+Files and folders that exist keep their modes, so that their owner may share them.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,13 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 #: Bytes of the largest file that is read.
 LARGEST = 1 << 30
+
+#: Mode of a new file.
+PRIVATE = 0o600
 
 _KINDS: Mapping[int, str] = {
     stat.S_IFDIR: "a directory",
@@ -39,7 +46,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         FileError: it cannot be opened, or it is a directory, a FIFO, a device or a socket, or too large.
     """
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE)
     except OSError as error:
         what = "read" if flags == os.O_RDONLY else "written"
         raise FileError(f"{path} cannot be {what}: {error.strerror or error}") from None
@@ -53,6 +60,16 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         os.close(descriptor)
         raise FileError(f"{path} cannot be read: {problem}")
     return descriptor
+
+
+def open_private(path: Path, mode: str) -> IO[Any]:
+    """:func:`open`, where a new file is for its user alone."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, PRIVATE))
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder for its user alone, and what is missing above it; leave it as it is if it exists."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def read_bytes(path: Path, most: int = LARGEST) -> bytes:

@@ -1,7 +1,18 @@
 #!/bin/sh
 # `make deploy-demo`: a SuperLink, a ServerApp and three clients with their own data, each in its container; three
-# rounds with record-level privacy; the result is left in docker/demo/out. Everything is taken down in the end.
+# rounds with record-level privacy; the result is left in docker/demo/out. Everything is taken down in the end; the keys
+# that were made for it are kept (--keep-keys), deleted (--delete-keys), or a terminal is asked. KEYS=keep|delete is the same.
 set -eu
+umask 077
+keys=${KEYS:-ask}
+for option in "$@"; do
+  case $option in
+    --keep-keys) keys=keep ;;
+    --delete-keys) keys=delete ;;
+    *) echo "$option: the options are --keep-keys and --delete-keys" >&2; exit 2 ;;
+  esac
+done
+case $keys in ask|keep|delete) ;; *) echo "KEYS=$keys: must be keep or delete" >&2; exit 2 ;; esac
 cd "$(dirname "$0")"
 out=$PWD/demo/out
 [ ! -e "$out" ] || { echo "$out is there: move it away, or remove it with its secrets" >&2; exit 1; }
@@ -32,3 +43,16 @@ say "result"
 [ -s "$out/runs/demo/result.json" ] || { echo "the run left no result; see the log above" >&2; exit 1; }
 coterie coterie report /out/runs/demo --out /out/runs/demo/report.html
 echo "models, certificate and page are in docker/demo/out/runs/demo"
+say "keys"
+echo "certificates and private keys of this demo are in $SECRETS"
+if [ "$keys" = ask ] && [ -t 0 ] && [ -t 1 ]; then
+  printf 'delete them? [y/N] '
+  read -r answer || answer=
+  case $answer in [yY]*) keys=delete ;; esac
+fi
+if [ "$keys" = delete ]; then
+  rm -rf "$SECRETS"
+  echo "they are deleted"
+else
+  echo "nothing uses them any more; delete them with: rm -rf '$SECRETS'"
+fi

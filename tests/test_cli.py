@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -410,3 +411,33 @@ def test_a_run_at_record_level_resumes_with_what_it_found(coterie, tmp_path):
     assert folder.resumed.kept["pi"].shape == (12, 2)
     assert folder.resumed.kept["switch"][0] == document(whole[1])["notes"]["switch_round"]
     folder.close()
+
+
+def modes(path):
+    """Permissions of a folder and everything below, in octal."""
+    return {str(p.relative_to(path)): f"{p.stat().st_mode & 0o777:o}" for p in [path, *path.rglob("*")]}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_a_run_folder_is_for_its_user_alone(coterie, tmp_path, umask):
+    out = tmp_path / "made" / "run"
+    before = os.umask(umask)
+    try:
+        more = settings(strategy="fedper", clusters=1, evaluate="diagnostic", model="mlp-32")
+        assert coterie("run", *more, "--out", out)[0] == 0
+    finally:
+        os.umask(before)
+    found = modes(out)
+    assert {"ledger.jsonl", "checkpoint/state.safetensors", "diagnostics.jsonl", "report.html"} < set(found)
+    assert any(name.startswith("clients/") for name in found)
+    assert found == {name: "700" if (out / name).is_dir() else "600" for name in found}
+
+
+def test_an_owner_may_share_a_run_folder(coterie, tmp_path):
+    out = tmp_path / "run"
+    assert coterie("run", *settings(), "--out", out)[0] == 0
+    subprocess.run(["chmod", "-R", "g+rX", out], check=True)
+    shared = modes(out)
+    assert set(shared.values()) == {"750", "640"}
+    assert coterie("report", out, "--out", out / "report.html")[0] == 0
+    assert modes(out) == shared

@@ -16,7 +16,8 @@ from coterie.cli import listings, privacy
 from coterie.cli.audit import audit
 from coterie.cli.bench import bench
 from coterie.cli.certs import certs
-from coterie.cli.client import client
+from coterie.cli.client import client, fab_hash
+from coterie.cli.purge import purge
 from coterie.cli.run import run
 from coterie.cli.status import status
 from coterie.cli.superlink import superlink
@@ -37,6 +38,8 @@ for command in (
     bench,
     certs,
     client,
+    fab_hash,
+    purge,
     status,
 ):
     cli.command()(command)

@@ -1,4 +1,4 @@
-"""``coterie client``."""
+"""``coterie client`` and ``coterie fab-hash``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.cli.console import console_for
+from coterie.cli.console import JsonFlag, console_for, print_json
 
 if TYPE_CHECKING:
     from coterie.deploy import Edge
@@ -43,6 +43,12 @@ def client(
     ] = None,
     budget_file: Annotated[
         Path | None, typer.Option(help="Where this client counts what it spends; default: beside the data.")
+    ] = None,
+    fab_hash: Annotated[
+        str | None, typer.Option(metavar="HASH", help="The only app that may run here, as coterie fab-hash prints it.")
+    ] = None,
+    trusted_entities: Annotated[
+        Path | None, typer.Option(help="Of flower-supernode: a YAML file of keys; one must have signed the app.")
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Look whether all is well, and stop.")] = False,
     assignments: Annotated[
@@ -82,6 +88,8 @@ def client(
         num_classes=num_classes,
         value_range=value_range,
         budget_file=budget_file,
+        fab_hash=fab_hash,
+        trusted_entities=trusted_entities,
         settings=settings,
         isolation=isolation,
         port=port,
@@ -101,6 +109,20 @@ def client(
         return
     sys.stdout.flush()
     deploy.start(edge)
+
+
+def fab_hash(
+    app: Annotated[Path, typer.Argument(metavar="APP", help="A checkout, or a .fab file.")] = Path(),
+    as_json: JsonFlag = False,
+) -> None:
+    """Print the hash of the app that flwr run APP sends, for coterie client --fab-hash."""
+    from coterie import deploy
+
+    found = deploy.bundle(app)
+    if as_json:
+        print_json({"hash": found.hash, "id": found.id, "version": found.version, "files": dict(found.files)})
+    else:
+        print(found.hash)
 
 
 def _describe(path: str, edge: Edge) -> str:

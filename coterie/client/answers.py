@@ -19,6 +19,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from google.protobuf.message import DecodeError
 
 from coterie.client.memory import ClientError
+from coterie.files import open_private, private_folder
 from coterie.messages import CONFIG
 from coterie.wire import digest
 
@@ -33,12 +34,12 @@ class Answers:
 
     def __init__(self, folder: Path, client_id: int) -> None:
         self._folder = folder / f"client-{client_id}.answers"
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """While another app of this client answers, wait: an app can outlive the SuperNode that asked it."""
-        with (self._folder / "lock").open("w") as file:
+        with open_private(self._folder / "lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -62,7 +63,7 @@ class Answers:
     def keep(self, verb: str, question: RecordDict, answer: RecordDict) -> None:
         """Add an answer, and forget those of other rounds; atomically, on disk when this returns."""
         name, temporary = _name(verb, question), self._folder / "new"
-        with temporary.open("wb") as file:
+        with open_private(temporary, "wb") as file:
             file.write(recorddict_to_proto(answer).SerializeToString())
             file.flush()
             os.fsync(file.fileno())

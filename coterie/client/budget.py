@@ -21,7 +21,7 @@ from flwr.common.logger import log
 
 from coterie.client.memory import ClientError
 from coterie.client.task import Client
-from coterie.files import FileError, read_bytes
+from coterie.files import FileError, private_folder, read_bytes
 from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, RecordPlan, read_ledger
 from coterie.privacy.ledger import count_of, event_of
 
@@ -68,7 +68,7 @@ def spend(client: Client, folder: Path | None, plan: RecordPlan, round: int, eve
 
 
 def _open(client: Client, folder: Path, plan: RecordPlan) -> ClientLedger:
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     own = folder / f"client-{client.client_id}.ledger.jsonl"
     if client.budget is None:
         return ClientLedger(plan.delta, plan.epsilon, own, plan.accountant)
@@ -76,7 +76,7 @@ def _open(client: Client, folder: Path, plan: RecordPlan) -> ClientLedger:
     path = budget_path(client, folder)
     if path is None:
         return ClientLedger(delta, epsilon, own)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     ledger = ClientLedger(delta, epsilon, path)
     try:
         _take_over(own, ledger)

@@ -14,6 +14,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from coterie.files import open_private, private_folder
+
 
 class ClientError(RuntimeError):
     """A client that cannot do what it was asked."""
@@ -47,9 +49,10 @@ class Memory:
     def write(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
         """Replace everything, atomically."""
         path = self._file()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_bytes(save({name: np.ascontiguousarray(values) for name, values in arrays.items()}))
+        with open_private(temporary, "wb") as file:
+            file.write(save({name: np.ascontiguousarray(values) for name, values in arrays.items()}))
         os.replace(temporary, path)
 
     def _file(self) -> Path:

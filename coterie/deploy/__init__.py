@@ -1,25 +1,31 @@
 """Clients and servers on machines of their own: their certificates and keys, how a client is started, what goes on."""
 
+from coterie.deploy.app import Bundle, bundle
 from coterie.deploy.certificates import Made, add_nodes, create, renew_server
 from coterie.deploy.edge import Check, Edge, checks, command, default_state_dir, environment, start
 from coterie.deploy.errors import DeployError
+from coterie.deploy.purge import Purged, purge
 from coterie.deploy.status import Node, Run, Status, ask
 
 __all__ = [
+    "Bundle",
     "Check",
     "DeployError",
     "Edge",
     "Made",
     "Node",
+    "Purged",
     "Run",
     "Status",
     "add_nodes",
     "ask",
+    "bundle",
     "checks",
     "command",
     "create",
     "default_state_dir",
     "environment",
+    "purge",
     "renew_server",
     "start",
 ]

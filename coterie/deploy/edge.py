@@ -23,6 +23,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from coterie.deploy.app import checked_hash, trusted_entities
 from coterie.deploy.errors import DeployError
 
 #: Where a SuperNode serves its own Runtime API, unless told: two on one machine need two ports.
@@ -54,8 +55,9 @@ class Edge:
     """One client: where its SuperLink is, what it holds, who it is, and what it may spend.
 
     ``superlink`` is HOST:PORT of the Fleet API; ``key`` an OpenSSH file; ``ca`` PEM; ``settings`` more keys of the
-    node configuration, in TOML's spelling or as plain text; ``flags`` go to flower-supernode as they are. Paths become
-    absolute. Raises :class:`DeployError` where options contradict each other.
+    node configuration, in TOML's spelling or as plain text; ``flags`` go to flower-supernode as they are.
+    ``fab_hash`` is SHA-256 of the one app that may run here, ``trusted_entities`` a YAML file of the keys that must
+    have signed it. Paths become absolute. Raises :class:`DeployError` where options contradict each other.
     """
 
     superlink: str
@@ -71,14 +73,19 @@ class Edge:
     num_classes: int | None = None
     value_range: str | None = None
     budget_file: Path | None = None
+    fab_hash: str | None = None
+    trusted_entities: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     isolation: str = "subprocess"
     port: int = RUNTIME_PORT
     flags: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name in ("data", "key", "ca", "state_dir", *(("budget_file",) if self.budget_file else ())):
-            object.__setattr__(self, name, Path(os.path.abspath(getattr(self, name).expanduser())))
+        for name in ("data", "key", "ca", "state_dir", "budget_file", "trusted_entities"):
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, Path(os.path.abspath(path.expanduser())))
+        if self.fab_hash is not None:
+            object.__setattr__(self, "fab_hash", checked_hash(self.fab_hash))
         if (self.epsilon is None) != (self.delta is None):
             raise DeployError("--epsilon and --delta are one budget: give both, or neither")
         if self.epsilon is not None and not 0 < self.epsilon < float("inf"):
@@ -140,7 +147,7 @@ def default_state_dir(client_id: int) -> Path:
 
 
 def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
-    """Look at data, key, CA, state folder, port and SuperLink, in this order; nothing is started or written.
+    """Look at data, key, CA, app, state folder, port and SuperLink, in this order; nothing is started or written.
 
     ``describe`` says in one line what the data are, or raises ValueError or OSError. The SuperLink is asked only with
     a CA that will do.
@@ -150,6 +157,7 @@ def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
         ("data", lambda: _data(edge.data, describe)),
         ("key", lambda: _key(edge.key)),
         ("ca", lambda: _ca(edge.ca)),
+        ("app", lambda: _app(edge)),
         ("state", lambda: _state(edge.state_dir)),
         ("port", lambda: _port(edge.port)),
         ("superlink", lambda: _superlink(edge.superlink, edge.ca)),
@@ -165,18 +173,24 @@ def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
 
 
 def command(edge: Edge) -> list[str]:
-    """What is executed: Flower's SuperNode of this Python environment. Raises :class:`DeployError` without one."""
+    """What is executed: Flower's SuperNode of this Python environment, which accepts one app alone if it is pinned.
+
+    Raises :class:`DeployError` without one.
+    """
     program = shutil.which("flower-supernode", path=os.path.dirname(sys.executable))
     if program is None:
         raise DeployError(f"there is no flower-supernode beside {sys.executable}: install coterie there, with pip")
+    pinned = [sys.executable, "-P", "-m", "coterie.deploy.supernode", edge.fab_hash] if edge.fab_hash else [program]
+    signed = ["--trusted-entities", str(edge.trusted_entities)] if edge.trusted_entities else []
     return [
-        program,
+        *pinned,
         *("--superlink", edge.superlink),
         *("--root-certificates", str(edge.ca)),
         *("--auth-supernode-private-key", str(edge.key)),
         *("--isolation", edge.isolation),
         *("--port", str(edge.port)),
         *("--node-config", edge.node_config),
+        *signed,
         *edge.flags,
     ]
 
@@ -263,6 +277,15 @@ def _ca(path: Path) -> str:
     if begin > now:
         raise DeployError(f"--ca {path}: is not valid before {begin:%Y-%m-%d %H:%M} UTC: set this machine's clock")
     return f"valid until {end.date()}, {path}"
+
+
+def _app(edge: Edge) -> str:
+    rules = []
+    if edge.fab_hash:
+        rules.append(f"only {edge.fab_hash}")
+    if edge.trusted_entities:
+        rules.append(f"signed by one of {len(trusted_entities(edge.trusted_entities))} keys")
+    return ", ".join(rules) or "whichever the operator sends; --fab-hash allows one alone"
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:

@@ -27,7 +27,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from coterie.files import FileError, open_regular, read_text
+from coterie.files import FileError, open_regular, private_folder, read_text
 from coterie.privacy.accountants import Accountant, Event, PrivacyError
 from coterie.privacy.accounting import SLACK, composed
 
@@ -230,7 +230,7 @@ class SharedBudget(Ledger):
 
     def __init__(self, path: Path, *, clients: int, sampler: str, epsilon: float, delta: float) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         if path.exists() and b"\n" in _read(path):
             header, _ = read_ledger(path)
             if (header.get("clients"), header.get("sampler")) != (clients, sampler):

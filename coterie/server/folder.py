@@ -40,7 +40,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from coterie import __version__
-from coterie.files import FileError, open_regular, read_bytes, read_lines, read_object, read_text
+from coterie.files import (
+    FileError,
+    open_private,
+    open_regular,
+    private_folder,
+    read_bytes,
+    read_lines,
+    read_object,
+    read_text,
+)
 from coterie.messages import Layout
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, read_ledger
 from coterie.privacy.check import verified
@@ -88,7 +97,7 @@ class RunFolder:
         if path.exists() and (not path.is_dir() or any(not _is_trace(entry) for entry in path.iterdir())):
             raise FolderError(f"{path} is not an empty folder: choose another --out")
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            private_folder(path)
         except OSError as error:
             raise FolderError(f"{path} cannot be made ({error.strerror}): choose another --out") from None
         ledger = _opened(config.plan, path / _LEDGER, config, config.about())
@@ -156,7 +165,7 @@ class RunFolder:
         tensors |= {_KEPT + name: np.ascontiguousarray(values) for name, values in state.kept.items()}
         about = {"round": state.round, "line": dict(line), "names": state.layout.names}
         about |= {"charges": len(self.ledger.charges), "chain": self.ledger.chain}
-        (self.path / "checkpoint").mkdir(exist_ok=True)
+        private_folder(self.path / "checkpoint")
         about = json.loads(json.dumps(about))  # as it is read again
         about[_DIGEST] = _digest(about, tensors)
         _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, about))
@@ -171,7 +180,7 @@ class RunFolder:
 
     def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Write ``evidence/{name}.npz``, in place of what it held: what clusters were found from."""
-        (self.path / "evidence").mkdir(exist_ok=True)
+        private_folder(self.path / "evidence")
         content = io.BytesIO()
         few = sum(values.nbytes for values in arrays.values()) <= _COMPRESSED
         (np.savez_compressed if few else np.savez)(content, **arrays)
@@ -190,7 +199,7 @@ class RunFolder:
 
     def take_evidence(self, run: Path, names: Iterable[str]) -> None:
         """Have what another run kept under names like these, in place of one's own."""
-        (self.path / "evidence").mkdir(exist_ok=True)
+        private_folder(self.path / "evidence")
         for name in names:
             for file in (run / "evidence").glob(f"{name}.npz"):
                 own = self.path / "evidence" / file.name
@@ -236,7 +245,7 @@ class RunFolder:
 
     def write_models(self, models: np.ndarray, layout: Layout) -> None:
         """One file per cluster, with the network's name beside the parameters."""
-        (self.path / "models").mkdir(exist_ok=True)
+        private_folder(self.path / "models")
         about = {key: self.config[key] for key in ("model", "features", "dataset")}
         for cluster, model in enumerate(models):
             tensors = {name: values.copy() for name, values in layout.split(model).items()}
@@ -330,7 +339,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
-    with _writing(path), path.open("a") as file:
+    with _writing(path), open_private(path, "a") as file:
         file.write(json.dumps(line) + "\n")
 
 
@@ -343,7 +352,7 @@ def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     with _writing(path):
         try:
-            with temporary.open("wb") as file:
+            with open_private(temporary, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

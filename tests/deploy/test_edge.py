@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from commands import assert_refused, tree
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from servers import free_port, listening, open_port, running, tls, until
 
 from coterie.datasets import DataError, Declared
@@ -82,7 +82,7 @@ def test_check_stops_there_and_writes_nothing(coterie, pki, tmp_path, executed):
         status, out, err = coterie(*words(pki, port, "--check"))
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines[:-1]] == ["data", "key", "ca", "state", "port", "superlink"]
+    assert [line.split()[0] for line in lines[:-1]] == ["data", "key", "ca", "app", "state", "port", "superlink"]
     assert lines[0].endswith(f"12 images of 1x28x28, from {tmp_path / 'my data'}")
     assert lines[-1] == "all is well"
     assert executed == []
@@ -335,6 +335,45 @@ def test_ca(wrong, pki, tmp_path, clock):
     wrong("--ca", "not valid before", "clock", ca=tmp_path / "new" / "ca.crt")
 
 
+def test_hash_of_the_app(coterie, pki, executed):
+    for text in ("", "90fa9372", "g" * 64, "0" * 65):
+        assert_refused(coterie(*words(pki, 1, fab_hash=text)), f"--fab-hash {text}: must be 64 hexadecimal digits")
+    with listening(tls(pki)) as port:
+        status, out, _ = coterie(*words(pki, port, fab_hash="AB" * 32))
+    assert status == 0
+    assert f"app        only {'ab' * 32}" in out.splitlines()
+    ((program, argv, _),) = executed
+    assert program == sys.executable
+    assert argv[1:6] == ["-P", "-m", "coterie.deploy.supernode", "ab" * 32, "--superlink"]
+
+
+def test_keys_of_apps(wrong, coterie, pki, tmp_path, executed):
+    def public(key):
+        return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+    good = f"reviewer: {public(ed25519.Ed25519PrivateKey.generate())}\n"
+    file = tmp_path / "keys.yaml"
+    wrong("--trusted-entities", "cannot be read", trusted_entities=file)
+    for text, said in (
+        ("", "has no key"),  # Flower would verify nothing
+        ("{}", "has no key"),
+        ("[1", "is not YAML"),
+        ("- a\n- b\n", "has no key"),
+        ("reviewer: ssh-ed25519 AAAA\n", "'reviewer' is no Ed25519 public key"),
+        ("reviewer: 7\n", "'reviewer' is no Ed25519 public key"),
+        (f"{good}other: {public(ec.generate_private_key(ec.SECP384R1()))}\n", "'other' is no Ed25519 public key"),
+    ):
+        file.write_text(text)
+        wrong("--trusted-entities", said, trusted_entities=file)
+    file.write_text(good)
+    with listening(tls(pki)) as port:
+        status, out, _ = coterie(*words(pki, port, trusted_entities=file, fab_hash="0" * 64))
+    assert status == 0
+    assert f"app        only {'0' * 64}, signed by one of 1 keys" in out.splitlines()
+    ((_, argv, _),) = executed
+    assert argv[-2:] == ["--trusted-entities", str(file)]
+
+
 def test_state_folder(wrong, tmp_path):
     (tmp_path / "file").write_text("")
     wrong("--state-dir", "may not write", str(tmp_path / "file"), state_dir=tmp_path / "file" / "state")
@@ -354,7 +393,7 @@ def test_every_failure_is_told_at_once(coterie, pki, executed):
         status, out, err = coterie(*words(pki, port, data="nowhere", key="none"))
     assert status == 1
     assert [line.split()[1] for line in err.splitlines()] == ["--data", "--key"]
-    assert [line.split()[0] for line in out.splitlines()] == ["ca", "state", "port", "superlink"]
+    assert [line.split()[0] for line in out.splitlines()] == ["ca", "app", "state", "port", "superlink"]
     assert executed == []
 
 

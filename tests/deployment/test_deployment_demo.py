@@ -29,6 +29,7 @@ def test_the_demo_of_a_clean_checkout(image, tmp_path):
     assert said.returncode == 0, said.stdout + said.stderr
     out = checkout / "docker" / "demo" / "out"
     assert secrets <= {path.name for path in (out / "secrets").iterdir()}
+    assert f"delete them with: rm -rf '{out}/secrets'" in said.stdout
     assert len(list((out / "data").iterdir())) == 3
     folder = out / "runs" / "demo"
     result = json.loads((folder / "result.json").read_text())
@@ -38,6 +39,7 @@ def test_the_demo_of_a_clean_checkout(image, tmp_path):
     assert "accuracy" not in result
     exact = json.loads((folder / "diagnostics.json").read_text())
     assert exact["accuracy"] > 0.5
+    assert {path.stat().st_mode & 0o077 for path in [out, folder, *folder.rglob("*")]} == {0}
     assert f"{exact['accuracy']:.1%}".replace("%", " %") in said.stdout
     assert load_file(folder / "models" / "cluster-0.safetensors")
     assert (folder / "report.html").stat().st_size > 10_000

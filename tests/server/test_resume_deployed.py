@@ -1,5 +1,8 @@
 """Runs of deployed clients at record level whose server dies: resumed, they have all rounds, and pay once for each."""
 
+import os
+import shutil
+
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
@@ -131,3 +134,66 @@ def test_another_question_of_the_same_round_is_charged(clients, tmp_path, monkey
         finish(folder, Deployed(clients))
     assert paid(path / "ledger.jsonl") == [1, 2, 2]
     assert paid(clients / "0" / "client-0.ledger.jsonl") == [1, 2, 2]
+
+
+def test_what_a_client_keeps_is_for_its_user_alone(clients, tmp_path):
+    before = os.umask(0)
+    try:
+        finish(RunFolder.create(tmp_path / "run", RunConfig({**SETTINGS, **LCFL})), Deployed(clients))
+    finally:
+        os.umask(before)
+    kept = [path for path in clients.rglob("*") if path.name != "own.npz" and path.parent != clients]
+    assert {"client-0.ledger.jsonl", "client-0.answers", "lock"} <= {path.name for path in kept}
+    assert {path.stat().st_mode & 0o777 for path in kept if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in kept if path.is_file()} == {0o600}
+
+
+class Changing(Deployed):
+    """Client 2 leaves after round 1; ``successor``, a folder of data and state, has its place from a round on."""
+
+    def __init__(self, folder, successor=None, since=9):
+        super().__init__(folder)
+        self._successor, self._since, self._round, self.asked = successor, since, 0, []
+
+    def get_node_ids(self):
+        return [1, 2] if 1 <= self._round < self._since - 1 else [1, 2, 3]
+
+    def _answers(self, questions):
+        asked = [message for message in questions if "config" in message.content]
+        if asked:
+            self._round = asked[0].content["config"]["round"]
+            self.asked.append((self._round, [message.metadata.dst_node_id - 1 for message in asked]))
+        return [self._reply(message) for message in questions]
+
+    def _reply(self, message):
+        if self._round < self._since or message.metadata.dst_node_id != 3:
+            return super()._reply(message)
+        node = {"client-id": 2, "data": str(self._successor / "own.npz"), "state-dir": str(self._successor)}
+        node |= {"epsilon": 8.0, "delta": 1e-3, "input-shape": "1x4x4", "num-classes": 2}
+        try:
+            return app(message, Context(1, 3, node, RecordDict(), {}))
+        except Exception as error:
+            return Message(Error(1, str(error)), reply_to=message)
+
+
+def test_a_client_that_leaves_for_ever_pays_for_the_rounds_it_was_in(clients, tmp_path):
+    grid = Changing(clients)
+    outcome = finish(RunFolder.create(tmp_path / "run", RunConfig(SETTINGS)), grid)
+    assert (outcome["rounds"], outcome["certified"]) == (3, True)
+    assert grid.asked == [(1, [0, 1, 2]), (2, [0, 1]), (3, [0, 1])]
+    assert [len(paid(clients / str(i) / f"client-{i}.ledger.jsonl")) for i in range(3)] == [3, 3, 1]
+
+
+def test_a_client_that_was_deleted_and_comes_back_has_spent_what_it_spent(clients, tmp_path):
+    """Its node and its state are new; the data are the same, and their budget lies beside them."""
+    data = tmp_path / "data"
+    data.mkdir()
+    os.link(clients / "2" / "own.npz", data / "own.npz")
+    grid = Changing(clients, data, since=3)
+    assert finish(RunFolder.create(tmp_path / "run", RunConfig(SETTINGS)), grid)["rounds"] == 3
+    assert [number for number, who in grid.asked if 2 in who] == [1, 3]
+    assert paid(data / ".coterie-budget.jsonl") == [3]
+
+    shutil.rmtree(data / "client-2.answers")  # all that it kept, but for what it spent
+    finish(RunFolder.create(tmp_path / "next", RunConfig(SETTINGS)), Changing(clients, data, since=1))
+    assert paid(data / ".coterie-budget.jsonl") == [3, 1, 2]  # a third round of this run would exceed it

@@ -1,0 +1,42 @@
+"""``coterie purge``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.cli.console import JsonFlag, console_for, print_json
+
+
+def purge(
+    database: Annotated[Path, typer.Argument(metavar="DATABASE", help="superlink.db of a SuperLink that is stopped.")],
+    logs: Annotated[bool, typer.Option("--logs", help="Delete the logs of these runs, too.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Delete what runs that are over left in a SuperLink's database: questions and replies of clients."""
+    from coterie import deploy
+
+    done = deploy.purge(database, logs)
+    if as_json:
+        print_json(
+            {
+                "database": str(database),
+                "runs-over": done.over,
+                "runs-unfinished": done.unfinished,
+                "messages": done.messages,
+                "objects": done.objects,
+                "log-lines": done.log_lines,
+                "bytes-before": done.before,
+                "bytes-after": done.after,
+            }
+        )
+        return
+    console = console_for(as_json)
+    removed = f"{done.messages} messages, {done.objects} objects and {done.log_lines} log lines deleted"
+    lines = [f"{database}: {done.over} runs are over: {removed}; {done.before:,} bytes before, {done.after:,} now"]
+    if done.unfinished:
+        lines.append(f"{done.unfinished} runs are not over and keep theirs: start the SuperLink, flwr stop them, purge")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)

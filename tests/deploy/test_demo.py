@@ -1,0 +1,78 @@
+"""What becomes of the demo's keys, with a stand-in for Docker; the demo itself runs in tests/deployment."""
+
+import os
+import pty
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# It does for the demo what its containers do: makes secrets, and leaves a result.
+DOCKER = """#!/bin/sh
+out=$(dirname "$0")/../docker/demo/out
+case "$*" in
+  *"certs /out/secrets"*) mkdir -p "$out/secrets/nodes"; echo key > "$out/secrets/ca.key" ;;
+  *"flwr run"*) mkdir -p "$out/runs/demo"; echo '{}' > "$out/runs/demo/result.json" ;;
+esac
+"""
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """Runs demo.sh; what is typed is typed at a terminal."""
+    shutil.copytree(ROOT / "docker", tmp_path / "docker", ignore=shutil.ignore_patterns("out", "*.whl"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "docker").write_text(DOCKER)
+    (tmp_path / "bin" / "docker").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    script = tmp_path / "docker" / "demo.sh"
+
+    def run(*words, typed=None, **more):
+        if typed is None:
+            options = {"stdin": subprocess.DEVNULL, "capture_output": True}
+            done = subprocess.run(["sh", script, *words], env=environment | more, text=True, timeout=30, **options)
+            return done.returncode, done.stdout + done.stderr
+        ours, theirs = pty.openpty()
+        with subprocess.Popen(["sh", script, *words], env=environment | more, stdin=theirs, stdout=theirs) as process:
+            os.close(theirs)
+            os.write(ours, typed)
+            status = process.wait(30)
+        said = os.read(ours, 65536).decode()
+        os.close(ours)
+        return status, said
+
+    run.out = tmp_path / "docker" / "demo" / "out"
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "typed", "kept"),
+    [
+        ((), {}, None, True),
+        (("--keep-keys",), {"KEYS": "delete"}, None, True),
+        (("--delete-keys",), {}, None, False),
+        ((), {"KEYS": "delete"}, None, False),
+        ((), {}, b"y\n", False),
+        ((), {}, b"n\n", True),
+        ((), {}, b"\n", True),
+        ((), {}, b"\x04", True),
+        (("--keep-keys",), {}, b"y\n", True),
+    ],
+)
+def test_keys_are_kept_or_deleted(demo, words, more, typed, kept):
+    status, said = demo(*words, typed=typed, **more)
+    assert status == 0, said
+    assert f"private keys of this demo are in {demo.out}/secrets" in said
+    assert ("delete them? [y/N]" in said) == (typed is not None and not words)
+    assert (demo.out / "secrets" / "ca.key").exists() == kept
+    assert (f"rm -rf '{demo.out}/secrets'" in said) == kept
+    assert (demo.out / "runs" / "demo" / "result.json").exists()
+    assert demo.out.stat().st_mode & 0o777 == 0o700
+
+
+def test_options_that_there_are_not(demo):
+    assert demo("--drop-keys") == (2, "--drop-keys: the options are --keep-keys and --delete-keys\n")
+    assert demo(KEYS="yes") == (2, "KEYS=yes: must be keep or delete\n")
+    assert not demo.out.exists()
