@@ -95,10 +95,11 @@ class Federation:
         nodes: number of SuperNodes.
         database: whether the SuperLink keeps its state in a file, not in memory.
         plain: start flower-superlink, not coterie superlink.
+        nice: of SuperNodes; machines of their own would not take the SuperLink's time.
     """
 
-    def __init__(self, folder: Path, nodes: int, database: bool, plain: bool) -> None:
-        self.folder, self.nodes = folder, nodes
+    def __init__(self, folder: Path, nodes: int, database: bool, plain: bool, nice: int) -> None:
+        self.folder, self.nodes, self._nice = folder, nodes, nice
         self.port, self.fleet, *self._ports = _free_ports(nodes + 2)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         create(folder / "pki", nodes, ["localhost"])
@@ -155,7 +156,11 @@ class Federation:
             port=self._ports[i],
         )
         edge.state_dir.mkdir(exist_ok=True)
-        self._start(f"node-{i}", ["nice", "-n", "10", *command(edge)], _variables(Path(environment(edge)["FLWR_HOME"])))
+        self._start(
+            f"node-{i}",
+            ["nice", "-n", str(self._nice), *command(edge)],
+            _variables(Path(environment(edge)["FLWR_HOME"])),
+        )
 
     def go(self, i: int, how: signal.Signals = signal.SIGTERM) -> None:
         """End SuperNode i with all that it started."""
@@ -223,7 +228,7 @@ def _until(happened: Callable[[], bool], seconds: float) -> None:
 
 def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
     """One run: what became of its rounds, its nodes and the memory."""
-    federation, memory = Federation(folder, chosen.nodes, not chosen.in_memory, chosen.plain), Memory()
+    federation, memory = Federation(folder, chosen.nodes, not chosen.in_memory, chosen.plain, chosen.nice), Memory()
     out, rng = folder / "run", np.random.default_rng(chosen.seed)
     lines: list[dict[str, Any]] = []
     try:
@@ -245,7 +250,7 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
         while len(lines) < chosen.rounds and time.monotonic() - began < chosen.limit:
             time.sleep(1.0)
             there = _metrics(out)
-            if len(there) > len(lines) or (chosen.churn and not left and out.exists()):
+            if len(there) > len(lines):
                 for i in away:
                     federation.come(i)
                 if chosen.churn and len(there) < chosen.rounds:
@@ -316,6 +321,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=570.0, help="seconds after which the measurement ends")
     parser.add_argument("--in-memory", action="store_true", help="a SuperLink without a database file")
     parser.add_argument("--plain", action="store_true", help="flower-superlink, not coterie superlink")
+    parser.add_argument("--nice", type=int, default=10, help="niceness of SuperNodes and what they start")
     parser.add_argument("--keep", type=Path, help="a new folder for logs and the run, which is left there")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()

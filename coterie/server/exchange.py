@@ -80,17 +80,12 @@ class Exchange:
     Args:
         push: sends messages, and returns their ids in order; None for one that the SuperLink does not accept.
         pull: the replies to some ids.
-        in_order: whether nodes handle their messages one after another, so that probes find what was lost.
     """
 
     def __init__(
-        self,
-        push: Callable[[list[Message]], Iterable[str | None]],
-        pull: Callable[[list[str]], Iterable[Message]],
-        *,
-        in_order: bool,
+        self, push: Callable[[list[Message]], Iterable[str | None]], pull: Callable[[list[str]], Iterable[Message]]
     ) -> None:
-        self._push, self._pull, self._in_order = push, _Pulls(pull), in_order
+        self._push, self._pull = push, _Pulls(pull)
         self._open: dict[_Key, _Request] = {}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
@@ -147,7 +142,7 @@ class Exchange:
             now = time.monotonic()
             if not asked or now - started >= timeout:
                 return
-            if self._in_order and now - latest >= patience:
+            if now - latest >= patience:
                 self._send_probes(asked, now)
             time.sleep(min(_POLL, max(0.0, timeout - (now - started))))
 

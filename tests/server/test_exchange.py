@@ -29,7 +29,7 @@ class Link:
         self.seconds, self.loses, self.refuses, self.gone = seconds or {}, loses or {}, refuses, set(gone)
         self.repeats = repeats
         self.sent, self.replies, self.free = [], {}, {}
-        self.exchange = Exchange(self.push, self.pull, in_order=True)
+        self.exchange = Exchange(self.push, self.pull)
 
     def get_node_ids(self):
         return sorted(set(range(1, 4)) - self.gone)
@@ -173,7 +173,7 @@ def test_a_request_is_sent_again_whose_reply_stalls(link, monkeypatch):
         return Link.pull(there, message_ids)
 
     there.pull = pull
-    there.exchange = Exchange(there.push, there.pull, in_order=True)
+    there.exchange = Exchange(there.push, there.pull)
     monkeypatch.setattr("coterie.server.exchange._LOOK", 0.2)
     try:
         assert len(copies(there.send_and_receive(there.train(), timeout=3600.0))) == 3

@@ -1,5 +1,6 @@
 """A grid whose calls fail: they are made again, and what was lost on its way is known by an error in its place."""
 
+import itertools
 import threading
 import time
 import types
@@ -153,7 +154,7 @@ class Served:
     def reply(self, question, content, spoil=lambda contents: contents, uploads=True, **written):
         """Store a node's reply; ``spoil`` changes its objects, ``written`` the metadata in them, not the envelope.
 
-        If it does not upload, the SuperLink has the envelope alone.
+        Returns what uploads the objects; until it ``uploads``, the SuperLink has the envelope alone.
         """
         reply = Message(content, reply_to=question)
         envelope = message_to_proto(remove_content_from_message(reply))
@@ -166,8 +167,14 @@ class Served:
         session = self.state.start_session(self.run)
         tree = ObjectTree(object_id=top, children=children)
         self.state.store_message_and_object_tree(message_from_proto(envelope), tree, session)
-        for key, part in objects.items() if uploads else ():
-            assert self.state.store_object(self.run, session, key, part)
+
+        def upload():
+            for key, part in objects.items():
+                assert self.state.store_object(self.run, session, key, part)
+
+        if uploads:
+            upload()
+        return upload
 
 
 def unreadable(objects):
@@ -231,12 +238,15 @@ def test_a_reply_whose_upload_stalls_holds_up_no_other(served, monkeypatch, stal
     monkeypatch.setattr("coterie.server.exchange._LOOK", 0.2)
     link = served(3)
     grid, sent = persistent(link.grid()), questions(link.nodes)
-    replies = grid.send_and_receive(sent, timeout=0.0)
-    for i, question in enumerate(sent):
-        link.reply(question, RecordDict({"n": ConfigRecord({"n": i})}), uploads=i != stalled)
-    began = time.monotonic()
-    assert [reply.content["n"]["n"] for reply in replies] == [i for i in range(3) if i != stalled]
-    assert time.monotonic() - began < 30
+    replies = grid.send_and_receive(sent, timeout=60.0)
+    contents = [RecordDict({"n": ConfigRecord({"n": i})}) for i in range(3)]
+    uploads = [link.reply(question, content, uploads=False) for question, content in zip(sent, contents, strict=True)]
+    for i in {0, 1, 2} - {stalled}:
+        uploads[i]()
+    others = {reply.content["n"]["n"] for reply in itertools.islice(replies, 2)}
+    uploads[stalled]()
+    assert others == {0, 1, 2} - {stalled}
+    assert [reply.content["n"]["n"] for reply in replies] == [stalled]
 
 
 @no_path_separator
