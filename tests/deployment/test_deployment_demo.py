@@ -9,6 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 from stack import COMPOSE, ROOT, docker
 
+from coterie.deploy import bundle
+
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 
 
@@ -50,6 +52,15 @@ def test_the_demo_of_a_clean_checkout(image, tmp_path):
     again = demo()
     assert again.returncode != 0
     assert "is there: move it away" in again.stderr
+
+
+def test_the_image_installs_nothing_writes_in_private_and_sends_the_app_of_the_checkout(image):
+    def asked(*words, **options):
+        return docker("run", "--rm", "--network", "none", image, *words, **options)
+
+    assert "No module named pip" in asked("python3", "-m", "pip", "list", check=False).stderr
+    assert asked("sh", "-c", "umask").stdout == "0077\n"
+    assert asked("coterie", "fab-hash", "/app").stdout.strip() == bundle(ROOT).hash
 
 
 def test_the_overlay_for_gpus_gives_every_client_one(image):
