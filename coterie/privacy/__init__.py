@@ -15,9 +15,19 @@ from coterie.privacy.mechanisms import (
     Paper,
     RecordLevel,
     RRSlot,
+    plan_from_terms,
     redraw_matrix,
 )
-from coterie.privacy.plan import Contributions, Plan, Released
+from coterie.privacy.plan import (
+    Collected,
+    Contributions,
+    Gathered,
+    Plan,
+    Released,
+    ReleasedPoints,
+    ReleasedSums,
+    ReleasedUpdates,
+)
 from coterie.privacy.randomness import Streams, gaussian
 from coterie.privacy.record import SELECTIONS, Priced, RecordPlan, Revealed
 from coterie.privacy.selection import noisy_argmin, selection_event
@@ -31,8 +41,10 @@ __all__ = [
     "WEIGHTS",
     "BudgetError",
     "ClientLedger",
+    "Collected",
     "Contributions",
     "Event",
+    "Gathered",
     "Joint",
     "Ledger",
     "LedgerError",
@@ -46,6 +58,9 @@ __all__ = [
     "RecordLevel",
     "RecordPlan",
     "Released",
+    "ReleasedPoints",
+    "ReleasedSums",
+    "ReleasedUpdates",
     "Revealed",
     "SharedBudget",
     "Streams",
@@ -59,6 +74,7 @@ __all__ = [
     "gaussian",
     "noisy_argmin",
     "noisy_losses",
+    "plan_from_terms",
     "plan_of",
     "read_ledger",
     "redraw_matrix",

@@ -17,6 +17,7 @@ from typing import Any
 from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError, VisibleAccountant, accountant_title
 from coterie.privacy.accounting import SLACK, affordable, composed, epsilon
 from coterie.privacy.ledger import counted
+from coterie.privacy.mechanisms import plan_from_terms
 from coterie.privacy.plan import Plan, certifies
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.selection import selection_event
@@ -36,7 +37,7 @@ def plan_of(terms: Mapping[str, Any]) -> Plan | RecordPlan:
     """The plan that a ledger's first line or a certificate describes."""
     if terms["mechanism"] == RecordPlan.mechanism:
         return RecordPlan(**{key: value for key, value in terms.items() if key != "mechanism"})
-    return Plan.of_terms(terms)
+    return plan_from_terms(terms)
 
 
 def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -105,17 +105,13 @@ class Collected(Contributions):
         """Keep it, as it came."""
         self._labels[slot], self._updates[slot] = (int(label), int(redrawn_label)), update
 
-    def released(self, permit: Permit) -> Released:
-        """All of them, by client; sums and divisors are left to the method."""
+    def released(self, permit: Permit) -> ReleasedUpdates:
+        """All of them, by client."""
         slots = sorted(self._labels)
         for place, slot in enumerate(slots):  # no second copy of what may be gigabytes
             self._updates[place] = self._updates[slot]
         labels = np.array([self._labels[slot] for slot in slots], np.int64).reshape(-1, 2)
-        return Released(
-            sums=np.zeros((self.plan.num_clusters, 0)),
-            histogram=None,
-            divisors=np.ones(self.plan.num_clusters),
-            cohort=1.0,
+        return ReleasedUpdates(
             charge=permit.charge,
             epsilon=permit.epsilon,
             clients=self._cohort[slots],
@@ -126,11 +122,17 @@ class Collected(Contributions):
         )
 
 
-class Gathered(Collected):
-    """Points of clients, any number from each, where the server may see them: as :class:`Collected`."""
+class Gathered(Contributions):
+    """Points of clients, any number from each, where the server may see them: as :class:`Collected`.
+
+    Args:
+        plan: of the run.
+        cohort: (m,) client of every slot.
+    """
 
     def __init__(self, plan: Plan, cohort: IntArray) -> None:
-        super().__init__(plan, 0, cohort, np.ones(len(cohort)))
+        super().__init__(plan, 0)
+        self._cohort = cohort
         self._points: dict[int, npt.NDArray[np.float32]] = {}
         self._bytes = 0
 
@@ -144,9 +146,10 @@ class Gathered(Collected):
             points = file.reshape(points.shape)
         self._points[int(self._cohort[slot])] = points
 
-    def released(self, permit: Permit) -> Released:
+    def released(self, permit: Permit) -> ReleasedPoints:
         """All of them, by client."""
-        return replace(super().released(permit), points=dict(sorted(self._points.items())))
+        points = dict(sorted(self._points.items()))
+        return ReleasedPoints(charge=permit.charge, epsilon=permit.epsilon, points=points)
 
 
 def _rows(count: int, size: int) -> npt.NDArray[np.float32]:
@@ -181,37 +184,64 @@ class Drawn:
     assigned: IntArray | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Released:
-    """What left the mechanism in one round: paid for, and free to use from here on.
+    """What left the mechanism in one round: paid for, and free to use from here on; one subclass a kind.
+
+    Attributes:
+        charge: number of the ledger's charge that paid for it.
+        epsilon: of everything charged up to this release.
+    """
+
+    charge: int
+    epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedSums(Released):
+    """Sums of the updates of each cluster.
 
     Attributes:
         sums: (k, d) float64, noisy sums of clipped updates per cluster.
         histogram: (k,) float64, noisy numbers of clients that chose each cluster; None when not released.
         divisors: (k,) float64, D_j of the update, from public constants and released values.
         cohort: divisor of what all clusters share: qM, or the sum of released sizes.
-        charge: number of the ledger's charge that paid for it.
-        epsilon: of everything charged up to this release.
-        clients: (n,) who sent the updates, where they are released one by one; else None, as the next four.
-        labels: (n,) of the clusters that they chose, or were given.
-        assigned: (n,) of the clusters whose models they update: others than ``labels`` where these were redrawn.
-        weights: (n,) public weights.
-        updates: (n, d) float32.
-        points: (n, *shape) float32 of every client that sent some, where points were asked for.
     """
 
     sums: FloatArray
     histogram: FloatArray | None
     divisors: FloatArray
     cohort: float
-    charge: int
-    epsilon: float
-    clients: IntArray | None = None
-    labels: IntArray | None = None
-    assigned: IntArray | None = None
-    weights: FloatArray | None = None
-    updates: npt.NDArray[np.float32] | None = None
-    points: Mapping[int, npt.NDArray[np.float32]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedUpdates(Released):
+    """The updates of single clients.
+
+    Attributes:
+        clients: (n,) ids of the clients.
+        labels: (n,) of the clusters that they chose, or were given.
+        assigned: (n,) of the clusters whose models they update: others than ``labels`` where these were redrawn.
+        weights: (n,) public weights.
+        updates: (n, d) float32.
+    """
+
+    clients: IntArray
+    labels: IntArray
+    assigned: IntArray
+    weights: FloatArray
+    updates: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedPoints(Released):
+    """Points of single clients.
+
+    Attributes:
+        points: (n, *shape) float32 of every client that sent some, by its id.
+    """
+
+    points: Mapping[int, npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,14 +337,6 @@ class Plan(ABC):
         numbers = {"identifier_share": cls.usual_share, "accountant": cls.accountants[0], **numbers}
         sketch = cls(rounds=rounds, epsilon=epsilon, delta=delta, noise_multiplier=1.0, **numbers)
         return sketch.recalibrated(sketch.noise_for(rounds, sketch._evaluations(sketch.evaluations)))
-
-    @classmethod
-    def of_terms(cls, terms: Mapping[str, Any]) -> Plan:
-        """The plan that :meth:`terms` described."""
-        from coterie.privacy.mechanisms import PLANS
-
-        values: dict[str, Any] = {key: math.inf if value is None else value for key, value in terms.items()}
-        return PLANS[values.pop("mechanism")](**values)
 
     def terms(self) -> dict[str, Any]:
         """Every public number, JSON-ready (null stands for infinity)."""
@@ -455,7 +477,7 @@ class Plan(ABC):
         streams: Streams,
         attempt: int,
         redraw: FloatArray | None = None,
-    ) -> Released:
+    ) -> ReleasedSums:
         """What leaves the mechanism in one round, against a permit from the ledger.
 
         Args:
@@ -469,8 +491,6 @@ class Plan(ABC):
             LedgerError: the permit was used, or paid for another event.
         """
         self._spend(permit, self.releases())
-        if isinstance(contributions, Collected):
-            return contributions.released(permit)
         noise = streams.stream("noise", permit.round, attempt)
         coins = streams.stream("rebalancing", permit.round, attempt)
         drawn = self.perturb(contributions, noise, coins, np.eye(self.num_clusters) if redraw is None else redraw)
@@ -480,7 +500,19 @@ class Plan(ABC):
         cohort = self.rate * self.clients
         if self.divisor == "released" and histogram is not None:
             cohort = max(float(histogram.sum()), 1.0)
-        return Released(sums, histogram, divisors, cohort, permit.charge, permit.epsilon)
+        return ReleasedSums(
+            charge=permit.charge,
+            epsilon=permit.epsilon,
+            sums=sums,
+            histogram=histogram,
+            divisors=divisors,
+            cohort=cohort,
+        )
+
+    def release_each(self, permit: Permit, contributions: Collected | Gathered) -> ReleasedUpdates | ReleasedPoints:
+        """The parts of single clients, where the server may see them; otherwise as :meth:`release`."""
+        self._spend(permit, self.releases())
+        return contributions.released(permit)
 
     def release_evaluation(self, permit: Permit, accuracies: Sequence[float], streams: Streams, attempt: int) -> float:
         """Noisy mean accuracy of all M clients, against a permit; a client that did not answer counts one half.

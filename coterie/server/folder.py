@@ -51,7 +51,7 @@ from coterie.files import (
     read_text,
 )
 from coterie.messages import Layout
-from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, read_ledger
+from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
 from coterie.server.config import PLACES, SCHEMA, RunConfig
 from coterie.strategies import Checkpoint
@@ -303,7 +303,7 @@ def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     }
     if charges:
         about["diagnostics"] = header["diagnostics"]
-    return config.plan if config["privacy-unit"] == "record" else Plan.of_terms(header["plan"]), about
+    return config.plan if config["privacy-unit"] == "record" else plan_from_terms(header["plan"]), about
 
 
 def _opened(plan: Plan, path: Path, config: RunConfig, about: Mapping[str, Any]) -> Ledger:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import pdist, squareform
 
-from coterie.privacy import Released
+from coterie.privacy import ReleasedSums, ReleasedUpdates
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Updates: TypeAlias = npt.NDArray[np.float32]
@@ -141,7 +141,9 @@ class Aggregator:
         """(d,) what (n, d) updates come to; n is at least 1. Not for the mean."""
         return _RULES[self.name][0](updates, self.byzantine(len(updates)))
 
-    def aggregated(self, released: Released, num_clusters: int, shared: int = 0, *, counts: bool = False) -> Released:
+    def aggregated(
+        self, released: ReleasedUpdates, num_clusters: int, shared: int = 0, *, counts: bool = False
+    ) -> ReleasedSums:
         """Updates that were released one by one, as sums with divisors of one: a step from them is that of the rule.
 
         Args:
@@ -150,9 +152,6 @@ class Aggregator:
             shared: leading coordinates that all clusters share; their rule reads the whole cohort.
             counts: whether to release how many clients chose each cluster, as sums without privacy do.
         """
-        assert released.updates is not None
-        assert released.labels is not None
-        assert released.assigned is not None
         updates, assigned = released.updates, released.assigned
         sums = np.zeros((num_clusters, updates.shape[1]))
         for cluster in np.unique(assigned):
@@ -161,4 +160,11 @@ class Aggregator:
         if shared and len(updates):
             sums[:, :shared] = self(updates[:, :shared])
         histogram = np.bincount(released.labels, minlength=num_clusters).astype(np.float64) if counts else None
-        return Released(sums, histogram, np.ones(num_clusters), 1.0, released.charge, released.epsilon)
+        return ReleasedSums(
+            charge=released.charge,
+            epsilon=released.epsilon,
+            sums=sums,
+            histogram=histogram,
+            divisors=np.ones(num_clusters),
+            cohort=1.0,
+        )

@@ -42,12 +42,17 @@ from coterie.messages import (
 )
 from coterie.privacy import (
     BudgetError,
+    Collected,
     Contributions,
     Event,
+    Gathered,
     Ledger,
     Permit,
     Plan,
     Released,
+    ReleasedPoints,
+    ReleasedSums,
+    ReleasedUpdates,
     Streams,
     epsilon,
     redraw_matrix,
@@ -429,7 +434,53 @@ class ClusteredStrategy(Strategy):
 
     # ---- tools for methods --------------------------------------------------------------------------------
 
-    def step(self, models: Models, released: Released) -> Models:
+    def sums(
+        self, request: Request, models: Models, to: Mapping[int, int] | None = None
+    ) -> Generator[Phase, Released, ReleasedSums]:
+        """Ask a cohort that chance chooses; receive the sums of each cluster's updates.
+
+        Args:
+            request: what the clients are asked for.
+            models: (k, d) what they receive.
+            to: the one model that each client receives, and who has none is not asked; None: each receives all.
+        """
+        released = yield Phase(request, models, to)
+        assert isinstance(released, ReleasedSums)
+        return released
+
+    def updates(
+        self,
+        request: Request,
+        models: Models,
+        to: Mapping[int, int] | None = None,
+        *,
+        clients: Collection[int] | None = None,
+        late: bool = False,
+        answer: Layout | None = None,
+    ) -> Generator[Phase, Released, ReleasedUpdates]:
+        """Ask clients; receive their updates one by one, which few mechanisms allow.
+
+        Args:
+            request: what the clients are asked for.
+            models: (k, d) what they receive.
+            to: see :meth:`sums`.
+            clients: who is asked; None: a cohort that chance chooses.
+            late: whether these clients came after round 1: they pay by themselves, at record level.
+            answer: layout of the replies; None: an update of a model.
+        """
+        released = yield Phase(request, models, to, True, clients, late, answer)
+        assert isinstance(released, ReleasedUpdates)
+        return released
+
+    def points(
+        self, request: Request, models: Models, answer: Points, *, clients: Collection[int], late: bool = False
+    ) -> Generator[Phase, Released, ReleasedPoints]:
+        """Ask clients; receive points of each. ``answer`` bounds them; others as in :meth:`updates`."""
+        released = yield Phase(request, models, None, True, clients, late, answer)
+        assert isinstance(released, ReleasedPoints)
+        return released
+
+    def step(self, models: Models, released: ReleasedSums) -> Models:
         """theta_j + eta S_j / D_j for every cluster; what they share is divided by the cohort."""
         mean = released.sums / released.divisors[:, None]
         mean[:, : self.shared] = released.sums[:, : self.shared] / released.cohort
@@ -708,11 +759,7 @@ class ClusteredStrategy(Strategy):
                 self._drop(client, str(error))
 
         permit = self._permit or self._charge(server_round, phase)
-        released = self.plan.release(permit, contributions, self.streams, self._number, self._redraw())
-        if self.aggregator.robust and not phase.collect:
-            released = self.aggregator.aggregated(
-                released, self.plan.num_clusters, self.shared, counts=self.plan.unit == "none"
-            )
+        released = self._release(permit, contributions, phase)
         try:
             self._phase = self._round.send(released)
             return None, None
@@ -727,7 +774,7 @@ class ClusteredStrategy(Strategy):
                 "reseeded": [j for move in moves for j in move],
             }
         )
-        if released.histogram is not None:
+        if isinstance(released, ReleasedSums) and released.histogram is not None:
             metrics["histogram"] = released.histogram.tolist()
         return pack_models(models, self._layout), metrics
 
@@ -759,6 +806,16 @@ class ClusteredStrategy(Strategy):
         if phase.collect or self.aggregator.robust:
             return self.plan.collected(size, self._cohort)
         return self.plan.contributions(size, shared=self.shared)
+
+    def _release(self, permit: Permit, contributions: Contributions, phase: Phase) -> Released:
+        """What the method receives of a phase."""
+        if not isinstance(contributions, Collected | Gathered):
+            return self.plan.release(permit, contributions, self.streams, self._number, self._redraw())
+        released = self.plan.release_each(permit, contributions)
+        if phase.collect or not isinstance(released, ReleasedUpdates):
+            return released
+        counts = self.plan.unit == "none"
+        return self.aggregator.aggregated(released, self.plan.num_clusters, self.shared, counts=counts)
 
     def _take(
         self, contributions: Contributions, phase: Phase, server_round: int, client: int, content: RecordDict
@@ -960,9 +1017,9 @@ class ClusteredStrategy(Strategy):
 
     def _remember(self, current: int, models: Models, released: Released) -> tuple[Models, list[tuple[int, int]]]:
         """Fold the released histogram into the running mean; re-seed when it is time."""
-        if released.histogram is None:
+        new = released.histogram if isinstance(released, ReleasedSums) else None
+        if new is None:
             return models, []
-        new = released.histogram
         self.histogram = new if self.histogram is None else (1 - _MEMORY) * self.histogram + _MEMORY * new
         if self.reseeding is None or not self.reseeding.due(current, self.plan.rounds):
             return models, []

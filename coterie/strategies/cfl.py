@@ -48,7 +48,7 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.common.logger import log
 
-from coterie.privacy import Plan, Released
+from coterie.privacy import Plan, Released, ReleasedUpdates
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
 from coterie.strategies.distances import FloatArray, Indices, cosines
 
@@ -148,10 +148,7 @@ class CFL(ClusteredStrategy):
         nodes = known.copy()
         training = [n for n, node in enumerate(nodes) if node.ended is None]
         of_training = {client: cluster for client, cluster in before.items() if leaf[client] in training}
-        told = yield Phase(self.training(), models, to=of_training, collect=True)  # lines 2-3
-        assert told.clients is not None
-        assert told.updates is not None
-        assert told.weights is not None
+        told = yield from self.updates(self.training(), models, to=of_training)  # lines 2-3
         stationary, incongruent, converged = self._norms(number, told.updates)
         models, came, norms = models.copy(), leaf[told.clients], {}
         for n in training:
@@ -254,10 +251,8 @@ class CFL(ClusteredStrategy):
             clients[int(nodes[n].parent or 0)] += clients[n]
         return [{"node": n, **asdict(node), "clients": sorted(clients[n])} for n, node in enumerate(nodes)]
 
-    def _show(self, number: int, told: Released, came: Indices, before: Mapping[int, int]) -> None:
+    def _show(self, number: int, told: ReleasedUpdates, came: Indices, before: Mapping[int, int]) -> None:
         """Keep the similarities of the round's updates within each cluster."""
-        assert told.clients is not None
-        assert told.updates is not None
         many = self.plan.clients
         matrix = np.full((many, many), np.nan, np.float32)
         for n in np.unique(came):
@@ -279,9 +274,7 @@ class CFL(ClusteredStrategy):
             here = [client for client, n in at.items() if n == nodes[children[0]].parent]
             if not here:
                 continue
-            told = yield Phase(self.training(), self.kept[_ANCHORS][s, None], collect=True, clients=here, late=True)
-            assert told.clients is not None
-            assert told.updates is not None
+            told = yield from self.updates(self.training(), self.kept[_ANCHORS][s, None], clients=here, late=True)
             at = {client: n for client, n in at.items() if client not in here}  # who is silent is asked again
             for client, update in zip(told.clients.tolist(), told.updates, strict=True):
                 at[client] = children[cosines([update, *self.kept[_SIDES][s]])[0, 1:].argmax()]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from coterie.strategies.base import Models, Phase, Round
+from coterie.strategies.base import Models, Round
 from coterie.strategies.ifca import IFCA
 
 
@@ -37,5 +37,5 @@ class FCDPFL(IFCA):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 5."""
-        released = yield Phase(replace(self.training(), choose=True), models)  # lines 3-4: client/records.py
+        released = yield from self.sums(replace(self.training(), choose=True), models)  # lines 3-4: client/records.py
         return self.step(models, released)  # line 5

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round
+from coterie.strategies.base import ClusteredStrategy, Models, Round
 
 
 class FedAvg(ClusteredStrategy):
@@ -35,5 +35,5 @@ class FedAvg(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 5."""
-        released = yield Phase(self.training(), models)  # lines 3-4
+        released = yield from self.sums(self.training(), models)  # lines 3-4
         return self.step(models, released)  # line 5

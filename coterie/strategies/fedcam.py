@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from coterie.strategies.base import Models, Parameters, Phase, Round
+from coterie.strategies.base import Models, Parameters, Round
 from coterie.strategies.ifca import IFCA
 from coterie.wire import EvaluateRequest, TrainRequest
 
@@ -51,7 +51,7 @@ class FedCAM(IFCA):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 8."""
-        released = yield Phase(self.training(), models)  # lines 3-7; 5-7 are client/verbs.py::train
+        released = yield from self.sums(self.training(), models)  # lines 3-7; 5-7 are client/verbs.py::train
         return self.step(models, released)  # line 8
 
     def initial_models(self, models: Models) -> Models:

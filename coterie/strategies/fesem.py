@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round
+from coterie.strategies.base import ClusteredStrategy, Models, Round
 from coterie.wire import EvaluateRequest, TrainRequest
 
 
@@ -46,7 +46,7 @@ class FeSEM(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 5, 3 and 4."""
-        released = yield Phase(self.training(), models)  # lines 5 and 3: client/verbs.py::train, _assign
+        released = yield from self.sums(self.training(), models)  # lines 5 and 3: client/verbs.py::train, _assign
         return self.step(models, released)  # line 4
 
     def training(self) -> TrainRequest:

@@ -28,7 +28,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round
+from coterie.strategies.base import ClusteredStrategy, Models, Round
 
 
 class IFCA(ClusteredStrategy):
@@ -41,7 +41,7 @@ class IFCA(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 9."""
-        released = yield Phase(self.training(), models)  # lines 3-8; 6-8 are client/verbs.py::train
+        released = yield from self.sums(self.training(), models)  # lines 3-8; 6-8 are client/verbs.py::train
         return self.step(models, released)  # line 9
 
     def initial_models(self, models: Models) -> Models:

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round
+from coterie.strategies.base import ClusteredStrategy, Models, Round
 from coterie.strategies.mixture import kmeans, project
 
 _LABELS = "labels"
@@ -40,11 +40,7 @@ class KMCDPFL(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 5."""
-        released = yield Phase(self.training(), models, to=self.placed(number), collect=True)  # line 3
-        assert released.updates is not None
-        assert released.clients is not None
-        assert released.labels is not None
-        assert released.weights is not None
+        released = yield from self.updates(self.training(), models, to=self.placed(number))  # line 3
         if not len(released.updates):
             return models
         rng = self.streams.stream("k-means", number, self._attempt)

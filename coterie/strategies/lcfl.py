@@ -158,12 +158,13 @@ class LCFL(ClusteredStrategy):
         if number == 1:
             self.kept = {_FIRST: models[:1]}  # untrained
         if number <= self.warm_up_rounds:
-            released = yield Phase(self.training(), models[:1])
+            released = yield from self.sums(self.training(), models[:1])
             return self.step(models[:1], released)[:1]  # FedAvg
         if _LABELS not in self.kept:
             return (yield from self._find(models[:1]))  # lines 1-15
         yield from self._place_late()
-        released = yield Phase(replace(self.training(), proximal_mu=self.proximal_mu), models, to=self.placed(number))
+        near = replace(self.training(), proximal_mu=self.proximal_mu)
+        released = yield from self.sums(near, models, to=self.placed(number))
         return self.step(models, released)  # line 17
 
     def placed(self, number: int) -> Mapping[int, int] | None:
@@ -181,10 +182,7 @@ class LCFL(ClusteredStrategy):
 
     def _find(self, start: Models) -> Round:
         """Warm up, compare, cluster; (k, d) means of the members' models."""
-        warm = yield Phase(self.training(), start, collect=True, clients=range(self.plan.clients))  # lines 1-5
-        assert warm.clients is not None
-        assert warm.updates is not None
-        assert warm.weights is not None
+        warm = yield from self.updates(self.training(), start, clients=range(self.plan.clients))  # lines 1-5
         started = time.perf_counter()
         if self.metric == "loss":
             losses, columns = yield from self._compare(start, warm.updates, warm.clients.tolist())  # lines 6-11
@@ -268,15 +266,8 @@ class LCFL(ClusteredStrategy):
                     f"{max(1, _MOST_BYTES * len(part) // models.nbytes)} or less"
                 )
             self.recorder.working_on(f"{len(clients)} clients compare {begin} of {many} models")
-            told = yield Phase(
-                LossesRequest(compared=len(part)),
-                models,
-                collect=True,
-                clients=clients,
-                late=late,
-                answer=losses_layout(len(part)),
-            )
-            assert told.clients is not None
+            request = LossesRequest(compared=len(part))
+            told = yield from self.updates(request, models, clients=clients, late=late, answer=losses_layout(len(part)))
             table[[place[client] for client in told.clients.tolist()], begin : part[-1] + 1] = told.updates
         return table
 
@@ -295,9 +286,7 @@ class LCFL(ClusteredStrategy):
             losses = losses[np.isfinite(losses).all(axis=1)]
             labels[came] = np.abs(losses[:, None] - self.kept[_PROFILES]).mean(axis=2).argmin(axis=1)
         else:
-            warm = yield Phase(self.training(), self.kept[_FIRST], collect=True, clients=late, late=True)
-            assert warm.clients is not None
-            assert warm.updates is not None
+            warm = yield from self.updates(self.training(), self.kept[_FIRST], clients=late, late=True)
             came = warm.clients
             for client, update in zip(came, warm.updates, strict=True):
                 labels[client] = _BETWEEN[self.metric]([update, *self.kept[_CENTRES]])[0, 1:].argmin()

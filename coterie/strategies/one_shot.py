@@ -25,7 +25,7 @@ from flwr.common.logger import log
 
 from coterie.messages import Layout, Points
 from coterie.privacy import Plan
-from coterie.strategies.base import ClusteredStrategy, Models, Parameters, Phase, Round, StrategyError
+from coterie.strategies.base import ClusteredStrategy, Models, Parameters, Round, StrategyError
 from coterie.wire import LabelRequest, Request
 
 if TYPE_CHECKING:
@@ -126,10 +126,7 @@ class OneShot(ClusteredStrategy):
         self.traffic.update({name: int(count) for name, count in (self.recorder.kept(_TRAFFIC) or {}).items()})
         whole = self.recorder.kept(_GATHERED) is not None  # and paid for
         ask = [] if whole else sorted(set(range(self.plan.clients)) - set(points) - self._failed())
-        told = yield Phase(
-            self.question(), models, collect=True, clients=ask, late=whole, answer=self.answer()
-        )  # line 1
-        assert told.points is not None
+        told = yield from self.points(self.question(), models, self.answer(), clients=ask, late=whole)  # line 1
         points |= told.points
         many = sum(map(len, points.values()))
         if many < self.clusters:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from coterie.privacy import Plan
-from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
+from coterie.strategies.base import ClusteredStrategy, Models, Round, StrategyError
 
 
 class Oracle(ClusteredStrategy):
@@ -47,7 +47,7 @@ class Oracle(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 and 4."""
-        released = yield Phase(self.training(), models, to=self._groups)  # line 3
+        released = yield from self.sums(self.training(), models, to=self._groups)  # line 3
         return self.step(models, released)  # line 4
 
     def placed(self, number: int) -> Mapping[int, int]:

@@ -37,8 +37,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie.privacy import Plan, Released
-from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
+from coterie.privacy import Plan, ReleasedUpdates
+from coterie.strategies.base import ClusteredStrategy, Models, Round, StrategyError
 from coterie.strategies.mixture import cluster, project, switch_round
 
 _PI, _SWITCH = "pi", "switch"
@@ -73,15 +73,15 @@ class RCDPFL(ClusteredStrategy):
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 15."""
         if number == 1:
-            released = yield Phase(replace(self.training(), first_batch=True), models[:1], collect=True)  # lines 4-6
-            self._find(released)  # lines 7-9
+            first = yield from self.updates(replace(self.training(), first_batch=True), models[:1])  # lines 4-6
+            self._find(first)  # lines 7-9
             return np.repeat(models[:1], self.kept[_PI].shape[1], axis=0)
         if number <= self.switch:
             rng = self.streams.stream("assignment", number, self._attempt)
             labels = {i: int(rng.choice(len(pi), p=pi)) for i, pi in enumerate(self.kept[_PI])}  # lines 10-11
-            released = yield Phase(self.training(), models, to=labels)  # line 14
-        else:
-            released = yield Phase(replace(self.training(), choose=True), models)  # lines 13-14: client/records.py
+            released = yield from self.sums(self.training(), models, to=labels)  # line 14
+        else:  # lines 13-14: client/records.py
+            released = yield from self.sums(replace(self.training(), choose=True), models)
         return self.step(models, released)  # line 15
 
     @property
@@ -89,10 +89,8 @@ class RCDPFL(ClusteredStrategy):
         """E_c, the last round in which the mixture is trusted; known after round 1."""
         return int(self.kept[_SWITCH][0])
 
-    def _find(self, released: Released) -> None:
+    def _find(self, released: ReleasedUpdates) -> None:
         """Lines 7 to 9."""
-        assert released.updates is not None
-        assert released.clients is not None
         if len(released.updates) < max(4, 2 * self.groups):
             raise StrategyError(
                 f"only {len(released.updates)} clients answered in round 1: too few to find groups among; see why "

@@ -46,8 +46,8 @@ def ask(tmp_path):
 
     def call(number, start=0.0, flower_run=1, settings=CONFIG):
         models = pack_models(np.full((1, LAYOUT.size), start, np.float32), LAYOUT)
-        request = TrainRequest(round=number, record_plans=settings.plan.record_plans)
-        config = ConfigRecord({**settings.for_clients(), **request.to_record()})
+        request = TrainRequest(round=1, record_plans=settings.plan.record_plans)
+        config = ConfigRecord({**settings.for_clients(), **request.to_record(), "round": number})
         question = Message(RecordDict({"models": models, "config": config}), dst_node_id=1, message_type="train")
         answer = app(question, Context(flower_run, 1, node, RecordDict(), {})).content
         return read_reply(answer, client_id=0, round=number, num_clusters=1, layout=LAYOUT).update

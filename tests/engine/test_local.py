@@ -52,6 +52,7 @@ def test_the_client_app_tells_the_same_losses():
     content, layout = question()
     drawn = [layout.flatten(initialise("mlp-32", (1, 8, 8), 10, seed)) for seed in range(3)]
     content["models"] = pack_models(np.stack(drawn), layout)
+    content["config"]["compared"] = 3
     messages = [Message(content, dst_node_id=n, message_type="query.losses") for n in range(1, 13)]
     local = updates(LocalGrid(12).send_and_receive(messages), losses_layout(3))
     flower = []

@@ -16,12 +16,12 @@ from coterie.privacy import (
     LedgerError,
     NoPrivacy,
     Paper,
-    Plan,
     PrivacyError,
     RRSlot,
     Streams,
     clip,
     epsilon,
+    plan_from_terms,
 )
 
 C = 0.5
@@ -281,7 +281,7 @@ def test_terms_say_everything(kind):
         if kind is NoPrivacy
         else plan(kind, noise=1.3)
     )
-    assert Plan.of_terms(p.terms()) == p
+    assert plan_from_terms(p.terms()) == p
     assert not [value for value in p.terms().values() if value == math.inf]
 
 
@@ -294,7 +294,7 @@ def test_collected_updates_are_the_same_in_a_file_as_in_memory(spool, monkeypatc
     sent = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32) * 1e6  # nothing is clipped
     for slot in (5, 0, 3, 2):
         collected.add(slot, slot % 3, 0, sent[slot])
-    released = p.release(p.ledger().round(1, p.event()), collected, Streams(0), 1)
+    released = p.release_each(p.ledger().round(1, p.event()), collected)
     assert isinstance(released.updates, np.memmap) is (spool < 4 * 6 * 5)
     np.testing.assert_array_equal(released.updates, sent[[0, 2, 3, 5]])
     assert released.clients.tolist() == [0, 3, 5, 9]
@@ -304,7 +304,7 @@ def test_collected_updates_are_the_same_in_a_file_as_in_memory(spool, monkeypatc
 
 def test_nobody_s_updates_are_none():
     p = NoPrivacy(clients=10, num_clusters=3, sampling_rate=1.0, rounds=1)
-    released = p.release(p.ledger().round(1, p.event()), p.collected(5, np.arange(10)), Streams(0), 1)
+    released = p.release_each(p.ledger().round(1, p.event()), p.collected(5, np.arange(10)))
     assert released.updates.shape == (0, 5)
     assert released.clients.shape == released.labels.shape == released.weights.shape == (0,)
 
@@ -387,7 +387,7 @@ def test_the_paper_s_identifiers_can_be_left_uncharged_and_the_certificate_says_
     assert charged.noise_multiplier_counts > 2.9  # what a share of the budget buys
     extra = set(uncharged.reasons()) - set(charged.reasons())
     assert extra == {"identifiers have noise of deviation 1 that is outside the budget"}
-    assert Plan.of_terms(uncharged.terms()) == uncharged
+    assert plan_from_terms(uncharged.terms()) == uncharged
     contributions = uncharged.contributions(1, draws=2000)
     for slot in range(100):
         contributions.add(slot, 2, 0, [0.0])

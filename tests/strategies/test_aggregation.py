@@ -14,7 +14,7 @@ from test_base import CLIENTS, LAYOUT, Stub, nothing, private
 from toys import UP
 
 from coterie.messages import pack_models, pack_update, unpack_models
-from coterie.privacy import Joint, Paper, RecordLevel, RecordPlan, Released, RRSlot, Streams
+from coterie.privacy import Joint, Paper, RecordLevel, RecordPlan, ReleasedUpdates, RRSlot, Streams
 from coterie.server import ConfigError, RunConfig
 from coterie.strategies import AGGREGATORS, IFCA, STRATEGIES, Aggregator, FedAvg, StrategyError, aggregation
 from coterie.strategies.aggregation import krum, krum_scores, median, multi_krum, trimmed_mean
@@ -143,17 +143,22 @@ def test_shares_without_an_honest_majority_are_refused(share):
 
 def collected(updates, assigned, labels=None):
     n = len(updates)
-    return Released(
-        np.zeros((3, 0)), None, np.ones(3), 1.0, 1, math.inf, np.arange(n), np.asarray(labels or assigned, np.int64),
-        np.asarray(assigned, np.int64), np.ones(n), np.asarray(updates, np.float32).reshape(n, 2),
-    )  # fmt: skip
+    return ReleasedUpdates(
+        charge=1,
+        epsilon=math.inf,
+        clients=np.arange(n),
+        labels=np.asarray(labels or assigned, np.int64),
+        assigned=np.asarray(assigned, np.int64),
+        weights=np.ones(n),
+        updates=np.asarray(updates, np.float32).reshape(n, 2),
+    )
 
 
 def test_each_cluster_has_its_own_and_one_without_updates_stays():
     updates = [[1, 1], [2, 2], [9, 9], [5, 5]]
     found = Aggregator("median").aggregated(collected(updates, [0, 0, 0, 2]), 3)
     np.testing.assert_array_equal(found.sums / found.divisors[:, None], [[2, 2], [0, 0], [5, 5]])
-    assert (found.updates, found.clients, found.histogram) == (None, None, None)
+    assert found.histogram is None
     nobody = Aggregator("median").aggregated(collected([], []), 3, shared=1)
     np.testing.assert_array_equal(nobody.sums, np.zeros((3, 2)))
 

@@ -10,9 +10,21 @@ from toys import UP
 
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, pack_update, unpack_models
-from coterie.privacy import Joint, Ledger, NoPrivacy, Plan, PrivacyError, Released, RRSlot, Streams, calibrate, epsilon
+from coterie.privacy import (
+    Joint,
+    Ledger,
+    NoPrivacy,
+    Plan,
+    PrivacyError,
+    ReleasedSums,
+    RRSlot,
+    Streams,
+    calibrate,
+    epsilon,
+)
 from coterie.privacy.ledger import event_of
 from coterie.strategies import IFCA, FedAvg, Phase, Reseeding, StrategyError
+from coterie.wire import TrainRequest
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
 CLIENTS = 8
@@ -236,7 +248,7 @@ def test_a_method_sees_nothing_but_what_was_released():
     plan = private(noise=0.2)
     start(Stub(), plan, Curious)
     (released,) = seen
-    assert isinstance(released, Released)
+    assert isinstance(released, ReleasedSums)
     exact = CLIENTS * 0.5 * (1 - 1e-6) * UP
     assert np.all(released.sums[0] != exact)
     assert np.abs(released.sums[0] - exact).max() < 6 * plan.noise_multiplier_updates * 0.5
@@ -557,4 +569,4 @@ def test_sizes_of_other_clusters_are_forgotten():
 
 def test_chosen_clients_are_never_summed():
     with pytest.raises(StrategyError, match="must collect"):
-        Phase("train", np.zeros((1, 4), np.float32), clients=[1])
+        Phase(TrainRequest(), np.zeros((1, 4), np.float32), clients=[1])

@@ -591,10 +591,9 @@ def test_defaults_are_the_paper_s(tmp_path, method):
 
 
 def test_points_need_a_phase_that_collects():
+    kfed = KFED(nothing(), example_shape=(4,), clusters=3)
     with pytest.raises(StrategyError, match="a phase that asks for points must collect"):
-        Phase(
-            "train.gan", np.zeros((1, 4), np.float32), answer=FFCM(nothing(), example_shape=(4,), clusters=3).answer()
-        )
+        Phase(kfed.question(), np.zeros((1, 4), np.float32), answer=kfed.answer())
 
 
 def test_no_mechanism_of_client_level_gives_points_away():

@@ -27,7 +27,7 @@ from coterie.privacy import (
     PrivacyError,
     RecordLevel,
     RecordPlan,
-    Released,
+    ReleasedUpdates,
     Streams,
     certificate,
     epsilon,
@@ -75,9 +75,8 @@ def train(method, plan, start, folder, rounds=1, grid=None, config=CONFIG, **opt
 
 
 def collected(**rows):
-    """What a phase gives that collects, of two clusters."""
-    none = {"sums": np.zeros((2, 0)), "histogram": None, "divisors": np.ones(2)}
-    return Released(**none, cohort=1.0, charge=1, epsilon=1.0, **rows)
+    """What a phase gives that collects."""
+    return ReleasedUpdates(charge=1, epsilon=1.0, **{"assigned": rows.get("labels"), **rows})
 
 
 STEP = towards(0.5)  # of a client whose model knows nothing

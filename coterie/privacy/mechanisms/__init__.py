@@ -1,5 +1,9 @@
 """Mechanisms, one file each; a new one is a file and a line here."""
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 from coterie.privacy.mechanisms.dp_sgd import WEIGHTS, RecordLevel
 from coterie.privacy.mechanisms.joint import Joint, NoPrivacy
 from coterie.privacy.mechanisms.paper import Paper
@@ -13,6 +17,17 @@ PLANS: dict[str, type[Plan]] = {plan.mechanism: plan for plan in (Joint, RRSlot,
 #: Mechanisms that a configuration can name, with a line for a person who chooses.
 MECHANISMS = {name: plan.title for name, plan in PLANS.items() if plan.unit == "client"}
 
+
+def plan_from_terms(terms: Mapping[str, Any]) -> Plan:
+    """The plan that :meth:`Plan.terms` describes.
+
+    Args:
+        terms: every number of the plan by name, None for infinity, and its mechanism.
+    """
+    values: dict[str, Any] = {key: math.inf if value is None else value for key, value in terms.items()}
+    return PLANS[values.pop("mechanism")](**values)
+
+
 __all__ = [
     "IDENTIFIERS",
     "MECHANISMS",
@@ -24,5 +39,6 @@ __all__ = [
     "RRSlot",
     "RecordLevel",
     "move_members",
+    "plan_from_terms",
     "redraw_matrix",
 ]
