@@ -32,7 +32,8 @@ RESULTS = HERE / "results" / "robustness.csv"
 PAGE = HERE.parent / "docs" / "robustness.md"
 
 ROBUST = ("trimmed-mean", "median", "krum", "multi-krum")
-SHARES = (0.1, 0.2, 0.3)
+#: Shares of attackers by unit of privacy.
+SHARES = {"none": (0.1, 0.2, 0.3), "record": (0.3,)}
 SCALE = 5.0
 BASE = {
     "clients": 80,
@@ -70,16 +71,21 @@ FIELDS = (*Cell._fields, "accuracy")
 
 def cells(seeds: int, strategies: Iterable[str] = (), quick: bool = False) -> Iterator[Cell]:
     """All runs of one seed before those of the next."""
-    attacks = [("none", 0.0), *itertools.product(("label-flip", "sign-flip"), SHARES)]
     for seed, (unit, methods) in itertools.product(range(1 if quick else seeds), METHODS.items()):
         for name, robust in methods.items():
-            for aggregator, (attack, share) in itertools.product(("mean", *ROBUST) if robust else ("mean",), attacks):
+            rules = ("mean", *ROBUST) if robust else ("mean",)
+            for aggregator, (attack, share) in itertools.product(rules, attacks(unit)):
                 if strategies and name not in strategies:
                     continue
                 if quick and (unit, name) not in (("none", "fedavg"), ("none", "ifca"), ("record", "rc-dpfl")):
                     continue
                 if not quick or share in (0.0, 0.3):
                     yield Cell(unit, name, aggregator, attack, share, seed)
+
+
+def attacks(unit: str) -> list[tuple[str, float]]:
+    """(attack, share of attackers) of the columns."""
+    return [("none", 0.0), *itertools.product(("label-flip", "sign-flip"), SHARES[unit])]
 
 
 def measured(cell: Cell) -> float | None:
@@ -137,16 +143,16 @@ def write(path: Path, cell: Cell, accuracy: float | None) -> None:
 
 def table(found: dict[Cell, float | None], unit: str) -> str:
     """A row for each method and aggregator, a column for each attack: percent, over the seeds that all rows have."""
-    attacks = [("none", 0.0), *itertools.product(("label-flip", "sign-flip"), SHARES)]
+    columns = attacks(unit)
     rows = dict.fromkeys((cell.strategy, cell.aggregator) for cell in found if cell.unit == unit)
     order = list(METHODS[unit])
     lines = [
-        "| method | aggregator | honest | " + " | ".join(f"{a} {100 * s:.0f} %" for a, s in attacks[1:]) + " |",
-        "| --- | --- |" + " ---: |" * len(attacks),
+        "| method | aggregator | honest | " + " | ".join(f"{a} {100 * s:.0f} %" for a, s in columns[1:]) + " |",
+        "| --- | --- |" + " ---: |" * len(columns),
     ]
     for strategy, aggregator in sorted(rows, key=lambda row: (order.index(row[0]), ("mean", *ROBUST).index(row[1]))):
         shown = []
-        for attack, share in attacks:
+        for attack, share in columns:
             values = [value for cell, value in found.items() if cell[:5] == (unit, strategy, aggregator, attack, share)]
             known = [100 * value for value in values if value is not None]
             ended = len(values) - len(known)

@@ -364,8 +364,8 @@ class ClusteredStrategy(Strategy):
         if plan.unit == "client":
             raise StrategyError(
                 f"aggregator = {name} needs privacy-unit record or none: client-level noise covers one client's part "
-                "of a sum, which clipping bounds by C; one client can move a median or Krum's choice further than C / "
-                "n and the server keeps no single update; use mean"
+                "of a sum, which clipping bounds by C; one client can move a median or Krum's choice further than "
+                "C / n, and the server keeps no single update; use mean"
             )
         if not cls.robust:
             raise StrategyError(

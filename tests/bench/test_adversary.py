@@ -1,5 +1,8 @@
 """Clients that keep the protocol and lie: what they change, and what they leave alone."""
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
@@ -12,6 +15,7 @@ from coterie.server import RunConfig, RunFolder, run
 from coterie.server.metrics import summarise
 from coterie.strategies import Aggregator, FedAvg
 
+ROOT = Path(__file__).parents[2]
 CLIENTS = 20
 SETTINGS = {
     "dataset": "digits",
@@ -80,3 +84,19 @@ def test_sign_flippers_ruin_the_mean_of_a_whole_run_and_no_robust_aggregator(agg
         assert accuracy < 0.3
     else:
         assert accuracy > 0.8
+
+
+def row(cell):
+    return cell.unit, cell.strategy, cell.aggregator, cell.seed
+
+
+def test_the_table_of_the_page_is_that_of_the_results():
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "robustness.py"))
+    found = benchmark["read"](benchmark["RESULTS"])
+    assert found
+    every, rows = benchmark["cells"](1 + max(cell.seed for cell in found)), {row(cell) for cell in found}
+    assert found.keys() == {cell for cell in every if row(cell) in rows}
+    text = benchmark["PAGE"].read_text()
+    assert "<!-- none -->" in text
+    assert "<!-- record -->" in text
+    assert benchmark["filled"](text) == text
