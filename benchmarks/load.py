@@ -8,13 +8,14 @@ Starts a SuperLink with TLS, SuperNode authentication and a SQLite database, and
 linear model. With ``--churn`` a share of the nodes stops (SIGTERM) in the middle of each round. Every second of these
 starts again at once, the others when the round has ended.
 
-Prints seconds per round, the peak of the proportional set size (PSS) in sum and by program, the
-rounds in which each node took part, and the nodes that took part in none of the last ``--window`` rounds.
+Prints seconds per round, the peak of the proportional set size (PSS) in sum and by program, how many rounds each node
+took part in, the most rounds in turn that it missed, and the nodes that took part in none of the last ``--window``.
 """
 
 import argparse
 import collections
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -291,13 +292,20 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
             "PSS peak, MB": memory.peak.total(),
             "by program": dict(memory.peak),
             "rounds of each node": [len(took[i]) for i in took],
+            "longest absence": [_gap(took[i], len(lines)) for i in took],
             "left out": [i for i in took if not took[i] & window],
-            "left": [left[i] for i in took],
+            "stops of each node": [left[i] for i in took],
             "troubles": {trouble: logs.count(trouble) for trouble in TROUBLES},
             "load average": os.getloadavg(),
         }
     finally:
         federation.close()
+
+
+def _gap(rounds: set[int], last: int) -> int:
+    """The most rounds in turn, up to the last, that are not among some."""
+    there = [0, *sorted(number for number in rounds if number <= last), last + 1]
+    return max(later - earlier - 1 for earlier, later in itertools.pairwise(there))
 
 
 def _metrics(out: Path) -> list[dict[str, Any]]:
@@ -315,7 +323,7 @@ def main() -> None:
     parser.add_argument("--unit", choices=("none", "record"), default="none")
     parser.add_argument("--churn", action="store_true", help="nodes leave and return in each round")
     parser.add_argument("--away", type=float, default=0.25, help="share of nodes that leave in a round")
-    parser.add_argument("--window", type=int, default=3, help="left out: misses the last so many rounds")
+    parser.add_argument("--window", type=int, default=5, help="left out: misses the last so many rounds")
     parser.add_argument("--wait", type=float, default=120.0)
     parser.add_argument("--timeout", type=float, default=300.0, help="round-timeout")
     parser.add_argument("--limit", type=float, default=570.0, help="seconds after which the measurement ends")
