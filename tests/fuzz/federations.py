@@ -182,13 +182,17 @@ Change = Callable[[Message, Any], Sequence[Delivery]]
 
 
 class Wire(LocalGrid):
-    """Delivers honest replies, each computed once, but for the one that ``change`` replaces."""
+    """Delivers honest replies, each computed once, but for the one that ``change`` replaces.
+
+    A node whose introduction fails is asked again: it then gives what it gave first.
+    """
 
     def __init__(self, computed: dict[Any, Any], target: Target | None, change: Change, exchange: Exchange) -> None:
         super().__init__(CLIENTS)
         self._computed, self._target, self._change, self._exchange = computed, target, change, exchange
         self._places = {INTRODUCTION: -1, TRAINING: -1, EVALUATION: -1}
         self.requests: list[tuple[str, Message]] = []
+        self._delivered: Sequence[Delivery] | None = None
 
     def _answers(self, questions: Sequence[Message]) -> Any:
         digests: dict[int, str] = {}
@@ -218,15 +222,16 @@ class Wire(LocalGrid):
     def _hits(self, kind: str, message: Message) -> bool:
         target = self._target
         assert target is not None
-        return (kind, self._places[kind], message.metadata.dst_node_id - 1) == (
-            target.kind,
-            target.place,
-            target.client,
-        )
+        if (kind, message.metadata.dst_node_id - 1) != (target.kind, target.client):
+            return False
+        again = kind == INTRODUCTION and self._delivered is not None
+        return again or self._places[kind] == target.place
 
     def _changed(self, message: Message, honest: Any) -> Sequence[Delivery]:
-        self._exchange.question, self._exchange.honest = message, honest
-        return self._change(message, honest)
+        if self._delivered is None:
+            self._exchange.question, self._exchange.honest = message, honest
+            self._delivered = self._change(message, honest)
+        return self._delivered
 
 
 def kind_of(verb: str) -> str:
@@ -286,7 +291,6 @@ class Federation:
     """
 
     def __init__(self, name: str, folder: Path) -> None:
-        autoencoder.WIDTHS = SMALL
         self.name, self.strategy = name, name.split()[0]
         self.config = RunConfig({**_BASE, **SETTINGS[name], "strategy": self.strategy})
         self.plan = self.config.plan
@@ -319,10 +323,12 @@ class Federation:
         exchange, kept = Exchange(), _Kept()
         wire = Wire(self._computed, target, change, exchange)
         strategy = self._strategy(number, kept, exchange)
-        models = self._start
+        models, widths = self._start, autoencoder.WIDTHS
+        autoencoder.WIDTHS = SMALL
         try:
             result = strategy.start(wire, models, number, timeout=60.0, train_config=self._sent)
         finally:
+            autoencoder.WIDTHS = widths
             wire.close()
             exchange.dropped = dict(strategy.dropped)
             exchange.nodes = dict(strategy._roster.nodes)

@@ -177,7 +177,7 @@ def test_what_clusters_share_is_aggregated_over_the_cohort():
 # ---- runs ----------------------------------------------------------------------------------------------------
 
 
-def hostile(*attackers, scale=-1e30):
+def hostile(*attackers, scale=-1e17):
     def spoil(client, content):
         if client in attackers:
             content["update"] = pack_update((scale * UP).astype(np.float32), LAYOUT)
@@ -195,7 +195,7 @@ def moved(grid, aggregator=None, plan=None, method=FedAvg, rounds=1, **options):
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_two_of_eight_clients_ruin_the_mean_and_nothing_else(name):
-    assert np.abs(moved(hostile(2, 5))).max() > 1e28
+    assert np.abs(moved(hostile(2, 5))).max() > 1e16
     np.testing.assert_allclose(moved(hostile(2, 5), Aggregator(name, 0.25)), [UP], rtol=1e-6)
     np.testing.assert_allclose(moved(hostile(2, 5, scale=-1), Aggregator(name, 0.25)), [UP], rtol=1e-6)
     np.testing.assert_allclose(moved(hostile(2, 5, scale=-1)), [UP / 2], rtol=1e-6)
