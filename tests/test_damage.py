@@ -1,12 +1,15 @@
 """Run folders with lost or damaged files: no charge is lost, and no certificate is given that is not true."""
 
+import builtins
 import contextlib
 import errno
+import io
 import json
 import os
 import shutil
 import signal
 import sys
+import time
 
 import pytest
 from commands import assert_refused, document, settings
@@ -43,20 +46,25 @@ def run(made, tmp_path):
     return tmp_path / "run"
 
 
+# A command does no more than so many seconds of work, however busy the machine is; what waits for ever is ended.
+MOST_SECONDS, HANGS = 5, 120
+
+
 @contextlib.contextmanager
-def at_most(seconds):
-    """Ends what takes longer."""
+def in_time():
+    """Fails what works for longer, and what hangs."""
 
     def late(*_):
-        raise TimeoutError(f"it took more than {seconds} s")
+        raise TimeoutError(f"it hung for {HANGS} s")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    began, before = time.process_time(), signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, HANGS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    assert time.process_time() - began < MOST_SECONDS
 
 
 def words(command, run):
@@ -190,7 +198,7 @@ CASES = [
 def test_a_damaged_file_ends_in_one_line_or_does_no_harm(coterie, run, made, name, how, command):
     header, true = read_ledger(made / "ledger.jsonl")
     damage(run / name, how)
-    with at_most(30 if command == "resume" else 5):  # a resumed run may have to train again
+    with in_time():  # a resumed run may have to train again
         status, _, err = coterie(*words(command, run))
     assert "Traceback" not in err
     if status:
@@ -232,6 +240,59 @@ def test_a_full_disk_ends_the_run_in_one_line_and_it_resumes(coterie, tmp_path, 
     assert status == 0, err
     assert document(out)["certified"] is True
     assert read_ledger(tmp_path / "run" / "ledger.jsonl")[1][: len(charges)] == charges
+
+
+def is_writing(flags_or_mode):
+    if isinstance(flags_or_mode, str):
+        return any(letter in flags_or_mode for letter in "wax+")
+    return bool(flags_or_mode & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+
+
+def read_only(monkeypatch, folder, of=""):
+    """Answer as a file system that is mounted read-only does, for a folder or for one file of it."""
+
+    def hit(path):
+        return os.path.abspath(os.fspath(path)).startswith(str(folder)) and str(path).endswith(of)
+
+    def guarded(call, writes):
+        def wrapped(path, *rest, **named):
+            if not isinstance(path, int) and hit(path) and writes(*rest, **named):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+            return call(path, *rest, **named)
+
+        return wrapped
+
+    opened = guarded(open, lambda mode="r", *_, opener=None, **__: opener is None and is_writing(mode))
+    for owner, name, instead in (
+        (os, "open", guarded(os.open, lambda flags, *_, **__: is_writing(flags))),
+        (os, "replace", guarded(os.replace, lambda *_, **__: True)),
+        (os, "mkdir", guarded(os.mkdir, lambda *_, **__: True)),
+        (os, "unlink", guarded(os.unlink, lambda *_, **__: True)),
+        (io, "open", opened),
+        (builtins, "open", opened),
+    ):
+        monkeypatch.setattr(owner, name, instead)
+
+
+@pytest.mark.parametrize("command", UNREAD)
+@pytest.mark.parametrize("name", ["", *FILES])
+def test_a_read_only_disk_or_file_ends_in_one_line_or_does_no_harm(coterie, run, monkeypatch, name, command):
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    true = read_ledger(run / "ledger.jsonl")[1]
+    with monkeypatch.context() as patched:
+        read_only(patched, run, name)
+        with in_time():
+            status, _, err = coterie(*words(command, run))
+    assert "Traceback" not in err
+    if command != "resume":
+        assert status == 0, err  # the page goes elsewhere
+    elif status:
+        assert [line[:7] for line in err.splitlines() if "error" in line] == ["error: "], err
+    else:
+        assert name not in ("", "ledger.jsonl")
+    assert read_ledger(run / "ledger.jsonl")[1][: len(true)] == true
+    if not name:
+        assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
 def test_a_ledger_that_cannot_be_written_is_one_line(coterie, run, monkeypatch):

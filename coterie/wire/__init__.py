@@ -1,5 +1,6 @@
 """What travels between server and clients, as types with bounds."""
 
+from coterie.wire.fields import RequestError
 from coterie.wire.replies import Diagnostics, EvaluationReply, LabelCounts, Summary, summary_of
 from coterie.wire.requests import (
     REQUESTS,
@@ -11,7 +12,6 @@ from coterie.wire.requests import (
     LabelRequest,
     LossesRequest,
     Request,
-    RequestError,
     TrainRequest,
     digest,
 )

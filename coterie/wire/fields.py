@@ -10,7 +10,7 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cache
 from typing import Annotated, Any, Self, Union, get_args, get_origin, get_type_hints
 
 # Characters of a text whose length is not given, and of a value in an error.
@@ -61,7 +61,7 @@ class Fields:
         Raises:
             RequestError: a key is missing, or its value has another type or is out of bounds.
         """
-        return cls(**{name: _read(name, hint, record) for name, hint in _hints(cls).items()})
+        return cls(**{name: _read(name, hint, record) for name, hint in cls._hints().items()})
 
     def to_record(self) -> dict[str, Any]:
         """Values of a ConfigRecord from which :meth:`from_record` reads the same object.
@@ -69,7 +69,7 @@ class Fields:
         Raises:
             RequestError: a field has another type or is out of bounds.
         """
-        values = {name: getattr(self, name) for name in _hints(type(self))}
+        values = {name: getattr(self, name) for name in self._hints()}
         record = {
             name.replace("_", "-"): list(value) if isinstance(value, tuple) else value
             for name, value in values.items()
@@ -78,11 +78,11 @@ class Fields:
         self.from_record(record)
         return record
 
-
-@lru_cache(maxsize=32)
-def _hints(cls: type) -> dict[str, Any]:
-    hints = get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(cls) if field.init}
+    @classmethod
+    @cache
+    def _hints(cls) -> dict[str, Any]:
+        hints = get_type_hints(cls, include_extras=True)
+        return {field.name: hints[field.name] for field in fields(cls) if field.init}  # type: ignore[arg-type]
 
 
 def _read(name: str, hint: Any, record: Mapping[str, Any]) -> Any:

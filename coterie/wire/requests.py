@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -232,6 +232,6 @@ def digest(verb: str, content: RecordDict) -> str:
 
     Paths and devices, which may change when a run is resumed, do not count.
     """
-    config = {key: value for key, value in content[CONFIG].items() if key not in PLACES_OF_CLIENTS}
+    config: dict[str, Any] = {k: v for k, v in content[CONFIG].items() if k not in PLACES_OF_CLIENTS}
     same = RecordDict({**content, CONFIG: ConfigRecord(config)})
     return hashlib.sha256(f"{verb} {same.object_id}".encode()).hexdigest()
