@@ -200,7 +200,6 @@ SCHEMA: dict[str, Key] = {
         "auto",
         "ppfc-gan: the clients' GAN; auto: the one that suits the data, with GroupNorm at record level",
         **_names({"auto": 0, **networks.GANS}),
-        client=True,
     ),
     "gan-average": Key(
         0.995,

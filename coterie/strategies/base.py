@@ -950,7 +950,14 @@ class ClusteredStrategy(Strategy):
         return messages
 
     def _content(self, arrays: ArrayRecord, request: Request) -> RecordDict:
-        """A message to clients: models, and the run's configuration with the request."""
+        """A message to clients: models, and the run's configuration with the request.
+
+        Raises:
+            StrategyError: the configuration sets a field of the request, which clients would execute and no plan price.
+        """
+        if taken := self._config.keys() & request.keys():
+            names = ", ".join(sorted(taken))
+            raise StrategyError(f"the configuration for clients sets {names}: the strategy sets that")
         return RecordDict({MODELS: arrays, CONFIG: ConfigRecord({**self._config, **request.to_record()})})
 
     def _messages(self, arrays: ArrayRecord, request: Request, clients: list[int]) -> dict[int, Message]:

@@ -79,6 +79,11 @@ class Fields:
         return record
 
     @classmethod
+    def keys(cls) -> frozenset[str]:
+        """The key of every field."""
+        return frozenset(name.replace("_", "-") for name in cls._hints())
+
+    @classmethod
     @cache
     def _hints(cls) -> dict[str, Any]:
         hints = get_type_hints(cls, include_extras=True)

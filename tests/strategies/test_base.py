@@ -567,6 +567,13 @@ def test_sizes_of_other_clusters_are_forgotten():
     assert strategy.histogram.tolist() == [8.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("key", ["redraw", "cluster", "choose", "record-plans", "round"])
+def test_a_configuration_changes_no_request(key):
+    """Clients would execute what no plan has priced."""
+    with pytest.raises(StrategyError, match=f"the configuration for clients sets {key}: the strategy sets that"):
+        start(Stub(), nothing(), FedAvg, config={key: 1})
+
+
 def test_chosen_clients_are_never_summed():
     with pytest.raises(StrategyError, match="must collect"):
         Phase(TrainRequest(), np.zeros((1, 4), np.float32), clients=[1])
