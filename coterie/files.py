@@ -29,7 +29,7 @@ _KINDS: Mapping[int, str] = {
 
 
 class FileError(RuntimeError):
-    """A file cannot be read; the message names it and says why."""
+    """A file cannot be read; the message names it and states why."""
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-#: What a JSON line says beside time, level and message, where it is known; ``extra`` of a logging call may set it.
+#: Fields of a JSON line beside time, level and message, where known; ``extra`` of a logging call may set it.
 FIELDS = ("run", "round", "rounds", "client", "node", "epsilon", "accuracy", "replies", "reason")
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")

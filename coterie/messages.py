@@ -33,7 +33,7 @@ GAN, CENTROIDS, LABEL = "train.gan", "train.centroids", "query.label"
 PAID = (TRAIN, GAN, LOSSES)
 #: Key of a request's configuration: the plans of clients at record level.
 RECORD_PLANS = "record-plans"
-#: What a message says that may change when a run is resumed, and changes no answer.
+#: Keys of a message that may change when a run is resumed and do not affect the reply.
 PLACES_OF_CLIENTS = ("data-dir", "device")
 _POINTS = "points"
 
@@ -241,7 +241,7 @@ def read_points(content: RecordDict, *, client_id: int, round: int, expected: Po
 
 
 def _parts(content: RecordDict, client_id: int, round: int) -> tuple[ConfigRecord, ArrayRecord]:
-    """What a client says of its reply, and what it sends.
+    """The metadata of a reply, and its arrays.
 
     Raises:
         ReplyError: a part is missing, or it is another client's or round's.

@@ -101,5 +101,5 @@ def _answer(state: Path, data: Path, turn: int) -> FloatArray:
 
 
 def _charges(state: Path) -> dict[Event, int]:
-    """What a client's own ledger says."""
+    """The charges in a client's own ledger."""
     return dict(counted(read_ledger(state / _BUDGET)[1]))

@@ -270,7 +270,7 @@ def _shift(attack: Coupled, update: FloatArray, streams: Streams) -> float:
 
 
 def _evaluated(plan: Plan, streams: Streams) -> Finding:
-    """How far one accuracy moves a private evaluation, whatever a client says of it; both draw the same noise."""
+    """How far one accuracy moves a private evaluation, whatever a client reports; both draw the same noise."""
     others, event = [0.5] * (plan.clients - 1), plan.evaluation_event()
     absent = [0.0] if plan.sampler == "fixed" else []  # where another client may stand in its place
     least = _evaluation(plan, others + absent, streams)

@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def sent(self) -> str:
-        """What clients send, for runs that gather points and differ in what becomes of them; empty: nobody else's."""
+        """What clients send, shared by runs that differ in what becomes of it; empty: shared with no other run."""
         from coterie.strategies import STRATEGIES, OneShot
 
         method = STRATEGIES.get(self.settings.get("strategy", ""))
@@ -277,7 +277,7 @@ def _prepare(jobs: int, said: Any) -> None:
     import torch
 
     global _say
-    said.cancel_join_thread()  # nobody may listen any more
+    said.cancel_join_thread()  # the reader may be gone
     _say = said.put
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // jobs))
@@ -287,7 +287,7 @@ def _prepare(jobs: int, said: Any) -> None:
 def _run_one(
     cell: Cell, folder: Path, places: Mapping[str, Any], gathered: Path | None = None
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """One run in this process, with the points of another where it gathered the same; what cannot run says why."""
+    """One run in this process, with the points of another where it gathered the same; a run that fails returns why."""
     import torch
 
     from coterie.bench.central import cluster

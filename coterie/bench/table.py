@@ -35,7 +35,7 @@ CENTRAL = ("km", "fcm", "dcn")
 
 
 class BenchError(ValueError):
-    """A table that cannot be read or run; the message says which and what to do."""
+    """A table that cannot be read or run; the message states which and what to do."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _path(name: str) -> Path:
 
 
 def _raw(path: Path) -> dict[str, Any]:
-    """What a file says; a table that is like another has of its own what it says, and the rest from that one."""
+    """The contents of a file; a table that is like another takes what it lacks from that one."""
     own = tomllib.loads(path.read_text())
     if "like" not in own:
         return own

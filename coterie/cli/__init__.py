@@ -46,7 +46,7 @@ for command in (
 cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)(superlink)
 cli.add_typer(privacy.app, name="privacy")
 
-#: Errors whose message alone tells a person what to do, by the room that raises them.
+#: Errors whose message alone states what to do, by the package that raises them.
 _EXPECTED = {
     "coterie.bench": ("BenchError",),
     "coterie.files": ("FileError",),

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from coterie.cli.console import JsonFlag, console_for, listing, now_and_then, print_json
 
 _INTERRUPTED = 130
-# Seconds without a line after which a long round says what it does, where there is no terminal.
+# Seconds without output after which a long round reports progress, where there is no terminal.
 _SILENCE = 5.0
 
 

@@ -1,4 +1,4 @@
-"""The answers of a round that a client paid for: to the same question it says the same again, and pays nothing.
+"""Cached replies of a round: a repeated request returns the cached reply at no additional privacy cost.
 
 A reply can be lost on its way, and a server can die before it counts one; then it asks again, for the same round, with
 the same models. A new answer would be new noise on the same records, and a second charge. The old one reveals nothing

@@ -57,7 +57,7 @@ def _answer(message: Message, context: Context) -> Message:
     except Exception as error:
         if isinstance(error, ClientError) or not deployed:
             raise
-        # Flower sends the server what an exception says, and one about data may quote them.
+        # Flower sends the text of an exception to the server, and it may quote data.
         log(ERROR, "client %s: %s", client.client_id, error, exc_info=True)
         raise ClientError(f"client {client.client_id} failed; its own log says why") from None
     finally:

@@ -1,4 +1,4 @@
-"""Record-level DP-SGD of clients that trust nobody: RC-DPFL's DPSGD(theta, b, N, K, z, c).
+"""Record-level DP-SGD at the clients, without a trusted party: RC-DPFL's DPSGD(theta, b, N, K, z, c).
 
     for K floor(N / b) steps:
         B ← each record with probability b / N

@@ -18,10 +18,10 @@ class Client:
         client_id: our own id for it.
         folder: of what it keeps; empty: it has none; None: it is simulated, and takes the one that a message names.
         budget: epsilon and delta that it may spend; None: it is simulated, and has the plan's. A client with a budget
-            of its own trusts nobody: it reveals nothing that the budget does not pay for.
+            of its own trusts no server: it reveals nothing that the budget does not pay for.
         diagnostics: whether such a client lets itself be evaluated, exactly and outside its budget.
         data: path of its own data, in place of the run's; None: it has none.
-        declared: what these data are; None: the run says it.
+        declared: what these data are; None: the run defines it.
         budget_file: where it counts what its data have revealed; None: beside the data, or in ``folder``.
     """
 

@@ -25,7 +25,7 @@ class Memory:
     """The file of one client.
 
     Args:
-        folder: where it is; None: this client cannot remember, and says so when it must.
+        folder: where it is; None: this client keeps no state, and fails if a method needs it.
         client_id: our own id for it.
     """
 

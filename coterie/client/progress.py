@@ -1,4 +1,4 @@
-"""What a client says of long work: to the log, or to whoever runs many clients on one machine."""
+"""Progress reports of long-running tasks: to the log, or to the process that runs many clients on one machine."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def check_paid(client: Client, task: Task, plan: RecordPlan, *, releases_losses:
 
 
 def _choose(cohort: Cohort, i: int, plan: RecordPlan, rng: np.random.Generator) -> int:
-    """The model of least loss: by the exponential mechanism, or exactly, which nobody certifies."""
+    """The model of least loss: by the exponential mechanism, or exactly, which is never certified."""
     if plan.selection == "exact":
         return int(cohort.losses[i].argmin())
     task = cohort.task

@@ -43,7 +43,7 @@ class Task:
     """What a message's configuration asks a client to work on.
 
     Attributes:
-        federation: everybody's data; of clients with data of their own, theirs alone.
+        federation: the data of all clients; of clients with their own data, theirs alone.
         described: the network: its name, shape of an example, number of classes.
         additive: whether a shared and an own network are added up.
         batched: train all clients at once.
@@ -58,7 +58,7 @@ class Task:
         cluster: the cluster whose model came, where the server chose; None: the client chooses.
         first: whether this is a round 1 with batches of its own.
         plans: record-level plans of clients 0, 1, ..., in turn; empty: there is no record-level privacy.
-        choose: whether a client at record level chooses by loss, in the way that its plan says.
+        choose: whether a client at record level chooses by loss, as its plan specifies.
         loss_bound: L, to which the loss of a record is clipped where losses are released; None: they are not.
         initial_own: (D - d,) what a client's own layers are at first.
     """
@@ -115,7 +115,7 @@ class Task:
 
     @property
     def network(self) -> nn.Module:
-        """The configured network, with parameters that nobody uses."""
+        """The configured network; its parameters are not used."""
         return _network(*self.described, self.additive)
 
     def plan(self, client_id: int) -> RecordPlan:
@@ -123,7 +123,7 @@ class Task:
         return self.plans[client_id % len(self.plans)]
 
     def shard(self, client: Client) -> Shard:
-        """The client's data. At record level a simulated client is given no more records than its plan says.
+        """The client's data. At record level a simulated client has no more records than its plan states.
 
         A real one, and one with data of its own, keeps all: were its records cut, one that is removed would make
         room for another.
@@ -142,7 +142,7 @@ def federation(config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Fed
     """The clients' data that a configuration describes, kept between calls.
 
     Args:
-        config: of the run; its data set is split, where it is not everybody's own.
+        config: of the run; its data set is split, unless clients have their own data.
         clients: those who ask; where they have data of their own, these are read, of the shape and with the classes
             of the run's.
 
@@ -245,7 +245,7 @@ class Cohort:
 
     @cached_property
     def shards(self) -> Sequence[Shard]:
-        """Everybody's data."""
+        """The data of every client."""
         return [self.shard(i) for i in range(len(self.clients))]
 
     def shard(self, i: int) -> Shard:

@@ -37,7 +37,7 @@ from coterie.messages import (
 )
 from coterie.privacy import clip_rows
 
-# Test examples on which a client with layers of its own is evaluated: nobody shares its network.
+# Test examples on which a client with personal layers is evaluated: its network is not shared.
 _MOST_OWN_TESTS = 500
 # The loss of a model that diverged, which no message can hold.
 _MOST_LOSS = 1e6
@@ -195,7 +195,7 @@ def evaluate(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
 
 
 def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:
-    """Test examples of a client whose network nobody shares: a part of its own, where its group has many."""
+    """Test examples of a client with personal layers: a part of its own, where its group has many."""
     stride = -(-len(test.y) // _MOST_OWN_TESTS)
     return test.x[client_id % stride :: stride], test.y[client_id % stride :: stride]
 

@@ -1,4 +1,4 @@
-"""Records in files of people's own: archives, tables, folders of images. :mod:`coterie.datasets.own` says which."""
+"""Records in users' own files: archives, tables, folders of images. See :mod:`coterie.datasets.own`."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ def _parts(
 def describe(path: str, declared: Declared | None = None) -> str:
     """A line about a client's own data, such as "1200 images of 1x28x28, classes 0..9, 240 held out".
 
-    With ``declared`` it says too which records are left out or clamped.
+    With ``declared`` it also states which records are left out or clamped.
 
     Raises:
         DataError: they cannot be read; without ``declared`` also for any record that cannot.

@@ -1,4 +1,4 @@
-"""What a data set is before it is split and shifted, and what is told of those that are shipped."""
+"""Data sets before they are split and shifted, and descriptions of those that are built in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 
 class DataError(ValueError):
-    """A data set, shift or split that cannot be had; the message says which and what to do."""
+    """A data set, shift or split that is unavailable; the message states which and what to do."""
 
 
 #: What examples are, by the rank and the type of their array.

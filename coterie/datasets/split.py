@@ -30,9 +30,9 @@ class Split:
 
 
 def evenly(source: Source, group_of: Rows, set_aside: int, samples_per_client: int, rng: np.random.Generator) -> Split:
-    """Training rows shared out at random; `federate` says how.
+    """Training rows distributed at random; see `federate`.
 
-    The clients set aside first get their part of all rows, so that nobody else holds these, in whatever group.
+    The clients set aside first get their part of all rows, so that no other client holds them, in any group.
 
     Args:
         source: the data.

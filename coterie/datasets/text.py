@@ -36,7 +36,7 @@ def _tokens(text: str) -> Tokens:
 
 
 def _speeches(text: str) -> dict[str, str]:
-    """All that each speaker says, in the order in which they first speak; blocks are a line `NAME:`, then text."""
+    """All lines of each speaker, in the order in which they first speak; blocks are a line `NAME:`, then text."""
     said: dict[str, list[str]] = {}
     for block in text.split("\n\n"):
         heading, _, speech = block.strip("\n").partition("\n")

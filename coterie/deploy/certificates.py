@@ -1,4 +1,4 @@
-"""A certificate authority of one's own, and what it vouches for. A folder holds, for N nodes:
+"""A private certificate authority and what it signs. A folder holds, for N nodes:
 
 =======================  ==================================================================================
 ca.crt, ca.key           the authority; every certificate below is signed by it
@@ -40,7 +40,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.deploy.errors import DeployError
 
-#: Days that server and nodes are vouched for, unless told; the authority lives longer, so that they can be renewed.
+#: Default validity of server and node certificates in days; the authority is valid for longer, for renewals.
 DAYS, AUTHORITY_DAYS = 825, 3650
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _CLOCK_SKEW = timedelta(hours=1)  # clocks of edge machines are late

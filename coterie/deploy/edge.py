@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from coterie.deploy.app import checked_hash, trusted_entities
 from coterie.deploy.errors import DeployError
 
-#: Where a SuperNode serves its own Runtime API, unless told: two on one machine need two ports.
+#: Default port of a SuperNode's Runtime API: two SuperNodes on one machine need two ports.
 RUNTIME_PORT = 9094
 _TIMEOUT = 10.0  # seconds, for each of connecting and the TLS handshake
 _OWN_KEYS = (
@@ -133,7 +133,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Check:
-    """What was found about one ``subject``; a failure says what is wrong and the way out."""
+    """The result of one check; a failure states what is wrong and the way out."""
 
     subject: str
     passed: bool
@@ -149,7 +149,7 @@ def default_state_dir(client_id: int) -> Path:
 def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
     """Look at data, key, CA, app, state folder, port and SuperLink, in this order; nothing is started or written.
 
-    ``describe`` says in one line what the data are, or raises ValueError or OSError. The SuperLink is asked only with
+    ``describe`` describes the data in one line, or raises ValueError or OSError. The SuperLink is asked only with
     a CA that will do.
     """
     trusted = False

@@ -2,4 +2,4 @@
 
 
 class DeployError(ValueError):
-    """Certificates, a key or a machine that will not do; the message says which, why, and what to do."""
+    """Certificates, a key or a machine that cannot be used; the message states which, why, and what to do."""

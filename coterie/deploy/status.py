@@ -30,10 +30,10 @@ _UNSTARTED = ("pending", "starting")
 
 @dataclass(frozen=True)
 class Node:
-    """A SuperNode that is registered, in the order of that: what it was registered as, and whether it is there.
+    """A registered SuperNode: the name of its registration, and its status.
 
-    ``status`` is online, offline or registered (it never came); ``last_seen`` is seconds since the SuperLink last heard
-    of an online node, or since it took the node for gone; ``online_since`` is None unless it is online.
+    ``status`` is online, offline or registered (never online so far); ``last_seen`` is the seconds since the last
+    heartbeat, or since the SuperLink marked the node as offline; ``online_since`` is None unless it is online.
     """
 
     id: int
@@ -57,7 +57,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Status:
-    """What a SuperLink says: nodes, runs (the latest first), and how far the first of the runs is.
+    """The state of a SuperLink: nodes, runs (the latest first), and the progress of the first of them.
 
     ``progress`` is what :func:`coterie.logs.read_rounds` finds in the log of ``runs[0]``.
     """
@@ -84,7 +84,7 @@ def ask(connection: str | None = None, run: int | None = None) -> Status:
     from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
 
     with _explained(link, run):
-        with contextlib.redirect_stdout(io.StringIO()):  # Flower says there which SuperLink it uses
+        with contextlib.redirect_stdout(io.StringIO()):  # Flower prints which SuperLink it uses
             client = init_http_client_from_connection(link)
         with client:
             nodes = client.ListNodes(ListNodesRequest())

@@ -31,7 +31,7 @@ _NEEDED = {"state", "object_store", "receive", "get_run", "get_fab"}
 
 
 class RefusedError(Exception):
-    """A run's app is not the pinned one; the message says which it is."""
+    """A run's app is not the pinned one; the message names its hash."""
 
 
 def pin(expected: str) -> None:

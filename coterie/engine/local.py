@@ -68,7 +68,7 @@ class LocalGrid(Grid):
         return range(1, len(self._clients) + 1)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Replies, as soon as they are there; ``timeout`` is not needed where nobody can be late."""
+        """Replies, as soon as they are there; ``timeout`` has no effect: no client of this process is late."""
         questions = list(messages)
         for message in questions:
             message.metadata.__dict__["_message_id"] = str(next(self._ids))
@@ -212,7 +212,7 @@ def _prepare(said: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
-    said.cancel_join_thread()  # nobody may listen any more
+    said.cancel_join_thread()  # the reader may be gone
     tell_to(said.put)
 
 

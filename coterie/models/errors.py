@@ -1,4 +1,4 @@
-"""What is said where a network or a feature cannot be had."""
+"""The error for networks and features that are unavailable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class ModelError(ValueError):
-    """A network or a feature that cannot be had; the message says which and what to do."""
+    """A network or a feature that is unavailable; the message states which and what to do."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

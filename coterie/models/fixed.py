@@ -156,7 +156,7 @@ def _normalised(cells: Images) -> Images:
 
 
 def random_conv(x: Images) -> Images:
-    """Random filters that nobody trained, (n, C, H, W) to (n, 17, 7, 7), for images of at least 7×7 in [-1, 1].
+    """Random untrained filters, (n, C, H, W) to (n, 17, 7, 7), for images of at least 7×7 in [-1, 1].
 
     Sixteen 5×5 filters, rectified, and the image itself, both averaged over 7×7 cells; each part without its mean and
     with the same length in every image (A. Saxe et al.: On Random Weights and Unsupervised Feature Learning,

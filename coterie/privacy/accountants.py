@@ -174,7 +174,7 @@ class PldAccountant(Accountant):
 class VisibleAccountant(PldAccountant):
     """PLD against somebody who sees who takes part: with probability q a whole Gaussian release, else nothing.
 
-    The coins do not depend on data, so a round is the mixture of the two, and the observed coin says which.
+    The coins do not depend on data, so a round is the mixture of the two, and the observed coin reveals which.
     """
 
     def _seen(self, event: Event) -> Event:

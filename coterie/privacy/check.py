@@ -82,7 +82,7 @@ def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def checkpoint_facts(path: Path) -> dict[str, Any]:
-    """What a checkpoint says about itself, without its tensors; empty if there is none.
+    """The metadata of a checkpoint, without its tensors; empty if there is none.
 
     Raises:
         FileError: it is damaged.
@@ -107,7 +107,7 @@ def check(
     """What is wrong with a run's papers; an empty list when the certificate follows from the ledger.
 
     That every charge is for a release of the plan, that the epsilon beside each is what the charges up to it cost,
-    that all of them fit the budget, and that ``stated`` says what follows. Versions of software may differ.
+    that all of them fit the budget, and that ``stated`` follows from them. Versions of software may differ.
 
     Args:
         header: first line of the ledger.

@@ -1,6 +1,6 @@
 """The ledger: a charge is on disk before the release it pays for, and is never reused or refunded.
 
-The first line says what the run is: its plan, delta, budget and accountant. Every further line is a charge. A
+The first line describes the run: its plan, delta, budget and accountant. Every further line is a charge. A
 charge covers one attempt at one release. A round that is repeated after a crash is charged again, and the rounds
 that remain are calibrated anew so that everything together stays within the budget.
 
@@ -75,7 +75,7 @@ class Ledger:
         epsilon: the budget; inf when the run has no privacy.
         path: the file; None keeps the charges in memory, which no crash survives.
         accountant: by which the budget is kept; pld and rdp are tracked beside it.
-        about: what the first line says beside that; JSON-ready.
+        about: further entries of the first line; JSON-ready.
 
     Raises:
         LedgerError: another process holds the file, a line of it cannot be read, or it is another run's.
@@ -178,7 +178,7 @@ class Ledger:
         return all(made[event] >= count for event, count in charges.items())
 
     def again(self, number: int, event: Event) -> Permit:
-        """Allows to take what is said again to a question that was paid for: it is what was said before."""
+        """A permit for a replayed reply to a request that was charged before."""
         return Permit(len(self.charges), number, event, self.spent())
 
     def unpaid(self, number: int) -> Permit:

@@ -1,4 +1,4 @@
-"""Losses of other clients' models on a client's own records, told with noise (LCFL at record level).
+"""Losses of other clients' models on a client's own records, released with noise (LCFL at record level).
 
 Adding or removing one record moves the summed loss of each of m models by at most L, all of them together by at most
 L sqrt(m) in L2 norm: a Gaussian mechanism (docs/privacy.md, theorem 3). What it costs is

@@ -30,7 +30,7 @@ class Streams:
 
     @property
     def secret(self) -> bool:
-        """Whether nobody can predict or repeat these streams."""
+        """Whether these streams can be neither predicted nor repeated."""
         return self.seed is None
 
     def stream(self, name: str, *key: int) -> np.random.Generator:

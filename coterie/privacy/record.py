@@ -1,4 +1,4 @@
-"""Record-level privacy of one client that trains by DP-SGD and trusts nobody: its plan, for accounting.
+"""Record-level privacy of one client that trains by DP-SGD, without a trusted party: its plan, for accounting.
 
 Per-sample gradients clipped to c, noise z c on their sum, Poisson batches. A first round of full batches (RC-DPFL)
 or of another batch size, the choices of a cluster by loss, and the losses of other clients' models (LCFL) make one
@@ -81,7 +81,7 @@ class RecordPlan:
             papers', not private).
         selections: how often it chooses.
         selection_epsilon: of each choice.
-        compared: how many models the client tells its losses of, at most.
+        compared: largest number of models whose losses the client releases.
         loss_noise: noise multiplier of all these losses together.
         models_per_message: of how many at a time.
         accountant: by which the budget is kept.

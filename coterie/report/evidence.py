@@ -36,7 +36,7 @@ class Pairs:
     def ordered(self, order: Sequence[int] = ()) -> Pairs:
         """The same in the order of the clients in `order`, others after them; without it cluster by cluster.
 
-        The diagonal becomes NaN: that a client is like itself says nothing.
+        The diagonal becomes NaN: the distance of a client to itself is trivial.
         """
         place = {client: index for index, client in enumerate(order)}
         key = [place.get(int(client), len(place)) for client in self.clients]

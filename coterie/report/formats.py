@@ -81,7 +81,7 @@ def clients(number: int) -> str:
 
 
 def of_total(found: int | None, total: int | None) -> str:
-    """`4 of 4`; the total is left out where nobody knows it."""
+    """`4 of 4`; without the total if it is unknown."""
     if found is None:
         return MISSING
     return str(found) if total is None else f"{found} of {total}"

@@ -203,7 +203,7 @@ def _evidence(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str
 
 
 def _facts(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the certificate says beside its words: ε by every accountant, what was charged, and the rest."""
+    """The table of the certificate: ε by every accountant, charges, and other facts."""
     charged = certificate.get("charged") or ()
     return [
         *((f"ε by {name}", formats.epsilon(value)) for name, value in (certificate.get("accountants") or {}).items()),
@@ -256,7 +256,7 @@ def _summary(run: Run) -> str:
 
 
 def _standing(run: Run) -> str:
-    """What the badge says."""
+    """The text of the badge."""
     if run.unit == "none":
         return "not private"
     if not run.finished:

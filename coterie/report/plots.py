@@ -60,7 +60,7 @@ _STYLE: dict[Any, Any] = {
 def accuracy_figure(run: Run) -> Figure:
     """Mean accuracy and one thin line per group over the rounds; beneath, on the same x axis, the ε spent.
 
-    A run without privacy has no second panel. A run that was never evaluated says so in the first.
+    A run without privacy has no second panel. The first states if the run was never evaluated.
     """
     with drawing_style():
         figure = Figure(figsize=(9.0, 4.3 if run.accounted else 3.3), facecolor="white")

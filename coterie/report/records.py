@@ -1,4 +1,4 @@
-"""What the page tells of a run that clusters records, not clients: in words, and in pictures with captions."""
+"""The page of a run that clusters records instead of clients: sentences, and figures with captions."""
 
 from __future__ import annotations
 

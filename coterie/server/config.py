@@ -402,7 +402,7 @@ SCHEMA: dict[str, Key] = {
     "resume": Key(False, "continue the run in the run folder", **_text("true or false")),
 }
 
-#: Where things are says nothing about what a run is; these may change when it resumes.
+#: Paths, timeouts and ports: they may change when a run resumes.
 PLACES = (
     "out",
     "resume",
@@ -599,7 +599,7 @@ class RunConfig:
             )
 
     def _check_data(self) -> None:
-        """What is said of data of clients' own, and of those alone."""
+        """Settings of clients' own data: required for these, rejected for others."""
         said = {"input-shape": self["input-shape"] != "", "num-classes": self["num-classes"] != "none"}
         if self["dataset"] != OWN_DATA:
             for name in (name for name in said if said[name]):
@@ -850,7 +850,7 @@ class RunConfig:
         return self._kind.calibrated(**self._numbers)
 
     def about(self) -> dict[str, Any]:
-        """What the ledger's first line says beside the plan, for the certificate."""
+        """What the ledger's header holds beside the plan, for the certificate."""
         return {
             "seed": self.seed,
             "diagnostics": self._diagnostics,

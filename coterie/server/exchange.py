@@ -173,7 +173,9 @@ class Exchange:
             for probe in list(request.probes):
                 for reply in self._pull(probe):
                     request.probes.remove(probe)
-                    if not reply.has_error():  # of the SuperLink perhaps: it tells nothing of the request
+                    if (
+                        not reply.has_error()
+                    ):  # an error may come from the SuperLink: it proves nothing about the request
                         request.passed = reply
 
     def _lost(self, request: _Request, probe: Message) -> Message | None:

@@ -198,7 +198,7 @@ class RunFolder:
             raise FolderError(f"{path} is damaged ({error}){_WAY_OUT}") from None
 
     def take_evidence(self, run: Path, names: Iterable[str]) -> None:
-        """Have what another run kept under names like these, in place of one's own."""
+        """Use what another run kept under names that match these patterns."""
         private_folder(self.path / "evidence")
         for name in names:
             for file in (run / "evidence").glob(f"{name}.npz"):
@@ -365,7 +365,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turn an error of the file system into one that says how to go on."""
+    """Turn an error of the file system into one that states how to continue."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
 """Flower's grid where the SuperLink or a node may fail: calls are repeated, and a malformed reply costs one reply.
 
-Flower's HTTP client waits for a SuperLink that is away. It gives up, and the ServerApp with it, where the SuperLink
-dies at the wrong moment: after it has stored an object and before it says so (the second attempt is refused, "the push
-session may have expired"), in the middle of a TLS handshake, or where it answers with an error of its own.
+Flower's HTTP client waits for a SuperLink that is unavailable. It gives up, and the ServerApp with it, if the SuperLink
+fails after storing an object and before acknowledging it (the second attempt is rejected, "the push session may have
+expired"), in the middle of a TLS handshake, or if it replies with an error of its own.
 
 Flower's HTTP client inflates all replies of a call together: one that is not what Flower expects loses the others. It
 also takes the request that a reply belongs to from the reply, where the node can write anything; the SuperLink checked
@@ -37,7 +37,7 @@ def persistent(grid: Grid) -> Grid:
     """The same grid; where a call of its fails that asks the SuperLink, it is made again, up to four times.
 
     To send messages again is safe: the SuperLink knows them by their ids, takes what it lacks, and delivers none twice.
-    Replies that it had handed out when it died are lost; it then says so in their place, as of a node that is gone.
+    Replies that it had delivered before it failed are lost; it then returns errors, as for a node that is gone.
 
     A reply that cannot be inflated is an error reply to the message that it answers. Requests whose message or reply is
     lost are sent again (:class:`~coterie.server.exchange.Exchange`).

@@ -15,7 +15,7 @@ from sklearn.metrics import cohen_kappa_score, normalized_mutual_info_score
 
 from coterie.wire.replies import EvaluationReply, LabelCounts, summary_of
 
-#: What diagnostics.json says of itself.
+#: The description in diagnostics.json.
 OUTSIDE = "exact scores, computed from clients' data without noise: the privacy guarantee does not cover them"
 
 #: Scores of an evaluation, and those that have a value for each client.

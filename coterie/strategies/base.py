@@ -1,6 +1,6 @@
 """The frame of every clustered strategy: cohort, transport, checks, release, checkpoints.
 
-A method (one file per paper) says what a round is; the order of things around it is decided here, once:
+A method (one file per paper) defines a round; the order of the steps around it is fixed here:
 cohort -> send -> check -> clip and sum on arrival -> charge -> release -> update -> checkpoint -> evaluate.
 """
 
@@ -296,7 +296,7 @@ class ClusteredStrategy(Strategy):
         self.histogram: FloatArray | None = resume_from.histogram if resume_from else None
         #: What the method keeps between rounds, as arrays; in checkpoints.
         self.kept: dict[str, npt.NDArray[Any]] = dict(resume_from.kept) if resume_from else {}
-        #: What the method found in this round and tells, JSON-ready; from released values.
+        #: What the method reports of this round, JSON-ready; from released values.
         self.notes: dict[str, Any] = {}
         #: Why the run ended before its last round, if it did.
         self.stopped: str | None = None
@@ -409,11 +409,11 @@ class ClusteredStrategy(Strategy):
 
     @classmethod
     def compares(cls, clients: int, **options: Any) -> int:
-        """How many models a client at record level tells its losses of, at most; options as configured."""
+        """Largest number of models whose losses a client at record level releases; options as configured."""
         return 0
 
     def placed(self, number: int) -> Mapping[int, int] | None:
-        """The cluster of every client after round ``number`` where the server says so; None where clients choose.
+        """The cluster of every client after round ``number`` where the server assigns it; None where clients choose.
 
         Clients that it does not name have none yet: they are not evaluated.
         """

@@ -188,7 +188,7 @@ class CFL(ClusteredStrategy):
         return models
 
     def _norms(self, number: int, updates: Models) -> list[float]:
-        """eps_1 and eps_2 of this round, and eps_1 to stop: as told, or found, and shrinking as steps do."""
+        """eps_1 and eps_2 of this round, and eps_1 to stop: configured or estimated, scaled with the step size."""
         if number == 1:
             self.kept[_UNIT] = np.array([max((np.linalg.norm(update) for update in updates), default=0.0)])
         unit = float(self.kept[_UNIT][0]) * self.step_size(number)

@@ -3,16 +3,16 @@
 ===============  ============================================  ==============================================
 name             how                                           how many clusters
 ===============  ============================================  ==============================================
-k-medoids        FasterPAM (package kmedoids)                  as told, or the best number of 2 to 10
-agglomerative    average linkage (SciPy)                       as told, or the best number of 2 to 10
+k-medoids        FasterPAM (package kmedoids)                  as given, or the best number of 2 to 10
+agglomerative    average linkage (SciPy)                       as given, or the best number of 2 to 10
 dbscan           density, radius from the data (scikit-learn)  it finds them
 hdbscan          density at every scale (scikit-learn)         it finds them
 ===============  ============================================  ==============================================
 
-Where the number is not told, clusters must stand out, else all clients are one: each of them must have a mean
+Where the number is not given, clusters must stand out, else all clients are one: each of them must have a mean
 silhouette above 0.5, which Kaufman and Rousseeuw (Finding Groups in Data, 1990) call a reasonable structure. The best
 number of clusters is that whose worst cluster has the largest one. Points that a density leaves over as noise, and
-those that stand alone where the number is not told, join the cluster to which they are nearest in the mean. Clients
+those that stand alone where the number is not given, join the cluster to which they are nearest in the mean. Clients
 that differ along a line and in nothing else may be cut in two: halves of a normal sample have silhouettes above 0.5.
 """
 
@@ -87,7 +87,7 @@ def cluster(distances: FloatArray, clusterer: str, num_clusters: int | None) -> 
 
 
 def check_clusterer(clusterer: str, num_clusters: int | None) -> None:
-    """Refuse a name that nobody has, and a number of clusters where it is found.
+    """Reject an unknown name, and a number of clusters where the algorithm finds it.
 
     Raises:
         ValueError: see :func:`cluster`.

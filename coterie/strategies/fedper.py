@@ -1,4 +1,4 @@
-"""FedPer: a global body, and a head at every client that it shares with nobody.
+"""FedPer: a global body, and a private head at every client.
 
 M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary: Federated Learning with Personalization Layers,
 arXiv:1912.00818, Algorithms 1 and 2. A baseline of RR-Cluster (papers/rr_cluster, Tables 6 to 8).

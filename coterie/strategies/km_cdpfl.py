@@ -10,7 +10,7 @@ M. Werner, L. He, S. P. Karimireddy, M. Jordan, M. Jaggi: Provably Personalized 
      5              theta_m <- weighted mean of theta_(R_old(i)) + u_i over R(i) = m, for every m
 
 Deviations from the paper
-- RC-DPFL says no more than that k-means runs on the noisy updates at the end of each round. Line 5 follows: a client's
+- RC-DPFL states only that k-means runs on the noisy updates at the end of each round. Line 5 follows: a client's
   model is where its training ended, and the members' mean is the cluster's.
 - k-means works on all principal scores of the updates, in which distances are those of the updates themselves.
 - A client that did not answer stays where it was.

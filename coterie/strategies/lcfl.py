@@ -32,9 +32,9 @@ Deviations from the paper
 - ``warm_up_rounds``: rounds of FedAvg before line 1. The paper's tables have equal figures for LCFL and FedAvg after 5
   of 60 iterations, which Algorithm 1 does not explain, and such rounds do.
 - Line 17 starts from the mean of the members' warmed-up models (section II-B) and is FedAvg or FedProx.
-- Where k is not told, all clients may be one cluster (clusterers.py). The run ends if no two clients are alike: if most
-  gain less than half from anybody else's model of what clients gain from their own.
-- A client that did not answer joins when it comes: it tells its losses of the models that are best for each cluster,
+- Where k is not given, all clients may be one cluster (clusterers.py). The run ends if no two clients are alike: if
+  most gain less from any other client's model than half of what clients gain from their own.
+- A client that did not answer joins when it comes: it reports its losses of the models that are best for each cluster,
   and belongs where the members' mean of these losses is nearest; by another metric, where their mean update is.
 """
 
@@ -175,7 +175,7 @@ class LCFL(ClusteredStrategy):
 
     @classmethod
     def compares(cls, clients: int, *, metric: str = "loss", landmarks: int = 0, **options: Any) -> int:
-        """All models or the landmarks, and the one that nobody has trained."""
+        """All models or the landmarks, and the untrained one."""
         return 0 if metric != "loss" else min(landmarks or clients, clients) + 1
 
     # ---- lines 1 to 15 ------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class LCFL(ClusteredStrategy):
         started = time.perf_counter()
         if self.metric == "loss":
             losses, columns = yield from self._compare(start, warm.updates, warm.clients.tolist())  # lines 6-11
-            rows = np.flatnonzero(np.isfinite(losses).all(axis=1))  # of those who told all
+            rows = np.flatnonzero(np.isfinite(losses).all(axis=1))  # of clients that reported all
             untrained, losses = losses[rows, 0], losses[rows, 1:]
         else:
             rows = np.arange(len(warm.updates))
@@ -303,14 +303,14 @@ def _mean(updates: Models, rows: Indices, weights: FloatArray) -> FloatArray:
 
 
 def _refuse_strangers(losses: FloatArray, untrained: FloatArray, own: npt.NDArray[np.bool_]) -> None:
-    """End a run in which nobody gains from anybody.
+    """End a run in which no client gains from another.
 
     For most clients the best of all others' models gains less, over the untrained one, than half of what a client's own
     model usually does.
 
     Args:
         losses: (n, m) of m trained models.
-        untrained: (n,) of the model that nobody has trained.
+        untrained: (n,) of the untrained model.
         own: (n, m) whose model is whose.
     """
     gains = untrained[:, None] - losses

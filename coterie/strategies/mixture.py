@@ -229,7 +229,7 @@ def _em(points: FloatArray, means: FloatArray) -> Mixture:
             break
         before = likelihood
         weights = probabilities.sum(axis=0)
-        held = weights > 0  # a component that nobody needs stays where it is
+        held = weights > 0  # an empty component stays where it is
         means = means.copy()
         means[held] = (probabilities.T @ points)[held] / weights[held, None]
         squares = _squares(points, means)

@@ -146,7 +146,7 @@ class OneShot(ClusteredStrategy):
         return self.layout.flatten(learned)[None]
 
     def took(self, client: int, points: FloatArray) -> None:
-        """Keep them, so that nobody is asked twice."""
+        """Keep them, so that no client is asked twice."""
         self.recorder.keep(_named(client), {"points": points})
         self.recorder.keep(_TRAFFIC, {name: np.array(count) for name, count in self.traffic.items()})
         self._arrived.add(client)

@@ -1,6 +1,6 @@
 """Oracle-CDPFL: clients that run DP-SGD, in their true groups from the first round.
 
-What clustering could reach at best: a baseline of RC-DPFL (papers/rc_dpfl, section 5.1). It needs to be told the
+What clustering could reach at best: a baseline of RC-DPFL (papers/rc_dpfl, section 5.1). It needs to know the
 groups, which a simulation knows.
 
      1  R(i) <- the true group of client i

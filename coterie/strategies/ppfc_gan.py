@@ -22,7 +22,7 @@ Details
 - The paper's Theorem 1 is no guarantee: it has delta = O(s/n) for s samples of n records, which is of order 1 at s = n,
   names no epsilon, and nothing is clipped or noised. At record level (privacy-unit = record) the discriminator is
   trained by DP-SGD instead, in a network without batch normalisation: generator and samples are then post-processing.
-- Whose samples hardly differ from each other is named: its GAN collapsed, and says nothing about its records.
+- Whose samples hardly differ from each other is named: its GAN collapsed and does not represent its records.
 - The encoder travels with its batch normalisation folded in, so that a record's label is its own matter.
 """
 

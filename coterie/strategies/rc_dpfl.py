@@ -1,7 +1,7 @@
 """RC-DPFL: robust clustered federated learning under record-level privacy.
 
 A Provably Robust Algorithm for Differentially Private Clustered Federated Learning (anonymous, under review;
-papers/rc_dpfl), Algorithm 1. Clients run DP-SGD and trust nobody; whatever the server does is post-processing.
+papers/rc_dpfl), Algorithm 1. Clients run DP-SGD and need no trusted party; whatever the server does is post-processing.
 
      1  theta_1^1 = ... = theta_M^1 = theta^init
      2  for e in 1, ..., E do
@@ -20,13 +20,13 @@ papers/rc_dpfl), Algorithm 1. Clients run DP-SGD and trust nobody; whatever the 
     15      theta_m <- theta_m + sum over R(i) = m of N_i u_i / sum over R(i) = m of N_i, for every m
 
 Deviations from the paper
-- Line 13 is not free, whatever its Appendix H says: a deterministic argmin can flip on one record, and the server sees
+- Line 13 is not free, contrary to its Appendix H: a deterministic argmin can flip on one record, and the server sees
   it. The default is a choice by the exponential mechanism, charged (``selection = "gumbel"``); ``exact`` is the
   paper's, and is never certified.
 - Line 7 to 8 work in M - 1 principal components, unscaled, in place of the authors' 2, scaled
-  (``components = 2``); strategies/mixture.py says why.
+  (``components = 2``); strategies/mixture.py explains why.
 - A client that did not answer in round 1 belongs to every cluster alike until it chooses by loss.
-- N_i is the public number of the plan, not what a reply says.
+- N_i is the public number of the plan, not one from a reply.
 """
 
 from __future__ import annotations

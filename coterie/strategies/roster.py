@@ -63,7 +63,7 @@ class Roster:
             time.sleep(_POLL_SECONDS)
 
     def greet(self, grid: Grid, timeout: float, patient: bool = True) -> None:
-        """Ask the nodes that are here and have not said yet who they are, and forget those that went.
+        """Request the client ids of nodes that are online and unidentified, and forget nodes that left.
 
         A message can be lost: who gave no answer is asked again in every round. A late answer counts too.
 

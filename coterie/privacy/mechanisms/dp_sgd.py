@@ -1,4 +1,4 @@
-"""Record-level privacy of clients that trust nobody: each trains by DP-SGD and keeps its own ledger.
+"""Record-level privacy without a trusted party: each client trains by DP-SGD and keeps its own ledger.
 
 What reaches the server is private already, so the server may look at every update and may weigh, cluster and add
 up as it likes. It plans for all clients (their numbers of records, batches and budgets are public), asks, and
@@ -134,7 +134,7 @@ class RecordLevel(Plan):
         return self.of_client(client).longest_update(size, lr, first=first)
 
     def sample(self, rng: np.random.Generator) -> IntArray:
-        """Everybody, in every round."""
+        """All clients, in every round."""
         return np.arange(self.clients)
 
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Weighted:

@@ -35,7 +35,7 @@ class Paper(RRSlot):
     ``identifier_share`` 0 is Algorithm 1 for identifiers that need no noise: labels stay exact.
 
     Attributes:
-        identifier_noise: standard deviation of the noise on one-hots, *charged to nobody*, as Appendix C has it
+        identifier_noise: standard deviation of the noise on one-hots, *not charged*, as Appendix C has it
             (it adds N(0, 1), whatever the budget); 0 takes it from the identifiers' share.
     """
 

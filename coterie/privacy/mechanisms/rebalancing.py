@@ -1,7 +1,7 @@
 """Rebalancing (RR-Cluster, papers/rr_cluster): no cluster is left with fewer than B clients.
 
 The paper moves particular clients from large to small clusters. Under ``joint`` every client redraws its own label
-from a row of a matrix that depends on released histograms alone, which couples nobody and costs nothing
+from a row of a matrix that depends on released histograms alone, which couples no clients and costs nothing
 (:func:`redraw_matrix`); ``rr-slot`` and ``paper`` move members by slot (:func:`move_members`).
 """
 
@@ -50,7 +50,7 @@ def move_members(
     Args:
         labels: (draws, m) cluster of every member; -1 for slots without one, which stay so.
         num_clusters: k.
-        minimum: B; 0 moves nobody.
+        minimum: B; 0 moves no client.
         rng: the coins.
         protected: clusters keep B members (rr-slot); otherwise every member of a cluster of at least B may be
             drawn (as printed).
