@@ -194,6 +194,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "how", "command"), CASES)
 def test_a_damaged_file_ends_in_one_line_or_does_no_harm(coterie, run, made, name, how, command):
     header, true = read_ledger(made / "ledger.jsonl")
@@ -274,6 +275,7 @@ def read_only(monkeypatch, folder, of=""):
         monkeypatch.setattr(owner, name, instead)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", UNREAD)
 @pytest.mark.parametrize("name", ["", *FILES])
 def test_a_read_only_disk_or_file_ends_in_one_line_or_does_no_harm(coterie, run, monkeypatch, name, command):

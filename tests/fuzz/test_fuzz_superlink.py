@@ -34,7 +34,7 @@ from coterie.privacy import Streams  # noqa: E402
 from coterie.server import RunConfig  # noqa: E402
 from coterie.server.run import initial_models  # noqa: E402
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 HONEST, HOSTILE = 3, 9
 CLIENTS = HONEST + HOSTILE
