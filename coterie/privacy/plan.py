@@ -3,9 +3,9 @@
 A plan is a mechanism (one file of :mod:`coterie.privacy.mechanisms` each) with its public numbers. What a round
 does with it:
 
-    cohort        = plan.sample(coins)                  who takes part
+    cohort        = plan.sample(coins)                  sampled clients
     contributions = plan.contributions(d)               clipped on arrival; secret
-    permit        = ledger.round(t, plan.event())       paid for, on disk
+    permit        = ledger.round(t, plan.event())       charged, on disk
     released      = plan.release(permit, contributions, streams, attempt)
 """
 
@@ -32,7 +32,7 @@ from coterie.privacy.record import Priced
 
 IntArray = npt.NDArray[np.int64]
 
-# Bytes of collected updates that are kept in memory.
+# Largest number of bytes of collected updates in memory.
 _SPOOL = 1 << 28
 
 #: Ways to divide a cluster's noisy sum.
@@ -57,7 +57,7 @@ class Contributions(ABC):
 
     @abstractmethod
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
-        """One client's part: its place in the cohort, the label that it chose, the one it trained for, its update."""
+        """Add one client's contribution: slot in the cohort, chosen label, redrawn label, update."""
 
     def _clipped(self, update: npt.ArrayLike) -> FloatArray:
         rows = np.broadcast_to(np.asarray(update, dtype=np.float64), (self.draws, self.size))
@@ -86,7 +86,7 @@ class Summed(Contributions):
 
 
 class Collected(Contributions):
-    """Every client's update by itself, where the server may see it: it is private already, or nothing is.
+    """Single updates of clients, where the server may see them: they are private already, or nothing is.
 
     Args:
         plan: of the run.
@@ -102,13 +102,13 @@ class Collected(Contributions):
         self._updates = _rows(len(cohort), size)
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
-        """Keep it, as it came."""
+        """Store the update unchanged."""
         self._labels[slot], self._updates[slot] = (int(label), int(redrawn_label)), update
 
     def released(self, permit: Permit) -> ReleasedUpdates:
         """All of them, by client."""
         slots = sorted(self._labels)
-        for place, slot in enumerate(slots):  # no second copy of what may be gigabytes
+        for place, slot in enumerate(slots):  # in place: the array may be large
             self._updates[place] = self._updates[slot]
         labels = np.array([self._labels[slot] for slot in slots], np.int64).reshape(-1, 2)
         return ReleasedUpdates(
@@ -123,7 +123,7 @@ class Collected(Contributions):
 
 
 class Gathered(Contributions):
-    """Points of clients, any number from each, where the server may see them: as :class:`Collected`.
+    """Points of clients, any number of each, where the server may see them; see :class:`Collected`.
 
     Args:
         plan: of the run.
@@ -137,7 +137,7 @@ class Gathered(Contributions):
         self._bytes = 0
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
-        """Keep one client's points, (n, *shape); in a file without a name once they are many."""
+        """Store one client's (n, *shape) points; in an unnamed file once they are many."""
         points = np.asarray(update, np.float32)
         self._bytes += points.nbytes
         if self._bytes > _SPOOL:
@@ -153,21 +153,21 @@ class Gathered(Contributions):
 
 
 def _rows(count: int, size: int) -> npt.NDArray[np.float32]:
-    """(count, size) zeros; in a file without a name where they are many."""
+    """(count, size) zeros; in an unnamed file if they are many."""
     return np.zeros((count, size), np.float32) if 4 * count * size <= _SPOOL else _in_a_file(count, size)
 
 
 def _in_a_file(count: int, size: int) -> npt.NDArray[np.float32]:
-    """(count, size) zeros that take no memory."""
+    """(count, size) zeros in an unnamed file."""
     with tempfile.TemporaryFile() as file:
         return np.memmap(file, np.float32, "w+", shape=(count, size))
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One or many draws of a mechanism, before anything about a run is known; leading axis ``draws``.
+    """Output of one or many draws of a mechanism; leading axis ``draws``.
 
-    ``scores`` and ``assigned`` are for the audit: they never leave the server.
+    ``scores`` and ``assigned`` are for the audit and never leave the server.
 
     Attributes:
         sums: (draws, k, d), noisy.
@@ -186,11 +186,11 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """What left the mechanism in one round: paid for, and free to use from here on; one subclass a kind.
+    """The release of one round: charged, and free to use; one subclass for each kind.
 
     Attributes:
-        charge: number of the ledger's charge that paid for it.
-        epsilon: of everything charged up to this release.
+        charge: number of its charge in the ledger.
+        epsilon: cost of all charges up to this release.
     """
 
     charge: int
@@ -220,8 +220,8 @@ class ReleasedUpdates(Released):
 
     Attributes:
         clients: (n,) ids of the clients.
-        labels: (n,) of the clusters that they chose, or were given.
-        assigned: (n,) of the clusters whose models they update: others than ``labels`` where these were redrawn.
+        labels: (n,) clusters that they chose, or were assigned to.
+        assigned: (n,) clusters whose models they update; differ from ``labels`` if these were redrawn.
         weights: (n,) public weights.
         updates: (n, d) float32.
     """
@@ -238,7 +238,7 @@ class ReleasedPoints(Released):
     """Points of single clients.
 
     Attributes:
-        points: (n, *shape) float32 of every client that sent some, by its id.
+        points: (n, *shape) float32 points by client id.
     """
 
     points: Mapping[int, npt.NDArray[np.float32]]
@@ -248,12 +248,12 @@ class ReleasedPoints(Released):
 class Plan(ABC):
     """Everything about a run's privacy that is fixed before its first round. All numbers are public.
 
-    Build one with :meth:`calibrated`; the constructor takes the noise as it is given.
+    Build one with :meth:`calibrated`; the constructor takes the noise as given.
 
     Attributes:
-        clients: M, the configured number of clients, never a count of who replied.
+        clients: M, the configured number of clients, never a number of replies.
         num_clusters: k.
-        sampling_rate: q, the part of the clients that takes part in a round.
+        sampling_rate: q, the sampling rate of clients in a round.
         rounds: T.
         clip_norm: C, L2 bound of one client's update.
         epsilon: the budget; inf without privacy.
@@ -262,9 +262,9 @@ class Plan(ABC):
         identifier_share: part of 1 / sigma_eff^2 that goes to labels or their histogram; 0 releases neither.
         rebalance_min: B, least size of a cluster in a round (RR-Cluster); 0 turns rebalancing off.
         divisor: D_j of the update: "fixed" (qM/k), or "released" (from released sizes, at least max(B, 1)).
-        evaluations: how many private evaluations are planned; 0 for none.
+        evaluations: number of planned private evaluations.
         evaluation_noise: standard deviation of the noise on the mean accuracy of a private evaluation.
-        accountant: by which the budget is kept; a name of :data:`~coterie.privacy.accountants.ACCOUNTANTS`.
+        accountant: name of the accountant of the budget; a key of :data:`~coterie.privacy.accountants.ACCOUNTANTS`.
     """
 
     clients: int
@@ -282,7 +282,7 @@ class Plan(ABC):
     evaluation_noise: float = 0.01
     accountant: str = "pld"
 
-    #: Name in configurations and certificates, and a line for a person who chooses.
+    #: Name in configurations and certificates, and a one-line description.
     mechanism: ClassVar[str]
     title: ClassVar[str]
     unit: ClassVar[str] = "client"
@@ -290,13 +290,13 @@ class Plan(ABC):
     sampler: ClassVar[str]
     #: Whether clients redraw their own labels for rebalancing (by a matrix of released values).
     redraws: ClassVar[bool] = False
-    #: Whether clients may keep something between rounds on which their updates depend.
+    #: Whether clients may keep state between rounds on which their updates depend.
     memory: ClassVar[bool] = True
     #: Why a run of this mechanism is never certified; empty if it may be.
     flaws: ClassVar[tuple[str, ...]] = ()
-    #: Accountants whose bound holds for this mechanism (or, for the paper's, is the one it prints).
+    #: Accountants that are valid for this mechanism (for `paper`: those that it prints).
     accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp")
-    #: What is good for most: the share of identifiers.
+    #: Default share of identifiers.
     usual_share: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
@@ -344,19 +344,19 @@ class Plan(ABC):
         return {"mechanism": self.mechanism, **numbers}
 
     def ledger(self, path: Path | None = None, **about: Any) -> Ledger:
-        """A ledger for this plan, in memory or in ``path``; ``about`` is kept with the plan in its first line."""
+        """A ledger for this plan, in memory or in ``path``; its header holds the plan and ``about``."""
         return Ledger(self.delta, self.epsilon, path, self.accountant, {"plan": self.terms(), **about})
 
     # ---- the numbers of a round ---------------------------------------------------------------------------
 
     @property
     def private(self) -> bool:
-        """Whether this plan promises anything at all."""
+        """Whether this plan gives a guarantee."""
         return self.unit != "none"
 
     @property
     def rate(self) -> float:
-        """The sampling rate that the sampler realises."""
+        """The effective sampling rate of the sampler."""
         return self.sampling_rate
 
     @property
@@ -366,7 +366,7 @@ class Plan(ABC):
 
     @property
     def expected_members(self) -> float:
-        """qM/k, the public stand-in for a cluster's number of members in a round."""
+        """qM/k, the public expected number of members of a cluster in a round."""
         return self.rate * self.clients / self.num_clusters
 
     @property
@@ -382,31 +382,31 @@ class Plan(ABC):
         return self.noise_multiplier / math.sqrt(self.identifier_share) if self.identifier_share else None
 
     def event(self) -> Event:
-        """One round, for the accountant."""
+        """The event of one round."""
         return Event(self.rate, self.noise_multiplier, self.sampler)
 
     def evaluation_event(self) -> Event:
-        """One private evaluation of all clients; each adds its accuracy - 1/2 to a sum."""
+        """The event of one private evaluation: every client adds its accuracy - 1/2 to a sum."""
         sensitivity = 0.5 if self.sampler == "poisson" else 1.0  # an absent client adds nothing; another, the opposite
         return Event(1.0, self.evaluation_noise * self.clients / sensitivity, self.sampler)
 
     def releases(self) -> Collection[Event | None]:
-        """What a permit of :meth:`release` may have paid for; None: nothing."""
+        """Events that a permit of :meth:`release` may be for; None: no charge."""
         return {self.event()}
 
     def charges(self, request: Priced, *, late: bool = False) -> Counter[Event]:
-        """What the release of the replies to ``request`` costs; ``late``: of clients that came after round 1."""
+        """Events of releasing the replies to ``request``; ``late``: of clients that joined after round 1."""
         return Counter({self.event(): 1})
 
     def _evaluations(self, count: int) -> dict[Event, int]:
         return {self.evaluation_event(): count} if count else {}
 
     def planned(self) -> Counter[Event]:
-        """Every event of the whole run."""
+        """All events of the run."""
         return Counter({self.event(): self.rounds}) + Counter(self._evaluations(self.evaluations))
 
     def noise_for(self, rounds: int, besides: Mapping[Event, int] | None = None) -> float:
-        """The noise multiplier with which ``rounds`` rounds fit into the budget, beside other events."""
+        """The noise multiplier at which ``rounds`` rounds and other events fit the budget."""
         return calibrate(
             self.epsilon,
             self.delta,
@@ -418,18 +418,18 @@ class Plan(ABC):
         )
 
     def recalibrated(self, noise_multiplier: float) -> Plan:
-        """This plan with another noise for the rounds that remain."""
+        """This plan with another noise multiplier."""
         return replace(self, noise_multiplier=noise_multiplier)
 
     # ---- a round ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def sample(self, rng: np.random.Generator) -> IntArray:
-        """Ids in [0, M) of one round's cohort; their order is that of the slots."""
+        """Client ids in [0, M) of one round's cohort, in the order of the slots."""
 
     @abstractmethod
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Contributions:
-        """Where the replies of one cohort go; ``size`` is d, of which the first ``shared`` belong to all clusters."""
+        """Container for the updates of a cohort; ``size`` is d, all clusters share the first ``shared`` coordinates."""
 
     @property
     def record_plans(self) -> str | None:
@@ -437,15 +437,15 @@ class Plan(ABC):
         return None
 
     def collected(self, size: int, cohort: IntArray) -> Collected:
-        """Where replies go that a method must see one by one.
+        """Container for updates that a method reads one by one.
 
         Raises:
-            PrivacyError: this mechanism gives noisy sums alone.
+            PrivacyError: this mechanism releases noisy sums only.
         """
         raise PrivacyError(f"mechanism {self.mechanism} releases noisy sums, never one client's update")
 
     def gathered(self, cohort: IntArray) -> Gathered:
-        """Where points go, which are seen one by one.
+        """Container for points, which are read one by one.
 
         Raises:
             PrivacyError: see :meth:`collected`.
@@ -454,7 +454,7 @@ class Plan(ABC):
         return Gathered(self, cohort)
 
     def longest_update(self, client: int, size: int, lr: float, first: bool) -> float:
-        """L2 norm beyond which a client's update is refused; inf where it is clipped here.
+        """L2 norm above which a client's update is rejected; inf if the server clips it.
 
         Args:
             client: its id.
@@ -468,7 +468,7 @@ class Plan(ABC):
     def perturb(
         self, contributions: Any, noise: np.random.Generator, coins: np.random.Generator, redraw: FloatArray
     ) -> Drawn:
-        """The mechanism itself, without a ledger: :meth:`release` calls it, and the audit attacks it."""
+        """The mechanism without a ledger: called by :meth:`release`, attacked by the audit."""
 
     def release(
         self,
@@ -478,17 +478,17 @@ class Plan(ABC):
         attempt: int,
         redraw: FloatArray | None = None,
     ) -> ReleasedSums:
-        """What leaves the mechanism in one round, against a permit from the ledger.
+        """Release the noisy sums of one round, against a permit from the ledger.
 
         Args:
-            permit: of a charge for this plan's :meth:`event`, not used before.
-            contributions: the cohort's.
+            permit: unused permit for this plan's :meth:`event`.
+            contributions: of the cohort.
             streams: the server's randomness.
-            attempt: number of this attempt in the run, so that a seeded rerun draws fresh noise.
+            attempt: number of this attempt in the run, so that a repeated round draws fresh noise.
             redraw: (k, k) matrix by which clients redrew their labels; None if they did not.
 
         Raises:
-            LedgerError: the permit was used, or paid for another event.
+            LedgerError: the permit was used, or is for another event.
         """
         self._spend(permit, self.releases())
         noise = streams.stream("noise", permit.round, attempt)
@@ -510,21 +510,21 @@ class Plan(ABC):
         )
 
     def release_each(self, permit: Permit, contributions: Collected | Gathered) -> ReleasedUpdates | ReleasedPoints:
-        """The parts of single clients, where the server may see them; otherwise as :meth:`release`."""
+        """Release the contributions of single clients, where the server may see them; see :meth:`release`."""
         self._spend(permit, self.releases())
         return contributions.released(permit)
 
     def release_evaluation(self, permit: Permit, accuracies: Sequence[float], streams: Streams, attempt: int) -> float:
-        """Noisy mean accuracy of all M clients, against a permit; a client that did not answer counts one half.
+        """Noisy mean accuracy of all M clients, against a permit; a missing client counts one half.
 
         Args:
-            permit: of a charge for :meth:`evaluation_event`, not used before.
-            accuracies: of the clients that answered; each is clipped to [0, 1].
+            permit: unused permit for :meth:`evaluation_event`.
+            accuracies: of the clients that replied; each is clipped to [0, 1].
             streams: the server's randomness.
             attempt: number of this attempt in the run.
 
         Raises:
-            LedgerError: the permit was used, or paid for another event.
+            LedgerError: the permit was used, or is for another event.
         """
         self._spend(permit, {self.evaluation_event()})
         noise = streams.stream("evaluation", permit.round, attempt)
@@ -543,10 +543,10 @@ class Plan(ABC):
     # ---- for the certificate ------------------------------------------------------------------------------
 
     def reasons(self) -> list[str]:
-        """Why runs of this plan are never certified, if they are not."""
+        """Reasons why runs of this plan are never certified."""
         return list(self.flaws)
 
 
 def certifies(accountant: str) -> bool:
-    """Whether an accountant's epsilon may stand on a certificate."""
+    """Whether certificates may state the epsilon of this accountant."""
     return accountant in ("pld", "rdp") and accountant in ACCOUNTANTS

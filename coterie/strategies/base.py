@@ -1,4 +1,4 @@
-"""The frame of every clustered strategy: cohort, transport, checks, release, checkpoints.
+"""The base class of every clustered strategy: cohort, transport, validation, release, checkpoints.
 
 A method (one file per paper) defines a round; the order of the steps around it is fixed here:
 cohort -> send -> check -> clip and sum on arrival -> charge -> release -> update -> checkpoint -> evaluate.
@@ -69,40 +69,40 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 Parameters: TypeAlias = dict[str, npt.NDArray[np.float32]]
 R = TypeVar("R")
 
-# How often a client is asked that gives no reply, where too few do.
+# Attempts to receive a reply from silent clients, where too few replies come.
 _ATTEMPTS = 3
-# Flower's errors in place of a reply that a client would have given: the node or its process is gone, or time was out.
+# Flower's transport errors: the node or its process is gone, or the time is over.
 _UNHEARD = (
     ErrorCode.MESSAGE_UNAVAILABLE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE,
     ErrorCode.CLIENT_APP_CRASHED,
 )
-# Different reasons for dropped replies that are counted apart.
+# Largest number of distinct reasons for dropped replies that are counted.
 _MOST_REASONS, _OTHER_REASONS = 100, "other reasons"
-# Weight of the newest histogram in the running mean that rebalancing and re-seeding read.
+# Weight of the latest histogram in the running mean for rebalancing and re-seeding.
 _MEMORY = 0.25
 
-#: Which model a client trains whose label rebalancing changed.
+#: Which model a client trains after rebalancing changed its label.
 REBALANCE_TRAIN = ("own", "assigned")
 
 
 class StrategyError(ValueError):
-    """A strategy that cannot run as it was set up."""
+    """A strategy cannot run as configured."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One exchange with the cohort, summed and released together: one charge.
+    """One exchange with a cohort, released together under one charge.
 
     Attributes:
-        request: what clients are asked for; the strategy adds what all requests of a round have in common.
-        models: (k, d) what they receive.
-        to: the one model that each client receives, and who has none is not asked; None: every client receives all.
-        collect: whether the method must see every answer by itself, which few mechanisms allow.
-        clients: who is asked, in place of a cohort by chance; needs ``collect``.
-        late: whether these were not there before: they pay by themselves, at record level.
-        answer: layout of the answer, or the points that it holds, which needs ``collect``; None: an update of a model.
+        request: the request; the strategy fills in what all requests of a round have in common.
+        models: (k, d) models for the clients.
+        to: index of the one model that each client receives; other clients get no request. None: each receives all.
+        collect: whether the method needs single replies, which few mechanisms allow.
+        clients: the clients, instead of a random cohort; needs ``collect``.
+        late: whether they joined after round 1: at record level they are charged in their own ledgers.
+        answer: layout of the reply, or its points, which needs ``collect``; None: an update of a model.
     """
 
     request: Request
@@ -120,21 +120,21 @@ class Phase:
             raise StrategyError("a phase that asks for points must collect: points of two clients are not added up")
 
 
-#: A round of a method: yields phases, receives what was released, returns the new models.
+#: A round of a method: yields phases, receives releases, returns the new models.
 Round: TypeAlias = Generator[Phase, Released, Models]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a resumed run starts from; released values only.
+    """The state from which a run resumes; released values only.
 
     Attributes:
-        round: the last round that was finished.
+        round: the last completed round.
         models: (k, d).
         layout: of one model.
         histogram: (k,) running mean of released histograms; None before the first.
         mean: (k, d) mean of the last rounds' models; None while there is none.
-        kept: what the method keeps between rounds (:attr:`ClusteredStrategy.kept`).
+        kept: state of the method (:attr:`ClusteredStrategy.kept`).
     """
 
     round: int
@@ -146,26 +146,26 @@ class Checkpoint:
 
 
 class Recorder(Protocol):
-    """Who keeps what a run yields; the server's run folder is one."""
+    """Stores the output of a run, such as the server's run folder."""
 
     def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
-        """Called as soon as a round's release was used; ``line`` is what is known of the round."""
+        """Called after the release of a round was applied; ``line`` holds its metrics so far."""
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
         """Called at the end of a round with its metrics."""
 
     def keep(self, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Called with what clusters were found from; from released values."""
+        """Store the evidence from which clusters were found; released values only."""
 
     def kept(self, name: str) -> dict[str, npt.NDArray[Any]] | None:
-        """What :meth:`keep` was last given under this name in this run, before a crash too; None: nothing."""
+        """The arrays last stored under this name in this run, also before a crash; None if there are none."""
 
     def working_on(self, what: str) -> None:
-        """Called in the middle of a long round, for a person who waits."""
+        """Report progress within a long round."""
 
 
 class _Nobody:
-    """Keeps nothing."""
+    """Stores nothing."""
 
     def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
         pass
@@ -187,35 +187,34 @@ class ClusteredStrategy(Strategy):
     """A Flower ``Strategy`` that trains one model per cluster under a privacy plan.
 
     Args:
-        plan: who takes part, what a round may reveal, and at which cost; also M, k and T.
-        ledger: where charges are written; None keeps them in memory.
+        plan: participation, per-round release and privacy cost; also M, k and T.
+        ledger: records charges; None keeps them in memory.
         streams: randomness; None is secret randomness.
-        server_lr: eta, step of the server.
-        reseeding: when to re-seed starving models; None never does.
-        averaging: which of the released models to average; None returns the last ones.
-        aggregator: what a cluster's model makes of its updates; None is the mean. Another one needs a plan without
-            privacy or at record level.
-        rebalance_train: a client that is moved trains its "own" cluster's model, or that of the one that it is
-            "assigned" to, which it knows in advance where clients redraw their labels.
+        server_lr: eta, step size of the server.
+        reseeding: when to re-seed models without clients; None: never.
+        averaging: which released models to average; None returns the last ones.
+        aggregator: how the updates of a cluster are aggregated; None: the mean. Others need a plan without privacy or
+            at record level.
+        rebalance_train: whether a client that rebalancing moves trains the model of its "own" cluster or of the
+            "assigned" one; the latter needs clients that redraw their labels.
         evaluate: "diagnostic", exact and outside every guarantee, or "private", noisy and charged: the plan must
-            have set aside as many ``evaluations`` as :meth:`evaluations` counts.
-        evaluate_every: clients evaluate after every so many rounds and after the last; 0 never.
-        recorder: keeps checkpoints and metrics.
+            include as many ``evaluations`` as :meth:`evaluations` returns.
+        evaluate_every: number of rounds between evaluations; the last round is evaluated, too. 0: never.
+        recorder: stores checkpoints and metrics.
         resume_from: a checkpoint of the same run.
         evaluate_metrics_aggr_fn: evaluation replies to one MetricRecord; default: mean over clients of every scalar.
             A :class:`~coterie.wire.Summary` receives valid replies only. If it raises, this evaluation has no metrics.
-        wait: seconds to wait for all M clients to register before round 1, and later for those without whom a round
-            does not begin or end.
-        min_clients: clients that must be here for a round to begin. At client level this holds before round 1 alone:
-            later the end of a run would tell how many came.
-        min_replies: share of the asked clients whose replies a round needs; the others are asked again, a few times.
-            Not at client level, where a round is charged and released whatever came.
+        wait: seconds to wait for all M clients before round 1, and later for the clients that a round requires.
+        min_clients: number of registered clients that a round requires. At client level it applies to round 1 only:
+            later the end of a run would reveal how many clients are present.
+        min_replies: share of the requested replies that a round requires; silent clients receive the request again, a
+            few times. Not at client level, where every round is charged and released regardless of replies.
 
     Raises:
         StrategyError: the method does not support the plan's unit, rebalancing, or number of clusters.
     """
 
-    #: Name in configurations, and where the method comes from.
+    #: Name in configurations, title, and source of the method.
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
@@ -223,29 +222,29 @@ class ClusteredStrategy(Strategy):
     units: ClassVar[tuple[str, ...]] = ("client", "none")
     #: Whether a client's label is a function of its own data and released values alone ("row-wise").
     row_wise: ClassVar[bool] = True
-    #: Whether there are labels to rebalance or models to re-seed.
+    #: Whether the method has cluster labels to rebalance or models to re-seed.
     clustered: ClassVar[bool] = True
     #: Whether a client knows its label before it trains.
     knows_label: ClassVar[bool] = True
     #: Whether models move by :meth:`step` alone, so that an aggregator other than the mean covers every update.
     robust: ClassVar[bool] = False
-    #: Whether clients keep something between rounds on which their updates depend.
+    #: Whether clients keep state between rounds on which their updates depend.
     memory: ClassVar[bool] = False
-    #: Configuration keys that the constructor takes beside those of every method.
+    #: Configuration keys of the constructor beside those of every method.
     options: ClassVar[tuple[str, ...]] = ()
-    #: Whether all models start as the first one.
+    #: Whether all models start equal.
     equal_start: ClassVar[bool] = False
-    #: Whether round 1 asks for batches of a size of its own: all of a client's records.
+    #: Whether round 1 has full batches: all records of a client.
     full_first_batch: ClassVar[bool] = False
-    #: Whether the method finds the number of clusters when it is not told.
+    #: Whether the method finds the number of clusters if it is 0.
     finds_clusters: ClassVar[bool] = False
-    #: Whether the number of clusters grows in a run; ``clusters`` is then a bound, and 0 by default, which is none.
+    #: Whether the number of clusters grows in a run; ``clusters`` is then a bound, by default 0: no bound.
     grows: ClassVar[bool] = False
-    #: Whether clusters are of records, not of clients: one model in the end, by which clients label what they hold.
+    #: Whether the method clusters records instead of clients: one model, with which clients label their records.
     labels_records: ClassVar[bool] = False
-    #: Values of configuration keys that suit the method, where the demo's do not.
+    #: Defaults of the method where they differ from those of the configuration.
     defaults: ClassVar[Mapping[str, Any]] = {}
-    #: Claims that were made for the method and give no guarantee, and why; for certificates without privacy.
+    #: Published privacy claims that give no guarantee, and why; for certificates without privacy.
     unfounded: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -294,17 +293,17 @@ class ClusteredStrategy(Strategy):
         self.min_clients = min_clients
         self.min_replies = min_replies
         self.histogram: FloatArray | None = resume_from.histogram if resume_from else None
-        #: What the method keeps between rounds, as arrays; in checkpoints.
+        #: State of the method between rounds, as arrays; part of checkpoints.
         self.kept: dict[str, npt.NDArray[Any]] = dict(resume_from.kept) if resume_from else {}
         #: What the method reports of this round, JSON-ready; from released values.
         self.notes: dict[str, Any] = {}
-        #: Why the run ended before its last round, if it did.
+        #: Why the run ended before its last round; None otherwise.
         self.stopped: str | None = None
         self.asked = 0
         self.accepted = 0
-        #: Numbers of replies that could not be used, by reason: printable text, and a bounded number of reasons.
+        #: Numbers of dropped replies by reason: printable text, a bounded number of reasons.
         self.dropped: Counter[str] = Counter()
-        #: Messages and bytes of arrays to the clients and from them, in this round; not what introductions take.
+        #: Messages and bytes of arrays in this round, both ways, without introductions.
         self.traffic: Counter[str] = Counter()
         self._roster = Roster(plan.clients, wait)
         self._timeout: float | None = None
@@ -318,7 +317,7 @@ class ClusteredStrategy(Strategy):
         self._cohort: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._slots: dict[int, int] = {}
         self._number = 1
-        self._permit: Permit | None = None  # of the charge for what is asked, and that charge where it is made already
+        self._permit: Permit | None = None  # of a charge before the request was sent
 
     @classmethod
     def check(
@@ -329,7 +328,11 @@ class ClusteredStrategy(Strategy):
         rebalance_train: str = "own",
         aggregator: Aggregator | None = None,
     ) -> None:
-        """Refuse what cannot work before anything starts."""
+        """Check that the method supports a plan and options.
+
+        Raises:
+            StrategyError: it does not.
+        """
         units = [unit for unit in cls.units if cls.row_wise or unit != "client"]
         if plan.unit not in units:
             why = (
@@ -377,15 +380,15 @@ class ClusteredStrategy(Strategy):
 
     @staticmethod
     def evaluations(rounds: int, every: int) -> int:
-        """How often clients evaluate in ``rounds`` rounds: after every so many, and after the last."""
+        """Number of evaluations in ``rounds`` rounds: one every ``every`` rounds, and one after the last."""
         return math.ceil(rounds / every) if every else 0
 
     @classmethod
     def choices(cls, rounds: int) -> int:
-        """How often a client at record level chooses a cluster by loss, at most."""
+        """Largest number of choices of a cluster by loss that a client at record level makes."""
         return 0
 
-    # ---- what a method fills in ---------------------------------------------------------------------------
+    # ---- interface of a method ---------------------------------------------------------------------------
 
     @abstractmethod
     def round(self, number: int, models: Models) -> Round:
@@ -393,18 +396,18 @@ class ClusteredStrategy(Strategy):
 
     @classmethod
     def arrange(cls, draw: Callable[..., Parameters], **options: Any) -> Parameters:
-        """Initial parameters of what travels, from calls of ``draw``, a new network each; options as configured.
+        """Initial parameters, from calls of ``draw``, which initialises a new network each; options as configured.
 
-        ``draw(gan=NAME, categories=k)`` draws a GAN in place of the configured network.
+        ``draw(gan=NAME, categories=k)`` initialises a GAN instead of the configured network.
         """
         return draw()
 
     def training(self) -> TrainRequest:
-        """What the method asks clients for when they train."""
+        """The request for training."""
         return TrainRequest()
 
     def evaluation(self) -> Request:
-        """What the method asks clients for when they evaluate."""
+        """The request for evaluation."""
         return EvaluateRequest()
 
     @classmethod
@@ -413,19 +416,19 @@ class ClusteredStrategy(Strategy):
         return 0
 
     def placed(self, number: int) -> Mapping[int, int] | None:
-        """The cluster of every client after round ``number`` where the server assigns it; None where clients choose.
+        """The cluster of every client after round ``number`` if the server assigns it; None if clients choose.
 
-        Clients that it does not name have none yet: they are not evaluated.
+        Clients without a cluster are not evaluated.
         """
         return None
 
     @property
     def finished(self) -> bool:
-        """Whether further rounds would change nothing: the run ends before the last one that was planned."""
+        """Whether the method has converged: the run ends before its last planned round."""
         return False
 
     def initial_models(self, models: Models) -> Models:
-        """(k, d) first models from the one or k that the caller gave."""
+        """(k, d) initial models, from one model or from k."""
         if len(models) not in (1, self.plan.num_clusters):
             raise StrategyError(f"{len(models)} initial models for {self.plan.num_clusters} clusters")
         if self.equal_start:
@@ -437,12 +440,12 @@ class ClusteredStrategy(Strategy):
     def sums(
         self, request: Request, models: Models, to: Mapping[int, int] | None = None
     ) -> Generator[Phase, Released, ReleasedSums]:
-        """Ask a cohort that chance chooses; receive the sums of each cluster's updates.
+        """Send a request to a random cohort; receive the sum of each cluster's updates.
 
         Args:
-            request: what the clients are asked for.
-            models: (k, d) what they receive.
-            to: the one model that each client receives, and who has none is not asked; None: each receives all.
+            request: the request.
+            models: (k, d) models for the clients.
+            to: index of the one model that each client receives; other clients get no request. None: each receives all.
         """
         released = yield Phase(request, models, to)
         assert isinstance(released, ReleasedSums)
@@ -458,14 +461,14 @@ class ClusteredStrategy(Strategy):
         late: bool = False,
         answer: Layout | None = None,
     ) -> Generator[Phase, Released, ReleasedUpdates]:
-        """Ask clients; receive their updates one by one, which few mechanisms allow.
+        """Send a request to clients; receive their single updates, which few mechanisms allow.
 
         Args:
-            request: what the clients are asked for.
-            models: (k, d) what they receive.
+            request: the request.
+            models: (k, d) models for the clients.
             to: see :meth:`sums`.
-            clients: who is asked; None: a cohort that chance chooses.
-            late: whether these clients came after round 1: they pay by themselves, at record level.
+            clients: the clients; None: a random cohort.
+            late: whether they joined after round 1: at record level they are charged in their own ledgers.
             answer: layout of the replies; None: an update of a model.
         """
         released = yield Phase(request, models, to, True, clients, late, answer)
@@ -475,25 +478,25 @@ class ClusteredStrategy(Strategy):
     def points(
         self, request: Request, models: Models, answer: Points, *, clients: Collection[int], late: bool = False
     ) -> Generator[Phase, Released, ReleasedPoints]:
-        """Ask clients; receive points of each. ``answer`` bounds them; others as in :meth:`updates`."""
+        """Send a request to clients; receive their points, within the bounds of ``answer``. See :meth:`updates`."""
         released = yield Phase(request, models, None, True, clients, late, answer)
         assert isinstance(released, ReleasedPoints)
         return released
 
     def step(self, models: Models, released: ReleasedSums) -> Models:
-        """theta_j + eta S_j / D_j for every cluster; what they share is divided by the cohort."""
+        """theta_j + eta S_j / D_j for every cluster; shared coordinates are divided by the size of the cohort."""
         mean = released.sums / released.divisors[:, None]
         mean[:, : self.shared] = released.sums[:, : self.shared] / released.cohort
         return np.asarray(models + self.server_lr * mean, dtype=np.float32)
 
     @property
     def shared(self) -> int:
-        """How many leading coordinates all clusters share."""
+        """Number of leading coordinates that all clusters share."""
         return 0
 
     @property
     def layout(self) -> Layout:
-        """Of one model, from :meth:`start` on; a method sets it where its models become other ones."""
+        """Layout of one model, available after :meth:`start`; a method may replace it."""
         assert self._layout is not None
         return self._layout
 
@@ -502,16 +505,16 @@ class ClusteredStrategy(Strategy):
         self._layout = layout
 
     def step_size(self, number: int) -> float:
-        """Of the clients in round ``number``, in units of the first round's."""
+        """Step size of the clients in round ``number``, relative to round 1."""
         return float(self._config.get("lr-decay", 1.0)) ** (number - 1)
 
     @property
     def present(self) -> list[int]:
-        """Ids of the clients that have registered."""
+        """Ids of the registered clients."""
         return sorted(self._roster.nodes)
 
     def _redraw(self) -> FloatArray | None:
-        """(k, k) matrix by which clients redraw their labels in this round; None where they do not."""
+        """(k, k) matrix by which clients redraw their labels in this round; None if they do not."""
         if not (self.plan.redraws and self.plan.rebalance_min and self.histogram is not None):
             return None
         return redraw_matrix(self.histogram, self.plan.rebalance_min)
@@ -528,10 +531,10 @@ class ClusteredStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run all rounds, as ``flwr.serverapp.strategy.Strategy.start`` does; its signature and result.
+        """Run all rounds, with the signature and result of ``flwr.serverapp.strategy.Strategy.start``.
 
-        ``num_rounds`` must not exceed the plan's rounds, which set the noise. Configs travel to the clients. When
-        the ledger refuses a charge the run ends there: the result holds the models so far, :attr:`stopped` why.
+        ``num_rounds`` must not exceed the plan's rounds, which determine the noise. Clients receive the configs. If
+        the ledger rejects a charge the run ends: the result holds the models so far, :attr:`stopped` the reason.
 
         Raises:
             StrategyError: more rounds than planned.
@@ -549,7 +552,7 @@ class ClusteredStrategy(Strategy):
             models, mean, done = self.resume_from.models, self.resume_from.mean, self.resume_from.round
             self._layout = layout = self.resume_from.layout
             self._resize(models)
-        elif self.plan.unit == "record":  # asked again after a crash in round 1, clients are asked the same again
+        elif self.plan.unit == "record":  # after a crash in round 1, clients receive the same request again
             self.recorder.checkpoint(Checkpoint(0, models, layout, None, None, {}), {})
         arrays = pack_models(models, layout)
         self._recalibrate(done, num_rounds)
@@ -621,9 +624,9 @@ class ClusteredStrategy(Strategy):
         return self.aggregate_evaluate(current, grid.send_and_receive(messages, timeout=timeout))
 
     def _recalibrate(self, done: int, rounds: int) -> None:
-        """After a crash that wasted charges: noise with which spent plus remaining fits the budget."""
+        """After a crash that wasted charges: recalibrate the noise of the remaining rounds to the budget."""
         plan, spent = self.plan, self.ledger.events
-        if plan.unit == "record":  # every client has its own ledger, and drops out when it has nothing left
+        if plan.unit == "record":  # every client has its own ledger, and drops out when its budget is spent
             return
         remaining = rounds - done
         if self.evaluate == "private" and self.evaluate_every:
@@ -649,7 +652,7 @@ class ClusteredStrategy(Strategy):
         self.plan = plan.recalibrated(noise)
 
     def _resize(self, models: Models) -> None:
-        """Take over the number of clusters that the method found."""
+        """Adopt the number of clusters that the method found."""
         if len(models) != self.plan.num_clusters:
             self.plan = replace(self.plan, num_clusters=len(models))
         if self.histogram is not None and len(self.histogram) != len(models):
@@ -666,10 +669,10 @@ class ClusteredStrategy(Strategy):
             )
 
     def _gather(self, grid: Grid, number: int) -> None:
-        """Who is here in this round.
+        """Update the registered clients before a round.
 
         Raises:
-            StrategyError: too few.
+            StrategyError: fewer than ``min_clients`` are registered.
         """
         enough = self._roster.wait_for(grid, self.min_clients)
         if not enough and (self.plan.unit != "client" or not self.ledger.charges):
@@ -679,10 +682,10 @@ class ClusteredStrategy(Strategy):
             )
 
     def _replies(self, grid: Grid, number: int, messages: list[Message]) -> Iterator[Message]:
-        """Replies as they come; too few are asked for again, of those that gave none.
+        """Replies in order of arrival; silent clients receive the request again if replies are too few.
 
         Raises:
-            StrategyError: they stay too few.
+            StrategyError: too few replies after all attempts.
         """
         least = 0 if self.plan.unit == "client" else math.ceil(self.min_replies * len(messages) - 1e-9)
         silent = set(self._asked)
@@ -707,7 +710,7 @@ class ClusteredStrategy(Strategy):
     # ---- Flower's hooks -----------------------------------------------------------------------------------
 
     def summary(self) -> None:
-        """Log what is about to run."""
+        """Log the method and the plan."""
         log(INFO, "%s: %s", self.name, self.title)
         log(INFO, "\t%s", self.plan)
 
@@ -734,7 +737,7 @@ class ClusteredStrategy(Strategy):
         self._slots = {client: slot for slot, client in enumerate(cohort)}
         self._number, self._permit = self._attempt, None
         if self.plan.unit == "record" and (question := self._question(self._phase)):
-            # Whatever becomes of this server: clients may answer what they are asked, and the same again once more.
+            # Charged before it is sent: clients may reply even if this server fails, and replay their replies later.
             self._permit = self._charge(server_round, self._phase, question)
         self._ask(self._addressed(self._phase.models, request, self._phase.to, cohort))
         self.asked += len(self._asked)
@@ -743,7 +746,7 @@ class ClusteredStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check and clip replies on arrival, then charge, release and update.
+        """Validate and clip replies on arrival, then charge, release and update.
 
         The models are None while phases of this round remain.
         """
@@ -779,7 +782,7 @@ class ClusteredStrategy(Strategy):
         return pack_models(models, self._layout), metrics
 
     def _charge(self, number: int, phase: Phase, question: str = "") -> Permit:
-        """Pay for the answers of a phase; for the same question once."""
+        """Charge the replies of a phase; a repeated request is charged once."""
         charges = self.plan.charges(self._request, late=phase.late)
         if not charges:
             return self.ledger.unpaid(number)
@@ -791,7 +794,7 @@ class ClusteredStrategy(Strategy):
         return permit
 
     def _question(self, phase: Phase) -> str:
-        """Digest of a phase, where all clients present repeat their replies to the same request; else empty."""
+        """Digest of a phase if all registered clients replay replies to repeated requests; else empty."""
         if not self._roster.repeating >= self._roster.nodes.keys():
             return ""
         message = self._content(pack_models(phase.models, self.layout), self._request)
@@ -799,7 +802,7 @@ class ClusteredStrategy(Strategy):
         return hashlib.sha256(f"{digest(self._request.verb, message)} {to}".encode()).hexdigest()
 
     def _contributions(self, phase: Phase) -> Contributions:
-        """Where the answers of a phase go."""
+        """The container for the replies of a phase."""
         if isinstance(phase.answer, Points):
             return self.plan.gathered(self._cohort)
         size = (phase.answer or self.layout).size
@@ -808,7 +811,7 @@ class ClusteredStrategy(Strategy):
         return self.plan.contributions(size, shared=self.shared)
 
     def _release(self, permit: Permit, contributions: Contributions, phase: Phase) -> Released:
-        """What the method receives of a phase."""
+        """The release that the method receives for a phase."""
         if not isinstance(contributions, Collected | Gathered):
             return self.plan.release(permit, contributions, self.streams, self._number, self._redraw())
         released = self.plan.release_each(permit, contributions)
@@ -820,10 +823,10 @@ class ClusteredStrategy(Strategy):
     def _take(
         self, contributions: Contributions, phase: Phase, server_round: int, client: int, content: RecordDict
     ) -> None:
-        """Check one answer and add it.
+        """Validate one reply and add it.
 
         Raises:
-            ReplyError: it does not keep the contract.
+            ReplyError: the reply is invalid.
         """
         slot, expected = self._slots[client], {"client_id": client, "round": server_round}
         if isinstance(phase.answer, Points):
@@ -846,19 +849,19 @@ class ClusteredStrategy(Strategy):
         contributions.add(slot, reply.label, reply.redrawn_label, reply.update)
 
     def took(self, client: int, points: npt.NDArray[np.float32]) -> None:
-        """Called with the points of a client as soon as they are there."""
+        """Called with the points of a client when they arrive."""
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """All k models to every client that is here, or to each its own."""
+        """Messages with all k models, or each client's own, to every registered client."""
         models, self._layout = unpack_models(arrays)
         self._config, self._request = dict(config), replace(self.evaluation(), round=server_round)
         self._ask(self._addressed(models, self._request, self.placed(server_round), self.present))
         return list(self._asked.values())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Diagnostics of the clients, outside every guarantee; or, charged, their noisy mean accuracy alone."""
+        """Diagnostics of the clients, outside every guarantee; or their noisy mean accuracy, which is charged."""
         contents = [content for _, content in self._evaluations(replies, self.plan.num_clusters)]
         if self.evaluate == "private":
             return self._release_evaluation(server_round, contents)
@@ -869,7 +872,7 @@ class ClusteredStrategy(Strategy):
     ) -> Iterator[tuple[int, Any]]:
         """(client id, diagnostics) of every valid evaluation reply, as ``evaluate_metrics_aggr_fn`` takes them.
 
-        With ``optional``, a reply states its client and round, and may lack diagnostics: None in their place.
+        With ``optional``, a reply states its client and round and may lack diagnostics, which are then None.
         """
         summary = self.evaluate_metrics_aggr_fn if self.evaluate == "diagnostic" else None
         for client, content in self._answers(replies):
@@ -890,7 +893,7 @@ class ClusteredStrategy(Strategy):
                 self._drop(client, str(error))
 
     def _aggregated(self, contents: Sequence[Any]) -> MetricRecord | None:
-        """Metrics of valid replies; None without replies, or if they cannot be aggregated."""
+        """Metrics of valid replies; None if there are none or the aggregation fails."""
         if not contents:
             return None
         try:
@@ -912,7 +915,7 @@ class ClusteredStrategy(Strategy):
 
     @property
     def _attempt(self) -> int:
-        """Number of the charge that the round under way will make."""
+        """Number of the next charge."""
         return len(self.ledger.charges) + 1
 
     def _details(self, purpose: str) -> dict[str, Any]:
@@ -927,7 +930,7 @@ class ClusteredStrategy(Strategy):
         }
 
     def _completed(self, request: Request, number: int) -> Request:
-        """A method's request with what all requests of a round have in common."""
+        """The request of a method, completed with the fields that all requests of a round share."""
         request = replace(request, round=number, record_plans=self.plan.record_plans)
         redraw = self._redraw()
         if redraw is not None and isinstance(request, TrainRequest):
@@ -938,7 +941,7 @@ class ClusteredStrategy(Strategy):
     def _addressed(
         self, models: Models, request: Request, to: Mapping[int, int] | None, clients: list[int]
     ) -> dict[int, Message]:
-        """A message for every one of the clients that is here: all models, or the one that it was given."""
+        """One message for each registered client: all models, or the one assigned to it."""
         here = [client for client in clients if client in self._roster.nodes]
         if to is None:
             return self._messages(pack_models(models, self.layout), request, here)
@@ -950,10 +953,10 @@ class ClusteredStrategy(Strategy):
         return messages
 
     def _content(self, arrays: ArrayRecord, request: Request) -> RecordDict:
-        """A message to clients: models, and the run's configuration with the request.
+        """Content of a message to clients: models, and the run's configuration with the request.
 
         Raises:
-            StrategyError: the configuration sets a field of the request, which clients would execute and no plan price.
+            StrategyError: the configuration sets a field of the request, which no plan would price.
         """
         if taken := self._config.keys() & request.keys():
             names = ", ".join(sorted(taken))
@@ -971,11 +974,11 @@ class ClusteredStrategy(Strategy):
         }
 
     def _ask(self, messages: dict[int, Message]) -> None:
-        """What counts from now on are replies to these."""
+        """Accept replies to these messages only."""
         self._asked, self._questions = messages, {}
 
     def _again(self, clients: Collection[int]) -> list[Message]:
-        """The same questions to those of the clients that are here, wherever they are now."""
+        """The same messages for registered clients, at their present nodes."""
         nodes = self._roster.nodes
         for client in nodes.keys() & clients:
             old = self._asked[client]
@@ -988,7 +991,7 @@ class ClusteredStrategy(Strategy):
         return [self._asked[client] for client in sorted(nodes.keys() & clients)]
 
     def _answers(self, replies: Iterable[Message]) -> Iterable[tuple[int, RecordDict]]:
-        """(client id, content) of every reply to a message of this phase, once each."""
+        """(client id, content) of the first reply to each message of this phase."""
         answered: set[int] = set()
         for reply in replies:
             content = reply.content if reply.has_content() else None
@@ -1007,9 +1010,9 @@ class ClusteredStrategy(Strategy):
                 self._drop(client, f"its content is a {type(content).__name__}, expected a RecordDict")
 
     def _whose(self, reply: Message) -> int | None:
-        """The client that was asked what this replies to."""
+        """The client whose message this replies to; None if there is none."""
         question = reply.metadata.reply_to_message_id
-        if question not in self._questions:  # Flower numbers messages when it sends them
+        if question not in self._questions:  # Flower assigns ids when it sends messages
             self._questions = {message.metadata.message_id: client for client, message in self._asked.items()}
         return self._questions.get(question)
 
@@ -1018,12 +1021,12 @@ class ClusteredStrategy(Strategy):
         reason = printable(reason)
         kind = "reply" if certified else reason
         self.dropped[kind if kind in self.dropped or len(self.dropped) < _MOST_REASONS else _OTHER_REASONS] += 1
-        if not certified or self.plan.unit == "record":  # who takes part is no secret there
+        if not certified or self.plan.unit == "record":  # participation is public at record level
             known = {"round": self._request.round, "client": client, "reason": reason}
             log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason, extra=known)
 
     def _remember(self, current: int, models: Models, released: Released) -> tuple[Models, list[tuple[int, int]]]:
-        """Fold the released histogram into the running mean; re-seed when it is time."""
+        """Update the running mean of histograms; re-seed if it is due."""
         new = released.histogram if isinstance(released, ReleasedSums) else None
         if new is None:
             return models, []
@@ -1036,10 +1039,10 @@ class ClusteredStrategy(Strategy):
 
 
 def _parsed(read: Callable[..., R], content: Any, **context: Any) -> R:
-    """What ``read`` finds in a reply.
+    """Parse a reply with ``read``.
 
     Raises:
-        ReplyError: whatever is wrong with the reply.
+        ReplyError: the reply is invalid.
     """
     try:
         return read(content, **context)
