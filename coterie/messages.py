@@ -1,4 +1,4 @@
-"""The contract between server and clients: what travels, under which names, and how a reply is checked.
+"""The contract between server and clients: records, their names, and the validation of replies.
 
 ===============  ============================================================================================
 to a client      ArrayRecord ``models``, keys ``"{cluster}/{parameter}"``; ConfigRecord ``config``
@@ -6,12 +6,12 @@ from a client    ArrayRecord ``update``, keys ``parameter``, float32; ConfigReco
                  ``round``, ``label``, ``redrawn-label``); MetricRecord ``diagnostics`` (evaluation only)
 ===============  ============================================================================================
 
-Verbs are Flower message types: ``train``, ``query.losses``, ``evaluate``, ``query.identity``. The answer to
-``query.losses`` is an ``update`` with the one entry ``losses``: a float32 number for every model that came.
+Verbs are Flower message types: ``train``, ``query.losses``, ``evaluate``, ``query.identity``. The reply to
+``query.losses`` is an ``update`` with the one entry ``losses``: a float32 number for every received model.
 
-One-shot clustering of records has three of its own. ``train.gan`` and ``train.centroids`` are answered by an ``update``
-with the one entry ``points``: float32 points of the data's shape, as many as the client likes within bounds. With
-``query.label`` the result travels, by which clients label their records; the answer has ``diagnostics`` if asked for.
+One-shot clustering of records adds three verbs. The replies to ``train.gan`` and ``train.centroids`` are an ``update``
+with the one entry ``points``: float32 points of the data's shape, any number within bounds. ``query.label`` carries the
+result, with which clients label their records; the reply has ``diagnostics`` if requested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 MODELS, CONFIG, UPDATE, REPLY, DIAGNOSTICS = "models", "config", "update", "reply", "diagnostics"
 TRAIN, LOSSES, EVALUATE, IDENTITY = "train", "query.losses", "evaluate", "query.identity"
 GAN, CENTROIDS, LABEL = "train.gan", "train.centroids", "query.label"
-#: Verbs whose answers a client pays for, at record level.
+#: Verbs whose replies a client charges at record level.
 PAID = (TRAIN, GAN, LOSSES)
 #: Key of a request's configuration: the plans of clients at record level.
 RECORD_PLANS = "record-plans"
@@ -38,17 +38,17 @@ PLACES_OF_CLIENTS = ("data-dir", "device")
 _POINTS = "points"
 
 
-# A header of NumPy's format is 128 bytes for any shape of ours.
+# Largest header of NumPy's format; 128 bytes for the shapes in use.
 _MOST_HEADER = 1024
 
 
 class ReplyError(ValueError):
-    """A reply that does not keep the contract; it contributes nothing and the round goes on."""
+    """A reply violates the contract; it is dropped and the round continues."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of one model's parameters, and how they lie in a flat vector of length ``size``."""
+    """Names and shapes of one model's parameters, and their layout in a flat vector of length ``size``."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -83,18 +83,18 @@ class Layout:
 
 
 def losses_layout(models: int) -> Layout:
-    """Layout of the answer to ``query.losses``."""
+    """Layout of the reply to ``query.losses``."""
     return Layout(("losses",), ((models,),))
 
 
 @dataclass(frozen=True)
 class Points:
-    """An answer of points in the data's own space: n rows, and n is the client's to choose.
+    """A reply of n points in the data space, where the client chooses n.
 
     Attributes:
         shape: of one point.
-        most: n is at least 1, and no more than this.
-        exactly: what n must be; 0: anything from 1 to ``most``.
+        most: largest n; the smallest is 1.
+        exactly: the required n; 0: any from 1 to ``most``.
         low, high: range of every number.
     """
 
@@ -105,7 +105,7 @@ class Points:
     high: float = 1.0
 
     def check(self, rows: int) -> None:
-        """Refuse a number of points.
+        """Check a number of points.
 
         Raises:
             ReplyError: it is not allowed.
@@ -132,7 +132,7 @@ def unpack_models(record: Mapping[str, Array]) -> tuple[npt.NDArray[np.float32],
     """(k, d) float32 models and their layout; a record without cluster prefixes is one model, an empty one too.
 
     Raises:
-        ValueError: clusters that do not hold the same parameters.
+        ValueError: clusters have different parameters.
     """
     clusters: dict[int, dict[str, npt.NDArray[Any]]] = {}
     for key, array in record.items():
@@ -155,7 +155,7 @@ def pack_update(vector: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:
 
 @dataclass(frozen=True)
 class Reply:
-    """A training reply that keeps the contract: its labels and its (d,) float32 update."""
+    """A valid training reply: its labels and its (d,) float32 update."""
 
     client_id: int
     label: int
@@ -173,19 +173,19 @@ def read_reply(
     placed: int | None = None,
     redraw: npt.NDArray[np.float64] | None = None,
 ) -> Reply:
-    """Check a training reply against what was asked for.
+    """Validate a training reply against its request.
 
     Args:
         content: the reply.
-        client_id: the client that was asked.
+        client_id: the client of the request.
         round: of the request.
         num_clusters: k.
         layout: of the update.
-        placed: cluster that the server assigned to the client, which both labels must then be; None: the client chose.
+        placed: cluster that the server assigned, which both labels must equal; None: the client chose.
         redraw: (k, k) matrix by which the client redraws its label; None: the labels must be equal.
 
     Raises:
-        ReplyError: another client or round, an impossible label, other names, shapes or types, NaN or Inf.
+        ReplyError: wrong client or round, label, names, shapes or types, or NaN or Inf.
     """
     reply, update = _parts(content, client_id, round)
     labels = []
@@ -217,11 +217,11 @@ def pack_points(points: npt.NDArray[np.float32]) -> ArrayRecord:
 
 
 def read_points(content: RecordDict, *, client_id: int, round: int, expected: Points) -> npt.NDArray[np.float32]:
-    """(n, *shape) points of a reply, checked against what was asked for before they are unpacked.
+    """(n, *shape) points of a reply, validated against the request before they are unpacked.
 
     Raises:
-        ReplyError: another client or round, other names, shapes or types, too few or too many points, or a number
-            that is not finite or out of range.
+        ReplyError: wrong client or round, names, shapes or types, number of points, or values that are not finite or
+            out of range.
     """
     _, update = _parts(content, client_id, round)
     if tuple(update) != (_POINTS,):
@@ -244,7 +244,7 @@ def _parts(content: RecordDict, client_id: int, round: int) -> tuple[ConfigRecor
     """The metadata of a reply, and its arrays.
 
     Raises:
-        ReplyError: a part is missing, or it is another client's or round's.
+        ReplyError: a part is missing, or the client or round is wrong.
     """
     reply, update = content.get(REPLY), content.get(UPDATE)
     if not isinstance(reply, ConfigRecord) or not isinstance(update, ArrayRecord):
@@ -254,10 +254,10 @@ def _parts(content: RecordDict, client_id: int, round: int) -> tuple[ConfigRecor
 
 
 def check_sender(content: RecordDict, client_id: int, round: int) -> None:
-    """Check that a reply is this client's, of this round.
+    """Check that a reply is of this client and round.
 
     Raises:
-        ReplyError: it is another's, or does not state it.
+        ReplyError: it is not, or does not state them.
     """
     reply = content.get(REPLY)
     if not isinstance(reply, ConfigRecord):
@@ -271,7 +271,7 @@ def _read(name: str, array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.flo
     """A float32 array of this shape.
 
     Raises:
-        ReplyError: it is another, too long, or damaged.
+        ReplyError: it has another shape or type, is too long, or damaged.
     """
     if array.dtype != "float32" or tuple(array.shape) != shape or any(type(size) is not int for size in array.shape):
         raise ReplyError(f"{name} is {array.dtype} {tuple(array.shape)}, expected float32 {shape}")
@@ -279,20 +279,20 @@ def _read(name: str, array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.flo
         raise ReplyError(f"{name} has {len(array.data)} bytes, too many for float32 {shape}")
     try:
         return _unpack(array, shape)
-    except Exception as error:  # the bytes come from the network: anything may be in them
+    except Exception as error:  # untrusted bytes from the network
         raise ReplyError(f"{name} cannot be read: {error}") from error
 
 
 @lru_cache(maxsize=256)
 def _header(shape: tuple[int, ...]) -> bytes:
-    """What NumPy's format writes before a float32 array of this shape; parsing it costs more than the rest."""
+    """NumPy's header of a float32 array of this shape; parsing it would cost more than the rest."""
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
     return stream.getvalue()
 
 
 def _pack(values: npt.NDArray[np.float32]) -> Array:
-    """``Array(values)`` without its detours."""
+    """``Array(values)``, faster."""
     values = np.asarray(values, dtype="<f4")
     return Array("float32", values.shape, "numpy.ndarray", _header(values.shape) + values.tobytes())
 
@@ -301,7 +301,7 @@ def _unpack(array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """The float32 array of this shape that ``array`` holds.
 
     Raises:
-        ValueError: it claims another shape, type or length (found before memory is set aside for it), or is damaged.
+        ValueError: it declares another shape, type or length (checked before memory is allocated), or is damaged.
     """
     header = _header(shape)
     if array.stype == "numpy.ndarray" and array.data.startswith(header):
@@ -326,7 +326,7 @@ def diagnostics(content: RecordDict) -> MetricRecord:
     """The diagnostics of an evaluation reply.
 
     Raises:
-        ReplyError: there are none, or one of them is not finite.
+        ReplyError: there are none, or a value is not finite.
     """
     metrics = content.get(DIAGNOSTICS)
     if not isinstance(metrics, MetricRecord):

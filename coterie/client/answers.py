@@ -1,8 +1,8 @@
 """Cached replies of a round: a repeated request returns the cached reply at no additional privacy cost.
 
-A reply can be lost on its way, and a server can die before it counts one; then it asks again, for the same round, with
-the same models. A new answer would be new noise on the same records, and a second charge. The old one reveals nothing
-that was not paid for, so it is on the client's disk before it leaves.
+A reply can be lost, and a server can fail before it processes one; it then repeats the request for the same round with
+the same models. A new reply would draw new noise on the same records and need a second charge. The cached one reveals
+nothing that was not charged, so it is written to the client's disk before it is sent.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from coterie.wire import digest
 
 
 class Answers:
-    """The folder of one client: a file for every question of the latest round, named by round and question.
+    """The reply cache of one client: a file for every request of the latest round, named by round and digest.
 
     Args:
-        folder: what the client keeps.
+        folder: state folder of the client.
         client_id: our own id for it.
     """
 
@@ -38,16 +38,16 @@ class Answers:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While another app of this client answers, wait: an app can outlive the SuperNode that asked it."""
+        """Hold the lock of the cache: an app can outlive the SuperNode that started it."""
         with open_private(self._folder / "lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def to(self, verb: str, question: RecordDict) -> RecordDict | None:
-        """What was answered to the same verb and content, to the bit, if it was.
+        """The cached reply to the same verb and content; None if there is none.
 
         Raises:
-            ClientError: it cannot be read; to answer anew would be a second release, which the server knows nothing of.
+            ClientError: it cannot be read; a new reply would be a second release that the server does not account for.
         """
         path = self._folder / _name(verb, question)
         if not path.exists():
@@ -61,7 +61,7 @@ class Answers:
             ) from error
 
     def keep(self, verb: str, question: RecordDict, answer: RecordDict) -> None:
-        """Add an answer, and forget those of other rounds; atomically, on disk when this returns."""
+        """Add a reply and delete those of other rounds; atomic, and on disk when this returns."""
         name, temporary = _name(verb, question), self._folder / "new"
         with open_private(temporary, "wb") as file:
             file.write(recorddict_to_proto(answer).SerializeToString())
@@ -80,5 +80,5 @@ class Answers:
 
 
 def _name(verb: str, question: RecordDict) -> str:
-    """The round, and what only the same question has."""
+    """File name of a reply: round and digest of the request."""
     return f"{int(question[CONFIG]['round'])}-{digest(verb, question)}"

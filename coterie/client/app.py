@@ -106,13 +106,12 @@ def _deployed(node: Mapping[str, Any]) -> Client:
 
 
 def _accepted(verb: str, content: RecordDict, client: Client, node: Mapping[str, Any]) -> RecordDict:
-    """A request that keeps its bounds and agrees with the node configuration, without the server's path of data.
+    """Validate a request against bounds and the node configuration; returns it without the server's data path.
 
-    Nothing here reads the client's data: a request is rejected with the same message, after the same work, for any.
+    Nothing here reads the client's data: rejections do not depend on them, neither in text nor in time.
 
     Raises:
-        ClientError: it is out of bounds, is for data that the client does not have, or names code that it does not
-            allow.
+        ClientError: a field is out of bounds, the request is for other data, or it names code that is not allowed.
     """
     from coterie.client.task import read_message
     from coterie.wire import RequestError
@@ -146,7 +145,7 @@ def _accepted(verb: str, content: RecordDict, client: Client, node: Mapping[str,
 
 
 def _answered(verb: str, content: RecordDict, client: Client) -> Answer:
-    """The reply; the cached one to a request that was paid for."""
+    """The reply; the cached one if the request was charged before."""
     if verb == IDENTITY:
         return introduction(client)
     from coterie.client.answers import Answers

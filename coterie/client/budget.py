@@ -1,7 +1,7 @@
 """A client's privacy budget: charged on the client's own disk before it replies, and never exceeded.
 
-A server proposes the terms (a :class:`~coterie.privacy.RecordPlan`) and is not trusted: the client counts what its
-gradients, choices and losses cost, in every run that it takes part in, and refuses what would exceed its budget. A
+A server proposes the terms (a :class:`~coterie.privacy.RecordPlan`) and is not trusted: the client accounts for its
+gradients, choices and losses over all runs, and rejects requests that would exceed its budget. A
 deployed client sets the budget itself (``epsilon`` and ``delta`` of its node configuration); a simulated one has the
 plan's.
 
@@ -31,21 +31,21 @@ _TAKEN_OVER = "taken_over"
 
 
 def spend(client: Client, folder: Path | None, plan: RecordPlan, round: int, events: Counter[Event]) -> int:
-    """Charge what a round will reveal to one client, before anything of it is read or drawn.
+    """Charge the events of a round to one client, before data are read or noise is drawn.
 
     Args:
-        client: who pays.
-        folder: where it keeps its state; None: it cannot keep a ledger, and refuses.
+        client: the client to charge.
+        folder: its state folder; None: it cannot keep a ledger, and rejects.
         plan: its terms in this run.
         round: number of the round.
-        events: what the round will reveal.
+        events: of the round.
 
     Returns:
-        the number of the charge: no other attempt has it, so that a repeated round draws afresh.
+        the number of the charge, unique to this attempt, so that a repeated round draws fresh noise.
 
     Raises:
-        ClientError: no folder, a ledger that cannot be used, or a budget that does not allow the round. What a deployed
-            client says of it to a server does not depend on what was spent elsewhere.
+        ClientError: there is no folder, the ledger cannot be used, or the budget does not allow the round. The message
+            of a deployed client does not depend on what was spent elsewhere.
     """
     if folder is None:
         raise ClientError(
@@ -87,10 +87,10 @@ def _open(client: Client, folder: Path, plan: RecordPlan) -> ClientLedger:
 
 
 def budget_path(client: Client, folder: Path) -> Path | None:
-    """Where a client with a budget counts; None without data of its own: then its state folder has it.
+    """The budget file of a client; None without its own data: the ledger is then in its state folder.
 
-    That is ``budget_file`` if it is given; else a file beside the data; or, where that folder cannot be written, one in
-    the state folder, named by the data folder's path and device.
+    It is ``budget_file`` if given; else a file beside the data; or, if that folder cannot be written, one in the state
+    folder, named by the data folder's path and device.
 
     Raises:
         LedgerError: both of these exist, so that neither holds all charges.
@@ -116,7 +116,7 @@ def budget_path(client: Client, folder: Path) -> Path | None:
 
 
 def _take_over(old: Path, ledger: ClientLedger) -> None:
-    """Add the charges of a ledger that belonged to a client id; after a crash in the middle, the missing ones."""
+    """Add the charges of an older ledger, which belonged to a client id; after a crash, the missing ones."""
     if not old.exists():
         return
     content = read_bytes(old)

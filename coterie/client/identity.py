@@ -1,4 +1,4 @@
-"""Who a client is, and its reply to a server that asks: a node that registers imports nothing heavier than this."""
+"""The identity of a client, and its introduction to the server, without heavy imports."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Client:
     """One client.
 
     Attributes:
-        client_id: our own id for it.
-        folder: of what it keeps; empty: it has none; None: it is simulated, and takes the one that a message names.
-        budget: epsilon and delta that it may spend; None: it is simulated, and has the plan's. A client with a budget
-            of its own trusts no server: it reveals nothing that the budget does not pay for.
-        diagnostics: whether such a client lets itself be evaluated, exactly and outside its budget.
-        data: path of its own data, in place of the run's; None: it has none.
-        declared: what these data are; None: the run defines it.
-        budget_file: where it counts what its data have revealed; None: beside the data, or in ``folder``.
+        client_id: id in Coterie, from 0 to M - 1.
+        folder: state folder; empty: none; None: the client is simulated and uses the folder of the request.
+        budget: its epsilon and delta; None: the client is simulated and uses the plan's. A client with its own budget
+            trusts no server: it reveals nothing that the budget does not cover.
+        diagnostics: whether such a client may be evaluated, exactly and outside its budget.
+        data: path of its own data; None: it uses the run's.
+        declared: shape and classes of these data; None: as the run defines them.
+        budget_file: file of its charges; None: beside the data, or in ``folder``.
     """
 
     client_id: int
@@ -35,7 +35,7 @@ class Client:
 
     @property
     def deployed(self) -> bool:
-        """Whether this is a client on a machine of its own, which trusts no server."""
+        """Whether the client is deployed on its own machine and trusts no server."""
         return self.folder is not None
 
 

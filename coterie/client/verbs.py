@@ -1,7 +1,7 @@
 """The verbs of a client, each over many clients at once; the ClientApp and the local engine call the same ones.
 
-A verb takes the content of a message and the clients that received it, and returns their answers in order: a reply,
-or why a client gives none.
+A verb takes the content of a message and the clients that received it, and returns their replies in order, or the error
+of a client that gives none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from coterie.privacy import clip_rows
 
 # Test examples on which a client with personal layers is evaluated: its network is not shared.
 _MOST_OWN_TESTS = 500
-# The loss of a model that diverged, which no message can hold.
+# Loss that is reported for a model that diverged: messages hold finite numbers only.
 _MOST_LOSS = 1e6
 
 _UNPAID_SCORES = (
@@ -51,14 +51,14 @@ Answer: TypeAlias = RecordDict | ClientError
 
 
 def identity(content: RecordDict, clients: Sequence[Client]) -> list[RecordDict]:
-    """Who is there, and whether it keeps what it answered."""
+    """Client ids, and whether clients replay their replies."""
     return [introduction(client) for client in clients]
 
 
 def _train(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
-    """Choose a model, redraw the label if asked to, train, remember, reply.
+    """Choose a model, redraw the label if requested, train, store state, reply.
 
-    The redraw row comes with the models and depends on released values alone (privacy/mechanisms/rebalancing.py).
+    The redraw matrix comes with the models and depends on released values alone (privacy/mechanisms/rebalancing.py).
     """
     cohort = Cohort.of(TRAIN, content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
@@ -81,7 +81,7 @@ def _reply(cohort: Cohort, client: Client, label: int, redrawn: int, values: Vec
 
 
 def _losses(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
-    """Mean loss of every model that came on the client's training data (LCFL)."""
+    """Mean loss of every received model on the client's training data (LCFL)."""
     cohort = Cohort.of(LOSSES, content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
     if cohort.unpaid:
@@ -98,7 +98,7 @@ def _losses(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
 
 
 def _train_exactly(cohort: Cohort) -> tuple[Labels, Labels, Vectors]:
-    """Labels, redrawn labels and updates of clients that add no noise themselves."""
+    """Labels, redrawn labels and updates, without noise at the client."""
     task, models, layers = cohort.task, cohort.models, cohort.layers
     rngs = [task.rng(client.client_id) for client in cohort.clients]
     if task.assign == "nearest":
@@ -129,12 +129,12 @@ def _redraw(task: Task, labels: Labels, num_clusters: int, rngs: Sequence[np.ran
 
 
 def _assign(models: Vectors, labels: Labels, updates: Vectors, clip: float) -> tuple[Labels, Vectors]:
-    """FeSEM's E-step: the centre nearest to each client's own model, and the way from that centre to the model.
+    """FeSEM's E-step: the centre nearest to each client's model, and the difference from that centre to the model.
 
-    That way is no longer than the clipped update: the model is as near to its start, which is a centre too.
+    The difference is no longer than the clipped update: the start of the model is a centre, too.
     """
     updates = clip_rows(updates, clip).astype(np.float32)
-    start = models[labels]  # the client's model is start + update: all is taken from there, where it is small
+    start = models[labels]  # distances relative to the start are small, so that float32 suffices
     apart = np.stack([((start + updates - model) ** 2).sum(axis=1) for model in models], axis=1)  # (n, k)
     stays = apart[np.arange(len(labels)), labels] <= apart.min(axis=1)
     new = np.where(stays, labels, apart.argmin(axis=1))
@@ -142,7 +142,7 @@ def _assign(models: Vectors, labels: Labels, updates: Vectors, clip: float) -> t
 
 
 def evaluate(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
-    """Accuracy on held-out data of the model that each client chooses on its training data, or was assigned."""
+    """Accuracy on held-out data of each client's model: chosen on its training data, or assigned."""
     if any(client.budget and not client.diagnostics for client in clients):
         return [ClientError(_UNPAID_SCORES)] * len(clients)
     cohort = Cohort.of(EVALUATE, content, clients)

@@ -1,12 +1,12 @@
 """The local engine: a Flower ``Grid`` in one process, without daemons.
 
-Messages with the same content are answered together by the client's verb. Models that run as batched matrix
-products stay in this process with all its threads; the others go to one worker process per core, one thread each,
-where the clients of a worker follow one another.
+One call of the client's verb handles all messages with the same content. Models that run as batched matrix products
+stay in this process with all its threads; others run in one worker process per core, one thread each, client by
+client.
 
 A client's reply must not depend on the data of another client. If the clients of a call fail together, each is
-therefore asked again alone, from what it remembered before, and only those fail whose own work fails. The same holds
-if a worker process dies. A record-level client charges its ledger before it draws, so a repeated client may be charged
+therefore repeated alone, from its earlier state, and only clients whose own work fails do fail. The same holds if a
+worker process dies. A record-level client charges its ledger before it draws, so a repeated client may be charged
 twice: its ledger then overstates what it revealed.
 """
 
@@ -33,10 +33,10 @@ from coterie.messages import CONFIG, GAN
 # Clients per call of a verb: bounds the memory of a batched call, and the wait for the first reply.
 _CHUNK = 256
 _CLIENT_FAILED = 1
-# Seconds between two looks at what workers say.
+# Seconds between two looks for progress reports of workers.
 _LOOK = 0.2
 
-# What a client remembers, as Memory.read returns it; None where it cannot be read.
+# State of a client, as Memory.read returns it; None if it cannot be read.
 _Remembered: TypeAlias = dict[str, np.ndarray[Any, Any]] | None
 
 
@@ -46,7 +46,7 @@ class LocalGrid(Grid):
     Args:
         clients: M.
         workers: worker processes; 0 answers in this process.
-        watcher: called with what clients say of long work.
+        watcher: called with progress reports of clients.
     """
 
     def __init__(self, clients: int, workers: int = 0, watcher: Callable[[str], None] = lambda what: None) -> None:
@@ -81,7 +81,7 @@ class LocalGrid(Grid):
             try:
                 contents = self._finish(chunk, future)
             except Exception as error:
-                if len(chunk) > 1 or isinstance(error, BrokenProcessPool):  # whose fault it is, is not known
+                if len(chunk) > 1 or isinstance(error, BrokenProcessPool):  # the client at fault is unknown
                     repeated += zip(chunk, remembered, strict=True)
                 else:
                     yield self._reply(chunk[0], error)
@@ -91,7 +91,7 @@ class LocalGrid(Grid):
             yield self._reply(message, self._alone(message, before))
 
     def _alone(self, message: Message, remembered: _Remembered) -> Answer | Exception:
-        """The answer of one client, with no other client at work, from what it remembered before it was first asked."""
+        """The reply of one client, computed alone, from its state before the first attempt."""
         try:
             (memory,), (now,) = self._memories([message]), self._remembered([message])
             if remembered is not None and (remembered or now):
@@ -121,7 +121,7 @@ class LocalGrid(Grid):
             yield from (group[begin : begin + size] for begin in range(0, len(group), size))
 
     def _submit(self, chunk: Sequence[Message]) -> Future[Any] | None:
-        """The answers that a worker will give; None where this process gives them."""
+        """The future replies of a worker; None if this process computes them."""
         if not self._workers:
             return None
         try:
@@ -145,7 +145,7 @@ class LocalGrid(Grid):
         return answers
 
     def _memories(self, chunk: Sequence[Message]) -> list[Memory]:
-        """What each client keeps between rounds."""
+        """The state store of each client."""
         folder = chunk[0].content.get(CONFIG, {}).get("clients-dir")
         return [Memory(Path(folder) if folder else None, client.client_id) for client in self._arguments(chunk)[2]]
 
@@ -157,7 +157,7 @@ class LocalGrid(Grid):
         return chunk[0].metadata.message_type, chunk[0].content, clients
 
     def close(self) -> None:
-        """End the workers, and listen no more."""
+        """Stop the workers and the progress reports."""
         tell_to(None)
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
@@ -169,7 +169,7 @@ class LocalGrid(Grid):
     # The rest of Flower's interface.
 
     def set_run(self, run: Any) -> None:
-        """There is one run, this one."""
+        """Accept the id of the only run."""
 
     @property
     def run(self) -> Any:
@@ -192,7 +192,7 @@ class LocalGrid(Grid):
 
 
 def _identify() -> None:
-    """Tell Flower who creates messages in this process; it has no public way outside a run."""
+    """Set the node id of messages that this process creates; Flower has no public interface for it outside a run."""
     from flwr.common.constant import SUPERLINK_NODE_ID
     from flwr.supercore.task_identity import TaskIdentity
 
@@ -201,7 +201,7 @@ def _identify() -> None:
 
 
 def _pool(workers: int) -> tuple[Any, ProcessPoolExecutor]:
-    """What workers say, and the workers."""
+    """The queue of progress reports, and the workers."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["coterie.client.verbs"])  # torch is imported once for all workers
     said = context.Queue()
@@ -228,7 +228,7 @@ def _answer(verb: str, content: RecordDict, clients: list[Client]) -> Sequence[A
 
 
 def _takes_long(question: Message) -> bool:
-    """Whether clients, which gain nothing from one call, are asked one by one, that no answer waits for another."""
+    """Whether clients run one by one, so that no reply waits for another: their work gains nothing from batching."""
     return question.metadata.message_type == GAN and torch_device(question.content[CONFIG]["device"]) == "cpu"
 
 

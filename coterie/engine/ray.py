@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 
 
 class EngineError(RuntimeError):
-    """An engine that this installation lacks."""
+    """An engine is not installed."""
 
 
 def run_on_ray(main: Callable[[Grid], None], clients: int) -> None:

@@ -1,4 +1,4 @@
-"""Which client is at which node: the nodes themselves say it, and it may change from round to round."""
+"""The node of every client, as nodes declare it; it may change from round to round."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from coterie.logs import printable
 from coterie.messages import IDENTITY, REPLY
 
 _POLL_SECONDS = 0.5
-# Longest wait for answers before silent nodes are asked again.
+# Longest wait for introductions before silent nodes are asked again.
 _ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class _Claim:
-    """What a node answered: the client that it claims to be, None if that is no client of the run."""
+    """The introduction of a node: the client that it claims to be; None if that is no client of the run."""
 
     client: int | None
     repeats: bool = False
 
 
 class Roster:
-    """The clients that are here, and their nodes.
+    """The registered clients and their nodes.
 
-    Flower's SuperLink takes a node for gone when it has been silent for a while; who is gone is not asked, and one
-    that comes back is asked who it is now. If several nodes claim one client, none of them is asked until only one
-    is left: the server cannot know which of them is the client.
+    Flower's SuperLink marks silent nodes as offline. Offline nodes receive no messages, and nodes that return are
+    identified anew. If several nodes claim one client, all of them are excluded until one is left: the server cannot
+    know which of them is the client.
 
     Args:
         clients: M; clients are 0 to M-1.
-        wait: seconds to wait for them.
+        wait: seconds to wait for clients.
 
     Attributes:
-        nodes: node id of every client that is here and that one node alone claims.
-        repeating: clients that say the same again when they are asked the same again.
+        nodes: node id of every registered client that exactly one node claims.
+        repeating: clients that replay their reply to a repeated request.
     """
 
     def __init__(self, clients: int, wait: float) -> None:
         self.clients, self.wait = clients, wait
         self.nodes: dict[int, int] = {}
         self.repeating: set[int] = set()
-        self._claims: dict[int, _Claim | None] = {}  # by node; None: it has not answered yet
+        self._claims: dict[int, _Claim | None] = {}  # by node; None: no introduction yet
         self._contested: dict[int, list[int]] = {}  # client to the nodes that claim it
 
     def wait_for(self, grid: Grid, least: int, among: Collection[int] | None = None) -> bool:
-        """Whether so many clients are here, of some or of all, before the time to wait is over."""
+        """Wait until ``least`` clients, of some or of all, are registered; whether they are."""
         wanted = range(self.clients) if among is None else among
         deadline, enough = time.monotonic() + self.wait, False
         while True:
@@ -65,11 +65,11 @@ class Roster:
     def greet(self, grid: Grid, timeout: float, patient: bool = True) -> None:
         """Request the client ids of nodes that are online and unidentified, and forget nodes that left.
 
-        A message can be lost: who gave no answer is asked again in every round. A late answer counts too.
+        Messages can be lost: silent nodes are asked again in every round, and late replies count.
 
         Args:
             grid: to the nodes.
-            timeout: seconds to wait for answers, a minute's half at most.
+            timeout: seconds to wait for replies, at most 30.
             patient: wait for nodes that were asked before, too.
         """
         here = sorted(set(grid.get_node_ids()))
@@ -79,7 +79,7 @@ class Roster:
         messages = [Message(RecordDict(), dst_node_id=node, message_type=IDENTITY) for node in silent]
         seconds = max(0.0, min(timeout, _ANSWER_SECONDS)) if new or patient else 0.0
         replies = list(grid.send_and_receive(messages, timeout=seconds)) if messages else []
-        # The SuperLink checks to which message a reply belongs; its src_node_id is whatever the sender wrote.
+        # The SuperLink verifies which message a reply answers; src_node_id is under the control of the sender.
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         for reply in replies:
             node = asked.pop(reply.metadata.reply_to_message_id, None)
@@ -102,7 +102,7 @@ class Roster:
         return _Claim(None)
 
     def _assign(self) -> None:
-        """Give every client the only node that claims it, and warn of clients that several nodes claim."""
+        """Map every client to the only node that claims it, and warn of clients that several nodes claim."""
         claimed: dict[int, list[int]] = {}
         for node, claim in self._claims.items():
             if claim is not None and claim.client is not None:
