@@ -1,4 +1,4 @@
-"""A network whose layers are parted: some travel, the others are each client's own (FedPer)."""
+"""A network with shared layers, which are sent, and personal layers of each client (FedPer)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Layers:
-    """Which parameters of a network a message holds, and which are the client's own: all others.
+    """The shared parameters of a network, which a message holds, and the personal ones: all others.
 
     Attributes:
         whole: layout of the network, D numbers.
-        sent: layout of what travels, d numbers.
-        own: layout of what does not, D - d numbers.
+        sent: layout of the shared parameters, d numbers.
+        own: layout of the personal parameters, D - d numbers.
     """
 
     whole: Layout
@@ -32,7 +32,7 @@ class Layers:
         """The layers of ``network`` when messages have the layout ``sent``.
 
         Raises:
-            ValueError: the message holds what the network does not have.
+            ValueError: the message holds parameters that the network lacks.
         """
         whole = Layout.of(dict(network.named_parameters()))
         shapes = dict(zip(whole.names, whole.shapes, strict=True))
@@ -50,7 +50,7 @@ class Layers:
         return np.concatenate([parts[name].reshape(len(sent), -1) for name in self.whole.names], axis=1)
 
     def part(self, whole: Vectors) -> tuple[Vectors, Vectors]:
-        """(n, d) that travels and (n, D - d) that stays, of (n, D)."""
+        """(n, d) shared and (n, D - d) personal parameters of (n, D)."""
         parts = self.whole.split(whole)
         sent, own = (
             np.concatenate(

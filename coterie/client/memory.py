@@ -1,6 +1,6 @@
-"""What a client keeps between rounds: its own layers, its last label. It never travels.
+"""State of a client between rounds: its personal layers, its last label. It is never sent.
 
-Flower's processes forget, so it lives in a file of the client's: in the folder that a deployed client names itself
+Flower's processes keep no state, so it is in a file: in the folder that a deployed client configures
 (``state-dir`` of its node configuration), or, in a simulation, in the run folder. It survives a restart of either.
 """
 
@@ -18,25 +18,25 @@ from coterie.files import open_private, private_folder
 
 
 class ClientError(RuntimeError):
-    """A client that cannot do what it was asked."""
+    """A client cannot execute a request."""
 
 
 class Memory:
-    """The file of one client.
+    """The state file of one client.
 
     Args:
-        folder: where it is; None: this client keeps no state, and fails if a method needs it.
-        client_id: our own id for it.
+        folder: its folder; None: this client keeps no state, and fails if a method needs it.
+        client_id: id in Coterie.
     """
 
     def __init__(self, folder: Path | None, client_id: int) -> None:
         self._path = None if folder is None else folder / f"client-{client_id}.safetensors"
 
     def read(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Arrays by name; none at first.
+        """Arrays by name; empty at first.
 
         Raises:
-            ClientError: the file is damaged, or there is no folder for it.
+            ClientError: the file is damaged, or there is no folder.
         """
         path = self._file()
         if not path.exists():

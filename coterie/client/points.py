@@ -1,4 +1,4 @@
-"""The verbs of one-shot clustering: what a client sends of its records, and how it labels them."""
+"""The verbs of one-shot clustering: points of a client's records, and their labels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNPAID = "this client has a budget of its own, and centroids of its records are
 
 
 def gan(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
-    """Train the GAN that came, and send samples of it (PPFC-GAN)."""
+    """Train the received GAN, and return samples of it (PPFC-GAN)."""
     cohort = Cohort.of(GAN, content, clients)
     request = cohort.request
     assert isinstance(request, GanRequest)
@@ -70,7 +70,7 @@ def gan(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
 
 
 def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, how: GANTraining) -> Samples | ClientError:
-    """One client's samples, paid for before anything is drawn."""
+    """Samples of one client, charged before noise is drawn."""
     task, client = cohort.task, cohort.clients[i]
     plan, key = task.plan(client.client_id), (task.round, client.client_id)
     try:
@@ -94,7 +94,7 @@ def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, how: GANTraining)
 
 def centroids(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Centroids of each client's records by k-means (k-FED) or fuzzy c-means (FFCM)."""
-    if any(client.budget for client in clients):  # whatever plan the server sends along
+    if any(client.budget for client in clients):  # regardless of the plan in the request
         return [ClientError(_UNPAID)] * len(clients)
     cohort = Cohort.of(CENTROIDS, content, clients)
     request = cohort.request
@@ -115,7 +115,7 @@ def centroids(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
 
 
 def label(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
-    """Label every record by the nearest centroid, keep the labels, and tell what diagnostics allow."""
+    """Label every record by the nearest centroid, store the labels, and return counts if diagnostics allow it."""
     cohort = Cohort.of(LABEL, content, clients)
     request, task = cohort.request, cohort.task
     assert isinstance(request, LabelRequest)

@@ -19,18 +19,18 @@ _listener: Callable[[str], None] = _to_log
 
 
 def tell(text: str) -> None:
-    """Say what is being done."""
+    """Report progress."""
     _listener(text)
 
 
 def heard(said: Any) -> Iterator[str]:
-    """What other processes have put into this queue by now."""
+    """Drain the progress reports in this queue."""
     with suppress(queue.Empty):
         while True:
             yield said.get_nowait()
 
 
 def tell_to(listener: Callable[[str], None] | None) -> None:
-    """Say it to ``listener`` from now on, in this process; None: to the log."""
+    """Report progress of this process to ``listener``; None: to the log."""
     global _listener
     _listener = listener or _to_log

@@ -1,6 +1,6 @@
 """Training at record level: a client charges itself, chooses a model, and runs DP-SGD on it.
 
-The server reads what comes of it as it likes; nothing here depends on other clients.
+The server may process the result in any way; nothing here depends on other clients.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
     """One round of every client.
 
     Returns:
-        (n,) index of the model that each trained, (n, d) updates, and why a client refuses, where it does.
+        (n,) index of the model that each client trained, (n, d) updates, and the errors of clients that refuse.
     """
-    task, clients, layout = cohort.task, cohort.clients, cohort.layers.whole  # a network that fails, fails uncharged
+    task, clients, layout = (
+        cohort.task,
+        cohort.clients,
+        cohort.layers.whole,
+    )  # a network that cannot be built fails before the charge
     streams = Streams(task.seed)
     chosen = np.zeros(len(clients), np.int64)
     refusals: list[ClientError | None] = [None] * len(clients)
@@ -63,7 +67,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
 
 
 def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
-    """(n, m) noisy losses of all models on each client's records, and why a client refuses, where it does."""
+    """(n, m) noisy losses of all models on each client's records, and the errors of clients that refuse."""
     task, clients, models, layout = cohort.task, cohort.clients, cohort.models, cohort.layers.whole
     told = np.zeros((len(clients), len(models)), np.float32)
     refusals: list[ClientError | None] = [None] * len(clients)
@@ -87,10 +91,10 @@ def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
 
 
 def check_paid(client: Client, task: Task, plan: RecordPlan, *, releases_losses: bool = False) -> None:
-    """Refuse what no budget pays for.
+    """Check that the budget covers a task.
 
     Raises:
-        ClientError: a choice or losses without terms for them, or a seed.
+        ClientError: it has a choice or losses without terms for them, or a seed.
     """
     if (releases_losses or task.choose) and task.loss_bound is None:
         raise ClientError(f"client {client.client_id} refuses: loss-bound is missing; losses of records need a bound")

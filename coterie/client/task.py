@@ -1,4 +1,4 @@
-"""What a message asks of which clients: their data, the network, the models that came, what they remember."""
+"""The task of a message: clients, their data and state, the network, and the received models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from coterie.wire import REQUESTS, ClientConfig, DataSpec, LossesRequest, Reques
 from coterie.wire.requests import MOST_CLUSTERS, parse_plans
 
 LAST_LABEL, LABELS, OWN = "label", "labels", "own"
-# A batch that holds any client's data.
+# A batch size above any number of records.
 _WHOLE = 2**31
 
 Labels = npt.NDArray[np.int64]
@@ -40,27 +40,27 @@ _UNPAID = (
 
 @dataclass(frozen=True)
 class Task:
-    """What a message's configuration asks a client to work on.
+    """The task of a client, from the configuration and the request of a message.
 
     Attributes:
         federation: the data of all clients; of clients with their own data, theirs alone.
         described: the network: its name, shape of an example, number of classes.
-        additive: whether a shared and an own network are added up.
-        batched: train all clients at once.
+        additive: whether the outputs of a global and a cluster's network are added.
+        batched: train all clients in one batch.
         hyper: of local training.
         round: number of the round.
         seed: of a reproducible run.
-        redraw: (k * k,) matrix by which labels are redrawn; empty: they are not.
-        follow: train the redrawn cluster's model ("assigned") in place of the chosen one's ("own").
-        assign: who chooses the label: the least "loss", or FeSEM's "nearest" centre.
+        redraw: (k * k,) matrix by which labels are redrawn; empty: none.
+        follow: train the model of the redrawn cluster ("assigned") or of the chosen one ("own").
+        assign: how the label is chosen: least "loss", or FeSEM's "nearest" centre.
         clip: FeSEM's bound on the distance that a client's model may move; inf without privacy.
-        folder: where a simulated client keeps what it keeps.
-        cluster: the cluster whose model came, where the server chose; None: the client chooses.
-        first: whether this is a round 1 with batches of its own.
-        plans: record-level plans of clients 0, 1, ..., in turn; empty: there is no record-level privacy.
+        folder: state folder of simulated clients.
+        cluster: the cluster of the received model if the server assigned it; None: the client chooses.
+        first: whether this is round 1 with its own batch size.
+        plans: record-level plans of clients 0, 1, ..., in turn; empty: no record-level privacy.
         choose: whether a client at record level chooses by loss, as its plan specifies.
-        loss_bound: L, to which the loss of a record is clipped where losses are released; None: they are not.
-        initial_own: (D - d,) what a client's own layers are at first.
+        loss_bound: L, bound of a record's loss where losses are released; None: they are not.
+        initial_own: (D - d,) initial personal layers.
     """
 
     federation: Federation | OwnFederation
@@ -84,7 +84,7 @@ class Task:
 
     @classmethod
     def of(cls, config: ClientConfig, request: Request, clients: Sequence[Client] = ()) -> Task:
-        """What a request asks of these clients; data and network are built once per process."""
+        """The task of a request for these clients; data and network are built once per process."""
         data = _federation(config, clients)
         device = torch_device(config.device)
         described = (config.model, data.input_shape, data.num_classes)
@@ -125,8 +125,8 @@ class Task:
     def shard(self, client: Client) -> Shard:
         """The client's data. At record level a simulated client has no more records than its plan states.
 
-        A real one, and one with data of its own, keeps all: were its records cut, one that is removed would make
-        room for another.
+        A deployed client, and one with its own data, keeps all: after a cut, another record would take the place of
+        one that is removed.
         """
         shard = self.federation.shard(client.client_id)
         cut = self.plans and client.folder is None and isinstance(self.federation, Federation)
@@ -134,20 +134,19 @@ class Task:
         return shard if len(shard.y) <= most else replace(shard, x=shard.x[:most], y=shard.y[:most])
 
     def rng(self, client_id: int) -> np.random.Generator:
-        """The client's own randomness in this round, independent of everyone else's."""
+        """Randomness of the client in this round, independent of all other clients."""
         return np.random.default_rng(None if self.seed is None else [self.seed, self.round, client_id])
 
 
 def federation(config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Federation | OwnFederation:
-    """The clients' data that a configuration describes, kept between calls.
+    """The clients' data of a configuration, cached between calls.
 
     Args:
         config: of the run; its data set is split, unless clients have their own data.
-        clients: those who ask; where they have data of their own, these are read, of the shape and with the classes
-            of the run's.
+        clients: the clients; their own data, if any, are read with the shape and classes of the run.
 
     Raises:
-        DataError: the data cannot be had.
+        DataError: the data are not available.
     """
     return _federation(DataSpec.from_record(config), clients)
 
@@ -193,12 +192,12 @@ def _network(name: str, input_shape: tuple[int, ...], num_classes: int, additive
 
 @lru_cache(maxsize=4)
 def _initial_own(layers: Layers, name: str, input_shape: tuple[int, ...], num_classes: int) -> Vectors:
-    """(D - d,) what a client's own layers are at first: the same for all, and known to all."""
+    """(D - d,) initial personal layers, equal for all clients and public."""
     return layers.own.flatten(networks.initialise(name, input_shape, num_classes, 0))
 
 
 def torch_device(name: str) -> str:
-    """What setting `device` means here."""
+    """The torch device of the setting `device`."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return name
@@ -225,7 +224,7 @@ def read_message(verb: str, content: RecordDict) -> tuple[ClientConfig, Request,
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients that one message reached, and what it brought them. No client's data are read until they are used."""
+    """The clients of one message, and its contents. Data are read when they are first used."""
 
     request: Request
     task: Task
@@ -238,7 +237,7 @@ class Cohort:
         """Read a message.
 
         Raises:
-            RequestError: it does not keep its bounds.
+            RequestError: it is out of bounds.
         """
         config, request, models, layout = read_message(verb, content)
         return cls(request, Task.of(config, request, clients), models, layout, clients)
@@ -258,12 +257,12 @@ class Cohort:
 
     @cached_property
     def layers(self) -> Layers:
-        """How the models that came fit the configured network."""
+        """How the received models fit the configured network."""
         return Layers.of(self.task.network, self.layout)
 
     @property
     def unpaid(self) -> list[ClientError]:
-        """A refusal of every client where one has a budget, and is asked for what no budget pays for; else nothing."""
+        """An error for every client if one has a budget and the request has no record-level plan; else empty."""
         paid = self.task.plans or not any(client.budget for client in self.clients)
         return [] if paid else [ClientError(_UNPAID)] * len(self.clients)
 
@@ -273,7 +272,7 @@ class Cohort:
 
     @cached_property
     def folders(self) -> list[Path | None]:
-        """Where each client keeps what it keeps."""
+        """The state folder of each client."""
         named = [self.task.folder if client.folder is None else client.folder for client in self.clients]
         return [Path(folder) if folder else None for folder in named]
 
@@ -283,12 +282,12 @@ class Cohort:
 
     @cached_property
     def kept(self) -> list[dict[str, np.ndarray]]:
-        """What each client remembers; nothing where the method asks for none."""
+        """The state of each client; empty if the method needs none."""
         return [memory.read() for memory in self.memories] if self.remembers else [{} for _ in self.clients]
 
     @property
     def own(self) -> Vectors:
-        """(n, D - d) every client's own layers."""
+        """(n, D - d) personal layers of each client."""
         if not self.layers.own.names:
             return np.zeros((len(self.clients), 0), np.float32)
         initial = self.task.initial_own(self.layers)
@@ -306,10 +305,10 @@ class Cohort:
         return losses(self.task.network, self.layers.whole, self.models, self.shards, self.task.hyper.device)
 
     def labels(self, chosen: Labels) -> Labels:
-        """The clusters of the models that have these indices."""
+        """The clusters of received models with these indices."""
         return chosen if self.task.cluster is None else np.full(len(chosen), self.task.cluster, np.int64)
 
     def last_labels(self, otherwise: Labels) -> Labels:
-        """(n,) label that each client was assigned to last; at first that of ``otherwise``."""
+        """(n,) last label of each client; ``otherwise`` if it has none."""
         known = [int(kept[LAST_LABEL][0]) if LAST_LABEL in kept else -1 for kept in self.kept]
         return np.where((0 <= np.array(known)) & (np.array(known) < len(self.models)), known, otherwise)

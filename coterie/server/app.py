@@ -1,4 +1,4 @@
-"""The Flower ServerApp: a run with the configuration that Flower hands over."""
+"""The Flower ServerApp: a run with the configuration from Flower."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def open_folder(
     *,
     deployed: bool = False,
 ) -> RunFolder:
-    """The run folder that a configuration asks for: a new one, or the one to resume.
+    """Create the run folder of a configuration, or open the one to resume.
 
     Args:
-        values: configuration keys; ``out`` and ``resume`` say where and whether.
+        values: configuration keys, among them ``out`` and ``resume``.
         default: parent of the new folder when ``out`` is not set.
-        check: raises if the run cannot work, before a new folder is made.
+        check: raises if the run cannot work, before a new folder is created.
         deployed: whether the clients are real; see :class:`RunConfig`.
     """
     if SCHEMA["resume"].parse("resume", values.get("resume", False)):
@@ -59,7 +59,7 @@ def open_folder(
 
 @contextmanager
 def paged(folder: RunFolder) -> Iterator[Path]:
-    """The page of a run that goes on inside; it is written in the end, also where the budget ended the run early."""
+    """Write the page of a run when the context ends, also if the budget ended the run early."""
     page = folder.path / "report.html"
     try:
         yield page

@@ -45,7 +45,7 @@ from coterie.strategies import (
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot run: names the key, the value, and what is allowed."""
+    """An invalid configuration; the message names the key, the value, and what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Key:
     Attributes:
         default: value of the demo.
         help: one line.
-        allowed: what a value must be, in words.
+        allowed: description of allowed values.
         ok: whether a value of the right type is allowed.
-        auto: a word that stands in place of a number ("auto", "none"); empty if there is none.
-        client: whether clients need it.
+        auto: a word that is allowed instead of a number ("auto", "none"); empty: none.
+        client: whether clients receive it.
     """
 
     default: Any
@@ -72,7 +72,7 @@ class Key:
         """``value`` with the type of the default.
 
         Raises:
-            ConfigError: it has another type, or is not allowed.
+            ConfigError: it has the wrong type, or is not allowed.
         """
         if self.auto and value == self.auto:
             return value
@@ -88,7 +88,7 @@ class Key:
 
 
 def _convert(kind: type, value: Any) -> Any:
-    """``value`` as ``kind``, or None where it is not one."""
+    """``value`` as ``kind``; None if it cannot be converted."""
     if kind is bool:
         words = {"true": True, "false": False}
         return value if isinstance(value, bool) else words.get(str(value).lower())
@@ -418,7 +418,7 @@ PLACES = (
 )
 
 
-#: What people choose by looking at results, which no guarantee of one run covers; certificates list the values.
+#: Settings that are usually tuned on results, outside the guarantee of one run; certificates list their values.
 TUNED = (
     "strategy",
     "clusters",
@@ -465,7 +465,7 @@ TUNED = (
 )
 
 
-# What makes clients of one data set, with the values at which data of their own stay as they are.
+# Settings that split one data set among clients, with the values that leave own data unchanged.
 _SPLIT = {
     "groups": "1",
     "shift": "none",
@@ -475,17 +475,17 @@ _SPLIT = {
     "validation-clients": 0,
 }
 
-# What a profile of clients may set.
+# Settings of a client profile.
 _PROFILE = ("epsilon", "delta", "batch-size", "samples-per-client")
 
 
 class RunConfig:
-    """A checked configuration; ``config["key"]`` is a value of the schema's type.
+    """A validated configuration; ``config["key"]`` has the type of the schema.
 
     Args:
-        values: any of the schema's keys; the others take their defaults.
-        deployed: whether the run's clients are real, not simulated; ``evaluate = "auto"`` depends on it, and
-            ``config["evaluate"]`` is what it stands for.
+        values: keys of the schema; others take their defaults.
+        deployed: whether clients are deployed instead of simulated, which decides ``evaluate = "auto"``;
+            ``config["evaluate"]`` is the resolved value.
 
     Raises:
         ConfigError: an unknown key, a value that is not allowed, or a combination that cannot work.
@@ -517,7 +517,7 @@ class RunConfig:
         return self.values[key]
 
     def _defaults(self) -> dict[str, Any]:
-        """Where the demo's defaults make no sense for the method."""
+        """Defaults of the method that differ from the demo's."""
         found: dict[str, Any] = {}
         if not self.method.clustered:
             found |= {"respawn-every": 0} | ({} if self.method.labels_records else {"clusters": 1})
@@ -528,7 +528,7 @@ class RunConfig:
         return found
 
     def _automatic_evaluation(self, deployed: bool) -> str:
-        """What ``evaluate = "auto"`` means here; private only if such a run can be planned."""
+        """The value of ``evaluate = "auto"``: private only if private evaluations can be planned."""
         if not deployed or self["privacy-unit"] == "none":
             return "diagnostic"
         if self["privacy-unit"] == "record":
@@ -586,7 +586,7 @@ class RunConfig:
             raise ConfigError(str(error)) from None
 
     def _check_shared_budget(self) -> None:
-        """A shared budget counts runs that keep their promise, and no others."""
+        """Check that a run with a shared budget can be certified."""
         wrong = {
             "privacy-unit": self["privacy-unit"] != "client",
             "mechanism": bool(PLANS[self["mechanism"]].flaws),
@@ -626,18 +626,18 @@ class RunConfig:
 
     @property
     def batched(self) -> bool:
-        """Whether a CPU, too, trains many clients at once."""
+        """Whether many clients train in one batch on a CPU."""
         model = networks.MODELS.get(self["model"])
         return model is not None and model.batched and not self.method.labels_records
 
     @property
     def models(self) -> int:
-        """Number of models at first; 0 where it is found."""
+        """Initial number of models; 0 if the method finds it."""
         return 1 if self.method.labels_records else int(self["clusters"])
 
     @cached_property
     def facts(self) -> Facts:
-        """What is public about the data."""
+        """Public facts about the data."""
         return facts(self["dataset"], self["input-shape"], self["num-classes"], self["data-dir"] or None)
 
     @property
@@ -648,7 +648,7 @@ class RunConfig:
 
     @property
     def method_options(self) -> dict[str, Any]:
-        """What the strategy's constructor takes beside the arguments of every method."""
+        """Arguments of the strategy's constructor beside those of every method."""
         own = {name.replace("-", "_"): self[name] for name in self.method.options if name in SCHEMA}
         if "true-groups" in self.method.options:
             own["true_groups"] = assign_groups(self["clients"], parse_groups(self["groups"])).tolist()
@@ -660,45 +660,45 @@ class RunConfig:
 
     @property
     def seed(self) -> int | None:
-        """None for secret randomness."""
+        """The seed; None: secret randomness."""
         return None if self["seed"] == "none" else int(self["seed"])
 
     @property
     def delta(self) -> float:
-        """The number behind ``auto``: at most 1/(100 M), PRIVACY's default."""
+        """The resolved delta; ``auto`` is 1/(100 M), or 1/(100 records) at record level."""
         many = self["samples-per-client"] if self["privacy-unit"] == "record" else self["clients"]
         return 1 / (100 * many) if self["delta"] == "auto" else float(self["delta"])
 
     @property
     def server_lr(self) -> float:
-        """The number behind ``auto``; 1.5 was chosen on held-out parts of training sets (docs/results.md)."""
+        """The resolved step size; 1.5 was chosen on held-out parts of training sets (docs/results.md)."""
         if self["server-lr"] != "auto":
             return float(self["server-lr"])
         return 1.5 if self["privacy-unit"] == "client" else 1.0
 
     @property
     def budget(self) -> float:
-        """Epsilon that the run may spend; inf without privacy."""
+        """The privacy budget; inf without privacy."""
         return float(self["epsilon"]) if self["privacy-unit"] != "none" else math.inf
 
     @property
     def reseeding(self) -> Reseeding | None:
-        """When to re-seed; None for never."""
+        """The schedule of re-seeding; None: never."""
         return Reseeding(every=self["respawn-every"]) if self["respawn-every"] and self.models > 1 else None
 
     @property
     def averaging(self) -> Averaging:
-        """Which released models to average."""
+        """Averaging of released models."""
         return Averaging(self["average-last"])
 
     @property
     def aggregator(self) -> Aggregator:
-        """What a cluster's model makes of its updates."""
+        """The aggregator of a cluster's updates."""
         return Aggregator(self["aggregator"], self["byzantine-share"])
 
     @property
     def _identifier_share(self) -> float:
-        """Part of a round's privacy for labels or sizes: none where nothing reads them."""
+        """Share of a round's privacy for labels or sizes; 0 if they are not used."""
         reads_sizes = bool(self.reseeding or self["rebalance-min"] or self["divisor"] == "released")
         noisy_labels = self.models > 1 and self["mechanism"] != "joint"
         if not (reads_sizes or noisy_labels) or self._uncharged:
@@ -713,13 +713,13 @@ class RunConfig:
 
     @property
     def _evaluations(self) -> int:
-        """Private evaluations in the whole run."""
+        """Number of private evaluations in the run."""
         every = self["evaluate-every"] if self["evaluate"] == "private" else 0
         return self.method.evaluations(self["rounds"], every)
 
     @property
     def _numbers(self) -> dict[str, Any]:
-        """What the plan is made of, the noise apart."""
+        """Arguments of the plan, without the noise."""
         numbers = {
             "clients": self["clients"],
             "num_clusters": max(self.models, 1),
@@ -752,14 +752,14 @@ class RunConfig:
 
     @property
     def _sketch(self) -> Plan:
-        """A plan without calibrated noise, for checks that cost nothing."""
+        """A plan without calibrated noise, for fast checks."""
         noise = 1.0 if self["noise-multiplier"] == "auto" else self["noise-multiplier"]
         if self["privacy-unit"] == "record":
             return self._record_level(noise)
         return self._kind(noise_multiplier=0.0 if self["privacy-unit"] == "none" else noise, **self._numbers)
 
     def _check_records(self) -> None:
-        """What record-level privacy needs."""
+        """Check the settings that record-level privacy requires."""
         if self["samples-per-client"] == 0:
             raise ConfigError(
                 "samples-per-client = 0: at record level the number of a client's records is a public constant; set it"
@@ -796,7 +796,7 @@ class RunConfig:
         return found
 
     def _record_plans(self, noise: float | None = None) -> tuple[RecordPlan, ...]:
-        """The plans of clients 0, 1, ..., in turn; calibrated where no noise is given."""
+        """The plans of clients 0, 1, ..., in turn; calibrated unless ``noise`` is given."""
         choices = self.method.choices(self["rounds"])
         compared = self.method.compares(self["clients"], **self.method_options)
         plans = []
@@ -890,11 +890,11 @@ class RunConfig:
 
     @property
     def partition_seed(self) -> int:
-        """Of the split of data among simulated clients: the run's seed, or 0."""
+        """Seed of the split of data among simulated clients: the run's seed, or 0."""
         return self.seed or 0
 
     def for_clients(self) -> dict[str, Any]:
-        """What travels to the clients with every message."""
+        """The configuration that clients receive with every message."""
         sent = {name: self[name] for name, key in SCHEMA.items() if key.client}
         sent["partition-seed"] = self.partition_seed
         if self.seed is not None:
@@ -902,11 +902,11 @@ class RunConfig:
         return sent
 
     def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-        """Keys in which two runs differ, with both values; where a run is kept does not count."""
+        """Keys in which two runs differ, with both values; paths and timeouts do not count."""
         return {name: (self[name], other[name]) for name in SCHEMA if name not in PLACES and self[name] != other[name]}
 
     def warnings(self) -> list[str]:
-        """What a person should know before the run starts."""
+        """Warnings to show before the run starts."""
         found = [self._not_evaluated] if self._not_evaluated else []
         whom = {"client": "clients", "record": "samples-per-client"}.get(self["privacy-unit"])
         if whom is not None and self.delta > 1 / (10 * self[whom]):
@@ -920,7 +920,7 @@ class RunConfig:
         return found
 
     def _drowned(self) -> list[str]:
-        """Whether the noise of the whole run moves a model further than all updates could together."""
+        """A warning if the noise of the run moves a model further than all updates together can."""
         plan = self.plan
         size = sum(value.size for value in networks.initialise(self["model"], *self.examples, 0).values())
         members = plan.expected_members

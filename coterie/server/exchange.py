@@ -33,7 +33,7 @@ _PATIENCE, _MOST_PATIENCE = 30.0, 120.0
 _FIRST_REPLY = 4
 # Seconds for a look for one reply, before the next one is looked for.
 _LOOK = 2.0
-# How often a request is sent that is known to be lost.
+# Largest number of times that a lost request is sent.
 _ATTEMPTS = 3
 
 
@@ -43,12 +43,12 @@ class _Request:
 
     Attributes:
         message: as the caller gave it; the reply is bound to it.
-        ids: of its copies in the SuperLink, the latest last; empty: the SuperLink did not accept it.
+        ids: of its copies in the SuperLink, the latest last; empty: the SuperLink rejected it.
         due: when it is sent again if the caller repeats it, as ``time.monotonic``.
         pause: seconds between ``due`` and the time after it.
-        attempts: how often it was sent before it was known to be lost, and this time.
+        attempts: number of times that it was sent, lost copies included.
         probes: ids of the messages that probe its node since then.
-        passed: the reply to one of them: the node is done with the request.
+        passed: the reply to one of them: the node has finished with the request.
         probe_due: when the node may be probed.
         probe_pause: seconds from there to the next probe, which can be lost as well.
     """
@@ -65,17 +65,17 @@ class _Request:
 
 
 class Exchange:
-    """``send_and_receive`` of a grid, where any message can be lost.
+    """``send_and_receive`` of a grid on which any message can be lost.
 
     - A request that the caller repeats (same node, type and content) is sent again after a pause; until then its reply
-      is waited for. A late reply to any copy of a request is its reply.
+      is awaited. A late reply to any copy of a request counts.
     - If no reply has come for some time, silent nodes are probed: a node that has replied to the probe, and not to the
-      request, has lost the request. It is sent again, a bounded number of times, and then has an error for a reply. A
-      node that is slow does no work twice: the probe waits behind the request.
+      request, has lost the request. The request is sent again, a bounded number of times, and then fails. A slow node
+      does no work twice: the probe waits behind the request.
 
     At record level a second reply is a second release, unless the client replays the first one, as its reply to the
-    probe declares; the requests of other clients are not sent again. Nothing is logged: at client level the log would
-    reveal who takes part.
+    probe declares; requests of other clients are not sent again. Nothing is logged: at client level the log would
+    reveal participation.
 
     Args:
         push: sends messages, and returns their ids in order; None for one that the SuperLink does not accept.
@@ -103,7 +103,7 @@ class Exchange:
             if request.ids:
                 message.metadata.__dict__["_message_id"] = request.ids[-1]
                 request.message = message
-        # Requests that are not repeated by now never will be, but for introductions.
+        # Only introductions are repeated in later calls.
         self._open = {key: request for key, request in self._open.items() if key[1] == IDENTITY} | asked
         due = [request for request in asked.values() if now >= request.due]
         self._send([(request, request.message) for request in due], now)
@@ -123,12 +123,12 @@ class Exchange:
             request.probe_due, request.probe_pause = now + _PATIENCE, 2 * _PATIENCE
 
     def _replies(self, asked: dict[_Key, _Request], started: float, timeout: float) -> Iterator[Message]:
-        latest, patience = (
-            started,
-            _FIRST_REPLY * _PATIENCE,
-        )  # since when there was no reply; how long there may be none
+        # When the latest reply came, and how long there may be none after it.
+        latest, patience = started, _FIRST_REPLY * _PATIENCE
         while asked:
-            self._look_for_probes(asked)  # before the requests: what a probe waits behind has come then, or never will
+            self._look_for_probes(
+                asked
+            )  # before the requests: a request that the probe waited for has its reply by then, or never will
             for key, request in list(asked.items()):
                 reply = self._reply(request)
                 if reply is None and request.passed and not self._pull.busy(request.ids[-1]):
@@ -179,7 +179,7 @@ class Exchange:
                         request.passed = reply
 
     def _lost(self, request: _Request, probe: Message) -> Message | None:
-        """Send a request again whose node has replied to a later probe; an error instead of a reply if it cannot be."""
+        """Send a lost request again; returns an error reply if it cannot be sent again."""
         old = request.message
         config = old.content.get(CONFIG)
         paid = isinstance(config, ConfigRecord) and RECORD_PLANS in config
@@ -193,7 +193,7 @@ class Exchange:
 
 
 class _Pulls:
-    """Replies, one by one: a reply whose upload stalls holds up no other.
+    """Pulls replies one by one: a stalled upload delays no other reply.
 
     Args:
         pull: the replies to some ids.
@@ -204,7 +204,7 @@ class _Pulls:
         self._running: dict[str, tuple[Future[list[Message]], float]] = {}
 
     def busy(self, message_id: str) -> bool:
-        """Whether a reply is on its way, and not for long."""
+        """Whether a reply is being pulled, and has been for a short time only."""
         return message_id in self._running and time.monotonic() - self._running[message_id][1] < _PATIENCE
 
     def __call__(self, message_id: str) -> list[Message]:
@@ -232,7 +232,7 @@ class _Pulls:
 
 
 def _key(message: Message) -> _Key:
-    """What a repeated request has in common with the first one."""
+    """Key that a repeated request shares with the first one."""
     known, content = message.metadata, message.content
     return known.dst_node_id, known.message_type, known.group_id, id(content) if content else 0
 

@@ -1,4 +1,4 @@
-"""Where Prometheus reads how a run goes: an endpoint for as long as the run lasts, fed by the run folder's observer."""
+"""A Prometheus endpoint for the metrics of a run, updated by the run folder's observer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coterie.server.folder import RunFolder
 
 
 def check(config: RunConfig) -> None:
-    """Raise :class:`ConfigError` where metrics are asked for and cannot be served."""
+    """Raise :class:`ConfigError` if metrics are configured and cannot be served."""
     if config["metrics-port"]:
         try:
             import prometheus_client  # noqa: F401
@@ -24,10 +24,10 @@ def check(config: RunConfig) -> None:
 
 @contextmanager
 def exported(folder: RunFolder, rounds: int) -> Iterator[None]:
-    """Serve http://metrics-host:metrics-port/metrics while the folder's run of ``rounds`` goes on.
+    """Serve http://metrics-host:metrics-port/metrics during the folder's run of ``rounds``.
 
     Raises:
-        ConfigError: the library is missing, or the port cannot be had.
+        ConfigError: the library is missing, or the port is not available.
     """
     config = folder.config
     host, port = config["metrics-host"], config["metrics-port"]

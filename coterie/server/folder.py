@@ -1,16 +1,16 @@
-"""The run folder: everything that a run leaves behind, and what ``--resume`` needs.
+"""The run folder: the output of a run, and the state for ``--resume``.
 
 ====================  ==================================================================================
 config.toml           the resolved configuration, versions, git commit, device
 metrics.jsonl         a line per round: released or charged values, and time
 diagnostics.jsonl     a line per evaluation with exact scores, which are outside the guarantee
-ledger.jsonl          a line per charge, written and synced before the release that it pays for
+ledger.jsonl          a line per charge, written and synced before its release
 privacy.json          the certificate
 models/               ``cluster-<j>.safetensors``
 checkpoint/           ``state.safetensors``, replaced atomically after every round
-clients/              what simulated clients keep between rounds, a file each; never part of a release
-evidence/             what clusters were found from, for methods that see it: ``NAME.npz``, as exact as it was seen
-result.json           what was released, cost, time
+clients/              state of simulated clients, a file each; never part of a release
+evidence/             inputs of the clustering, where the server sees them: ``NAME.npz``, as exact as it sees them
+result.json           released values, cost, time
 diagnostics.json      exact scores of the last evaluation, which are outside the guarantee
 report.html           one self-contained page
 ====================  ==================================================================================
@@ -62,12 +62,12 @@ _HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"
 _ABOUT, _DIGEST = "about", "digest"
 _WAY_OUT = "; restore it from a copy, or start a new run with another --out"
 _LEDGER, _METRICS, _DIAGNOSTICS = "ledger.jsonl", "metrics.jsonl", "diagnostics.jsonl"
-# Bytes of evidence that are compressed; more take longer than they are worth.
+# Largest evidence that is compressed, in bytes; more takes too long.
 _COMPRESSED = 1 << 24
 
 
 class FolderError(RuntimeError):
-    """The run folder cannot be used; nothing in it was touched."""
+    """The run folder cannot be used; it is unchanged."""
 
 
 class RunFolder:
@@ -87,10 +87,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunFolder:
-        """A new folder.
+        """Create a new folder.
 
         Raises:
-            FolderError: ``path`` holds something already.
+            FolderError: ``path`` exists and is not empty.
         """
         if (path / "config.toml").exists():
             raise FolderError(f"{path} holds a run already: continue it with --resume, or choose another --out")
@@ -107,17 +107,17 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: Path, settings: Mapping[str, Any]) -> RunFolder:
-        """The folder of a run that was cut short.
+        """Open the folder of an interrupted run.
 
         Args:
             path: the folder.
-            settings: configuration values that the caller names. They must agree with the run's own; only
-                where things are (folder of the data, device, waiting times) may have changed.
+            settings: explicit configuration values. They must agree with the run's own; only paths, devices and
+                timeouts may change.
 
         Raises:
             FolderError: there is no run, or ``settings`` differ from it.
-            LedgerError: another process is running it, its ledger lacks charges that the folder gives evidence of, or
-                its budget file is not the one with which it began.
+            LedgerError: another process uses it, its ledger lacks charges that the folder proves, or its budget file
+                is another one than at its start.
         """
         try:
             stored = tomllib.loads(read_text(path / "config.toml"))["config"]
@@ -179,7 +179,7 @@ class RunFolder:
         self.observer(line)
 
     def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write ``evidence/{name}.npz``, in place of what it held: what clusters were found from."""
+        """Replace ``evidence/{name}.npz``, inputs of the clustering."""
         private_folder(self.path / "evidence")
         content = io.BytesIO()
         few = sum(values.nbytes for values in arrays.values()) <= _COMPRESSED
@@ -204,15 +204,15 @@ class RunFolder:
             for file in (run / "evidence").glob(f"{name}.npz"):
                 own = self.path / "evidence" / file.name
                 own.unlink(missing_ok=True)
-                os.link(file, own)  # what is kept is replaced, never written into
+                os.link(file, own)  # files are replaced, never written into
 
     def working_on(self, what: str) -> None:
-        """Tell the watcher."""
+        """Report progress to the watcher."""
         self.watcher(what)
 
     @property
     def failure(self) -> str | None:
-        """Why the run, which had all its rounds, did not do what was asked; None while it may yet."""
+        """Why a run that completed its rounds failed; None otherwise."""
         try:
             path = self.path / "failure.json"
             return str(read_object(path).get("reason", f"it failed before: {path}")) if path.exists() else None
@@ -252,7 +252,7 @@ class RunFolder:
             _replace(self.path / "models" / f"cluster-{cluster}.safetensors", _tensors(tensors, about))
 
     def amend_last(self, evaluation: Mapping[str, Any]) -> None:
-        """Add the evaluation of the last round, if a crash kept it from being written."""
+        """Add the evaluation of the last round if a crash prevented its writing."""
         lines = self.metrics()
         last = lines[-1]["round"]
         if "accuracy" in lines[-1] or any(line["round"] == last for line in self.diagnostics()):
@@ -263,11 +263,11 @@ class RunFolder:
         _write_lines(self.path / _METRICS, lines)
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Release the lock of the folder."""
         self.ledger.close()
 
     def _forget_after(self, round: int, line: Mapping[str, Any] | None) -> None:
-        """Keep the lines of the rounds that the checkpoint covers; it may know the last one alone."""
+        """Keep the lines of rounds up to the checkpoint, which may hold the last one alone."""
         divided = [self._divided(entry) for entry in self.metrics()]  # older versions wrote the scores there
         kept = [released for released, _ in divided if released["round"] <= round]
         if line and (not kept or kept[-1]["round"] < round):
@@ -331,7 +331,7 @@ def _tidy(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Every whole line; none if there is no file."""
+    """Every complete line; empty without a file."""
     try:
         return read_lines(path) if path.exists() else []
     except FileError as error:
@@ -348,7 +348,7 @@ def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write and sync a new file, then put it in the old one's place."""
+    """Replace a file atomically, synced to disk."""
     temporary = path.with_name(path.name + ".tmp")
     with _writing(path):
         try:
@@ -397,7 +397,7 @@ def _read_checkpoint(path: Path) -> tuple[Checkpoint | None, dict[str, Any] | No
 
 
 def _digest(about: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> str:
-    """Of everything in a checkpoint, so that a flipped bit is found."""
+    """Digest of a checkpoint, which detects flipped bits."""
     digest = hashlib.sha256(json.dumps(about).encode())
     for name in sorted(tensors):
         values = np.ascontiguousarray(tensors[name])
@@ -412,18 +412,18 @@ def _tensors(tensors: dict[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
 
 
 def _is_trace(path: Path) -> bool:
-    """A ledger without charges is all that a run leaves which was killed as it started."""
+    """Remove the ledger without charges of a run that was killed at its start."""
     return path.name == _LEDGER and path.is_file() and len(read_bytes(path).splitlines()) <= 1
 
 
 def versions() -> dict[str, str]:
-    """Of Coterie, Python, and the libraries on which a result depends."""
+    """Versions of Coterie, Python, and the libraries on which a result depends."""
     libraries = (*_LIBRARIES, "ray") if find_spec("ray") else _LIBRARIES
     return {"coterie": __version__, "python": platform.python_version(), **{n: version(n) for n in libraries}}
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What a result was computed on, and from which commit."""
+    """Device and git commit of a result."""
     return {"device": device, "cores": len(os.sched_getaffinity(0)), "git-commit": _git_commit()}
 
 
