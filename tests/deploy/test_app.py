@@ -219,6 +219,7 @@ def test_what_lies_in_the_pinned_apps_place_is_removed(tmp_path, monkeypatch):
 # ---- a SuperLink and three clients ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_only_the_pinned_app_runs(tmp_path):
     """One client pins the app that is sent, one pins Coterie, one nothing."""
     pki = create(tmp_path / "pki", 3, ["superlink"]).folder

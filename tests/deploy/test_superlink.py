@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BIN = Path(sys.executable).parent
 # Another connection holds the lock of the database for longer than Flower waits, which is a tenth of a second here.
 LOCKED = """
@@ -33,6 +35,7 @@ def created(path, how):
     return subprocess.run(words, capture_output=True, text=True, timeout=60).stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_database_waits_for_its_turn(tmp_path):
     assert created(tmp_path, "flower") == "database is locked"
     assert created(tmp_path, "patient") == "True"
