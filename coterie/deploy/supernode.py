@@ -1,7 +1,7 @@
 """Flower's SuperNode for one app alone: ``python -m coterie.deploy.supernode HASH FLAGS...``.
 
 The SuperLink delivers a run's app, a FAB, to the SuperNode, which hands it to the ClientApp's process. There it is
-installed, and its code runs, in place of any package of the same name. ``HASH`` is SHA-256 of the one FAB that is
+installed, and its code runs instead of any package of the same name. ``HASH`` is SHA-256 of the one FAB that is
 accepted; messages of any other run are answered with Flower's error INVALID_FAB, before their FAB is downloaded.
 """
 

@@ -126,9 +126,8 @@ class Exchange:
         # When the latest reply came, and how long there may be none after it.
         latest, patience = started, _FIRST_REPLY * _PATIENCE
         while asked:
-            self._look_for_probes(
-                asked
-            )  # before the requests: a request that the probe waited for has its reply by then, or never will
+            # Before the requests: a request ahead of a probe that has its reply has one by then, or never will.
+            self._look_for_probes(asked)
             for key, request in list(asked.items()):
                 reply = self._reply(request)
                 if reply is None and request.passed and not self._pull.busy(request.ids[-1]):
@@ -173,9 +172,7 @@ class Exchange:
             for probe in list(request.probes):
                 for reply in self._pull(probe):
                     request.probes.remove(probe)
-                    if (
-                        not reply.has_error()
-                    ):  # an error may come from the SuperLink: it proves nothing about the request
+                    if not reply.has_error():  # the SuperLink's own errors prove nothing about the request
                         request.passed = reply
 
     def _lost(self, request: _Request, probe: Message) -> Message | None:
@@ -245,7 +242,7 @@ def _replays(probe: Message) -> bool:
 
 
 def error_reply(message_id: str, reason: str, code: int = ErrorCode.UNKNOWN) -> Message:
-    """An error in place of the reply to a message, as Flower's grid makes it for replies that are lost."""
+    """An error reply to a message, like those of Flower's grid for lost replies."""
     metadata = Metadata(
         run_id=0,
         message_id="",

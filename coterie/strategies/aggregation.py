@@ -10,7 +10,7 @@ that f = ceil(byzantine share x n) are dishonest, lowered to what the rule can t
 (n - 1) // 2 on each side, Krum needs n >= 2f + 3. Fewer than three updates leave Krum no choice: it is the median then.
 
 Details
-- Krum averages updates of equal scores, in place of taking the first.
+- Krum averages updates with equal scores instead of taking the first.
 - Multi-Krum averages the n - f updates with the lowest scores, as in the paper's experiments.
 - Sums are in float64: no float32 update, however large, overflows them.
 """

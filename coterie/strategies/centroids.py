@@ -45,7 +45,7 @@ class LocalCentroids(OneShot):
         return CentroidsRequest(local=self.local, local_centroids=self.local_centroids)
 
     def answer(self) -> Points:
-        """As many centroids as were asked for, or fewer where a client has fewer records."""
+        """At most the requested number of centroids; fewer if a client has fewer records."""
         return Points(self.shape, min(self.most, self.local_centroids))
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:

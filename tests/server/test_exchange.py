@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.supercore.task_identity import TaskIdentity
 
 from coterie.server.exchange import Exchange
 from coterie.strategies.roster import Roster
+
+pytestmark = pytest.mark.usefixtures("identity")
 
 
 class Link:
@@ -69,12 +70,6 @@ class Link:
         """Numbers of a node's messages of some kind."""
         mine = [message for message in self.sent if message.metadata.dst_node_id == node]
         return [i for i, message in enumerate(mine) if message.metadata.message_type == kind]
-
-
-@pytest.fixture(autouse=True)
-def identity(monkeypatch):
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 @pytest.fixture

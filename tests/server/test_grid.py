@@ -26,6 +26,8 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 from coterie.server import app as server_app
 from coterie.server.grid import persistent
 
+pytestmark = pytest.mark.usefixtures("identity")
+
 
 class SuperLink(HttpGrid):
     """Flower's grid, whose calls raise what is next in ``failures``; replies that it hands out then are lost.
@@ -64,13 +66,6 @@ class SuperLink(HttpGrid):
             self.gone.add(i)
         self._call("pull")
         return replies
-
-
-@pytest.fixture(autouse=True)
-def identity(monkeypatch):
-    """Of the process, as Flower gives it to a ServerApp."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 @pytest.fixture
