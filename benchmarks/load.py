@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from coterie.deploy import Edge, command, create, environment
+from coterie.server.config import combined
 
 ROOT, BIN = Path(__file__).resolve().parents[1], Path(sys.executable).parent
 SHAPE, CLASSES, RECORDS = "1x8x8", 10, 60
@@ -237,13 +238,27 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
         for i in range(chosen.nodes):
             federation.come(i)
         memory.start()
-        settings = (
-            f'strategy="fedavg" clusters=1 dataset="own" input-shape="{SHAPE}" num-classes={CLASSES} model="linear" '
-            f'device="cpu" clients={chosen.nodes} privacy-unit="{chosen.unit}" '
-            f'batch-size=20 local-epochs=1 sampling-rate=1.0 rounds={chosen.rounds} evaluate="off" '
-            f'wait={chosen.wait} round-timeout={chosen.timeout} out="{out}"'
-            + (f" epsilon=8.0 samples-per-client={RECORDS}" if chosen.unit == "record" else "")
-        )
+        values = {
+            "strategy": "fedavg",
+            "dataset": "own",
+            "input-shape": SHAPE,
+            "num-classes": CLASSES,
+            "model": "linear",
+            "device": "cpu",
+            "clients": chosen.nodes,
+            "privacy-unit": chosen.unit,
+            "batch-size": 20,
+            "local-epochs": 1,
+            "sampling-rate": 1.0,
+            "rounds": chosen.rounds,
+            "evaluate": "off",
+            "registration-timeout": chosen.wait,
+            "round-timeout": chosen.timeout,
+            "out": str(out),
+        }
+        if chosen.unit == "record":
+            values |= {"epsilon": 8.0, "samples-per-client": RECORDS}
+        settings = " ".join(f"{name}={json.dumps(value)}" for name, value in combined(values).items())
         began, left = time.monotonic(), collections.Counter[int]()
         away: list[int] = []
         federation.flwr("run", ".", "load", "--run-config", settings)

@@ -35,16 +35,10 @@ ROBUST = ("trimmed-mean", "median", "krum", "multi-krum")
 #: Shares of attackers by unit of privacy.
 SHARES = {"none": (0.1, 0.2, 0.3), "record": (0.3,)}
 SCALE = 5.0
-BASE = {
-    "clients": 80,
-    "rounds": 20,
-    "evaluate-every": 20,
-    "batch-size": 14,
-    "samples-per-client": 56,
-    "byzantine-share": 0.3,
-    "device": "cpu",
-}
-RECORD = {"rounds": 10, "evaluate-every": 10, "epsilon": 8.0, "clip": 1.0}
+BASE = {"clients": 80, "rounds": 20, "evaluate-every": 20, "batch-size": 14, "samples-per-client": 56, "device": "cpu"}
+#: Share of dishonest clients that an aggregator assumes.
+BYZANTINE = {name: {"byzantine-share": 0.3} for name in ("trimmed-mean", "krum", "multi-krum")}
+RECORD = {"rounds": 10, "evaluate-every": 10, "epsilon": 8.0, "clip-norm": 1.0}
 #: Methods by unit of privacy, and whether they take other aggregators than the mean.
 METHODS = {
     "none": {
@@ -98,7 +92,13 @@ def measured(cell: Cell) -> float | None:
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    settings = {**BASE, **(RECORD if cell.unit == "record" else {}), "sampling-rate": 1.0, "seed": cell.seed}
+    settings = {
+        **BASE,
+        **BYZANTINE.get(cell.aggregator, {}),
+        **(RECORD if cell.unit == "record" else {}),
+        "sampling-rate": 1.0,
+        "seed": cell.seed,
+    }
     config = RunConfig(
         {**settings, "strategy": cell.strategy, "privacy-unit": cell.unit, "aggregator": cell.aggregator}
     )

@@ -28,7 +28,7 @@ _COMMON = {
     "local-epochs": 1,
     "samples-per-client": 20,
     "evaluate-every": 1,
-    "respawn-every": 0,
+    "reseed-every": 0,
     "seed": 7,
 }
 _QUICK = {
@@ -64,7 +64,7 @@ VARIANTS = {
     },
     "ifca re-seeded, averaged, evaluated privately": {
         "privacy-unit": "client",
-        "respawn-every": 1,
+        "reseed-every": 1,
         "average-last": 0.0,
         "evaluate": "private",
         **_UNDER_CLIENT,
@@ -77,13 +77,17 @@ VARIANTS = {
     "fedavg by profiles": {"privacy-unit": "record", "profiles": "epsilon=2 batch-size=10; epsilon=10"},
     "rc-dpfl finds clusters": {"privacy-unit": "record", "clusters": 0},
     "rc-dpfl, exact choices": {"privacy-unit": "record", "selection": "exact"},
-    "rc-dpfl, first batches and noise": {"privacy-unit": "record", "first-batch-size": 10, "first-noise": 2.0},
+    "rc-dpfl, first batches and noise": {
+        "privacy-unit": "record",
+        "first-batch-size": 10,
+        "first-round-noise-ratio": 2.0,
+    },
     "rc-dpfl, clients alike": {"privacy-unit": "record", "weights": "equal"},
     "lcfl, landmarks": {"privacy-unit": "record", "landmarks": 3, "models-per-message": 2},
-    "lcfl, warm-up, fedprox": {"privacy-unit": "none", "warm-up-rounds": 1, "within": "fedprox"},
+    "lcfl, warm-up, fedprox": {"privacy-unit": "none", "warm-up-rounds": 1, "cluster-optimizer": "fedprox"},
     "lcfl, parameters": {"privacy-unit": "none", "metric": "params"},
     "lcfl, directions": {"privacy-unit": "none", "metric": "gradcos"},
-    "ppfc-gan, simple, failing": {"privacy-unit": "none", "device-failures": 0.2, "gan-average": 0.0},
+    "ppfc-gan, simple, failing": {"privacy-unit": "none", "device-failures": 0.2, "ema-decay": 0.0},
 }
 
 

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 
 from coterie.datasets import DATASETS
 from coterie.models import GANS, MODELS
-from coterie.server import SCHEMA, RunFolder
+from coterie.server import SETTINGS, RunFolder
+from coterie.settings import flat
 from coterie.strategies import STRATEGIES
 
 RUN_FOLDER = ["checkpoint", "config.toml", "diagnostics.json", "diagnostics.jsonl", "ledger.jsonl"]
@@ -40,6 +41,7 @@ def test_run_prints_one_json_document_and_leaves_a_run_folder(coterie, tmp_path)
     assert 0 < result["epsilon"] <= 8
     assert document((folder / "privacy.json").read_text())["certified"] is True
     stored = tomllib.loads((folder / "config.toml").read_text())["config"]
+    stored = {name.rpartition(".")[2]: value for name, value in flat(stored).items()}
     assert {**stored, "groups": int(stored["groups"])}.items() >= TINY.items()
     assert [file.name for file in sorted((folder / "models").iterdir())] == [
         "cluster-0.safetensors",
@@ -77,7 +79,7 @@ def test_config_file_then_set_then_options(coterie, tmp_path):
     assert status == 0, err
     assert (document(out)["rounds"], document(out)["seed"]) == (2, 3)
     stored = tomllib.loads((tmp_path / "first" / "config.toml").read_text())["config"]
-    assert (stored["lr"], stored["device"]) == (0.1, "cpu")
+    assert (stored["training"]["lr"], stored["training"]["device"]) == (0.1, "cpu")
     # a run folder's own config.toml starts the same run again
     status, out, err = coterie("run", "--config", "first/config.toml", "--out", "second", "--json")
     assert status == 0, err
@@ -150,7 +152,7 @@ def test_a_run_folder_is_not_used_twice_nor_resumed_with_other_settings(coterie,
     again = ["run", *settings(rounds=1), "--out", "run"]
     assert_refused(coterie(*again), "run", "--resume")
     assert_refused(coterie("run", "--out", "run", "--resume", "--set", "epsilon=9"), "epsilon was 8.0, now 9.0")
-    assert_refused(coterie("run", "--out", "run", "--resume", "--seed", "3"), "seed was 'none', now 3")
+    assert_refused(coterie("run", "--out", "run", "--resume", "--seed", "3"), "seed was 'auto', now 3")
     holder = RunFolder.resume(tmp_path / "run", {})
     try:
         assert_refused(coterie(*again, "--resume"), "run/ledger.jsonl is in use by another process")
@@ -290,7 +292,7 @@ def test_files_of_clients_that_are_not_there_or_broken_are_found_before_the_run(
         (["strategies"], STRATEGIES, {"what", "paper", "privacy-unit"}),
         (["datasets"], {*DATASETS, "own"}, {"what", "shape", "classes", "how to get it"}),
         (["models"], {**MODELS, **GANS}, {"what", "source"}),
-        (["run", "--keys"], SCHEMA, {"default", "allowed", "help"}),
+        (["run", "--keys"], SETTINGS, {"default", "allowed", "help"}),
     ],
     ids=["strategies", "datasets", "models", "keys"],
 )
@@ -309,7 +311,9 @@ def test_listings(coterie, tmp_path, words, names, columns):
 
 def test_keys_are_listed_with_their_defaults(coterie):
     rows = document(coterie("run", "--keys", "--json")[1])
-    assert {name: row["default"] for name, row in rows.items()} == {name: key.default for name, key in SCHEMA.items()}
+    assert {name: row["default"] for name, row in rows.items()} == {
+        name: each.shown_default for name, each in SETTINGS.items()
+    }
 
 
 # ---- usage -------------------------------------------------------------------------------------------------
@@ -370,7 +374,7 @@ RECORDS = {
     "epsilon": 20,
     "delta": 1e-3,
     "evaluate-every": 2,
-    "clip": 1.0,
+    "clip-norm": 1.0,
 }
 
 

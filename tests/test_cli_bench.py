@@ -28,7 +28,7 @@ paper = [12.5]
 
 [[rows]]
 name = "FedPer"
-set = { strategy = "fedper", clusters = 1, respawn-every = 0, model = "mlp-32" }
+set = { strategy = "fedper", clusters = 1, reseed-every = 0, model = "mlp-32" }
 """
 
 

@@ -80,3 +80,9 @@ def deadly(shape, num_classes):
 def broken() -> Source:
     """A data set that cannot be had."""
     raise OSError("the disk is gone")
+
+
+def strategy_of(method, plan, **options):
+    """A strategy whose own settings stand beside the arguments that all strategies have."""
+    own = {name: options.pop(name) for name in list(options) if name in method.settings_class.declared()}
+    return method(plan, method.settings_class(**own), **options)

@@ -106,7 +106,12 @@ def _released(method: type[ClusteredStrategy], layout: Layout, grid: LocalGrid, 
     start = np.zeros((_CLUSTERS, layout.size), np.float32)
     recorder = _Recorder([start])
     strategy = method(
-        plan, ledger=_RenyiLedger(plan.delta), streams=streams, evaluate_every=0, wait=0.0, recorder=recorder
+        plan,
+        ledger=_RenyiLedger(plan.delta),
+        streams=streams,
+        evaluate_every=0,
+        registration_timeout=0.0,
+        recorder=recorder,
     )
     strategy.start(grid, pack_models(start, layout), _ROUNDS, train_config=ConfigRecord(_CONFIG))
     return recorder.models
@@ -144,7 +149,7 @@ def _noises(seed: int, size: int, rounds: int, replies: bool) -> tuple[FloatArra
         ledger=_RenyiLedger(plan.delta),
         streams=Streams(2 * seed + replies),
         evaluate_every=0,
-        wait=0.0,
+        registration_timeout=0.0,
         recorder=recorder,
     )
     strategy.start(grid, pack_models(start, layout), rounds)

@@ -36,7 +36,7 @@ class Cell:
     Attributes:
         row, column: names of the row and of the setting that it belongs to.
         seed: of the run.
-        settings: every configuration key that is set.
+        settings: settings by full name.
         tuning: whether it only helps to choose settings.
         reference: of the models that it is compared to; empty: there are none.
         central: how the data of all clients are clustered in one place; empty: it is a federated run.
@@ -63,7 +63,7 @@ class Cell:
         method = STRATEGIES.get(self.settings.get("strategy", ""))
         if self.central or method is None or not issubclass(method, OneShot):
             return ""
-        if self.settings.get("privacy-unit") != "none":  # each run pays for its own
+        if self.settings.get("privacy.privacy-unit") != "none":  # each run pays for its own
             return ""
         before = {name: value for name, value in self.settings.items() if name not in method.afterwards}
         return json.dumps({**before, "seed": self.seed}, sort_keys=True)
@@ -152,7 +152,7 @@ def _run_all(
         Trial((row, column), choice, Cell(row, column, seed, settings, tuning=True))
         for row, column in wanted
         for choice in table.candidates(rows[row])
-        for settings in [_settings(table, rows[row], table.column(column), choice) | table.tuning_settings]
+        for settings in [_settings(table, rows[row], table.column(column), choice, table.tuning_settings)]
         for seed in table.tuning_seeds
     ]
     left = itertools.count(len(trials) + len(table.pairs()) * len(table.seeds) - 1, -1)
@@ -199,10 +199,15 @@ def _best(trials: list[Trial], tried: Mapping[str, Done]) -> dict[str, Any]:
     return best
 
 
-def _settings(table: Table, row: Row, column: Column, choice: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {**table.settings, **column.settings, **row.settings, **choice, **table.overrides}
-    if "evaluate-every" not in settings:  # only the end is reported
-        settings["evaluate-every"] = settings.get("rounds", 80)
+def _settings(
+    table: Table, row: Row, column: Column, choice: Mapping[str, Any], tuning: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    from coterie.server import applicable
+
+    both = {**table.settings, **column.settings, **row.settings, **choice, **table.overrides, **(tuning or {})}
+    settings = applicable(both)
+    if "evaluation.evaluate-every" not in settings:  # only the end is reported
+        settings["evaluation.evaluate-every"] = settings.get("rounds", 80)
     return settings
 
 
@@ -313,9 +318,9 @@ def _run_one(
         if gathered:
             run_folder.take_evidence(gathered, OneShot.gathers)
         run_folder.watcher = tell
-        run_folder.observer = lambda line: tell(f"round {line['round']} of {config['rounds']}")
-        workers = workers_for(config.batched, config["device"], torch.get_num_threads())  # this run's cores
-        grid = LocalGrid(config["clients"], workers, tell)
+        run_folder.observer = lambda line: tell(f"round {line['round']} of {config.run.rounds}")
+        workers = workers_for(config.batched, config.training.device, torch.get_num_threads())  # this run's cores
+        grid = LocalGrid(config.data.clients, workers, tell)
         try:
             outcome = run(run_folder, grid)
             exact = outcome["diagnostics"]

@@ -20,6 +20,8 @@ from coterie.clustering import fuzzy_c_means, k_means
 from coterie.clustering.dcn import DCN
 from coterie.server import RunConfig
 from coterie.server.metrics import OUTSIDE, partition_scores
+from coterie.strategies.ffcm import FFCMSettings
+from coterie.strategies.ppfc_gan import PPFCGANSettings
 
 Points = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -45,7 +47,7 @@ def cluster(method: str, config: RunConfig, folder: Path, tell: Said = lambda wh
     """
     data = federation(config.for_clients())
     if not data.num_classes:
-        raise BenchError(f"{config['dataset']} has real targets: clusters are scored against classes")
+        raise BenchError(f"{config.data.dataset} has real targets: clusters are scored against classes")
     shards = [data.shard(client) for client in range(data.clients)]
     x, y = (np.concatenate([getattr(shard, part) for shard in shards]) for part in "xy")
     tell(f"{len(x)} records in one place")
@@ -55,11 +57,11 @@ def cluster(method: str, config: RunConfig, folder: Path, tell: Said = lambda wh
     except ValueError as error:
         raise BenchError(f"central {method}: {error}") from error
     seconds = time.perf_counter() - started
-    table = np.zeros((config["clusters"], data.num_classes), np.int64)
+    table = np.zeros((config.run.clusters, data.num_classes), np.int64)
     np.add.at(table, (labels, y), 1)
     result = {
         "strategy": f"central {method}",
-        "dataset": config["dataset"],
+        "dataset": config.data.dataset,
         "seed": config.seed,
         "notes": {},
         "epsilon": None,
@@ -78,26 +80,29 @@ def cluster(method: str, config: RunConfig, folder: Path, tell: Said = lambda wh
 
 
 def _km(x: Points, config: RunConfig, tell: Said) -> Labels:
-    return _nearest(x, k_means(x, config["clusters"], np.random.default_rng(config.seed)))
+    return _nearest(x, k_means(x, config.run.clusters, np.random.default_rng(config.seed)))
 
 
 def _fcm(x: Points, config: RunConfig, tell: Said) -> Labels:
     rng = np.random.default_rng(config.seed)
-    return _nearest(x, fuzzy_c_means(x, config["clusters"], rng, fuzzifier=config["fuzzifier"]))
+    return _nearest(x, fuzzy_c_means(x, config.run.clusters, rng, fuzzifier=FFCMSettings().fuzzifier))
 
 
 def _dcn(x: Points, config: RunConfig, tell: Said) -> Labels:
+    options = config.options
+    if not isinstance(options, PPFCGANSettings):
+        raise BenchError("central dcn has the settings of ppfc-gan: set strategy to ppfc-gan")
     network = DCN(
-        config["clusters"],
-        config["pretrain-epochs"],
-        config["joint-epochs"],
-        config["dcn-weight"],
-        config["dcn-noise"],
-        config["autoencoder"],
-        config["dcn-restarts"],
-        precision=config["precision"],
+        config.run.clusters,
+        options.pretrain_epochs,
+        options.joint_epochs,
+        options.dcn_weight,
+        options.dcn_noise,
+        options.autoencoder,
+        options.dcn_restarts,
+        precision=options.precision,
         seed=config.seed or 0,
-        device=config["device"],
+        device=config.training.device,
     )
     return network.fit(x, tell=tell).label(x)
 

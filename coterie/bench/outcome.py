@@ -18,7 +18,7 @@ from coterie.bench.table import Column, Table, decimals, score_at
 from coterie.client import federation
 from coterie.datasets import assign_groups, parse_groups
 from coterie.report import read_pairs, read_rounds, read_tree, similarity_files, split_rounds
-from coterie.server import RunConfig
+from coterie.server import RunConfig, applicable
 from coterie.server.folder import machine, versions
 
 _MISSING = "–"
@@ -164,7 +164,7 @@ def _split(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     if not curve or one is None or not tree:
         return curve
     config = RunConfig({**one.cell.settings, "seed": one.cell.seed})
-    truth = assign_groups(config["clients"], parse_groups(config["groups"]))
+    truth = assign_groups(config.data.clients, parse_groups(config.data.groups))
     order = np.argsort(truth, kind="stable")
     read = {number: read_pairs(path) for number, path in similarity_files(one.folder).items()}
     matrices = {number: pairs.ordered(order.tolist()).matrix for number, pairs in read.items() if pairs is not None}
@@ -210,7 +210,7 @@ def _projected(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     if one is None or "projection" not in notes:
         return {}
     config = RunConfig({**one.cell.settings, "seed": one.cell.seed})
-    truth = assign_groups(config["clients"], parse_groups(config["groups"]))
+    truth = assign_groups(config.data.clients, parse_groups(config.data.groups))
     return {"projection": notes["projection"], "labels": notes["labels"], "groups": truth[notes["clients"]].tolist()}
 
 
@@ -227,7 +227,9 @@ _drawn = {"curves": _curve, "pictures": _fitted, "groups": _by_group, "projectio
 
 def _points(table: Table, column: Column) -> list[list[float]]:
     """Group, x and y of some of the data that the clients of a column hold."""
-    data = federation(RunConfig({**table.settings, **column.settings, "seed": table.seeds[0]}).for_clients())
+    data = federation(
+        RunConfig(applicable({**table.settings, **column.settings, "seed": table.seeds[0]})).for_clients()
+    )
     shards = [data.shard(client) for client in range(data.clients)]
     groups = np.repeat([shard.group for shard in shards], [len(shard.y) for shard in shards])
     x, y = np.concatenate([s.x[:, 0] for s in shards]), np.concatenate([s.y for s in shards])

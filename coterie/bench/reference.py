@@ -52,7 +52,7 @@ def compare(
         folder: where they are kept.
     """
     accuracy, loss = result.get("client_accuracy"), result.get("client_loss")
-    if accuracy is None or loss is None or len(accuracy) != config["clients"]:
+    if accuracy is None or loss is None or len(accuracy) != config.data.clients:
         return {"f_acc": None, "f_loss": None}
     best = _reference(config, settings, folder)
     return {"f_acc": unfairness(accuracy, best["accuracy"]), "f_loss": unfairness(loss, best["loss"])}
@@ -67,12 +67,12 @@ def _reference(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> 
         found: dict[str, list[float]] = json.loads(path.read_text())
         return found
     data = federation(config.for_clients())
-    network = networks.build(config["model"], data.input_shape, data.num_classes)
-    first = networks.initialise(config["model"], data.input_shape, data.num_classes, 0)
+    network = networks.build(config.training.model, data.input_shape, data.num_classes)
+    first = networks.initialise(config.training.model, data.input_shape, data.num_classes, 0)
     layout = Layout.of(first)
-    device = "cpu" if config["device"] == "auto" else config["device"]
+    device = "cpu" if config.training.device == "auto" else config.training.device
     hyper = Hyper(settings["epochs"], settings["batch-size"], settings["lr"], device)
-    accuracy, loss = np.zeros(config["clients"]), np.zeros(config["clients"])
+    accuracy, loss = np.zeros(config.data.clients), np.zeros(config.data.clients)
     for group in range(data.num_groups):
         members = np.flatnonzero(data.group_of == group)
         shards = [data.shard(int(client)) for client in members]

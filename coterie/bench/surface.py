@@ -16,7 +16,7 @@ from typing import Any
 from coterie.bench.outcome import heading
 from coterie.bench.table import BenchError, Column, Row, Table
 from coterie.privacy import RecordLevel, RecordPlan, Streams
-from coterie.server import RunConfig
+from coterie.server import RunConfig, applicable
 from coterie.server.run import initial_models
 
 
@@ -40,7 +40,7 @@ def surface(table: Table, *, command: str, seen: Callable[[str, int], None]) -> 
             plans[-1].append(config.plan.worst)
             left -= 1
             seen(f"{row.name}, {column.name}: z = {config.plan.noise_multiplier:.3f}", left)
-    lr = configs[0][0]["lr"]
+    lr = configs[0][0].training.lr
 
     def variance(plan: RecordPlan, first: bool) -> float:
         scale = plan.local_epochs * plan.num_examples * lr**2 * size
@@ -75,4 +75,4 @@ def surface(table: Table, *, command: str, seen: Callable[[str, int], None]) -> 
 
 
 def _config(table: Table, row: Row, column: Column) -> RunConfig:
-    return RunConfig({**table.settings, **column.settings, **row.settings, **table.overrides})
+    return RunConfig(applicable({**table.settings, **column.settings, **row.settings, **table.overrides}))

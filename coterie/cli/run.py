@@ -24,9 +24,10 @@ _INTERRUPTED = 130
 _SILENCE = 5.0
 
 
-def _settings(config: Path | None, assignments: list[str]) -> dict[str, Any]:
-    """Keys from a TOML file, then those of ``--set``."""
-    from coterie.server import ConfigError
+def settings_of(config: Path | None, assignments: list[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a TOML file, then those of ``--set``, then those with an option of their own."""
+    from coterie.server.config import RunConfig, combined
+    from coterie.settings import ConfigError
 
     values: dict[str, Any] = {}
     if config is not None:
@@ -36,20 +37,25 @@ def _settings(config: Path | None, assignments: list[str]) -> dict[str, Any]:
             raise ConfigError(f"{config} cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise ConfigError(f"{config} is not TOML: {error}") from None
-        values = values.get("config", values)  # a run folder's config.toml, or a plain list of keys
-        if not isinstance(values, dict):
-            raise ConfigError(f"{config}: config = {values!r} must be a table of keys")
+        if "config" in values:  # a run folder's config.toml
+            if not isinstance(values["config"], dict):
+                raise ConfigError(f"{config}: config = {values['config']!r} must be a table of settings")
+            values = RunConfig.stored(values["config"]).values
+    given: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:
             raise ConfigError(f"--set {assignment}: write it as key=value")
-        values[key.strip()] = value.strip()
-    return values
+        given[key.strip()] = value.strip()
+    return combined(values, given, options)
 
 
 def run(
-    config: Annotated[Path | None, typer.Option(help="TOML file with configuration keys.")] = None,
-    assignments: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set a key.")] = [],  # noqa: B006
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    assignments: Annotated[
+        list[str],
+        typer.Option("--set", metavar="NAME=VALUE", help="Set a setting; the last part of its name is enough."),
+    ] = [],  # noqa: B006
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     seed: Annotated[int | None, typer.Option(help="Make the run reproducible; it is then not certified.")] = None,
@@ -59,21 +65,21 @@ def run(
         Path | None, typer.Option(help="Privacy budget that runs on the same clients share.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    keys: Annotated[bool, typer.Option("--keys", help="List all configuration keys and stop.")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="List all settings and stop.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train. Without settings: private clustered models on handwritten digits (the demo)."""
     if keys:
         _list_keys(as_json)
         return
-    from coterie.server import ConfigError
+    from coterie.settings import ConfigError
 
-    values = _settings(config, assignments)
     options = {"device": device, "seed": seed, "data-dir": data_dir, "out": out, "resume": resume or None}
     options["budget-file"] = budget_file
-    values |= {
+    given = {
         key: value if isinstance(value, int) else str(value) for key, value in options.items() if value is not None
     }
+    values = settings_of(config, assignments, given)
     if engine not in ("local", "ray"):
         raise ConfigError(f"--engine {engine}: must be local or ray")
     _run(values, engine, as_json)
@@ -108,13 +114,13 @@ def _ready(config: Any) -> None:
     """Find out now that data or device are missing; the clients find the data in memory."""
     from coterie.client import federation
     from coterie.datasets import OWN_DATA
-    from coterie.server import ConfigError
+    from coterie.settings import ConfigError
 
     data = federation(config.for_clients())
-    if config["dataset"] == OWN_DATA:
+    if config.data.dataset == OWN_DATA:
         for client in range(data.clients):
             data.shard(client)
-    if config["device"] == "cuda":
+    if config.training.device == "cuda":
         import torch
 
         if not torch.cuda.is_available():
@@ -127,14 +133,14 @@ def _execute(folder: Any, engine: str) -> dict[str, Any]:
 
     config = folder.config
     if engine == "local":
-        workers = workers_for(config.batched, config["device"], len(os.sched_getaffinity(0)))
-        grid = LocalGrid(config["clients"], workers, folder.working_on)
+        workers = workers_for(config.batched, config.training.device, len(os.sched_getaffinity(0)))
+        grid = LocalGrid(config.data.clients, workers, folder.working_on)
         try:
             return run_once(folder, grid)
         finally:
             grid.close()
     results: list[dict[str, Any]] = []
-    run_on_ray(lambda grid: results.append(run_once(folder, grid)), config["clients"])
+    run_on_ray(lambda grid: results.append(run_once(folder, grid)), config.data.clients)
     return results[0]
 
 
@@ -148,8 +154,8 @@ def _headline(folder: Any) -> str:
     )
     where = f", resumed after round {folder.resumed.round}" if folder.resumed else ""
     return (
-        f"[bold]{config['strategy']}[/] on [bold]{config['dataset']}[/]: {plan.clients} clients, "
-        f"{config['clusters'] or 'as yet unknown'} {'clusters' if config.method.labels_records else 'models'}, "
+        f"[bold]{config.run.strategy}[/] on [bold]{config.data.dataset}[/]: {plan.clients} clients, "
+        f"{config.run.clusters or 'as yet unknown'} {'clusters' if config.method.labels_records else 'models'}, "
         f"{plan.rounds} {'round' if plan.rounds == 1 else 'rounds'}, {privacy_text}{where}"
     )
 
@@ -157,9 +163,9 @@ def _headline(folder: Any) -> str:
 @contextmanager
 def _progress(folder: Any, console: Console) -> Iterator[None]:
     """A bar on a terminal, a plain line for every evaluated round elsewhere."""
-    rounds = folder.config["rounds"]
+    rounds = folder.config.run.rounds
     exact = "exact accuracy" if folder.plan.private else "accuracy"
-    name = "noisy mean accuracy" if folder.config["evaluate"] == "private" else exact
+    name = "noisy mean accuracy" if folder.config.evaluation.evaluate == "private" else exact
     if not console.is_terminal:
 
         def plain(line: Mapping[str, Any]) -> None:
@@ -194,7 +200,10 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
 
 
 def _list_keys(as_json: bool) -> None:
-    from coterie.server import SCHEMA
+    from coterie.server import SETTINGS
 
-    rows = {name: {"default": key.default, "allowed": key.allowed, "help": key.help} for name, key in SCHEMA.items()}
-    listing("configuration keys", rows, as_json)
+    rows = {
+        name: {"default": each.shown_default, "allowed": each.allowed, "help": each.help}
+        for name, each in SETTINGS.items()
+    }
+    listing("settings", rows, as_json)

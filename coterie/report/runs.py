@@ -10,6 +10,7 @@ from typing import Any
 
 from coterie.files import FileError, read_bytes, read_object
 from coterie.report.evidence import Node, read_tree
+from coterie.settings import current
 
 #: Strategies whose clusters are of records, not of clients.
 OF_RECORDS = ("ppfc-gan", "kfed", "ffcm")
@@ -104,7 +105,7 @@ class Run:
 
     Attributes:
         path: the folder.
-        config: the resolved configuration, flat kebab-case keys.
+        config: the resolved settings, by the last part of their names.
         versions: name to version.
         machine: device, cores, git commit.
         rounds: the finished rounds in order; of a round that was repeated after a crash, the last line.
@@ -251,7 +252,7 @@ def read_run(path: Path | str) -> Run:
     diagnostics = None if outcome is None else outcome.pop("diagnostics")
     return Run(
         path=path,
-        config=tables["config"],
+        config={name.rpartition(".")[2]: value for name, value in current(tables["config"]).items()},
         versions=tables.get("versions", {}),
         machine=tables.get("machine", {}),
         rounds=tuple(_parse_round(line) for line in lines),

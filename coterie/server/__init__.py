@@ -1,7 +1,8 @@
 """The server: run configuration, run folder, metrics, and the ServerApp that ties a run together."""
 
-from coterie.server.config import SCHEMA, ConfigError, Key, RunConfig
+from coterie.server.config import SETTINGS, RunConfig, applicable
 from coterie.server.folder import FolderError, RunFolder
 from coterie.server.run import RunError, run
+from coterie.settings import ConfigError
 
-__all__ = ["SCHEMA", "ConfigError", "FolderError", "Key", "RunConfig", "RunError", "RunFolder", "run"]
+__all__ = ["SETTINGS", "ConfigError", "FolderError", "RunConfig", "RunError", "RunFolder", "applicable", "run"]

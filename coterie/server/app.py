@@ -19,10 +19,11 @@ from coterie import logs
 from coterie.privacy import Streams
 from coterie.report import write_report
 from coterie.server import exporter
-from coterie.server.config import SCHEMA, ConfigError, RunConfig
+from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.folder import RunFolder
 from coterie.server.grid import persistent
 from coterie.server.run import initial_models, rounds_of, run
+from coterie.settings import AUTO, ConfigError
 
 
 def open_folder(
@@ -35,24 +36,25 @@ def open_folder(
     """Create the run folder of a configuration, or open the one to resume.
 
     Args:
-        values: configuration keys, among them ``out`` and ``resume``.
+        values: settings, among them ``out`` and ``resume``.
         default: parent of the new folder when ``out`` is not set.
         check: raises if the run cannot work, before a new folder is created.
         deployed: whether the clients are real; see :class:`RunConfig`.
     """
-    if SCHEMA["resume"].parse("resume", values.get("resume", False)):
-        if not values.get("out"):
+    given = {name: value for name, value in combined(values).items() if value != AUTO}
+    if SETTINGS["resume"].parse(given.get("resume", False)):
+        if not given.get("out"):
             raise ConfigError("resume needs out, the folder of the run to continue")
-        return RunFolder.resume(Path(values["out"]), {k: v for k, v in values.items() if k not in ("out", "resume")})
+        return RunFolder.resume(Path(given["out"]), {k: v for k, v in given.items() if k not in ("out", "resume")})
     config = RunConfig(values, deployed=deployed)
     initial_models(config, Streams(0))  # a network that cannot be built, and noise that cannot be had,
     _ = config.plan  # are found before a folder is made; so is
     exporter.check(config)  # a library that is missing
     check(config)
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{config['strategy']}-{config['dataset'].replace(':', '.')}-{stamp}"
-    out = Path(config["out"]) if config["out"] else default / name
-    while not config["out"] and out.exists():  # two runs in one second
+    name = f"{config.run.strategy}-{config.data.dataset.replace(':', '.')}-{stamp}"
+    out = Path(config.run.out) if config.run.out else default / name
+    while not config.run.out and out.exists():  # two runs in one second
         out = out.with_name(out.name + "-again")
     return RunFolder.create(out, config)
 

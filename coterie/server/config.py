@@ -1,840 +1,366 @@
-"""The run configuration: one flat set of kebab-case keys with one schema.
+"""The configuration of a run: settings from their sources, one precedence, and what follows from them.
 
-The same keys serve ``[tool.flwr.app.config]``, TOML files and ``--set key=value``. Everything is checked before
-anything starts.
+A setting that is given explicitly wins over the default of the method, that over the default of the data set, and that
+over the setting's own. "auto" is the same as not given. The rules are the same for the command line, a TOML file and
+Flower's run configuration; everything is checked before anything starts.
 """
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from coterie import models as networks
-from coterie.datasets import DATASETS, OWN_DATA, SHIFTS, DataError, Facts, assign_groups, facts, parse_groups
-from coterie.privacy import (
-    ACCOUNTANTS,
-    MECHANISMS,
-    PLANS,
-    SELECTIONS,
-    WEIGHTS,
-    Ledger,
-    Plan,
-    PrivacyError,
-    RecordLevel,
-    RecordPlan,
-)
-from coterie.strategies import (
-    AGGREGATORS,
-    CLUSTERERS,
-    METRICS,
-    REBALANCE_TRAIN,
-    STRATEGIES,
-    WITHIN,
-    Aggregator,
-    Averaging,
-    ClusteredStrategy,
-    Reseeding,
-    StrategyError,
+from coterie.datasets import OWN_DATA, DataError, Facts, assign_groups, facts, parse_groups
+from coterie.datasets.settings import DataSettings
+from coterie.privacy import PLANS, Plan, PrivacyError
+from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
+from coterie.server import planning
+from coterie.server.settings import DeploymentSettings, EvaluationSettings, RunSettings
+from coterie.settings import AUTO, RENAMED, ConfigError, Setting, Settings, current, flat, nearest
+from coterie.strategies import STRATEGIES, Aggregator, Averaging, ClusteredStrategy, Reseeding, StrategyError
+from coterie.strategies.settings import AggregationSettings, TrainingSettings
+
+S = TypeVar("S", bound=Settings)
+
+#: The tables that every run has, in the order in which they are listed.
+COMMON: tuple[type[Settings], ...] = (
+    RunSettings,
+    DataSettings,
+    TrainingSettings,
+    AggregationSettings,
+    PrivacySettings,
+    RecordLevelSettings,
+    EvaluationSettings,
+    DeploymentSettings,
 )
 
+_COMMON: dict[str, Setting] = {each.name: each for table in COMMON for each in table.declared().values()}
 
-class ConfigError(ValueError):
-    """An invalid configuration; the message names the key, the value, and what is allowed."""
+#: Every setting by its full name: those of all runs, then those of each method.
+SETTINGS: dict[str, Setting] = _COMMON | {
+    each.name: each for method in STRATEGIES.values() for each in method.settings_class.declared().values()
+}
+
+_STRATEGY = "strategy"
+_UNIT = "privacy.privacy-unit"
+_KNOWN = "`coterie run --keys` lists all settings"
+
+# Settings that split one data set among clients, with the values that leave the clients' own data unchanged.
+_UNSPLIT = {
+    "data.groups": "1",
+    "data.shift": "none",
+    "data.dirichlet-alpha": 0.0,
+    "data.classes-per-client": 0,
+    "data.non-iid-level": -1.0,
+    "data.validation-clients": 0,
+}
 
 
-@dataclass(frozen=True)
-class Key:
-    """One key of the configuration.
+# ---- names and precedence ---------------------------------------------------------------------------------
 
-    Attributes:
-        default: value of the demo.
-        help: one line.
-        allowed: description of allowed values.
-        ok: whether a value of the right type is allowed.
-        auto: a word that is allowed instead of a number ("auto", "none"); empty: none.
-        client: whether clients receive it.
+
+def full_name(name: str, method: type[ClusteredStrategy]) -> str:
+    """The full name of a setting that all runs or the method have; the last part of it is enough.
+
+    Raises:
+        ConfigError: there is no such setting.
     """
-
-    default: Any
-    help: str
-    allowed: str
-    ok: Callable[[Any], bool] = lambda value: True
-    auto: str = ""
-    client: bool = False
-
-    def parse(self, name: str, value: Any) -> Any:
-        """``value`` with the type of the default.
-
-        Raises:
-            ConfigError: it has the wrong type, or is not allowed.
-        """
-        if self.auto and value == self.auto:
-            return value
-        kind = float if self.auto and isinstance(self.default, str) else type(self.default)
-        if self.auto == "none":
-            kind = int
-        parsed = _convert(kind, value)
-        if parsed is None or not self.ok(parsed):
-            words = f"{self.auto!r} or " if self.auto else ""
-            hint = _nearest(str(value), self.allowed.split(", ")) if kind is str else ""
-            raise ConfigError(f"{name} = {value!r}: must be {words}{self.allowed}{hint}")
-        return parsed
+    if name in SETTINGS:
+        return name
+    own = {each.key: each.name for each in method.settings_class.declared().values()}
+    keys = {each.key: each.name for each in _COMMON.values()} | own
+    if name in keys:
+        return keys[name]
+    others = [each.name for each in SETTINGS.values() if each.key == name]
+    if others:
+        return others[0]
+    new = RENAMED.get(name)
+    hint = f": it is now {new!r}" if new else nearest(name, [*keys, *SETTINGS])
+    raise ConfigError(f"unknown setting {name!r}{hint} ({_KNOWN})")
 
 
-def _convert(kind: type, value: Any) -> Any:
-    """``value`` as ``kind``; None if it cannot be converted."""
-    if kind is bool:
-        words = {"true": True, "false": False}
-        return value if isinstance(value, bool) else words.get(str(value).lower())
-    if isinstance(value, bool):
-        return None
-    try:
-        if kind is int:
-            number = float(value)
-            return int(number) if number.is_integer() else None
-        return kind(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
+def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by full name from several sources, of which later ones win.
+
+    Args:
+        sources: names or their last parts, also in tables.
+
+    Raises:
+        ConfigError: an unknown name, or one that a source sets twice.
+    """
+    tables = [flat(source) for source in sources]
+    chosen = [table[_STRATEGY] for table in tables if table.get(_STRATEGY, AUTO) != AUTO]
+    method = _method(chosen[-1] if chosen else AUTO)
+    found: dict[str, Any] = {}
+    for table in tables:
+        named: dict[str, Any] = {}
+        for name, value in table.items():
+            full = full_name(name, method)
+            if full in named:
+                raise ConfigError(f"{name} = {value!r}: {full} is set twice, to {named[full]!r} as well")
+            named[full] = value
+        found |= named
+    return found
 
 
-def _nearest(word: str, words: Any) -> str:
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def _method(strategy: Any) -> type[ClusteredStrategy]:
+    declared = SETTINGS[_STRATEGY]
+    return STRATEGIES[declared.parse(declared.default if strategy == AUTO else strategy)]
 
 
-def _names(table: Mapping[str, Any], own: bool = False) -> dict[str, Any]:
-    return {
-        "allowed": ", ".join(sorted(table)) + (", or module:function" if own else ""),
-        "ok": lambda value: value in table or (own and ":" in value),
-    }
+def applicable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by full name, without the settings of methods other than the chosen one."""
+    named = combined(values)
+    used = _used(_method(named.get(_STRATEGY, AUTO)))
+    return {name: value for name, value in named.items() if name in used}
 
 
-def _choice(*words: str) -> dict[str, Any]:
-    return {"allowed": ", ".join(words), "ok": lambda value: value in words}
+def _explicit(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None and value != AUTO}
 
 
-def _number(low: float, high: float = math.inf, *, strict: bool = False) -> dict[str, Any]:
-    text = f"{'above' if strict else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
-    return {
-        "allowed": f"a finite number {text}",
-        "ok": lambda value: (low < value if strict else low <= value) and value <= high and math.isfinite(value),
-    }
+def _used(method: type[ClusteredStrategy]) -> dict[str, Setting]:
+    """The settings of a run with the method, by full name."""
+    return _COMMON | {each.name: each for each in method.settings_class.declared().values()}
 
 
-def _whole(low: int) -> dict[str, Any]:
-    return {"allowed": f"a whole number, at least {low}", "ok": lambda value: value >= low}
+def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of every setting that the run uses: explicit > method > data set > default.
+
+    Args:
+        given: values by full name; "auto" is not given.
+
+    Raises:
+        ConfigError: a setting is given that the method does not use.
+    """
+    method = _method(given.get(_STRATEGY, AUTO))
+    used = _used(method)
+    explicit = _explicit(given)
+    for name, value in explicit.items():
+        if name not in used:
+            raise ConfigError(f"{name} = {value!r}: strategy = {method.name!r} does not use it; leave it out")
+    unit = explicit.get(_UNIT, _units_first(method))
+    of_method = {full_name(key, method): value for key, value in method.default_settings(unit).items()}
+    values = {name: declared.default for name, declared in used.items()}
+    return values | _of_data(explicit) | {_UNIT: unit} | of_method | _unsplit(explicit) | explicit
 
 
-def _text(allowed: str) -> dict[str, Any]:
-    return {"allowed": allowed}
+def _units_first(method: type[ClusteredStrategy]) -> str:
+    default: str = SETTINGS[_UNIT].default
+    return default if default in method.units else method.units[0]
 
 
-#: Every key. The defaults are the demo: private clustered models on real handwritten digits.
-SCHEMA: dict[str, Key] = {
-    "strategy": Key("ifca", "how clients are clustered and models trained", **_names(STRATEGIES)),
-    "clusters": Key(4, "number of models, k, or of clusters of records; 0: find it (rc-dpfl, lcfl, cfl)", **_whole(0)),
-    "rebalance-min": Key(0.0, "B, least expected members of a cluster in a round; 0: off", **_number(0)),
-    "rebalance-train": Key(
-        "own",
-        "which model a moved client trains: that of its own cluster, or of the one that it is assigned to",
-        **_choice(*REBALANCE_TRAIN),
-    ),
-    "respawn-every": Key(5, "rounds between two chances to re-seed starving models; 0: never", **_whole(0)),
-    "rounds": Key(80, "number of rounds, T", **_whole(1)),
-    "sampling-rate": Key(0.2, "probability with which a client takes part in a round, q", **_number(0, 1, strict=True)),
-    "local-epochs": Key(4, "passes over a client's data in a round", **_whole(1), client=True),
-    "batch-size": Key(7, "examples in a client's mini-batch", **_whole(1), client=True),
-    "lr": Key(0.2, "step size of a client's SGD", **_number(0, 1e3, strict=True), client=True),
-    "lr-decay": Key(1.0, "lr shrinks by this factor from round to round", **_number(0, 1, strict=True), client=True),
-    "average-last": Key(
-        0.0, "part of the rounds whose released models are averaged in the end; 0: the last ones", **_number(0, 1)
-    ),
-    "aggregator": Key(
-        "mean",
-        "what a cluster's model makes of its updates; others than mean bound dishonest clients; not at client level",
-        **_choice(*AGGREGATORS),
-    ),
-    "byzantine-share": Key(
-        0.2,
-        "trimmed-mean, krum, multi-krum: share of dishonest clients in a cluster that they stand",
-        allowed="a number at least 0 and below 0.5",
-        ok=lambda value: 0 <= value < 0.5,
-    ),
-    "proximal-mu": Key(0.1, "fedprox, lcfl within fedprox: weight of the proximal term, mu", **_number(0, 1e6)),
-    "personal-layers": Key(1, "fedper: how many of the last layers never leave a client", **_whole(1)),
-    "components": Key(
-        0,
-        "rc-dpfl: principal components of updates to cluster; 0: as many as groups span; 2: the authors'",
-        **_whole(0),
-    ),
-    "metric": Key(
-        "loss",
-        "lcfl: how clients differ: in losses of each other's models, in parameters, in directions of first updates",
-        **_choice(*METRICS),
-    ),
-    "clusterer": Key("k-medoids", "lcfl: what makes clusters of distances", **_choice(*CLUSTERERS)),
-    "landmarks": Key(0, "lcfl: models that every client evaluates, in place of all; 0: all pairs", **_whole(0)),
-    "warm-up-rounds": Key(0, "lcfl: rounds of fedavg before clients are compared", **_whole(0)),
-    "models-per-message": Key(32, "lcfl: models that a client receives at once to be evaluated", **_whole(1)),
-    "within": Key("fedavg", "lcfl: how the model of a cluster is trained", **_choice(*WITHIN)),
-    "stationary-norm": Key(
-        "auto",
-        "cfl: length of a cluster's mean update below which it may be split, eps_1; auto: from the first round",
-        auto="auto",
-        **_number(0, strict=True),
-    ),
-    "incongruent-norm": Key(
-        "auto",
-        "cfl: length of a client's update from which its cluster is split, eps_2; auto: from the first round",
-        auto="auto",
-        **_number(0, strict=True),
-    ),
-    "first-split": Key(20, "cfl: rounds in which no cluster is split or stopped", **_whole(0)),
-    "gan": Key(
-        "auto",
-        "ppfc-gan: the clients' GAN; auto: the one that suits the data, with GroupNorm at record level",
-        **_names({"auto": 0, **networks.GANS}),
-    ),
-    "gan-average": Key(
-        0.995,
-        "ppfc-gan: how much a client's generator keeps of its average at a step; 0: the last is taken, as in the paper",
-        **_number(0, 0.9999),
-    ),
-    "synthetic-samples": Key(0, "ppfc-gan: samples of each client's GAN; 0: as many as it has records", **_whole(0)),
-    "autoencoder": Key(
-        "sae",
-        "ppfc-gan: the server's autoencoder, with a linear code, or with ReLU behind it as the paper's Table A.8",
-        **_choice("sae", "sae-relu"),
-    ),
-    "pretrain-epochs": Key(10, "ppfc-gan: epochs of the server's autoencoder alone", **_whole(0)),
-    "joint-epochs": Key(
-        15, "ppfc-gan: epochs of deep clustering after that; 0: k-means of the codes, the ablation", **_whole(0)
-    ),
-    "dcn-weight": Key(4.0, "ppfc-gan: weight of the distance of codes from their centroids, lambda", **_number(0)),
-    "dcn-noise": Key(
-        0.4,
-        "ppfc-gan: deviation of the noise that the autoencoder learns to take away; data span [-1, 1]",
-        **_number(0),
-    ),
-    "dcn-restarts": Key(
-        2, "ppfc-gan: deep clustering networks, of which the one with the least objective is taken", **_whole(1)
-    ),
-    "precision": Key(
-        "float32",
-        "ppfc-gan: of matrix products, but for DP-SGD; bfloat16 is faster where a processor has it",
-        **_choice("float32", "bfloat16"),
-    ),
-    "local-centroids": Key(0, "kfed, ffcm: centroids of each client; 0: as many as clusters", **_whole(0)),
-    "fuzzifier": Key(1.1, "ffcm: m of fuzzy c-means", **_number(1, 100, strict=True)),
-    "device-failures": Key(
-        0.0,
-        "ppfc-gan, kfed, ffcm: part of the clients that fails before it sends anything, in a simulation",
-        **_number(0, 0.99),
-    ),
-    "upload-limit": Key(256, "ppfc-gan, kfed, ffcm: megabytes that one client's points may take", **_whole(1)),
-    "server-lr": Key(
-        "auto",
-        "step size of the server, eta; auto: 1.5 under client-level privacy, where clipping shortens updates, else 1",
-        auto="auto",
-        **_number(0, strict=True),
-    ),
-    "model": Key("mlp-32", "network", **_names(networks.MODELS, own=True), client=True),
-    "features": Key("none", "fixed layer in front of the network", **_names(networks.FEATURES), client=True),
-    "dataset": Key(
-        "digits", "data; own: files of the clients", **_names({**DATASETS, OWN_DATA: None}, own=True), client=True
-    ),
-    "input-shape": Key(
-        "",
-        "own: shape of an example, public: channels x height x width of images, or a number of features",
-        **_text("such as 1x28x28, or 16"),
-        client=True,
-    ),
-    "num-classes": Key(
-        "none", "own: number of classes, public; 0: real targets", auto="none", **_whole(0), client=True
-    ),
-    "data-dir": Key(
-        "",
-        "folder of the data, or of client-0.* and so on (own); empty: COTERIE_DATA",
-        **_text("a folder"),
-        client=True,
-    ),
-    "shift": Key("rotation", "how the data of hidden groups differ", **_names(SHIFTS), client=True),
-    "clients": Key(500, "number of clients, M; public", **_whole(1), client=True),
-    "groups": Key("4", "hidden groups: a number, or proportions such as 2:1:1", **_text("4 or 2:1:1"), client=True),
-    "dirichlet-alpha": Key(
-        0.0, "each client's labels follow its own draw from Dirichlet(alpha); 0: off", **_number(0), client=True
-    ),
-    "classes-per-client": Key(0, "each client holds so many classes alone; 0: off", **_whole(0), client=True),
-    "non-iid-level": Key(
-        -1.0,
-        "clients divide training and test data together, and share so much of each class by class; -1: off",
-        allowed="-1, or a number from 0 to 1",
-        ok=lambda value: value == -1 or 0 <= value <= 1,
-        client=True,
-    ),
-    "validation-clients": Key(
-        0,
-        "clients beside the others that never train, whose data stand in for all test data: for tuning",
-        **_whole(0),
-        client=True,
-    ),
-    "samples-per-client": Key(0, "training examples of a client; 0: divide all", **_whole(0), client=True),
-    "privacy-unit": Key(
-        "client",
-        "what the guarantee protects: all data of a client (the server adds noise), one record (the client does)",
-        **_choice("client", "record", "none"),
-    ),
-    "mechanism": Key("joint", "mechanism of client-level privacy", **_names(MECHANISMS)),
-    "accountant": Key(
-        "auto",
-        "how epsilon is counted; auto: pld, and theorem-4.2 for the mechanism paper",
-        **_names({"auto": 0, **{name: 0 for name in ACCOUNTANTS if not name.startswith("opacus")}}),
-    ),
-    "epsilon": Key(8.0, "privacy budget", **_number(0, strict=True)),
-    "delta": Key(
-        "auto",
-        "delta of the guarantee; auto: 1/(100 clients), or 1/(100 records) at record level",
-        auto="auto",
-        allowed="a number strictly between 0 and 1",
-        ok=lambda value: 0 < value < 1,
-    ),
-    "noise-multiplier": Key(
-        "auto",
-        "noise of a round over its sensitivity; auto: calibrated to epsilon; a number: rounds end with the budget",
-        auto="auto",
-        **_number(0.05, 1e4),
-    ),
-    "clip": Key(
-        0.3, "C, L2 bound of a client's update; at record level c, of a record's gradient", **_number(1e-6, 1e6)
-    ),
-    "first-batch-size": Key(
-        "auto",
-        "record level: expected size of a batch in round 1; auto: all records where the method asks for it",
-        auto="auto",
-        **_number(1),
-    ),
-    "first-noise": Key(1.0, "record level: noise of round 1, in units of the other rounds'", **_number(0.1, 100)),
-    "selection": Key(
-        "gumbel",
-        "record level: how clients choose a cluster by loss: private and charged, or exact and never certified",
-        **_choice(*(way for way in SELECTIONS if way != "none")),
-    ),
-    "selection-epsilon": Key(0.02, "record level: epsilon of one such choice", **_number(0.001, 50)),
-    "loss-bound": Key(
-        4.0,
-        "record level: a record's loss counts no more in such a choice, or in losses of other clients' models",
-        **_number(1e-6, 1e6),
-        client=True,
-    ),
-    "loss-noise": Key(
-        5.0,
-        "record level, lcfl: noise of all losses of other clients' models, over their sensitivity",
-        **_number(0.1, 1e4),
-    ),
-    "weights": Key(
-        "examples",
-        "record level: how clients of a cluster are weighed: by public numbers of records, or all alike",
-        **_choice(*WEIGHTS),
-    ),
-    "profiles": Key(
-        "",
-        "record level: what clients 0, 1, ... have of their own, in turn, as 'epsilon=2 batch-size=16; epsilon=10'",
-        **_text("settings of epsilon, delta, batch-size and samples-per-client, one or more, parted by semicolons"),
-    ),
-    "divisor": Key(
-        "auto",
-        "D_j of the update: fixed is qM/k, released max(B, 1, released size); auto: fixed under joint",
-        **_choice("auto", "fixed", "released"),
-    ),
-    "identifier-share": Key(
-        "auto",
-        "part of a round's privacy spent on labels or cluster sizes, where used; auto: 0.04, or 0.2 with identifiers",
-        auto="auto",
-        allowed="a number above 0 and below 1",
-        ok=lambda value: 0 < value < 1,
-    ),
-    "identifier-noise": Key(
-        0.0, "paper: fixed noise on identifiers that nobody pays for (its Appendix C has 1); 0: charged", **_number(0)
-    ),
-    "identifiers": Key("gaussian", "how rr-slot makes labels noisy", **_choice("gaussian", "exponential")),
-    "budget-file": Key(
-        "",
-        "client level: ledger with one budget for all runs on these clients that name it; empty: the run's own alone",
-        **_text("a file; the first run that names it sets its budget"),
-    ),
-    "seed": Key("none", "none: secret randomness; a number: reproducible, not certified", auto="none", **_whole(0)),
-    "evaluate": Key(
-        "auto",
-        "diagnostic: exact accuracies, outside the guarantee; private: their noisy mean, charged; off: none; auto: "
-        "diagnostic in a simulation and without privacy, else private at client level and off at record level",
-        **_choice("auto", "diagnostic", "private", "off"),
-    ),
-    "evaluate-noise": Key(
-        0.01, "standard deviation of the noise on a private mean accuracy", **_number(0, 1, strict=True)
-    ),
-    "evaluate-every": Key(5, "rounds between two evaluations on all clients", **_whole(1)),
-    "stop-after": Key(0, "end after so many of the planned rounds, at the noise of all of them; 0: never", **_whole(0)),
-    "round-timeout": Key(3600.0, "seconds to wait for the replies of a round", **_number(0, strict=True)),
-    "wait": Key(60.0, "seconds to wait for clients to register", **_number(0)),
-    "min-clients": Key(
-        0, "clients that must be there for a round to begin; with privacy-unit client for the first one", **_whole(0)
-    ),
-    "min-replies": Key(
-        0.0,
-        "share of the asked clients whose replies a round needs: others are asked again; not with privacy-unit client",
-        **_number(0, 1),
-    ),
-    "metrics-port": Key(
-        0,
-        "port of this machine where Prometheus reads round, epsilon and accuracy during the run; 0: none",
-        allowed="a port, 0 to 65535",
-        ok=lambda value: 0 <= value <= 65535,
-    ),
-    "metrics-host": Key("0.0.0.0", "address at which metrics-port listens", **_text("a name or address")),
-    "device": Key("auto", "where clients train", **_choice("auto", "cpu", "cuda"), client=True),
-    "out": Key("", "run folder; empty: a new one under runs/", **_text("a folder")),
-    "resume": Key(False, "continue the run in the run folder", **_text("true or false")),
-}
-
-#: Paths, timeouts and ports: they may change when a run resumes.
-PLACES = (
-    "out",
-    "resume",
-    "data-dir",
-    "budget-file",
-    "device",
-    "wait",
-    "round-timeout",
-    "min-clients",
-    "min-replies",
-    "metrics-port",
-    "metrics-host",
-)
+def _of_data(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults of the data set."""
+    regression = explicit.get("data.dataset") == OWN_DATA and str(explicit.get("data.num-classes")) == "0"
+    return {"training.model": "regression"} if regression else {}
 
 
-#: Settings that are usually tuned on results, outside the guarantee of one run; certificates list their values.
-TUNED = (
-    "strategy",
-    "clusters",
-    "rebalance-min",
-    "respawn-every",
-    "rounds",
-    "sampling-rate",
-    "local-epochs",
-    "batch-size",
-    "lr",
-    "lr-decay",
-    "proximal-mu",
-    "personal-layers",
-    "components",
-    "metric",
-    "clusterer",
-    "landmarks",
-    "warm-up-rounds",
-    "within",
-    "stationary-norm",
-    "incongruent-norm",
-    "first-split",
-    "gan",
-    "gan-average",
-    "synthetic-samples",
-    "autoencoder",
-    "pretrain-epochs",
-    "joint-epochs",
-    "dcn-weight",
-    "dcn-noise",
-    "dcn-restarts",
-    "precision",
-    "local-centroids",
-    "fuzzifier",
-    "loss-bound",
-    "rebalance-train",
-    "server-lr",
-    "average-last",
-    "aggregator",
-    "byzantine-share",
-    "model",
-    "features",
-    "clip",
-)
+def _unsplit(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    """The only values that the clients' own data allow; no method has a say in these."""
+    return _UNSPLIT if explicit.get("data.dataset") == OWN_DATA else {}
 
 
-# Settings that split one data set among clients, with the values that leave own data unchanged.
-_SPLIT = {
-    "groups": "1",
-    "shift": "none",
-    "dirichlet-alpha": 0.0,
-    "classes-per-client": 0,
-    "non-iid-level": -1.0,
-    "validation-clients": 0,
-}
+def _table(kind: type[S], values: Mapping[str, Any]) -> S:
+    declared = kind.declared()
+    return kind(**{field: values[each.name] for field, each in declared.items() if each.name in values})
 
-# Settings of a client profile.
-_PROFILE = ("epsilon", "delta", "batch-size", "samples-per-client")
+
+# ---- the configuration ------------------------------------------------------------------------------------
 
 
 class RunConfig:
-    """A validated configuration; ``config["key"]`` has the type of the schema.
+    """A validated configuration: one object for each table of settings, and what follows from them.
 
     Args:
-        values: keys of the schema; others take their defaults.
-        deployed: whether clients are deployed instead of simulated, which decides ``evaluate = "auto"``;
-            ``config["evaluate"]`` is the resolved value.
+        values: settings by full name or its last part, also in tables; others take their defaults.
+        deployed: whether clients are deployed instead of simulated, which decides what ``evaluate = "auto"`` is.
+
+    Attributes:
+        run, data, training, aggregation, privacy, record_level, evaluation, deployment: the tables of every run.
+        options: the method's own table.
 
     Raises:
-        ConfigError: an unknown key, a value that is not allowed, or a combination that cannot work.
+        ConfigError: an unknown setting, a value that is not allowed, or a combination that cannot work.
     """
 
     def __init__(self, values: Mapping[str, Any], *, deployed: bool = False) -> None:
-        for name in values:
-            if name not in SCHEMA:
-                known = "`coterie run --keys` lists all keys"
-                raise ConfigError(f"unknown key {name!r}{_nearest(name, SCHEMA)} ({known})")
-        self.values = {name: key.parse(name, values.get(name, key.default)) for name, key in SCHEMA.items()}
-        if "privacy-unit" not in values and "client" not in self.method.units:
-            self.values["privacy-unit"] = self.method.units[0]
-        if "clusters" not in values and self.method.grows:
-            self.values["clusters"] = 0
-        kept = _SPLIT if self["dataset"] == OWN_DATA else {}
-        self.values |= {
-            name: value for name, value in self.method.defaults.items() if name not in values and name not in kept
-        }
-        for name, value in self._defaults().items():
-            if self[name] == SCHEMA[name].default:
-                self.values[name] = value
+        given = combined(values)
+        values = resolved(given)
+        self._read(values)
         self._not_evaluated = ""
-        if self["evaluate"] == "auto":
-            self.values["evaluate"] = self._automatic_evaluation(deployed)
+        if self.evaluation.evaluate is None:
+            self._read({**values, "evaluation.evaluate": self._automatic_evaluation(deployed)})
+        self._check_used(given)
         self._check_together()
 
-    def __getitem__(self, key: str) -> Any:
-        return self.values[key]
+    @classmethod
+    def stored(cls, values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> RunConfig:
+        """The configuration of a run folder, also of an earlier version.
 
-    def _defaults(self) -> dict[str, Any]:
-        """Defaults of the method that differ from the demo's."""
-        found: dict[str, Any] = {}
-        if not self.method.clustered:
-            found |= {"respawn-every": 0} | ({} if self.method.labels_records else {"clusters": 1})
-        if "client" not in self.method.units or self["privacy-unit"] == "record":
-            found |= {"sampling-rate": 1.0, "respawn-every": 0}
-        if self["dataset"] == OWN_DATA:
-            found |= _SPLIT | ({"model": "regression"} if self["num-classes"] == 0 else {})
-        return found
+        Args:
+            values: its table of settings.
+            changes: settings to change.
 
-    def _automatic_evaluation(self, deployed: bool) -> str:
-        """The value of ``evaluate = "auto"``: private only if private evaluations can be planned."""
-        if not deployed or self["privacy-unit"] == "none":
-            return "diagnostic"
-        if self["privacy-unit"] == "record":
-            return "off"
-        try:
-            _ = RunConfig({**self.values, "evaluate": "private"}).plan
-        except (ConfigError, PrivacyError) as error:
-            self._not_evaluated = f"evaluate = 'auto' is off: private evaluations cannot be planned ({error})"
-            return "off"
-        return "private"
+        Raises:
+            ConfigError: see the class.
+        """
+        return cls(combined(applicable(current(values)), _explicit(changes or {})))
 
-    def _check_together(self) -> None:
-        try:
-            if self["clusters"] == 0 and not self.method.finds_clusters:
-                raise ConfigError(f"clusters = 0: {self['strategy']} must be told their number")
-            self._check_data()
-            if self["privacy-unit"] == "record":
-                self._check_records()
-            if not self.models <= self["clients"]:
-                raise ConfigError(
-                    f"clusters = {self['clusters']}: more clusters than clients ({self['clients']}); "
-                    "lower clusters or raise clients"
-                )
-            if not self["min-clients"] <= self["clients"]:
-                raise ConfigError(f"min-clients = {self['min-clients']}: there are {self['clients']} clients")
-            if self["min-replies"] and self["privacy-unit"] == "client":
-                raise ConfigError(
-                    f"min-replies = {self['min-replies']:g}: with privacy-unit client a round is released whatever "
-                    "came, since to ask again would tell how many did; set it to 0"
-                )
-            if self["evaluate"] == "private" and self["privacy-unit"] == "none":
-                raise ConfigError("evaluate = 'private' has no budget to charge: set privacy-unit or evaluate")
-            if self["evaluate"] == "private" and self["validation-clients"]:
-                raise ConfigError(
-                    f"validation-clients = {self['validation-clients']} with evaluate = 'private': the records of one "
-                    "validation client are test data of many clients, so the noise would not hide it; set "
-                    "validation-clients to 0, or evaluate to diagnostic or off"
-                )
-            if self["budget-file"]:
-                self._check_shared_budget()
-            assign_groups(self["clients"], parse_groups(self["groups"]))
-            if self["validation-clients"]:
-                assign_groups(self["validation-clients"], parse_groups(self["groups"]))
-            sketch = self._sketch
-            self.method(
-                sketch,
-                ledger=Ledger(sketch.delta),
-                reseeding=self.reseeding,
-                averaging=self.averaging,
-                aggregator=self.aggregator,
-                rebalance_train=self["rebalance-train"],
-                **self.method_options,
-            )
-        except (StrategyError, DataError, PrivacyError) as error:
-            raise ConfigError(str(error)) from None
+    def _read(self, values: Mapping[str, Any]) -> None:
+        self.run = _table(RunSettings, values)
+        self.data = _table(DataSettings, values)
+        self.training = _table(TrainingSettings, values)
+        self.aggregation = _table(AggregationSettings, values)
+        self.privacy = _table(PrivacySettings, values)
+        self.record_level = _table(RecordLevelSettings, values)
+        self.evaluation = _table(EvaluationSettings, values)
+        self.deployment = _table(DeploymentSettings, values)
+        self.options = _table(self.method.settings_class, values)
 
-    def _check_shared_budget(self) -> None:
-        """Check that a run with a shared budget can be certified."""
-        wrong = {
-            "privacy-unit": self["privacy-unit"] != "client",
-            "mechanism": bool(PLANS[self["mechanism"]].flaws),
-            "seed": self.seed is not None,
+    @property
+    def tables(self) -> tuple[Settings, ...]:
+        """Every table."""
+        return (
+            self.run,
+            self.data,
+            self.training,
+            self.aggregation,
+            self.privacy,
+            self.record_level,
+            self.evaluation,
+            self.deployment,
+            self.options,
+        )
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every value by the full name of its setting, as it is written to files."""
+        return {name: value for table in self.tables for name, value in table.values().items()}
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a setting by its full name, or the last part of it; None where it is "auto"."""
+        value = self.values[full_name(name, self.method)]
+        return None if value == AUTO and SETTINGS[full_name(name, self.method)].optional else value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunConfig) and self.tables == other.tables
+
+    def __hash__(self) -> int:
+        return hash(self.tables)
+
+    def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+        """Settings in which two runs differ, with both values; paths, timeouts and ports do not count."""
+        here, there = self.values, other.values
+        return {
+            name: (here.get(name), there.get(name))
+            for name in SETTINGS
+            if not SETTINGS[name].place and here.get(name) != there.get(name)
         }
-        for name in (name for name in wrong if wrong[name]):
-            raise ConfigError(
-                f"budget-file with {name} = {self[name]!r}: a shared budget is for certified runs with client-level "
-                f"privacy; leave out budget-file or change {name}"
-            )
 
-    def _check_data(self) -> None:
-        """Settings of clients' own data: required for these, rejected for others."""
-        said = {"input-shape": self["input-shape"] != "", "num-classes": self["num-classes"] != "none"}
-        if self["dataset"] != OWN_DATA:
-            for name in (name for name in said if said[name]):
-                raise ConfigError(f"{name} = {self[name]!r} is for dataset = 'own'; {self['dataset']!r} says its own")
-            return
-        for name in (name for name in said if not said[name]):
-            raise ConfigError(f"dataset = 'own' needs {name}, {SCHEMA[name].help.removeprefix('own: ')}; set it")
-        _ = self.facts
-        for name, value in _SPLIT.items():
-            if self[name] != value:
-                raise ConfigError(
-                    f"{name} = {self[name]!r}: clients' own data are not split or shifted; set it to {value!r}"
-                )
-        if self["samples-per-client"] and self["privacy-unit"] != "record":
-            raise ConfigError(
-                f"samples-per-client = {self['samples-per-client']}: clients keep all of their own data, and only "
-                "record-level privacy needs a public number of records; set it to 0"
-            )
+    # ---- what follows from the settings -------------------------------------------------------------------
 
     @property
     def method(self) -> type[ClusteredStrategy]:
         """The strategy's class."""
-        return STRATEGIES[self["strategy"]]
+        return STRATEGIES[self.run.strategy]
 
     @property
     def batched(self) -> bool:
         """Whether many clients train in one batch on a CPU."""
-        model = networks.MODELS.get(self["model"])
+        model = networks.MODELS.get(self.training.model)
         return model is not None and model.batched and not self.method.labels_records
 
     @property
     def models(self) -> int:
         """Initial number of models; 0 if the method finds it."""
-        return 1 if self.method.labels_records else int(self["clusters"])
+        return 1 if self.method.labels_records else self.run.clusters
 
     @cached_property
     def facts(self) -> Facts:
         """Public facts about the data."""
-        return facts(self["dataset"], self["input-shape"], self["num-classes"], self["data-dir"] or None)
+        data = self.data
+        classes = "none" if data.num_classes is None else data.num_classes
+        return facts(data.dataset, data.input_shape, classes, data.data_dir or None)
 
     @property
     def examples(self) -> tuple[tuple[int, ...], int]:
         """Shape of an example, behind fixed features, and the number of classes."""
-        features = networks.features(self["features"])
+        features = networks.features(self.training.features)
         return features(np.zeros((1, *self.facts.shape), np.float32)).shape[1:], self.facts.num_classes
 
-    @property
-    def method_options(self) -> dict[str, Any]:
-        """Arguments of the strategy's constructor beside those of every method."""
-        own = {name.replace("-", "_"): self[name] for name in self.method.options if name in SCHEMA}
-        if "true-groups" in self.method.options:
-            own["true_groups"] = assign_groups(self["clients"], parse_groups(self["groups"])).tolist()
-        if "example-shape" in self.method.options:
-            own["example_shape"] = self.examples[0]
-        if own.get("gan") == "auto":
-            own["gan"] = networks.gan_for(own["example_shape"], private=self["privacy-unit"] == "record")
-        return own
+    def strategy(self, plan: Plan, **wiring: Any) -> ClusteredStrategy:
+        """The configured strategy.
+
+        Args:
+            plan: of the run; :func:`~coterie.server.planning.sketch` gives one for checks.
+            wiring: further arguments of :class:`~coterie.strategies.ClusteredStrategy`, such as a ledger.
+        """
+        known: dict[str, Callable[[], Any]] = {
+            "true_groups": lambda: assign_groups(self.data.clients, parse_groups(self.data.groups)).tolist(),
+            "example_shape": lambda: self.examples[0],
+            "device": lambda: self.training.device,
+        }
+        common = {
+            "clusters": self.run.clusters,
+            "server_lr": self.server_lr,
+            "reseeding": self.reseeding,
+            "averaging": self.averaging,
+            "aggregator": self.aggregator,
+            "rebalance_train": self.aggregation.rebalance_train,
+            "registration_timeout": self.deployment.registration_timeout,
+            "min_clients": self.deployment.min_clients,
+            "min_replies": self.deployment.min_replies,
+        }
+        needed = {name: known[name]() for name in self.method.needs}
+        return self.method(plan, self.options, **{**common, **needed, **wiring})
 
     @property
     def seed(self) -> int | None:
         """The seed; None: secret randomness."""
-        return None if self["seed"] == "none" else int(self["seed"])
+        return self.run.seed
+
+    @property
+    def partition_seed(self) -> int:
+        """Seed of the split of data among simulated clients: the run's seed, or 0."""
+        return self.run.seed or 0
 
     @property
     def delta(self) -> float:
-        """The resolved delta; ``auto`` is 1/(100 M), or 1/(100 records) at record level."""
-        many = self["samples-per-client"] if self["privacy-unit"] == "record" else self["clients"]
-        return 1 / (100 * many) if self["delta"] == "auto" else float(self["delta"])
+        """The resolved delta; "auto" is 1/(100 M), or 1/(100 records) at record level."""
+        return planning.delta(self)
 
     @property
     def server_lr(self) -> float:
         """The resolved step size; 1.5 was chosen on held-out parts of training sets (docs/results.md)."""
-        if self["server-lr"] != "auto":
-            return float(self["server-lr"])
-        return 1.5 if self["privacy-unit"] == "client" else 1.0
+        if self.aggregation.server_lr is not None:
+            return self.aggregation.server_lr
+        return 1.5 if self.privacy.privacy_unit == "client" else 1.0
 
     @property
     def budget(self) -> float:
         """The privacy budget; inf without privacy."""
-        return float(self["epsilon"]) if self["privacy-unit"] != "none" else math.inf
+        return self.privacy.epsilon if self.privacy.privacy_unit != "none" else float("inf")
 
     @property
     def reseeding(self) -> Reseeding | None:
         """The schedule of re-seeding; None: never."""
-        return Reseeding(every=self["respawn-every"]) if self["respawn-every"] and self.models > 1 else None
+        every = self.aggregation.reseed_every
+        return Reseeding(every=every) if every and self.models > 1 else None
 
     @property
     def averaging(self) -> Averaging:
         """Averaging of released models."""
-        return Averaging(self["average-last"])
+        return Averaging(self.aggregation.average_last)
 
     @property
     def aggregator(self) -> Aggregator:
         """The aggregator of a cluster's updates."""
-        return Aggregator(self["aggregator"], self["byzantine-share"])
-
-    @property
-    def _identifier_share(self) -> float:
-        """Share of a round's privacy for labels or sizes; 0 if they are not used."""
-        reads_sizes = bool(self.reseeding or self["rebalance-min"] or self["divisor"] == "released")
-        noisy_labels = self.models > 1 and self["mechanism"] != "joint"
-        if not (reads_sizes or noisy_labels) or self._uncharged:
-            return 0.0
-        share = self["identifier-share"]
-        return PLANS[self["mechanism"]].usual_share if share == "auto" else float(share)
-
-    @property
-    def _uncharged(self) -> float:
-        """Noise on identifiers outside the budget."""
-        return float(self["identifier-noise"]) if self["mechanism"] == "paper" and self.models > 1 else 0.0
-
-    @property
-    def _evaluations(self) -> int:
-        """Number of private evaluations in the run."""
-        every = self["evaluate-every"] if self["evaluate"] == "private" else 0
-        return self.method.evaluations(self["rounds"], every)
-
-    @property
-    def _numbers(self) -> dict[str, Any]:
-        """Arguments of the plan, without the noise."""
-        numbers = {
-            "clients": self["clients"],
-            "num_clusters": max(self.models, 1),
-            "sampling_rate": self["sampling-rate"],
-            "rounds": self["rounds"],
-            "rebalance_min": self["rebalance-min"],
-        }
-        if self["divisor"] != "auto":
-            numbers["divisor"] = self["divisor"]
-        if self["privacy-unit"] == "none":
-            return numbers
-        if self["accountant"] != "auto":
-            numbers["accountant"] = self["accountant"]
-        if self["mechanism"] == "rr-slot":
-            numbers["identifiers"] = self["identifiers"]
-        if self["mechanism"] == "paper":
-            numbers["identifier_noise"] = self._uncharged
-        return numbers | {
-            "clip_norm": self["clip"],
-            "epsilon": self["epsilon"],
-            "delta": self.delta,
-            "identifier_share": self._identifier_share,
-            "evaluations": self._evaluations,
-            "evaluation_noise": self["evaluate-noise"],
-        }
-
-    @property
-    def _kind(self) -> type[Plan]:
-        return PLANS[self["mechanism"] if self["privacy-unit"] != "none" else "none"]
-
-    @property
-    def _sketch(self) -> Plan:
-        """A plan without calibrated noise, for fast checks."""
-        noise = 1.0 if self["noise-multiplier"] == "auto" else self["noise-multiplier"]
-        if self["privacy-unit"] == "record":
-            return self._record_level(noise)
-        return self._kind(noise_multiplier=0.0 if self["privacy-unit"] == "none" else noise, **self._numbers)
-
-    def _check_records(self) -> None:
-        """Check the settings that record-level privacy requires."""
-        if self["samples-per-client"] == 0:
-            raise ConfigError(
-                "samples-per-client = 0: at record level the number of a client's records is a public constant; set it"
-            )
-        if self["sampling-rate"] != 1:
-            raise ConfigError(
-                f"sampling-rate = {self['sampling-rate']}: at record level all clients take part in every round; "
-                "set it to 1"
-            )
-        for name in ("rebalance-min", "respawn-every"):
-            if self[name]:
-                raise ConfigError(
-                    f"{name} = {self[name]}: reads noisy cluster sizes of client-level privacy; set it to 0"
-                )
-        if self["evaluate"] == "private":
-            raise ConfigError("evaluate = 'private' is for client-level privacy: at record level use diagnostic or off")
-        for plan in self._record_plans(1.0):
-            if plan.num_examples > self["samples-per-client"]:
-                raise ConfigError("profiles: samples-per-client of a profile must be at most that of the run")
-
-    @property
-    def _profiles(self) -> list[dict[str, Any]]:
-        """Settings of clients 0, 1, ..., in turn."""
-        found = []
-        for part in self["profiles"].split(";"):
-            own = {}
-            for setting in part.split():
-                name, _, value = setting.partition("=")
-                if name not in _PROFILE:
-                    hint = _nearest(name, _PROFILE)
-                    raise ConfigError(f"profiles: {setting!r}: must set one of {', '.join(_PROFILE)}{hint}")
-                own[name] = SCHEMA[name].parse(name, value)
-            found.append(own)
-        return found
-
-    def _record_plans(self, noise: float | None = None) -> tuple[RecordPlan, ...]:
-        """The plans of clients 0, 1, ..., in turn; calibrated unless ``noise`` is given."""
-        choices = self.method.choices(self["rounds"])
-        compared = self.method.compares(self["clients"], **self.method_options)
-        plans = []
-        for own in self._profiles:
-            said = {**self.values, **own}
-            many, first, ratio = said["samples-per-client"], said["first-batch-size"], said["first-noise"]
-            if first == "auto":
-                first = many if self.method.full_first_batch else None
-            numbers: dict[str, Any] = {
-                "num_examples": many,
-                "batch_size": min(said["batch-size"], many),
-                "rounds": said["rounds"],
-                "epsilon": said["epsilon"],
-                "delta": 1 / (100 * many) if said["delta"] == "auto" else said["delta"],
-                "clip_norm": said["clip"],
-                "first_batch_size": None if first is None else int(min(first, many)),
-                "local_epochs": said["local-epochs"],
-                "selection": said["selection"] if choices else "none",
-                "selections": choices,
-                "selection_epsilon": said["selection-epsilon"],
-                "compared": compared,
-                "loss_noise": said["loss-noise"],
-                "models_per_message": said["models-per-message"],
-                "accountant": "pld" if said["accountant"] == "auto" else said["accountant"],
-            }
-            if noise is None:
-                plans.append(RecordPlan.calibrated(first_noise_ratio=ratio, **numbers))
-            else:
-                plans.append(RecordPlan(noise_multiplier=noise, first_noise_multiplier=ratio * noise, **numbers))
-        return tuple(plans)
-
-    def _record_level(self, noise: float | None = None) -> RecordLevel:
-        return RecordLevel.of(
-            self._record_plans(noise),
-            clients=self["clients"],
-            num_clusters=max(self.models, 1),
-            weights=self["weights"],
-        )
+        return Aggregator(self.aggregation.aggregator, self.aggregation.byzantine_share)
 
     @cached_property
     def plan(self) -> Plan:
@@ -843,101 +369,142 @@ class RunConfig:
         Raises:
             PrivacyError: no noise reaches the target.
         """
-        if self["privacy-unit"] == "none" or self["noise-multiplier"] != "auto":
-            return self._sketch
-        if self["privacy-unit"] == "record":
-            return self._record_level()
-        return self._kind.calibrated(**self._numbers)
-
-    def about(self) -> dict[str, Any]:
-        """What the ledger's header holds beside the plan, for the certificate."""
-        return {
-            "seed": self.seed,
-            "diagnostics": self._diagnostics,
-            "public": {
-                "server-lr": self.server_lr,
-                "average-last": self["average-last"],
-                "respawn-every": self["respawn-every"],
-            },
-            "tuned": {name: self[name] for name in TUNED},
-            "unfounded": list(self.method.unfounded),
-        }
-
-    @property
-    def _diagnostics(self) -> list[str]:
-        if self["privacy-unit"] == "client":
-            replies = "the total number of replies that could not be used"
-        else:
-            replies = "in each round, how many clients were there, were asked, and gave a reply that could be used"
-        always = [
-            replies,
-            "the seconds that each round took",
-            "whether any reply could be used: a run without one fails",
-        ]
-        if self["min-clients"]:
-            when = "round 1 begins" if self["privacy-unit"] == "client" else "each round begins"
-            always.append(f"whether enough clients (min-clients) are there before {when}: a run without them fails")
-        if self["evaluate"] != "diagnostic":
-            return always
-        if self.method.labels_records:
-            return ["numbers of records by label and class, exact, and the scores of these", *always]
-        return [
-            "accuracies on clients' held-out data and training losses, exact, every "
-            f"{self['evaluate-every']} rounds and at the end",
-            "groups found, clustering accuracy, NMI and kappa, from clients' exact labels",
-            *always,
-        ]
-
-    @property
-    def partition_seed(self) -> int:
-        """Seed of the split of data among simulated clients: the run's seed, or 0."""
-        return self.seed or 0
+        return planning.plan(self)
 
     def for_clients(self) -> dict[str, Any]:
         """The configuration that clients receive with every message."""
-        sent = {name: self[name] for name, key in SCHEMA.items() if key.client}
+        declared = [(table, field, each) for table in self.tables for field, each in table.declared().items()]
+        sent = {each.key: getattr(table, field) for table, field, each in declared if each.client}
+        sent["num-classes"] = "none" if self.data.num_classes is None else self.data.num_classes
         sent["partition-seed"] = self.partition_seed
         if self.seed is not None:
             sent["seed"] = self.seed
         return sent
 
-    def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-        """Keys in which two runs differ, with both values; paths and timeouts do not count."""
-        return {name: (self[name], other[name]) for name in SCHEMA if name not in PLACES and self[name] != other[name]}
-
     def warnings(self) -> list[str]:
         """Warnings to show before the run starts."""
-        found = [self._not_evaluated] if self._not_evaluated else []
-        whom = {"client": "clients", "record": "samples-per-client"}.get(self["privacy-unit"])
-        if whom is not None and self.delta > 1 / (10 * self[whom]):
-            one, many = self["privacy-unit"], f"{self['privacy-unit']}s"
-            found.append(
-                f"delta = {self.delta:g} is above 1/(10 {many}) = {1 / (10 * self[whom]):g}: publishing one {one} at "
-                f"random satisfies delta = 1/{many}; use it only to compare with papers"
-            )
-        if self["privacy-unit"] != "none" and not self.method.labels_records:
-            found += self._drowned()
-        return found
+        return ([self._not_evaluated] if self._not_evaluated else []) + planning.warnings(self)
 
-    def _drowned(self) -> list[str]:
-        """A warning if the noise of the run moves a model further than all updates together can."""
-        plan = self.plan
-        size = sum(value.size for value in networks.initialise(self["model"], *self.examples, 0).values())
-        members = plan.expected_members
-        if isinstance(plan, RecordLevel):
-            own = plan.of_clients[0]
-            steps = own.rounds * own.local_epochs * (own.num_examples // own.batch_size)
-            noise = own.noise_multiplier * math.sqrt(size / (steps * members)) / own.batch_size
-            remedy = "use more records in larger batches, more clients"
-        else:
-            moved = 1 if plan.sampler == "poisson" else 2  # one client more, or another in its place
-            noise = moved * plan.noise_multiplier_updates * math.sqrt(size / plan.rounds) / members
-            remedy = f"use privacy-unit = record, about {math.ceil(noise) * self['clients']} clients in place of "
-            remedy += f"{self['clients']}"
-        if noise <= 1:
-            return []
-        return [
-            f"the noise drowns the signal: over the run it moves a model {noise:.3g} times as far as clipping lets all "
-            f"updates together ({size} parameters, {members:.3g} clients a model and round, noise multiplier "
-            f"{plan.noise_multiplier:.3g}); {remedy}, a smaller model, or a larger epsilon"
-        ]
+    # ---- checks -------------------------------------------------------------------------------------------
+
+    def _automatic_evaluation(self, deployed: bool) -> str:
+        """The value of ``evaluate = "auto"``: private only if private evaluations can be planned."""
+        if not deployed or self.privacy.privacy_unit == "none":
+            return "diagnostic"
+        if self.privacy.privacy_unit == "record":
+            return "off"
+        try:
+            _ = RunConfig({**self.values, "evaluation.evaluate": "private"}).plan
+        except (ConfigError, PrivacyError) as error:
+            self._not_evaluated = f"evaluate = 'auto' is off: private evaluations cannot be planned ({error})"
+            return "off"
+        return "private"
+
+    def _check_used(self, given: Mapping[str, Any]) -> None:
+        """Refuse settings that were given and have no effect beside the others."""
+        values = self.values
+        for name, value in given.items():
+            only = SETTINGS[name].only
+            if (
+                only is None
+                or name not in values
+                or value == AUTO
+                or values[name] == SETTINGS[name].shown_default
+                or values[only[0]] in only[1]
+            ):
+                continue
+            other, allowed = only
+            raise ConfigError(
+                f"{name} = {value!r} has an effect with {other} = {' or '.join(allowed)} only, and {other} is "
+                f"{values[other]!r}; leave it out"
+            )
+
+    def _check_together(self) -> None:
+        run, unit, clients = self.run, self.privacy.privacy_unit, self.data.clients
+        try:
+            if run.clusters == 0 and not self.method.finds_clusters:
+                raise ConfigError(f"clusters = 0: {run.strategy} does not find their number; set it")
+            self._check_data()
+            if unit == "record":
+                planning.check_records(self)
+            if not self.models <= clients:
+                raise ConfigError(
+                    f"clusters = {run.clusters}: more clusters than clients ({clients}); lower clusters or raise "
+                    "clients"
+                )
+            self._check_participation()
+            self._check_evaluation()
+            if self.privacy.budget_file:
+                self._check_shared_budget()
+            for many in filter(None, (clients, self.data.validation_clients)):
+                assign_groups(many, parse_groups(self.data.groups))
+            self.strategy(planning.sketch(self))
+        except (StrategyError, DataError, PrivacyError) as error:
+            raise ConfigError(str(error)) from None
+
+    def _check_participation(self) -> None:
+        deployment, clients = self.deployment, self.data.clients
+        if not deployment.min_clients <= clients:
+            raise ConfigError(f"min-clients = {deployment.min_clients}: there are {clients} clients")
+        if deployment.min_replies and self.privacy.privacy_unit == "client":
+            raise ConfigError(
+                f"min-replies = {deployment.min_replies:g}: with privacy-unit client a round is released regardless of "
+                "its replies, since a repeated request would reveal their number; set it to 0"
+            )
+        if not self.method.clustered and self.aggregation.reseed_every:
+            raise ConfigError(
+                f"reseed-every = {self.aggregation.reseed_every}: {self.run.strategy} has no clusters to re-seed; set "
+                "it to 0"
+            )
+
+    def _check_evaluation(self) -> None:
+        if self.evaluation.evaluate != "private":
+            return
+        if self.privacy.privacy_unit == "none":
+            raise ConfigError("evaluate = 'private' has no budget to charge: set privacy-unit or evaluate")
+        if self.data.validation_clients:
+            raise ConfigError(
+                f"validation-clients = {self.data.validation_clients} with evaluate = 'private': the records of one "
+                "validation client are test data of many clients, so the noise would not hide it; set "
+                "validation-clients to 0, or evaluate to diagnostic or off"
+            )
+
+    def _check_shared_budget(self) -> None:
+        """Check that a run with a shared budget can be certified."""
+        wrong = {
+            "privacy-unit": (self.privacy.privacy_unit, self.privacy.privacy_unit != "client"),
+            "mechanism": (self.privacy.mechanism, bool(PLANS[self.privacy.mechanism].flaws)),
+            "seed": (self.seed, self.seed is not None),
+        }
+        for name, (value, refused) in wrong.items():
+            if refused:
+                raise ConfigError(
+                    f"budget-file with {name} = {value!r}: a shared budget is for certified runs with client-level "
+                    f"privacy; leave out budget-file or change {name}"
+                )
+
+    def _check_data(self) -> None:
+        """Settings of clients' own data: required for these, refused for others."""
+        data, own = self.data, self.data.dataset == OWN_DATA
+        for field, value in (("input_shape", data.input_shape or None), ("num_classes", data.num_classes)):
+            declared = data.declared()[field]
+            if own and value is None:
+                raise ConfigError(
+                    f"dataset = 'own' needs {declared.key}, {declared.help.removeprefix('own: ')}; set it"
+                )
+            if not own and value is not None:
+                raise ConfigError(f"{declared.key} = {value!r} is for dataset = 'own'; {data.dataset!r} has its own")
+        if not own:
+            return
+        _ = self.facts
+        values = self.values
+        for name, value in _UNSPLIT.items():
+            if values[name] != value:
+                raise ConfigError(
+                    f"{name} = {values[name]!r}: clients' own data are not split or shifted; set it to {value!r}"
+                )
+        if data.samples_per_client and self.privacy.privacy_unit != "record":
+            raise ConfigError(
+                f"samples-per-client = {data.samples_per_client}: clients keep all of their own data, and only "
+                "record-level privacy needs a public number of records; set it to 0"
+            )

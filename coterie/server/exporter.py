@@ -6,18 +6,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from coterie.server.config import ConfigError, RunConfig
+from coterie.server.config import RunConfig
 from coterie.server.folder import RunFolder
+from coterie.settings import ConfigError
 
 
 def check(config: RunConfig) -> None:
     """Raise :class:`ConfigError` if metrics are configured and cannot be served."""
-    if config["metrics-port"]:
+    if config.deployment.metrics_port:
         try:
             import prometheus_client  # noqa: F401
         except ImportError:
             raise ConfigError(
-                f"metrics-port = {config['metrics-port']} needs prometheus-client, which is not installed: "
+                f"metrics-port = {config.deployment.metrics_port} needs prometheus-client, which is not installed: "
                 "pip install 'coterie[metrics]', or set metrics-port to 0"
             ) from None
 
@@ -30,7 +31,7 @@ def exported(folder: RunFolder, rounds: int) -> Iterator[None]:
         ConfigError: the library is missing, or the port is not available.
     """
     config = folder.config
-    host, port = config["metrics-host"], config["metrics-port"]
+    host, port = config.deployment.metrics_host, config.deployment.metrics_port
     if not port:
         yield
         return
@@ -70,9 +71,9 @@ class _Gauges:
 
     def __init__(self, folder: RunFolder, rounds: int) -> None:
         config = folder.config
-        self.about = {"strategy": config["strategy"], "dataset": config["dataset"]}
+        self.about = {"strategy": config.run.strategy, "dataset": config.data.dataset}
         done = folder.resumed.round if folder.resumed else 0
-        self.help = _HELP | {"accuracy": _NOISY if config["evaluate"] == "private" else _HELP["accuracy"]}
+        self.help = _HELP | {"accuracy": _NOISY if config.evaluation.evaluate == "private" else _HELP["accuracy"]}
         self.values: dict[str, float] = {"round": done, "rounds": rounds, "epsilon_budget": config.budget}
         self.replies: dict[str, int] = {}
 

@@ -53,7 +53,9 @@ from coterie.files import (
 from coterie.messages import Layout
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
-from coterie.server.config import PLACES, SCHEMA, RunConfig
+from coterie.server import planning
+from coterie.server.config import SETTINGS, RunConfig
+from coterie.settings import RENAMED, nested
 from coterie.strategies import Checkpoint
 from coterie.strategies.evaluation import SERVER_KEYS
 
@@ -100,8 +102,8 @@ class RunFolder:
             private_folder(path)
         except OSError as error:
             raise FolderError(f"{path} cannot be made ({error.strerror}): choose another --out") from None
-        ledger = _opened(config.plan, path / _LEDGER, config, config.about())
-        document = {"config": config.values, "versions": versions(), "machine": machine(config["device"])}
+        ledger = _opened(config.plan, path / _LEDGER, config, planning.about(config))
+        document = {"config": nested(config.values), "versions": versions(), "machine": machine(config.training.device)}
         _replace(path / "config.toml", tomli_w.dumps(document).encode())
         return cls(path, config, config.plan, ledger, None)
 
@@ -128,16 +130,14 @@ class RunFolder:
                 f"{path} holds no run to resume: its config.toml cannot be read; restore it from a copy, or start a "
                 "new run with another --out"
             ) from None
-        config = RunConfig(stored)
-        settings = {key: value for key, value in settings.items() if (key, value) != ("evaluate", "auto")}  # resolved
-        changed = config.differences(RunConfig({**stored, **settings}))
+        config = RunConfig.stored(stored, settings)
+        changed = RunConfig.stored(stored).differences(config)
         if changed:
             what = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in changed.items())
             raise FolderError(
                 f"{path} was run with other settings ({what}): a run resumes as it was planned; "
                 "leave them out, or start a new run with another --out"
             )
-        config = RunConfig({**stored, **{key: settings[key] for key in PLACES if key in settings}})
         plan, about = _planned(path, config)
         checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
         ledger = _opened(plan, path / _LEDGER, config, about)
@@ -246,7 +246,8 @@ class RunFolder:
     def write_models(self, models: np.ndarray, layout: Layout) -> None:
         """One file per cluster, with the network's name beside the parameters."""
         private_folder(self.path / "models")
-        about = {key: self.config[key] for key in ("model", "features", "dataset")}
+        training = self.config.training
+        about = {"model": training.model, "features": training.features, "dataset": self.config.data.dataset}
         for cluster, model in enumerate(models):
             tensors = {name: values.copy() for name, values in layout.split(model).items()}
             _replace(self.path / "models" / f"cluster-{cluster}.safetensors", _tensors(tensors, about))
@@ -281,7 +282,7 @@ class RunFolder:
     def _divided(self, line: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """A round's line as metrics.jsonl holds it, and its exact scores; empty if the round was not evaluated."""
         # everything else is an exact diagnostic
-        known = SERVER_KEYS | {"accuracy"} if self.config["evaluate"] == "private" else SERVER_KEYS
+        known = SERVER_KEYS | {"accuracy"} if self.config.evaluation.evaluate == "private" else SERVER_KEYS
         tidy = _tidy(line)
         exact = {key: value for key, value in tidy.items() if key not in known}
         released = {key: value for key, value in tidy.items() if key in known}
@@ -294,25 +295,34 @@ def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     Another version might calibrate a little differently or lack settings that have their defaults here, and what lies
     outside the guarantee may depend on settings that a resumed run is free to change.
     """
-    about = config.about()
+    about = planning.about(config)
     header, charges = verified(path)
-    about["tuned"] = {
-        name: value
-        for name, value in about["tuned"].items()
-        if name in header.get("tuned", {}) or value != SCHEMA[name].default
-    }
+    now, stored = about["tuned"], header.get("tuned", {})
+    names = _stored_names(now, stored)
+    about["tuned"] = {name: now[names[name]] if name in names else value for name, value in stored.items()}
+    added = now.keys() - set(names.values())
+    about["tuned"] |= {name: now[name] for name in added if now[name] != SETTINGS[name].shown_default}
+    public = _stored_names(about["public"], header.get("public", {}))
+    about["public"] = {name: about["public"][new] for name, new in public.items()}
     if charges:
         about["diagnostics"] = header["diagnostics"]
-    return config.plan if config["privacy-unit"] == "record" else plan_from_terms(header["plan"]), about
+    return config.plan if config.privacy.privacy_unit == "record" else plan_from_terms(header["plan"]), about
+
+
+def _stored_names(now: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, str]:
+    """The name in ``now`` of every entry that this or an earlier version stored by the same or another name."""
+    keys = {name.rpartition(".")[2]: name for name in now}
+    new = {name: name.rpartition(".")[2] for name in stored}
+    return {name: keys[RENAMED.get(key, key)] for name, key in new.items() if RENAMED.get(key, key) in keys}
 
 
 def _opened(plan: Plan, path: Path, config: RunConfig, about: Mapping[str, Any]) -> Ledger:
     """The run's ledger, with the shared budget where the configuration names one."""
     ledger = plan.ledger(path, **about)
     try:
-        if config["budget-file"]:
+        if config.privacy.budget_file:
             numbers = {"clients": plan.clients, "sampler": plan.sampler, "epsilon": plan.epsilon, "delta": plan.delta}
-            ledger.share(SharedBudget(Path(config["budget-file"]), **numbers))
+            ledger.share(SharedBudget(Path(config.privacy.budget_file), **numbers))
         elif any("shared" in charge for charge in ledger.charges):
             raise LedgerError(f"{path.parent} charges a shared budget: name the file with budget-file")
     except BaseException:

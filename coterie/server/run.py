@@ -18,6 +18,7 @@ from coterie import models as networks
 from coterie.logs import printable
 from coterie.messages import Layout, pack_models, unpack_models
 from coterie.privacy import Streams
+from coterie.server import planning
 from coterie.server.config import RunConfig
 from coterie.server.exporter import exported
 from coterie.server.folder import RunFolder
@@ -52,7 +53,11 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     try:
         with exported(folder, rounds):
             result = strategy.start(
-                grid, pack_models(models, layout), num_rounds=rounds, timeout=config["round-timeout"], train_config=told
+                grid,
+                pack_models(models, layout),
+                num_rounds=rounds,
+                timeout=config.deployment.round_timeout,
+                train_config=told,
             )
     except StrategyError as error:
         raise RunError(f"{error}{_most_common(strategy.dropped, '')}") from error
@@ -70,36 +75,28 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     if strategy.dropped:
         log(WARNING, "%s replies could not be used", strategy.dropped.total())
     if strategy.stopped:
-        done, planned = outcome["rounds"], config["rounds"]
+        done, planned = outcome["rounds"], config.run.rounds
         raise RunError(f"the budget ended the run after {done} of {planned} rounds; models and results are written")
     return {**outcome, "diagnostics": exact}
 
 
 def rounds_of(config: RunConfig) -> int:
     """How many rounds there will be."""
-    return int(min(config["stop-after"] or config["rounds"], config["rounds"]))
+    return min(config.run.stop_after or config.run.rounds, config.run.rounds)
 
 
 def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> ClusteredStrategy:
     """The configured strategy, wired to the run folder."""
-    return config.method(
+    evaluation = config.evaluation
+    return config.strategy(
         folder.plan,
         ledger=folder.ledger,
         streams=streams,
-        server_lr=config.server_lr,
-        reseeding=config.reseeding,
-        averaging=config.averaging,
-        aggregator=config.aggregator,
-        rebalance_train=config["rebalance-train"],
-        evaluate="private" if config["evaluate"] == "private" else "diagnostic",
-        evaluate_every=config["evaluate-every"] if config["evaluate"] != "off" else 0,
+        evaluate="private" if evaluation.evaluate == "private" else "diagnostic",
+        evaluate_every=evaluation.evaluate_every if evaluation.evaluate != "off" else 0,
         recorder=folder,
         resume_from=folder.resumed,
         evaluate_metrics_aggr_fn=summarise_records if config.method.labels_records else summarise,
-        wait=config["wait"],
-        min_clients=config["min-clients"],
-        min_replies=config["min-replies"],
-        **config.method_options,
     )
 
 
@@ -107,16 +104,17 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
     """(k, d) independently initialised models, which no data has touched."""
     shape, classes = config.examples
     if not config.method.labels_records:
-        networks.check_kind(config["model"], config.facts.kind)
+        networks.check_kind(config.training.model, config.facts.kind)
     rng = streams.stream("models")
 
     def draw(gan: str = "", categories: int = 0) -> dict[str, np.ndarray]:
         seed = int(rng.integers(2**62))
         if gan:
             return networks.drawn(lambda: networks.build_gan(gan, shape, categories), seed)
-        return networks.initialise(config["model"], shape, classes, seed)
+        return networks.initialise(config.training.model, shape, classes, seed)
 
-    drawn = [config.method.arrange(draw, **config.method_options) for _ in range(max(config.models, 1))]
+    strategy = config.strategy(planning.sketch(config))
+    drawn = [strategy.arrange(draw) for _ in range(max(config.models, 1))]
     layout = Layout.of(drawn[0])
     return np.stack([layout.flatten(parameters) for parameters in drawn]), layout
 
@@ -143,7 +141,7 @@ def _diagnostics(
     lines = folder.metrics()
     if lines and last == lines[-1]["round"]:
         folder.amend_last(evaluation)
-    if config["evaluate"] == "private":
+    if config.evaluation.evaluate == "private":
         return None
     wanted = SCORES if guarantee["certified"] else SCORES + SCORES_OF_CLIENTS
     exact = {score: evaluation[score] for score in wanted if score in evaluation}
@@ -164,12 +162,12 @@ def _result(
     training = sum(line["seconds"] for line in lines)
     peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     evaluation = _last_evaluation(result)[1]
-    shown = ("accuracy", "clients_labelled") if config["evaluate"] == "private" else ("clients_labelled",)
+    shown = ("accuracy", "clients_labelled") if config.evaluation.evaluate == "private" else ("clients_labelled",)
     return {
-        "strategy": config["strategy"],
-        "dataset": config["dataset"],
+        "strategy": config.run.strategy,
+        "dataset": config.data.dataset,
         "seed": config.seed,
-        "evaluate": config["evaluate"],
+        "evaluate": config.evaluation.evaluate,
         **{key: evaluation[key] for key in shown if key in evaluation},  # a private accuracy is noisy and charged
         "notes": {key: value for line in lines for key, value in line.get("notes", {}).items()},
         "epsilon": guarantee["epsilon"],

@@ -2,15 +2,7 @@
 
 from coterie.strategies.aggregation import AGGREGATORS, Aggregator
 from coterie.strategies.averaging import Averaging
-from coterie.strategies.base import (
-    REBALANCE_TRAIN,
-    Checkpoint,
-    ClusteredStrategy,
-    Phase,
-    Recorder,
-    Round,
-    StrategyError,
-)
+from coterie.strategies.base import Checkpoint, ClusteredStrategy, Phase, Recorder, Round, StrategyError
 from coterie.strategies.cfl import CFL
 from coterie.strategies.clusterers import CLUSTERERS
 from coterie.strategies.f_cdpfl import FCDPFL
@@ -23,7 +15,7 @@ from coterie.strategies.ffcm import FFCM
 from coterie.strategies.ifca import IFCA
 from coterie.strategies.kfed import KFED
 from coterie.strategies.km_cdpfl import KMCDPFL
-from coterie.strategies.lcfl import LCFL, METRICS, WITHIN
+from coterie.strategies.lcfl import LCFL, METRICS
 from coterie.strategies.local import Local
 from coterie.strategies.one_shot import OneShot
 from coterie.strategies.oracle import Oracle
@@ -54,9 +46,7 @@ __all__ = [
     "METRICS",
     "PPFCGAN",
     "RCDPFL",
-    "REBALANCE_TRAIN",
     "STRATEGIES",
-    "WITHIN",
     "Aggregator",
     "Averaging",
     "Checkpoint",

@@ -57,11 +57,13 @@ from coterie.privacy import (
     epsilon,
     redraw_matrix,
 )
+from coterie.settings import Settings
 from coterie.strategies.aggregation import Aggregator
 from coterie.strategies.averaging import Averaging
 from coterie.strategies.evaluation import mean_of_clients
 from coterie.strategies.reseeding import Reseeding
 from coterie.strategies.roster import Roster
+from coterie.strategies.settings import REBALANCE_TRAIN
 from coterie.wire import EvaluateRequest, Request, Summary, TrainRequest, digest
 
 Models: TypeAlias = npt.NDArray[np.float32]
@@ -82,9 +84,6 @@ _UNHEARD = (
 _MOST_REASONS, _OTHER_REASONS = 100, "other reasons"
 # Weight of the latest histogram in the running mean for rebalancing and re-seeding.
 _MEMORY = 0.25
-
-#: Which model a client trains after rebalancing changed its label.
-REBALANCE_TRAIN = ("own", "assigned")
 
 
 class StrategyError(ValueError):
@@ -188,6 +187,8 @@ class ClusteredStrategy(Strategy):
 
     Args:
         plan: participation, per-round release and privacy cost; also M, k and T.
+        settings: of the method, a :attr:`settings_class`; None: its defaults.
+        clusters: number of clusters; 0: the method finds it; None: that of the plan.
         ledger: records charges; None keeps them in memory.
         streams: randomness; None is secret randomness.
         server_lr: eta, step size of the server.
@@ -204,7 +205,8 @@ class ClusteredStrategy(Strategy):
         resume_from: a checkpoint of the same run.
         evaluate_metrics_aggr_fn: evaluation replies to one MetricRecord; default: mean over clients of every scalar.
             A :class:`~coterie.wire.Summary` receives valid replies only. If it raises, this evaluation has no metrics.
-        wait: seconds to wait for all M clients before round 1, and later for the clients that a round requires.
+        registration_timeout: seconds to wait for all M clients before round 1, and later for the clients that a round
+            requires.
         min_clients: number of registered clients that a round requires. At client level it applies to round 1 only:
             later the end of a run would reveal how many clients are present.
         min_replies: share of the requested replies that a round requires; silent clients receive the request again, a
@@ -230,8 +232,10 @@ class ClusteredStrategy(Strategy):
     robust: ClassVar[bool] = False
     #: Whether clients keep state between rounds on which their updates depend.
     memory: ClassVar[bool] = False
-    #: Configuration keys of the constructor beside those of every method.
-    options: ClassVar[tuple[str, ...]] = ()
+    #: Settings of the method alone.
+    settings_class: ClassVar[type[Settings]] = Settings
+    #: Arguments of the constructor that follow from data and device instead of settings.
+    needs: ClassVar[tuple[str, ...]] = ()
     #: Whether all models start equal.
     equal_start: ClassVar[bool] = False
     #: Whether round 1 has full batches: all records of a client.
@@ -242,7 +246,7 @@ class ClusteredStrategy(Strategy):
     grows: ClassVar[bool] = False
     #: Whether the method clusters records instead of clients: one model, with which clients label their records.
     labels_records: ClassVar[bool] = False
-    #: Defaults of the method where they differ from those of the configuration.
+    #: Defaults of the method for settings that all methods share, by key, where they differ from the settings' own.
     defaults: ClassVar[Mapping[str, Any]] = {}
     #: Published privacy claims that give no guarantee, and why; for certificates without privacy.
     unfounded: ClassVar[tuple[str, ...]] = ()
@@ -250,7 +254,9 @@ class ClusteredStrategy(Strategy):
     def __init__(
         self,
         plan: Plan,
+        settings: Settings | None = None,
         *,
+        clusters: int | None = None,
         ledger: Ledger | None = None,
         streams: Streams | None = None,
         server_lr: float = 1.0,
@@ -263,10 +269,16 @@ class ClusteredStrategy(Strategy):
         recorder: Recorder | None = None,
         resume_from: Checkpoint | None = None,
         evaluate_metrics_aggr_fn: Callable[[Sequence[Any]], MetricRecord] = mean_of_clients,
-        wait: float = 60.0,
+        registration_timeout: float = 60.0,
         min_clients: int = 0,
         min_replies: float = 0.0,
     ) -> None:
+        self.settings = settings or self.settings_class()
+        if type(self.settings) is not self.settings_class:
+            raise StrategyError(f"{self.name} has {self.settings_class.__name__}, not {type(settings).__name__}")
+        if clusters is not None and clusters < 0:
+            raise StrategyError(f"clusters must be at least 0, not {clusters}")
+        self.clusters = plan.num_clusters if clusters is None else clusters
         self.aggregator = aggregator or Aggregator()
         self.check(plan, reseeding=reseeding, rebalance_train=rebalance_train, aggregator=self.aggregator)
         if averaging and not 0 <= averaging.last <= 1 - (reseeding.until if reseeding else 0.0):
@@ -305,7 +317,7 @@ class ClusteredStrategy(Strategy):
         self.dropped: Counter[str] = Counter()
         #: Messages and bytes of arrays in this round, both ways, without introductions.
         self.traffic: Counter[str] = Counter()
-        self._roster = Roster(plan.clients, wait)
+        self._roster = Roster(plan.clients, registration_timeout)
         self._timeout: float | None = None
         self._round: Round | None = None
         self._phase: Phase | None = None
@@ -384,6 +396,16 @@ class ClusteredStrategy(Strategy):
         return math.ceil(rounds / every) if every else 0
 
     @classmethod
+    def default_settings(cls, unit: str) -> dict[str, Any]:
+        """Defaults of the method for settings that all methods share, by key."""
+        found: dict[str, Any] = {}
+        if not cls.clustered:
+            found |= {"clusters": 1, "reseed-every": 0}
+        if "client" not in cls.units or unit == "record":  # all clients take part, and no sizes are released
+            found |= {"sampling-rate": 1.0, "reseed-every": 0}
+        return found | ({"clusters": 0} if cls.grows else {}) | dict(cls.defaults)
+
+    @classmethod
     def choices(cls, rounds: int) -> int:
         """Largest number of choices of a cluster by loss that a client at record level makes."""
         return 0
@@ -394,9 +416,8 @@ class ClusteredStrategy(Strategy):
     def round(self, number: int, models: Models) -> Round:
         """One round: yield phases, receive each phase's :class:`Released`, return the (k, d) new models."""
 
-    @classmethod
-    def arrange(cls, draw: Callable[..., Parameters], **options: Any) -> Parameters:
-        """Initial parameters, from calls of ``draw``, which initialises a new network each; options as configured.
+    def arrange(self, draw: Callable[..., Parameters]) -> Parameters:
+        """Initial parameters, from calls of ``draw``, which initialises a new network each.
 
         ``draw(gan=NAME, categories=k)`` initialises a GAN instead of the configured network.
         """
@@ -411,9 +432,9 @@ class ClusteredStrategy(Strategy):
         return EvaluateRequest()
 
     @classmethod
-    def compares(cls, clients: int, **options: Any) -> int:
-        """Largest number of models whose losses a client at record level releases; options as configured."""
-        return 0
+    def compares(cls, clients: int, settings: Settings) -> dict[str, int]:
+        """``compared`` and ``models_per_message`` of :class:`~coterie.privacy.RecordPlan`; empty: neither is used."""
+        return {}
 
     def placed(self, number: int) -> Mapping[int, int] | None:
         """The cluster of every client after round ``number`` if the server assigns it; None if clients choose.

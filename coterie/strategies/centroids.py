@@ -4,41 +4,42 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.messages import Points
-from coterie.privacy import Plan
-from coterie.strategies.base import StrategyError
-from coterie.strategies.one_shot import FloatArray, OneShot
+from coterie.settings import setting
+from coterie.strategies.one_shot import FloatArray, OneShot, OneShotSettings
 from coterie.wire import CentroidsRequest
 
 if TYPE_CHECKING:
     from coterie.models.autoencoder import Labeller
 
 
+@dataclass(frozen=True)
+class LocalCentroidsSettings(OneShotSettings):
+    """Settings of k-FED and FFCM."""
+
+    local_centroids: int = setting(0, "centroids of each client, k'; 0: as many as clusters", at_least=0, tuned=True)
+
+
 class LocalCentroids(OneShot):
-    """Centroids of centroids.
+    """Centroids of centroids."""
 
-    Args:
-        plan: see :class:`~coterie.strategies.OneShot`, as for the other arguments.
-        local_centroids: k', centroids of each client; 0: as many as clusters.
-    """
-
-    options: ClassVar[tuple[str, ...]] = (*OneShot.options, "local-centroids")
+    settings: LocalCentroidsSettings
     #: How clients cluster.
     local: ClassVar[str]
     unfounded: ClassVar[tuple[str, ...]] = (
         "epsilon is infinite: clients send exact centroids, and that of few records shows them",
     )
 
-    def __init__(self, plan: Plan, *, local_centroids: int = 0, **others: Any) -> None:
-        super().__init__(plan, **others)
-        if local_centroids < 0:
-            raise StrategyError(f"local-centroids must be at least 0, not {local_centroids}")
-        self.local_centroids = local_centroids or self.clusters
+    @property
+    def local_centroids(self) -> int:
+        """k', the number of centroids of each client."""
+        return self.settings.local_centroids or self.clusters
 
     def question(self) -> CentroidsRequest:
         """How many centroids, and by which method."""

@@ -49,11 +49,11 @@ import numpy as np
 from flwr.common.logger import log
 
 from coterie.privacy import Plan, Released, ReleasedUpdates
+from coterie.settings import Settings, setting
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
 from coterie.strategies.distances import FloatArray, Indices, cosines
 
 #: A threshold that is found.
-AUTO = "auto"
 # eps_1 and eps_2, and the eps_1 at which a cluster stops, in units of the longest update of the first round.
 _PARTS = (0.2, 0.5, 0.01)
 _TREE, _LEAF, _ANCHORS, _SIDES, _UNIT = "tree", "leaf", "anchors", "sides", "unit"
@@ -86,17 +86,31 @@ class Node:
     similarity: float | None = None
 
 
-class CFL(ClusteredStrategy):
-    """One model at first; a cluster that stands still though its clients do not is split in two.
+@dataclass(frozen=True)
+class CFLSettings(Settings):
+    """Settings of CFL."""
 
-    Args:
-        plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments.
-        clusters: most clusters; 0: as many as it finds.
-        stationary_norm: eps_1, length of the mean update below which a cluster stands still; "auto": 0.2 times the
-            longest update of the first round.
-        incongruent_norm: eps_2, length of a client's update from which its cluster is not its own; "auto": 0.5 times.
-        first_split: rounds in which no cluster is split or stopped.
-    """
+    table: ClassVar[str] = "cfl"
+
+    stationary_norm: float | None = setting(
+        None,
+        "norm of a cluster's mean update below which it may be split, eps_1; auto: 0.2 times the largest norm of "
+        "the first round",
+        above=0,
+        tuned=True,
+    )
+    incongruent_norm: float | None = setting(
+        None,
+        "norm of a client's update from which its cluster is split, eps_2; auto: 0.5 times the largest norm of the "
+        "first round",
+        above=0,
+        tuned=True,
+    )
+    first_split: int = setting(20, "rounds in which no cluster is split or stopped", at_least=0, tuned=True)
+
+
+class CFL(ClusteredStrategy):
+    """One model at first; a cluster that stands still though its clients do not is split in two."""
 
     name: ClassVar[str] = "cfl"
     title: ClassVar[str] = "recursive bipartition by the directions of updates"
@@ -105,33 +119,17 @@ class CFL(ClusteredStrategy):
     row_wise: ClassVar[bool] = False
     finds_clusters: ClassVar[bool] = True
     grows: ClassVar[bool] = True
-    options: ClassVar[tuple[str, ...]] = ("clusters", "stationary-norm", "incongruent-norm", "first-split")
+    settings_class: ClassVar[type[Settings]] = CFLSettings
+    settings: CFLSettings
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        clusters: int = 0,
-        stationary_norm: float | str = AUTO,
-        incongruent_norm: float | str = AUTO,
-        first_split: int = 20,
-        **others: Any,
-    ) -> None:
-        super().__init__(plan, **others)
-        for name, value in (("stationary-norm", stationary_norm), ("incongruent-norm", incongruent_norm)):
-            if value != AUTO and not (isinstance(value, int | float) and value > 0):
-                raise StrategyError(f"{name} must be {AUTO!r} or above 0, not {value!r}")
-        for name, number in (("clusters", clusters), ("first-split", first_split)):
-            if number < 0:
-                raise StrategyError(f"{name} must be at least 0, not {number}")
-        self.most, self.first_split = clusters, first_split
-        self._thresholds = (stationary_norm, incongruent_norm)
+    def __init__(self, plan: Plan, settings: CFLSettings | None = None, **others: Any) -> None:
+        super().__init__(plan, settings, **{"clusters": 0, **others})
         self._warned: set[int] = set()
 
     @classmethod
-    def check(cls, plan: Plan, **settings: Any) -> None:
+    def check(cls, plan: Plan, **options: Any) -> None:
         """Refuse rounds of a part of the clients, in which no split could ever be."""
-        super().check(plan, **settings)
+        super().check(plan, **options)
         if plan.rate != 1:
             raise StrategyError(f"cfl compares all clients of a cluster: set sampling-rate to 1, not {plan.rate:g}")
 
@@ -160,13 +158,13 @@ class CFL(ClusteredStrategy):
             models[node.cluster] += self.server_lr * mean  # line 4
             moved, longest = float(np.linalg.norm(mean)), float(np.linalg.norm(updates, axis=1).max())
             norms[str(node.cluster)] = [moved, longest]
-            waits = number <= self.first_split or len(rows) < np.sum(leaf == n)
+            waits = number <= self.settings.first_split or len(rows) < np.sum(leaf == n)
             if waits or not moved < stationary:  # line 5
                 continue
             if longest < incongruent:  # line 12
                 if moved < converged:
                     nodes[n] = replace(node, ended=number, why=STATIONARY)
-            elif len(rows) > 2 and not 0 < self.most <= len(models):
+            elif len(rows) > 2 and not 0 < self.clusters <= len(models):
                 alike = cosines(updates)  # line 8
                 side, closest = bipartition(alike)  # line 10
                 if not _coherent(alike, side, closest):
@@ -192,9 +190,9 @@ class CFL(ClusteredStrategy):
         if number == 1:
             self.kept[_UNIT] = np.array([max((np.linalg.norm(update) for update in updates), default=0.0)])
         unit = float(self.kept[_UNIT][0]) * self.step_size(number)
-        first, second = self._thresholds
+        first, second = self.settings.stationary_norm, self.settings.incongruent_norm
         wanted = zip((first, second, first), _PARTS, strict=True)
-        return [part * unit if told == AUTO else float(told) for told, part in wanted]
+        return [part * unit if norm is None else norm for norm, part in wanted]
 
     def _warn(self, cluster: int) -> None:
         """Say once that a cluster cannot be split."""

@@ -23,7 +23,7 @@ Deviations from the paper
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from coterie.strategies.base import Models, Parameters, Round
 from coterie.strategies.ifca import IFCA
@@ -60,8 +60,7 @@ class FedCAM(IFCA):
         every[:, : self.shared] = every[0, : self.shared]
         return every
 
-    @classmethod
-    def arrange(cls, draw: Callable[[], Parameters], **options: Any) -> Parameters:
+    def arrange(self, draw: Callable[[], Parameters]) -> Parameters:
         """Line 1: both parts."""
         return {part + name: values for part in (_GLOBAL, _CLUSTER) for name, values in draw().items()}
 

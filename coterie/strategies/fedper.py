@@ -24,20 +24,29 @@ this, that of ``rr-slot`` does not (docs/privacy.md).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-from coterie.privacy import Plan
+from coterie.settings import Settings, setting
 from coterie.strategies.base import Parameters, StrategyError
 from coterie.strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedPerSettings(Settings):
+    """Settings of FedPer."""
+
+    table: ClassVar[str] = "fedper"
+
+    personal_layers: int = setting(
+        1, "number of last layers with parameters that stay at the clients", at_least=1, tuned=True
+    )
 
 
 class FedPer(FedAvg):
     """One global body; the last layers stay at the client, in its own file.
 
-    Args:
-        plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments. ``initial_arrays`` of
-            ``start`` hold the base layers alone: what a message lacks is the client's own.
-        personal_layers: how many of the last layers with parameters are personal, at least 1.
+    ``initial_arrays`` of ``start`` hold the base layers alone: clients add their own layers.
     """
 
     name: ClassVar[str] = "fedper"
@@ -45,20 +54,16 @@ class FedPer(FedAvg):
     paper: ClassVar[str] = "Arivazhagan et al. 2019"
     memory: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "none")
-    options: ClassVar[tuple[str, ...]] = ("personal-layers",)
+    settings_class: ClassVar[type[Settings]] = FedPerSettings
+    settings: FedPerSettings
 
-    def __init__(self, plan: Plan, *, personal_layers: int = 1, **others: Any) -> None:
-        super().__init__(plan, **others)
-        self.personal_layers = personal_layers
-
-    @classmethod
-    def arrange(cls, draw: Callable[[], Parameters], *, personal_layers: int = 1, **options: Any) -> Parameters:
+    def arrange(self, draw: Callable[[], Parameters]) -> Parameters:
         """Line 5: the base layers.
 
         Raises:
             StrategyError: the network has no layer left to share, or none is to be personal.
         """
-        whole = draw()
+        whole, personal_layers = draw(), self.settings.personal_layers
         layers = list(dict.fromkeys(name.rpartition(".")[0] for name in whole))
         if not 1 <= personal_layers < len(layers):
             raise StrategyError(

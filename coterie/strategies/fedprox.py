@@ -18,34 +18,35 @@ Deviations from the paper
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-from coterie.privacy import Plan
-from coterie.strategies.base import StrategyError
+from coterie.settings import Settings, setting
 from coterie.strategies.fedavg import FedAvg
 from coterie.wire import TrainRequest
 
 
-class FedProx(FedAvg):
-    """FedAvg with a proximal term in every client's loss.
+@dataclass(frozen=True)
+class FedProxSettings(Settings):
+    """Settings of FedProx."""
 
-    Args:
-        plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments.
-        proximal_mu: mu, at least 0; 0 is FedAvg.
-    """
+    table: ClassVar[str] = "fedprox"
+
+    proximal_mu: float = setting(
+        0.1, "weight of the proximal term, mu; 0 is FedAvg", at_least=0, at_most=1e6, tuned=True
+    )
+
+
+class FedProx(FedAvg):
+    """FedAvg with a proximal term in every client's loss."""
 
     name: ClassVar[str] = "fedprox"
     title: ClassVar[str] = "one global model, clients kept near it by a proximal term"
     paper: ClassVar[str] = "Li et al. 2020"
     units: ClassVar[tuple[str, ...]] = ("client", "none")
-    options: ClassVar[tuple[str, ...]] = ("proximal-mu",)
-
-    def __init__(self, plan: Plan, *, proximal_mu: float = 0.1, **others: Any) -> None:
-        super().__init__(plan, **others)
-        if not proximal_mu >= 0:
-            raise StrategyError(f"proximal-mu must be at least 0, not {proximal_mu}")
-        self.proximal_mu = proximal_mu
+    settings_class: ClassVar[type[Settings]] = FedProxSettings
+    settings: FedProxSettings
 
     def training(self) -> TrainRequest:
         """Line 4: mu."""
-        return TrainRequest(proximal_mu=float(self.proximal_mu))
+        return TrainRequest(proximal_mu=self.settings.proximal_mu)

@@ -18,42 +18,40 @@ Details
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.clustering import k_means
-from coterie.privacy import Plan
-from coterie.strategies.base import StrategyError
-from coterie.strategies.centroids import LocalCentroids
+from coterie.settings import Settings, setting
+from coterie.strategies.centroids import LocalCentroids, LocalCentroidsSettings
 from coterie.wire import CentroidsRequest
 
 
+@dataclass(frozen=True)
+class FFCMSettings(LocalCentroidsSettings):
+    """Settings of FFCM."""
+
+    table: ClassVar[str] = "ffcm"
+
+    fuzzifier: float = setting(1.1, "m of fuzzy c-means", above=1, at_most=100, tuned=True)
+
+
 class FFCM(LocalCentroids):
-    """Lines 1 to 3.
+    """Lines 1 to 3."""
 
-    Args:
-        plan: see :class:`~coterie.strategies.centroids.LocalCentroids`, as for the other arguments.
-        fuzzifier: m, above 1.
-    """
-
+    settings_class: ClassVar[type[Settings]] = FFCMSettings
+    settings: FFCMSettings
     name: ClassVar[str] = "ffcm"
     title: ClassVar[str] = "k-means of clients' fuzzy c-means"
     paper: ClassVar[str] = "Stallmann and Wilbik 2022"
-    options: ClassVar[tuple[str, ...]] = (*LocalCentroids.options, "fuzzifier")
     local: ClassVar[str] = "fuzzy-c-means"
-
-    def __init__(self, plan: Plan, *, fuzzifier: float = 1.1, **others: Any) -> None:
-        super().__init__(plan, **others)
-        if not fuzzifier > 1:
-            raise StrategyError(f"fuzzifier must be above 1, not {fuzzifier:g}")
-        self.fuzzifier = fuzzifier
 
     def question(self) -> CentroidsRequest:
         """Line 1."""
-        return replace(super().question(), fuzzifier=self.fuzzifier)
+        return replace(super().question(), fuzzifier=self.settings.fuzzifier)
 
     def merge(self, sent: Mapping[int, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
         """Line 2."""

@@ -24,18 +24,28 @@ Details
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
-from coterie.strategies.centroids import LocalCentroids
+from coterie.settings import Settings
+from coterie.strategies.centroids import LocalCentroids, LocalCentroidsSettings
+
+
+@dataclass(frozen=True)
+class KFEDSettings(LocalCentroidsSettings):
+    """Settings of k-FED."""
+
+    table: ClassVar[str] = "kfed"
 
 
 class KFED(LocalCentroids):
     """Lines 1 to 6."""
 
+    settings_class: ClassVar[type[Settings]] = KFEDSettings
     name: ClassVar[str] = "kfed"
     title: ClassVar[str] = "k-means of clients' k-means, seeded far apart"
     paper: ClassVar[str] = "Dennis et al. 2021"

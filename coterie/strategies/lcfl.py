@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,8 +50,9 @@ import numpy.typing as npt
 
 from coterie.messages import losses_layout
 from coterie.privacy import Plan, Released
+from coterie.settings import Settings, setting
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
-from coterie.strategies.clusterers import check_clusterer, cluster
+from coterie.strategies.clusterers import CLUSTERERS, check_clusterer, cluster
 from coterie.strategies.distances import (
     FloatArray,
     Indices,
@@ -71,27 +72,42 @@ _BETWEEN: dict[str, Callable[[Updates], FloatArray]] = {
 #: Ways to tell clients apart: Equations (2) and (1), and 1 - the cosine of CFL.
 METRICS = ("loss", *_BETWEEN)
 #: Ways to train the model of a cluster.
-WITHIN = ("fedavg", "fedprox")
+OPTIMIZERS = ("fedavg", "fedprox")
 
 _LABELS, _FIRST, _LANDMARKS, _PROFILES, _CENTRES = "labels", "first", "landmarks", "profiles", "centres"
 # Bytes of models in one message, beyond which machines and networks give up.
 _MOST_BYTES = 1 << 30
 
 
-class LCFL(ClusteredStrategy):
-    """Clusters from how well clients' first models do on each other's data.
+@dataclass(frozen=True)
+class LCFLSettings(Settings):
+    """Settings of LCFL."""
 
-    Args:
-        plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments.
-        clusters: k; 0: the clusterer finds it.
-        metric: one of :data:`METRICS`.
-        clusterer: one of :data:`~coterie.strategies.clusterers.CLUSTERERS`.
-        landmarks: L; 0: all pairs.
-        warm_up_rounds: rounds of FedAvg before clients are compared.
-        models_per_message: how many models a client receives at once to be evaluated.
-        within: one of :data:`WITHIN`.
-        proximal_mu: of FedProx.
-    """
+    table: ClassVar[str] = "lcfl"
+
+    metric: str = setting(
+        "loss",
+        "difference of two clients: in losses of each other's models, in parameters, in directions of first updates",
+        choices=METRICS,
+        tuned=True,
+    )
+    clusterer: str = setting("k-medoids", "clustering algorithm on the distances", choices=CLUSTERERS, tuned=True)
+    landmarks: int = setting(0, "models that every client evaluates, L; 0: all pairs", at_least=0, tuned=True)
+    warm_up_rounds: int = setting(0, "rounds of FedAvg before clients are compared", at_least=0, tuned=True)
+    models_per_message: int = setting(32, "models in one message to be evaluated", at_least=1)
+    cluster_optimizer: str = setting("fedavg", "training of the model of a cluster", choices=OPTIMIZERS, tuned=True)
+    proximal_mu: float = setting(
+        0.1,
+        "weight of the proximal term, mu",
+        at_least=0,
+        at_most=1e6,
+        tuned=True,
+        only=("lcfl.cluster-optimizer", ("fedprox",)),
+    )
+
+
+class LCFL(ClusteredStrategy):
+    """Clusters from how well clients' first models do on each other's data."""
 
     name: ClassVar[str] = "lcfl"
     title: ClassVar[str] = "any clusterer, on losses of each other's first models; then FedAvg or FedProx"
@@ -101,69 +117,36 @@ class LCFL(ClusteredStrategy):
     equal_start: ClassVar[bool] = True
     finds_clusters: ClassVar[bool] = True
     robust: ClassVar[bool] = True
-    options: ClassVar[tuple[str, ...]] = (
-        "clusters",
-        "metric",
-        "clusterer",
-        "landmarks",
-        "warm-up-rounds",
-        "models-per-message",
-        "within",
-        "proximal-mu",
-    )
+    settings_class: ClassVar[type[Settings]] = LCFLSettings
+    settings: LCFLSettings
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        clusters: int | None = None,
-        metric: str = "loss",
-        clusterer: str = "k-medoids",
-        landmarks: int = 0,
-        warm_up_rounds: int = 0,
-        models_per_message: int = 32,
-        within: str = "fedavg",
-        proximal_mu: float = 0.1,
-        **others: Any,
-    ) -> None:
-        super().__init__(plan, **others)
-        self.groups = plan.num_clusters if clusters is None else clusters
-        for name, value, known in (("metric", metric, METRICS), ("within", within, WITHIN)):
-            if value not in known:
-                raise StrategyError(f"{name} must be one of {', '.join(known)}, not {value!r}")
-        for name, number, least in (
-            ("landmarks", landmarks, 0),
-            ("warm-up-rounds", warm_up_rounds, 0),
-            ("models-per-message", models_per_message, 1),
-        ):
-            if number < least:
-                raise StrategyError(f"{name} must be at least {least}, not {number}")
-        if not warm_up_rounds < plan.rounds:
-            raise StrategyError(f"warm-up-rounds = {warm_up_rounds} of {plan.rounds} rounds leave none for clusters")
+    def __init__(self, plan: Plan, settings: LCFLSettings | None = None, **others: Any) -> None:
+        super().__init__(plan, settings, **others)
+        warm_up = self.settings.warm_up_rounds
+        if not warm_up < plan.rounds:
+            raise StrategyError(f"warm-up-rounds = {warm_up} of {plan.rounds} rounds leave none for clusters")
         try:
-            check_clusterer(clusterer, self.groups or None)
+            check_clusterer(self.settings.clusterer, self.clusters or None)
         except ValueError as error:
             raise StrategyError(str(error)) from None
-        if self.averaging.begins_after(plan.rounds) < warm_up_rounds:
+        if self.averaging.begins_after(plan.rounds) < warm_up:
             raise StrategyError(
-                f"average-last = {self.averaging.last:g} begins before there are clusters, in round "
-                f"{warm_up_rounds + 1}: set it to at most {1 - warm_up_rounds / plan.rounds:g}"
+                f"average-last = {self.averaging.last:g} begins before there are clusters, in round {warm_up + 1}: "
+                f"set it to at most {1 - warm_up / plan.rounds:g}"
             )
-        self.metric, self.clusterer, self.landmarks = metric, clusterer, landmarks
-        self.warm_up_rounds, self.models_per_message = warm_up_rounds, models_per_message
-        self.proximal_mu = float(proximal_mu) if within == "fedprox" else None
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 1 to 15 in the first round, line 17 in all others."""
         if number == 1:
             self.kept = {_FIRST: models[:1]}  # untrained
-        if number <= self.warm_up_rounds:
+        if number <= self.settings.warm_up_rounds:
             released = yield from self.sums(self.training(), models[:1])
             return self.step(models[:1], released)[:1]  # FedAvg
         if _LABELS not in self.kept:
             return (yield from self._find(models[:1]))  # lines 1-15
         yield from self._place_late()
-        near = replace(self.training(), proximal_mu=self.proximal_mu)
+        mu = self.settings.proximal_mu if self.settings.cluster_optimizer == "fedprox" else None
+        near = replace(self.training(), proximal_mu=mu)
         released = yield from self.sums(near, models, to=self.placed(number))
         return self.step(models, released)  # line 17
 
@@ -174,9 +157,11 @@ class LCFL(ClusteredStrategy):
         return {i: int(label) for i, label in enumerate(self.kept[_LABELS]) if label >= 0}
 
     @classmethod
-    def compares(cls, clients: int, *, metric: str = "loss", landmarks: int = 0, **options: Any) -> int:
+    def compares(cls, clients: int, settings: Settings) -> dict[str, int]:
         """All models or the landmarks, and the untrained one."""
-        return 0 if metric != "loss" else min(landmarks or clients, clients) + 1
+        assert isinstance(settings, LCFLSettings)
+        compared = min(settings.landmarks or clients, clients) + 1 if settings.metric == "loss" else 0
+        return {"compared": compared, "models_per_message": settings.models_per_message}
 
     # ---- lines 1 to 15 ------------------------------------------------------------------------------------
 
@@ -184,25 +169,25 @@ class LCFL(ClusteredStrategy):
         """Warm up, compare, cluster; (k, d) means of the members' models."""
         warm = yield from self.updates(self.training(), start, clients=range(self.plan.clients))  # lines 1-5
         started = time.perf_counter()
-        if self.metric == "loss":
+        if self.settings.metric == "loss":
             losses, columns = yield from self._compare(start, warm.updates, warm.clients.tolist())  # lines 6-11
             rows = np.flatnonzero(np.isfinite(losses).all(axis=1))  # of clients that reported all
             untrained, losses = losses[rows, 0], losses[rows, 1:]
         else:
             rows = np.arange(len(warm.updates))
-        if len(rows) < max(2, self.groups):
+        if len(rows) < max(2, self.clusters):
             raise StrategyError(
                 f"only {len(rows)} of {self.plan.clients} clients could be compared: too few to find groups among; "
                 "see why the others failed, or ask for fewer clusters"
             )
-        if self.metric != "loss":
-            distances = _BETWEEN[self.metric](warm.updates)
+        if self.settings.metric != "loss":
+            distances = _BETWEEN[self.settings.metric](warm.updates)
         elif len(columns) == len(warm.updates):  # all pairs
             distances = loss_distances(losses[:, rows])  # lines 12-14
         else:
             distances = profile_distances(losses)
         compared = time.perf_counter() - started
-        found = cluster(distances, self.clusterer, self.groups or None)  # line 15
+        found = cluster(distances, self.settings.clusterer, self.clusters or None)  # line 15
         many = int(found.labels.max()) + 1
         members = [rows[found.labels == j] for j in range(many)]
         if self.aggregator.robust:
@@ -213,14 +198,14 @@ class LCFL(ClusteredStrategy):
         labels[warm.clients[rows]] = found.labels
         self.notes = {
             "clusters": many,
-            "metric": self.metric,
-            "clusterer": self.clusterer,
+            "metric": self.settings.metric,
+            "clusterer": self.settings.clusterer,
             "compare_seconds": compared,
             "silhouettes": {str(k): score for k, score in sorted(found.silhouettes.items())},
         }
-        if self.metric == "loss":
+        if self.settings.metric == "loss":
             own = columns == rows[:, None]  # whose model is whose
-            if many == 1 and not self.groups:
+            if many == 1 and not self.clusters:
                 _refuse_strangers(losses, untrained, own)
             profiles = np.stack([losses[found.labels == j].mean(axis=0) for j in range(many)])
             best = np.unique(profiles.argmin(axis=1))
@@ -239,9 +224,9 @@ class LCFL(ClusteredStrategy):
     ) -> Generator[Phase, Released, tuple[FloatArray, Indices]]:
         """(n, 1 + m) losses of the untrained model and of m of the n trained ones, and which these are."""
         columns = np.arange(len(updates))
-        if 0 < self.landmarks < len(updates):
+        if 0 < self.settings.landmarks < len(updates):
             rng = self.streams.stream("landmarks", 1, self._attempt)
-            columns = np.sort(rng.choice(len(updates), self.landmarks, replace=False))
+            columns = np.sort(rng.choice(len(updates), self.settings.landmarks, replace=False))
         first = self.kept[_FIRST][0]
         losses = yield from self._losses(
             1 + len(columns), lambda i: start[0] + updates[columns[i - 1]] if i else first, clients
@@ -257,8 +242,8 @@ class LCFL(ClusteredStrategy):
         """
         table = np.full((len(clients), many), np.nan)
         place = {client: row for row, client in enumerate(clients)}
-        for begin in range(0, many, self.models_per_message):
-            part = range(begin, min(begin + self.models_per_message, many))
+        for begin in range(0, many, self.settings.models_per_message):
+            part = range(begin, min(begin + self.settings.models_per_message, many))
             models = np.stack([model(i) for i in part])
             if len(part) > 1 and models.nbytes > _MOST_BYTES:
                 raise StrategyError(
@@ -279,7 +264,7 @@ class LCFL(ClusteredStrategy):
         late = [client for client in self.present if labels[client] < 0]
         if not late:
             return
-        if self.metric == "loss":
+        if self.settings.metric == "loss":
             landmarks = self.kept[_LANDMARKS]
             losses = yield from self._losses(len(landmarks), landmarks.__getitem__, late, late=True)
             came = np.array(late)[np.isfinite(losses).all(axis=1)]
@@ -289,7 +274,7 @@ class LCFL(ClusteredStrategy):
             warm = yield from self.updates(self.training(), self.kept[_FIRST], clients=late, late=True)
             came = warm.clients
             for client, update in zip(came, warm.updates, strict=True):
-                labels[client] = _BETWEEN[self.metric]([update, *self.kept[_CENTRES]])[0, 1:].argmin()
+                labels[client] = _BETWEEN[self.settings.metric]([update, *self.kept[_CENTRES]])[0, 1:].argmin()
         self.kept = {**self.kept, _LABELS: labels}
         self.notes["late"] = {str(client): int(labels[client]) for client in came}
 

@@ -17,7 +17,7 @@ Details
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from coterie.strategies.base import Parameters
 from coterie.strategies.fedavg import FedAvg
@@ -33,7 +33,6 @@ class Local(FedAvg):
     units: ClassVar[tuple[str, ...]] = ("none",)
     robust: ClassVar[bool] = False  # nothing travels
 
-    @classmethod
-    def arrange(cls, draw: Callable[[], Parameters], **options: Any) -> Parameters:
+    def arrange(self, draw: Callable[[], Parameters]) -> Parameters:
         """Line 3: nothing travels."""
         return {}

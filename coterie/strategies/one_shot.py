@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,6 +26,7 @@ from flwr.common.logger import log
 
 from coterie.messages import Layout, Points
 from coterie.privacy import Plan
+from coterie.settings import Settings, setting
 from coterie.strategies.base import ClusteredStrategy, Models, Parameters, Round, StrategyError
 from coterie.wire import LabelRequest, Request
 
@@ -38,21 +40,31 @@ _SHOWN = 2000
 _GATHERED, _CODES, _FAILED, _TRAFFIC = "gathered", "codes", "failures", "traffic"
 
 
+@dataclass(frozen=True)
+class OneShotSettings(Settings):
+    """Settings of every method that clusters records."""
+
+    device_failures: float = setting(
+        0.0, "share of the clients that fail before they send anything, in a simulation", at_least=0, at_most=0.99
+    )
+    upload_limit: int = setting(256, "megabytes that the points of one client may take", at_least=1)
+
+
 class OneShot(ClusteredStrategy):
     """One round: points of every client, one clustering of all, labels at the clients.
 
     Args:
         plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments; of one round and model.
-        example_shape: of a record.
+        settings: of the method.
+        example_shape: shape of a record.
         clusters: k, of records.
-        device_failures: part of the clients that fails before it sends anything, for simulations.
-        upload_limit: megabytes that the points of one client may take.
     """
 
     clustered: ClassVar[bool] = False
     labels_records: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("none",)
-    options: ClassVar[tuple[str, ...]] = ("example-shape", "clusters", "device-failures", "upload-limit")
+    settings: OneShotSettings
+    needs: ClassVar[tuple[str, ...]] = ("example_shape",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "clusters": 10,
         "rounds": 1,
@@ -72,25 +84,23 @@ class OneShot(ClusteredStrategy):
     def __init__(
         self,
         plan: Plan,
+        settings: Settings | None = None,
         *,
         example_shape: Sequence[int],
         clusters: int,
-        device_failures: float = 0.0,
-        upload_limit: int = 256,
         **others: Any,
     ) -> None:
-        super().__init__(plan, **others)
+        super().__init__(plan, settings, clusters=clusters, **others)
         if plan.rounds != 1:
             raise StrategyError(f"{self.name} takes one round, not {plan.rounds}: set rounds to 1")
         if plan.rate != 1:
             raise StrategyError(f"{self.name} asks all clients: set sampling-rate to 1, not {plan.rate:g}")
-        if not 0 <= device_failures < 1:
-            raise StrategyError(f"device-failures must be at least 0 and below 1, not {device_failures:g}")
         self.shape = tuple(int(size) for size in example_shape)
-        self.clusters, self.device_failures = clusters, device_failures
-        self.most = upload_limit * 2**20 // (4 * int(np.prod(self.shape)))
+        self.most = self.settings.upload_limit * 2**20 // (4 * int(np.prod(self.shape)))
         if not self.most:
-            raise StrategyError(f"upload-limit = {upload_limit} MB is less than one record of shape {self.shape} takes")
+            raise StrategyError(
+                f"upload-limit = {self.settings.upload_limit} MB is less than one record of shape {self.shape} takes"
+            )
         self._arrived: set[int] = set()
 
     # ---- what a method fills in ---------------------------------------------------------------------------
@@ -109,8 +119,7 @@ class OneShot(ClusteredStrategy):
 
     # ---- the round ----------------------------------------------------------------------------------------
 
-    @classmethod
-    def arrange(cls, draw: Callable[..., Parameters], **options: Any) -> Parameters:
+    def arrange(self, draw: Callable[..., Parameters]) -> Parameters:
         """Nothing but a question travels at first."""
         return {}
 
@@ -163,7 +172,7 @@ class OneShot(ClusteredStrategy):
 
     def _failed(self) -> set[int]:
         """Clients whose devices fail, in a simulation; the same ones when a run goes on."""
-        many, failed = round(self.device_failures * self.plan.clients), self.recorder.kept(_FAILED)
+        many, failed = round(self.settings.device_failures * self.plan.clients), self.recorder.kept(_FAILED)
         if not many:
             return set()
         if failed is None:

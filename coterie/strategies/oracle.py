@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from coterie.privacy import Plan
+from coterie.settings import Settings
 from coterie.strategies.base import ClusteredStrategy, Models, Round, StrategyError
 
 
@@ -33,11 +34,13 @@ class Oracle(ClusteredStrategy):
     paper: ClassVar[str] = "a baseline of RC-DPFL"
     equal_start: ClassVar[bool] = True  # groups alone tell them apart
     units: ClassVar[tuple[str, ...]] = ("record", "none")
-    options: ClassVar[tuple[str, ...]] = ("true-groups",)
+    needs: ClassVar[tuple[str, ...]] = ("true_groups",)
     robust: ClassVar[bool] = True
 
-    def __init__(self, plan: Plan, *, true_groups: Sequence[int], **others: Any) -> None:
-        super().__init__(plan, **others)
+    def __init__(
+        self, plan: Plan, settings: Settings | None = None, *, true_groups: Sequence[int], **others: Any
+    ) -> None:
+        super().__init__(plan, settings, **others)
         if len(true_groups) != plan.clients or max(true_groups) >= plan.num_clusters:
             raise StrategyError(
                 f"the oracle has a model for every group: set clusters to {max(true_groups) + 1} and name the group "

@@ -16,7 +16,7 @@ Yan, Liu, Qi, Zhang, "Privacy-Preserving Federated Deep Clustering based on GAN"
 
 Details
 - The generator ascends log D(G(z)), which has the same fixed point as line 2 and gradients from the first step on.
-- Samples are those of the generator's average (``gan_average``), several times nearer to the records than those of the
+- Samples are those of the generator's average (``ema_decay``), several times nearer to the records than those of the
   last one (docs/results.md).
 - ``joint_epochs`` = 0 trains the autoencoder alone and clusters its codes in sequence: the paper's PPFC-GAN†.
 - The paper's Theorem 1 is no guarantee: it has delta = O(s/n) for s samples of n records, which is of order 1 at s = n,
@@ -29,6 +29,7 @@ Details
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,17 +38,70 @@ from flwr.common.logger import log
 from coterie.messages import Points
 from coterie.models import GANS, ModelError, check_gan, gan_for
 from coterie.privacy import Plan
+from coterie.settings import Settings, setting
 from coterie.strategies.base import Parameters, StrategyError
-from coterie.strategies.one_shot import FloatArray, OneShot, union
+from coterie.strategies.one_shot import FloatArray, OneShot, OneShotSettings, union
 from coterie.wire import GanRequest
 
 if TYPE_CHECKING:
     from coterie.models.autoencoder import Labeller
 
-AUTO = "auto"
 _STATE = "dcn-state"
 # Of the deviation of all samples: a GAN whose own ones have less makes one and the same.
 _ALIKE = 0.01
+
+
+@dataclass(frozen=True)
+class PPFCGANSettings(OneShotSettings):
+    """Settings of PPFC-GAN."""
+
+    table: ClassVar[str] = "ppfc-gan"
+
+    gan: str | None = setting(
+        None,
+        "GAN of the clients; auto: the one that suits the data, with GroupNorm at record level",
+        choices=sorted(GANS),
+        tuned=True,
+    )
+    ema_decay: float = setting(
+        0.995,
+        "decay of the moving average of a client's generator (Yazici et al. 2019); 0: the last generator, as in the "
+        "paper",
+        at_least=0,
+        at_most=0.9999,
+        tuned=True,
+    )
+    synthetic_samples: int = setting(
+        0, "samples of each client's GAN; 0: as many as it has records", at_least=0, tuned=True
+    )
+    autoencoder: str = setting(
+        "sae",
+        "autoencoder of the server: with a linear code, or with ReLU behind it (Table A.8 of the paper)",
+        choices=("sae", "sae-relu"),
+        tuned=True,
+    )
+    pretrain_epochs: int = setting(10, "epochs of the autoencoder alone", at_least=0, tuned=True)
+    joint_epochs: int = setting(
+        15, "epochs of deep clustering after that; 0: k-means of the codes, the ablation", at_least=0, tuned=True
+    )
+    dcn_weight: float = setting(
+        4.0, "weight of the distance of codes from their centroids, lambda", at_least=0, tuned=True
+    )
+    dcn_noise: float = setting(
+        0.4,
+        "standard deviation of the noise that the autoencoder learns to remove; data span [-1, 1]",
+        at_least=0,
+        tuned=True,
+    )
+    dcn_restarts: int = setting(
+        2, "deep clustering networks, of which the one with the least objective is used", at_least=1, tuned=True
+    )
+    precision: str = setting(
+        "float32",
+        "precision of matrix products, except for DP-SGD; bfloat16 is faster where a processor has it",
+        choices=("float32", "bfloat16"),
+        tuned=True,
+    )
 
 
 class PPFCGAN(OneShot):
@@ -55,18 +109,8 @@ class PPFCGAN(OneShot):
 
     Args:
         plan: see :class:`~coterie.strategies.OneShot`, as for the other arguments.
-        gan: a name of :data:`~coterie.models.GANS`; "auto": the one that suits shape and privacy.
-        gan_average: how much a client's generator keeps of its average at a step (Yazici et al. 2019); 0: the last is
-            taken, as in the paper.
-        synthetic_samples: samples of each client; 0: as many as it has records.
-        autoencoder: "sae", with a linear code, or "sae-relu", as Table A.8 has it.
-        pretrain_epochs: of the autoencoder alone.
-        joint_epochs: of the deep clustering network, after that.
-        dcn_weight: lambda, weight of the distance of codes from their centroids.
-        dcn_noise: standard deviation of the noise that the autoencoder learns to take away.
-        dcn_restarts: how many networks are trained, of which the one with the least objective is taken.
-        precision: of matrix products, "float32" or "bfloat16"; DP-SGD has float32.
-        device: where the server trains.
+        settings: of the method.
+        device: device on which the server trains.
     """
 
     name: ClassVar[str] = "ppfc-gan"
@@ -74,22 +118,16 @@ class PPFCGAN(OneShot):
     paper: ClassVar[str] = "Yan et al. 2022"
     units: ClassVar[tuple[str, ...]] = ("none", "record")
     afterwards: ClassVar[tuple[str, ...]] = (
-        "autoencoder",
-        "pretrain-epochs",
-        "joint-epochs",
-        "dcn-weight",
-        "dcn-noise",
-        "dcn-restarts",
+        "ppfc-gan.autoencoder",
+        "ppfc-gan.pretrain-epochs",
+        "ppfc-gan.joint-epochs",
+        "ppfc-gan.dcn-weight",
+        "ppfc-gan.dcn-noise",
+        "ppfc-gan.dcn-restarts",
     )
-    options: ClassVar[tuple[str, ...]] = (
-        *OneShot.options,
-        "gan",
-        "gan-average",
-        "synthetic-samples",
-        *afterwards,
-        "precision",
-        "device",
-    )
+    settings_class: ClassVar[type[Settings]] = PPFCGANSettings
+    settings: PPFCGANSettings
+    needs: ClassVar[tuple[str, ...]] = ("example_shape", "device")
     defaults: ClassVar[Mapping[str, Any]] = {**OneShot.defaults, "local-epochs": 200, "batch-size": 64}
     unfounded: ClassVar[tuple[str, ...]] = (
         "epsilon is infinite: PPFC-GAN's lemma gives no usable bound (a delta of the order of samples over records, "
@@ -97,61 +135,43 @@ class PPFCGAN(OneShot):
     )
 
     def __init__(
-        self,
-        plan: Plan,
-        *,
-        gan: str = AUTO,
-        gan_average: float = 0.995,
-        synthetic_samples: int = 0,
-        autoencoder: str = "sae",
-        pretrain_epochs: int = 10,
-        joint_epochs: int = 15,
-        dcn_weight: float = 4.0,
-        dcn_noise: float = 0.4,
-        dcn_restarts: int = 2,
-        precision: str = "float32",
-        device: str = "cpu",
-        **others: Any,
+        self, plan: Plan, settings: PPFCGANSettings | None = None, *, device: str = "cpu", **others: Any
     ) -> None:
-        super().__init__(plan, **others)
-        private = plan.unit == "record"
-        self.gan = gan_for(self.shape, private=private) if gan == AUTO else gan
+        super().__init__(plan, settings, **others)
+        settings, private = self.settings, plan.unit == "record"
+        self.gan = settings.gan or gan_for(self.shape, private=private)
         try:
             check_gan(self.gan, self.shape)
         except ModelError as error:
             raise StrategyError(str(error)) from None
         if private and not GANS[self.gan].records_apart:
             raise StrategyError(f"gan {self.gan} normalises over records, which DP-SGD cannot: use {self.gan}-gn")
-        if not pretrain_epochs + joint_epochs:
+        if not settings.pretrain_epochs + settings.joint_epochs:
             raise StrategyError("pretrain-epochs and joint-epochs are 0: the autoencoder would not be trained")
-        if synthetic_samples > self.most:
+        if settings.synthetic_samples > self.most:
             raise StrategyError(
-                f"synthetic-samples = {synthetic_samples}: upload-limit allows {self.most} of shape {self.shape}"
+                f"synthetic-samples = {settings.synthetic_samples}: upload-limit allows {self.most} of shape "
+                f"{self.shape}"
             )
-        self.gan_average, self.precision = gan_average, precision
-        self.samples, self.encoder = synthetic_samples, autoencoder
-        self.pretrain_epochs, self.joint_epochs = pretrain_epochs, joint_epochs
-        self.dcn_weight, self.dcn_noise, self.dcn_restarts = dcn_weight, dcn_noise, dcn_restarts
-        self.device = device
+        self.encoder, self.device = settings.autoencoder, device
 
-    @classmethod
-    def arrange(cls, draw: Callable[..., Parameters], **options: Any) -> Parameters:
+    def arrange(self, draw: Callable[..., Parameters]) -> Parameters:
         """Line 1."""
-        return draw(gan=options["gan"], categories=options["clusters"])
+        return draw(gan=self.gan, categories=self.clusters)
 
     def question(self) -> GanRequest:
         """Which GAN, how it is trained, and how many samples."""
         return GanRequest(
             gan=self.gan,
             labels=self.clusters,
-            samples=self.samples,
-            average=float(self.gan_average),
-            precision=self.precision,
+            samples=self.settings.synthetic_samples,
+            average=self.settings.ema_decay,
+            precision=self.settings.precision,
         )
 
     def answer(self) -> Points:
         """Line 4."""
-        return Points(self.shape, self.most, exactly=self.samples)
+        return Points(self.shape, self.most, exactly=self.settings.synthetic_samples)
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
         """Line 5."""
@@ -170,13 +190,13 @@ class PPFCGAN(OneShot):
             )
         network = DCN(
             self.clusters,
-            self.pretrain_epochs,
-            self.joint_epochs,
-            self.dcn_weight,
-            self.dcn_noise,
+            self.settings.pretrain_epochs,
+            self.settings.joint_epochs,
+            self.settings.dcn_weight,
+            self.settings.dcn_noise,
             self.encoder,
-            self.dcn_restarts,
-            precision=self.precision,
+            self.settings.dcn_restarts,
+            precision=self.settings.precision,
             seed=int(self.streams.stream("clustering", 1).integers(2**31)),
             device=self.device,
         )

@@ -32,43 +32,46 @@ Deviations from the paper
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie.privacy import Plan, ReleasedUpdates
+from coterie.privacy import ReleasedUpdates
+from coterie.settings import Settings, setting
 from coterie.strategies.base import ClusteredStrategy, Models, Round, StrategyError
 from coterie.strategies.mixture import cluster, project, switch_round
 
 _PI, _SWITCH = "pi", "switch"
 
 
-class RCDPFL(ClusteredStrategy):
-    """Groups from a mixture of Gaussians on the first updates, later from losses.
+@dataclass(frozen=True)
+class RCDPFLSettings(Settings):
+    """Settings of RC-DPFL."""
 
-    Args:
-        plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments.
-        clusters: M; 0: find it.
-        components: principal components of the updates to cluster; 0: as many as groups span; 2: the authors'.
-    """
+    table: ClassVar[str] = "rc-dpfl"
+
+    components: int = setting(
+        0,
+        "principal components of the updates to cluster; 0: as many as groups span; 2: the authors'",
+        at_least=0,
+        tuned=True,
+    )
+
+
+class RCDPFL(ClusteredStrategy):
+    """Groups from a mixture of Gaussians on the first updates, later from losses."""
 
     name: ClassVar[str] = "rc-dpfl"
     title: ClassVar[str] = "GMM on the first updates, then clients choose by loss; DP-SGD at the clients"
     paper: ClassVar[str] = "RC-DPFL, Algorithm 1"
     equal_start: ClassVar[bool] = True  # line 1
     units: ClassVar[tuple[str, ...]] = ("record", "none")
-    options: ClassVar[tuple[str, ...]] = ("clusters", "components")
+    settings_class: ClassVar[type[Settings]] = RCDPFLSettings
+    settings: RCDPFLSettings
     finds_clusters: ClassVar[bool] = True
     full_first_batch: ClassVar[bool] = True
     robust: ClassVar[bool] = True
-
-    def __init__(self, plan: Plan, *, clusters: int | None = None, components: int = 0, **others: Any) -> None:
-        super().__init__(plan, **others)
-        if components < 0:
-            raise StrategyError(f"components must be at least 0, not {components}")
-        self.groups = plan.num_clusters if clusters is None else clusters
-        self.components = components
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 15."""
@@ -91,7 +94,7 @@ class RCDPFL(ClusteredStrategy):
 
     def _find(self, released: ReleasedUpdates) -> None:
         """Lines 7 to 9."""
-        if len(released.updates) < max(4, 2 * self.groups):
+        if len(released.updates) < max(4, 2 * self.clusters):
             raise StrategyError(
                 f"only {len(released.updates)} clients answered in round 1: too few to find groups among; see why "
                 "the others failed, or ask for fewer clusters"
@@ -99,7 +102,7 @@ class RCDPFL(ClusteredStrategy):
         rng = self.streams.stream("mixture", 1, self._attempt)
         scores = project(released.updates)
         try:
-            mixture, mss_of = cluster(scores, self.groups or None, rng, **self._space())
+            mixture, mss_of = cluster(scores, self.clusters or None, rng, **self._space())
         except ValueError as error:
             raise StrategyError(f"round 1 gave no groups: {error}") from error
         pi = np.full((self.plan.clients, len(mixture.means)), 1 / len(mixture.means))
@@ -117,9 +120,9 @@ class RCDPFL(ClusteredStrategy):
         }
 
     def _space(self) -> dict[str, Any]:
-        if not self.components:
+        if not self.settings.components:
             return {}
-        return {"components": self.components, "scaled": self.components == 2}
+        return {"components": self.settings.components, "scaled": self.settings.components == 2}
 
     def placed(self, number: int) -> Mapping[int, int] | None:
         """The likeliest component while the mixture is trusted; then clients choose."""

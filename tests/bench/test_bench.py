@@ -38,7 +38,7 @@ local-epochs = 4
 epsilon = 8.0
 
 [sets]
-plain = {{ respawn-every = 0 }}
+plain = {{ reseed-every = 0 }}
 
 [[columns]]
 name = "one"
@@ -59,7 +59,7 @@ tune = ["lr"]
 [[rows]]
 name = "FedAvg"
 columns = ["two"]
-set = {{ strategy = "fedavg", clusters = 1, respawn-every = 0 }}
+set = {{ strategy = "fedavg", clusters = 1, reseed-every = 0 }}
 
 [[rows]]
 name = "elsewhere"
@@ -100,7 +100,7 @@ def test_every_cell_of_every_table_is_a_configuration_that_can_run(name, quick):
     for row, column in table.pairs():
         RunConfig(_settings(table, row, column, {}))
         for choice in table.candidates(row):
-            RunConfig({**_settings(table, row, table.column(column.tuned_at), choice), **table.tuning_settings})
+            RunConfig(_settings(table, row, table.column(column.tuned_at), choice, table.tuning_settings))
     assert not set(table.seeds) & set(table.tuning_seeds)
 
 

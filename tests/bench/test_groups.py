@@ -106,7 +106,14 @@ def _unfair(result, best):
 
 def test_first_updates_are_drawn_in_their_plane(tmp_path):
     table = read_table("rc-figure2")
-    small = {"dataset": "digits", "model": "linear", "samples-per-client": 40, "epsilon": 20.0, "lr": 0.1, "clip": 1.0}
+    small = {
+        "dataset": "digits",
+        "model": "linear",
+        "samples-per-client": 40,
+        "epsilon": 20.0,
+        "lr": 0.1,
+        "clip-norm": 1.0,
+    }
     columns = tuple(replace(column, settings=small) for column in table.columns[-2:])
     settings = {**table.settings, "clients": 12, "groups": "2", "clusters": 2, "rounds": 3, "batch-size": 10}
     rows = tuple(replace(row, settings={"first-batch-size": 10} if row.settings else {}) for row in table.rows)

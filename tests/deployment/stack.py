@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
+from coterie.server.config import combined
+
 # What somebody left in the checkout before the image was built.
 CANARY = secrets.token_hex(20)
 ROOT = Path(__file__).parents[2]
@@ -98,7 +100,8 @@ class Stack:
 
     def submit(self, **settings) -> str:
         """Start a run; its id."""
-        config = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in settings.items())
+        named = combined({key.replace("_", "-"): value for key, value in settings.items()})
+        config = " ".join(f"{name}={json.dumps(value)}" for name, value in named.items())
         said = self.cli("flwr", "run", "/app", "coterie", "--run-config", config, "--format", "json").stdout
         self.started.append(str(json.loads(said[said.index("{") :])["run-id"]))
         return self.started[-1]

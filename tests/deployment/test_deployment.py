@@ -24,7 +24,7 @@ PARITY = {
     "rounds": 2,
     "evaluate-every": 2,
     "seed": 7,
-    "wait": 120.0,
+    "registration-timeout": 120.0,
     "min-clients": 3,
     "min-replies": 1.0,
     "round-timeout": 240.0,

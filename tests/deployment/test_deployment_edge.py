@@ -17,7 +17,7 @@ RUN = {
     "sampling-rate": 1.0,
     "rounds": 2,
     "evaluate": "off",
-    "wait": 120.0,
+    "registration-timeout": 120.0,
     "min-clients": 1,
     "min-replies": 1.0,
 }

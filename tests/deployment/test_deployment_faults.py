@@ -20,7 +20,7 @@ RUN = {
     "epsilon": 8.0,
     "sampling-rate": 1.0,
     "evaluate": "off",
-    "wait": 240.0,
+    "registration-timeout": 240.0,
     "min-clients": 3,
     "min-replies": 1.0,
     "round-timeout": 45.0,

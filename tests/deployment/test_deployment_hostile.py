@@ -22,13 +22,13 @@ RUN = {
     "noise-multiplier": 0.05,
     "epsilon": 1e6,
     "delta": 0.01,
-    "clip": 0.3,
+    "clip-norm": 0.3,
     "sampling-rate": 1.0,
     "rounds": 8,
     "evaluate": "diagnostic",
     "evaluate-every": 8,
     "seed": 3,
-    "wait": 120.0,
+    "registration-timeout": 120.0,
     "min-clients": 3,
     "round-timeout": 90.0,
 }
@@ -72,8 +72,8 @@ def test_bad_replies_are_dropped_by_name_and_the_run_goes_on(stack):
     models = stack.runs / "hostile" / "models" / "cluster-0.safetensors"
     length = np.sqrt(sum(np.sum(np.square(values.astype(np.float64))) for values in moved(models).values()))
     # What 1e30 becomes is no longer than any other update: every round moves a model by clip at most, and by noise.
-    noise = RUN["noise-multiplier"] * 2 * RUN["clip"] * np.sqrt(2410) / 3
-    assert 0 < length < RUN["rounds"] * (RUN["clip"] + noise)
+    noise = RUN["noise-multiplier"] * 2 * RUN["clip-norm"] * np.sqrt(2410) / 3
+    assert 0 < length < RUN["rounds"] * (RUN["clip-norm"] + noise)
 
 
 def moved(path):

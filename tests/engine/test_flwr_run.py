@@ -67,7 +67,7 @@ def flwr(environment, *words, timeout=240):
 
 def test_the_app_runs_in_flower_s_own_way(environment, tmp_path):
     out = tmp_path / "run"
-    settings = f'clients=10 rounds=2 local-epochs=1 wait=30.0 out="{out}"'
+    settings = f'data.clients=10 rounds=2 training.local-epochs=1 deployment.registration-timeout=30.0 out="{out}"'
     federation = "num-supernodes=10 client-resources-num-cpus=1"
     done = flwr(environment, "run", ".", "--stream", "--federation-config", federation, "--run-config", settings)
     listing = flwr(environment, "list", "--format", "json")

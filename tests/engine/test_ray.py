@@ -48,7 +48,7 @@ def test_ray_and_local_agree(strategy, unit, tmp_path):
         "samples-per-client": 20,
         "privacy-unit": unit,
         "seed": 7,
-        "wait": 600.0,  # a busy machine may take its time to start Ray
+        "registration-timeout": 600.0,  # a busy machine may take its time to start Ray
         **({"local-epochs": 2, "pretrain-epochs": 1, "joint-epochs": 1} if strategy == "ppfc-gan" else {}),
     }
     with closing(RunFolder.create(tmp_path / "local", RunConfig(settings))) as local:

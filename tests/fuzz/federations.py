@@ -45,17 +45,17 @@ _BASE = {
     "rounds": 2,
     "sampling-rate": 1.0,
     "server-lr": 1.0,
-    "respawn-every": 0,
+    "reseed-every": 0,
     "evaluate": "diagnostic",
     "evaluate-every": 1,
-    "wait": 0.0,
+    "registration_timeout": 0.0,
     "clusters": 2,
 }
 _NONE = {"privacy-unit": "none"}
 _NOISE = {"noise-multiplier": 0.05, "epsilon": 1e9, "delta": 0.01, "accountant": "rdp"}
-_CLIENT = {**_NOISE, "privacy-unit": "client", "clip": 0.3, "divisor": "fixed"}
+_CLIENT = {**_NOISE, "privacy-unit": "client", "clip-norm": 0.3, "divisor": "fixed"}
 _RR_SLOT, _PAPER = {**_CLIENT, "mechanism": "rr-slot"}, {**_CLIENT, "mechanism": "paper", "accountant": "auto"}
-_RECORD = {**_NOISE, "privacy-unit": "record", "clip": 1.0, "first-batch-size": 5, "selection-epsilon": 20.0}
+_RECORD = {**_NOISE, "privacy-unit": "record", "clip-norm": 1.0, "first-batch-size": 5, "selection-epsilon": 20.0}
 _ONE, _CHAIN = {"clusters": 1}, {"model": "toys:chain", "clusters": 1}
 _BLOBS = {
     "dataset": "toys:blobs",
@@ -351,17 +351,15 @@ class Federation:
             return summary(replies)
 
         library = self.name.endswith("library metrics")
-        strategy = config.method(
+        strategy = config.strategy(
             self.plan,
             streams=Streams(0),
-            server_lr=config.server_lr,
             evaluate="private" if config["evaluate"] == "private" else "diagnostic",
             evaluate_every=config["evaluate-every"],
             evaluate_metrics_aggr_fn=mean_of_clients if library else Summary(summary.reply, aggregate),
             recorder=kept,
             resume_from=self._checkpoints.get(number - 1) if number > 1 else None,
-            wait=0.0,
-            **config.method_options,
+            registration_timeout=0.0,
         )
         contributions = strategy._contributions
 

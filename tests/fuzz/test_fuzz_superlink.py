@@ -23,6 +23,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from mutators import mutate
 from safetensors.numpy import load_file
 
+from coterie.server.config import combined
+
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 sys.path.append(str(ROOT / "tests" / "deploy"))
 
@@ -51,16 +53,16 @@ RUN = {
     "noise-multiplier": 0.05,
     "epsilon": 1e6,
     "delta": 0.01,
-    "clip": 0.3,
+    "clip-norm": 0.3,
     "server-lr": 1.0,
     "sampling-rate": 1.0,
-    "respawn-every": 0,
+    "reseed-every": 0,
     "batch-size": 8,
     "rounds": 6,
     "evaluate": "diagnostic",
     "evaluate-every": 1,
     "seed": 3,
-    "wait": 120.0,
+    "registration-timeout": 120.0,
     "min-clients": CLIENTS,
     "round-timeout": 120.0,
 }
@@ -193,7 +195,9 @@ def test_changed_replies_over_tls_end_no_run_and_honest_ones_count(tmp_path):
         until(lambda: open_port(control) and open_port(fleet), server, log)
         execute(sys.executable, "-c", _REGISTER, *(pki / "nodes" / f"node-{client}.pub" for client in range(CLIENTS)))
         with Nodes(pki, f"127.0.0.1:{fleet}", tmp_path / "own.npz") as nodes:
-            settings = " ".join(f"{key}={json.dumps(value)}" for key, value in {**RUN, "out": str(out)}.items())
+            settings = " ".join(
+                f"{name}={json.dumps(value)}" for name, value in combined({**RUN, "out": str(out)}).items()
+            )
             execute(BIN / "flwr", "run", ROOT, "here", "--run-config", settings)
             until(lambda: nodes.failed or (out / "result.json").exists(), server, log, seconds=400)
         assert nodes.failed is None
@@ -207,5 +211,5 @@ def test_changed_replies_over_tls_end_no_run_and_honest_ones_count(tmp_path):
     start, layout = initial_models(config, Streams(RUN["seed"]))
     (model,) = (out / "models").iterdir()
     moved = layout.flatten(load_file(model)) - start[0]
-    noise = RUN["noise-multiplier"] * RUN["clip"] * np.sqrt(start.size) / CLIENTS
-    assert 0 < np.linalg.norm(moved) < RUN["rounds"] * (RUN["clip"] + 6 * noise)
+    noise = RUN["noise-multiplier"] * RUN["clip-norm"] * np.sqrt(start.size) / CLIENTS
+    assert 0 < np.linalg.norm(moved) < RUN["rounds"] * (RUN["clip-norm"] + 6 * noise)

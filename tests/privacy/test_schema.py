@@ -33,7 +33,7 @@ RECORD = {"num_examples": 600, "batch_size": 30, "rounds": 10, "epsilon": 5.0, "
 ABOUT = {
     "seed": None,
     "diagnostics": ["exact accuracies"],
-    "public": {"server-lr": 1.5, "respawn-every": 5},
+    "public": {"server-lr": 1.5, "reseed-every": 5},
     "tuned": {"lr": 0.2, "model": "mlp-32"},
 }
 

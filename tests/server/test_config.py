@@ -2,11 +2,17 @@
 
 import math
 import tomllib
-from pathlib import Path
 
+import generated as pages
 import pytest
+import tomli_w
 
-from coterie.server import SCHEMA, ConfigError, RunConfig
+from coterie.cli.run import settings_of
+from coterie.server import SETTINGS, ConfigError, RunConfig, planning
+from coterie.server.config import COMMON, combined
+from coterie.settings import flat, nested
+from coterie.strategies import STRATEGIES
+from coterie.strategies.fedprox import FedProxSettings
 
 
 def message(values):
@@ -15,23 +21,30 @@ def message(values):
     return str(caught.value)
 
 
-def test_defaults_are_those_that_flower_reads():
-    pyproject = Path(__file__).resolve().parents[2] / "pyproject.toml"
-    app = tomllib.loads(pyproject.read_text())["tool"]["flwr"]["app"]["config"]
-    assert list(app) == list(SCHEMA)
-    for name, key in SCHEMA.items():
-        assert (app[name], type(app[name])) == (key.default, type(key.default)), name
+def test_the_block_of_pyproject_is_generated():
+    pyproject = pages.PYPROJECT.read_text()
+    assert pages.block() in pyproject, "run `make settings`"
+    assert flat(tomllib.loads(pyproject)["tool"]["flwr"]["app"]["config"]) == dict.fromkeys(SETTINGS, "auto")
+    assert pages.PAGE.read_text() == pages.page(), "run `make settings`"
+
+
+def test_the_last_part_of_a_name_is_unambiguous():
+    common = [each.key for table in COMMON for each in table.declared().values()]
+    assert len(common) == len(set(common))
+    for method in STRATEGIES.values():
+        assert not {each.key for each in method.settings_class.declared().values()} & set(common)
 
 
 def test_defaults_are_valid_and_documented():
     config = RunConfig({})
-    assert config.values == {name: key.default for name, key in SCHEMA.items()} | {"evaluate": "diagnostic"}
-    assert all(key.help and key.allowed for key in SCHEMA.values())
+    defaults = {name: each.shown_default for name, each in SETTINGS.items() if name in config.values}
+    assert config.values == defaults | {"evaluation.evaluate": "diagnostic"}
+    assert all(each.help and each.allowed for each in SETTINGS.values())
 
 
 def test_values_are_coerced_from_strings():
-    texts = {name: str(key.default) for name, key in SCHEMA.items()}
-    assert RunConfig(texts).values == RunConfig({}).values
+    texts = {name: str(value) for name, value in RunConfig({}).values.items()}
+    assert RunConfig(texts) == RunConfig({})
     config = RunConfig({"clusters": "3", "epsilon": "2", "delta": "1e-6", "seed": "7", "resume": "True", "groups": 3})
     expected = {"clusters": 3, "epsilon": 2.0, "delta": 1e-6, "seed": 7, "resume": True, "groups": "3"}
     assert {name: config[name] for name in expected} == expected
@@ -41,8 +54,8 @@ def test_values_are_coerced_from_strings():
 @pytest.mark.parametrize(
     ("values", "parts"),
     [
-        ({"epsilonn": 1}, ["unknown key 'epsilonn'", "did you mean 'epsilon'"]),
-        ({"batch_size": 1}, ["unknown key 'batch_size'", "did you mean 'batch-size'"]),
+        ({"epsilonn": 1}, ["unknown setting 'epsilonn'", "did you mean 'epsilon'"]),
+        ({"batch_size": 1}, ["unknown setting 'batch_size'", "did you mean 'batch-size'"]),
         ({"epsilon": 0}, ["epsilon = 0", "above 0"]),
         ({"epsilon": -1.0}, ["epsilon = -1.0"]),
         ({"epsilon": math.nan}, ["epsilon = nan", "finite"]),
@@ -50,7 +63,7 @@ def test_values_are_coerced_from_strings():
         ({"epsilon": math.inf}, ["epsilon = inf", "finite"]),
         ({"epsilon": True}, ["epsilon = True"]),
         ({"epsilon": "many"}, ["epsilon = 'many'"]),
-        ({"clip": math.nan}, ["clip = nan"]),
+        ({"clip-norm": math.nan}, ["clip-norm = nan"]),
         ({"lr": 0}, ["lr = 0"]),
         ({"delta": 0}, ["delta = 0", "'auto'", "between 0 and 1"]),
         ({"delta": 1}, ["delta = 1"]),
@@ -65,7 +78,7 @@ def test_values_are_coerced_from_strings():
         ({"rounds": 0}, ["rounds = 0"]),
         ({"rounds": "1e999"}, ["rounds = '1e999'"]),
         ({"clients": math.nan}, ["clients = nan"]),
-        ({"seed": -1}, ["seed = -1", "'none'"]),
+        ({"seed": -1}, ["seed = -1", "'auto'"]),
         ({"non-iid-level": -0.5}, ["non-iid-level = -0.5", "must be -1, or a number from 0 to 1"]),
         ({"non-iid-level": 1.01}, ["non-iid-level = 1.01"]),
         ({"non-iid-level": math.nan}, ["non-iid-level = nan"]),
@@ -74,7 +87,7 @@ def test_values_are_coerced_from_strings():
         ({"rebalance-min": 25.01}, ["rebalance-min", "at most qM/k = 25", "25.01"]),
         ({"rebalance-min": -1}, ["rebalance-min = -1"]),
         ({"min-clients": 501}, ["min-clients = 501", "there are 500 clients"]),
-        ({"min-replies": 0.5}, ["min-replies = 0.5", "to ask again would tell how many did"]),
+        ({"min-replies": 0.5}, ["min-replies = 0.5", "a repeated request would reveal their number"]),
         ({"min-replies": 1.5}, ["min-replies = 1.5"]),
         ({"clusters": 501}, ["clusters = 501", "more clusters than clients (500)"]),
         ({"strategy": "fedavg", "rebalance-min": 1}, ["fedavg", "rebalance-min"]),
@@ -105,11 +118,82 @@ def test_bounds_that_are_allowed():
     assert config.seed == 0  # a seed, although it is false
 
 
-@pytest.mark.parametrize("values", [{}, {"clusters": 1}, {"clusters": 4}, {"clusters": "4"}, {"respawn-every": "5"}])
+@pytest.mark.parametrize("values", [{}, {"clusters": 1}, {"clusters": "auto", "reseed-every": "auto"}])
 def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
-    """Flower hands over all defaults; ``--set`` hands over text: both mean the default of clustered methods."""
     config = RunConfig({"strategy": "fedavg", **values})
     assert (config["clusters"], config.reseeding, config.plan.identifier_share) == (1, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"strategy": "fedavg", "clusters": 4}, "fedavg trains one model; it was asked for 4 clusters"),
+        ({"strategy": "fedavg", "reseed-every": 5}, "reseed-every = 5: fedavg has no clusters"),
+        ({"landmarks": 3}, "lcfl.landmarks = 3: strategy = 'ifca' does not use it"),
+        ({"lcfl.landmarks": 0}, "lcfl.landmarks = 0: strategy = 'ifca' does not use it"),
+        ({"proximal-mu": 0.5}, "fedprox.proximal-mu = 0.5: strategy = 'ifca' does not use it"),
+        ({"strategy": "lcfl", "proximal-mu": 0.5}, "only, and lcfl.cluster-optimizer is 'fedavg'"),
+        ({"byzantine-share": 0.3}, "aggregation.aggregator = trimmed-mean or krum or multi-krum only"),
+        ({"identifiers": "exponential"}, "privacy.mechanism = rr-slot only, and privacy.mechanism is 'joint'"),
+        ({"loss-noise": 2}, "privacy.privacy-unit = record only, and privacy.privacy-unit is 'client'"),
+        ({"epsilon": 2, "privacy": {"epsilon": 3}}, "privacy.epsilon is set twice, to 2 as well"),
+        ({"clip": 1}, "unknown setting 'clip': it is now 'clip-norm'"),
+        ({"privacy": {"epsilonn": 1}}, "unknown setting 'privacy.epsilonn'; did you mean 'privacy.epsilon'"),
+    ],
+)
+def test_what_has_no_effect_is_refused(values, complaint):
+    assert complaint in message(values)
+
+
+def small(strategy, unit):
+    """Settings with which every method can be planned at a unit."""
+    settings = {"strategy": strategy, "privacy-unit": unit, "clients": 12, "groups": "2", "samples-per-client": 40}
+    return settings | ({"clusters": 2} if STRATEGIES[strategy].clustered or strategy == "ppfc-gan" else {})
+
+
+COMBINATIONS = [(name, unit) for name, method in STRATEGIES.items() for unit in method.units]
+
+
+@pytest.mark.parametrize(("strategy", "unit"), COMBINATIONS, ids="-".join)
+def test_auto_is_not_set_and_every_source_means_the_same(strategy, unit, tmp_path):
+    given = small(strategy, unit)
+    config = RunConfig(given)
+    by_flower = combined(given)  # flwr run: every setting of pyproject.toml, some of them replaced
+    assert RunConfig(dict.fromkeys(SETTINGS, "auto") | by_flower) == config
+    assert RunConfig(nested(by_flower)) == config  # a file with tables
+    (tmp_path / "settings.toml").write_text(tomli_w.dumps(given))
+    texts = [f"{name}={value}" for name, value in given.items()]  # --set
+    assert RunConfig(settings_of(tmp_path / "settings.toml", [], {})) == config
+    assert RunConfig(settings_of(None, texts, {})) == config
+    assert RunConfig(config.values) == config  # as stored
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "value"),
+    [
+        ({}, "clusters", 4),
+        ({"strategy": "cfl", "privacy-unit": "none"}, "clusters", 0),
+        ({"strategy": "cfl", "privacy-unit": "none", "clusters": 3}, "clusters", 3),
+        ({"strategy": "cfl"}, "sampling-rate", 1.0),
+        ({"strategy": "kfed"}, "non-iid-level", 0.5),
+        ({"strategy": "kfed", "non-iid-level": 0.0}, "non-iid-level", 0.0),
+        ({"strategy": "kfed", "dataset": "own", "input-shape": "16", "num-classes": 3}, "non-iid-level", -1.0),
+        ({"strategy": "kfed", "non-iid-level": -1}, "non-iid-level", -1.0),  # given, though it is the default of others
+        ({"dataset": "own", "input-shape": "16", "num-classes": 0}, "model", "regression"),
+        ({"dataset": "own", "input-shape": "16", "num-classes": 0, "model": "mlp-32"}, "model", "mlp-32"),
+    ],
+)
+def test_explicit_settings_win_over_the_method_the_data_set_and_the_default(values, name, value):
+    assert RunConfig(values)[name] == value
+
+
+def test_folders_of_earlier_versions_are_read():
+    old = {"strategy": "fedprox", "clusters": 1, "respawn-every": 0, "clip": 0.5, "proximal-mu": 0.3, "landmarks": 0}
+    old |= {"within": "fedavg", "wait": 30.0, "seed": "none", "num-classes": "none", "identifiers": "gaussian"}
+    config = RunConfig.stored(old)
+    assert (config["clip-norm"], config["registration-timeout"], config.seed) == (0.5, 30.0, None)
+    assert config.options == FedProxSettings(proximal_mu=0.3)
+    assert RunConfig.stored(config.values) == config
 
 
 @pytest.mark.parametrize(("mechanism", "share", "accountant"), [("rr-slot", 0.2, "pld"), ("paper", 0.2, "theorem-4.2")])
@@ -169,7 +253,7 @@ def test_the_plan_follows_the_keys():
     plan = config.plan
     assert (plan.clients, plan.num_clusters, plan.rounds, plan.sampling_rate) == (40, 2, 3, 0.2)
     assert (plan.epsilon, plan.delta, plan.clip_norm, plan.identifier_share) == (3.0, 1 / 4000, 0.3, 0.04)
-    without = RunConfig({"clients": 40, "clusters": 2, "respawn-every": 0, "epsilon": 3, "rounds": 3}).plan
+    without = RunConfig({"clients": 40, "clusters": 2, "reseed-every": 0, "epsilon": 3, "rounds": 3}).plan
     assert without.noise_multiplier_counts is None  # nobody reads the counts: no privacy is spent on them
     assert without.noise_multiplier_updates == plan.noise_multiplier
     nothing = RunConfig({"privacy-unit": "none"})
@@ -181,19 +265,26 @@ def test_clients_get_no_seed_unless_the_run_has_one():
     assert "seed" not in RunConfig({}).for_clients()
     seeded = RunConfig({"seed": 7}).for_clients()
     assert (seeded["seed"], seeded["partition-seed"]) == (7, 7)
-    private = {"epsilon", "delta", "clip", "out", "evaluate", "rebalance-min"}
+    private = {"epsilon", "delta", "clip-norm", "out", "evaluate", "rebalance-min"}
     assert not private & set(seeded)
 
 
 def test_differences_ignore_where_a_run_is_kept():
-    there = {"out": "b", "resume": True, "data-dir": "d", "device": "cpu", "wait": 1, "round-timeout": 2}
+    there = {
+        "out": "b",
+        "resume": True,
+        "data-dir": "d",
+        "device": "cpu",
+        "registration-timeout": 1,
+        "round-timeout": 2,
+    }
     there |= {"min-clients": 1, "min-replies": 0.5, "privacy-unit": "none"}
     there |= {"metrics-port": 9100, "metrics-host": "127.0.0.1"}
     here = RunConfig({"out": "a", "privacy-unit": "none"})
     assert here.differences(RunConfig(there)) == {}
     assert here.differences(RunConfig({**there, "epsilon": 1, "rounds": 9})) == {
         "rounds": (80, 9),
-        "epsilon": (8.0, 1.0),
+        "privacy.epsilon": (8.0, 1.0),
     }
 
 
@@ -219,7 +310,7 @@ def test_private_evaluation_needs_test_data_of_the_clients_themselves():
 @pytest.mark.parametrize("least", [0, 2])
 def test_thresholds_on_attendance_lie_outside_the_guarantee(settings, when, least):
     settings = {**settings, "samples-per-client": 100} if settings else settings
-    outside = RunConfig({**settings, "min-clients": least, "evaluate": "off"}).about()["diagnostics"]
+    outside = planning.about(RunConfig({**settings, "min-clients": least, "evaluate": "off"}))["diagnostics"]
     assert "whether any reply could be used: a run without one fails" in outside
     stated = [phrase for phrase in outside if "min-clients" in phrase]
     assert stated == (
@@ -263,7 +354,7 @@ RECORD = {"strategy": "rc-dpfl", "clients": 12, "samples-per-client": 100, "roun
 
 def test_methods_of_record_level_have_defaults_of_their_own():
     config = RunConfig(RECORD)
-    assert (config["privacy-unit"], config["sampling-rate"], config["respawn-every"]) == ("record", 1.0, 0)
+    assert (config["privacy-unit"], config["sampling-rate"], config["reseed-every"]) == ("record", 1.0, 0)
     assert RunConfig({"strategy": "rc-dpfl", "privacy-unit": "none", "clients": 12})["privacy-unit"] == "none"
     level = config.plan
     assert level.unit == "record"
@@ -301,14 +392,14 @@ def test_clients_may_have_terms_of_their_own():
         ({"sampling-rate": 0.5}, "at record level all clients take part in every round"),
         ({"evaluate": "private"}, "at record level use diagnostic or off"),
         ({"rebalance-min": 2}, "rebalance-min = 2.0: reads noisy cluster sizes"),
-        ({"respawn-every": 3}, "respawn-every = 3: reads noisy cluster sizes"),
+        ({"reseed-every": 3}, "reseed-every = 3: reads noisy cluster sizes"),
         ({"privacy-unit": "none", "rebalance-min": 1}, "rc-dpfl has nothing to rebalance"),
         ({"profiles": "epsilons=2"}, "profiles: 'epsilons=2': must set one of .*; did you mean 'epsilon'"),
         ({"profiles": "epsilon=-2"}, "epsilon = '-2': must be a finite number above 0"),
         ({"profiles": "samples-per-client=200"}, "must be at most that of the run"),
         ({"strategy": "ifca", "privacy-unit": "record"}, "ifca supports privacy-unit client or none, not 'record'"),
         ({"privacy-unit": "client"}, "rc-dpfl supports privacy-unit record or none"),  # said, so not replaced
-        ({"strategy": "oracle", "clusters": 0}, "oracle must be told their number"),
+        ({"strategy": "oracle", "clusters": 0}, "oracle does not find their number"),
         ({"selection": "loud"}, "must be gumbel, exact"),
         ({"accountant": "theorem-4.2"}, "dp-sgd is counted by pld, rdp"),
     ],
@@ -328,8 +419,7 @@ def test_own_data_are_described_by_public_facts():
     assert RunConfig({**OWN, "features": "pool2"}).examples == ((1, 4, 4), 10)
     assert RunConfig({**OWN, "features": "hog"}).examples == ((8, 7, 7), 10)
     assert {"input-shape": "1x8x8", "num-classes": 10}.items() <= config.for_clients().items()
-    everything = {name: str(key.default) for name, key in SCHEMA.items()} | {k: str(v) for k, v in OWN.items()}
-    assert RunConfig(everything).values == config.values
+    assert RunConfig({name: str(value) for name, value in OWN.items()}) == config
     numbers = RunConfig({**OWN, "input-shape": "16", "num-classes": 0})
     assert (numbers["model"], numbers.examples) == ("regression", ((16,), 0))
     for method in ("ppfc-gan", "kfed"):  # whose defaults divide a data set
@@ -341,11 +431,11 @@ def test_own_data_are_described_by_public_facts():
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"input-shape": ""}, "dataset = 'own' needs input-shape, shape of an example, public"),
-        ({"num-classes": "none"}, "dataset = 'own' needs num-classes, number of classes, public"),
-        ({"num-classes": -1}, "num-classes = -1: must be 'none' or a whole number, at least 0"),
+        ({"input-shape": ""}, "dataset = 'own' needs input-shape, public shape of an example"),
+        ({"num-classes": "auto"}, "dataset = 'own' needs num-classes, public number of classes"),
+        ({"num-classes": -1}, "num-classes = -1: must be 'auto' or a whole number, at least 0"),
         ({"input-shape": "8x8"}, "input-shape = '8x8': must be channels, height and width"),
-        ({"dataset": "digits"}, "input-shape = '1x8x8' is for dataset = 'own'; 'digits' says its own"),
+        ({"dataset": "digits"}, "input-shape = '1x8x8' is for dataset = 'own'; 'digits' has its own"),
         ({"dataset": "digits", "input-shape": ""}, "num-classes = 10 is for dataset = 'own'"),
         ({"groups": "2"}, "groups = '2': clients' own data are not split or shifted; set it to '1'"),
         ({"shift": "rotation-90"}, "shift = 'rotation-90': .* set it to 'none'"),

@@ -6,13 +6,14 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import tomli_w
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from coterie.messages import Layout
 from coterie.privacy import BudgetError, Event, LedgerError, epsilon
-from coterie.server import FolderError, RunConfig, RunFolder
-from coterie.server import config as config_module
+from coterie.server import FolderError, RunConfig, RunFolder, planning
+from coterie.settings import RENAMED, flat
 from coterie.strategies import Checkpoint
 
 SETTINGS = {"clients": 20, "clusters": 2, "rounds": 6, "epsilon": 4.0, "model": "linear"}
@@ -155,7 +156,7 @@ def test_resume_refuses_changed_settings_and_names_them(folder, path):
     before = tree(path)
     with pytest.raises(FolderError, match=r"epsilon was 4\.0, now 5\.0") as caught:
         RunFolder.resume(path, {"epsilon": "5", "seed": 3, "rounds": 6})
-    assert "seed was 'none', now 3" in str(caught.value)
+    assert "seed was 'auto', now 3" in str(caught.value)
     assert "rounds" not in str(caught.value)
     assert tree(path) == before
 
@@ -293,7 +294,7 @@ def test_an_evaluation_that_a_crash_kept_back_is_added_once(folder):
 def test_automatic_evaluation_is_resolved_once(tmp_path):
     RunFolder.create(tmp_path / "run", RunConfig({"clients": 2000, "rounds": 5}, deployed=True)).close()
     stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["config"]
-    assert stored["evaluate"] == "private"
+    assert stored["evaluation"]["evaluate"] == "private"
     folder = RunFolder.resume(tmp_path / "run", {"evaluate": "auto", "clients": 2000})
     folder.close()
     assert folder.config["evaluate"] == "private"
@@ -382,15 +383,29 @@ def test_runs_with_a_budget_file_charge_it_and_certify_what_all_have_spent(tmp_p
         folder.ledger.round(4, folder.plan.event())
 
 
-def test_a_folder_from_before_a_setting_existed_resumes_with_its_default(path, monkeypatch):
-    known = config_module.TUNED
-    monkeypatch.setattr(config_module, "TUNED", tuple(name for name in known if name != "aggregator"))
-    with closing(RunFolder.create(path, RunConfig(SETTINGS))) as before:
-        charge(before, 3)
-        before.checkpoint(state(), {"round": 3})
-    monkeypatch.setattr(config_module, "TUNED", known)
-    text = (path / "config.toml").read_text()
-    (path / "config.toml").write_text("".join(line for line in text.splitlines(True) if "aggregator =" not in line))
+def test_a_folder_of_an_earlier_version_resumes_with_present_names_and_defaults(path, monkeypatch):
+    """One flat table, names of old, options of all methods, and no aggregator."""
+
+    now = planning.about
+
+    def header(config):
+        about = now(config)
+        about["tuned"] = {old(name): value for name, value in about["tuned"].items() if "aggregator" not in name}
+        return about | {"public": {old(name): value for name, value in about["public"].items()}}
+
+    def old(name):
+        key = name.rpartition(".")[2]
+        return {new: before for before, new in RENAMED.items()}.get(key, key)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(planning, "about", header)
+        with closing(RunFolder.create(path, RunConfig(SETTINGS))) as before:
+            charge(before, 3)
+            before.checkpoint(state(), {"round": 3})
+    document = tomllib.loads((path / "config.toml").read_text())
+    flat_table = {old(name): value for name, value in flat(document["config"]).items() if "aggregator" not in name}
+    flat_table |= {"seed": "none", "landmarks": 0, "proximal-mu": 0.1, "device-failures": 0.0}
+    (path / "config.toml").write_text(tomli_w.dumps({**document, "config": flat_table}))
     with closing(RunFolder.resume(path, {})) as again:
         assert again.config["aggregator"] == "mean"
     with pytest.raises(FolderError, match="lr was"):

@@ -21,12 +21,12 @@ SETTINGS = {
     "rounds": 2,
     "sampling-rate": 0.5,
     "rebalance-min": 2,
-    "respawn-every": 2,
+    "reseed-every": 2,
     "local-epochs": 1,
     "samples-per-client": 10,
     "model": "linear",
     "lr": 0.1,
-    "clip": 1.0,
+    "clip-norm": 1.0,
     "evaluate-every": 2,
 }
 SEEDED = {**SETTINGS, "seed": 7}
@@ -300,7 +300,7 @@ def test_a_reply_that_is_no_good_contributes_nothing_and_the_run_goes_on(tmp_pat
             assert_same_models(tmp_path / "changed", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("seed", ["none", 7])
+@pytest.mark.parametrize("seed", ["auto", 7])
 def test_when_all_clients_fail_every_round_is_charged_and_the_run_is_an_error(tmp_path, monkeypatch, seed):
     def fail(content, clients):
         raise OSError("the disk is gone")
@@ -337,7 +337,7 @@ def test_an_empty_cohort_is_a_valid_round(tmp_path, monkeypatch):
 
 # ---- interruptions ----------------------------------------------------------------------------------------
 
-SIX = {"rounds": 6, "respawn-every": 1}
+SIX = {"rounds": 6, "reseed-every": 1}
 
 
 def test_an_interrupted_run_resumes_to_the_very_same_models(tmp_path):

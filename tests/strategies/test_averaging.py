@@ -46,7 +46,12 @@ class Kept:
 def go(last, resume_from=None):
     seen, kept = [], Kept()
     strategy = Counting(
-        PLAN, averaging=Averaging(last), evaluate_every=0, wait=0.0, recorder=kept, resume_from=resume_from
+        PLAN,
+        averaging=Averaging(last),
+        evaluate_every=0,
+        registration_timeout=0.0,
+        recorder=kept,
+        resume_from=resume_from,
     )
     result = strategy.start(
         Nobody(),

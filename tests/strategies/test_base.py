@@ -77,7 +77,12 @@ class Stub(LocalGrid):
 
 def start(grid, plan=None, method=FedAvg, rounds=1, config=None, **options):
     plan = plan or nothing()
-    options = {"ledger": Ledger(plan.delta), "streams": Streams(0), "evaluate_every": 0, "wait": 0.0} | options
+    options = {
+        "ledger": Ledger(plan.delta),
+        "streams": Streams(0),
+        "evaluate_every": 0,
+        "registration_timeout": 0.0,
+    } | options
     strategy = method(plan, **options)
     result = strategy.start(grid, ZERO, rounds, train_config=ConfigRecord(config or {}))
     return unpack_models(result.arrays)[0][0], strategy
@@ -287,7 +292,9 @@ class Graded(Stub):
 def evaluated(accuracy, nodes=range(1, CLIENTS + 1), noise=1e-4, rounds=3, every=2):
     plan = private(rounds=rounds, noise=1.0, evaluations=2, evaluation_noise=noise)
     ledger = plan.ledger()
-    strategy = FedAvg(plan, ledger=ledger, streams=Streams(0), evaluate="private", evaluate_every=every, wait=0.0)
+    strategy = FedAvg(
+        plan, ledger=ledger, streams=Streams(0), evaluate="private", evaluate_every=every, registration_timeout=0.0
+    )
     return strategy.start(Graded(accuracy, nodes), ZERO, rounds), ledger, plan
 
 
@@ -322,7 +329,7 @@ def test_private_evaluations_that_the_plan_does_not_pay_for_are_refused():
 
 
 def test_flower_s_hooks_work_without_start():
-    strategy = FedAvg(nothing(), streams=Streams(0), wait=0.0)
+    strategy = FedAvg(nothing(), streams=Streams(0), registration_timeout=0.0)
     grid = Stub()
     messages = strategy.configure_train(1, ZERO, ConfigRecord(), grid)
     assert isinstance(messages, list)
@@ -408,7 +415,7 @@ def test_a_client_that_two_nodes_claim_is_not_asked_until_one_is_left(caplog):
 def test_of_nodes_that_claim_one_client_from_the_start_none_is_asked(caplog):
     grid = Coming([4, 20, 5], client_of={4: 3, 20: 3, 5: 4}.__getitem__)
     with caplog.at_level(logging.WARNING, "flwr"):
-        _, strategy = start(grid, wait=1.2)
+        _, strategy = start(grid, registration_timeout=1.2)
     assert grid.rounds == [[5]]
     assert strategy.dropped.total() == 0
     assert sum("nodes 4 and 20" in r.getMessage() for r in caplog.records) == 1  # though the server looked again
@@ -533,7 +540,7 @@ def test_each_round_s_traffic_is_counted_but_not_where_the_cohort_is_secret(plan
 @pytest.mark.parametrize("every", [1, 5])
 def test_a_run_that_is_finished_ends_early_and_evaluates_its_last_round(every):
     recorder = Kept()
-    options = {"streams": Streams(0), "wait": 0.0, "evaluate_every": every}
+    options = {"streams": Streams(0), "registration_timeout": 0.0, "evaluate_every": every}
     strategy = Done(nothing(rounds=9), recorder=recorder, **options)
     result = strategy.start(Graded(0.5), ZERO, 9)
     np.testing.assert_allclose(unpack_models(result.arrays)[0][0], 2 * UP)

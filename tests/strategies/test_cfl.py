@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from toys import strategy_of
 
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, pack_update, unpack_models
@@ -78,8 +79,14 @@ class Kept:
 def run(optima, rounds=20, planned=None, grid=None, config=None, **options):
     kept = Kept()
     plan = NoPrivacy(clients=len(optima), num_clusters=1, sampling_rate=1.0, rounds=planned or rounds)
-    options = {"streams": Streams(0), "wait": 0.0, "recorder": kept, "first_split": 0, "evaluate_every": 0} | options
-    strategy = CFL(plan, **options)
+    options = {
+        "streams": Streams(0),
+        "registration_timeout": 0.0,
+        "recorder": kept,
+        "first_split": 0,
+        "evaluate_every": 0,
+    } | options
+    strategy = strategy_of(CFL, plan, **options)
     start = pack_models(np.zeros((1, 4), np.float32), LAYOUT)
     result = strategy.start(grid or Pulled(optima), start, rounds, train_config=ConfigRecord(config or {}))
     return unpack_models(result.arrays)[0], strategy, kept
@@ -156,7 +163,7 @@ def test_weights_count_in_the_mean():
             return collected
 
     plan = Weighted(clients=3, num_clusters=1, sampling_rate=1.0, rounds=1)
-    strategy = CFL(plan, streams=Streams(0), wait=0.0, evaluate_every=0)
+    strategy = CFL(plan, streams=Streams(0), registration_timeout=0.0, evaluate_every=0)
     optima = np.array([[2.0, 0, 0, 0], [2.0, 0, 0, 0], [10.0, 0, 0, 0]])
     result = strategy.start(Pulled(optima), pack_models(np.zeros((1, 4), np.float32), LAYOUT), 1)
     np.testing.assert_allclose(unpack_models(result.arrays)[0][0, 0], 17 / 5, rtol=1e-6)
@@ -177,11 +184,17 @@ def test_a_run_that_ended_early_is_evaluated_in_its_last_round_also_when_it_resu
     optima = np.full((3, 4), 5.0)
     kept = Kept()
     plan = NoPrivacy(clients=3, num_clusters=1, sampling_rate=1.0, rounds=30)
-    setting = {"streams": Streams(0), "wait": 0.0, "recorder": kept, "first_split": 0, "evaluate_every": 30}
+    setting = {
+        "streams": Streams(0),
+        "registration_timeout": 0.0,
+        "recorder": kept,
+        "first_split": 0,
+        "evaluate_every": 30,
+    }
     start = pack_models(np.zeros((1, 4), np.float32), LAYOUT)
-    whole = CFL(plan, **setting).start(Pulled(optima), start, 30)
+    whole = strategy_of(CFL, plan, **setting).start(Pulled(optima), start, 30)
     assert list(whole.evaluate_metrics_clientapp) == [8]
-    again = CFL(plan, **setting, resume_from=kept.states[-1]).start(Pulled(optima), start, 30)
+    again = strategy_of(CFL, plan, **setting, resume_from=kept.states[-1]).start(Pulled(optima), start, 30)
     assert list(again.evaluate_metrics_clientapp) == [8]
     np.testing.assert_array_equal(unpack_models(again.arrays)[0], unpack_models(whole.arrays)[0])
     assert len(kept.states) == 8
@@ -309,14 +322,14 @@ def test_similarities_are_kept_at_splits_at_every_tenth_round_and_at_the_end():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"stationary_norm": 0.0}, "stationary-norm must be 'auto' or above 0, not 0.0"),
-        ({"incongruent_norm": "soon"}, "incongruent-norm must be 'auto' or above 0, not 'soon'"),
+        ({"stationary_norm": 0.0}, "cfl.stationary-norm = 0.0: must be 'auto' or a finite number above 0"),
+        ({"incongruent_norm": "soon"}, "cfl.incongruent-norm = 'soon': must be"),
         ({"clusters": -1}, "clusters must be at least 0"),
-        ({"first_split": -1}, "first-split must be at least 0"),
+        ({"first_split": -1}, "cfl.first-split = -1: must be"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(options, said):
-    with pytest.raises(StrategyError, match=said):
+    with pytest.raises(ValueError, match=said):
         run(FOUR, **options)
 
 

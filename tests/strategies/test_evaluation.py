@@ -38,7 +38,7 @@ class Evaluated(Stub):
 
 def run(grid, **options):
     recorder = Kept()
-    strategy = FedAvg(nothing(rounds=2), streams=Streams(0), wait=0.0, recorder=recorder, **options)
+    strategy = FedAvg(nothing(rounds=2), streams=Streams(0), registration_timeout=0.0, recorder=recorder, **options)
     result = strategy.start(grid, ZERO, 2)
     return result, strategy, recorder.lines
 
@@ -78,7 +78,7 @@ def test_an_evaluation_is_of_the_model_that_the_client_was_assigned():
         def placed(self, number):
             return dict.fromkeys(range(CLIENTS), 0)
 
-    strategy = Split(nothing(), wait=0.0, evaluate_metrics_aggr_fn=summarise)
+    strategy = Split(nothing(), registration_timeout=0.0, evaluate_metrics_aggr_fn=summarise)
     strategy.plan = nothing(num_clusters=2)  # so that cluster 1 is one of the run
     grid = Evaluated(reported(cluster=1))
     strategy.configure_train(1, ZERO, ConfigRecord(), grid)
@@ -169,7 +169,7 @@ def test_a_damaged_update_costs_one_reply():
             content["update"]["output.bias"].__dict__["shape"] = 5
         return [content]
 
-    strategy = FedAvg(nothing(), streams=Streams(0), wait=0.0, evaluate_every=0)
+    strategy = FedAvg(nothing(), streams=Streams(0), registration_timeout=0.0, evaluate_every=0)
     result = strategy.start(Stub(spoil), ZERO, 1)
     assert strategy.accepted == CLIENTS - 1
     assert np.all(np.isfinite(next(iter(result.arrays.values())).numpy()))

@@ -52,10 +52,10 @@ def test_a_node_that_does_not_say_who_it_is_is_asked_again_while_the_run_waits()
                     yield from super()._answers([message])
 
     grid = Shy()
-    start(grid, wait=0.0)
+    start(grid, registration_timeout=0.0)
     assert len(grid.asked) == 7
     grid = Shy()
-    start(grid, wait=5.0)
+    start(grid, registration_timeout=5.0)
     assert len(grid.asked) == 8
 
 
@@ -80,7 +80,7 @@ def test_a_node_whose_introductions_are_lost_takes_part_as_soon_as_one_comes_thr
 
 def test_messages_live_as_long_as_the_round():
     grid = Faulty(())
-    strategy = FedAvg(nothing(), wait=0.0, evaluate_every=0)
+    strategy = FedAvg(nothing(), registration_timeout=0.0, evaluate_every=0)
     from test_base import ZERO
 
     strategy.start(grid, ZERO, 1, timeout=7.0)

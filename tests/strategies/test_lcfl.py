@@ -8,13 +8,14 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from test_toy import CONFIG, plan, towards
 from test_toy import LAYOUT as PIXELS
-from toys import UP
+from toys import UP, strategy_of
 
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, losses_layout, pack_models, pack_update, unpack_models
 from coterie.privacy import Joint, NoPrivacy, Streams
 from coterie.server.metrics import summarise
 from coterie.strategies import LCFL, Averaging, StrategyError, lcfl
+from coterie.strategies.lcfl import LCFLSettings
 
 #: c_i of seven clients: A, B, A, B, A, B, B.
 OPTIMA = np.array([1.0, -2.0, 1.2, -2.1, 1.1, -1.9, -2.4])[:, None]
@@ -103,8 +104,14 @@ def start(grid=None, rounds=1, k=2, sampling_rate=1.0, planned=None, **options):
     setting = NoPrivacy(
         clients=m, num_clusters=max(k, 1), sampling_rate=sampling_rate, rounds=max(rounds, planned or 1)
     )
-    options = {"streams": Streams(0), "evaluate_every": 0, "wait": 0.0, "recorder": Kept(), "clusters": k} | options
-    strategy = LCFL(setting, **options)
+    options = {
+        "streams": Streams(0),
+        "evaluate_every": 0,
+        "registration_timeout": 0.0,
+        "recorder": Kept(),
+        "clusters": k,
+    } | options
+    strategy = strategy_of(LCFL, setting, **options)
     zero = pack_models(np.zeros((1, d), np.float32), Layout(("w",), ((d,),)))
     result = strategy.start(grid, zero, rounds)
     return unpack_models(result.arrays)[0], strategy, grid, options["recorder"]
@@ -181,7 +188,7 @@ def test_a_label_is_that_of_a_model_that_was_sent(options):
 
 
 def test_fedprox_pulls_after_the_clustering_alone():
-    _, _, grid, _ = start(rounds=3, within="fedprox", proximal_mu=0.3, warm_up_rounds=1)
+    _, _, grid, _ = start(rounds=3, cluster_optimizer="fedprox", proximal_mu=0.3, warm_up_rounds=1)
     assert not any("proximal-mu" in q.config for number in (1, 2) for q in grid.asked("train", number))
     assert {q.config["proximal-mu"] for q in grid.asked("train", 3)} == {0.3}
 
@@ -489,7 +496,7 @@ def test_a_resumed_run_goes_on_with_the_same_clusters(until, options, tmp_path):
 def test_two_groups_of_pixels_by_hand(tmp_path):
     """One full batch a round: round 1 is a step from 0, round 2 one from there."""
     setting = plan("none", 2, rounds=2)
-    strategy = LCFL(setting, streams=Streams(0), wait=0.0, evaluate_metrics_aggr_fn=summarise)
+    strategy = LCFL(setting, streams=Streams(0), registration_timeout=0.0, evaluate_metrics_aggr_fn=summarise)
     config = ConfigRecord({**CONFIG, "groups": "6:2"})
     zero = pack_models(np.zeros((1, 4), np.float32), PIXELS)
     result = strategy.start(LocalGrid(8), zero, 2, train_config=config)
@@ -524,13 +531,13 @@ def test_client_level_privacy_is_refused_with_the_reason():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"metric": "hash"}, "metric must be one of loss, params, gradcos, not 'hash'"),
-        ({"within": "fedopt"}, "within must be one of fedavg, fedprox, not 'fedopt'"),
-        ({"clusterer": "k-means"}, "clusterer must be one of k-medoids"),
+        ({"metric": "hash"}, "lcfl.metric = 'hash': must be loss, params, gradcos"),
+        ({"cluster_optimizer": "fedopt"}, "lcfl.cluster-optimizer = 'fedopt': must be fedavg, fedprox"),
+        ({"clusterer": "k-means"}, "lcfl.clusterer = 'k-means': must be k-medoids"),
         ({"clusterer": "dbscan"}, "dbscan finds the number of clusters itself: set clusters to 0"),
-        ({"landmarks": -1}, "landmarks must be at least 0, not -1"),
-        ({"warm_up_rounds": -1}, "warm-up-rounds must be at least 0, not -1"),
-        ({"models_per_message": 0}, "models-per-message must be at least 1, not 0"),
+        ({"landmarks": -1}, "lcfl.landmarks = -1: must be a whole number, at least 0"),
+        ({"warm_up_rounds": -1}, "lcfl.warm-up-rounds = -1: must be"),
+        ({"models_per_message": 0}, "lcfl.models-per-message = 0: must be a whole number, at least 1"),
         ({"warm_up_rounds": 4}, "warm-up-rounds = 4 of 4 rounds leave none for clusters"),
         (
             {"warm_up_rounds": 3, "averaging": Averaging(0.5)},
@@ -540,8 +547,8 @@ def test_client_level_privacy_is_refused_with_the_reason():
 )
 def test_settings_that_make_no_sense(options, complaint):
     setting = NoPrivacy(clients=8, num_clusters=2, sampling_rate=1.0, rounds=4)
-    with pytest.raises(StrategyError, match=complaint):
-        LCFL(setting, **options)
+    with pytest.raises(ValueError, match=complaint):
+        strategy_of(LCFL, setting, **options)
 
 
 def test_the_last_models_of_the_clusters_can_be_averaged():
@@ -553,7 +560,5 @@ def test_the_last_models_of_the_clusters_can_be_averaged():
 
 
 def test_models_to_be_told_of_are_all_or_the_landmarks_and_the_untrained_one():
-    assert LCFL.compares(10) == 11
-    assert LCFL.compares(10, landmarks=4) == 5
-    assert LCFL.compares(10, landmarks=40) == 11
-    assert LCFL.compares(10, metric="params", landmarks=4) == 0
+    for options, compared in (({}, 11), ({"landmarks": 4}, 5), ({"landmarks": 40}, 11), ({"metric": "params"}, 0)):
+        assert LCFL.compares(10, LCFLSettings(**options)) == {"compared": compared, "models_per_message": 32}

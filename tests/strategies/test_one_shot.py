@@ -8,6 +8,7 @@ import pytest
 import toys
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from safetensors.numpy import load_file
+from toys import strategy_of
 
 from coterie.client import points as verbs
 from coterie.clustering import dcn, k_means
@@ -29,7 +30,7 @@ SETTINGS = {
     "non-iid-level": 0,
     "seed": 1,
     "device": "cpu",
-    "wait": 0.0,
+    "registration-timeout": 0.0,
 }
 GAN = {**SETTINGS, "strategy": "ppfc-gan", "local-epochs": 1, "batch-size": 4, "pretrain-epochs": 1, "joint-epochs": 1}
 GAN |= {"dcn-restarts": 1}
@@ -408,7 +409,7 @@ def test_devices_that_failed_fail_again_when_a_run_goes_on(tmp_path):
         folder.keep = keep
 
     with pytest.raises(KeyboardInterrupt):
-        execute(tmp_path / "run", {**SETTINGS, "seed": "none", "device-failures": 0.5}, prepare=prepare)
+        execute(tmp_path / "run", {**SETTINGS, "seed": "auto", "device-failures": 0.5}, prepare=prepare)
     failed = set(np.load(tmp_path / "run" / "evidence" / "failures.npz")["clients"].tolist())
     outcome = execute(tmp_path / "run", None)
     assert len(failed) == 5
@@ -469,14 +470,14 @@ def test_a_run_that_was_cut_short_in_deep_clustering_goes_on_from_there(tmp_path
 RECORDS = {**GAN, "privacy-unit": "record", "samples-per-client": 6, "batch-size": 3, "local-epochs": 2, "epsilon": 9.0}
 
 
-@pytest.mark.parametrize("seed", ["none", 1])
+@pytest.mark.parametrize("seed", ["auto", 1])
 def test_at_record_level_samples_carry_a_true_epsilon(tmp_path, seed):
     outcome = execute(tmp_path / "run", {**RECORDS, "seed": seed})
     guarantee = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert guarantee["charges"] == outcome["charges"] == 1
     assert [charge["charges"] for charge in guarantee["charged"]] == [2 * 2]  # the steps of a client
     assert 8 < guarantee["epsilon"] <= 9
-    assert (guarantee["unit"], guarantee["certified"]) == ("record", seed == "none")
+    assert (guarantee["unit"], guarantee["certified"]) == ("record", seed == "auto")
     assert not any("lemma" in reason for reason in guarantee["reasons"])
     assert "numbers of records by label and class, exact, and the scores of these" in guarantee["outside"]
     assert outcome["notes"]["points"] == {str(client): 6 for client in range(CLIENTS)}
@@ -527,7 +528,7 @@ def test_without_privacy_the_certificate_says_why_there_is_none(tmp_path, settin
         ({"local-centroids": -1}, "local-centroids = -1"),
         ({"rebalance-min": 2}, "rebalance"),
         ({"strategy": "ffcm", "fuzzifier": 1}, "fuzzifier = 1: must be a finite number above 1"),
-        ({"clusters": 0}, "kfed must be told their number"),
+        ({"clusters": 0}, "kfed does not find their number"),
         ({"strategy": "ppfc-gan", "rounds": 3}, "ppfc-gan takes one round, not 3"),
         ({"strategy": "ppfc-gan", "privacy-unit": "client"}, "ppfc-gan supports privacy-unit none or record"),
         ({"strategy": "ppfc-gan", "gan": "gan-mnist"}, "'gan-mnist' makes examples of shape"),
@@ -550,24 +551,29 @@ def nothing(rounds=1, **numbers):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"device_failures": 1.0}, "device-failures must be at least 0 and below 1, not 1"),
+        ({"device_failures": 1.0}, "ffcm.device-failures = 1.0: must be a finite number at least 0 and at most 0.99"),
         ({"device_failures": -0.1}, "device-failures"),
         ({"device_failures": float("nan")}, "device-failures"),
         ({"example_shape": (3, 400, 300), "upload_limit": 1}, r"less than one record of shape \(3, 400, 300\) takes"),
-        ({"local_centroids": -1}, "local-centroids must be at least 0, not -1"),
-        ({"fuzzifier": float("nan")}, "fuzzifier must be above 1, not nan"),
+        ({"local_centroids": -1}, "ffcm.local-centroids = -1: must be"),
+        ({"fuzzifier": float("nan")}, "ffcm.fuzzifier = nan: must be"),
     ],
 )
 def test_constructors_refuse_too(options, complaint):
-    with pytest.raises(StrategyError, match=complaint):
-        FFCM(nothing(), **{"example_shape": (4,), "clusters": 3, **options})
+    with pytest.raises(ValueError, match=complaint):
+        strategy_of(FFCM, nothing(), **{"example_shape": (4,), "clusters": 3, **options})
 
 
 def test_limits_of_an_upload():
     few, many = ({"local_centroids": number} for number in (0, 10**6))
-    assert FFCM(nothing(), example_shape=(4,), clusters=3, upload_limit=1, **few).answer().most == 3
-    assert FFCM(nothing(), example_shape=(4,), clusters=3, upload_limit=1, **many).answer().most == 2**20 // 16
-    images = PPFCGAN(nothing(), example_shape=(3, 32, 32), clusters=10, upload_limit=2, synthetic_samples=100)
+    assert strategy_of(FFCM, nothing(), example_shape=(4,), clusters=3, upload_limit=1, **few).answer().most == 3
+    assert (
+        strategy_of(FFCM, nothing(), example_shape=(4,), clusters=3, upload_limit=1, **many).answer().most
+        == 2**20 // 16
+    )
+    images = strategy_of(
+        PPFCGAN, nothing(), example_shape=(3, 32, 32), clusters=10, upload_limit=2, synthetic_samples=100
+    )
     assert images.answer().most == 2 * 2**20 // (4 * 3072)
     assert (images.answer().exactly, images.answer().shape, images.gan) == (100, (3, 32, 32), "gan-cifar")
 
@@ -576,7 +582,7 @@ def test_limits_of_an_upload():
 def test_defaults_are_the_paper_s(tmp_path, method):
     config = RunConfig({"strategy": method, "dataset": "toys:blobs"})
     expected = {"clusters": 10, "rounds": 1, "clients": 10, "groups": "1", "shift": "none", "non-iid-level": 0.5}
-    expected |= {"evaluate-every": 1, "privacy-unit": "none", "sampling-rate": 1.0, "respawn-every": 0}
+    expected |= {"evaluate-every": 1, "privacy-unit": "none", "sampling-rate": 1.0, "reseed-every": 0}
     if method == "ppfc-gan":
         expected |= {"local-epochs": 200, "batch-size": 64}
     assert {key: config[key] for key in expected} == expected
@@ -689,16 +695,17 @@ def test_ffcm_is_k_means_of_all_centroids():
 @pytest.mark.parametrize(("asked", "sent"), [(0, 3), (2, 2)])
 def test_what_clients_are_asked_for(asked, sent):
     own = {"example_shape": (4,), "clusters": 3, "local_centroids": asked}
-    assert KFED(nothing(), **own).question() == CentroidsRequest(local="k-means", local_centroids=sent)
-    fuzzy = FFCM(nothing(), **own, fuzzifier=1.7)
+    assert strategy_of(KFED, nothing(), **own).question() == CentroidsRequest(local="k-means", local_centroids=sent)
+    fuzzy = strategy_of(FFCM, nothing(), **own, fuzzifier=1.7)
     assert fuzzy.question() == CentroidsRequest(local="fuzzy-c-means", local_centroids=sent, fuzzifier=1.7)
     assert fuzzy.evaluation() == LabelRequest(labels=3, encoder="none", tell=True)
-    gan = PPFCGAN(
+    gan = strategy_of(
+        PPFCGAN,
         nothing(),
         example_shape=(4,),
         clusters=3,
         synthetic_samples=9,
-        gan_average=0.9,
+        ema_decay=0.9,
         precision="bfloat16",
         evaluate_every=0,
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from test_toy import APART, CLIENTS, CONFIG, LAYOUT, LR, towards
-from toys import UP
+from toys import UP, strategy_of
 
 from coterie.client import VERBS, Client
 from coterie.client.app import _answer
@@ -66,8 +66,8 @@ def plan(k, rounds=1, weights="examples", plans=None, **numbers):
 
 
 def train(method, plan, start, folder, rounds=1, grid=None, config=CONFIG, **options):
-    options = {"evaluate_metrics_aggr_fn": summarise, "streams": Streams(0), "wait": 0.0} | options
-    strategy = method(plan, **options)
+    options = {"evaluate_metrics_aggr_fn": summarise, "streams": Streams(0), "registration_timeout": 0.0} | options
+    strategy = strategy_of(method, plan, **options)
     grid = grid or LocalGrid(CLIENTS)
     config = ConfigRecord({"loss-bound": 4.0, **config, "groups": "4:4", "clients-dir": str(folder)})
     result = strategy.start(grid, pack_models(np.asarray(start, np.float32), LAYOUT), rounds, train_config=config)
@@ -477,7 +477,7 @@ def test_a_cluster_of_km_cdpfl_is_the_mean_of_where_its_members_ended():
 
 @pytest.mark.parametrize(("method", "options"), [(RCDPFL, {}), (KMCDPFL, {}), (Oracle, {"true_groups": GROUPS})])
 def test_models_start_equal(method, options):
-    strategy = method(plan(2), streams=Streams(0), **options)
+    strategy = strategy_of(method, plan(2), streams=Streams(0), **options)
     np.testing.assert_array_equal(strategy.initial_models(APART), APART[[0, 0]])
     assert FCDPFL(plan(2), streams=Streams(0)).initial_models(APART).tolist() == APART.tolist()
 
@@ -700,7 +700,7 @@ def test_an_unseeded_run_of_lcfl_is_certified_within_its_budget(tmp_path):
 
 
 def test_the_model_of_a_cluster_is_the_weighted_mean_of_its_members():
-    strategy = LCFL(plan(2), streams=Streams(0), metric="params")
+    strategy = strategy_of(LCFL, plan(2), streams=Streams(0), metric="params")
     moving = strategy.round(1, np.full((2, 4), 7.0, np.float32))
     phase = next(moving)
     assert list(phase.clients) == list(range(CLIENTS))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
-from toys import UP
+from toys import UP, strategy_of
 
 from coterie.client import Memory
 from coterie.client.verbs import _assign
@@ -74,8 +74,8 @@ class Watched(LocalGrid):
 
 
 def train(method, plan, start, groups="4:4", rounds=1, layout=LAYOUT, config=CONFIG, **options):
-    options = {"evaluate_metrics_aggr_fn": summarise, "streams": Streams(0), "wait": 0.0} | options
-    strategy = method(plan, **options)
+    options = {"evaluate_metrics_aggr_fn": summarise, "streams": Streams(0), "registration_timeout": 0.0} | options
+    strategy = strategy_of(method, plan, **options)
     grid = Watched(CLIENTS)
     config = ConfigRecord({**config, "groups": groups})
     result = strategy.start(grid, pack_models(np.asarray(start, np.float32), layout), rounds, train_config=config)
@@ -260,8 +260,8 @@ def test_fedprox_draws_every_step_but_the_first_towards_the_start():
     first = towards(0.5)
     second = towards(1 / (1 + math.exp(-2 * LR))) - LR * 0.5 * first
     np.testing.assert_allclose(models[0], first + second, atol=1e-6)
-    with pytest.raises(StrategyError, match="proximal-mu must be at least 0"):
-        FedProx(plan("none", 1), proximal_mu=math.nan)
+    with pytest.raises(ValueError, match=r"fedprox\.proximal-mu = nan: must be a finite number at least 0"):
+        strategy_of(FedProx, plan("none", 1), proximal_mu=math.nan)
 
 
 def test_fedper_s_heads_stay_with_their_clients_and_survive_a_restart(tmp_path):
@@ -279,9 +279,10 @@ def test_fedper_s_heads_stay_with_their_clients_and_survive_a_restart(tmp_path):
     np.testing.assert_allclose(models, [[body]], atol=1e-6)
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == 1.0
     assert len(list(tmp_path.glob("client-*.safetensors"))) == CLIENTS
-    assert FedPer.arrange(lambda: {"a.weight": 1, "a.bias": 2, "b.weight": 3}) == {"a.weight": 1, "a.bias": 2}
+    strategy = FedPer(plan("none", 1))
+    assert strategy.arrange(lambda: {"a.weight": 1, "a.bias": 2, "b.weight": 3}) == {"a.weight": 1, "a.bias": 2}
     with pytest.raises(StrategyError, match="1 layer"):
-        FedPer.arrange(lambda: {"output.weight": 1, "output.bias": 2})
+        strategy.arrange(lambda: {"output.weight": 1, "output.bias": 2})
 
 
 def test_local_clients_train_alone_from_one_start_and_go_on_after_a_restart(tmp_path):
@@ -445,7 +446,7 @@ def test_an_absent_client_changes_neither_divisor_nor_noise():
             return range(1, CLIENTS)
 
     p = plan("joint", 1, noise=0.051)
-    strategy = FedAvg(p, streams=Streams(0), wait=0.0, evaluate_every=0)
+    strategy = FedAvg(p, streams=Streams(0), registration_timeout=0.0, evaluate_every=0)
     config = ConfigRecord({**CONFIG, "groups": "1"})
     models, _ = unpack_models(
         strategy.start(

@@ -1,0 +1,125 @@
+"""Settings of privacy: of both units, and of record-level privacy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coterie.privacy.accountants import ACCOUNTANTS
+from coterie.privacy.mechanisms import MECHANISMS, WEIGHTS
+from coterie.privacy.plan import DIVISORS
+from coterie.privacy.record import SELECTIONS
+from coterie.settings import Settings, setting
+
+_RECORD = ("privacy.privacy-unit", ("record",))
+
+
+@dataclass(frozen=True)
+class PrivacySettings(Settings):
+    """What is protected, by which mechanism, within which budget."""
+
+    table: ClassVar[str] = "privacy"
+
+    privacy_unit: str = setting(
+        "client",
+        "what the guarantee protects: all data of a client (the server adds noise), one record (the client does)",
+        choices=("client", "record", "none"),
+    )
+    mechanism: str = setting("joint", "mechanism of client-level privacy", choices=sorted(MECHANISMS))
+    accountant: str | None = setting(
+        None,
+        "accountant of epsilon; auto: pld, and theorem-4.2 for the mechanism paper",
+        choices=sorted(name for name in ACCOUNTANTS if not name.startswith("opacus")),
+    )
+    epsilon: float = setting(8.0, "privacy budget", above=0)
+    delta: float | None = setting(
+        None,
+        "delta of the guarantee; auto: 1/(100 clients), or 1/(100 records) at record level",
+        above=0,
+        below=1,
+        allowed="a number strictly between 0 and 1",
+    )
+    noise_multiplier: float | None = setting(
+        None,
+        "noise of a round over its sensitivity; auto: calibrated to epsilon; a number: rounds end with the budget",
+        at_least=0.05,
+        at_most=1e4,
+    )
+    clip_norm: float = setting(
+        0.3,
+        "C, L2 bound of a client's update; at record level c, of a record's gradient",
+        at_least=1e-6,
+        at_most=1e6,
+        tuned=True,
+    )
+    divisor: str | None = setting(
+        None,
+        "D_j of the update: fixed is qM/k, released max(B, 1, released size); auto: fixed under joint",
+        choices=DIVISORS,
+    )
+    identifier_share: float | None = setting(
+        None,
+        "share of a round's privacy for labels or cluster sizes, where used; auto: 0.04, or 0.2 with identifiers",
+        above=0,
+        below=1,
+    )
+    identifier_noise: float = setting(
+        0.0,
+        "fixed noise on identifiers, not charged (Appendix C of the paper has 1); 0: charged",
+        at_least=0,
+        only=("privacy.mechanism", ("paper",)),
+    )
+    identifiers: str = setting(
+        "gaussian", "noise on labels", choices=("gaussian", "exponential"), only=("privacy.mechanism", ("rr-slot",))
+    )
+    budget_file: str = setting(
+        "",
+        "client level: ledger of one budget for all runs on these clients that name it; empty: of this run alone",
+        allowed="a file; the first run that names it sets its budget",
+        place=True,
+    )
+
+
+@dataclass(frozen=True)
+class RecordLevelSettings(Settings):
+    """Record-level privacy: noise of round 1, private choices of a cluster, released losses, weights."""
+
+    table: ClassVar[str] = "record-level"
+
+    first_batch_size: float | None = setting(
+        None, "expected batch size in round 1; auto: all records where the method needs it", at_least=1, only=_RECORD
+    )
+    first_round_noise_ratio: float = setting(
+        1.0, "noise of round 1 over that of the other rounds", at_least=0.1, at_most=100, only=_RECORD
+    )
+    selection: str = setting(
+        "gumbel",
+        "how clients choose a cluster by loss: private and charged, or exact and never certified",
+        choices=[way for way in SELECTIONS if way != "none"],
+        only=_RECORD,
+    )
+    selection_epsilon: float = setting(0.02, "epsilon of one such choice", at_least=0.001, at_most=50, only=_RECORD)
+    loss_bound: float = setting(
+        4.0,
+        "bound to which the loss of a record is clipped in such a choice, or where losses are released",
+        at_least=1e-6,
+        at_most=1e6,
+        client=True,
+        tuned=True,
+        only=_RECORD,
+    )
+    loss_noise: float = setting(
+        5.0, "lcfl: noise of all released losses over their sensitivity", at_least=0.1, at_most=1e4, only=_RECORD
+    )
+    weights: str = setting(
+        "examples",
+        "weights of the clients of a cluster: public numbers of records, or equal",
+        choices=WEIGHTS,
+        only=_RECORD,
+    )
+    profiles: str = setting(
+        "",
+        "settings of clients 0, 1, ..., in turn, as 'epsilon=2 batch-size=16; epsilon=10'",
+        allowed="epsilon, delta, batch-size and samples-per-client, one or more, separated by semicolons",
+        only=_RECORD,
+    )

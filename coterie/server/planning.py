@@ -1,0 +1,271 @@
+"""The privacy plan of a configuration, what its certificate states beside it, and warnings about its noise."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from coterie import models as networks
+from coterie.privacy import PLANS, Plan, RecordLevel, RecordPlan
+from coterie.settings import ConfigError, Setting, nearest
+
+if TYPE_CHECKING:
+    from coterie.server.config import RunConfig
+
+
+def delta(config: RunConfig) -> float:
+    """The resolved delta; "auto" is 1/(100 M), or 1/(100 records) at record level."""
+    if config.privacy.delta is not None:
+        return config.privacy.delta
+    record = config.privacy.privacy_unit == "record"
+    return 1 / (100 * (config.data.samples_per_client if record else config.data.clients))
+
+
+def plan(config: RunConfig) -> Plan:
+    """The privacy plan; its noise is calibrated unless it is given.
+
+    Raises:
+        PrivacyError: no noise reaches the target.
+    """
+    if config.privacy.privacy_unit == "none" or config.privacy.noise_multiplier is not None:
+        return sketch(config)
+    if config.privacy.privacy_unit == "record":
+        return _record_level(config)
+    return PLANS[config.privacy.mechanism].calibrated(**_numbers(config))
+
+
+def sketch(config: RunConfig) -> Plan:
+    """A plan without calibrated noise, for fast checks."""
+    noise = config.privacy.noise_multiplier or 1.0
+    if config.privacy.privacy_unit == "record":
+        return _record_level(config, noise)
+    if config.privacy.privacy_unit == "none":
+        return PLANS["none"](noise_multiplier=0.0, **_numbers(config))
+    return PLANS[config.privacy.mechanism](noise_multiplier=noise, **_numbers(config))
+
+
+def _numbers(config: RunConfig) -> dict[str, Any]:
+    """Arguments of the plan, without the noise."""
+    privacy = config.privacy
+    numbers: dict[str, Any] = {
+        "clients": config.data.clients,
+        "num_clusters": max(config.models, 1),
+        "sampling_rate": config.aggregation.sampling_rate,
+        "rounds": config.run.rounds,
+        "rebalance_min": config.aggregation.rebalance_min,
+    }
+    if privacy.divisor is not None:
+        numbers["divisor"] = privacy.divisor
+    if privacy.privacy_unit == "none":
+        return numbers
+    if privacy.accountant is not None:
+        numbers["accountant"] = privacy.accountant
+    if privacy.mechanism == "rr-slot":
+        numbers["identifiers"] = privacy.identifiers
+    if privacy.mechanism == "paper":
+        numbers["identifier_noise"] = _uncharged(config)
+    return numbers | {
+        "clip_norm": privacy.clip_norm,
+        "epsilon": privacy.epsilon,
+        "delta": delta(config),
+        "identifier_share": _identifier_share(config),
+        "evaluations": _evaluations(config),
+        "evaluation_noise": config.evaluation.evaluate_noise,
+    }
+
+
+def _identifier_share(config: RunConfig) -> float:
+    """Share of a round's privacy for labels or sizes; 0 if they are not used."""
+    privacy = config.privacy
+    reads_sizes = bool(config.reseeding or config.aggregation.rebalance_min or privacy.divisor == "released")
+    noisy_labels = config.models > 1 and privacy.mechanism != "joint"
+    if not (reads_sizes or noisy_labels) or _uncharged(config):
+        return 0.0
+    return PLANS[privacy.mechanism].usual_share if privacy.identifier_share is None else privacy.identifier_share
+
+
+def _uncharged(config: RunConfig) -> float:
+    """Noise on identifiers outside the budget."""
+    return config.privacy.identifier_noise if config.privacy.mechanism == "paper" and config.models > 1 else 0.0
+
+
+def _evaluations(config: RunConfig) -> int:
+    """Number of private evaluations in the run."""
+    every = config.evaluation.evaluate_every if config.evaluation.evaluate == "private" else 0
+    return config.method.evaluations(config.run.rounds, every)
+
+
+# ---- record level -----------------------------------------------------------------------------------------
+
+
+def check_records(config: RunConfig) -> None:
+    """Check the settings that record-level privacy requires.
+
+    Raises:
+        ConfigError: one of them is missing or wrong.
+    """
+    if config.data.samples_per_client == 0:
+        raise ConfigError(
+            "samples-per-client = 0: at record level the number of a client's records is a public constant; set it"
+        )
+    if config.aggregation.sampling_rate != 1:
+        raise ConfigError(
+            f"sampling-rate = {config.aggregation.sampling_rate}: at record level all clients take part in every "
+            "round; set it to 1"
+        )
+    for name in ("rebalance-min", "reseed-every"):
+        if config[name]:
+            raise ConfigError(
+                f"{name} = {config[name]}: reads noisy cluster sizes of client-level privacy; set it to 0"
+            )
+    if config.evaluation.evaluate == "private":
+        raise ConfigError("evaluate = 'private' is for client-level privacy: at record level use diagnostic or off")
+    for each in _record_plans(config, 1.0):
+        if each.num_examples > config.data.samples_per_client:
+            raise ConfigError("profiles: samples-per-client of a profile must be at most that of the run")
+
+
+def _profile_settings(config: RunConfig) -> dict[str, Setting]:
+    """The settings of a client profile, by the last part of their names."""
+    names = ("privacy.epsilon", "privacy.delta", "training.batch-size", "data.samples-per-client")
+    every = {each.name: each for table in config.tables for each in table.declared().values()}
+    return {every[name].key: every[name] for name in names}
+
+
+def _profiles(config: RunConfig) -> list[dict[str, Any]]:
+    """Settings of clients 0, 1, ..., in turn."""
+    known = _profile_settings(config)
+    found = []
+    for part in config.record_level.profiles.split(";"):
+        own = {}
+        for assignment in part.split():
+            name, _, value = assignment.partition("=")
+            if name not in known:
+                hint = nearest(name, known)
+                raise ConfigError(f"profiles: {assignment!r}: must set one of {', '.join(known)}{hint}")
+            own[name] = known[name].parse(value)
+        found.append(own)
+    return found
+
+
+def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[RecordPlan, ...]:
+    """The plans of clients 0, 1, ..., in turn; calibrated unless ``noise`` is given."""
+    level, privacy = config.record_level, config.privacy
+    choices = config.method.choices(config.run.rounds)
+    plans = []
+    for own in _profiles(config):
+        profile = {key: own.get(key, config[key]) for key in _profile_settings(config)}
+        many, first = profile["samples-per-client"], level.first_batch_size
+        if first is None and config.method.full_first_batch:
+            first = many
+        numbers: dict[str, Any] = {
+            "num_examples": many,
+            "batch_size": min(profile["batch-size"], many),
+            "rounds": config.run.rounds,
+            "epsilon": profile["epsilon"],
+            "delta": 1 / (100 * many) if profile["delta"] is None else profile["delta"],
+            "clip_norm": privacy.clip_norm,
+            "first_batch_size": None if first is None else int(min(first, many)),
+            "local_epochs": config.training.local_epochs,
+            "selection": level.selection if choices else "none",
+            "selections": choices,
+            "selection_epsilon": level.selection_epsilon,
+            "loss_noise": level.loss_noise,
+            **config.method.compares(config.data.clients, config.options),
+            "accountant": "pld" if privacy.accountant is None else privacy.accountant,
+        }
+        ratio = level.first_round_noise_ratio
+        if noise is None:
+            plans.append(RecordPlan.calibrated(first_noise_ratio=ratio, **numbers))
+        else:
+            plans.append(RecordPlan(noise_multiplier=noise, first_noise_multiplier=ratio * noise, **numbers))
+    return tuple(plans)
+
+
+def _record_level(config: RunConfig, noise: float | None = None) -> RecordLevel:
+    return RecordLevel.of(
+        _record_plans(config, noise),
+        clients=config.data.clients,
+        num_clusters=max(config.models, 1),
+        weights=config.record_level.weights,
+    )
+
+
+# ---- for the ledger's header and the user -----------------------------------------------------------------
+
+
+def about(config: RunConfig) -> dict[str, Any]:
+    """What the ledger's header holds beside the plan, for the certificate."""
+    declared = {each.name: each for table in config.tables for each in table.declared().values()}
+    return {
+        "seed": config.seed,
+        "diagnostics": _diagnostics(config),
+        "public": {
+            "server-lr": config.server_lr,
+            "average-last": config.aggregation.average_last,
+            "reseed-every": config.aggregation.reseed_every,
+        },
+        "tuned": {name: value for name, value in config.values.items() if declared[name].tuned},
+        "unfounded": list(config.method.unfounded),
+    }
+
+
+def _diagnostics(config: RunConfig) -> list[str]:
+    """What the run reveals outside the guarantee."""
+    client_level, evaluation = config.privacy.privacy_unit == "client", config.evaluation
+    if client_level:
+        replies = "the total number of replies that could not be used"
+    else:
+        replies = "in each round, how many clients were there, were asked, and gave a reply that could be used"
+    always = [replies, "the seconds that each round took", "whether any reply could be used: a run without one fails"]
+    if config.deployment.min_clients:
+        when = "round 1 begins" if client_level else "each round begins"
+        always.append(f"whether enough clients (min-clients) are there before {when}: a run without them fails")
+    if evaluation.evaluate != "diagnostic":
+        return always
+    if config.method.labels_records:
+        return ["numbers of records by label and class, exact, and the scores of these", *always]
+    return [
+        "accuracies on clients' held-out data and training losses, exact, every "
+        f"{evaluation.evaluate_every} rounds and at the end",
+        "groups found, clustering accuracy, NMI and kappa, from clients' exact labels",
+        *always,
+    ]
+
+
+def warnings(config: RunConfig) -> list[str]:
+    """Warnings about delta and noise."""
+    unit = config.privacy.privacy_unit
+    if unit == "none":
+        return []
+    found = []
+    many = config.data.clients if unit == "client" else config.data.samples_per_client
+    if config.delta > 1 / (10 * many):
+        found.append(
+            f"delta = {config.delta:g} is above 1/(10 {unit}s) = {1 / (10 * many):g}: publishing one {unit} at random "
+            f"satisfies delta = 1/{unit}s; use it only to compare with papers"
+        )
+    return found if config.method.labels_records else found + _noise_warning(config)
+
+
+def _noise_warning(config: RunConfig) -> list[str]:
+    """A warning if the noise of the run moves a model further than all updates together can."""
+    plan, clients = config.plan, config.data.clients
+    size = sum(value.size for value in networks.initialise(config.training.model, *config.examples, 0).values())
+    members = plan.expected_members
+    if isinstance(plan, RecordLevel):
+        own = plan.of_clients[0]
+        steps = own.rounds * own.local_epochs * (own.num_examples // own.batch_size)
+        noise = own.noise_multiplier * math.sqrt(size / (steps * members)) / own.batch_size
+        remedy = "use more records in larger batches, more clients"
+    else:
+        moved = 1 if plan.sampler == "poisson" else 2  # one client more, or another in its place
+        noise = moved * plan.noise_multiplier_updates * math.sqrt(size / plan.rounds) / members
+        remedy = f"use privacy-unit = record, about {math.ceil(noise) * clients} clients in place of {clients}"
+    if noise <= 1:
+        return []
+    return [
+        f"the noise drowns the signal: over the run it moves a model {noise:.3g} times as far as clipping lets all "
+        f"updates together ({size} parameters, {members:.3g} clients a model and round, noise multiplier "
+        f"{plan.noise_multiplier:.3g}); {remedy}, a smaller model, or a larger epsilon"
+    ]

@@ -1,0 +1,80 @@
+"""Settings of a run as a whole, its evaluation and its deployment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coterie.settings import Settings, setting
+from coterie.strategies import STRATEGIES
+
+
+@dataclass(frozen=True)
+class RunSettings(Settings):
+    """The method, its size, and the run folder. These settings have no table in files."""
+
+    strategy: str = setting(
+        "ifca", "how clients are clustered and models trained", choices=sorted(STRATEGIES), tuned=True
+    )
+    clusters: int = setting(
+        4,
+        "number of models, k, or of clusters of records; 0: found by the method (rc-dpfl, lcfl, cfl)",
+        at_least=0,
+        tuned=True,
+    )
+    rounds: int = setting(80, "number of rounds, T", at_least=1, tuned=True)
+    stop_after: int = setting(
+        0, "end after this number of rounds, at the noise of all planned rounds; 0: never", at_least=0
+    )
+    seed: int | None = setting(None, "auto: secret randomness; a number: reproducible, not certified", at_least=0)
+    out: str = setting("", "run folder; empty: a new one under runs/", allowed="a folder", place=True)
+    resume: bool = setting(False, "continue the run in the run folder", place=True)
+
+
+@dataclass(frozen=True)
+class EvaluationSettings(Settings):
+    """Evaluation at the clients."""
+
+    table: ClassVar[str] = "evaluation"
+
+    evaluate: str | None = setting(
+        None,
+        "diagnostic: exact accuracies, outside the guarantee; private: their noisy mean, charged; off: none; auto: "
+        "diagnostic in a simulation and without privacy, else private at client level and off at record level",
+        choices=("diagnostic", "private", "off"),
+    )
+    evaluate_every: int = setting(5, "rounds between two evaluations on all clients", at_least=1)
+    evaluate_noise: float = setting(
+        0.01, "standard deviation of the noise on a private mean accuracy", above=0, at_most=1
+    )
+
+
+@dataclass(frozen=True)
+class DeploymentSettings(Settings):
+    """Timeouts, thresholds on participation, and the port for metrics."""
+
+    table: ClassVar[str] = "deployment"
+
+    round_timeout: float = setting(3600.0, "seconds to wait for the replies of a round", above=0, place=True)
+    registration_timeout: float = setting(60.0, "seconds to wait for clients to register", at_least=0, place=True)
+    min_clients: int = setting(
+        0, "registered clients that a round requires; with privacy-unit client, the first round", at_least=0, place=True
+    )
+    min_replies: float = setting(
+        0.0,
+        "share of the requested replies that a round requires, others are requested again; not at client level",
+        at_least=0,
+        at_most=1,
+        place=True,
+    )
+    metrics_port: int = setting(
+        0,
+        "port of this machine where Prometheus reads round, epsilon and accuracy during the run; 0: none",
+        at_least=0,
+        at_most=65535,
+        allowed="a port, 0 to 65535",
+        place=True,
+    )
+    metrics_host: str = setting(
+        "0.0.0.0", "address at which metrics-port listens", allowed="a name or address", place=True
+    )

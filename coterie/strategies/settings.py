@@ -1,0 +1,82 @@
+"""Settings of training and aggregation, which all methods share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coterie.models import FEATURES, MODELS
+from coterie.settings import Settings, setting
+from coterie.strategies.aggregation import AGGREGATORS
+
+#: Which model a client trains after rebalancing changed its label.
+REBALANCE_TRAIN = ("own", "assigned")
+
+
+@dataclass(frozen=True)
+class TrainingSettings(Settings):
+    """The network, and local training at the clients."""
+
+    table: ClassVar[str] = "training"
+
+    model: str = setting("mlp-32", "network", choices=sorted(MODELS), custom=True, client=True, tuned=True)
+    features: str = setting(
+        "none", "fixed layer in front of the network", choices=sorted(FEATURES), client=True, tuned=True
+    )
+    local_epochs: int = setting(4, "passes over a client's data in a round", at_least=1, client=True, tuned=True)
+    batch_size: int = setting(7, "examples in a client's mini-batch", at_least=1, client=True, tuned=True)
+    lr: float = setting(0.2, "step size of a client's SGD", above=0, at_most=1e3, client=True, tuned=True)
+    lr_decay: float = setting(1.0, "factor of lr from round to round", above=0, at_most=1, client=True, tuned=True)
+    device: str = setting(
+        "auto", "device on which clients train", choices=("auto", "cpu", "cuda"), client=True, place=True
+    )
+
+
+@dataclass(frozen=True)
+class AggregationSettings(Settings):
+    """Sampling of clients, and what the server makes of their updates."""
+
+    table: ClassVar[str] = "aggregation"
+
+    sampling_rate: float = setting(
+        0.2, "probability with which a client takes part in a round, q", above=0, at_most=1, tuned=True
+    )
+    server_lr: float | None = setting(
+        None,
+        "step size of the server, eta; auto: 1.5 under client-level privacy, where clipping shortens updates, else 1",
+        above=0,
+        tuned=True,
+    )
+    aggregator: str = setting(
+        "mean",
+        "how a cluster's updates are aggregated; others than mean bound dishonest clients; not at client level",
+        choices=AGGREGATORS,
+        tuned=True,
+    )
+    byzantine_share: float = setting(
+        0.2,
+        "share of dishonest clients in a cluster that the aggregator tolerates",
+        at_least=0,
+        below=0.5,
+        tuned=True,
+        only=("aggregation.aggregator", ("trimmed-mean", "krum", "multi-krum")),
+    )
+    average_last: float = setting(
+        0.0,
+        "share of the rounds whose released models are averaged in the end; 0: the last models",
+        at_least=0,
+        at_most=1,
+        tuned=True,
+    )
+    rebalance_min: float = setting(
+        0.0, "B, least expected members of a cluster in a round (RR-Cluster); 0: off", at_least=0, tuned=True
+    )
+    rebalance_train: str = setting(
+        "own",
+        "model that a client trains whose label was redrawn: its own cluster's, or the assigned one's",
+        choices=REBALANCE_TRAIN,
+        tuned=True,
+    )
+    reseed_every: int = setting(
+        5, "rounds between two chances to re-seed models without clients; 0: never", at_least=0, tuned=True
+    )

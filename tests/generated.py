@@ -1,0 +1,57 @@
+"""Writes what is generated from the declarations of settings: pyproject.toml's block and docs/settings.md.
+
+``python -m tests.generated`` is ``make settings``; tests/server/test_config.py compares.
+"""
+
+from pathlib import Path
+
+import tomli_w
+
+from coterie.server import SETTINGS
+from coterie.server.config import COMMON
+from coterie.settings import AUTO, nested
+from coterie.strategies import STRATEGIES
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT, PAGE = ROOT / "pyproject.toml", ROOT / "docs" / "settings.md"
+_FIRST, _AFTER = "[tool.flwr.app.config]\n", "[tool.hatch.build.targets.wheel]"
+
+
+def block():
+    """The tables of pyproject.toml: Flower accepts only settings that are listed there."""
+    return tomli_w.dumps({"tool": {"flwr": {"app": {"config": nested(dict.fromkeys(SETTINGS, AUTO))}}}})
+
+
+def page():
+    """docs/settings.md."""
+    lines = [
+        "# Settings",
+        "",
+        "`make settings` writes this page. A setting is given on the command line (`--set`, the last part of its",
+        "name is enough), in a TOML file (`--config`), or in Flower's run configuration (`--run-config`, by its",
+        "full name). What is given wins over the default of the method, that over the default of the data set,",
+        "and that over the default below. `auto` is the same as not given.",
+    ]
+    for table in (*COMMON, *(method.settings_class for method in STRATEGIES.values())):
+        declared = table.declared().values()
+        if not declared:
+            continue
+        lines += ["", f"## {f'`[{table.table}]`' if table.table else 'Without a table'}", ""]
+        lines += [f"{(table.__doc__ or '').splitlines()[0]}", "", "| Setting | Default | Allowed | Meaning |"]
+        lines += ["| --- | --- | --- | --- |"]
+        for each in declared:
+            default = f"`{each.shown_default}`" if each.shown_default != "" else "empty"
+            lines.append(f"| `{each.key}` | {default} | {each.allowed} | {each.help} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    """Rewrite both."""
+    text = PYPROJECT.read_text()
+    before, after = text.partition(_FIRST)[0], text.partition(_AFTER)[2]
+    PYPROJECT.write_text(f"{before}{block()}\n{_AFTER}{after}")
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()
