@@ -147,9 +147,10 @@ def _headline(folder: Any) -> str:
         else "no privacy"
     )
     where = f", resumed after round {folder.resumed.round}" if folder.resumed else ""
+    trained = "clusters" if config.method.produces == "labels" else "models"
     return (
         f"[bold]{config['strategy']}[/] on [bold]{config['dataset']}[/]: {plan.clients} clients, "
-        f"{config['clusters'] or 'as yet unknown'} {'clusters' if config.method.labels_records else 'models'}, "
+        f"{config['clusters'] or 'as yet unknown'} {trained}, "
         f"{plan.rounds} {'round' if plan.rounds == 1 else 'rounds'}, {privacy_text}{where}"
     )
 

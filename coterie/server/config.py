@@ -17,6 +17,7 @@ import numpy as np
 
 from coterie import models as networks
 from coterie.datasets import DATASETS, OWN_DATA, SHIFTS, DataError, Facts, assign_groups, facts, parse_groups
+from coterie.methods import STRATEGIES
 from coterie.privacy import (
     ACCOUNTANTS,
     MECHANISMS,
@@ -29,19 +30,8 @@ from coterie.privacy import (
     RecordLevel,
     RecordPlan,
 )
-from coterie.strategies import (
-    AGGREGATORS,
-    CLUSTERERS,
-    METRICS,
-    REBALANCE_TRAIN,
-    STRATEGIES,
-    WITHIN,
-    Aggregator,
-    Averaging,
-    ClusteredStrategy,
-    Reseeding,
-    StrategyError,
-)
+from coterie.rounds import AGGREGATORS, Aggregator, Averaging, StrategyError
+from coterie.strategies import CLUSTERERS, METRICS, REBALANCE_TRAIN, WITHIN, ClusteredStrategy, Reseeding
 
 
 class ConfigError(ValueError):
@@ -520,7 +510,7 @@ class RunConfig:
         """Defaults of the method that differ from the demo's."""
         found: dict[str, Any] = {}
         if not self.method.clustered:
-            found |= {"respawn-every": 0} | ({} if self.method.labels_records else {"clusters": 1})
+            found |= {"respawn-every": 0} | ({} if self.method.produces == "labels" else {"clusters": 1})
         if "client" not in self.method.units or self["privacy-unit"] == "record":
             found |= {"sampling-rate": 1.0, "respawn-every": 0}
         if self["dataset"] == OWN_DATA:
@@ -628,12 +618,12 @@ class RunConfig:
     def batched(self) -> bool:
         """Whether many clients train in one batch on a CPU."""
         model = networks.MODELS.get(self["model"])
-        return model is not None and model.batched and not self.method.labels_records
+        return model is not None and model.batched and self.method.produces == "models"
 
     @property
     def models(self) -> int:
         """Initial number of models; 0 if the method finds it."""
-        return 1 if self.method.labels_records else int(self["clusters"])
+        return 1 if self.method.produces == "labels" else int(self["clusters"])
 
     @cached_property
     def facts(self) -> Facts:
@@ -797,8 +787,8 @@ class RunConfig:
 
     def _record_plans(self, noise: float | None = None) -> tuple[RecordPlan, ...]:
         """The plans of clients 0, 1, ..., in turn; calibrated unless ``noise`` is given."""
-        choices = self.method.choices(self["rounds"])
-        compared = self.method.compares(self["clients"], **self.method_options)
+        choices = self.method.max_selections(self["rounds"])
+        compared = self.method.max_compared_models(self["clients"], **self.method_options)
         plans = []
         for own in self._profiles:
             said = {**self.values, **own}
@@ -879,7 +869,7 @@ class RunConfig:
             always.append(f"whether enough clients (min-clients) are there before {when}: a run without them fails")
         if self["evaluate"] != "diagnostic":
             return always
-        if self.method.labels_records:
+        if self.method.produces == "labels":
             return ["numbers of records by label and class, exact, and the scores of these", *always]
         return [
             "accuracies on clients' held-out data and training losses, exact, every "
@@ -915,7 +905,7 @@ class RunConfig:
                 f"delta = {self.delta:g} is above 1/(10 {many}) = {1 / (10 * self[whom]):g}: publishing one {one} at "
                 f"random satisfies delta = 1/{many}; use it only to compare with papers"
             )
-        if self["privacy-unit"] != "none" and not self.method.labels_records:
+        if self["privacy-unit"] != "none" and self.method.produces == "models":
             found += self._drowned()
         return found
 

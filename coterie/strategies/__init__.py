@@ -1,16 +1,19 @@
 """Clustered strategies for Flower, one file per paper."""
 
-from coterie.strategies.aggregation import AGGREGATORS, Aggregator
-from coterie.strategies.averaging import Averaging
-from coterie.strategies.base import (
-    REBALANCE_TRAIN,
+from coterie.rounds import (
+    AGGREGATORS,
+    Aggregator,
+    Averaging,
     Checkpoint,
-    ClusteredStrategy,
+    NullRecorder,
     Phase,
+    PointsPhase,
     Recorder,
-    Round,
     StrategyError,
+    SumsPhase,
+    UpdatesPhase,
 )
+from coterie.strategies.base import ClusteredStrategy, Round, Steps
 from coterie.strategies.cfl import CFL
 from coterie.strategies.clusterers import CLUSTERERS
 from coterie.strategies.f_cdpfl import FCDPFL
@@ -19,43 +22,26 @@ from coterie.strategies.fedcam import FedCAM
 from coterie.strategies.fedper import FedPer
 from coterie.strategies.fedprox import FedProx
 from coterie.strategies.fesem import FeSEM
-from coterie.strategies.ffcm import FFCM
 from coterie.strategies.ifca import IFCA
-from coterie.strategies.kfed import KFED
 from coterie.strategies.km_cdpfl import KMCDPFL
 from coterie.strategies.lcfl import LCFL, METRICS, WITHIN
 from coterie.strategies.local import Local
-from coterie.strategies.one_shot import OneShot
 from coterie.strategies.oracle import Oracle
-from coterie.strategies.ppfc_gan import PPFCGAN
 from coterie.strategies.rc_dpfl import RCDPFL
 from coterie.strategies.reseeding import Reseeding
-
-#: Every strategy by its name in a configuration. A new method is a file and a line here.
-STRATEGIES: dict[str, type[ClusteredStrategy]] = {
-    method.name: method
-    for method in (
-        *(FedAvg, FedProx, FedPer, Local),
-        *(IFCA, FeSEM, FedCAM, RCDPFL, FCDPFL, KMCDPFL, Oracle, LCFL, CFL),
-        *(PPFCGAN, KFED, FFCM),
-    )
-}
+from coterie.strategies.support import REBALANCE_TRAIN
 
 __all__ = [
     "AGGREGATORS",
     "CFL",
     "CLUSTERERS",
     "FCDPFL",
-    "FFCM",
     "IFCA",
-    "KFED",
     "KMCDPFL",
     "LCFL",
     "METRICS",
-    "PPFCGAN",
     "RCDPFL",
     "REBALANCE_TRAIN",
-    "STRATEGIES",
     "WITHIN",
     "Aggregator",
     "Averaging",
@@ -67,11 +53,15 @@ __all__ = [
     "FedPer",
     "FedProx",
     "Local",
-    "OneShot",
+    "NullRecorder",
     "Oracle",
     "Phase",
+    "PointsPhase",
     "Recorder",
     "Reseeding",
     "Round",
+    "Steps",
     "StrategyError",
+    "SumsPhase",
+    "UpdatesPhase",
 ]

@@ -29,6 +29,7 @@ class FedAvg(ClusteredStrategy):
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "one global model (DP-FedAvg under client-level privacy)"
     paper: ClassVar[str] = "McMahan et al. 2017, 2018"
+    row_wise: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record", "none")
     clustered: ClassVar[bool] = False
     robust: ClassVar[bool] = True

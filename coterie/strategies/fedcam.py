@@ -42,6 +42,7 @@ class FedCAM(IFCA):
     name: ClassVar[str] = "fedcam"
     title: ClassVar[str] = "the outputs of a global and a cluster's model are added, optional rebalancing"
     paper: ClassVar[str] = "Ma et al. 2023; RR-Cluster, Algorithm 1"
+    row_wise: ClassVar[bool] = True
 
     @property
     def shared(self) -> int:
@@ -61,7 +62,7 @@ class FedCAM(IFCA):
         return every
 
     @classmethod
-    def arrange(cls, draw: Callable[[], Parameters], **options: Any) -> Parameters:
+    def initial_parameters(cls, draw: Callable[[], Parameters], **options: Any) -> Parameters:
         """Line 1: both parts."""
         return {part + name: values for part in (_GLOBAL, _CLUSTER) for name, values in draw().items()}
 

@@ -27,7 +27,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from coterie.privacy import Plan
-from coterie.strategies.base import Parameters, StrategyError
+from coterie.rounds import StrategyError
+from coterie.strategies.base import Parameters
 from coterie.strategies.fedavg import FedAvg
 
 
@@ -43,6 +44,7 @@ class FedPer(FedAvg):
     name: ClassVar[str] = "fedper"
     title: ClassVar[str] = "one global body, a private head at every client"
     paper: ClassVar[str] = "Arivazhagan et al. 2019"
+    row_wise: ClassVar[bool] = True
     memory: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "none")
     options: ClassVar[tuple[str, ...]] = ("personal-layers",)
@@ -52,7 +54,9 @@ class FedPer(FedAvg):
         self.personal_layers = personal_layers
 
     @classmethod
-    def arrange(cls, draw: Callable[[], Parameters], *, personal_layers: int = 1, **options: Any) -> Parameters:
+    def initial_parameters(
+        cls, draw: Callable[[], Parameters], *, personal_layers: int = 1, **options: Any
+    ) -> Parameters:
         """Line 5: the base layers.
 
         Raises:

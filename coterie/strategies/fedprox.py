@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from coterie.privacy import Plan
-from coterie.strategies.base import StrategyError
+from coterie.rounds import StrategyError
 from coterie.strategies.fedavg import FedAvg
 from coterie.wire import TrainRequest
 
@@ -37,6 +37,7 @@ class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
     title: ClassVar[str] = "one global model, clients kept near it by a proximal term"
     paper: ClassVar[str] = "Li et al. 2020"
+    row_wise: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "none")
     options: ClassVar[tuple[str, ...]] = ("proximal-mu",)
 

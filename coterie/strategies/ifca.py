@@ -37,6 +37,7 @@ class IFCA(ClusteredStrategy):
     name: ClassVar[str] = "ifca"
     title: ClassVar[str] = "iterative federated clustering, private sums and counts, optional rebalancing"
     paper: ClassVar[str] = "Ghosh et al. 2020; RR-Cluster, Algorithm 2"
+    row_wise: ClassVar[bool] = True
     robust: ClassVar[bool] = True
 
     def round(self, number: int, models: Models) -> Round:

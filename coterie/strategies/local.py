@@ -29,11 +29,12 @@ class Local(FedAvg):
     name: ClassVar[str] = "local"
     title: ClassVar[str] = "every client alone, a reference"
     paper: ClassVar[str] = "-"
+    row_wise: ClassVar[bool] = True
     memory: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("none",)
     robust: ClassVar[bool] = False  # nothing travels
 
     @classmethod
-    def arrange(cls, draw: Callable[[], Parameters], **options: Any) -> Parameters:
+    def initial_parameters(cls, draw: Callable[[], Parameters], **options: Any) -> Parameters:
         """Line 3: nothing travels."""
         return {}

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from coterie.privacy import Plan
-from coterie.strategies.base import ClusteredStrategy, Models, Round, StrategyError
+from coterie.rounds import StrategyError
+from coterie.strategies.base import ClusteredStrategy, Models, Round
 
 
 class Oracle(ClusteredStrategy):
@@ -31,6 +32,7 @@ class Oracle(ClusteredStrategy):
     name: ClassVar[str] = "oracle"
     title: ClassVar[str] = "true groups, told in advance; DP-SGD at the clients"
     paper: ClassVar[str] = "a baseline of RC-DPFL"
+    row_wise: ClassVar[bool] = True
     equal_start: ClassVar[bool] = True  # groups alone tell them apart
     units: ClassVar[tuple[str, ...]] = ("record", "none")
     options: ClassVar[tuple[str, ...]] = ("true-groups",)
@@ -50,6 +52,6 @@ class Oracle(ClusteredStrategy):
         released = yield from self.sums(self.training(), models, to=self._groups)  # line 3
         return self.step(models, released)  # line 4
 
-    def placed(self, number: int) -> Mapping[int, int]:
+    def assignments(self, number: int) -> Mapping[int, int]:
         """Line 1."""
         return self._groups

@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.clustering import k_means
+from coterie.one_shot.centroids import LocalCentroids
 from coterie.privacy import Plan
-from coterie.strategies.base import StrategyError
-from coterie.strategies.centroids import LocalCentroids
+from coterie.rounds import StrategyError
 from coterie.wire import CentroidsRequest
 
 
@@ -35,13 +35,14 @@ class FFCM(LocalCentroids):
     """Lines 1 to 3.
 
     Args:
-        plan: see :class:`~coterie.strategies.centroids.LocalCentroids`, as for the other arguments.
+        plan: see :class:`~coterie.one_shot.centroids.LocalCentroids`, as for the other arguments.
         fuzzifier: m, above 1.
     """
 
     name: ClassVar[str] = "ffcm"
     title: ClassVar[str] = "k-means of clients' fuzzy c-means"
     paper: ClassVar[str] = "Stallmann and Wilbik 2022"
+    row_wise: ClassVar[bool] = False
     options: ClassVar[tuple[str, ...]] = (*LocalCentroids.options, "fuzzifier")
     local: ClassVar[str] = "fuzzy-c-means"
 
@@ -51,9 +52,9 @@ class FFCM(LocalCentroids):
             raise StrategyError(f"fuzzifier must be above 1, not {fuzzifier:g}")
         self.fuzzifier = fuzzifier
 
-    def question(self) -> CentroidsRequest:
+    def request(self) -> CentroidsRequest:
         """Line 1."""
-        return replace(super().question(), fuzzifier=self.fuzzifier)
+        return replace(super().request(), fuzzifier=self.fuzzifier)
 
     def merge(self, sent: Mapping[int, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
         """Line 2."""

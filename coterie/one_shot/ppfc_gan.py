@@ -34,11 +34,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.common.logger import log
 
-from coterie.messages import Points
+from coterie.messages import PointsSpec
 from coterie.models import GANS, ModelError, check_gan, gan_for
+from coterie.one_shot.base import FloatArray, OneShot, union
 from coterie.privacy import Plan
-from coterie.strategies.base import Parameters, StrategyError
-from coterie.strategies.one_shot import FloatArray, OneShot, union
+from coterie.rounds import StrategyError
+from coterie.strategies.base import Parameters
 from coterie.wire import GanRequest
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class PPFCGAN(OneShot):
     """Lines 1 to 7.
 
     Args:
-        plan: see :class:`~coterie.strategies.OneShot`, as for the other arguments.
+        plan: see :class:`~coterie.one_shot.OneShot`, as for the other arguments.
         gan: a name of :data:`~coterie.models.GANS`; "auto": the one that suits shape and privacy.
         gan_average: how much a client's generator keeps of its average at a step (Yazici et al. 2019); 0: the last is
             taken, as in the paper.
@@ -72,6 +73,7 @@ class PPFCGAN(OneShot):
     name: ClassVar[str] = "ppfc-gan"
     title: ClassVar[str] = "deep clustering of records by samples of clients' GANs"
     paper: ClassVar[str] = "Yan et al. 2022"
+    row_wise: ClassVar[bool] = False
     units: ClassVar[tuple[str, ...]] = ("none", "record")
     afterwards: ClassVar[tuple[str, ...]] = (
         "autoencoder",
@@ -135,11 +137,11 @@ class PPFCGAN(OneShot):
         self.device = device
 
     @classmethod
-    def arrange(cls, draw: Callable[..., Parameters], **options: Any) -> Parameters:
+    def initial_parameters(cls, draw: Callable[..., Parameters], **options: Any) -> Parameters:
         """Line 1."""
         return draw(gan=options["gan"], categories=options["clusters"])
 
-    def question(self) -> GanRequest:
+    def request(self) -> GanRequest:
         """Which GAN, how it is trained, and how many samples."""
         return GanRequest(
             gan=self.gan,
@@ -149,9 +151,9 @@ class PPFCGAN(OneShot):
             precision=self.precision,
         )
 
-    def answer(self) -> Points:
+    def reply_spec(self) -> PointsSpec:
         """Line 4."""
-        return Points(self.shape, self.most, exactly=self.samples)
+        return PointsSpec(self.shape, self.most, exactly=self.samples)
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
         """Line 5."""
@@ -182,11 +184,11 @@ class PPFCGAN(OneShot):
         )
         labeller = network.fit(
             every,
-            state=self.recorder.kept(_STATE),
-            keep=lambda state: self.recorder.keep(_STATE, state),
+            state=self.recorder.load_artifact(_STATE),
+            keep=lambda state: self.recorder.save_artifact(_STATE, state),
             tell=self.recorder.working_on,
         )
-        self.recorder.keep(_STATE, {})
+        self.recorder.save_artifact(_STATE, {})
         return labeller
 
 

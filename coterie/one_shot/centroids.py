@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from coterie.messages import Points
+from coterie.messages import PointsSpec
+from coterie.one_shot.base import FloatArray, OneShot
 from coterie.privacy import Plan
-from coterie.strategies.base import StrategyError
-from coterie.strategies.one_shot import FloatArray, OneShot
+from coterie.rounds import StrategyError
 from coterie.wire import CentroidsRequest
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class LocalCentroids(OneShot):
     """Centroids of centroids.
 
     Args:
-        plan: see :class:`~coterie.strategies.OneShot`, as for the other arguments.
+        plan: see :class:`~coterie.one_shot.OneShot`, as for the other arguments.
         local_centroids: k', centroids of each client; 0: as many as clusters.
     """
 
@@ -40,13 +40,13 @@ class LocalCentroids(OneShot):
             raise StrategyError(f"local-centroids must be at least 0, not {local_centroids}")
         self.local_centroids = local_centroids or self.clusters
 
-    def question(self) -> CentroidsRequest:
+    def request(self) -> CentroidsRequest:
         """How many centroids, and by which method."""
         return CentroidsRequest(local=self.local, local_centroids=self.local_centroids)
 
-    def answer(self) -> Points:
+    def reply_spec(self) -> PointsSpec:
         """At most the requested number of centroids; fewer if a client has fewer records."""
-        return Points(self.shape, min(self.most, self.local_centroids))
+        return PointsSpec(self.shape, min(self.most, self.local_centroids))
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
         """(k, F) centroids of all that came."""
