@@ -17,7 +17,7 @@ ALLOWED = {
     "messages": set(),
     "wire": {"messages", "privacy"},
     "logs": set(),
-    "report": {"files"},
+    "report": {"files", "methods"},
     "rounds": {"privacy", "wire", "messages", "logs"},
     "strategies": {"rounds", "clustering", "privacy", "wire", "messages"},
     "one_shot": {"strategies", "rounds", "clustering", "models", "privacy", "wire", "messages"},

@@ -25,7 +25,7 @@ from coterie.privacy import Joint, Ledger, Streams, composed
 from coterie.privacy.accountants import Accountant
 from coterie.rounds import Checkpoint, NullRecorder
 from coterie.strategies import IFCA, ClusteredStrategy, FedCAM
-from coterie.strategies.base import Models
+from coterie.strategies.method import Models
 
 _CLIENTS, _CLUSTERS, _RATE, _ROUNDS, _NOISE, _CLIP = 2, 2, 0.4, 3, 0.25, 0.3
 _PARAMETERS = ("output.weight", "output.bias"), ((2, 2), (2,))

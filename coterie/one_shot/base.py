@@ -26,7 +26,8 @@ from flwr.common.logger import log
 from coterie.messages import Layout, PointsSpec
 from coterie.privacy import Plan
 from coterie.rounds import EvaluationExchange, StrategyError
-from coterie.strategies.base import ClusteredStrategy, Models, Parameters, Round
+from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.method import Models, Parameters, Round
 from coterie.wire import LabelRequest, Request
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ class LocalCentroids(OneShot):
         return PointsSpec(self.shape, min(self.most, self.local_centroids))
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
-        """(k, F) centroids of all that came."""
+        """(k, F) centroids of the centroids of all clients."""
         import torch
 
         from coterie.models.autoencoder import Labeller

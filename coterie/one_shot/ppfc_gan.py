@@ -39,7 +39,7 @@ from coterie.models import GANS, ModelError, check_gan, gan_for
 from coterie.one_shot.base import FloatArray, OneShot, union
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
-from coterie.strategies.base import Parameters
+from coterie.strategies.method import Parameters
 from coterie.wire import GanRequest
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from coterie.rounds import (
     SumsPhase,
     UpdatesPhase,
 )
-from coterie.strategies.base import ClusteredStrategy, Round, Steps
+from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.cfl import CFL
 from coterie.strategies.clusterers import CLUSTERERS
 from coterie.strategies.f_cdpfl import FCDPFL
@@ -26,10 +26,10 @@ from coterie.strategies.ifca import IFCA
 from coterie.strategies.km_cdpfl import KMCDPFL
 from coterie.strategies.lcfl import LCFL, METRICS, WITHIN
 from coterie.strategies.local import Local
+from coterie.strategies.method import REBALANCE_TRAIN, Round, Steps
 from coterie.strategies.oracle import Oracle
 from coterie.strategies.rc_dpfl import RCDPFL
 from coterie.strategies.reseeding import Reseeding
-from coterie.strategies.support import REBALANCE_TRAIN
 
 __all__ = [
     "AGGREGATORS",

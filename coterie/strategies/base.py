@@ -1,17 +1,17 @@
-"""The base class of every strategy: what a method declares, the tools it uses, and Flower's hooks.
+"""The base class of every strategy: the tools of a method, and Flower's hooks.
 
 A method (one file per paper) defines a round, which yields phases; each phase is one exchange of
-:mod:`coterie.rounds`. :meth:`ClusteredStrategy.start` runs the rounds.
+:mod:`coterie.rounds`. :meth:`ClusteredStrategy.start` runs the rounds. :mod:`coterie.strategies.method` documents what
+a method declares.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from logging import INFO
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,19 +44,12 @@ from coterie.rounds import (
     mean_of_clients,
     run_rounds,
 )
+from coterie.strategies.method import Method, Models, Round, Steps, check_schedule
 from coterie.strategies.reseeding import Reseeding
-from coterie.strategies.support import check_schedule, check_support
-from coterie.wire import EvaluateRequest, Request, TrainRequest
+from coterie.wire import Request
 
-T = TypeVar("T")
 E = TypeVar("E", bound=Exchange[Any, Any] | EvaluationExchange)
-Models: TypeAlias = npt.NDArray[np.float32]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-Parameters: TypeAlias = dict[str, npt.NDArray[np.float32]]
-#: A part of a round: yields phases, receives their releases, returns a result.
-Steps: TypeAlias = Generator[Phase[Any, Any], Any, T]
-#: A round of a method: returns the (k, d) new models.
-Round: TypeAlias = Generator[Phase[Any, Any], Any, Models]
 
 # Weight of the latest histogram in the running mean for rebalancing and re-seeding.
 _LATEST_WEIGHT = 0.25
@@ -71,7 +64,7 @@ class _Open:
     exchange: Exchange[Any, Any] | EvaluationExchange | None = None
 
 
-class ClusteredStrategy(RoundsStrategy):
+class ClusteredStrategy(Method, RoundsStrategy):
     """A Flower ``Strategy`` that trains one model per cluster under a privacy plan. An instance is for one run.
 
     Args:
@@ -111,40 +104,6 @@ class ClusteredStrategy(RoundsStrategy):
     Raises:
         StrategyError: the method does not support the plan's unit, rebalancing, or number of clusters.
     """
-
-    #: Name in configurations, title, and source of the method.
-    name: ClassVar[str]
-    title: ClassVar[str]
-    paper: ClassVar[str]
-    #: Units of privacy that the method supports.
-    units: ClassVar[tuple[str, ...]] = ("client", "none")
-    #: Whether a client's label is a function of its own data and released values alone. Every method declares it:
-    #: client-level privacy needs True.
-    row_wise: ClassVar[bool]
-    #: What a run trains: models, or one model with which clients label their records.
-    produces: ClassVar[Literal["models", "labels"]] = "models"
-    #: Whether the method has cluster labels to rebalance or models to re-seed.
-    clustered: ClassVar[bool] = True
-    #: Whether a client knows its label before it trains.
-    knows_label: ClassVar[bool] = True
-    #: Whether models move by :meth:`step` alone, so that an aggregator other than the mean covers every update.
-    robust: ClassVar[bool] = False
-    #: Whether clients keep state between rounds on which their updates depend.
-    memory: ClassVar[bool] = False
-    #: Configuration keys of the constructor beside those of every method.
-    options: ClassVar[tuple[str, ...]] = ()
-    #: Whether all models start equal.
-    equal_start: ClassVar[bool] = False
-    #: Whether round 1 has full batches: all records of a client.
-    full_first_batch: ClassVar[bool] = False
-    #: Whether the method finds the number of clusters if it is 0.
-    finds_clusters: ClassVar[bool] = False
-    #: Whether the number of clusters grows in a run; ``clusters`` is then a bound, by default 0: no bound.
-    grows: ClassVar[bool] = False
-    #: Defaults of the method where they differ from those of the configuration.
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    #: Published privacy claims that give no guarantee, and why; for certificates without privacy.
-    unfounded: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -191,74 +150,6 @@ class ClusteredStrategy(RoundsStrategy):
         self.statistics = Statistics()
         self.client_config: Mapping[str, Any] = {}
         self._open = _Open()
-
-    @classmethod
-    def check(
-        cls,
-        plan: Plan,
-        *,
-        reseeding: Reseeding | None = None,
-        rebalance_train: str = "own",
-        aggregator: Aggregator | None = None,
-    ) -> None:
-        """Check that the method supports a plan and options.
-
-        Raises:
-            StrategyError: it does not.
-        """
-        check_support(cls, plan, reseeding, rebalance_train, aggregator)
-
-    # ---- interface of a method ---------------------------------------------------------------------------
-
-    @abstractmethod
-    def round(self, number: int, models: Models) -> Round:
-        """One round: yield phases, receive the release of each, return the (k, d) new models."""
-
-    @classmethod
-    def initial_parameters(cls, draw: Callable[..., Parameters], **options: Any) -> Parameters:
-        """Initial parameters, from calls of ``draw``, which initialises a new network each; options as configured.
-
-        ``draw(gan=NAME, categories=k)`` initialises a GAN instead of the configured network.
-        """
-        return draw()
-
-    def initial_models(self, models: Models) -> Models:
-        """(k, d) initial models, from one model or from k."""
-        if len(models) not in (1, self.plan.num_clusters):
-            raise StrategyError(f"{len(models)} initial models for {self.plan.num_clusters} clusters")
-        if self.equal_start:
-            models = models[:1]
-        return np.repeat(models, self.plan.num_clusters, axis=0) if len(models) == 1 else models
-
-    def training(self) -> TrainRequest:
-        """The request for training."""
-        return TrainRequest()
-
-    def evaluation(self) -> Request:
-        """The request for evaluation."""
-        return EvaluateRequest()
-
-    @classmethod
-    def max_selections(cls, rounds: int) -> int:
-        """Largest number of choices of a cluster by loss that a client at record level makes."""
-        return 0
-
-    @classmethod
-    def max_compared_models(cls, clients: int, **options: Any) -> int:
-        """Largest number of models whose losses a client at record level releases; options as configured."""
-        return 0
-
-    def assignments(self, number: int) -> Mapping[int, int] | None:
-        """The cluster of every client after round ``number`` if the server assigns it; None if clients choose.
-
-        Clients without a cluster are not evaluated.
-        """
-        return None
-
-    @property
-    def shared(self) -> int:
-        """Number of leading coordinates that all clusters share."""
-        return 0
 
     # ---- tools for methods --------------------------------------------------------------------------------
 

@@ -50,8 +50,9 @@ from flwr.common.logger import log
 
 from coterie.privacy import Plan, ReleasedUpdates
 from coterie.rounds import StrategyError
-from coterie.strategies.base import ClusteredStrategy, Models, Round, Steps
+from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.distances import FloatArray, Indices, cosines
+from coterie.strategies.method import Models, Round, Steps
 
 #: A threshold that is found.
 AUTO = "auto"
@@ -62,7 +63,7 @@ SPLIT, STATIONARY = "split", "stationary"
 _WHY = (None, SPLIT, STATIONARY)
 # By how much clients are more alike within a half than between halves, at least.
 _GAP = 0.05
-# Rounds between two matrices of similarities that are kept though nothing happened, among so many clients at most.
+# Rounds between two stored matrices of similarities without a split, and largest number of clients for them.
 _KEEP_EVERY, _KEEP_AMONG = 10, 200
 
 

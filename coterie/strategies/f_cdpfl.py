@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from coterie.strategies.base import Models, Round
 from coterie.strategies.ifca import IFCA
+from coterie.strategies.method import Models, Round
 
 
 class FCDPFL(IFCA):

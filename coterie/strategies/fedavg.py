@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from coterie.strategies.base import ClusteredStrategy, Models, Round
+from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.method import Models, Round
 
 
 class FedAvg(ClusteredStrategy):

@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from coterie.strategies.base import Models, Parameters, Round
 from coterie.strategies.ifca import IFCA
+from coterie.strategies.method import Models, Parameters, Round
 from coterie.wire import EvaluateRequest, TrainRequest
 
 # Where the parts are in the names of parameters.

@@ -28,8 +28,8 @@ from typing import Any, ClassVar
 
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
-from coterie.strategies.base import Parameters
 from coterie.strategies.fedavg import FedAvg
+from coterie.strategies.method import Parameters
 
 
 class FedPer(FedAvg):

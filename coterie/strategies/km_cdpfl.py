@@ -23,7 +23,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from coterie.strategies.base import ClusteredStrategy, Models, Round
+from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.method import Models, Round
 from coterie.strategies.mixture import kmeans, project
 
 _LABELS = "labels"

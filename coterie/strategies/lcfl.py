@@ -51,7 +51,7 @@ import numpy.typing as npt
 from coterie.messages import losses_layout
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
-from coterie.strategies.base import ClusteredStrategy, Models, Round, Steps
+from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.clusterers import check_clusterer, cluster
 from coterie.strategies.distances import (
     FloatArray,
@@ -62,6 +62,7 @@ from coterie.strategies.distances import (
     parameter_distances,
     profile_distances,
 )
+from coterie.strategies.method import Models, Round, Steps
 from coterie.wire import LossesRequest
 
 _BETWEEN: dict[str, Callable[[Updates], FloatArray]] = {
@@ -250,7 +251,7 @@ class LCFL(ClusteredStrategy):
     def _losses(
         self, many: int, model: Callable[[int], Models], clients: list[int], joined_late: bool = False
     ) -> Steps[FloatArray]:
-        """(n, m) losses of ``model(0)``, ... on the data of n clients, NaN where none came.
+        """(n, m) losses of ``model(0)``, ... on the data of n clients, NaN without a valid reply.
 
         Each model travels once to each client, and no more than a message of them is held.
         """

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from coterie.strategies.base import Parameters
 from coterie.strategies.fedavg import FedAvg
+from coterie.strategies.method import Parameters
 
 
 class Local(FedAvg):

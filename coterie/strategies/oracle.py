@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
-from coterie.strategies.base import ClusteredStrategy, Models, Round
+from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.method import Models, Round
 
 
 class Oracle(ClusteredStrategy):

@@ -39,7 +39,8 @@ import numpy as np
 
 from coterie.privacy import Plan, ReleasedUpdates
 from coterie.rounds import StrategyError
-from coterie.strategies.base import ClusteredStrategy, Models, Round
+from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.method import Models, Round
 from coterie.strategies.mixture import cluster, project, switch_round
 
 _PI, _SWITCH = "pi", "switch"

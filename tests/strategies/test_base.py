@@ -2,14 +2,16 @@
 
 import logging
 import math
+from contextlib import closing
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from toys import UP
+from toys import UP, Correlated
 
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, pack_update, unpack_models
+from coterie.methods import STRATEGIES
 from coterie.privacy import (
     Joint,
     Ledger,
@@ -23,7 +25,8 @@ from coterie.privacy import (
     epsilon,
 )
 from coterie.privacy.ledger import event_of
-from coterie.strategies import IFCA, FedAvg, Reseeding, StrategyError, SumsPhase
+from coterie.server import RunConfig, RunFolder
+from coterie.strategies import IFCA, Checkpoint, ClusteredStrategy, FedAvg, Reseeding, StrategyError, SumsPhase
 from coterie.wire import TrainRequest
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
@@ -350,6 +353,88 @@ def test_what_a_method_does_not_support_is_refused_before_it_starts():
         private(k=2, identifier_share=0.0, rebalance_min=2)
     with pytest.raises(StrategyError, match="identifier_share above 0"):
         IFCA(private(k=2, identifier_share=0.0), reseeding=Reseeding())
+
+
+def test_a_method_that_does_not_declare_row_wise_is_refused_at_client_level():
+    class Silent(ClusteredStrategy):
+        name = "silent"
+        title = "no declaration"
+
+        def round(self, number, models):
+            return self.step(models, (yield from self.sums(self.training(), models)))
+
+    with pytest.raises(StrategyError, match="silent does not declare row_wise, which client-level privacy needs"):
+        Silent(private())
+    moved, _ = start(Stub(), nothing(), Silent)
+    np.testing.assert_allclose(moved, UP)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_method_declares_row_wise_itself(name):
+    assert isinstance(vars(STRATEGIES[name])["row_wise"], bool)
+
+
+def test_start_calls_overridden_hooks():
+    calls = []
+
+    class Half(FedAvg):
+        """Sends to the first four clients of a cohort and doubles the new model."""
+
+        def configure_train(self, server_round, arrays, config, grid):
+            calls.append("configure_train")
+            return super().configure_train(server_round, arrays, config, grid)[:4]
+
+        def aggregate_train(self, server_round, replies):
+            arrays, metrics = super().aggregate_train(server_round, list(replies))
+            calls.append("aggregate_train")
+            return pack_models(2 * unpack_models(arrays)[0], LAYOUT), metrics
+
+        def configure_evaluate(self, server_round, arrays, config, grid):
+            calls.append("configure_evaluate")
+            return []
+
+        def aggregate_evaluate(self, server_round, replies):
+            calls.append("aggregate_evaluate")
+            return super().aggregate_evaluate(server_round, replies)
+
+    grid = Stub()
+    moved, strategy = start(grid, nothing(), Half, evaluate_every=1)
+    assert calls == ["configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"]
+    assert grid.asked == [0, 1, 2, 3]
+    assert strategy.statistics.accepted == 4
+    np.testing.assert_allclose(moved, 2 * UP)
+
+
+def correlated():
+    shape = {"clients": CLIENTS, "num_clusters": 1, "sampling_rate": 1.0, "rounds": 3}
+    return Correlated(**shape)
+
+
+def test_the_state_of_a_mechanism_lives_as_long_as_its_run(monkeypatch):
+    created, new_state = [], Correlated.new_state
+    monkeypatch.setattr(Correlated, "new_state", lambda plan: created.append(new_state(plan)) or created[-1])
+    moved, strategy = start(Stub(), correlated(), rounds=3)
+    assert len(created) == 1
+    assert created[0]["rounds"] == 3
+    np.testing.assert_allclose(moved, 3 * UP + created[0]["last"][0, 0] / CLIENTS, rtol=1e-5)
+    assert [charge["count"] for charge in strategy.ledger.charges] == [2, 2, 2]  # both groups, in one cohort
+    start(Stub(), correlated(), rounds=3)
+    assert len(created) == 2
+
+
+def test_the_state_of_a_mechanism_never_reaches_the_disk(tmp_path):
+    plan = correlated()
+    with closing(RunFolder.create(tmp_path / "run", RunConfig({"clients": CLIENTS, "rounds": 3}))) as folder:
+        ledger = plan.ledger(tmp_path / "ledger.jsonl")
+        _, strategy = start(Stub(), plan, rounds=3, recorder=folder, ledger=ledger)
+        ledger.close()
+    last = strategy.mechanism_state["last"].ravel()
+    forms = {form for value in last for form in (value.tobytes(), np.float32(value).tobytes(), repr(float(value)).encode())}
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) >= 4
+    assert not [form for form in forms for content in files if form in content]
+    resumed = FedAvg(plan, recorder=Kept(), resume_from=Checkpoint(3, np.zeros((1, 4), np.float32), LAYOUT, None))
+    assert resumed.mechanism_state == {"last": 0.0, "rounds": 0}
 
 
 # ---- who is there ----------------------------------------------------------------------------------------------------
