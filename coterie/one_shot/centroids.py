@@ -1,4 +1,4 @@
-"""What k-FED and FFCM share: clients send centroids of their records, and the server makes k of them."""
+"""The frame of k-FED and FFCM: clients send centroids of their records, which the server merges into k."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LocalCentroids(OneShot):
-    """Centroids of centroids.
+    """Merges centroids of all clients.
 
     Args:
         plan: see :class:`~coterie.one_shot.OneShot`, as for the other arguments.
@@ -28,7 +28,7 @@ class LocalCentroids(OneShot):
     """
 
     options: ClassVar[tuple[str, ...]] = (*OneShot.options, "local-centroids")
-    #: How clients cluster.
+    #: Clustering algorithm of the clients.
     local: ClassVar[str]
     unfounded: ClassVar[tuple[str, ...]] = (
         "epsilon is infinite: clients send exact centroids, and that of few records shows them",

@@ -1,4 +1,4 @@
-"""PPFC-GAN: clients send samples of GANs of their own; the server clusters them with a deep clustering network.
+"""PPFC-GAN: clients send samples of local GANs; the server clusters them with a deep clustering network.
 
 Yan, Liu, Qi, Zhang, "Privacy-Preserving Federated Deep Clustering based on GAN" (papers/ppfc_gan), section 3.2.
 
@@ -22,7 +22,7 @@ Details
 - The paper's Theorem 1 is no guarantee: it has delta = O(s/n) for s samples of n records, which is of order 1 at s = n,
   names no epsilon, and nothing is clipped or noised. At record level (privacy-unit = record) the discriminator is
   trained by DP-SGD instead, in a network without batch normalisation: generator and samples are then post-processing.
-- Whose samples hardly differ from each other is named: its GAN collapsed and does not represent its records.
+- The notes list clients whose samples hardly differ from each other: their GANs collapsed.
 - The encoder travels with its batch normalisation folded in, so that a record's label is its own matter.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 _STATE = "dcn-state"
-# Of the deviation of all samples: a GAN whose own ones have less makes one and the same.
+# Share of the standard deviation of all samples below which a GAN has collapsed.
 _ALIKE = 0.01
 
 
@@ -57,15 +57,15 @@ class PPFCGAN(OneShot):
     Args:
         plan: see :class:`~coterie.one_shot.OneShot`, as for the other arguments.
         gan: a name of :data:`~coterie.models.GANS`; "auto": the one that suits shape and privacy.
-        gan_average: how much a client's generator keeps of its average at a step (Yazici et al. 2019); 0: the last is
-            taken, as in the paper.
+        gan_average: decay of the exponential moving average of a generator (Yazici et al. 2019); 0: the last
+            generator, as in the paper.
         synthetic_samples: samples of each client; 0: as many as it has records.
         autoencoder: "sae", with a linear code, or "sae-relu", as Table A.8 has it.
         pretrain_epochs: of the autoencoder alone.
         joint_epochs: of the deep clustering network, after that.
         dcn_weight: lambda, weight of the distance of codes from their centroids.
-        dcn_noise: standard deviation of the noise that the autoencoder learns to take away.
-        dcn_restarts: how many networks are trained, of which the one with the least objective is taken.
+        dcn_noise: standard deviation of the noise that the autoencoder learns to remove.
+        dcn_restarts: number of trained networks; the one with the lowest objective is used.
         precision: of matrix products, "float32" or "bfloat16"; DP-SGD has float32.
         device: where the server trains.
     """
@@ -142,7 +142,7 @@ class PPFCGAN(OneShot):
         return draw(gan=options["gan"], categories=options["clusters"])
 
     def request(self) -> GanRequest:
-        """Which GAN, how it is trained, and how many samples."""
+        """The GAN, its training, and the number of samples."""
         return GanRequest(
             gan=self.gan,
             labels=self.clusters,

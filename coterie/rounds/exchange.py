@@ -195,14 +195,15 @@ class Exchange(Generic[C, R]):
 
     def _charged(self, question: str = "") -> Permit:
         """Charge the replies; a repeated request, by its digest, is charged once."""
-        ledger, number = self._run.ledger, self.request.round
-        pricing: Pricing = self._run.plan
-        if self._phase.joined_late and self._run.plan.clients_account:  # who has missed rounds pays by itself
+        ledger, plan, number = self._run.ledger, self._run.plan, self.request.round
+        pricing: Pricing = plan
+        if self._phase.joined_late and plan.clients_account:  # these clients pay alone, for no more than they missed
             return ledger.unpaid(number)
         charges = pricing.charges(self.request, self.cohort)
+        if not charges:  # the release then needs a plan that allows it
+            return ledger.unpaid(number)
         if question and ledger.paid(number, charges, question):
             return ledger.again(number, next(iter(charges)))
-        plan = self._run.plan
         details: dict[str, Any] = {"for": "training"}
         if not plan.clients_account:
             details["noise_multiplier_updates"] = plan.noise_multiplier_updates
