@@ -17,10 +17,10 @@ result, with which clients label their records; the reply has ``diagnostics`` if
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ RECORD_PLANS = "record-plans"
 #: Keys of a message that may change when a run is resumed and do not affect the reply.
 PLACES_OF_CLIENTS = ("data-dir", "device")
 _POINTS = "points"
+
+T = TypeVar("T")
 
 
 # Largest header of NumPy's format; 128 bytes for the shapes in use.
@@ -88,7 +90,7 @@ def losses_layout(models: int) -> Layout:
 
 
 @dataclass(frozen=True)
-class Points:
+class PointsSpec:
     """A reply of n points in the data space, where the client chooses n.
 
     Attributes:
@@ -170,7 +172,7 @@ def read_reply(
     round: int,
     num_clusters: int,
     layout: Layout,
-    placed: int | None = None,
+    assigned: int | None = None,
     redraw: npt.NDArray[np.float64] | None = None,
 ) -> Reply:
     """Validate a training reply against its request.
@@ -181,7 +183,7 @@ def read_reply(
         round: of the request.
         num_clusters: k.
         layout: of the update.
-        placed: cluster that the server assigned, which both labels must equal; None: the client chose.
+        assigned: cluster that the server assigned, which both labels must equal; None: the client chose.
         redraw: (k, k) matrix by which the client redraws its label; None: the labels must be equal.
 
     Raises:
@@ -195,11 +197,11 @@ def read_reply(
             raise ReplyError(f"{key} is {label!r}, expected an integer in [0, {num_clusters})")
         labels.append(label)
     label, redrawn = labels
-    if placed is not None and (label != placed or redrawn != placed):
-        raise ReplyError(f"label is {label} and redrawn-label {redrawn}; the server assigned cluster {placed}")
+    if assigned is not None and (label != assigned or redrawn != assigned):
+        raise ReplyError(f"label is {label} and redrawn-label {redrawn}; the server assigned cluster {assigned}")
     if redraw is None and redrawn != label:
         raise ReplyError(f"redrawn-label is {redrawn}, expected {label}: the request has no redraw matrix")
-    if redraw is not None and placed is None and not redraw[label, redrawn] > 0:
+    if redraw is not None and assigned is None and not redraw[label, redrawn] > 0:
         raise ReplyError(f"redrawn-label is {redrawn}; the redraw matrix never moves label {label} there")
     if tuple(update) != layout.names:
         raise ReplyError(f"parameters are {list(update)}, expected {list(layout.names)}")
@@ -216,7 +218,7 @@ def pack_points(points: npt.NDArray[np.float32]) -> ArrayRecord:
     return ArrayRecord({_POINTS: _pack(points)})
 
 
-def read_points(content: RecordDict, *, client_id: int, round: int, expected: Points) -> npt.NDArray[np.float32]:
+def read_points(content: RecordDict, *, client_id: int, round: int, expected: PointsSpec) -> npt.NDArray[np.float32]:
     """(n, *shape) points of a reply, validated against the request before they are unpacked.
 
     Raises:
@@ -334,3 +336,17 @@ def diagnostics(content: RecordDict) -> MetricRecord:
     if not all(np.all(np.isfinite(np.asarray(value, np.float64))) for value in metrics.values()):
         raise ReplyError("a diagnostic is NaN or Inf")
     return metrics
+
+
+def parse(read: Callable[..., T], content: Any, **expected: Any) -> T:
+    """Parse a reply with ``read``.
+
+    Raises:
+        ReplyError: the reply is invalid.
+    """
+    try:
+        return read(content, **expected)
+    except ReplyError:
+        raise
+    except Exception as error:  # the reply comes from the network: anything may be in it
+        raise ReplyError(f"it cannot be read: {type(error).__name__}: {error}") from error

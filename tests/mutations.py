@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 _COPIED = ("coterie", "tests", "benchmarks", "pyproject.toml", "README.md", "docs")
 _PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/strategies/base.py"
+_EXCHANGE = "coterie/rounds/exchange.py"
 _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
 _HOSTILE = "tests/client/test_hostile_server.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
@@ -51,10 +52,10 @@ MUTATIONS = [
     ),
     Mutation(
         "the server draws an empty cohort again",
-        _BASE,
-        'self._cohort = self.plan.sample(self.streams.stream("cohort", server_round, self._attempt))',
-        "self._cohort = next(c for i in range(99) "
-        'if len(c := self.plan.sample(self.streams.stream("cohort", server_round, self._attempt, i))))',
+        _EXCHANGE,
+        'return self._run.plan.sample(self._run.streams.stream("cohort", self.request.round, self._attempt))',
+        "return next(c for i in range(99) "
+        'if len(c := self._run.plan.sample(self._run.streams.stream("cohort", self.request.round, self._attempt, i))))',
         f"{_RUNS}::test_what_is_shipped_holds",
     ),
     Mutation(
@@ -68,7 +69,8 @@ MUTATIONS = [
         "the shared block is divided by the size of the cohort",
         _BASE,
         "released.sums[:, : self.shared] / released.cohort",
-        "released.sums[:, : self.shared] / max(len(self._cohort), 1)",
+        "released.sums[:, : self.shared] / max(len(self.plan.sample("
+        "self.streams.stream('cohort', self.attempt - 1, self.attempt - 1))), 1)",
         f"{_RUNS}::test_what_is_shipped_holds",
     ),
     Mutation(
@@ -115,7 +117,7 @@ MUTATIONS = [
     ),
     Mutation(
         "recalibration forgets what was spent",
-        _BASE,
+        "coterie/rounds/loop.py",
         "noise = plan.noise_for(remaining, spent)",
         "noise = plan.noise_for(remaining)",
         "tests/strategies/test_released_only.py::test_noise_after_a_crash_makes_up_for_the_wasted_charges",
@@ -138,14 +140,15 @@ MUTATIONS = [
         "a missing reply changes the divisor",
         _BASE,
         "mean = released.sums / released.divisors[:, None]",
-        "mean = released.sums / (released.divisors[:, None] * max(self.accepted, 1) / max(self.asked, 1))",
+        "mean = released.sums / (released.divisors[:, None] * max(self.statistics.accepted, 1) / "
+        "max(self.statistics.asked, 1))",
         f"{_RUNS}::test_what_is_shipped_holds",
     ),
     Mutation(
         "the redraw matrix follows true counts",
         _BASE,
-        "models, moves = self._remember(server_round, models, released)",
-        "models, moves = self._remember(server_round, models, replace(released, histogram=contributions.counts[0]))",
+        "models, moves = self._reseeded(server_round, models, histogram)",
+        "models, moves = self._reseeded(server_round, models, exchange._contributions.counts[0])",
         "tests/strategies/test_released_only.py::test_rebalancing_reads_released_sizes_alone",
     ),
     Mutation(
@@ -192,7 +195,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a reply that comes twice counts twice",
-        _BASE,
+        _EXCHANGE,
         "if client is None or client in answered:",
         "if client is None:",
         "tests/strategies/test_base.py::test_a_reply_that_comes_twice_counts_once",

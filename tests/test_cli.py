@@ -14,10 +14,10 @@ from commands import TINY, assert_refused, document, lines, settings, tree
 from safetensors.numpy import load_file
 
 from coterie.datasets import DATASETS
+from coterie.methods import STRATEGIES
 from coterie.models import GANS, MODELS
 from coterie.server import SETTINGS, RunFolder
 from coterie.settings import flat
-from coterie.strategies import STRATEGIES
 
 RUN_FOLDER = ["checkpoint", "config.toml", "diagnostics.json", "diagnostics.jsonl", "ledger.jsonl"]
 RUN_FOLDER += ["metrics.jsonl", "models"]
@@ -412,8 +412,8 @@ def test_a_run_at_record_level_resumes_with_what_it_found(coterie, tmp_path):
     from coterie.server import RunFolder
 
     folder = RunFolder.resume(tmp_path / "cut", {})
-    assert folder.resumed.kept["pi"].shape == (12, 2)
-    assert folder.resumed.kept["switch"][0] == document(whole[1])["notes"]["switch_round"]
+    assert folder.resumed.state["pi"].shape == (12, 2)
+    assert folder.resumed.state["switch"][0] == document(whole[1])["notes"]["switch_round"]
     folder.close()
 
 

@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from coterie.messages import (
     Layout,
-    Points,
+    PointsSpec,
     ReplyError,
     pack_models,
     pack_points,
@@ -134,7 +134,7 @@ def test_labels_are_those_that_the_request_allows(label, redrawn):
     check(label == redrawn)
     check(REDRAW[label, redrawn] > 0, redraw=REDRAW)
     for placed in range(3):
-        check(label == redrawn == placed, placed=placed)
+        check(label == redrawn == placed, assigned=placed)
 
 
 @pytest.mark.parametrize("shape", [(3.0,), (True, 3), [3, None]])
@@ -200,7 +200,7 @@ def test_a_missing_parameter():
 
 # ---- points ----------------------------------------------------------------------------------------------------------
 
-EXPECTED = Points((2, 3), most=5)
+EXPECTED = PointsSpec((2, 3), most=5)
 POINTS = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 2, 3)
 
 
@@ -229,7 +229,7 @@ def spoiled(value):
 @pytest.mark.parametrize("exactly", [False, True])
 def test_good_points_are_read(rows, exactly):
     points = np.resize(POINTS, (rows, 2, 3))
-    expected = Points((2, 3), most=5, exactly=rows if exactly else 0)
+    expected = PointsSpec((2, 3), most=5, exactly=rows if exactly else 0)
     for array in (pack_points(points)["points"], Array(points)):
         found = points_of(with_points(array), expected)
         np.testing.assert_array_equal(found, points)
@@ -308,7 +308,7 @@ def test_what_are_no_such_points(array, complaint):
 
 
 def test_a_number_of_points_that_was_fixed():
-    exact = Points((2, 3), most=5, exactly=3)
+    exact = PointsSpec((2, 3), most=5, exactly=3)
     for many in (2, 4):
         with pytest.raises(ReplyError, match=f"it sent {many} points, expected 3"):
             points_of(points_reply(POINTS[:many]), exact)
@@ -316,7 +316,7 @@ def test_a_number_of_points_that_was_fixed():
 
 
 def test_points_in_another_range():
-    unit = Points((2, 3), most=5, low=0.0, high=0.5)
+    unit = PointsSpec((2, 3), most=5, low=0.0, high=0.5)
     assert len(points_of(points_reply(np.abs(POINTS) / 2), unit)) == 4
     with pytest.raises(ReplyError, match=r"expected 0 to 0\.5"):
         points_of(points_reply(), unit)

@@ -8,13 +8,15 @@ client of group 0 by lr/2 in (-w0, +w1, -b0, +b1): an update of L2 norm lr. Grou
 import os
 import signal
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import nn
 
 from coterie.client.progress import tell
 from coterie.datasets import Source
+from coterie.privacy import NoPrivacy
 
 UP = np.array([-0.5, 0.5, -0.5, 0.5])
 
@@ -86,3 +88,19 @@ def strategy_of(method, plan, **options):
     """A strategy whose own settings stand beside the arguments that all strategies have."""
     own = {name: options.pop(name) for name in list(options) if name in method.settings_class.declared()}
     return method(plan, method.settings_class(**own), **options)
+@dataclass(frozen=True, kw_only=True)
+class Correlated(NoPrivacy):
+    """Noise of a round minus that of the round before, which is the state; one charge for each parity of client ids."""
+
+    def new_state(self):
+        return {"last": 0.0, "rounds": 0}
+
+    def charges(self, request, cohort=None):
+        return Counter({self.event(): len({client % 2 for client in cohort})})
+
+    def perturb(self, contributions, noise, coins, redraw, state=None):
+        output = super().perturb(contributions, noise, coins, redraw)
+        drawn = noise.standard_normal(output.sums.shape)
+        sums = output.sums + drawn - state["last"]
+        state |= {"last": drawn, "rounds": state["rounds"] + 1}
+        return replace(output, sums=sums)

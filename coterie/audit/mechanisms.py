@@ -28,7 +28,7 @@ import numpy.typing as npt
 from coterie.audit.findings import Finding, FloatArray, dominated, same_variance
 from coterie.privacy import Event, Joint, Ledger, Plan, RRSlot, Streams
 from coterie.privacy.mechanisms import Paper
-from coterie.privacy.plan import Drawn
+from coterie.privacy.plan import MechanismOutput
 
 _CHUNK = 10_000
 _DIVISOR_SIZE = 10_000
@@ -58,7 +58,7 @@ class Attack:
     plan: Plan
     worlds: tuple[Sequence[Member], Sequence[Member]]
     mu: float
-    look: Callable[[Drawn], FloatArray]
+    look: Callable[[MechanismOutput], FloatArray]
     control: bool = False
 
 
@@ -180,20 +180,20 @@ def _mu(plan: Plan) -> float:
     return 1 / plan.noise_multiplier
 
 
-def _sums(drawn: Drawn) -> FloatArray:
+def _sums(drawn: MechanismOutput) -> FloatArray:
     return drawn.sums.reshape(len(drawn.sums), -1)
 
 
-def _all(drawn: Drawn) -> FloatArray:
+def _all(drawn: MechanismOutput) -> FloatArray:
     assert drawn.histogram is not None
     return np.concatenate([_sums(drawn), drawn.histogram], axis=1)
 
 
-def _models(drawn: Drawn) -> FloatArray:
+def _models(drawn: MechanismOutput) -> FloatArray:
     return (drawn.sums / drawn.divisors[..., None]).reshape(len(drawn.sums), -1)
 
 
-def _slot(drawn: Drawn) -> FloatArray:
+def _slot(drawn: MechanismOutput) -> FloatArray:
     """The noisy identifier of slot 0 and the sum of the cluster that it went to: all that the theorem releases."""
     assert drawn.scores is not None
     assert drawn.assigned is not None
@@ -204,7 +204,7 @@ def _slot(drawn: Drawn) -> FloatArray:
 # ---- the measurements -------------------------------------------------------------------------------------
 
 
-def _draw(plan: Plan, members: Sequence[Member], size: int, draws: int, streams: Streams, *key: int) -> Drawn:
+def _draw(plan: Plan, members: Sequence[Member], size: int, draws: int, streams: Streams, *key: int) -> MechanismOutput:
     contributions = plan.contributions(size, draws)
     for slot, member in enumerate(members):
         if member is not None:

@@ -23,8 +23,9 @@ from coterie.engine import LocalGrid
 from coterie.messages import IDENTITY, REPLY, UPDATE, Layout, pack_models, pack_update
 from coterie.privacy import Joint, Ledger, Streams, composed
 from coterie.privacy.accountants import Accountant
-from coterie.strategies import IFCA, Checkpoint, ClusteredStrategy, FedCAM
-from coterie.strategies.base import Models
+from coterie.rounds import Checkpoint, NullRecorder
+from coterie.strategies import IFCA, ClusteredStrategy, FedCAM
+from coterie.strategies.method import Models
 
 _CLIENTS, _CLUSTERS, _RATE, _ROUNDS, _NOISE, _CLIP = 2, 2, 0.4, 3, 0.25, 0.3
 _PARAMETERS = ("output.weight", "output.bias"), ((2, 2), (2,))
@@ -184,7 +185,7 @@ class _RenyiLedger(Ledger):
         return {"rdp": composed(self.events, "rdp")}
 
 
-class _Recorder:
+class _Recorder(NullRecorder):
     """Keeps the models of every round."""
 
     def __init__(self, models: list[Models]) -> None:
@@ -192,14 +193,6 @@ class _Recorder:
 
     def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
         self.models.append(state.models)
-
-    def round_finished(self, line: Mapping[str, Any]) -> None: ...
-
-    def keep(self, name: str, arrays: Mapping[str, Any]) -> None: ...
-
-    def kept(self, name: str) -> None: ...
-
-    def working_on(self, what: str) -> None: ...
 
 
 class _Grid(LocalGrid):

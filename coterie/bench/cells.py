@@ -58,7 +58,8 @@ class Cell:
     @property
     def sent(self) -> str:
         """What clients send, shared by runs that differ in what becomes of it; empty: shared with no other run."""
-        from coterie.strategies import STRATEGIES, OneShot
+        from coterie.methods import STRATEGIES
+        from coterie.one_shot import OneShot
 
         method = STRATEGIES.get(self.settings.get("strategy", ""))
         if self.central or method is None or not issubclass(method, OneShot):
@@ -301,9 +302,9 @@ def _run_one(
     from coterie.datasets import DataError
     from coterie.engine import LocalGrid, workers_for
     from coterie.models import ModelError
+    from coterie.one_shot import OneShot
     from coterie.privacy import PrivacyError
     from coterie.server import ConfigError, RunConfig, RunError, run
-    from coterie.strategies import OneShot
 
     def tell(what: str) -> None:
         _say(f"{cell.title}: {what}")

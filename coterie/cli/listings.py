@@ -14,7 +14,7 @@ from coterie.cli.console import JsonFlag, console_for, listing
 
 def strategies(as_json: JsonFlag = False) -> None:
     """The methods, with their papers and the units of privacy that they support."""
-    from coterie.strategies import STRATEGIES
+    from coterie.methods import STRATEGIES
 
     rows = {
         name: {

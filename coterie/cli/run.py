@@ -153,9 +153,10 @@ def _headline(folder: Any) -> str:
         else "no privacy"
     )
     where = f", resumed after round {folder.resumed.round}" if folder.resumed else ""
+    trained = "clusters" if config.method.produces == "labels" else "models"
     return (
         f"[bold]{config.run.strategy}[/] on [bold]{config.data.dataset}[/]: {plan.clients} clients, "
-        f"{config.run.clusters or 'as yet unknown'} {'clusters' if config.method.labels_records else 'models'}, "
+        f"{config.run.clusters or 'as yet unknown'} {trained}, "
         f"{plan.rounds} {'round' if plan.rounds == 1 else 'rounds'}, {privacy_text}{where}"
     )
 

@@ -22,12 +22,22 @@ from flwr.common.logger import log
 from coterie.client.memory import ClientError
 from coterie.client.task import Client
 from coterie.files import FileError, private_folder, read_bytes
-from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, RecordPlan, read_ledger
+from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, Priced, Pricing, RecordPlan, read_ledger
 from coterie.privacy.ledger import count_of, event_of
 
 #: Name of the file beside the data.
 BUDGET_FILE = ".coterie-budget.jsonl"
 _TAKEN_OVER = "taken_over"
+
+
+def charge(client: Client, folder: Path | None, plan: RecordPlan, round: int, request: Priced) -> int:
+    """Charge the reply to a request, priced by the client's own plan; see :func:`spend`.
+
+    Raises:
+        PrivacyError: the plan pays for no such reply.
+    """
+    pricing: Pricing = plan
+    return spend(client, folder, plan, round, pricing.charges(request))
 
 
 def spend(client: Client, folder: Path | None, plan: RecordPlan, round: int, events: Counter[Event]) -> int:

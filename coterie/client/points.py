@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
 from coterie import models as networks
-from coterie.client.budget import spend
+from coterie.client.budget import charge
 from coterie.client.dpsgd import DPSGD
 from coterie.client.gans import GANTraining, Samples, train_gan_privately, train_gans
 from coterie.client.layers import Vectors
@@ -75,10 +75,10 @@ def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, how: GANTraining)
     plan, key = task.plan(client.client_id), (task.round, client.client_id)
     try:
         check_paid(client, task, plan)
-        charge = spend(client, cohort.folders[i], plan, task.round, plan.charges(cohort.request))
+        number = charge(client, cohort.folders[i], plan, task.round, cohort.request)
     except ClientError as refusal:
         return refusal
-    streams, key = Streams(task.seed), (*key, charge)
+    streams, key = Streams(task.seed), (*key, number)
     private = DPSGD(
         num_examples=plan.num_examples,
         batch_size=plan.batch_size,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie.client.budget import spend
+from coterie.client.budget import charge
 from coterie.client.dpsgd import DPSGD
 from coterie.client.dpsgd import train_privately as by_dpsgd
 from coterie.client.layers import Vectors
@@ -37,8 +37,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
         key = (task.round, client.client_id)
         try:
             check_paid(client, task, plan)
-            events = plan.charges(cohort.request)
-            key = (*key, spend(client, folder, plan, task.round, events))  # before data are read or noise is drawn
+            key = (*key, charge(client, folder, plan, task.round, cohort.request))  # before data are read
         except ClientError as refusal:
             refusals[i] = refusal
             continue
@@ -75,15 +74,14 @@ def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
         plan = task.plan(client.client_id)
         try:
             check_paid(client, task, plan, releases_losses=True)
-            events = plan.charges(cohort.request)
-            charge = spend(client, folder, plan, task.round, events)  # before data are read or noise is drawn
+            number = charge(client, folder, plan, task.round, cohort.request)  # before data are read
         except ClientError as refusal:
             refusals[i] = refusal
             continue
         except PrivacyError as unplanned:
             refusals[i] = ClientError(f"client {client.client_id} refuses: {unplanned}")
             continue
-        rng = Streams(task.seed).stream("losses", task.round, client.client_id, charge)
+        rng = Streams(task.seed).stream("losses", task.round, client.client_id, number)
         each = example_losses(task.network, layout, models, cohort.shard(i), task.hyper.device)
         assert task.loss_bound is not None  # check_paid
         told[i] = noisy_losses(each, task.loss_bound, plan.loss_deviation, plan.num_examples, rng)

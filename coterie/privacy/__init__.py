@@ -22,6 +22,7 @@ from coterie.privacy.plan import (
     Collected,
     Contributions,
     Gathered,
+    MechanismOutput,
     Plan,
     Released,
     ReleasedPoints,
@@ -29,7 +30,7 @@ from coterie.privacy.plan import (
     ReleasedUpdates,
 )
 from coterie.privacy.randomness import Streams, gaussian
-from coterie.privacy.record import SELECTIONS, Priced, RecordPlan, Revealed
+from coterie.privacy.record import SELECTIONS, Priced, Pricing, RecordPlan, Revealed
 from coterie.privacy.selection import noisy_argmin, selection_event
 
 __all__ = [
@@ -48,11 +49,13 @@ __all__ = [
     "Joint",
     "Ledger",
     "LedgerError",
+    "MechanismOutput",
     "NoPrivacy",
     "Paper",
     "Permit",
     "Plan",
     "Priced",
+    "Pricing",
     "PrivacyError",
     "RRSlot",
     "RecordLevel",

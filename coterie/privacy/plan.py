@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ from coterie.privacy.randomness import FloatArray, Streams, gaussian
 from coterie.privacy.record import Priced
 
 IntArray = npt.NDArray[np.int64]
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
 
 # Largest number of bytes of collected updates in memory.
 _SPOOL = 1 << 28
@@ -152,6 +154,13 @@ class Gathered(Contributions):
         return ReleasedPoints(charge=permit.charge, epsilon=permit.epsilon, points=points)
 
 
+class SingleContributions(Protocol[R_co]):
+    """Contributions that are released one by one."""
+
+    def released(self, permit: Permit) -> R_co:
+        """All of them, by client."""
+
+
 def _rows(count: int, size: int) -> npt.NDArray[np.float32]:
     """(count, size) zeros; in an unnamed file if they are many."""
     return np.zeros((count, size), np.float32) if 4 * count * size <= _SPOOL else _in_a_file(count, size)
@@ -164,7 +173,7 @@ def _in_a_file(count: int, size: int) -> npt.NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class MechanismOutput:
     """Output of one or many draws of a mechanism; leading axis ``draws``.
 
     ``scores`` and ``assigned`` are for the audit and never leave the server.
@@ -288,6 +297,8 @@ class Plan(ABC):
     unit: ClassVar[str] = "client"
     adjacency: ClassVar[str]
     sampler: ClassVar[str]
+    #: Whether every client keeps a ledger of its own, which its part in a round is charged to (record level).
+    clients_account: ClassVar[bool] = False
     #: Whether clients redraw their own labels for rebalancing (by a matrix of released values).
     redraws: ClassVar[bool] = False
     #: Whether clients may keep state between rounds on which their updates depend.
@@ -394,8 +405,14 @@ class Plan(ABC):
         """Events that a permit of :meth:`release` may be for; None: no charge."""
         return {self.event()}
 
-    def charges(self, request: Priced, *, late: bool = False) -> Counter[Event]:
-        """Events of releasing the replies to ``request``; ``late``: of clients that joined after round 1."""
+    def charges(self, request: Priced, cohort: IntArray | None = None) -> Counter[Event]:
+        """Events of releasing the replies to ``request``; the permit of the last one allows the release.
+
+        Args:
+            request: the request.
+            cohort: (m,) its recipients. The events may depend on which public group of clients they are, and not on
+                what sampling keeps secret.
+        """
         return Counter({self.event(): 1})
 
     def _evaluations(self, count: int) -> dict[Event, int]:
@@ -431,6 +448,14 @@ class Plan(ABC):
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Contributions:
         """Container for the updates of a cohort; ``size`` is d, all clusters share the first ``shared`` coordinates."""
 
+    def new_state(self) -> object | None:
+        """State of the mechanism over the rounds of one run, such as correlated noise; None: it needs none.
+
+        It is created once per run, passed to every :meth:`release`, which may change it, and never leaves the memory
+        of the server: a run that resumes starts with a new one.
+        """
+        return None
+
     @property
     def record_plans(self) -> str | None:
         """The terms of every client's record-level plan, as JSON; None: clients add no noise."""
@@ -453,7 +478,7 @@ class Plan(ABC):
         self.collected(0, cohort)
         return Gathered(self, cohort)
 
-    def longest_update(self, client: int, size: int, lr: float, first: bool) -> float:
+    def max_update_norm(self, client: int, size: int, lr: float, first: bool) -> float:
         """L2 norm above which a client's update is rejected; inf if the server clips it.
 
         Args:
@@ -466,8 +491,13 @@ class Plan(ABC):
 
     @abstractmethod
     def perturb(
-        self, contributions: Any, noise: np.random.Generator, coins: np.random.Generator, redraw: FloatArray
-    ) -> Drawn:
+        self,
+        contributions: Any,
+        noise: np.random.Generator,
+        coins: np.random.Generator,
+        redraw: FloatArray,
+        state: Any = None,
+    ) -> MechanismOutput:
         """The mechanism without a ledger: called by :meth:`release`, attacked by the audit."""
 
     def release(
@@ -477,6 +507,7 @@ class Plan(ABC):
         streams: Streams,
         attempt: int,
         redraw: FloatArray | None = None,
+        state: object | None = None,
     ) -> ReleasedSums:
         """Release the noisy sums of one round, against a permit from the ledger.
 
@@ -486,6 +517,7 @@ class Plan(ABC):
             streams: the server's randomness.
             attempt: number of this attempt in the run, so that a repeated round draws fresh noise.
             redraw: (k, k) matrix by which clients redrew their labels; None if they did not.
+            state: of the mechanism in this run (:meth:`new_state`).
 
         Raises:
             LedgerError: the permit was used, or is for another event.
@@ -493,9 +525,10 @@ class Plan(ABC):
         self._spend(permit, self.releases())
         noise = streams.stream("noise", permit.round, attempt)
         coins = streams.stream("rebalancing", permit.round, attempt)
-        drawn = self.perturb(contributions, noise, coins, np.eye(self.num_clusters) if redraw is None else redraw)
-        sums, divisors = drawn.sums[0], drawn.divisors[0]
-        histogram = None if drawn.histogram is None else drawn.histogram[0]
+        matrix = np.eye(self.num_clusters) if redraw is None else redraw
+        output = self.perturb(contributions, noise, coins, matrix, state)
+        sums, divisors = output.sums[0], output.divisors[0]
+        histogram = None if output.histogram is None else output.histogram[0]
         sums[:, : contributions.shared] = sums[0, : contributions.shared]  # summed and noised once, in row 0
         cohort = self.rate * self.clients
         if self.divisor == "released" and histogram is not None:
@@ -509,7 +542,7 @@ class Plan(ABC):
             cohort=cohort,
         )
 
-    def release_each(self, permit: Permit, contributions: Collected | Gathered) -> ReleasedUpdates | ReleasedPoints:
+    def release_each(self, permit: Permit, contributions: SingleContributions[R]) -> R:
         """Release the contributions of single clients, where the server may see them; see :meth:`release`."""
         self._spend(permit, self.releases())
         return contributions.released(permit)

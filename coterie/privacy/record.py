@@ -16,6 +16,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
+import numpy as np
+import numpy.typing as npt
+
 from coterie.privacy.accountants import MOST_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import check_delta, epsilon, least_noise
 from coterie.privacy.clipping import check_clip_norm
@@ -56,6 +59,13 @@ class Priced(Protocol):
     @property
     def revealed(self) -> Revealed | None:
         """What the reply reveals; None: nothing that a plan pays for."""
+
+
+class Pricing(Protocol):
+    """What a server and its clients charge by: the plan of a run, or of one client."""
+
+    def charges(self, request: Priced, cohort: npt.NDArray[np.int64] | None = None) -> Counter[Event]:
+        """Events of the replies to ``request`` by a cohort; None: by any."""
 
 
 #: Ways for a client to choose a cluster by its losses.
@@ -226,8 +236,8 @@ class RecordPlan:
             events[selection_event(self.selection_epsilon)] += 1
         return events
 
-    def charges(self, request: Priced) -> Counter[Event]:
-        """The events of one reply to ``request``.
+    def charges(self, request: Priced, cohort: npt.NDArray[np.int64] | None = None) -> Counter[Event]:
+        """The events of one reply to ``request``, whoever else receives it.
 
         Raises:
             PrivacyError: the plan pays for no such reply.
@@ -254,7 +264,7 @@ class RecordPlan:
             events += self.losses(rest)
         return +events
 
-    def longest_update(self, size: int, lr: float, *, first: bool = False) -> float:
+    def max_update_norm(self, size: int, lr: float, *, first: bool = False) -> float:
         """L2 norm that an honest client's update of one round exceeds with probability below 1e-8.
 
         Every step moves by lr / b times a sum of clipped gradients and noise. The batches of a round hold S b records

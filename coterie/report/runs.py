@@ -12,9 +12,6 @@ from coterie.files import FileError, read_bytes, read_object
 from coterie.report.evidence import Node, read_tree
 from coterie.settings import current
 
-#: Strategies whose clusters are of records, not of clients.
-OF_RECORDS = ("ppfc-gan", "kfed", "ffcm")
-
 _OUTCOME = (
     "accuracy",
     "nmi",
@@ -64,6 +61,13 @@ _TRAFFIC = ("messages_down", "messages_up", "bytes_down", "bytes_up")
 
 class ReportError(ValueError):
     """A run folder cannot be reported on; the message names the path and what to do."""
+
+
+def clusters_records(strategy: object) -> bool:
+    """Whether the clusters of a strategy are of records instead of clients."""
+    from coterie.methods import STRATEGIES
+
+    return strategy in STRATEGIES and STRATEGIES[str(strategy)].produces == "labels"
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class Run:
     @property
     def of_records(self) -> bool:
         """Whether its clusters are of records: it finds them in one round, from points that clients send."""
-        return self.strategy in OF_RECORDS
+        return clusters_records(self.strategy)
 
     @property
     def finished(self) -> bool:

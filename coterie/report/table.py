@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.report import formats
-from coterie.report.runs import OF_RECORDS
+from coterie.report.runs import clusters_records
 
 
 def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> Table:
@@ -47,7 +47,7 @@ def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> T
 
 
 def _scores(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
-    if result.get("strategy") in OF_RECORDS:
+    if clusters_records(result.get("strategy")):
         return _record_scores(result)
     groups = result.get("group_accuracy") or ()
     noisy = result.get("evaluate") == "private"

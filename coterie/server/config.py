@@ -16,12 +16,14 @@ import numpy as np
 from coterie import models as networks
 from coterie.datasets import OWN_DATA, DataError, Facts, assign_groups, facts, parse_groups
 from coterie.datasets.settings import DataSettings
+from coterie.methods import STRATEGIES
 from coterie.privacy import PLANS, Plan, PrivacyError
 from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
+from coterie.rounds import Aggregator, Averaging, StrategyError
 from coterie.server import planning
 from coterie.server.settings import DeploymentSettings, EvaluationSettings, RunSettings
 from coterie.settings import AUTO, RENAMED, ConfigError, Setting, Settings, current, flat, nearest
-from coterie.strategies import STRATEGIES, Aggregator, Averaging, ClusteredStrategy, Reseeding, StrategyError
+from coterie.strategies import ClusteredStrategy, Reseeding
 from coterie.strategies.settings import AggregationSettings, TrainingSettings
 
 S = TypeVar("S", bound=Settings)
@@ -273,12 +275,12 @@ class RunConfig:
     def batched(self) -> bool:
         """Whether many clients train in one batch on a CPU."""
         model = networks.MODELS.get(self.training.model)
-        return model is not None and model.batched and not self.method.labels_records
+        return model is not None and model.batched and self.method.produces == "models"
 
     @property
     def models(self) -> int:
         """Initial number of models; 0 if the method finds it."""
-        return 1 if self.method.labels_records else self.run.clusters
+        return 1 if self.method.produces == "labels" else self.run.clusters
 
     @cached_property
     def facts(self) -> Facts:

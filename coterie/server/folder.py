@@ -53,11 +53,10 @@ from coterie.files import (
 from coterie.messages import Layout
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
+from coterie.rounds import SERVER_KEYS, Checkpoint
 from coterie.server import planning
 from coterie.server.config import SETTINGS, RunConfig
 from coterie.settings import RENAMED, nested
-from coterie.strategies import Checkpoint
-from coterie.strategies.evaluation import SERVER_KEYS
 
 _LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen")
 _HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"
@@ -149,7 +148,7 @@ class RunFolder:
             raise
         return folder
 
-    # ---- strategies.Recorder ------------------------------------------------------------------------------
+    # ---- rounds.Recorder ------------------------------------------------------------------------------
 
     def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
         """Replace the checkpoint; it holds released values only."""
@@ -162,7 +161,7 @@ class RunFolder:
             tensors[_HISTOGRAM] = state.histogram
         if state.mean is not None:
             tensors[_MEAN] = state.mean
-        tensors |= {_KEPT + name: np.ascontiguousarray(values) for name, values in state.kept.items()}
+        tensors |= {_KEPT + name: np.ascontiguousarray(values) for name, values in state.state.items()}
         about = {"round": state.round, "line": dict(line), "names": state.layout.names}
         about |= {"charges": len(self.ledger.charges), "chain": self.ledger.chain}
         private_folder(self.path / "checkpoint")
@@ -178,7 +177,7 @@ class RunFolder:
         _append(self.path / _METRICS, released)
         self.observer(line)
 
-    def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+    def save_artifact(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace ``evidence/{name}.npz``, inputs of the clustering."""
         private_folder(self.path / "evidence")
         content = io.BytesIO()
@@ -186,7 +185,7 @@ class RunFolder:
         (np.savez_compressed if few else np.savez)(content, **arrays)
         _replace(self.path / "evidence" / f"{name}.npz", content.getvalue())
 
-    def kept(self, name: str) -> dict[str, np.ndarray] | None:
+    def load_artifact(self, name: str) -> dict[str, np.ndarray] | None:
         """Read ``evidence/{name}.npz``; None: there is none."""
         path = self.path / "evidence" / f"{name}.npz"
         if not path.exists():

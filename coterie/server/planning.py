@@ -151,7 +151,7 @@ def _profiles(config: RunConfig) -> list[dict[str, Any]]:
 def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[RecordPlan, ...]:
     """The plans of clients 0, 1, ..., in turn; calibrated unless ``noise`` is given."""
     level, privacy = config.record_level, config.privacy
-    choices = config.method.choices(config.run.rounds)
+    choices = config.method.max_selections(config.run.rounds)
     plans = []
     for own in _profiles(config):
         profile = {key: own.get(key, config[key]) for key in _profile_settings(config)}
@@ -171,7 +171,7 @@ def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[Record
             "selections": choices,
             "selection_epsilon": level.selection_epsilon,
             "loss_noise": level.loss_noise,
-            **config.method.compares(config.data.clients, config.options),
+            **config.method.released_losses(config.data.clients, config.options),
             "accountant": "pld" if privacy.accountant is None else privacy.accountant,
         }
         ratio = level.first_round_noise_ratio
@@ -223,7 +223,7 @@ def _diagnostics(config: RunConfig) -> list[str]:
         always.append(f"whether enough clients (min-clients) are there before {when}: a run without them fails")
     if evaluation.evaluate != "diagnostic":
         return always
-    if config.method.labels_records:
+    if config.method.produces == "labels":
         return ["numbers of records by label and class, exact, and the scores of these", *always]
     return [
         "accuracies on clients' held-out data and training losses, exact, every "
@@ -245,7 +245,7 @@ def warnings(config: RunConfig) -> list[str]:
             f"delta = {config.delta:g} is above 1/(10 {unit}s) = {1 / (10 * many):g}: publishing one {unit} at random "
             f"satisfies delta = 1/{unit}s; use it only to compare with papers"
         )
-    return found if config.method.labels_records else found + _noise_warning(config)
+    return found if config.method.produces == "labels" else found + _noise_warning(config)
 
 
 def _noise_warning(config: RunConfig) -> list[str]:

@@ -60,20 +60,20 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
                 train_config=told,
             )
     except StrategyError as error:
-        raise RunError(f"{error}{_most_common(strategy.dropped, '')}") from error
+        raise RunError(f"{error}{_most_common(strategy.statistics.dropped, '')}") from error
     trained, layout = unpack_models(result.arrays)
     folder.write_models(trained, layout)
     guarantee = folder.certify()
-    if strategy.asked and not strategy.accepted:
-        folder.failure = f"no client's reply could be used in the whole run{_most_common(strategy.dropped)}"
+    if strategy.statistics.asked and not strategy.statistics.accepted:
+        folder.failure = f"no client's reply could be used in the whole run{_most_common(strategy.statistics.dropped)}"
         raise RunError(folder.failure)
     exact = _diagnostics(config, guarantee, folder, result)
     if exact is not None:
         folder.write_json("diagnostics.json", exact)
     outcome = _result(config, guarantee, folder, result, time.perf_counter() - started)
     folder.write_json("result.json", outcome)
-    if strategy.dropped:
-        log(WARNING, "%s replies could not be used", strategy.dropped.total())
+    if strategy.statistics.dropped:
+        log(WARNING, "%s replies could not be used", strategy.statistics.dropped.total())
     if strategy.stopped:
         done, planned = outcome["rounds"], config.run.rounds
         raise RunError(f"the budget ended the run after {done} of {planned} rounds; models and results are written")
@@ -96,14 +96,14 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         evaluate_every=evaluation.evaluate_every if evaluation.evaluate != "off" else 0,
         recorder=folder,
         resume_from=folder.resumed,
-        evaluate_metrics_aggr_fn=summarise_records if config.method.labels_records else summarise,
+        evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
     )
 
 
 def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Layout]:
     """(k, d) independently initialised models, which no data has touched."""
     shape, classes = config.examples
-    if not config.method.labels_records:
+    if config.method.produces == "models":
         networks.check_kind(config.training.model, config.facts.kind)
     rng = streams.stream("models")
 
@@ -114,7 +114,7 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
         return networks.initialise(config.training.model, shape, classes, seed)
 
     strategy = config.strategy(planning.sketch(config))
-    drawn = [strategy.arrange(draw) for _ in range(max(config.models, 1))]
+    drawn = [strategy.initial_parameters(draw) for _ in range(max(config.models, 1))]
     layout = Layout.of(drawn[0])
     return np.stack([layout.flatten(parameters) for parameters in drawn]), layout
 
@@ -150,7 +150,7 @@ def _diagnostics(
     groups = evaluation.get("classes") or len(evaluation.get("group_accuracy", ()))
     if "confusion" in evaluation:
         exact["confusion"] = np.reshape(evaluation["confusion"], (-1, groups)).tolist()
-    if groups and not config.method.labels_records:
+    if groups and config.method.produces == "models":
         exact["groups"] = groups
     return {"about": OUTSIDE, "round": last, **exact}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.settings import Settings, setting
-from coterie.strategies import STRATEGIES
+from coterie.methods import STRATEGIES
 
 
 @dataclass(frozen=True)

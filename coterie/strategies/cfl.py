@@ -40,7 +40,7 @@ Deviations from the paper
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from logging import WARNING
 from typing import Any, ClassVar
@@ -48,10 +48,12 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.common.logger import log
 
-from coterie.privacy import Plan, Released, ReleasedUpdates
+from coterie.privacy import Plan, ReleasedUpdates
+from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
+from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.distances import FloatArray, Indices, cosines
+from coterie.strategies.method import Models, Round, Steps
 
 #: A threshold that is found.
 # eps_1 and eps_2, and the eps_1 at which a cluster stops, in units of the longest update of the first round.
@@ -61,7 +63,7 @@ SPLIT, STATIONARY = "split", "stationary"
 _WHY = (None, SPLIT, STATIONARY)
 # By how much clients are more alike within a half than between halves, at least.
 _GAP = 0.05
-# Rounds between two matrices of similarities that are kept though nothing happened, among so many clients at most.
+# Rounds between two stored matrices of similarities without a split, and largest number of clients for them.
 _KEEP_EVERY, _KEEP_AMONG = 10, 200
 
 
@@ -142,19 +144,19 @@ class CFL(ClusteredStrategy):
         if number == 1:
             self._keep_tree([Node(None, 0, 0)], np.full(self.plan.clients, -1, np.int64))
         yield from self._place_late()
-        before, known, leaf = self.placed(number), self.nodes, self.kept[_LEAF].copy()
+        before, known, leaf = self.assignments(number), self.nodes, self.state[_LEAF].copy()
         nodes = known.copy()
         training = [n for n, node in enumerate(nodes) if node.ended is None]
         of_training = {client: cluster for client, cluster in before.items() if leaf[client] in training}
-        told = yield from self.updates(self.training(), models, to=of_training)  # lines 2-3
-        stationary, incongruent, converged = self._norms(number, told.updates)
-        models, came, norms = models.copy(), leaf[told.clients], {}
+        released = yield from self.updates(self.training(), models, to=of_training)  # lines 2-3
+        stationary, incongruent, converged = self._norms(number, released.updates)
+        models, leaves, norms = models.copy(), leaf[released.clients], {}
         for n in training:
-            node, rows = nodes[n], np.flatnonzero(came == n)
+            node, rows = nodes[n], np.flatnonzero(leaves == n)
             if node.cluster is None or not len(rows):
                 continue
-            updates, clients = told.updates[rows], told.clients[rows]
-            mean = np.average(updates, axis=0, weights=told.weights[rows])
+            updates, clients = released.updates[rows], released.clients[rows]
+            mean = np.average(updates, axis=0, weights=released.weights[rows])
             models[node.cluster] += self.server_lr * mean  # line 4
             moved, longest = float(np.linalg.norm(mean)), float(np.linalg.norm(updates, axis=1).max())
             norms[str(node.cluster)] = [moved, longest]
@@ -182,17 +184,17 @@ class CFL(ClusteredStrategy):
             self.notes["tree"] = self._drawn()
         self.notes |= {"clusters": len(models), "norms": norms}
         if split or self.finished or (number % _KEEP_EVERY == 0 and self.plan.clients <= _KEEP_AMONG):
-            self._show(number, told, came, before)
+            self._save_similarities(number, released, leaves, before)
         return models
 
     def _norms(self, number: int, updates: Models) -> list[float]:
         """eps_1 and eps_2 of this round, and eps_1 to stop: configured or estimated, scaled with the step size."""
         if number == 1:
-            self.kept[_UNIT] = np.array([max((np.linalg.norm(update) for update in updates), default=0.0)])
-        unit = float(self.kept[_UNIT][0]) * self.step_size(number)
+            self.state[_UNIT] = np.array([max((np.linalg.norm(update) for update in updates), default=0.0)])
+        unit = float(self.state[_UNIT][0]) * self.step_size(number)
         first, second = self.settings.stationary_norm, self.settings.incongruent_norm
-        wanted = zip((first, second, first), _PARTS, strict=True)
-        return [part * unit if norm is None else norm for norm, part in wanted]
+        thresholds = zip((first, second, first), _PARTS, strict=True)
+        return [part * unit if norm is None else norm for norm, part in thresholds]
 
     def _warn(self, cluster: int) -> None:
         """Say once that a cluster cannot be split."""
@@ -206,15 +208,15 @@ class CFL(ClusteredStrategy):
             )
         self._warned.add(cluster)
 
-    def placed(self, number: int) -> Mapping[int, int]:
+    def assignments(self, number: int) -> Mapping[int, int]:
         """The model of every client that has come."""
         nodes = self.nodes
-        return {i: int(nodes[n].cluster or 0) for i, n in enumerate(self.kept[_LEAF].tolist()) if n >= 0}
+        return {i: int(nodes[n].cluster or 0) for i, n in enumerate(self.state[_LEAF].tolist()) if n >= 0}
 
     @property
     def finished(self) -> bool:
         """Line 12, of all clusters."""
-        return _TREE in self.kept and all(node.ended is not None for node in self.nodes)
+        return _TREE in self.state and all(node.ended is not None for node in self.nodes)
 
     # ---- the tree -----------------------------------------------------------------------------------------
 
@@ -222,7 +224,7 @@ class CFL(ClusteredStrategy):
     def nodes(self) -> list[Node]:
         """All clusters that ever were, in order of birth: the children of split number s are 2s + 1 and 2s + 2."""
         found = []
-        for row in self.kept[_TREE].tolist():
+        for row in self.state[_TREE].tolist():
             parent, born, cluster, ended, why, similarity = (None if np.isnan(value) else value for value in row)
             whole = [None if value is None else int(value) for value in (parent, cluster, ended)]
             found.append(Node(whole[0], int(born or 0), whole[1], whole[2], _WHY[int(why or 0)], similarity))
@@ -231,51 +233,55 @@ class CFL(ClusteredStrategy):
     def _keep_tree(self, nodes: list[Node], leaf: Indices) -> None:
         """Keep the tree and the leaf of every client, -1 for those that have not come."""
         rows = [(n.parent, n.born, n.cluster, n.ended, _WHY.index(n.why), n.similarity) for n in nodes]
-        self.kept = {**self.kept, _TREE: np.array(rows, np.float64), _LEAF: leaf}
+        self.state = {**self.state, _TREE: np.array(rows, np.float64), _LEAF: leaf}
 
     def _keep_split(self, model: Models, directions: list[FloatArray]) -> None:
         """Keep what a client that comes later needs to find its side."""
         anchors, sides = model[None], np.stack(directions)[None].astype(np.float32)
-        if _ANCHORS in self.kept:
-            anchors = np.concatenate([self.kept[_ANCHORS], anchors])
-            sides = np.concatenate([self.kept[_SIDES], sides])
-        self.kept = {**self.kept, _ANCHORS: anchors, _SIDES: sides}
+        if _ANCHORS in self.state:
+            anchors = np.concatenate([self.state[_ANCHORS], anchors])
+            sides = np.concatenate([self.state[_SIDES], sides])
+        self.state = {**self.state, _ANCHORS: anchors, _SIDES: sides}
 
     def _drawn(self) -> list[dict[str, Any]]:
         """The tree with the clients of every cluster, JSON-ready."""
         nodes = self.nodes
-        clients = [np.flatnonzero(self.kept[_LEAF] == n).tolist() for n in range(len(nodes))]
+        clients = [np.flatnonzero(self.state[_LEAF] == n).tolist() for n in range(len(nodes))]
         for n in range(len(nodes) - 1, 0, -1):  # children come after their parents
             clients[int(nodes[n].parent or 0)] += clients[n]
         return [{"node": n, **asdict(node), "clients": sorted(clients[n])} for n, node in enumerate(nodes)]
 
-    def _show(self, number: int, told: ReleasedUpdates, came: Indices, before: Mapping[int, int]) -> None:
+    def _save_similarities(
+        self, number: int, released: ReleasedUpdates, leaves: Indices, before: Mapping[int, int]
+    ) -> None:
         """Keep the similarities of the round's updates within each cluster."""
         many = self.plan.clients
         matrix = np.full((many, many), np.nan, np.float32)
-        for n in np.unique(came):
-            rows = np.flatnonzero(came == n)
-            matrix[np.ix_(told.clients[rows], told.clients[rows])] = cosines(told.updates[rows])
+        for n in np.unique(leaves):
+            rows = np.flatnonzero(leaves == n)
+            matrix[np.ix_(released.clients[rows], released.clients[rows])] = cosines(released.updates[rows])
         labels = np.array([before.get(client, -1) for client in range(many)], np.int64)
-        self.recorder.keep(
+        self.recorder.save_artifact(
             f"similarities-{number:04d}", {"matrix": matrix, "clients": np.arange(many), "labels": labels}
         )
 
     # ---- clients that come later --------------------------------------------------------------------------
 
-    def _place_late(self) -> Generator[Phase, Released, None]:
+    def _place_late(self) -> Steps[None]:
         """Give a leaf to every client that is here and has none."""
-        nodes, leaf = self.nodes, self.kept[_LEAF].copy()
+        nodes, leaf = self.nodes, self.state[_LEAF].copy()
         at = {client: 0 for client in self.present if leaf[client] < 0}
         for s in range(len(nodes) // 2):  # splits, the first one first
             children = (2 * s + 1, 2 * s + 2)
             here = [client for client, n in at.items() if n == nodes[children[0]].parent]
             if not here:
                 continue
-            told = yield from self.updates(self.training(), self.kept[_ANCHORS][s, None], clients=here, late=True)
+            released = yield from self.updates(
+                self.training(), self.state[_ANCHORS][s, None], clients=here, joined_late=True
+            )
             at = {client: n for client, n in at.items() if client not in here}  # who is silent is asked again
-            for client, update in zip(told.clients.tolist(), told.updates, strict=True):
-                at[client] = children[cosines([update, *self.kept[_SIDES][s]])[0, 1:].argmax()]
+            for client, update in zip(released.clients.tolist(), released.updates, strict=True):
+                at[client] = children[cosines([update, *self.state[_SIDES][s]])[0, 1:].argmax()]
         if at:
             leaf[list(at)] = list(at.values())
             self._keep_tree(nodes, leaf)

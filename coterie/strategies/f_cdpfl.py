@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from coterie.strategies.base import Models, Round
 from coterie.strategies.ifca import IFCA
+from coterie.strategies.method import Models, Round
 
 
 class FCDPFL(IFCA):
@@ -28,10 +28,11 @@ class FCDPFL(IFCA):
     name: ClassVar[str] = "f-cdpfl"
     title: ClassVar[str] = "clients choose by loss in every round; DP-SGD at the clients"
     paper: ClassVar[str] = "Ghosh et al. 2020, Mansour et al. 2020; a baseline of RC-DPFL"
+    row_wise: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("record", "none")
 
     @classmethod
-    def choices(cls, rounds: int) -> int:
+    def max_selections(cls, rounds: int) -> int:
         """In every round."""
         return rounds
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from coterie.strategies.base import ClusteredStrategy, Models, Round
+from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.method import Models, Round
 
 
 class FedAvg(ClusteredStrategy):
@@ -29,6 +30,7 @@ class FedAvg(ClusteredStrategy):
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "one global model (DP-FedAvg under client-level privacy)"
     paper: ClassVar[str] = "McMahan et al. 2017, 2018"
+    row_wise: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record", "none")
     clustered: ClassVar[bool] = False
     robust: ClassVar[bool] = True

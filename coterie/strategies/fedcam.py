@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from coterie.strategies.base import Models, Parameters, Round
 from coterie.strategies.ifca import IFCA
+from coterie.strategies.method import Models, Parameters, Round
 from coterie.wire import EvaluateRequest, TrainRequest
 
 # Where the parts are in the names of parameters.
@@ -42,6 +42,7 @@ class FedCAM(IFCA):
     name: ClassVar[str] = "fedcam"
     title: ClassVar[str] = "the outputs of a global and a cluster's model are added, optional rebalancing"
     paper: ClassVar[str] = "Ma et al. 2023; RR-Cluster, Algorithm 1"
+    row_wise: ClassVar[bool] = True
 
     @property
     def shared(self) -> int:
@@ -60,7 +61,7 @@ class FedCAM(IFCA):
         every[:, : self.shared] = every[0, : self.shared]
         return every
 
-    def arrange(self, draw: Callable[[], Parameters]) -> Parameters:
+    def initial_parameters(self, draw: Callable[[], Parameters]) -> Parameters:
         """Line 1: both parts."""
         return {part + name: values for part in (_GLOBAL, _CLUSTER) for name, values in draw().items()}
 

@@ -27,9 +27,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import Parameters, StrategyError
 from coterie.strategies.fedavg import FedAvg
+from coterie.strategies.method import Parameters
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,13 @@ class FedPer(FedAvg):
     name: ClassVar[str] = "fedper"
     title: ClassVar[str] = "one global body, a private head at every client"
     paper: ClassVar[str] = "Arivazhagan et al. 2019"
+    row_wise: ClassVar[bool] = True
     memory: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "none")
     settings_class: ClassVar[type[Settings]] = FedPerSettings
     settings: FedPerSettings
 
-    def arrange(self, draw: Callable[[], Parameters]) -> Parameters:
+    def initial_parameters(self, draw: Callable[[], Parameters]) -> Parameters:
         """Line 5: the base layers.
 
         Raises:

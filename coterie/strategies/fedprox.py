@@ -43,6 +43,7 @@ class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
     title: ClassVar[str] = "one global model, clients kept near it by a proximal term"
     paper: ClassVar[str] = "Li et al. 2020"
+    row_wise: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "none")
     settings_class: ClassVar[type[Settings]] = FedProxSettings
     settings: FedProxSettings

@@ -29,7 +29,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from coterie.strategies.base import ClusteredStrategy, Models, Round
+from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.method import Models, Round
 from coterie.wire import EvaluateRequest, TrainRequest
 
 
@@ -39,6 +40,7 @@ class FeSEM(ClusteredStrategy):
     name: ClassVar[str] = "fesem"
     title: ClassVar[str] = "clients join the centre nearest to their own model, optional rebalancing"
     paper: ClassVar[str] = "Long et al. 2023; RR-Cluster, Algorithm 1"
+    row_wise: ClassVar[bool] = True
     equal_start: ClassVar[bool] = True  # line 1
     memory: ClassVar[bool] = True
     knows_label: ClassVar[bool] = False

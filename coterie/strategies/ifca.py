@@ -28,7 +28,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from coterie.strategies.base import ClusteredStrategy, Models, Round
+from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.method import Models, Round
 
 
 class IFCA(ClusteredStrategy):
@@ -37,6 +38,7 @@ class IFCA(ClusteredStrategy):
     name: ClassVar[str] = "ifca"
     title: ClassVar[str] = "iterative federated clustering, private sums and counts, optional rebalancing"
     paper: ClassVar[str] = "Ghosh et al. 2020; RR-Cluster, Algorithm 2"
+    row_wise: ClassVar[bool] = True
     robust: ClassVar[bool] = True
 
     def round(self, number: int, models: Models) -> Round:

@@ -23,7 +23,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from coterie.strategies.base import ClusteredStrategy, Models, Round
+from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.method import Models, Round
 from coterie.strategies.mixture import kmeans, project
 
 _LABELS = "labels"
@@ -35,15 +36,16 @@ class KMCDPFL(ClusteredStrategy):
     name: ClassVar[str] = "km-cdpfl"
     title: ClassVar[str] = "k-means on the updates of every round; DP-SGD at the clients"
     paper: ClassVar[str] = "Werner et al. 2023; a baseline of RC-DPFL"
+    row_wise: ClassVar[bool] = False
     equal_start: ClassVar[bool] = True  # line 1
     units: ClassVar[tuple[str, ...]] = ("record", "none")
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 5."""
-        released = yield from self.updates(self.training(), models, to=self.placed(number))  # line 3
+        released = yield from self.updates(self.training(), models, to=self.assignments(number))  # line 3
         if not len(released.updates):
             return models
-        rng = self.streams.stream("k-means", number, self._attempt)
+        rng = self.streams.stream("k-means", number, self.attempt)
         found = kmeans(project(released.updates), len(models), rng)  # line 4
         updated = models.copy()
         for cluster in np.unique(found):  # line 5
@@ -52,11 +54,11 @@ class KMCDPFL(ClusteredStrategy):
             for i in members:
                 total += released.weights[i] * (models[released.labels[i]] + self.server_lr * released.updates[i])
             updated[cluster] = total / released.weights[members].sum()
-        labels = self.kept.get(_LABELS, np.zeros(self.plan.clients, np.int64)).copy()
+        labels = self.state.get(_LABELS, np.zeros(self.plan.clients, np.int64)).copy()
         labels[released.clients] = found
-        self.kept = {_LABELS: labels}
+        self.state = {_LABELS: labels}
         return updated
 
-    def placed(self, number: int) -> Mapping[int, int]:
+    def assignments(self, number: int) -> Mapping[int, int]:
         """The last clusters; at first one for all, since all models are equal."""
-        return dict(enumerate(self.kept.get(_LABELS, np.zeros(self.plan.clients, np.int64)).tolist()))
+        return dict(enumerate(self.state.get(_LABELS, np.zeros(self.plan.clients, np.int64)).tolist()))

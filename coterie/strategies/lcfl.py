@@ -41,7 +41,7 @@ Deviations from the paper
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -49,9 +49,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.messages import losses_layout
-from coterie.privacy import Plan, Released
+from coterie.privacy import Plan
+from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
+from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.clusterers import CLUSTERERS, check_clusterer, cluster
 from coterie.strategies.distances import (
     FloatArray,
@@ -62,6 +63,7 @@ from coterie.strategies.distances import (
     parameter_distances,
     profile_distances,
 )
+from coterie.strategies.method import Models, Round, Steps
 from coterie.wire import LossesRequest
 
 _BETWEEN: dict[str, Callable[[Updates], FloatArray]] = {
@@ -138,26 +140,26 @@ class LCFL(ClusteredStrategy):
     def round(self, number: int, models: Models) -> Round:
         """Lines 1 to 15 in the first round, line 17 in all others."""
         if number == 1:
-            self.kept = {_FIRST: models[:1]}  # untrained
+            self.state = {_FIRST: models[:1]}  # untrained
         if number <= self.settings.warm_up_rounds:
             released = yield from self.sums(self.training(), models[:1])
             return self.step(models[:1], released)[:1]  # FedAvg
-        if _LABELS not in self.kept:
+        if _LABELS not in self.state:
             return (yield from self._find(models[:1]))  # lines 1-15
         yield from self._place_late()
         mu = self.settings.proximal_mu if self.settings.cluster_optimizer == "fedprox" else None
         near = replace(self.training(), proximal_mu=mu)
-        released = yield from self.sums(near, models, to=self.placed(number))
+        released = yield from self.sums(near, models, to=self.assignments(number))
         return self.step(models, released)  # line 17
 
-    def placed(self, number: int) -> Mapping[int, int] | None:
+    def assignments(self, number: int) -> Mapping[int, int] | None:
         """Line 15, from the round of clustering on."""
-        if _LABELS not in self.kept:
+        if _LABELS not in self.state:
             return None
-        return {i: int(label) for i, label in enumerate(self.kept[_LABELS]) if label >= 0}
+        return {i: int(label) for i, label in enumerate(self.state[_LABELS]) if label >= 0}
 
     @classmethod
-    def compares(cls, clients: int, settings: Settings) -> dict[str, int]:
+    def released_losses(cls, clients: int, settings: Settings) -> dict[str, int]:
         """All models or the landmarks, and the untrained one."""
         assert isinstance(settings, LCFLSettings)
         compared = min(settings.landmarks or clients, clients) + 1 if settings.metric == "loss" else 0
@@ -209,34 +211,32 @@ class LCFL(ClusteredStrategy):
                 _refuse_strangers(losses, untrained, own)
             profiles = np.stack([losses[found.labels == j].mean(axis=0) for j in range(many)])
             best = np.unique(profiles.argmin(axis=1))
-            self.kept = {_LANDMARKS: start + warm.updates[columns[best]], _PROFILES: profiles[:, best]}
+            self.state = {_LANDMARKS: start + warm.updates[columns[best]], _PROFILES: profiles[:, best]}
             self.notes["evaluations"] = losses.size + len(rows)
         else:
-            self.kept = {_FIRST: start, _CENTRES: moved}
-        self.kept[_LABELS] = labels
-        self.recorder.keep(
+            self.state = {_FIRST: start, _CENTRES: moved}
+        self.state[_LABELS] = labels
+        self.recorder.save_artifact(
             "distances", {"matrix": distances.astype(np.float32), "clients": warm.clients[rows], "labels": found.labels}
         )
         return np.asarray(start + self.server_lr * moved, np.float32)
 
-    def _compare(
-        self, start: Models, updates: Models, clients: list[int]
-    ) -> Generator[Phase, Released, tuple[FloatArray, Indices]]:
+    def _compare(self, start: Models, updates: Models, clients: list[int]) -> Steps[tuple[FloatArray, Indices]]:
         """(n, 1 + m) losses of the untrained model and of m of the n trained ones, and which these are."""
         columns = np.arange(len(updates))
         if 0 < self.settings.landmarks < len(updates):
-            rng = self.streams.stream("landmarks", 1, self._attempt)
+            rng = self.streams.stream("landmarks", 1, self.attempt)
             columns = np.sort(rng.choice(len(updates), self.settings.landmarks, replace=False))
-        first = self.kept[_FIRST][0]
+        first = self.state[_FIRST][0]
         losses = yield from self._losses(
             1 + len(columns), lambda i: start[0] + updates[columns[i - 1]] if i else first, clients
         )
         return losses, columns
 
     def _losses(
-        self, many: int, model: Callable[[int], Models], clients: list[int], late: bool = False
-    ) -> Generator[Phase, Released, FloatArray]:
-        """(n, m) losses of ``model(0)``, ... on the data of n clients, NaN where none came.
+        self, many: int, model: Callable[[int], Models], clients: list[int], joined_late: bool = False
+    ) -> Steps[FloatArray]:
+        """(n, m) losses of ``model(0)``, ... on the data of n clients, NaN without a valid reply.
 
         Each model travels once to each client, and no more than a message of them is held.
         """
@@ -252,31 +252,33 @@ class LCFL(ClusteredStrategy):
                 )
             self.recorder.working_on(f"{len(clients)} clients compare {begin} of {many} models")
             request = LossesRequest(compared=len(part))
-            told = yield from self.updates(request, models, clients=clients, late=late, answer=losses_layout(len(part)))
-            table[[place[client] for client in told.clients.tolist()], begin : part[-1] + 1] = told.updates
+            released = yield from self.updates(
+                request, models, clients=clients, joined_late=joined_late, reply_layout=losses_layout(len(part))
+            )
+            table[[place[client] for client in released.clients.tolist()], begin : part[-1] + 1] = released.updates
         return table
 
     # ---- clients that come later --------------------------------------------------------------------------
 
-    def _place_late(self) -> Generator[Phase, Released, None]:
+    def _place_late(self) -> Steps[None]:
         """Give a cluster to every client that is here and has none."""
-        labels: Indices = self.kept[_LABELS].copy()
+        labels: Indices = self.state[_LABELS].copy()
         late = [client for client in self.present if labels[client] < 0]
         if not late:
             return
         if self.settings.metric == "loss":
-            landmarks = self.kept[_LANDMARKS]
-            losses = yield from self._losses(len(landmarks), landmarks.__getitem__, late, late=True)
-            came = np.array(late)[np.isfinite(losses).all(axis=1)]
+            landmarks = self.state[_LANDMARKS]
+            losses = yield from self._losses(len(landmarks), landmarks.__getitem__, late, joined_late=True)
+            placed = np.array(late)[np.isfinite(losses).all(axis=1)]
             losses = losses[np.isfinite(losses).all(axis=1)]
-            labels[came] = np.abs(losses[:, None] - self.kept[_PROFILES]).mean(axis=2).argmin(axis=1)
+            labels[placed] = np.abs(losses[:, None] - self.state[_PROFILES]).mean(axis=2).argmin(axis=1)
         else:
-            warm = yield from self.updates(self.training(), self.kept[_FIRST], clients=late, late=True)
-            came = warm.clients
-            for client, update in zip(came, warm.updates, strict=True):
-                labels[client] = _BETWEEN[self.settings.metric]([update, *self.kept[_CENTRES]])[0, 1:].argmin()
-        self.kept = {**self.kept, _LABELS: labels}
-        self.notes["late"] = {str(client): int(labels[client]) for client in came}
+            warm = yield from self.updates(self.training(), self.state[_FIRST], clients=late, joined_late=True)
+            placed = warm.clients
+            for client, update in zip(placed, warm.updates, strict=True):
+                labels[client] = _BETWEEN[self.settings.metric]([update, *self.state[_CENTRES]])[0, 1:].argmin()
+        self.state = {**self.state, _LABELS: labels}
+        self.notes["late"] = {str(client): int(labels[client]) for client in placed}
 
 
 def _mean(updates: Models, rows: Indices, weights: FloatArray) -> FloatArray:

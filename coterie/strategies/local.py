@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from coterie.strategies.base import Parameters
 from coterie.strategies.fedavg import FedAvg
+from coterie.strategies.method import Parameters
 
 
 class Local(FedAvg):
@@ -29,10 +29,11 @@ class Local(FedAvg):
     name: ClassVar[str] = "local"
     title: ClassVar[str] = "every client alone, a reference"
     paper: ClassVar[str] = "-"
+    row_wise: ClassVar[bool] = True
     memory: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("none",)
     robust: ClassVar[bool] = False  # nothing travels
 
-    def arrange(self, draw: Callable[[], Parameters]) -> Parameters:
+    def initial_parameters(self, draw: Callable[[], Parameters]) -> Parameters:
         """Line 3: nothing travels."""
         return {}

@@ -17,8 +17,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from coterie.privacy import Plan
+from coterie.rounds import StrategyError
 from coterie.settings import Settings
-from coterie.strategies.base import ClusteredStrategy, Models, Round, StrategyError
+from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.method import Models, Round
 
 
 class Oracle(ClusteredStrategy):
@@ -32,6 +34,7 @@ class Oracle(ClusteredStrategy):
     name: ClassVar[str] = "oracle"
     title: ClassVar[str] = "true groups, told in advance; DP-SGD at the clients"
     paper: ClassVar[str] = "a baseline of RC-DPFL"
+    row_wise: ClassVar[bool] = True
     equal_start: ClassVar[bool] = True  # groups alone tell them apart
     units: ClassVar[tuple[str, ...]] = ("record", "none")
     needs: ClassVar[tuple[str, ...]] = ("true_groups",)
@@ -53,6 +56,6 @@ class Oracle(ClusteredStrategy):
         released = yield from self.sums(self.training(), models, to=self._groups)  # line 3
         return self.step(models, released)  # line 4
 
-    def placed(self, number: int) -> Mapping[int, int]:
+    def assignments(self, number: int) -> Mapping[int, int]:
         """Line 1."""
         return self._groups

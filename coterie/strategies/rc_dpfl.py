@@ -38,8 +38,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from coterie.privacy import ReleasedUpdates
+from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy, Models, Round, StrategyError
+from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.method import Models, Round
 from coterie.strategies.mixture import cluster, project, switch_round
 
 _PI, _SWITCH = "pi", "switch"
@@ -65,6 +67,7 @@ class RCDPFL(ClusteredStrategy):
     name: ClassVar[str] = "rc-dpfl"
     title: ClassVar[str] = "GMM on the first updates, then clients choose by loss; DP-SGD at the clients"
     paper: ClassVar[str] = "RC-DPFL, Algorithm 1"
+    row_wise: ClassVar[bool] = False
     equal_start: ClassVar[bool] = True  # line 1
     units: ClassVar[tuple[str, ...]] = ("record", "none")
     settings_class: ClassVar[type[Settings]] = RCDPFLSettings
@@ -78,10 +81,10 @@ class RCDPFL(ClusteredStrategy):
         if number == 1:
             first = yield from self.updates(replace(self.training(), first_batch=True), models[:1])  # lines 4-6
             self._find(first)  # lines 7-9
-            return np.repeat(models[:1], self.kept[_PI].shape[1], axis=0)
+            return np.repeat(models[:1], self.state[_PI].shape[1], axis=0)
         if number <= self.switch:
-            rng = self.streams.stream("assignment", number, self._attempt)
-            labels = {i: int(rng.choice(len(pi), p=pi)) for i, pi in enumerate(self.kept[_PI])}  # lines 10-11
+            rng = self.streams.stream("assignment", number, self.attempt)
+            labels = {i: int(rng.choice(len(pi), p=pi)) for i, pi in enumerate(self.state[_PI])}  # lines 10-11
             released = yield from self.sums(self.training(), models, to=labels)  # line 14
         else:  # lines 13-14: client/records.py
             released = yield from self.sums(replace(self.training(), choose=True), models)
@@ -90,7 +93,7 @@ class RCDPFL(ClusteredStrategy):
     @property
     def switch(self) -> int:
         """E_c, the last round in which the mixture is trusted; known after round 1."""
-        return int(self.kept[_SWITCH][0])
+        return int(self.state[_SWITCH][0])
 
     def _find(self, released: ReleasedUpdates) -> None:
         """Lines 7 to 9."""
@@ -99,7 +102,7 @@ class RCDPFL(ClusteredStrategy):
                 f"only {len(released.updates)} clients answered in round 1: too few to find groups among; see why "
                 "the others failed, or ask for fewer clusters"
             )
-        rng = self.streams.stream("mixture", 1, self._attempt)
+        rng = self.streams.stream("mixture", 1, self.attempt)
         scores = project(released.updates)
         try:
             mixture, mss_of = cluster(scores, self.clusters or None, rng, **self._space())
@@ -107,7 +110,7 @@ class RCDPFL(ClusteredStrategy):
             raise StrategyError(f"round 1 gave no groups: {error}") from error
         pi = np.full((self.plan.clients, len(mixture.means)), 1 / len(mixture.means))
         pi[released.clients] = mixture.probabilities
-        self.kept = {_PI: pi, _SWITCH: np.array([switch_round(mixture.mpo, self.plan.rounds)])}
+        self.state = {_PI: pi, _SWITCH: np.array([switch_round(mixture.mpo, self.plan.rounds)])}
         self.notes = {
             "clusters": len(mixture.means),
             "mss": mixture.mss,
@@ -124,13 +127,13 @@ class RCDPFL(ClusteredStrategy):
             return {}
         return {"components": self.settings.components, "scaled": self.settings.components == 2}
 
-    def placed(self, number: int) -> Mapping[int, int] | None:
+    def assignments(self, number: int) -> Mapping[int, int] | None:
         """The likeliest component while the mixture is trusted; then clients choose."""
         if number > self.switch:
             return None
-        return {i: int(pi.argmax()) for i, pi in enumerate(self.kept[_PI])}
+        return {i: int(pi.argmax()) for i, pi in enumerate(self.state[_PI])}
 
     @classmethod
-    def choices(cls, rounds: int) -> int:
+    def max_selections(cls, rounds: int) -> int:
         """In every round after E_c, which is 1 at least."""
         return rounds - 1

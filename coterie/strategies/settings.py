@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from coterie.models import FEATURES, MODELS
 from coterie.settings import Settings, setting
-from coterie.strategies.aggregation import AGGREGATORS
+from coterie.rounds import AGGREGATORS
 
 #: Which model a client trains after rebalancing changed its label.
 REBALANCE_TRAIN = ("own", "assigned")

@@ -90,7 +90,7 @@ def test_true_counts_as_divisors_are_found(monkeypatch):
 
     def leaky(self, contributions, *rest):
         drawn = perturb(self, contributions, *rest)
-        return plans.Drawn(drawn.sums, drawn.histogram, np.maximum(contributions.counts, 1))
+        return plans.MechanismOutput(drawn.sums, drawn.histogram, np.maximum(contributions.counts, 1))
 
     monkeypatch.setattr(Joint, "perturb", leaky)
     assert broken("joint") == ["variance of the noise (fixed divisors)"]

@@ -33,18 +33,13 @@ def test_what_is_shipped_holds():
 
 
 def test_an_empty_cohort_that_the_server_draws_again_is_found(monkeypatch):
-    configure = ClusteredStrategy.configure_train
+    sample = Joint.sample
 
-    def again(self, number, arrays, config, grid):
-        messages = configure(self, number, arrays, config, grid)
-        while not len(self._cohort):
-            self._cohort = self.plan.sample(np.random.default_rng())
-            self._slots = {int(client): slot for slot, client in enumerate(self._cohort)}
-            messages = list(self._addressed(self._phase.models, self._request, None, list(self._slots)).values())
-            self._ask({int(client): m for client, m in zip(self._cohort, messages, strict=True)})
-        return messages
+    def again(self, rng):
+        cohort = sample(self, rng)
+        return cohort if len(cohort) else again(self, rng)
 
-    monkeypatch.setattr(ClusteredStrategy, "configure_train", again)
+    monkeypatch.setattr(Joint, "sample", again)
     assert {f"nobody is asked in a round ({method})" for method in ("ifca", "fedcam")} <= set(broken(20))
 
 
@@ -55,27 +50,31 @@ def test_noise_of_a_third_is_found(monkeypatch):
     assert "a client more in a whole run (ifca)" in broken()
 
 
-COUNTS = {
-    "the replies": lambda strategy, counts: counts.sum(),
-    "the cohort": lambda strategy, counts: len(strategy._cohort),
-}
+COUNTS = {"the replies": lambda known: known["counts"].sum(), "the cohort": lambda known: known["cohort"]}
 
 
 @pytest.mark.parametrize("block", ["shared", "cluster"])
 @pytest.mark.parametrize("of", COUNTS)
 def test_a_true_count_as_divisor_is_found(monkeypatch, block, of):
-    step, add, known = ClusteredStrategy.step, Summed.add, {"counts": np.zeros(1)}
+    step, add, sample = ClusteredStrategy.step, Summed.add, Joint.sample
+    known = {"counts": np.zeros(1), "cohort": 0}
+
+    def sampled(self, rng):
+        cohort = sample(self, rng)
+        known["cohort"] = len(cohort)
+        return cohort
 
     def added(self, *args):
         add(self, *args)
         known["counts"] = self.counts
 
     def divided(self, models, released):
-        count = max(float(COUNTS[of](self, known["counts"])), 1.0)
+        count = max(float(COUNTS[of](known)), 1.0)
         other = {"cohort": count} if block == "shared" else {"divisors": np.full(2, count / 2)}
         return step(self, models, replace(released, **other))
 
     monkeypatch.setattr(Summed, "add", added)
+    monkeypatch.setattr(Joint, "sample", sampled)
     monkeypatch.setattr(ClusteredStrategy, "step", divided)
     with quiet():
         asked, _ = divisors(0)
@@ -86,7 +85,11 @@ def test_a_divisor_that_follows_missing_replies_is_found(monkeypatch):
     step = ClusteredStrategy.step
 
     def divided(self, models, released):
-        return step(self, models, replace(released, divisors=released.divisors * max(self.accepted, 1) / self.asked))
+        return step(
+            self,
+            models,
+            replace(released, divisors=released.divisors * max(self.statistics.accepted, 1) / self.statistics.asked),
+        )
 
     monkeypatch.setattr(ClusteredStrategy, "step", divided)
     with quiet():

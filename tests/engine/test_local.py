@@ -10,7 +10,7 @@ from coterie.client import VERBS, Memory
 from coterie.client.app import app
 from coterie.client.progress import tell
 from coterie.engine import LocalGrid, workers_for
-from coterie.messages import Layout, Points, losses_layout, pack_models, read_points, read_reply
+from coterie.messages import Layout, PointsSpec, losses_layout, pack_models, read_points, read_reply
 from coterie.models import build_gan, initialise
 from coterie.server import RunConfig
 
@@ -255,7 +255,7 @@ def test_the_client_app_answers_the_verbs_of_one_shot_clustering(verb, tmp_path)
         assert flower.content["diagnostics"] == local.content["diagnostics"]
         assert sum(flower.content["diagnostics"]["confusion"]) in (5, 6)
         return
-    expected = Points((4,), 4)
+    expected = PointsSpec((4,), 4)
     mine, its = (read_points(r.content, client_id=7, round=1, expected=expected) for r in (local, flower))
     assert mine.shape == {"train.gan": (4, 4), "train.centroids": (2, 4)}[verb]
     np.testing.assert_allclose(its, mine, atol=1e-6)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from coterie.engine import LocalGrid, run_on_ray
+from coterie.methods import STRATEGIES
 from coterie.server import RunConfig, RunFolder, run
-from coterie.strategies import STRATEGIES
 
 CLIENTS = 12
 

@@ -335,5 +335,5 @@ def clipping_bound(federation: Federation, exchange: Exchange) -> float:
     if plan.unit == "record" and federation.strategy in ("fedavg", "oracle", "f-cdpfl"):
         assert exchange.question is not None
         request = exchange.question.content["config"]
-        return 2 * config.server_lr * oracle.longest_update(request, 0, exchange.models.shape[1])
+        return 2 * config.server_lr * oracle.max_update_norm(request, 0, exchange.models.shape[1])
     return math.inf

@@ -19,12 +19,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from coterie.engine import LocalGrid
 from coterie.messages import pack_models, unpack_models
 from coterie.models import autoencoder
+from coterie.one_shot import OneShot
 from coterie.privacy import Streams
+from coterie.rounds import Checkpoint, NullRecorder
+from coterie.rounds.evaluation import mean_of_clients
 from coterie.server import RunConfig
 from coterie.server.metrics import summarise, summarise_records
 from coterie.server.run import initial_models
-from coterie.strategies import Checkpoint, ClusteredStrategy, OneShot
-from coterie.strategies.evaluation import mean_of_clients
+from coterie.strategies import ClusteredStrategy
 from coterie.wire import Summary
 
 CLIENTS = 8
@@ -260,7 +262,7 @@ def _digest(content: RecordDict) -> str:
     return digest.hexdigest()
 
 
-class _Kept:
+class _Kept(NullRecorder):
     """Keeps checkpoints and metrics of a run."""
 
     def __init__(self) -> None:
@@ -272,15 +274,6 @@ class _Kept:
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
         self.lines.append(dict(line))
-
-    def keep(self, name: str, arrays: Mapping[str, Any]) -> None:
-        pass
-
-    def kept(self, name: str) -> None:
-        return None
-
-    def working_on(self, what: str) -> None:
-        pass
 
 
 class Federation:
@@ -330,20 +323,20 @@ class Federation:
         finally:
             autoencoder.WIDTHS = widths
             wire.close()
-            exchange.dropped = dict(strategy.dropped)
-            exchange.nodes = dict(strategy._roster.nodes)
+            exchange.dropped = dict(strategy.statistics.dropped)
+            exchange.nodes = dict(strategy.registry.nodes)
         exchange.models, _ = unpack_models(result.arrays)
         exchange.lines = kept.lines
         evaluated = result.evaluate_metrics_clientapp.get(number, MetricRecord())
         if self.config["evaluate"] == "private":
             exchange.accuracy = float(evaluated["accuracy"])
-        if strategy.labels_records:
+        if strategy.produces == "labels":
             exchange.labelled = int(evaluated["clients_labelled"])
         return exchange, kept, wire
 
     def _strategy(self, number: int, kept: _Kept, exchange: Exchange) -> ClusteredStrategy:
         config = self.config
-        summary = summarise_records if config.method.labels_records else summarise
+        summary = summarise_records if config.method.produces == "labels" else summarise
 
         def aggregate(replies: Sequence[Any]) -> MetricRecord:
             exchange.reported = {reply.client_id: reply for reply in replies}
@@ -361,23 +354,23 @@ class Federation:
             resume_from=self._checkpoints.get(number - 1) if number > 1 else None,
             registration_timeout=0.0,
         )
-        contributions = strategy._contributions
+        configure = strategy.configure_train
 
-        def watched(phase: Any) -> Any:
-            made, added = contributions(phase), []
+        def watched(*args: Any) -> Any:
+            messages, opened, added = configure(*args), strategy._open.exchange, []
             exchange.added.append(added)
-            exchange.asked.append(sorted(strategy._asked))
-            clients = {slot: client for client, slot in strategy._slots.items()}
-            add = made.add
+            exchange.asked.append(sorted(opened.batch.messages))
+            clients, contributions = opened.cohort.tolist(), opened._contributions
+            add = contributions.add
 
             def record(slot: int, label: Any, redrawn_label: Any, update: Any) -> None:
                 add(slot, label, redrawn_label, update)
                 added.append((clients[slot], np.array(update)))
 
-            made.add = record
-            return made
+            contributions.add = record
+            return messages
 
-        strategy._contributions = watched  # type: ignore[method-assign]
+        strategy.configure_train = watched  # type: ignore[method-assign]
         if isinstance(strategy, OneShot):
             cluster = strategy.cluster
 

@@ -68,7 +68,7 @@ def _training(request: RecordDict, reply: RecordDict, client: int, run: Run) -> 
         name.partition("/")[2]: tuple(array.shape) for name, array in models.items() if name.partition("/")[0] == "0"
     }
     update = _arrays(reply, shapes)
-    limit = longest_update(config, client, update.size) if run.clips else 1e18
+    limit = max_update_norm(config, client, update.size) if run.clips else 1e18
     if not float(np.sqrt(np.sum(np.square(update.astype(np.float64))))) <= limit:
         raise InvalidError(f"longer than {limit:g}")
     return (*labels, update)
@@ -232,7 +232,7 @@ def _values(array: Array, shape: tuple[int, ...]) -> np.ndarray:
     return values
 
 
-def longest_update(config: Any, client: int, size: int) -> float:
+def max_update_norm(config: Any, client: int, size: int) -> float:
     """Length that an honest update at record level never has: clipped gradients of all batches, and their noise."""
     if "record-plans" not in config:
         return math.inf

@@ -6,8 +6,9 @@ from campaign import Campaign
 from federations import EVALUATION, SETTINGS, TRAINING
 
 from coterie import messages
+from coterie.methods import STRATEGIES
 from coterie.privacy import RecordLevel, plan
-from coterie.strategies import STRATEGIES, base
+from coterie.rounds import evaluation, exchange, phases
 from coterie.wire import REQUESTS, EvaluationReply
 
 pytestmark = pytest.mark.timeout(300)
@@ -70,14 +71,14 @@ def as_it_came(update, clip_norm):
 
 REPLIES = ["NaN or Inf", "label is", "round is", "expected float32", "parameters are"]
 GONE = {
-    **{complaint: (base, "read_reply", without(complaint), "fedavg", "though invalid") for complaint in REPLIES},
+    **{complaint: (phases, "read_reply", without(complaint), "fedavg", "though invalid") for complaint in REPLIES},
     "clipping": (plan, "clip_to_unit", as_it_came, "fedavg joint", "models moved by"),
-    "norms": (RecordLevel, "longest_update", lambda *_: np.inf, "oracle record", "though invalid"),
-    "numbers of points": (messages.Points, "check", lambda *_: None, "kfed", "though invalid"),
+    "norms": (RecordLevel, "max_update_norm", lambda *_: np.inf, "oracle record", "though invalid"),
+    "numbers of points": (messages.PointsSpec, "check", lambda *_: None, "kfed", "though invalid"),
     "clusters and groups": (EvaluationReply, "check", lambda *_: None, "oracle", "though invalid"),
-    "senders of labels": (base, "check_sender", lambda *_, **__: None, "ffcm", "though invalid"),
-    "errors": (base, "_parsed", lambda read, content, **context: read(content, **context), "kfed", "crash"),
-    "texts": (base, "printable", lambda text, most=200: str(text), "fedavg", "reason"),
+    "senders of labels": (evaluation, "check_sender", lambda *_, **__: None, "ffcm", "though invalid"),
+    "errors": (phases, "parse", lambda read, content, **context: read(content, **context), "kfed", "crash"),
+    "texts": (exchange, "printable", lambda text, most=200: str(text), "fedavg", "reason"),
 }
 
 

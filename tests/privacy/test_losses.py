@@ -120,7 +120,6 @@ def test_the_server_charges_a_message_of_losses_by_its_models_and_late_clients_n
     level = RecordLevel.of((PLAN,), clients=5, num_clusters=2, weights="examples")
     assert level.charges(LossesRequest(compared=7)) == PLAN.charges(LossesRequest(compared=7)) == PLAN.losses(7)
     assert level.charges(TrainRequest()) == PLAN.part()
-    assert level.charges(LossesRequest(compared=7), late=True) == level.charges(TrainRequest(), late=True) == Counter()
     with pytest.raises(PrivacyError, match="pays for no reply to a EvaluateRequest"):
         level.charges(EvaluateRequest())
     paid = level.releases()

@@ -8,8 +8,8 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
+from coterie.rounds import ClientRegistry
 from coterie.server.exchange import Exchange
-from coterie.strategies.roster import Roster
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -209,7 +209,7 @@ def test_a_node_that_is_away_is_not_waited_for(link):
 
 def test_an_introduction_that_is_lost_is_asked_for_again_while_the_run_waits(link):
     there = link(loses={2: [0], 3: [0, 1]})
-    roster = Roster(3, wait=120.0)
+    roster = ClientRegistry(3, wait=120.0)
     assert roster.wait_for(there, 3)
     assert roster.nodes == {0: 1, 1: 2, 2: 3}
     assert there.now < 120
@@ -217,7 +217,7 @@ def test_an_introduction_that_is_lost_is_asked_for_again_while_the_run_waits(lin
 
 def test_an_introduction_that_is_lost_for_long_is_asked_for_again_in_later_rounds(link):
     there = link(loses={2: range(4)})
-    roster = Roster(3, wait=60.0)
+    roster = ClientRegistry(3, wait=60.0)
     assert not roster.wait_for(there, 3)
     for _ in range(60):
         there.now += 20.0
@@ -233,7 +233,7 @@ def test_nodes_that_leave_and_return_are_not_left_out_for_long(link):
     there = link()
     rng = np.random.default_rng(0)
     there.loses = {node: set(np.flatnonzero(rng.random(400) < 0.2)) for node in (1, 2, 3)}
-    roster, took_part = Roster(3, wait=60.0), {client: [] for client in range(3)}
+    roster, took_part = ClientRegistry(3, wait=60.0), {client: [] for client in range(3)}
     assert roster.wait_for(there, 3)
     for number in range(20):
         there.gone = {number % 3 + 1}

@@ -315,15 +315,15 @@ def test_models_carry_the_name_of_their_network(folder, path):
 
 def test_evidence_is_kept_as_it_was_seen_and_replaced_atomically(folder, path, monkeypatch):
     seen = {"matrix": np.array([[0, np.nan], [0.5, 0]], np.float32), "clients": np.array([7, 3])}
-    folder.keep("distances", seen)
-    folder.keep("similarities-0010", seen)
+    folder.save_artifact("distances", seen)
+    folder.save_artifact("similarities-0010", seen)
     before = tree(path / "evidence")
     assert set(before) == {"distances.npz", "similarities-0010.npz"}
     assert len(set(before.values())) == 1  # equal arrays are equal files
     with monkeypatch.context() as patched:
         patched.setattr("os.replace", power_cut)
         with pytest.raises(FolderError, match="power cut"):
-            folder.keep("distances", {"matrix": np.ones(3)})
+            folder.save_artifact("distances", {"matrix": np.ones(3)})
     folder.close()
     RunFolder.resume(path, {}).close()
     with np.load(path / "evidence" / "distances.npz", allow_pickle=False) as kept:
@@ -334,7 +334,7 @@ def test_evidence_is_kept_as_it_was_seen_and_replaced_atomically(folder, path, m
 
 
 def test_evidence_is_compressed(folder, path):
-    folder.keep("distances", {"matrix": np.zeros((500, 500), np.float32)})
+    folder.save_artifact("distances", {"matrix": np.zeros((500, 500), np.float32)})
     assert (path / "evidence" / "distances.npz").stat().st_size < 10_000
 
 
@@ -344,13 +344,13 @@ def test_evidence_of_another_run_takes_the_place_of_one_s_own(tmp_path):
         closing(RunFolder.create(tmp_path / "other", RunConfig({}))) as other,
     ):
         for name, value in (("points-0000", 1), ("points-0001", 2), ("traffic", 3), ("codes", 4)):
-            one.keep(name, {"it": np.array(value)})
-        other.keep("traffic", {"it": np.array(5)})
+            one.save_artifact(name, {"it": np.array(value)})
+        other.save_artifact("traffic", {"it": np.array(5)})
         other.take_evidence(one.path, ("points-*", "traffic"))
-        kept = {name: other.kept(name) for name in ("points-0000", "points-0001", "traffic", "codes")}
+        kept = {name: other.load_artifact(name) for name in ("points-0000", "points-0001", "traffic", "codes")}
         assert [own and int(own["it"]) for own in kept.values()] == [1, 2, 3, None]
-        other.keep("traffic", {"it": np.array(6)})
-        assert one.kept("traffic") == {"it": 3}
+        other.save_artifact("traffic", {"it": np.array(6)})
+        assert one.load_artifact("traffic") == {"it": 3}
 
 
 def test_a_resumed_run_may_wait_for_other_numbers_of_clients(path):

@@ -14,10 +14,12 @@ from test_base import CLIENTS, LAYOUT, Stub, nothing, private
 from toys import UP
 
 from coterie.messages import pack_models, pack_update, unpack_models
+from coterie.methods import STRATEGIES
 from coterie.privacy import Joint, Paper, RecordLevel, RecordPlan, ReleasedUpdates, RRSlot, Streams
+from coterie.rounds import aggregation
+from coterie.rounds.aggregation import krum, krum_scores, median, multi_krum, trimmed_mean
 from coterie.server import ConfigError, RunConfig
-from coterie.strategies import AGGREGATORS, IFCA, STRATEGIES, Aggregator, FedAvg, StrategyError, aggregation
-from coterie.strategies.aggregation import krum, krum_scores, median, multi_krum, trimmed_mean
+from coterie.strategies import AGGREGATORS, IFCA, Aggregator, FedAvg, StrategyError
 
 ROBUST = [name for name in AGGREGATORS if name != "mean"]
 LARGEST = float(np.finfo(np.float32).max)
@@ -244,7 +246,7 @@ def test_at_record_level_the_server_may_take_a_median_of_private_replies():
             grid, pack_models(np.zeros((1, 4), np.float32), LAYOUT), 1, train_config=ConfigRecord({"lr": 0.5})
         )
         np.testing.assert_allclose(unpack_models(result.arrays)[0], [expected], rtol=1e-6)
-        assert strategy.accepted == CLIENTS
+        assert strategy.statistics.accepted == CLIENTS
         assert len(strategy.ledger.charges) == 1
 
 

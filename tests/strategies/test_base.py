@@ -2,14 +2,16 @@
 
 import logging
 import math
+from contextlib import closing
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from toys import UP
+from toys import UP, Correlated
 
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, pack_update, unpack_models
+from coterie.methods import STRATEGIES
 from coterie.privacy import (
     Joint,
     Ledger,
@@ -23,7 +25,8 @@ from coterie.privacy import (
     epsilon,
 )
 from coterie.privacy.ledger import event_of
-from coterie.strategies import IFCA, FedAvg, Phase, Reseeding, StrategyError
+from coterie.server import RunConfig, RunFolder
+from coterie.strategies import IFCA, Checkpoint, ClusteredStrategy, FedAvg, Reseeding, StrategyError, SumsPhase
 from coterie.wire import TrainRequest
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
@@ -130,7 +133,7 @@ def test_a_bad_reply_contributes_nothing_and_the_round_goes_on(kind, plan):
     there, strategy = start(bad, plan)
     away, _ = start(Stub(nodes=[n for n in range(1, CLIENTS + 1) if n != 4]), plan)
     np.testing.assert_array_equal(there, away)
-    assert strategy.accepted == 7
+    assert strategy.statistics.accepted == 7
     assert len(strategy.ledger.charges) == 1
 
 
@@ -151,19 +154,19 @@ def test_without_clipping_an_update_that_overflows_is_dropped(value):
     huge = pack_update(np.full(4, value, np.float32), LAYOUT)
     moved, strategy = start(Stub(lambda client, content: [replaced(content, huge) if client == 3 else content]))
     np.testing.assert_allclose(moved, UP, rtol=1e-6)
-    assert strategy.dropped == {f"its update has norm {2 * value:.4g}; expected at most 1e+18": 1}
+    assert strategy.statistics.dropped == {f"its update has norm {2 * value:.4g}; expected at most 1e+18": 1}
 
 
 def test_a_reply_that_comes_twice_counts_once():
     moved, strategy = start(Stub(lambda client, content: [content, content]))
     np.testing.assert_allclose(moved, UP)
-    assert strategy.dropped.total() == CLIENTS
+    assert strategy.statistics.dropped.total() == CLIENTS
 
 
 def test_reasons_and_names_are_kept_where_nothing_is_certified_and_a_total_where_it_is():
     spoil = Stub(lambda client, content: [changed(content, "reply", round=9)])
-    assert list(start(spoil)[1].dropped) == ["round is 9, expected 1"]
-    assert start(spoil, private(), streams=Streams())[1].dropped == {"reply": CLIENTS}
+    assert list(start(spoil)[1].statistics.dropped) == ["round is 9, expected 1"]
+    assert start(spoil, private(), streams=Streams())[1].statistics.dropped == {"reply": CLIENTS}
 
 
 HOSTILE = "a\x1b[2Jb\nround 9/9: epsilon 0.001\u202e" + "c" * 100_050
@@ -179,8 +182,8 @@ def test_text_of_clients_is_escaped_and_cut_where_it_is_kept(caplog):
     recorder = Kept()
     with caplog.at_level(logging.WARNING, "flwr"):
         _, strategy = start(Stub(spoil), recorder=recorder)
-    assert strategy.dropped.total() == CLIENTS
-    kept = [*strategy.dropped, *recorder.lines[0]["replies"]["dropped"]]
+    assert strategy.statistics.dropped.total() == CLIENTS
+    kept = [*strategy.statistics.dropped, *recorder.lines[0]["replies"]["dropped"]]
     written = [record.getMessage() for record in caplog.records] + [record.reason for record in caplog.records]
     assert len(kept) == 4
     assert len(written) == 2 * CLIENTS
@@ -200,10 +203,10 @@ def test_reasons_of_errors_are_escaped_and_bounded_in_number():
                     yield from super()._answers([message])
 
     _, strategy = start(Failing(), nothing(rounds=20), rounds=20)
-    assert strategy.dropped.total() == 20 * CLIENTS
-    assert len(strategy.dropped) == 101
-    assert strategy.dropped["other reasons"] == 20 * CLIENTS - 100
-    assert all(reason.isprintable() and len(reason) <= 200 for reason in strategy.dropped)
+    assert strategy.statistics.dropped.total() == 20 * CLIENTS
+    assert len(strategy.statistics.dropped) == 101
+    assert strategy.statistics.dropped["other reasons"] == 20 * CLIENTS - 100
+    assert all(reason.isprintable() and len(reason) <= 200 for reason in strategy.statistics.dropped)
 
 
 def test_everyone_silent_is_a_round_that_is_charged_noised_and_released():
@@ -359,6 +362,89 @@ def test_what_a_method_does_not_support_is_refused_before_it_starts():
         IFCA(private(k=2, identifier_share=0.0), reseeding=Reseeding())
 
 
+def test_a_method_that_does_not_declare_row_wise_is_refused_at_client_level():
+    class Silent(ClusteredStrategy):
+        name = "silent"
+        title = "no declaration"
+
+        def round(self, number, models):
+            return self.step(models, (yield from self.sums(self.training(), models)))
+
+    with pytest.raises(StrategyError, match="silent does not declare row_wise, which client-level privacy needs"):
+        Silent(private())
+    moved, _ = start(Stub(), nothing(), Silent)
+    np.testing.assert_allclose(moved, UP)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_method_declares_row_wise_itself(name):
+    assert isinstance(vars(STRATEGIES[name])["row_wise"], bool)
+
+
+def test_start_calls_overridden_hooks():
+    calls = []
+
+    class Half(FedAvg):
+        """Sends to the first four clients of a cohort and doubles the new model."""
+
+        def configure_train(self, server_round, arrays, config, grid):
+            calls.append("configure_train")
+            return super().configure_train(server_round, arrays, config, grid)[:4]
+
+        def aggregate_train(self, server_round, replies):
+            arrays, metrics = super().aggregate_train(server_round, list(replies))
+            calls.append("aggregate_train")
+            return pack_models(2 * unpack_models(arrays)[0], LAYOUT), metrics
+
+        def configure_evaluate(self, server_round, arrays, config, grid):
+            calls.append("configure_evaluate")
+            return []
+
+        def aggregate_evaluate(self, server_round, replies):
+            calls.append("aggregate_evaluate")
+            return super().aggregate_evaluate(server_round, replies)
+
+    grid = Stub()
+    moved, strategy = start(grid, nothing(), Half, evaluate_every=1)
+    assert calls == ["configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"]
+    assert grid.asked == [0, 1, 2, 3]
+    assert strategy.statistics.accepted == 4
+    np.testing.assert_allclose(moved, 2 * UP)
+
+
+def correlated():
+    shape = {"clients": CLIENTS, "num_clusters": 1, "sampling_rate": 1.0, "rounds": 3}
+    return Correlated(**shape)
+
+
+def test_the_state_of_a_mechanism_lives_as_long_as_its_run(monkeypatch):
+    created, new_state = [], Correlated.new_state
+    monkeypatch.setattr(Correlated, "new_state", lambda plan: created.append(new_state(plan)) or created[-1])
+    moved, strategy = start(Stub(), correlated(), rounds=3)
+    assert len(created) == 1
+    assert created[0]["rounds"] == 3
+    np.testing.assert_allclose(moved, 3 * UP + created[0]["last"][0, 0] / CLIENTS, rtol=1e-5)
+    assert [charge["count"] for charge in strategy.ledger.charges] == [2, 2, 2]  # both groups, in one cohort
+    start(Stub(), correlated(), rounds=3)
+    assert len(created) == 2
+
+
+def test_the_state_of_a_mechanism_never_reaches_the_disk(tmp_path):
+    plan = correlated()
+    with closing(RunFolder.create(tmp_path / "run", RunConfig({"clients": CLIENTS, "rounds": 3}))) as folder:
+        ledger = plan.ledger(tmp_path / "ledger.jsonl")
+        _, strategy = start(Stub(), plan, rounds=3, recorder=folder, ledger=ledger)
+        ledger.close()
+    last = strategy.mechanism_state["last"].ravel()
+    forms = {value.astype(kind).tobytes() for value in last for kind in (np.float32, np.float64)}
+    forms |= {repr(float(value)).encode() for value in last}
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) >= 4
+    assert not [form for form in forms for content in files if form in content]
+    resumed = FedAvg(plan, recorder=Kept(), resume_from=Checkpoint(3, np.zeros((1, 4), np.float32), LAYOUT, None))
+    assert resumed.mechanism_state == {"last": 0.0, "rounds": 0}
+
+
 # ---- who is there ----------------------------------------------------------------------------------------------------
 
 
@@ -395,7 +481,7 @@ def test_a_late_node_takes_part_from_the_round_after_it_registered(method, plan)
     assert grid.rounds == [[2, 3], [2, 3, 7], [2, 3, 7]]
     assert grid.greeted == [2, 3, 7]  # once each
     assert strategy.present == [1, 2, 6]
-    assert strategy.accepted == 8
+    assert strategy.statistics.accepted == 8
 
 
 def test_a_client_that_two_nodes_claim_is_not_asked_until_one_is_left(caplog):
@@ -417,7 +503,7 @@ def test_of_nodes_that_claim_one_client_from_the_start_none_is_asked(caplog):
     with caplog.at_level(logging.WARNING, "flwr"):
         _, strategy = start(grid, registration_timeout=1.2)
     assert grid.rounds == [[5]]
-    assert strategy.dropped.total() == 0
+    assert strategy.statistics.dropped.total() == 0
     assert sum("nodes 4 and 20" in r.getMessage() for r in caplog.records) == 1  # though the server looked again
 
 
@@ -505,12 +591,12 @@ class Done(FedAvg):
 
     def round(self, number, models):
         models = yield from super().round(number, models)
-        self.kept = {"rounds": np.array([number])}
+        self.state = {"rounds": np.array([number])}
         return models
 
     @property
     def finished(self):
-        return bool(self.kept) and self.kept["rounds"][0] >= 2
+        return bool(self.state) and self.state["rounds"][0] >= 2
 
 
 class Kept:
@@ -554,7 +640,7 @@ def test_a_run_that_is_finished_ends_early_and_evaluates_its_last_round(every):
     np.testing.assert_allclose(unpack_models(resumed.arrays)[0][0], 2 * UP)
     assert sorted(resumed.evaluate_metrics_clientapp) == [2]
     assert not resumed.train_metrics_clientapp
-    assert again.asked == 0
+    assert again.statistics.asked == 0
 
 
 def test_sizes_of_other_clusters_are_forgotten():
@@ -582,5 +668,5 @@ def test_a_configuration_changes_no_request(key):
 
 
 def test_chosen_clients_are_never_summed():
-    with pytest.raises(StrategyError, match="must collect"):
-        Phase(TrainRequest(), np.zeros((1, 4), np.float32), clients=[1])
+    with pytest.raises(StrategyError, match="must be an UpdatesPhase"):
+        SumsPhase(TrainRequest(), np.zeros((1, 4), np.float32), clients=[1])

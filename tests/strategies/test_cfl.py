@@ -11,8 +11,9 @@ from toys import strategy_of
 
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, pack_update, unpack_models
+from coterie.methods import STRATEGIES
 from coterie.privacy import Joint, NoPrivacy, Streams
-from coterie.strategies import CFL, STRATEGIES, StrategyError
+from coterie.strategies import CFL, StrategyError
 from coterie.strategies.cfl import bipartition
 
 LAYOUT = Layout(("w",), ((4,),))
@@ -72,7 +73,7 @@ class Kept:
     def round_finished(self, line):
         pass
 
-    def keep(self, name, arrays):
+    def save_artifact(self, name, arrays):
         self.evidence[name] = dict(arrays)
 
 
@@ -149,7 +150,7 @@ def test_four_groups_are_found_by_three_splits_and_each_model_reaches_its_optimu
     assert tree(kept)[0]["clients"] == list(range(12))
     means = [near(FOUR)[group].mean(axis=0) for group in GROUPS]
     for group, mean in zip(GROUPS, means, strict=True):
-        np.testing.assert_allclose(models[strategy.placed(25)[group[0]]], mean, atol=0.1)
+        np.testing.assert_allclose(models[strategy.assignments(25)[group[0]]], mean, atol=0.1)
     assert kept.lines[-1]["notes"]["clusters"] == 4
 
 
@@ -224,7 +225,7 @@ def test_clusters_bounds_their_number_and_two_clients_are_not_split():
     assert len(run(pair, rounds=5)[0]) == 1
 
 
-def test_thresholds_are_as_told_or_in_units_of_the_first_longest_update():
+def test_thresholds_are_as_told_or_in_units_of_the_first_max_update_norm():
     optima = np.array([[4.0, 0, 0, 0], [4.0, 0, 0, 0], [-8.0, 0, 0, 0]])  # updates of 2, 2 and -4; their mean is 0
     assert len(run(optima, rounds=1, stationary_norm=1e-6, incongruent_norm=4.0)[0]) == 2
     assert len(run(optima, rounds=1, stationary_norm=1e-6, incongruent_norm=4.01)[0]) == 1
@@ -271,11 +272,11 @@ def test_a_cluster_that_stopped_is_not_asked_again():
 def test_a_client_that_comes_later_goes_down_the_tree_to_its_group(late):
     optima = near(FOUR)
     _, strategy, kept = run(optima, rounds=9, grid=Pulled(optima, since=[(late, 99)]))
-    assert late not in strategy.placed(9)
+    assert late not in strategy.assignments(9)
     assert len(leaves(kept)) == 4
     _, strategy, kept = run(optima, rounds=12, grid=Pulled(optima, since=[(late, 9)]))
     friend = (late + 4) % 12
-    assert strategy.placed(12)[late] == strategy.placed(12)[friend]
+    assert strategy.assignments(12)[late] == strategy.assignments(12)[friend]
     assert kept.lines[9]["notes"]["late"] == [late]
     assert any(late in leaf and friend in leaf for leaf in leaves(kept))
 
@@ -284,7 +285,7 @@ def test_before_any_split_a_client_that_comes_later_joins_the_root():
     optima = np.full((3, 4), 5.0)
     grid = Pulled(optima, since=[(2, 3)])
     _, strategy, _ = run(optima, rounds=6, grid=grid)
-    assert strategy.placed(6) == {0: 0, 1: 0, 2: 0}
+    assert strategy.assignments(6) == {0: 0, 1: 0, 2: 0}
     assert [round for round, client in grid.asked if client == 2] == [4, 5, 6]
 
 

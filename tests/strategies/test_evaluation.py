@@ -9,9 +9,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from test_base import CLIENTS, ZERO, Kept, Stub, nothing
 
 from coterie.privacy import Streams
+from coterie.rounds.evaluation import SERVER_KEYS, mean_of_clients
 from coterie.server.metrics import summarise
 from coterie.strategies import FedAvg
-from coterie.strategies.evaluation import SERVER_KEYS, mean_of_clients
 
 HONEST = {"accuracy": 0.5, "loss": 1.0, "cluster": 0, "group": 0, "num-examples": 5}
 
@@ -70,12 +70,12 @@ def test_one_bad_evaluation_costs_one_evaluation(kind):
     result, strategy, lines = run(Evaluated(BAD[kind]), evaluate_metrics_aggr_fn=summarise)
     assert [line["client_accuracy"] for line in lines] == [[0.5] * (CLIENTS - 1)] * 2
     assert sorted(result.evaluate_metrics_clientapp) == [1, 2]
-    assert strategy.dropped.total() == 2
+    assert strategy.statistics.dropped.total() == 2
 
 
 def test_an_evaluation_is_of_the_model_that_the_client_was_assigned():
     class Split(FedAvg):
-        def placed(self, number):
+        def assignments(self, number):
             return dict.fromkeys(range(CLIENTS), 0)
 
     strategy = Split(nothing(), registration_timeout=0.0, evaluate_metrics_aggr_fn=summarise)
@@ -85,7 +85,7 @@ def test_an_evaluation_is_of_the_model_that_the_client_was_assigned():
     messages = strategy.configure_evaluate(1, ZERO, ConfigRecord(), grid)
     metrics = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
     assert len(metrics["client_accuracy"]) == CLIENTS - 1
-    assert strategy.dropped == {"cluster is 1; the server assigned cluster 0": 1}
+    assert strategy.statistics.dropped == {"cluster is 1; the server assigned cluster 0": 1}
 
 
 @pytest.mark.parametrize("claimed", [0, [1, 2], 0.5])
@@ -95,7 +95,7 @@ def test_the_client_of_an_evaluation_is_the_one_that_was_asked(claimed):
     accuracies = [0.5] * CLIENTS
     accuracies[3] = 1.0
     assert result.evaluate_metrics_clientapp[2]["client_accuracy"] == accuracies
-    assert strategy.dropped == {}
+    assert strategy.statistics.dropped == {}
 
 
 def test_a_group_that_no_other_client_names_is_one_more_group():
@@ -156,7 +156,7 @@ def test_an_aggregation_that_raises_costs_the_evaluation(caplog):
         result, strategy, lines = run(Evaluated(), evaluate_metrics_aggr_fn=broken)
     assert result.evaluate_metrics_clientapp == {}
     assert [line["round"] for line in lines] == [1, 2]
-    assert strategy.accepted == 2 * CLIENTS
+    assert strategy.statistics.accepted == 2 * CLIENTS
     (text, _) = [record.getMessage() for record in caplog.records if "evaluate_metrics_aggr_fn" in record.getMessage()]
     assert text.endswith(r"ZeroDivisionError: one\ntwo\x1b[2J")
 
@@ -171,5 +171,5 @@ def test_a_damaged_update_costs_one_reply():
 
     strategy = FedAvg(nothing(), streams=Streams(0), registration_timeout=0.0, evaluate_every=0)
     result = strategy.start(Stub(spoil), ZERO, 1)
-    assert strategy.accepted == CLIENTS - 1
+    assert strategy.statistics.accepted == CLIENTS - 1
     assert np.all(np.isfinite(next(iter(result.arrays.values())).numpy()))

@@ -93,8 +93,8 @@ def test_clients_without_a_reply_are_asked_again_and_nobody_else(error):
     moved, strategy = start(grid, min_replies=0.8)
     assert grid.attempts == [EVERYBODY, [1, 4, 6]]  # seven of eight are enough
     np.testing.assert_allclose(moved, UP)
-    assert strategy.accepted == 7
-    assert strategy.traffic == {}
+    assert strategy.statistics.accepted == 7
+    assert strategy.statistics.traffic == {}
 
 
 def test_nobody_is_asked_again_where_enough_have_replied_or_nobody_asked_for_it():
@@ -108,7 +108,7 @@ def test_a_client_that_failed_has_replied():
     grid = Faulty((1,), error=ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
     _, strategy = start(grid, min_replies=1.0)
     assert grid.attempts == [EVERYBODY]
-    assert strategy.dropped == {"the client failed: gone": 1}
+    assert strategy.statistics.dropped == {"the client failed: gone": 1}
 
 
 def test_a_run_ends_where_too_few_reply_however_often_they_are_asked():
@@ -132,7 +132,7 @@ def test_a_client_is_asked_again_at_the_node_where_it_is_by_then():
     grid = Moving((1,), ())
     _, strategy = start(grid, min_replies=1.0)
     assert grid.attempts == [EVERYBODY, [8]]
-    assert strategy.accepted == 8
+    assert strategy.statistics.accepted == 8
 
 
 @pytest.mark.parametrize("method", [FedAvg, IFCA])

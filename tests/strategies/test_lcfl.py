@@ -90,7 +90,7 @@ class Kept:
     def round_finished(self, line):
         pass
 
-    def keep(self, name, arrays):
+    def save_artifact(self, name, arrays):
         self.evidence[name] = arrays
 
     def working_on(self, what):
@@ -118,7 +118,7 @@ def start(grid=None, rounds=1, k=2, sampling_rate=1.0, planned=None, **options):
 
 
 def labels(strategy):
-    return strategy.kept["labels"].tolist()
+    return strategy.state["labels"].tolist()
 
 
 def on(verb, *clients, until=99, most=10**9):
@@ -169,7 +169,7 @@ def test_a_client_cannot_train_another_cluster_s_model():
     moved, strategy, *_ = start(Crossing(), rounds=2)
     absent, *_ = start(Halfway(silent=lambda q: q.client == A[0] and q.config["round"] == 2), rounds=2)
     np.testing.assert_array_equal(moved, absent)
-    assert strategy.dropped == {"label is 0 and redrawn-label 1; the server assigned cluster 0": 1}
+    assert strategy.statistics.dropped == {"label is 0 and redrawn-label 1; the server assigned cluster 0": 1}
 
 
 @pytest.mark.parametrize("options", [{"warm_up_rounds": 1, "planned": 2}, {}])
@@ -184,7 +184,7 @@ def test_a_label_is_that_of_a_model_that_was_sent(options):
                 yield reply
 
     _, strategy, *_ = start(Elsewhere(), **options)
-    assert "label is 1, expected an integer in [0, 1)" in strategy.dropped
+    assert "label is 1, expected an integer in [0, 1)" in strategy.statistics.dropped
 
 
 def test_fedprox_pulls_after_the_clustering_alone():
@@ -199,7 +199,7 @@ def test_warm_up_rounds_are_fedavg_and_come_first():
     mean = OPTIMA.mean()
     np.testing.assert_allclose(kept.states[0].models, [[mean / 2]], rtol=1e-6)
     np.testing.assert_allclose(kept.states[1].models, [[mean * 3 / 4]], rtol=1e-6)
-    assert "labels" not in kept.states[1].kept
+    assert "labels" not in kept.states[1].state
     expected = np.array([[1.1], [-2.1]]) / 2 + mean * 3 / 8
     np.testing.assert_allclose(kept.states[2].models, expected, rtol=1e-6)
     assert not grid.asked("query.losses", 2)
@@ -352,7 +352,7 @@ def test_a_client_whose_losses_did_not_come_has_no_cluster_and_gets_one_when_the
 
     kept = Kept()
     _, _, grid, _ = start(Halfway(silent=silent), rounds=3, models_per_message=4, recorder=kept)
-    first, second, third = (state.kept["labels"].tolist() for state in kept.states)
+    first, second, third = (state.state["labels"].tolist() for state in kept.states)
     assert first == [0, 1, -1, 1, 0, 1, -1]
     np.testing.assert_allclose(kept.states[0].models, [[2.1 / 4], [-2.0 / 2]], rtol=1e-6)  # the others' means
     assert second == [0, 1, 0, 1, 0, 1, -1]
@@ -372,17 +372,17 @@ def test_a_late_client_tells_its_losses_of_each_cluster_s_best_model():
     (late,) = grid.asked("query.losses", 2)
     np.testing.assert_allclose(late.models, [[0.6], [-1.2]], rtol=1e-6)
     profiles = [[np.mean((w - OPTIMA[group]) ** 2) for w in (0.6, -1.2)] for group in ([0, 2], B)]
-    np.testing.assert_allclose(kept.states[0].kept["profiles"], profiles, rtol=1e-5)
-    np.testing.assert_allclose(kept.states[0].kept["landmarks"], [[0.6], [-1.2]], rtol=1e-6)
+    np.testing.assert_allclose(kept.states[0].state["profiles"], profiles, rtol=1e-5)
+    np.testing.assert_allclose(kept.states[0].state["landmarks"], [[0.6], [-1.2]], rtol=1e-6)
     assert labels(strategy)[4] == 0
 
 
 def test_the_best_model_of_a_cluster_is_the_one_nearest_to_its_members_mean():
     _, strategy, *_ = start(k=1, rounds=2, warm_up_rounds=1)
     mean = OPTIMA.mean()  # -0.87; client 5 went halfway to -1.9 from half of it, the others of B a little farther
-    np.testing.assert_allclose(strategy.kept["landmarks"], [[-1.9 / 2 + mean / 4]], rtol=1e-6)
+    np.testing.assert_allclose(strategy.state["landmarks"], [[-1.9 / 2 + mean / 4]], rtol=1e-6)
     profile = np.mean((-1.9 / 2 + mean / 4 - OPTIMA) ** 2)
-    np.testing.assert_allclose(strategy.kept["profiles"], [[profile]], rtol=1e-5)
+    np.testing.assert_allclose(strategy.state["profiles"], [[profile]], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("optimum", "label"), [(-4.5, 1), (3.0, 0), (4.0, 1)])
@@ -410,7 +410,7 @@ def test_a_client_that_comes_later_gets_the_nearest_cluster(metric, optimum, lab
     grid.silent = come
     kept = Kept()
     start(grid, rounds=3, warm_up_rounds=0, metric=metric, landmarks=landmarks, recorder=kept)
-    assert [state.kept["labels"][7] for state in kept.states] == [-1, -1, label]
+    assert [state.state["labels"][7] for state in kept.states] == [-1, -1, label]
     assert not [q for number in (1, 2) for q in grid.asked("train", number, client=7)]
     mine = grid.asked("train", 3, client=7)
     if metric != "loss":  # what the others did in round 1, from the same model
@@ -426,7 +426,7 @@ def test_a_late_client_begins_where_the_others_began_after_their_warm_up():
     first, _ = grid.asked("train", 3, client=6)
     np.testing.assert_allclose(first.models, [[warmed]], rtol=1e-6)
     assert labels(strategy) == LABELS
-    np.testing.assert_allclose(strategy.kept["centres"], (np.array([[1.1], [-2.0]]) - warmed) / 2, rtol=1e-5)
+    np.testing.assert_allclose(strategy.state["centres"], (np.array([[1.1], [-2.0]]) - warmed) / 2, rtol=1e-5)
 
 
 def test_clients_without_a_cluster_are_not_evaluated():
@@ -434,7 +434,7 @@ def test_clients_without_a_cluster_are_not_evaluated():
     _, strategy, grid, _ = start(Halfway(silent=silent), rounds=2, evaluate_every=1, evaluate_metrics_aggr_fn=summarise)
     for number in (1, 2):
         assert sorted(q.client for q in grid.asked("evaluate", number)) == [0, 1, 2, 4, 5, 6]
-    assert strategy.placed(2) == {0: 0, 1: 1, 2: 0, 4: 0, 5: 1, 6: 1}
+    assert strategy.assignments(2) == {0: 0, 1: 1, 2: 0, 4: 0, 5: 1, 6: 1}
 
 
 def test_before_the_clustering_everybody_is_evaluated_on_the_one_model():
@@ -561,4 +561,4 @@ def test_the_last_models_of_the_clusters_can_be_averaged():
 
 def test_models_to_be_told_of_are_all_or_the_landmarks_and_the_untrained_one():
     for options, compared in (({}, 11), ({"landmarks": 4}, 5), ({"landmarks": 40}, 11), ({"metric": "params"}, 0)):
-        assert LCFL.compares(10, LCFLSettings(**options)) == {"compared": compared, "models_per_message": 32}
+        assert LCFL.released_losses(10, LCFLSettings(**options)) == {"compared": compared, "models_per_message": 32}

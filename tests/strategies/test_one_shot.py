@@ -15,10 +15,11 @@ from coterie.clustering import dcn, k_means
 from coterie.engine import LocalGrid
 from coterie.messages import pack_points
 from coterie.models import autoencoder
+from coterie.one_shot import FFCM, KFED, PPFCGAN
 from coterie.privacy import Joint, NoPrivacy, PrivacyError, Streams
+from coterie.rounds import MessageBatch, StrategyError
 from coterie.server import RunConfig, RunError, RunFolder, run
 from coterie.server.config import ConfigError
-from coterie.strategies import FFCM, KFED, PPFCGAN, OneShot, Phase, StrategyError
 from coterie.wire import CentroidsRequest, GanRequest, LabelRequest
 
 CLIENTS = 10
@@ -272,8 +273,8 @@ SPOILED = {
 @pytest.fixture
 def reasons(monkeypatch):
     """Of all replies that were dropped."""
-    found, drop = [], OneShot._drop
-    monkeypatch.setattr(OneShot, "_drop", lambda self, *a: (found.append(a), drop(self, *a))[1])
+    found, drop = [], MessageBatch.drop
+    monkeypatch.setattr(MessageBatch, "drop", lambda self, *a: (found.append(a), drop(self, *a))[1])
     return found
 
 
@@ -401,12 +402,12 @@ def test_a_run_that_was_cut_short_before_its_labels_asks_for_labels_alone(tmp_pa
 
 def test_devices_that_failed_fail_again_when_a_run_goes_on(tmp_path):
     def prepare(folder):
-        def keep(name, arrays):
+        def save_artifact(name, arrays):
             if name == "gathered":
                 raise KeyboardInterrupt
-            RunFolder.keep(folder, name, arrays)
+            RunFolder.save_artifact(folder, name, arrays)
 
-        folder.keep = keep
+        folder.save_artifact = save_artifact
 
     with pytest.raises(KeyboardInterrupt):
         execute(tmp_path / "run", {**SETTINGS, "seed": "auto", "device-failures": 0.5}, prepare=prepare)
@@ -566,16 +567,16 @@ def test_constructors_refuse_too(options, complaint):
 
 def test_limits_of_an_upload():
     few, many = ({"local_centroids": number} for number in (0, 10**6))
-    assert strategy_of(FFCM, nothing(), example_shape=(4,), clusters=3, upload_limit=1, **few).answer().most == 3
+    assert strategy_of(FFCM, nothing(), example_shape=(4,), clusters=3, upload_limit=1, **few).reply_spec().most == 3
     assert (
-        strategy_of(FFCM, nothing(), example_shape=(4,), clusters=3, upload_limit=1, **many).answer().most
+        strategy_of(FFCM, nothing(), example_shape=(4,), clusters=3, upload_limit=1, **many).reply_spec().most
         == 2**20 // 16
     )
     images = strategy_of(
         PPFCGAN, nothing(), example_shape=(3, 32, 32), clusters=10, upload_limit=2, synthetic_samples=100
     )
-    assert images.answer().most == 2 * 2**20 // (4 * 3072)
-    assert (images.answer().exactly, images.answer().shape, images.gan) == (100, (3, 32, 32), "gan-cifar")
+    assert images.reply_spec().most == 2 * 2**20 // (4 * 3072)
+    assert (images.reply_spec().exactly, images.reply_spec().shape, images.gan) == (100, (3, 32, 32), "gan-cifar")
 
 
 @pytest.mark.parametrize("method", ["kfed", "ffcm", "ppfc-gan"])
@@ -594,12 +595,6 @@ def test_defaults_are_the_paper_s(tmp_path, method):
     resumed = RunFolder.resume(tmp_path / "run", {})
     assert resumed.config.values == again.values
     resumed.close()
-
-
-def test_points_need_a_phase_that_collects():
-    kfed = KFED(nothing(), example_shape=(4,), clusters=3)
-    with pytest.raises(StrategyError, match="a phase that asks for points must collect"):
-        Phase(kfed.question(), np.zeros((1, 4), np.float32), answer=kfed.answer())
 
 
 def test_no_mechanism_of_client_level_gives_points_away():
@@ -695,9 +690,9 @@ def test_ffcm_is_k_means_of_all_centroids():
 @pytest.mark.parametrize(("asked", "sent"), [(0, 3), (2, 2)])
 def test_what_clients_are_asked_for(asked, sent):
     own = {"example_shape": (4,), "clusters": 3, "local_centroids": asked}
-    assert strategy_of(KFED, nothing(), **own).question() == CentroidsRequest(local="k-means", local_centroids=sent)
+    assert strategy_of(KFED, nothing(), **own).request() == CentroidsRequest(local="k-means", local_centroids=sent)
     fuzzy = strategy_of(FFCM, nothing(), **own, fuzzifier=1.7)
-    assert fuzzy.question() == CentroidsRequest(local="fuzzy-c-means", local_centroids=sent, fuzzifier=1.7)
+    assert fuzzy.request() == CentroidsRequest(local="fuzzy-c-means", local_centroids=sent, fuzzifier=1.7)
     assert fuzzy.evaluation() == LabelRequest(labels=3, encoder="none", tell=True)
     gan = strategy_of(
         PPFCGAN,
@@ -709,7 +704,7 @@ def test_what_clients_are_asked_for(asked, sent):
         precision="bfloat16",
         evaluate_every=0,
     )
-    assert gan.question() == GanRequest(gan="gan-pendigits-gn", labels=3, samples=9, average=0.9, precision="bfloat16")
+    assert gan.request() == GanRequest(gan="gan-pendigits-gn", labels=3, samples=9, average=0.9, precision="bfloat16")
     assert gan.evaluation() == LabelRequest(labels=3, encoder="sae", tell=False)
 
 

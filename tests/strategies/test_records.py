@@ -114,7 +114,7 @@ def test_the_oracle_trains_true_groups_from_the_first_round(tmp_path):
 
 def test_k_means_parts_clients_by_their_updates(tmp_path):
     models, result, strategy = train(KMCDPFL, plan(2, rounds=2), np.zeros((1, 4)), tmp_path, rounds=2)
-    labels = strategy.kept["labels"]
+    labels = strategy.state["labels"]
     assert set(labels[::2]) != set(labels[1::2])
     assert result.evaluate_metrics_clientapp[2]["clustering_accuracy"] == 1.0
     again = STEP + towards(1 / (1 + math.exp(-4 * LR / 2)))
@@ -139,24 +139,24 @@ def test_rc_dpfl_finds_groups_in_round_one_and_starts_round_two_as_it_was(tmp_pa
     start = np.full((1, 4), 0.1)
     models, result, strategy = train(RCDPFL, plan(2, rounds=8, choices=7), start, tmp_path, rounds=1)
     np.testing.assert_array_equal(models, np.repeat(start, 2, axis=0).astype(np.float32))  # line 9: next round
-    pi = strategy.kept["pi"]
+    pi = strategy.state["pi"]
     np.testing.assert_allclose(pi.max(axis=1), 1, atol=1e-6)
     assert set(pi[::2].argmax(axis=1)) != set(pi[1::2].argmax(axis=1))
     assert strategy.switch == 4  # (1 - 0) 8 / 2
-    assert strategy.placed(4) is not None
-    assert strategy.placed(5) is None  # then clients choose
+    assert strategy.assignments(4) is not None
+    assert strategy.assignments(5) is None  # then clients choose
     assert result.evaluate_metrics_clientapp[1]["clustering_accuracy"] == 1.0
 
 
 def test_rc_dpfl_trains_the_groups_that_it_found(tmp_path):
     models, result, strategy = train(RCDPFL, plan(2, rounds=2, choices=1), np.zeros((1, 4)), tmp_path, rounds=2)
-    mine = int(strategy.kept["pi"][0].argmax())
+    mine = int(strategy.state["pi"][0].argmax())
     assert strategy.switch == 1
     # Round 2 is by loss, and both models are equal: whom a client chose is a coin. Models move along UP alone.
     along = models @ UP
     np.testing.assert_allclose(models, along[:, None] * UP, atol=0.05)
     longer, result, strategy = train(RCDPFL, plan(2, rounds=6, choices=5), np.zeros((1, 4)), tmp_path / "6", rounds=3)
-    mine = int(strategy.kept["pi"][0].argmax())
+    mine = int(strategy.state["pi"][0].argmax())
     second = STEP + towards(1 / (1 + math.exp(-2 * LR)))
     np.testing.assert_allclose(longer[mine], second, atol=3 * TOLERANCE)
     np.testing.assert_allclose(longer[1 - mine], -second, atol=3 * TOLERANCE)
@@ -228,8 +228,8 @@ def another_cluster(content):
 )
 def test_a_client_that_lies_is_left_out(change, reason, tmp_path):
     models, _, strategy = train(Oracle, plan(2), np.zeros((1, 4)), tmp_path, grid=Liars(change), true_groups=GROUPS)
-    assert strategy.dropped.total() == 1
-    assert reason in next(iter(strategy.dropped))
+    assert strategy.statistics.dropped.total() == 1
+    assert reason in next(iter(strategy.statistics.dropped))
     np.testing.assert_allclose(models, [STEP, -STEP], atol=2 * TOLERANCE)  # the mean of the others
 
 
@@ -242,7 +242,7 @@ def test_what_a_client_says_of_its_records_is_not_believed(tmp_path):
 def test_no_honest_client_is_too_long():
     rng = np.random.default_rng(0)
     setting = RecordPlan(num_examples=100, batch_size=10, rounds=2, epsilon=5.0, delta=1e-5, noise_multiplier=0.5)
-    longest = setting.longest_update(50, lr=0.1)
+    longest = setting.max_update_norm(50, lr=0.1)
     for _ in range(2000):  # the worst data: every gradient is the same vector of norm c
         records = rng.binomial(100, 0.1, size=10).sum()
         update = 0.1 / 10 * (np.eye(50)[0] * records + 0.5 * np.sqrt(10) * rng.standard_normal(50))
@@ -261,9 +261,9 @@ def test_a_client_refuses_what_its_budget_does_not_allow_and_the_others_go_on(tm
     ledger.spend(1, cheap.planned())  # client 2 has spent all of it, in another run
     ledger.close()
     _, _, strategy = train(FedAvg, plan(1, plans=[cheap]), np.zeros((1, 4)), tmp_path, rounds=3)
-    assert strategy.dropped.total() == 3
-    assert "client 2 refuses: round 1 would raise epsilon" in next(iter(strategy.dropped))
-    assert strategy.accepted == 3 * (CLIENTS - 1)
+    assert strategy.statistics.dropped.total() == 3
+    assert "client 2 refuses: round 1 would raise epsilon" in next(iter(strategy.statistics.dropped))
+    assert strategy.statistics.accepted == 3 * (CLIENTS - 1)
 
 
 def test_a_charge_is_on_disk_and_a_repeated_round_is_another_one(tmp_path):
@@ -356,8 +356,8 @@ def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):
     _, result, strategy = train(
         Oracle, none, np.zeros((1, 4)), tmp_path, grid=Wary(tmp_path / "own"), true_groups=GROUPS
     )
-    assert strategy.accepted == 0
-    reasons = " ".join(strategy.dropped)
+    assert strategy.statistics.accepted == 0
+    reasons = " ".join(strategy.statistics.dropped)
     assert "asked without record-level privacy" in reasons
     assert "evaluation is outside it" in reasons
     assert not result.evaluate_metrics_clientapp
@@ -367,16 +367,16 @@ def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):
         grid = Wary(tmp_path / f"seed-{accepted}", diagnostics=True)
         terms = plan(2, plans=[honest])
         _, _, strategy = train(Oracle, terms, np.zeros((1, 4)), tmp_path, grid=grid, config=config, true_groups=GROUPS)
-        assert strategy.accepted == accepted
-    assert "whoever sends a seed knows the noise" in next(iter(strategy.dropped))
+        assert strategy.statistics.accepted == accepted
+    assert "whoever sends a seed knows the noise" in next(iter(strategy.statistics.dropped))
     for selection, choices in (("exact", 1), ("none", 0)):
         own = {"num_examples": RECORDS, "batch_size": RECORDS, "rounds": 1, "epsilon": 5.0, "delta": 1e-4}
         one = RecordPlan.calibrated(**own, selection=selection, selections=choices)
         grid = Wary(tmp_path / selection, diagnostics=True)
         terms = plan(2, plans=[one])
         _, result, strategy = train(FCDPFL, terms, APART, tmp_path, grid=grid, config=unseeded)
-        assert strategy.accepted == 0
-        assert "its plan pays for no such choice" in next(iter(strategy.dropped))
+        assert strategy.statistics.accepted == 0
+        assert "its plan pays for no such choice" in next(iter(strategy.statistics.dropped))
         assert result.evaluate_metrics_clientapp[1]["accuracy"] == 1.0  # that it agreed to
         assert not list((tmp_path / selection).glob("*.jsonl"))
 
@@ -428,7 +428,7 @@ def test_a_charge_is_on_disk_before_anything_is_drawn(draw, tmp_path, monkeypatc
     _, _, strategy = train(FCDPFL, plan(2, choices=1), APART, tmp_path)
     assert charged[0] == 2  # the gradients and the choice
     assert min(charged[1:]) > 2  # asked again alone, it was charged again before it drew
-    assert strategy.accepted == 0
+    assert strategy.statistics.accepted == 0
 
 
 def test_no_record_of_a_real_client_makes_room_for_another(tmp_path):
@@ -469,8 +469,8 @@ def test_a_cluster_of_km_cdpfl_is_the_mean_of_where_its_members_ended():
     )
     with pytest.raises(StopIteration) as done:
         moving.send(released)
-    up = strategy.kept["labels"][0]  # clients 0 and 1 moved up together, from two models
-    assert strategy.kept["labels"][:4].tolist() == [up, up, 1 - up, 1 - up]
+    up = strategy.state["labels"][0]  # clients 0 and 1 moved up together, from two models
+    assert strategy.state["labels"][:4].tolist() == [up, up, 1 - up, 1 - up]
     np.testing.assert_allclose(done.value.value[up], [(1 * 1 + 3 * 11) / 4, 5, 0, 0])
     np.testing.assert_allclose(done.value.value[1 - up], [(1 + 11) / 2, -5, 0, 0])
 
@@ -510,7 +510,7 @@ def test_clusters_from_noisy_losses_by_hand_and_every_message_is_charged(tmp_pat
     setting = plan(2, rounds=2, **COMPARED)
     options = {"models_per_message": 4}
     models, result, strategy = train(LCFL, setting, np.zeros((1, 4)), tmp_path, 2, config=BOUND_1, **options)
-    assert strategy.kept["labels"].tolist() == GROUPS
+    assert strategy.state["labels"].tolist() == GROUPS
     again = STEP + towards(1 / (1 + math.exp(-2 * LR)))
     np.testing.assert_allclose(models, [again, -again], atol=3 * TOLERANCE)
     assert result.evaluate_metrics_clientapp[2]["groups_found"] == 2
@@ -653,7 +653,7 @@ def test_late_clients_pay_by_themselves(metric, tmp_path):
     _, _, strategy = train(
         LCFL, setting, np.zeros((1, 4)), tmp_path, 3, Latecomer(CLIENTS), BOUND_1, models_per_message=4, metric=metric
     )
-    assert strategy.kept["labels"].tolist() == GROUPS
+    assert strategy.state["labels"].tolist() == GROUPS
     steps = next(iter(setting.worst.part()))
     messages = [next(iter(setting.worst.losses(m))) for m in (4, 4)] if metric == "loss" else []
     assert [event_of(charge) for charge in strategy.ledger.charges] == [steps, *messages, steps, steps]
@@ -689,7 +689,7 @@ def test_an_unseeded_run_of_lcfl_is_certified_within_its_budget(tmp_path):
         models_per_message=4,
     )
     ledger.close()
-    assert strategy.accepted == strategy.asked == (1 + 3 + 1) * CLIENTS
+    assert strategy.statistics.accepted == strategy.statistics.asked == (1 + 3 + 1) * CLIENTS
     header, charges = read_ledger(tmp_path / "ledger.jsonl")
     paper = certificate(header, charges)
     assert paper["certified"] is True
@@ -712,5 +712,5 @@ def test_the_model_of_a_cluster_is_the_weighted_mean_of_its_members():
     )
     with pytest.raises(StopIteration) as done:
         moving.send(released)
-    assert strategy.kept["labels"].tolist() == [0, -1, 0, 1, -1, -1, 1, -1]
+    assert strategy.state["labels"].tolist() == [0, -1, 0, 1, -1, -1, 1, -1]
     np.testing.assert_allclose(done.value.value - 7, [[(1 + 3 * 3) / 4, 5, 0, 0], [1.5, -5, 0, 0]])

@@ -12,21 +12,10 @@ from coterie.client.verbs import _assign
 from coterie.datasets import assign_groups
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, read_reply, unpack_models
+from coterie.methods import STRATEGIES
 from coterie.privacy import PLANS, NoPrivacy, Streams
 from coterie.server.metrics import summarise
-from coterie.strategies import (
-    IFCA,
-    STRATEGIES,
-    Aggregator,
-    FedAvg,
-    FedCAM,
-    FedPer,
-    FedProx,
-    FeSEM,
-    Local,
-    Reseeding,
-    StrategyError,
-)
+from coterie.strategies import IFCA, Aggregator, FedAvg, FedCAM, FedPer, FedProx, FeSEM, Local, Reseeding, StrategyError
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
 LR, CLIENTS = 0.2, 8
@@ -151,7 +140,7 @@ BY_HAND = {
 OTHERS = [
     name
     for name, method in STRATEGIES.items()
-    if ("record" in method.units and "client" not in method.units) or method.labels_records
+    if ("record" in method.units and "client" not in method.units) or method.produces == "labels"
 ]
 TOYS = [
     (name, mechanism, minimum)
@@ -280,9 +269,9 @@ def test_fedper_s_heads_stay_with_their_clients_and_survive_a_restart(tmp_path):
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == 1.0
     assert len(list(tmp_path.glob("client-*.safetensors"))) == CLIENTS
     strategy = FedPer(plan("none", 1))
-    assert strategy.arrange(lambda: {"a.weight": 1, "a.bias": 2, "b.weight": 3}) == {"a.weight": 1, "a.bias": 2}
+    assert strategy.initial_parameters(lambda: {"a.weight": 1, "a.bias": 2, "b.weight": 3}) == {"a.weight": 1, "a.bias": 2}
     with pytest.raises(StrategyError, match="1 layer"):
-        strategy.arrange(lambda: {"output.weight": 1, "output.bias": 2})
+        strategy.initial_parameters(lambda: {"output.weight": 1, "output.bias": 2})
 
 
 def test_local_clients_train_alone_from_one_start_and_go_on_after_a_restart(tmp_path):
@@ -299,7 +288,7 @@ def test_local_clients_train_alone_from_one_start_and_go_on_after_a_restart(tmp_
     # One step from body 1 and head 0: each logit of the head moves by LR / 2; the body has no gradient yet.
     np.testing.assert_allclose(networks(), np.hstack([np.ones((8, 1)), signs * [[-LR / 2, LR / 2]]]), atol=1e-6)
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == 1.0
-    assert strategy.accepted == CLIENTS
+    assert strategy.statistics.accepted == CLIENTS
     _, _, grid, _ = train(Local, plan("none", 1), nothing, **settings)  # a new process
     wrong = 1 - 1 / (1 + math.exp(-LR))  # probability of the other label
     body, head = 1 + LR * LR * wrong, LR / 2 + LR * wrong
@@ -360,7 +349,7 @@ def test_fedcam_s_global_part_is_one_sum_over_all(tmp_path):
     np.testing.assert_array_equal(noisy[0, :4], noisy[1, :4])  # noised once
     assert abs(noisy[0, :4]).max() > 0.01
     different = FedCAM(plan("none", 2), streams=Streams(0))
-    different._layout = layout
+    different.layout = layout
     initial = different.initial_models(np.arange(16, dtype=np.float32).reshape(2, 8))
     np.testing.assert_array_equal(initial, [[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 12, 13, 14, 15]])
     reseeded, _, moves = Reseeding()(initial, np.array([8.0, 0.0]), np.random.default_rng(0), shared=4)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.plan import Collected, Contributions, Drawn, IntArray, Plan
+from coterie.privacy.plan import Collected, Contributions, IntArray, MechanismOutput, Plan
 from coterie.privacy.randomness import FloatArray
 from coterie.privacy.record import Priced, RecordPlan
 
@@ -64,6 +64,7 @@ class RecordLevel(Plan):
     adjacency: ClassVar[str] = RecordPlan.adjacency
     sampler: ClassVar[str] = RecordPlan.sampler
     accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp", "opacus-rdp", "opacus-prv")
+    clients_account: ClassVar[bool] = True
 
     @classmethod
     def of(cls, plans: tuple[RecordPlan, ...], *, clients: int, num_clusters: int, weights: str) -> RecordLevel:
@@ -122,16 +123,13 @@ class RecordLevel(Plan):
         terms = [{k: v for k, v in plan.terms().items() if k != "mechanism"} for plan in self.of_clients]
         return json.dumps(terms)
 
-    def charges(self, request: Priced, *, late: bool = False) -> Counter[Event]:
-        """What a request costs a client with the largest budget that takes part from the start.
+    def charges(self, request: Priced, cohort: IntArray | None = None) -> Counter[Event]:
+        """What a request costs a client with the largest budget that takes part from the start."""
+        return self.worst.charges(request)
 
-        Clients that come late pay in their own ledgers, for no more than they have missed.
-        """
-        return Counter() if late else self.worst.charges(request)
-
-    def longest_update(self, client: int, size: int, lr: float, first: bool) -> float:
-        """See :meth:`RecordPlan.longest_update`."""
-        return self.of_client(client).longest_update(size, lr, first=first)
+    def max_update_norm(self, client: int, size: int, lr: float, first: bool) -> float:
+        """See :meth:`RecordPlan.max_update_norm`."""
+        return self.of_client(client).max_update_norm(size, lr, first=first)
 
     def sample(self, rng: np.random.Generator) -> IntArray:
         """All clients, in every round."""
@@ -153,11 +151,16 @@ class RecordLevel(Plan):
         return {None} | paid | {event for models in sizes for event in worst.losses(models)}
 
     def perturb(
-        self, contributions: Weighted, noise: np.random.Generator, coins: np.random.Generator, redraw: FloatArray
-    ) -> Drawn:
+        self,
+        contributions: Weighted,
+        noise: np.random.Generator,
+        coins: np.random.Generator,
+        redraw: FloatArray,
+        state: object | None = None,
+    ) -> MechanismOutput:
         """The clients drew the noise; what they sent is divided by the weights of those who sent it."""
         totals = contributions.totals
-        return Drawn(contributions.sums[None], None, np.where(totals > 0, totals, 1.0)[None])
+        return MechanismOutput(contributions.sums[None], None, np.where(totals > 0, totals, 1.0)[None])
 
     def reasons(self) -> list[str]:
         """Why runs are never certified, if they are not."""

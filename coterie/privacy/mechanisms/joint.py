@@ -27,7 +27,7 @@ from typing import ClassVar
 import numpy as np
 
 from coterie.privacy.accountants import PrivacyError
-from coterie.privacy.plan import Collected, Drawn, IntArray, Plan, Summed
+from coterie.privacy.plan import Collected, IntArray, MechanismOutput, Plan, Summed
 from coterie.privacy.randomness import FloatArray, gaussian
 
 # Norm of an update that nothing clips: its square, and sums of many, are finite in float32.
@@ -59,8 +59,13 @@ class Joint(Plan):
         return Summed(self, size, draws, shared)
 
     def perturb(
-        self, contributions: Summed, noise: np.random.Generator, coins: np.random.Generator, redraw: FloatArray
-    ) -> Drawn:
+        self,
+        contributions: Summed,
+        noise: np.random.Generator,
+        coins: np.random.Generator,
+        redraw: FloatArray,
+        state: object | None = None,
+    ) -> MechanismOutput:
         """Lines 4 to 6."""
         counts, sums = contributions.counts, contributions.sums
         histogram = None
@@ -71,7 +76,7 @@ class Joint(Plan):
         divisors = np.full(counts.shape, self.expected_members)  # line 6
         if self.divisor == "released" and histogram is not None:
             divisors = np.maximum(histogram @ redraw, max(self.rebalance_min, 1.0))
-        return Drawn(sums, histogram, divisors)
+        return MechanismOutput(sums, histogram, divisors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +94,7 @@ class NoPrivacy(Joint):
     unit: ClassVar[str] = "none"
     flaws: ClassVar[tuple[str, ...]] = ("no privacy was asked for (privacy-unit = none)",)
 
-    def longest_update(self, client: int, size: int, lr: float, first: bool) -> float:
+    def max_update_norm(self, client: int, size: int, lr: float, first: bool) -> float:
         """What keeps models, their norms and their sums finite in float32."""
         return _MOST_NORM
 

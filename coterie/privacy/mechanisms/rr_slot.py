@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from coterie.privacy.accountants import PrivacyError
 from coterie.privacy.mechanisms.rebalancing import move_members
-from coterie.privacy.plan import Contributions, Drawn, IntArray, Plan
+from coterie.privacy.plan import Contributions, IntArray, MechanismOutput, Plan
 from coterie.privacy.randomness import FloatArray, gaussian
 from coterie.privacy.selection import identifier_gap, noisy_labels
 
@@ -135,8 +135,13 @@ class RRSlot(Plan):
         return Slots(self, size, draws, shared)
 
     def perturb(
-        self, contributions: Slots, noise: np.random.Generator, coins: np.random.Generator, redraw: FloatArray
-    ) -> Drawn:
+        self,
+        contributions: Slots,
+        noise: np.random.Generator,
+        coins: np.random.Generator,
+        redraw: FloatArray,
+        state: object | None = None,
+    ) -> MechanismOutput:
         """Lines 2 to 6."""
         scores, labels = self._identify(contributions.labels, noise)  # lines 2 and 3
         assigned = move_members(
@@ -147,7 +152,7 @@ class RRSlot(Plan):
         sums *= self.scale
         sizes = _sizes(assigned, self.num_clusters)
         divisors = np.maximum(sizes, 1.0) if self.divisor == "released" else np.full(sizes.shape, self.expected_members)
-        return Drawn(sums, _sizes(labels, self.num_clusters), divisors, scores, assigned)  # line 6
+        return MechanismOutput(sums, _sizes(labels, self.num_clusters), divisors, scores, assigned)  # line 6
 
     def _identify(self, labels: IntArray, noise: np.random.Generator) -> tuple[FloatArray | None, IntArray]:
         """(draws, m, k) noisy identifiers, and the noisy label of every slot."""

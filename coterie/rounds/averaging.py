@@ -1,8 +1,8 @@
 """Averaging: post-processing of released models that cancels part of their noise.
 
-Under privacy, models jitter around where they converge to, since every round adds noise. The mean of the last rounds'
+Under privacy, models fluctuate around their limit, since every round adds noise. The mean of the last rounds'
 models (B. T. Polyak, A. B. Juditsky: Acceleration of Stochastic Approximation by Averaging, SIAM J. Control Optim.
-1992) jitters less. Clients train from the last models; the means are what a run is evaluated by and returns.
+1992) fluctuates less. Clients train from the last models; a run evaluates and returns the means.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Averaging:
         return rounds - round(self.last * rounds)
 
     def __call__(self, mean: Models | None, models: Models, current: int, rounds: int) -> Models | None:
-        """(k, d) mean of the models so far, ``models`` those of round ``current``; None before it is time."""
+        """(k, d) mean of the models so far, ``models`` those of round ``current``; None before averaging begins."""
         seen = current - self.begins_after(rounds)
         if seen < 1:
             return None

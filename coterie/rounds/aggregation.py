@@ -1,4 +1,4 @@
-"""Robust aggregation: what a cluster's model makes of updates that are well-formed but may not be honest.
+"""Robust aggregation of updates that are well-formed but may not be honest.
 
 D. Yin, Y. Chen, K. Ramchandran, P. Bartlett: Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates,
 ICML 2018, arXiv:1803.01498, Definitions 1 and 2: coordinate-wise median and trimmed mean.
@@ -40,8 +40,8 @@ def trimmed_mean(updates: Updates, byzantine: int) -> FloatArray:
 
     With at most ``byzantine`` dishonest updates, every coordinate lies within the range of the honest ones.
     """
-    kept = slice(byzantine, len(updates) - byzantine)
-    return _by_coordinate(updates, lambda part: np.sort(part, axis=0)[kept].mean(axis=0))
+    middle = slice(byzantine, len(updates) - byzantine)
+    return _by_coordinate(updates, lambda part: np.sort(part, axis=0)[middle].mean(axis=0))
 
 
 def median(updates: Updates, byzantine: int = 0) -> FloatArray:
@@ -138,7 +138,7 @@ class Aggregator:
         return min(math.ceil(self.byzantine_share * count - 1e-9), _RULES[self.name][1](count))
 
     def __call__(self, updates: Updates) -> FloatArray:
-        """(d,) what (n, d) updates come to; n is at least 1. Not for the mean."""
+        """(d,) aggregate of (n, d) updates; n is at least 1. Not for the mean."""
         return _RULES[self.name][0](updates, self.byzantine(len(updates)))
 
     def aggregated(

@@ -15,8 +15,8 @@ from coterie.logs import printable
 from coterie.messages import IDENTITY, REPLY
 
 _POLL_SECONDS = 0.5
-# Longest wait for introductions before silent nodes are asked again.
-_ANSWER_SECONDS = 30.0
+# Longest wait for identities before the request is repeated.
+_REPLY_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class _Claim:
     """The introduction of a node: the client that it claims to be; None if that is no client of the run."""
 
     client: int | None
-    repeats: bool = False
+    idempotent: bool = False
 
 
-class Roster:
+class ClientRegistry:
     """The registered clients and their nodes.
 
     Flower's SuperLink marks silent nodes as offline. Offline nodes receive no messages, and nodes that return are
@@ -40,29 +40,29 @@ class Roster:
 
     Attributes:
         nodes: node id of every registered client that exactly one node claims.
-        repeating: clients that replay their reply to a repeated request.
+        idempotent: clients that replay their reply to a repeated request.
     """
 
     def __init__(self, clients: int, wait: float) -> None:
         self.clients, self.wait = clients, wait
         self.nodes: dict[int, int] = {}
-        self.repeating: set[int] = set()
+        self.idempotent: set[int] = set()
         self._claims: dict[int, _Claim | None] = {}  # by node; None: no introduction yet
         self._contested: dict[int, list[int]] = {}  # client to the nodes that claim it
 
     def wait_for(self, grid: Grid, least: int, among: Collection[int] | None = None) -> bool:
         """Wait until ``least`` clients, of some or of all, are registered; whether they are."""
-        wanted = range(self.clients) if among is None else among
+        candidates = range(self.clients) if among is None else among
         deadline, enough = time.monotonic() + self.wait, False
         while True:
-            enough = sum(client in self.nodes for client in wanted) >= least
-            self.greet(grid, deadline - time.monotonic(), patient=not enough)
-            enough = sum(client in self.nodes for client in wanted) >= least
+            enough = sum(client in self.nodes for client in candidates) >= least
+            self.discover(grid, deadline - time.monotonic(), wait_for_known=not enough)
+            enough = sum(client in self.nodes for client in candidates) >= least
             if enough or time.monotonic() > deadline:
                 return enough
             time.sleep(_POLL_SECONDS)
 
-    def greet(self, grid: Grid, timeout: float, patient: bool = True) -> None:
+    def discover(self, grid: Grid, timeout: float, wait_for_known: bool = True) -> None:
         """Request the client ids of nodes that are online and unidentified, and forget nodes that left.
 
         Messages can be lost: silent nodes are asked again in every round, and late replies count.
@@ -70,14 +70,14 @@ class Roster:
         Args:
             grid: to the nodes.
             timeout: seconds to wait for replies, at most 30.
-            patient: wait for nodes that were asked before, too.
+            wait_for_known: wait for nodes that were asked before, too.
         """
-        here = sorted(set(grid.get_node_ids()))
-        new = any(node not in self._claims for node in here)
-        self._claims = {node: self._claims.get(node) for node in here}
+        online = sorted(set(grid.get_node_ids()))
+        new = any(node not in self._claims for node in online)
+        self._claims = {node: self._claims.get(node) for node in online}
         silent = [node for node, claim in self._claims.items() if claim is None]
         messages = [Message(RecordDict(), dst_node_id=node, message_type=IDENTITY) for node in silent]
-        seconds = max(0.0, min(timeout, _ANSWER_SECONDS)) if new or patient else 0.0
+        seconds = max(0.0, min(timeout, _REPLY_SECONDS)) if new or wait_for_known else 0.0
         replies = list(grid.send_and_receive(messages, timeout=seconds)) if messages else []
         # The SuperLink verifies which message a reply answers; src_node_id is under the control of the sender.
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
@@ -119,5 +119,5 @@ class Roster:
                 )
         self._contested = contested
         self.nodes = {client: node for client, (node, *others) in claimed.items() if not others}
-        repeats = {node for node, claim in self._claims.items() if claim is not None and claim.repeats}
-        self.repeating = {client for client, node in self.nodes.items() if node in repeats}
+        replay = {node for node, claim in self._claims.items() if claim is not None and claim.idempotent}
+        self.idempotent = {client for client, node in self.nodes.items() if node in replay}

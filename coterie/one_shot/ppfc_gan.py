@@ -1,4 +1,4 @@
-"""PPFC-GAN: clients send samples of GANs of their own; the server clusters them with a deep clustering network.
+"""PPFC-GAN: clients send samples of local GANs; the server clusters them with a deep clustering network.
 
 Yan, Liu, Qi, Zhang, "Privacy-Preserving Federated Deep Clustering based on GAN" (papers/ppfc_gan), section 3.2.
 
@@ -22,7 +22,7 @@ Details
 - The paper's Theorem 1 is no guarantee: it has delta = O(s/n) for s samples of n records, which is of order 1 at s = n,
   names no epsilon, and nothing is clipped or noised. At record level (privacy-unit = record) the discriminator is
   trained by DP-SGD instead, in a network without batch normalisation: generator and samples are then post-processing.
-- Whose samples hardly differ from each other is named: its GAN collapsed and does not represent its records.
+- The notes list clients whose samples hardly differ from each other: their GANs collapsed.
 - The encoder travels with its batch normalisation folded in, so that a record's label is its own matter.
 """
 
@@ -35,19 +35,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.common.logger import log
 
-from coterie.messages import Points
+from coterie.messages import PointsSpec
 from coterie.models import GANS, ModelError, check_gan, gan_for
+from coterie.one_shot.base import FloatArray, OneShot, union
 from coterie.privacy import Plan
+from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import Parameters, StrategyError
-from coterie.strategies.one_shot import FloatArray, OneShot, OneShotSettings, union
+from coterie.strategies.method import Parameters
 from coterie.wire import GanRequest
 
 if TYPE_CHECKING:
     from coterie.models.autoencoder import Labeller
 
 _STATE = "dcn-state"
-# Of the deviation of all samples: a GAN whose own ones have less makes one and the same.
+# Share of the standard deviation of all samples below which a GAN has collapsed.
 _ALIKE = 0.01
 
 
@@ -108,7 +109,7 @@ class PPFCGAN(OneShot):
     """Lines 1 to 7.
 
     Args:
-        plan: see :class:`~coterie.strategies.OneShot`, as for the other arguments.
+        plan: see :class:`~coterie.one_shot.OneShot`, as for the other arguments.
         settings: of the method.
         device: device on which the server trains.
     """
@@ -116,6 +117,7 @@ class PPFCGAN(OneShot):
     name: ClassVar[str] = "ppfc-gan"
     title: ClassVar[str] = "deep clustering of records by samples of clients' GANs"
     paper: ClassVar[str] = "Yan et al. 2022"
+    row_wise: ClassVar[bool] = False
     units: ClassVar[tuple[str, ...]] = ("none", "record")
     afterwards: ClassVar[tuple[str, ...]] = (
         "ppfc-gan.autoencoder",
@@ -155,12 +157,12 @@ class PPFCGAN(OneShot):
             )
         self.encoder, self.device = settings.autoencoder, device
 
-    def arrange(self, draw: Callable[..., Parameters]) -> Parameters:
+    def initial_parameters(self, draw: Callable[..., Parameters]) -> Parameters:
         """Line 1."""
         return draw(gan=self.gan, categories=self.clusters)
 
-    def question(self) -> GanRequest:
-        """Which GAN, how it is trained, and how many samples."""
+    def request(self) -> GanRequest:
+        """The GAN, its training, and the number of samples."""
         return GanRequest(
             gan=self.gan,
             labels=self.clusters,
@@ -169,9 +171,9 @@ class PPFCGAN(OneShot):
             precision=self.settings.precision,
         )
 
-    def answer(self) -> Points:
+    def reply_spec(self) -> PointsSpec:
         """Line 4."""
-        return Points(self.shape, self.most, exactly=self.settings.synthetic_samples)
+        return PointsSpec(self.shape, self.most, exactly=self.settings.synthetic_samples)
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
         """Line 5."""
@@ -202,11 +204,11 @@ class PPFCGAN(OneShot):
         )
         labeller = network.fit(
             every,
-            state=self.recorder.kept(_STATE),
-            keep=lambda state: self.recorder.keep(_STATE, state),
+            state=self.recorder.load_artifact(_STATE),
+            keep=lambda state: self.recorder.save_artifact(_STATE, state),
             tell=self.recorder.working_on,
         )
-        self.recorder.keep(_STATE, {})
+        self.recorder.save_artifact(_STATE, {})
         return labeller
 
 

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.clustering import k_means
+from coterie.one_shot.centroids import LocalCentroids, LocalCentroidsSettings
 from coterie.settings import Settings, setting
-from coterie.strategies.centroids import LocalCentroids, LocalCentroidsSettings
 from coterie.wire import CentroidsRequest
 
 
@@ -47,11 +47,12 @@ class FFCM(LocalCentroids):
     name: ClassVar[str] = "ffcm"
     title: ClassVar[str] = "k-means of clients' fuzzy c-means"
     paper: ClassVar[str] = "Stallmann and Wilbik 2022"
+    row_wise: ClassVar[bool] = False
     local: ClassVar[str] = "fuzzy-c-means"
 
-    def question(self) -> CentroidsRequest:
+    def request(self) -> CentroidsRequest:
         """Line 1."""
-        return replace(super().question(), fuzzifier=self.settings.fuzzifier)
+        return replace(super().request(), fuzzifier=self.settings.fuzzifier)
 
     def merge(self, sent: Mapping[int, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
         """Line 2."""

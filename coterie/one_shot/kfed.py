@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
+from coterie.one_shot.centroids import LocalCentroids, LocalCentroidsSettings
 from coterie.settings import Settings
-from coterie.strategies.centroids import LocalCentroids, LocalCentroidsSettings
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class KFED(LocalCentroids):
     name: ClassVar[str] = "kfed"
     title: ClassVar[str] = "k-means of clients' k-means, seeded far apart"
     paper: ClassVar[str] = "Dennis et al. 2021"
+    row_wise: ClassVar[bool] = False
     local: ClassVar[str] = "k-means"
 
     def merge(self, sent: Mapping[int, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:

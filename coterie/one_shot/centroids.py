@@ -1,4 +1,4 @@
-"""What k-FED and FFCM share: clients send centroids of their records, and the server makes k of them."""
+"""The frame of k-FED and FFCM: clients send centroids of their records, which the server merges into k."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from coterie.messages import Points
+from coterie.messages import PointsSpec
+from coterie.one_shot.base import FloatArray, OneShot, OneShotSettings
 from coterie.settings import setting
-from coterie.strategies.one_shot import FloatArray, OneShot, OneShotSettings
 from coterie.wire import CentroidsRequest
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ class LocalCentroidsSettings(OneShotSettings):
 
 
 class LocalCentroids(OneShot):
-    """Centroids of centroids."""
+    """Merges centroids of all clients."""
 
     settings: LocalCentroidsSettings
-    #: How clients cluster.
+    #: Clustering algorithm of the clients.
     local: ClassVar[str]
     unfounded: ClassVar[tuple[str, ...]] = (
         "epsilon is infinite: clients send exact centroids, and that of few records shows them",
@@ -41,16 +41,16 @@ class LocalCentroids(OneShot):
         """k', the number of centroids of each client."""
         return self.settings.local_centroids or self.clusters
 
-    def question(self) -> CentroidsRequest:
+    def request(self) -> CentroidsRequest:
         """How many centroids, and by which method."""
         return CentroidsRequest(local=self.local, local_centroids=self.local_centroids)
 
-    def answer(self) -> Points:
+    def reply_spec(self) -> PointsSpec:
         """At most the requested number of centroids; fewer if a client has fewer records."""
-        return Points(self.shape, min(self.most, self.local_centroids))
+        return PointsSpec(self.shape, min(self.most, self.local_centroids))
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
-        """(k, F) centroids of all that came."""
+        """(k, F) centroids of the centroids of all clients."""
         import torch
 
         from coterie.models.autoencoder import Labeller

@@ -1,14 +1,14 @@
 """One-shot clustering of records, the frame of PPFC-GAN, k-FED and FFCM.
 
-     1  the server asks; every client i sends points X_i, made from its records
+     1  every client i sends points X_i, computed from its records
      2  the server clusters the union of all X_i: an encoder (or none) and k centroids
-     3  clients download these, and give every record the label of the nearest centroid
+     3  clients download these, and label every record with the nearest centroid
 
 Details
-- Who is silent by the deadline, or sends what cannot be points of the data, is ignored; the notes say who is missing.
-- Points are kept in the run folder as they come. A run that was cut short asks only those that had not answered.
-- Labels stay at the clients. Only where exact diagnostics are on do they tell numbers of records, by label and class.
-- Device failures can be simulated: so many clients, drawn at random, are never asked. All label in the end.
+- Clients without a valid reply before the deadline are ignored; the notes list them.
+- The run folder stores points on arrival. A resumed run sends the request to the remaining clients only.
+- Labels stay at the clients. With exact diagnostics, clients report numbers of records by label and class.
+- Device failures can be simulated: a number of clients, drawn at random, receive no request. All clients label.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Message, MetricRecord
 from flwr.common.logger import log
 
-from coterie.messages import Layout, Points
+from coterie.messages import Layout, PointsSpec
 from coterie.privacy import Plan
+from coterie.rounds import EvaluationExchange, StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy, Models, Parameters, Round, StrategyError
+from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.method import Models, Parameters, Round
 from coterie.wire import LabelRequest, Request
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float32]
 
-# Points of which the run folder keeps codes and labels, for pictures.
+# Number of points whose codes and labels the run folder stores, for figures.
 _SHOWN = 2000
 _GATHERED, _CODES, _FAILED, _TRAFFIC = "gathered", "codes", "failures", "traffic"
 
@@ -61,7 +63,7 @@ class OneShot(ClusteredStrategy):
     """
 
     clustered: ClassVar[bool] = False
-    labels_records: ClassVar[bool] = True
+    produces: ClassVar[Literal["models", "labels"]] = "labels"
     units: ClassVar[tuple[str, ...]] = ("none",)
     settings: OneShotSettings
     needs: ClassVar[tuple[str, ...]] = ("example_shape",)
@@ -74,11 +76,11 @@ class OneShot(ClusteredStrategy):
         "non-iid-level": 0.5,
         "evaluate-every": 1,
     }
-    #: Options that come into play once their points are there.
+    #: Options that matter only after the points have arrived.
     afterwards: ClassVar[tuple[str, ...]] = ()
-    #: Evidence that they leave.
+    #: Artifacts with the points.
     gathers: ClassVar[tuple[str, ...]] = ("points-*", _TRAFFIC)
-    #: Name of the encoder that clients label with.
+    #: Name of the encoder of :class:`~coterie.wire.LabelRequest`.
     encoder: str = "none"
 
     def __init__(
@@ -101,17 +103,16 @@ class OneShot(ClusteredStrategy):
             raise StrategyError(
                 f"upload-limit = {self.settings.upload_limit} MB is less than one record of shape {self.shape} takes"
             )
-        self._arrived: set[int] = set()
 
     # ---- what a method fills in ---------------------------------------------------------------------------
 
     @abstractmethod
-    def question(self) -> Request:
-        """What clients are asked for."""
+    def request(self) -> Request:
+        """The request for points."""
 
-    def answer(self) -> Points:
-        """What their answers must be."""
-        return Points(self.shape, self.most)
+    def reply_spec(self) -> PointsSpec:
+        """Bounds of a reply."""
+        return PointsSpec(self.shape, self.most)
 
     @abstractmethod
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
@@ -119,75 +120,91 @@ class OneShot(ClusteredStrategy):
 
     # ---- the round ----------------------------------------------------------------------------------------
 
-    def arrange(self, draw: Callable[..., Parameters]) -> Parameters:
-        """Nothing but a question travels at first."""
+    def initial_parameters(self, draw: Callable[..., Parameters]) -> Parameters:
+        """None: the first request carries no model."""
         return {}
 
     def evaluation(self) -> LabelRequest:
-        """What a client labels with, and whether it returns counts."""
+        """The request for labels, with counts if runs are evaluated."""
         return LabelRequest(labels=self.clusters, encoder=self.encoder, tell=bool(self.evaluate_every))
+
+    def evaluation_due(self, number: int, last: bool) -> bool:
+        """After the round: clients label their records in any case."""
+        return last
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 1 and 2."""
-        points = self._kept()
-        self._arrived = set(points)
-        self.accepted += len(points)
-        self.traffic.update({name: int(count) for name, count in (self.recorder.kept(_TRAFFIC) or {}).items()})
-        whole = self.recorder.kept(_GATHERED) is not None  # and paid for
-        ask = [] if whole else sorted(set(range(self.plan.clients)) - set(points) - self._failed())
-        told = yield from self.points(self.question(), models, self.answer(), clients=ask, late=whole)  # line 1
-        points |= told.points
+        points = self._load_points()
+        self.statistics.accepted += len(points)
+        traffic = self.recorder.load_artifact(_TRAFFIC) or {}
+        self.statistics.traffic.update({name: int(count) for name, count in traffic.items()})
+        complete = self.recorder.load_artifact(_GATHERED) is not None  # and charged
+        clients = [] if complete else sorted(set(range(self.plan.clients)) - set(points) - self._failed())
+        arrived = set(points)
+
+        def on_points_received(client: int, received: FloatArray) -> None:
+            self._save_points(client, received)
+            arrived.add(client)
+            self.recorder.working_on(f"points of {len(arrived)} of {self.plan.clients} clients")
+
+        spec = self.reply_spec()
+        released = yield from self.points(
+            self.request(), models, spec, on_points_received, clients=clients, joined_late=complete
+        )  # line 1
+        points |= released.points
         many = sum(map(len, points.values()))
         if many < self.clusters:
             raise StrategyError(
                 f"{len(points)} of {self.plan.clients} clients sent {many} points, too few for {self.clusters} clusters"
             )
-        self.recorder.keep(_GATHERED, {"clients": np.array(sorted(points))})
+        self.recorder.save_artifact(_GATHERED, {"clients": np.array(sorted(points))})
         points = dict(sorted(points.items()))
         missing = sorted(set(range(self.plan.clients)) - set(points))
         self.notes |= {"missing": missing, "points": {str(client): len(own) for client, own in points.items()}}
         if missing:
             log(WARNING, "clients %s sent no points; the others' are clustered", ", ".join(map(str, missing)))
         labeller = self.cluster(points)  # line 2
-        self._show(points, labeller)
+        self._save_codes(points, labeller)
         learned = {name: value.detach().numpy() for name, value in labeller.named_parameters()}
         self.layout = Layout.of(learned)
         return self.layout.flatten(learned)[None]
 
-    def took(self, client: int, points: FloatArray) -> None:
-        """Keep them, so that no client is asked twice."""
-        self.recorder.keep(_named(client), {"points": points})
-        self.recorder.keep(_TRAFFIC, {name: np.array(count) for name, count in self.traffic.items()})
-        self._arrived.add(client)
-        self.recorder.working_on(f"points of {len(self._arrived)} of {self.plan.clients} clients")
-
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Line 3: who labelled, and how well, where clients tell."""
-        labelled = dict(self._evaluations(replies, self.clusters, optional=True))
-        scores = self._aggregated([content for content in labelled.values() if content is not None]) or MetricRecord()
-        scores["clients_labelled"] = len(labelled)
+        """Line 3: the number of clients that labelled their records, and the scores of those that report counts."""
+        exchange = self.close_exchange(EvaluationExchange)
+        if exchange is None:
+            return None
+        contents = exchange.collect(replies, self.clusters, optional=True)
+        scores = exchange.metrics([content for content in contents.values() if content is not None]) or MetricRecord()
+        scores["clients_labelled"] = len(contents)
         return scores
 
     # ---- pieces -------------------------------------------------------------------------------------------
 
     def _failed(self) -> set[int]:
         """Clients whose devices fail, in a simulation; the same ones when a run goes on."""
-        many, failed = round(self.settings.device_failures * self.plan.clients), self.recorder.kept(_FAILED)
+        many, failed = round(self.settings.device_failures * self.plan.clients), self.recorder.load_artifact(_FAILED)
         if not many:
             return set()
         if failed is None:
             drawn = self.streams.stream("failures", 1).choice(self.plan.clients, many, replace=False)
             failed = {"clients": np.sort(drawn)}
-            self.recorder.keep(_FAILED, failed)
+            self.recorder.save_artifact(_FAILED, failed)
         return set(failed["clients"].tolist())
 
-    def _kept(self) -> dict[int, FloatArray]:
-        """Points that came before the run was cut short."""
-        kept = {client: self.recorder.kept(_named(client)) for client in range(self.plan.clients)}
-        return {client: arrays["points"] for client, arrays in kept.items() if arrays}
+    def _load_points(self) -> dict[int, FloatArray]:
+        """Points that arrived before the run was interrupted."""
+        stored = {client: self.recorder.load_artifact(_artifact(client)) for client in range(self.plan.clients)}
+        return {client: arrays["points"] for client, arrays in stored.items() if arrays}
 
-    def _show(self, points: Mapping[int, FloatArray], labeller: Labeller) -> None:
-        """Keep codes and labels of some points."""
+    def _save_points(self, client: int, points: FloatArray) -> None:
+        """Store points on arrival, so that no client receives the request twice."""
+        self.recorder.save_artifact(_artifact(client), {"points": points})
+        traffic = {name: np.array(count) for name, count in self.statistics.traffic.items()}
+        self.recorder.save_artifact(_TRAFFIC, traffic)
+
+    def _save_codes(self, points: Mapping[int, FloatArray], labeller: Labeller) -> None:
+        """Store codes and labels of some points."""
         import torch
 
         owners = np.repeat(list(points), [len(own) for own in points.values()])
@@ -195,7 +212,7 @@ class OneShot(ClusteredStrategy):
         some = self.streams.stream("shown", 1).permutation(len(every))[:_SHOWN]
         with torch.no_grad():
             codes = labeller.encoder(torch.as_tensor(every[some]))
-        self.recorder.keep(
+        self.recorder.save_artifact(
             _CODES,
             {
                 "points": every[some],
@@ -207,7 +224,7 @@ class OneShot(ClusteredStrategy):
         )
 
 
-def _named(client: int) -> str:
+def _artifact(client: int) -> str:
     return f"points-{client:04d}"
 
 

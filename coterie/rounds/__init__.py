@@ -1,0 +1,36 @@
+"""Rounds of a run: one exchange, the loop, and the client registry."""
+
+from coterie.rounds.aggregation import AGGREGATORS, Aggregator
+from coterie.rounds.averaging import Averaging
+from coterie.rounds.context import RunContext, Statistics, StrategyError
+from coterie.rounds.evaluation import SERVER_KEYS, EvaluationExchange, mean_of_clients
+from coterie.rounds.exchange import Exchange, MessageBatch
+from coterie.rounds.loop import RoundsStrategy, await_clients, run_rounds
+from coterie.rounds.phases import Phase, PointsPhase, SumsPhase, UpdatesPhase
+from coterie.rounds.recorder import Checkpoint, NullRecorder, Recorder
+from coterie.rounds.registry import ClientRegistry
+
+__all__ = [
+    "AGGREGATORS",
+    "SERVER_KEYS",
+    "Aggregator",
+    "Averaging",
+    "Checkpoint",
+    "ClientRegistry",
+    "EvaluationExchange",
+    "Exchange",
+    "MessageBatch",
+    "NullRecorder",
+    "Phase",
+    "PointsPhase",
+    "Recorder",
+    "RoundsStrategy",
+    "RunContext",
+    "Statistics",
+    "StrategyError",
+    "SumsPhase",
+    "UpdatesPhase",
+    "await_clients",
+    "mean_of_clients",
+    "run_rounds",
+]

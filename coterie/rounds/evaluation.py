@@ -1,0 +1,160 @@
+"""Evaluation: one exchange whose replies are diagnostics, outside every guarantee, or a private mean accuracy.
+
+:func:`mean_of_clients` aggregates any scalars of a library user's clients, within bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from logging import WARNING
+from typing import Any
+
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.common.logger import log
+
+from coterie.logs import printable
+from coterie.messages import CONFIG, DIAGNOSTICS, ReplyError, check_sender, diagnostics, parse
+from coterie.rounds.context import Models, RunContext
+from coterie.rounds.exchange import MessageBatch
+from coterie.wire import Request, Summary
+
+_MOST_KEYS = 100
+_LONGEST_KEY = 100
+
+#: Keys of a round's metrics that the server computes: released, charged, or no secret.
+SERVER_KEYS = frozenset(
+    {
+        "round",
+        "epsilon",
+        "epsilon_rdp",
+        "histogram",
+        "reseeded",
+        "notes",
+        "seconds",
+        "messages_down",
+        "messages_up",
+        "bytes_down",
+        "bytes_up",
+        "clients_present",
+        "clients_labelled",
+        "replies",
+    }
+)
+
+
+class EvaluationExchange:
+    """A request for diagnostics to every registered client, with all k models or each client's own.
+
+    Args:
+        run: the run.
+        request: of the method.
+        number: of the round.
+        models: (k, d).
+        assignments: see :class:`~coterie.rounds.exchange.MessageBatch`.
+        aggregate: computes the metrics of all replies. A :class:`~coterie.wire.Summary` receives valid replies only.
+    """
+
+    def __init__(
+        self,
+        run: RunContext,
+        request: Request,
+        number: int,
+        models: Models,
+        assignments: Mapping[int, int] | None,
+        aggregate: Callable[[Sequence[Any]], MetricRecord],
+    ) -> None:
+        self._run, self._aggregate = run, aggregate
+        self.batch = MessageBatch(run, replace(request, round=number), models, assignments, sorted(run.registry.nodes))
+
+    def collect(
+        self, replies: Iterable[Message], num_clusters: int, *, private: bool = False, optional: bool = False
+    ) -> dict[int, Any]:
+        """What :meth:`metrics` takes of every client with a valid reply.
+
+        Args:
+            replies: of the clients.
+            num_clusters: k.
+            private: whether the replies are for :meth:`release`.
+            optional: whether replies state client and round and may lack diagnostics, which are then None.
+        """
+        valid: dict[int, Any] = {}
+        for client, content in self.batch.replies(replies):
+            try:
+                valid[client] = self._read(client, content, num_clusters, private, optional)
+            except ReplyError as error:
+                self.batch.drop(client, str(error))
+        return valid
+
+    def _read(self, client: int, content: RecordDict, num_clusters: int, private: bool, optional: bool) -> Any:
+        if optional:
+            parse(check_sender, content, client_id=client, round=self.batch.request.round)
+            if DIAGNOSTICS not in content:
+                return None
+        record = parse(diagnostics, content)
+        if private or not isinstance(self._aggregate, Summary):
+            return content
+        return parse(
+            self._aggregate.reply.parse,
+            record,
+            client_id=client,
+            num_clusters=num_clusters,
+            num_clients=self._run.plan.clients,
+            assigned=self.batch.messages[client].content[CONFIG].get("cluster"),
+        )
+
+    def metrics(self, contents: Sequence[Any]) -> MetricRecord | None:
+        """Metrics of valid replies; None if there are none or the aggregation fails."""
+        if not contents:
+            return None
+        try:
+            return self._aggregate(contents)
+        except Exception as error:
+            text = printable(f"{type(error).__name__}: {error}")
+            log(WARNING, "evaluate_metrics_aggr_fn failed, this evaluation has no metrics: %s", text)
+            return None
+
+    def release(self, contents: Sequence[RecordDict]) -> MetricRecord:
+        """The noisy mean accuracy of all clients, which is charged.
+
+        Raises:
+            BudgetError: the charge would exceed the budget.
+        """
+        run, number = self._run, self.batch.request.round
+        values = [diagnostics(content).get("accuracy") for content in contents]
+        accuracies = [float(value) for value in values if isinstance(value, int | float)]
+        attempt = run.attempt
+        details: dict[str, Any] = {"for": "evaluation", "noise": run.plan.evaluation_noise}
+        permit = run.ledger.round(number, run.plan.evaluation_event(), **details)
+        accuracy = run.plan.release_evaluation(permit, accuracies, run.streams, attempt)
+        return MetricRecord({"accuracy": accuracy, "epsilon": permit.epsilon, "epsilon_rdp": run.ledger.spent("rdp")})
+
+
+def mean_of_clients(contents: Sequence[RecordDict]) -> MetricRecord:
+    """Unweighted mean over clients of every scalar diagnostic.
+
+    Numbers that are not finite and keys that the server sets itself are ignored. So are keys of more than 100
+    characters or with control characters, and all but the 100 keys that most clients report.
+    """
+    values: dict[str, list[float]] = {}
+    for content in contents:
+        for key, value in _scalars(content).items():
+            values.setdefault(key, []).append(value)
+    counts = Counter({key: len(values[key]) for key in sorted(values)})
+    shares = {key: [value / count for value in values[key]] for key, count in counts.most_common(_MOST_KEYS)}
+    return MetricRecord({key: sum(parts) for key, parts in shares.items()})
+
+
+def _scalars(content: RecordDict) -> dict[str, float]:
+    try:
+        reported = diagnostics(content)
+    except ReplyError:
+        return {}
+    found: dict[str, float] = {}
+    for key, value in reported.items():
+        usable = key not in SERVER_KEYS and len(key) <= _LONGEST_KEY and key.isprintable()
+        if usable and isinstance(value, int | float) and math.isfinite(value) and len(found) < _MOST_KEYS:
+            found[key] = float(value)
+    return found

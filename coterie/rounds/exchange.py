@@ -1,0 +1,224 @@
+"""One exchange: sample a cohort, send a request, validate the replies, charge, release.
+
+At record level, where clients replay their replies to repeated requests, the charge precedes the messages: clients may
+reply even if this server fails, and a server that resumes sends the same request without another charge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from logging import WARNING
+from typing import Any, Generic
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.logger import log
+
+from coterie.logs import printable
+from coterie.messages import CONFIG, MODELS, ReplyError, pack_models
+from coterie.privacy import Permit, Pricing
+from coterie.rounds.context import Models, RunContext, StrategyError
+from coterie.rounds.phases import C, IntArray, Phase, R
+from coterie.wire import Request, TrainRequest, digest
+
+
+class MessageBatch:
+    """One message for each registered client: all models, or the one assigned to it.
+
+    Args:
+        run: the run.
+        request: completed.
+        models: (k, d).
+        assignments: index of the one model that each client receives; other clients get no message. None: each
+            receives all.
+        clients: the recipients; those without a node are left out.
+
+    Raises:
+        StrategyError: the configuration sets a field of the request, which no plan would price.
+    """
+
+    def __init__(
+        self,
+        run: RunContext,
+        request: Request,
+        models: Models,
+        assignments: Mapping[int, int] | None,
+        clients: Collection[int],
+    ) -> None:
+        self._run, self.request = run, request
+        self._clients: dict[str, int] = {}  # by id of the message
+        self.messages: dict[int, Message] = {}
+        present = [client for client in clients if client in run.registry.nodes]
+        if assignments is None:
+            self._add(pack_models(models, run.layout), request, present)
+            return
+        for cluster, model in enumerate(models):
+            members = [client for client in present if assignments.get(client) == cluster]
+            self._add(pack_models(model[None], run.layout), replace(request, cluster=cluster), members)
+
+    def _add(self, arrays: ArrayRecord, request: Request, clients: list[int]) -> None:
+        message = message_content(self._run, arrays, request)
+        self._run.statistics.sent(message, len(clients))
+        self.messages |= {client: self._message(client, message) for client in clients}
+
+    def _message(self, client: int, content: RecordDict) -> Message:
+        return Message(
+            content,
+            dst_node_id=self._run.registry.nodes[client],
+            message_type=self.request.verb,
+            group_id=str(self.request.round),
+        )
+
+    def repeat(self, clients: Collection[int]) -> list[Message]:
+        """The same messages for those of ``clients`` that are registered, at their current nodes."""
+        present = sorted(self._run.registry.nodes.keys() & clients)
+        for client in present:
+            self.messages[client] = self._message(client, self.messages[client].content)
+            self._run.statistics.sent(self.messages[client].content)
+        return [self.messages[client] for client in present]
+
+    def replies(self, replies: Iterable[Message]) -> Iterator[tuple[int, RecordDict]]:
+        """(client, content) of the first reply to each message; other replies are dropped."""
+        answered: set[int] = set()
+        for reply in replies:
+            content = reply.content if reply.has_content() else None
+            self._run.statistics.received(content)
+            client = self.client_of(reply)
+            if client is None or client in answered:
+                self.drop(None, "nobody asked for it, or it came twice")
+                continue
+            answered.add(client)
+            if reply.has_error():
+                self.drop(client, f"the client failed: {reply.error.reason}")
+            elif isinstance(content, RecordDict):
+                yield client, content
+            else:
+                self.drop(client, f"its content is a {type(content).__name__}, expected a RecordDict")
+
+    def client_of(self, reply: Message) -> int | None:
+        """The client whose message this replies to; None if there is none."""
+        message_id = reply.metadata.reply_to_message_id
+        if message_id not in self._clients:  # Flower assigns ids when it sends messages
+            self._clients = {message.metadata.message_id: client for client, message in self.messages.items()}
+        return self._clients.get(message_id)
+
+    def drop(self, client: int | None, reason: str) -> None:
+        """Count a reply as dropped. Certified client-level runs keep a total only."""
+        plan, reason = self._run.plan, printable(reason)
+        certified = plan.private and self._run.streams.secret
+        self._run.statistics.drop("reply" if certified else reason)
+        if not certified or plan.clients_account:  # participation is public at record level
+            known = {"round": self.request.round, "client": client, "reason": reason}
+            log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason, extra=known)
+
+
+def message_content(run: RunContext, arrays: ArrayRecord, request: Request) -> RecordDict:
+    """Content of a message to clients: models, and the run's configuration with the request.
+
+    Raises:
+        StrategyError: the configuration sets a field of the request, which no plan would price.
+    """
+    if taken := run.config.keys() & request.keys():
+        names = ", ".join(sorted(taken))
+        raise StrategyError(f"the configuration for clients sets {names}: the strategy sets that")
+    return RecordDict({MODELS: arrays, CONFIG: ConfigRecord({**run.config, **request.to_record()})})
+
+
+def batch_digest(run: RunContext, request: Request, models: Models, assignments: Mapping[int, int] | None) -> str:
+    """Digest of all messages of an exchange, whoever receives them."""
+    message = message_content(run, pack_models(models, run.layout), request)
+    pairs = None if assignments is None else sorted(assignments.items())
+    return hashlib.sha256(f"{digest(request.verb, message)} {pairs}".encode()).hexdigest()
+
+
+class Exchange(Generic[C, R]):
+    """One phase with one cohort; it lives until the release.
+
+    Args:
+        run: the run.
+        phase: what the method asks for.
+        number: of the round.
+
+    Attributes:
+        request: the completed request, which the plan prices and the clients execute.
+        cohort: (m,) client of every slot.
+        batch: the messages.
+
+    Raises:
+        StrategyError: the configuration for clients sets a field of the request.
+        PrivacyError: the mechanism does not release what the phase asks for.
+        BudgetError: the charge would exceed the budget.
+    """
+
+    def __init__(self, run: RunContext, phase: Phase[C, R], number: int) -> None:
+        self._run, self._phase, self._attempt = run, phase, run.attempt
+        self.request = _completed(phase.request, number, run)
+        self.cohort = self._sampled()
+        self._contributions = phase.container(run, self.cohort)
+        self._permit = self._charged_before_sending()
+        self.batch = MessageBatch(run, self.request, phase.models, phase.assignments, self.cohort.tolist())
+        run.statistics.asked += len(self.batch.messages)
+
+    def collect(self, replies: Iterable[Message]) -> None:
+        """Validate and add each reply on arrival; drop invalid ones with a reason."""
+        slots = {client: slot for slot, client in enumerate(self.cohort.tolist())}
+        for client, content in self.batch.replies(replies):
+            try:
+                reply = self._phase.read(self._run, self.request, client, content)
+                self._contributions.add(slots[client], reply.label, reply.redrawn_label, reply.update)
+                self._phase.received(reply)
+                self._run.statistics.accepted += 1
+            except ReplyError as error:
+                self.batch.drop(client, str(error))
+
+    def release(self) -> R:
+        """Charge, unless that is done, and release.
+
+        Raises:
+            BudgetError: the charge would exceed the budget.
+        """
+        permit = self._permit or self._charged()
+        return self._phase.release(self._run, permit, self._contributions, self._attempt)
+
+    def _sampled(self) -> IntArray:
+        if self._phase.clients is not None:
+            return np.array(sorted(self._phase.clients), np.int64)
+        return self._run.plan.sample(self._run.streams.stream("cohort", self.request.round, self._attempt))
+
+    def _charged_before_sending(self) -> Permit | None:
+        registry, phase = self._run.registry, self._phase
+        if not self._run.plan.clients_account or not registry.idempotent >= registry.nodes.keys():
+            return None
+        return self._charged(batch_digest(self._run, self.request, phase.models, phase.assignments))
+
+    def _charged(self, question: str = "") -> Permit:
+        """Charge the replies; a repeated request, by its digest, is charged once."""
+        ledger, plan, number = self._run.ledger, self._run.plan, self.request.round
+        pricing: Pricing = plan
+        if self._phase.joined_late and plan.clients_account:  # these clients pay alone, for no more than they missed
+            return ledger.unpaid(number)
+        charges = pricing.charges(self.request, self.cohort)
+        if not charges:  # the release then needs a plan that allows it
+            return ledger.unpaid(number)
+        if question and ledger.paid(number, charges, question):
+            return ledger.again(number, next(iter(charges)))
+        details: dict[str, Any] = {"for": "training"}
+        if not plan.clients_account:
+            details["noise_multiplier_updates"] = plan.noise_multiplier_updates
+            details["noise_multiplier_counts"] = plan.noise_multiplier_counts
+        if question:
+            details["question"] = question
+        for event, count in charges.items():
+            permit = ledger.round(number, event, count, **details)
+        return permit
+
+
+def _completed(request: Request, number: int, run: RunContext) -> Request:
+    """The request of a method, completed with the fields that all requests of a round share."""
+    request = replace(request, round=number, record_plans=run.plan.record_plans)
+    if run.redraw is None or not isinstance(request, TrainRequest):
+        return request
+    assigned = None if run.rebalance_train == "own" else run.rebalance_train
+    return replace(request, redraw=tuple(run.redraw.ravel().tolist()), rebalance_train=assigned)
