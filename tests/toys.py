@@ -88,6 +88,8 @@ def strategy_of(method, plan, **options):
     """A strategy whose own settings stand beside the arguments that all strategies have."""
     own = {name: options.pop(name) for name in list(options) if name in method.settings_class.declared()}
     return method(plan, method.settings_class(**own), **options)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Correlated(NoPrivacy):
     """Noise of a round minus that of the round before, which is the state; one charge for each parity of client ids."""

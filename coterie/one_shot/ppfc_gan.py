@@ -37,7 +37,7 @@ from flwr.common.logger import log
 
 from coterie.messages import PointsSpec
 from coterie.models import GANS, ModelError, check_gan, gan_for
-from coterie.one_shot.base import FloatArray, OneShot, union
+from coterie.one_shot.base import FloatArray, OneShot, OneShotSettings, union
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting

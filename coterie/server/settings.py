@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.settings import Settings, setting
 from coterie.methods import STRATEGIES
+from coterie.settings import Settings, setting
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from coterie.strategies.ifca import IFCA
 from coterie.strategies.km_cdpfl import KMCDPFL
 from coterie.strategies.lcfl import LCFL, METRICS
 from coterie.strategies.local import Local
-from coterie.strategies.method import REBALANCE_TRAIN, Round, Steps
+from coterie.strategies.method import Round, Steps
 from coterie.strategies.oracle import Oracle
 from coterie.strategies.rc_dpfl import RCDPFL
 from coterie.strategies.reseeding import Reseeding

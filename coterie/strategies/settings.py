@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.models import FEATURES, MODELS
-from coterie.settings import Settings, setting
 from coterie.rounds import AGGREGATORS
+from coterie.settings import Settings, setting
 
 #: Which model a client trains after rebalancing changed its label.
 REBALANCE_TRAIN = ("own", "assigned")

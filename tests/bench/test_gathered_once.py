@@ -51,7 +51,7 @@ def cell(seed=0, central="", **changes):
 
 def test_ablations_send_the_same():
     assert cell().sent == cell(joint_epochs=0).sent == cell(dcn_noise=0.1, dcn_restarts=3).sent != ""
-    others = [cell(seed=1), cell(local_epochs=3), cell(gan_average=0.0), cell(strategy="kfed")]
+    others = [cell(seed=1), cell(local_epochs=3), cell(ema_decay=0.0), cell(strategy="kfed")]
     assert len({cell().sent, *(other.sent for other in others)}) == 5
 
 

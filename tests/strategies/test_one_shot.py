@@ -17,7 +17,7 @@ from coterie.messages import pack_points
 from coterie.models import autoencoder
 from coterie.one_shot import FFCM, KFED, PPFCGAN
 from coterie.privacy import Joint, NoPrivacy, PrivacyError, Streams
-from coterie.rounds import MessageBatch, StrategyError
+from coterie.rounds import MessageBatch
 from coterie.server import RunConfig, RunError, RunFolder, run
 from coterie.server.config import ConfigError
 from coterie.wire import CentroidsRequest, GanRequest, LabelRequest

@@ -269,7 +269,10 @@ def test_fedper_s_heads_stay_with_their_clients_and_survive_a_restart(tmp_path):
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == 1.0
     assert len(list(tmp_path.glob("client-*.safetensors"))) == CLIENTS
     strategy = FedPer(plan("none", 1))
-    assert strategy.initial_parameters(lambda: {"a.weight": 1, "a.bias": 2, "b.weight": 3}) == {"a.weight": 1, "a.bias": 2}
+    assert strategy.initial_parameters(lambda: {"a.weight": 1, "a.bias": 2, "b.weight": 3}) == {
+        "a.weight": 1,
+        "a.bias": 2,
+    }
     with pytest.raises(StrategyError, match="1 layer"):
         strategy.initial_parameters(lambda: {"output.weight": 1, "output.bias": 2})
 
