@@ -16,7 +16,7 @@ from scipy.spatial.distance import cdist
 from coterie.bench.cells import Said
 from coterie.bench.table import BenchError
 from coterie.client import federation
-from coterie.clustering import fuzzy_c_means, k_means
+from coterie.clustering import fuzzy_c_means, k_means_labels
 from coterie.clustering.dcn import DCN
 from coterie.server import RunConfig
 from coterie.server.metrics import OUTSIDE, partition_scores
@@ -78,7 +78,7 @@ def cluster(method: str, config: RunConfig, folder: Path, tell: Said = lambda wh
 
 
 def _km(x: Points, config: RunConfig, tell: Said) -> Labels:
-    return _nearest(x, k_means(x, config["clusters"], np.random.default_rng(config.seed)))
+    return k_means_labels(x, config["clusters"], np.random.default_rng(config.seed))
 
 
 def _fcm(x: Points, config: RunConfig, tell: Said) -> Labels:

@@ -1,5 +1,6 @@
 """Clustered strategies for Flower, one file per paper."""
 
+from coterie.clustering.clusterers import CLUSTERERS
 from coterie.strategies.aggregation import AGGREGATORS, Aggregator
 from coterie.strategies.averaging import Averaging
 from coterie.strategies.base import (
@@ -12,7 +13,6 @@ from coterie.strategies.base import (
     StrategyError,
 )
 from coterie.strategies.cfl import CFL
-from coterie.strategies.clusterers import CLUSTERERS
 from coterie.strategies.f_cdpfl import FCDPFL
 from coterie.strategies.fedavg import FedAvg
 from coterie.strategies.fedcam import FedCAM

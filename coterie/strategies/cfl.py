@@ -48,9 +48,9 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.common.logger import log
 
+from coterie.clustering.distances import FloatArray, Indices, cosines
 from coterie.privacy import Plan, Released, ReleasedUpdates
 from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
-from coterie.strategies.distances import FloatArray, Indices, cosines
 
 #: A threshold that is found.
 AUTO = "auto"

@@ -48,11 +48,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from coterie.messages import losses_layout
-from coterie.privacy import Plan, Released
-from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
-from coterie.strategies.clusterers import check_clusterer, cluster
-from coterie.strategies.distances import (
+from coterie.clustering.clusterers import check_clusterer, cluster
+from coterie.clustering.distances import (
     FloatArray,
     Indices,
     Updates,
@@ -61,6 +58,9 @@ from coterie.strategies.distances import (
     parameter_distances,
     profile_distances,
 )
+from coterie.messages import losses_layout
+from coterie.privacy import Plan, Released
+from coterie.strategies.base import ClusteredStrategy, Models, Phase, Round, StrategyError
 from coterie.wire import LossesRequest
 
 _BETWEEN: dict[str, Callable[[Updates], FloatArray]] = {
@@ -85,7 +85,7 @@ class LCFL(ClusteredStrategy):
         plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments.
         clusters: k; 0: the clusterer finds it.
         metric: one of :data:`METRICS`.
-        clusterer: one of :data:`~coterie.strategies.clusterers.CLUSTERERS`.
+        clusterer: one of :data:`~coterie.clustering.clusterers.CLUSTERERS`.
         landmarks: L; 0: all pairs.
         warm_up_rounds: rounds of FedAvg before clients are compared.
         models_per_message: how many models a client receives at once to be evaluated.
