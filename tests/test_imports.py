@@ -22,9 +22,10 @@ ALLOWED = {
     "client": {"files", "clustering", "datasets", "models", "privacy", "wire", "messages", "logs"},
     "engine": {"client", "messages", "logs"},
     "server": {"files", "strategies", "privacy", "datasets", "models", "wire", "messages", "logs", "report"},
-    "deploy": {"logs"},
+    "deploy": {"files", "logs"},
     "audit": {"engine", "client", "strategies", "privacy", "datasets", "messages"},
     "bench": {
+        "files",
         "report",
         "server",
         "engine",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from coterie.bench.table import BenchError
 from coterie.client import federation
 from coterie.clustering import fuzzy_c_means, k_means_labels
 from coterie.clustering.dcn import DCN
+from coterie.files import write_atomic
 from coterie.server import RunConfig
 from coterie.server.metrics import OUTSIDE, partition_scores
 
@@ -71,9 +71,7 @@ def cluster(method: str, config: RunConfig, folder: Path, tell: Said = lambda wh
     exact = {"about": OUTSIDE, **partition_scores(table), "classes": data.num_classes, "confusion": table.tolist()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, document in (("diagnostics.json", exact), ("result.json", result)):
-        temporary = folder / f"{name}.tmp"
-        temporary.write_text(json.dumps(document, indent=2) + "\n")
-        os.replace(temporary, folder / name)
+        write_atomic(folder / name, (json.dumps(document, indent=2) + "\n").encode())
     return {**result, **exact}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from coterie import models as networks
 from coterie.client import Hyper, federation, losses, train
 from coterie.client.training import accuracies
 from coterie.datasets import Shard
+from coterie.files import write_atomic
 from coterie.messages import Layout
 from coterie.server import RunConfig
 from coterie.server.metrics import unfairness
@@ -87,7 +87,5 @@ def _reference(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> 
         loss[members] = losses(network, layout, model, shards, device)[:, 0]
     found = {"accuracy": accuracy.tolist(), "loss": loss.tolist()}
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(found))
-    os.replace(temporary, path)
+    write_atomic(path, json.dumps(found).encode())
     return found

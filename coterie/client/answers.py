@@ -8,7 +8,6 @@ nothing that was not charged, so it is written to the client's disk before it is
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from google.protobuf.message import DecodeError
 
 from coterie.client.memory import ClientError
-from coterie.files import open_private, private_folder
+from coterie.files import open_private, private_folder, write_atomic
 from coterie.messages import CONFIG
 from coterie.wire import digest
 
@@ -62,17 +61,8 @@ class Answers:
 
     def keep(self, verb: str, question: RecordDict, answer: RecordDict) -> None:
         """Add a reply and delete those of other rounds; atomic, and on disk when this returns."""
-        name, temporary = _name(verb, question), self._folder / "new"
-        with open_private(temporary, "wb") as file:
-            file.write(recorddict_to_proto(answer).SerializeToString())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._folder / name)
-        opened = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+        name = _name(verb, question)
+        write_atomic(self._folder / name, recorddict_to_proto(answer).SerializeToString())
         of_round = name.split("-")[0]
         for old in self._folder.glob("*-*"):
             if old.name.split("-")[0] != of_round:

@@ -6,7 +6,6 @@ Flower's processes keep no state, so it is in a file: in the folder that a deplo
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from coterie.files import open_private, private_folder
+from coterie.files import private_folder, write_atomic
 
 
 class ClientError(RuntimeError):
@@ -50,10 +49,8 @@ class Memory:
         """Replace everything, atomically."""
         path = self._file()
         private_folder(path.parent)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        with open_private(temporary, "wb") as file:
-            file.write(save({name: np.ascontiguousarray(values) for name, values in arrays.items()}))
-        os.replace(temporary, path)
+        content = save({name: np.ascontiguousarray(values) for name, values in arrays.items()})
+        write_atomic(path, content, sync=False)
 
     def _file(self) -> Path:
         if self._path is None:

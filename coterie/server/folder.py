@@ -27,7 +27,7 @@ import subprocess
 import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,6 +49,7 @@ from coterie.files import (
     read_lines,
     read_object,
     read_text,
+    write_atomic,
 )
 from coterie.messages import Layout
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
@@ -348,19 +349,8 @@ def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Replace a file atomically, synced to disk."""
-    temporary = path.with_name(path.name + ".tmp")
     with _writing(path):
-        try:
-            with open_private(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+        write_atomic(path, content)
 
 
 @contextmanager
