@@ -1,6 +1,7 @@
 """Imports point one way: cli, report -> server -> strategies -> privacy, and client -> datasets, models, privacy."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,18 +14,31 @@ ALLOWED = {
     "privacy": {"files"},
     "datasets": set(),
     "models": set(),
-    "clustering": {"models"},
+    "clustering": {"models", "progress"},
     "messages": set(),
     "wire": {"messages", "privacy"},
     "logs": set(),
+    "progress": set(),
     "report": {"files"},
     "strategies": {"clustering", "models", "privacy", "wire", "messages", "logs"},
-    "client": {"files", "clustering", "datasets", "models", "privacy", "wire", "messages", "logs"},
-    "engine": {"client", "messages", "logs"},
-    "server": {"files", "strategies", "privacy", "datasets", "models", "wire", "messages", "logs", "report"},
+    "client": {"files", "clustering", "datasets", "models", "privacy", "wire", "messages", "logs", "progress"},
+    "engine": {"client", "messages", "logs", "progress"},
+    "server": {
+        "files",
+        "strategies",
+        "privacy",
+        "datasets",
+        "models",
+        "wire",
+        "messages",
+        "logs",
+        "report",
+        "progress",
+    },
     "deploy": {"files", "logs"},
     "audit": {"engine", "client", "strategies", "privacy", "datasets", "messages"},
     "bench": {
+        "progress",
         "files",
         "report",
         "server",
@@ -38,6 +52,7 @@ ALLOWED = {
         "messages",
     },
     "cli": {
+        "progress",
         "files",
         "audit",
         "bench",
@@ -87,3 +102,40 @@ def test_every_room_is_governed():
 
 def test_no_file_is_called_utils():
     assert not list(PACKAGE.rglob("*utils*"))
+
+
+def imported_at_load(path):
+    """Modules of the package that are imported when this file is."""
+
+    def walk(nodes):
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                continue
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                yield from walk(node.orelse)
+                continue
+            yield node
+            yield from walk(ast.iter_child_nodes(node))
+
+    for node in walk(ast.parse(path.read_text()).body):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name for name in inner if name in MODULES)
+            if any(name not in MODULES for name in inner):
+                yield node.module
+
+
+def module_of(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in PACKAGE.rglob("*.py")}
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    imports = {name: set(imported_at_load(path)) & set(MODULES) for name, path in MODULES.items()}
+    assert imports["coterie.bench.central"] >= {"coterie.progress", "coterie.clustering"}
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle

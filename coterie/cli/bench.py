@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coterie.cli.console import JsonFlag, console_for, listing, now_and_then, print_json
+from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
 
 _INTERRUPTED = 130
 # Seconds between two lines on what runs are at, where there is no terminal.
@@ -58,7 +58,7 @@ def bench(
     command = shlex.join(["coterie", "bench", name, *told])  # where data and results lie is nobody's business
     done: list[Any] = []
     try:
-        with _progress(console, room.count(table)) as (seen, working_on):
+        with _progress(console, room.count(table)) as (seen, progress):
             folder.mkdir(parents=True, exist_ok=True)
             if table.plot == "surfaces":
                 document = room.surface(table, command=command, seen=seen)
@@ -69,7 +69,7 @@ def bench(
                     places=places,
                     jobs=jobs or _jobs(device),
                     seen=lambda one, n: seen(_said(one), n),
-                    working_on=working_on,
+                    progress=progress,
                 )
                 document = room.document(table, done, tuned, command=command, device=_device(device))
     except KeyboardInterrupt:
@@ -119,7 +119,7 @@ def _progress(console: Console, total: int) -> Iterator[tuple[Callable[[Any, int
             wait = f"  ({duration(rest)} left)" if left else ""
             console.print(f"{total - left:4d}/{total}  {said}{wait}", markup=False, soft_wrap=True)
 
-        yield plain, now_and_then(console, _SILENCE)
+        yield plain, plain_progress(console, _SILENCE)
         return
     last = TextColumn("{task.fields[last]}", markup=False)
     columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), last)

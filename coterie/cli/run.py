@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coterie.cli.console import JsonFlag, console_for, listing, now_and_then, print_json
+from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
 
 _INTERRUPTED = 130
 # Seconds without output after which a long round reports progress, where there is no terminal.
@@ -167,7 +167,7 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
                 accuracy = f"  {name} {100 * line['accuracy']:5.1f} %" if "accuracy" in line else ""
                 console.print(f"round {line['round']:4d}/{rounds}  epsilon {line['epsilon']:7.3f}{accuracy}")
 
-        folder.observer, folder.watcher = plain, now_and_then(console, _SILENCE)
+        folder.on_metrics, folder.on_progress = plain, plain_progress(console, _SILENCE)
         yield
         return
     columns = (
@@ -188,8 +188,8 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
                 fields["accuracy"] = f"{100 * line['accuracy']:.1f} %"
             bar.update(task, completed=line["round"], description="", **fields)
 
-        folder.observer = show
-        folder.watcher = lambda what: bar.update(task, description=what)
+        folder.on_metrics = show
+        folder.on_progress = lambda what: bar.update(task, description=what)
         yield
 
 

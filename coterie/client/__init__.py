@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from coterie.client.identity import Client
     from coterie.client.memory import ClientError, Memory
-    from coterie.client.progress import heard, tell_to
     from coterie.client.task import federation, torch_device
     from coterie.client.training import Hyper, losses, train
     from coterie.client.verbs import VERBS, Answer
@@ -23,9 +22,7 @@ __all__ = [
     "Hyper",
     "Memory",
     "federation",
-    "heard",
     "losses",
-    "tell_to",
     "torch_device",
     "train",
 ]
@@ -33,7 +30,6 @@ __all__ = [
 _MODULES = {
     "identity": ("Client",),
     "memory": ("ClientError", "Memory"),
-    "progress": ("heard", "tell_to"),
     "task": ("federation", "torch_device"),
     "training": ("Hyper", "losses", "train"),
     "verbs": ("VERBS", "Answer"),

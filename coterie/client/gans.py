@@ -30,9 +30,9 @@ from torch.nn.functional import one_hot, softplus
 
 from coterie.client.dpsgd import DPSGD, clipped_gradients
 from coterie.client.memory import ClientError
-from coterie.client.progress import tell
 from coterie.messages import Layout
 from coterie.models import GANInfo
+from coterie.progress import report_progress
 
 Samples = npt.NDArray[np.float32]
 Named = dict[str, Tensor]
@@ -72,11 +72,11 @@ class GANTraining:
         """Of a client."""
         return self.epochs * (records // self.batch(records))
 
-    def tell(self, whose: str, step: int, records: int) -> None:
-        """Say at the begin of an epoch which one it is."""
+    def report(self, whose: str, step: int, records: int) -> None:
+        """Report progress at the start of every epoch."""
         epoch, within = divmod(step, records // self.batch(records))
         if not within:
-            tell(f"{whose}: epoch {epoch + 1} of {self.epochs}")
+            report_progress(f"{whose}: epoch {epoch + 1} of {self.epochs}")
 
     def batches(self, rng: np.random.Generator, records: int) -> Iterator[npt.NDArray[np.int64]]:
         """Records of every step: a fresh permutation an epoch."""
@@ -174,7 +174,7 @@ def _train_sequential(
         averages = _copies(generator.named_parameters())
         of_g, of_d = _optimisers(list(generator.parameters()), list(discriminator.parameters()), how.info)
         for step, batch in enumerate(how.batches(rng, len(x))):
-            how.tell(f"GAN of client {client}", step, len(x))
+            how.report(f"GAN of client {client}", step, len(x))
             real = x[torch.as_tensor(batch, device=how.device)]
             with how.products():
                 made = generator(how.latent(rng, len(batch)))
@@ -210,7 +210,7 @@ def _train_batched(
         judge = vmap(lambda p, x: functional_call(network["discriminator"], p, (x,)))
         together = zip(*(how.batches(rngs[i], len(records[i])) for i in members), strict=True)
         for step, batches in enumerate(together):
-            how.tell(f"GANs of {len(members)} of {len(clients)} clients", step, len(records[members[0]]))
+            how.report(f"GANs of {len(members)} of {len(clients)} clients", step, len(records[members[0]]))
             latent = torch.stack([how.latent(rngs[i], size) for i in members])
             real = torch.stack(
                 [records[i][torch.as_tensor(b, device=how.device)] for i, b in zip(members, batches, strict=True)]

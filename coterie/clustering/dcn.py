@@ -27,6 +27,7 @@ from torch import Tensor
 
 from coterie.clustering.kmeans import k_means
 from coterie.models.autoencoder import ENCODERS, Autoencoder, Labeller, folded
+from coterie.progress import ProgressCallback, ignore_progress
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -91,7 +92,7 @@ class DCN:
         *,
         state: Mapping[str, npt.NDArray[Any]] | None = None,
         keep: Callable[[Arrays], None] = lambda state: None,
-        tell: Callable[[str], None] = lambda text: None,
+        progress: ProgressCallback = ignore_progress,
     ) -> Labeller:
         """What labels points by their codes' nearest centroid: of some starts the one with the least Equation (1).
 
@@ -99,7 +100,7 @@ class DCN:
             points: (n, *shape).
             state: what ``keep`` was last given, to go on from there.
             keep: called now and then with all that the training needs to go on.
-            tell: called with what is being done.
+            progress: called with progress reports.
 
         Raises:
             ValueError: fewer points than clusters.
@@ -115,7 +116,7 @@ class DCN:
         for start in range(int(state.get(_START, 0)), self.starts):
             so_far: Arrays = {_START: np.array(start), _LEAST: np.array(least)}
             so_far |= {_BEST + name: value.numpy() for name, value in best.state_dict().items()}
-            found, objective = self._fit(x, points.shape[1:], start, state, partial(_keep_all, keep, so_far), tell)
+            found, objective = self._fit(x, points.shape[1:], start, state, partial(_keep_all, keep, so_far), progress)
             if objective < least:
                 best, least = found, objective
             state = {}
@@ -128,7 +129,7 @@ class DCN:
         start: int,
         state: Arrays,
         keep: Callable[[Arrays], None],
-        tell: Callable[[str], None],
+        progress: ProgressCallback,
     ) -> tuple[Labeller, float]:
         """One start, and its Equation (1)."""
         with torch.random.fork_rng(devices=()):
@@ -143,7 +144,7 @@ class DCN:
             joint = epoch >= self.pretrain_epochs
             if joint and centroids is None:
                 centroids, labels = self._cluster(network, x, (start, epoch), None)  # line 2
-            tell(f"deep clustering {start + 1} of {self.starts}: epoch {epoch + 1} of {epochs}")
+            progress(f"deep clustering {start + 1} of {self.starts}: epoch {epoch + 1} of {epochs}")
             self._train(network, adam, x, (start, epoch), centroids if joint else None, labels)
             if joint:
                 centroids, labels = self._cluster(network, x, (start, epoch), centroids)  # line 5

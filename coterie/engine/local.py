@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from logging import WARNING
@@ -26,9 +26,10 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from coterie.client import VERBS, Answer, Client, ClientError, Memory, heard, tell_to, torch_device
+from coterie.client import VERBS, Answer, Client, ClientError, Memory, torch_device
 from coterie.logs import printable
 from coterie.messages import CONFIG, GAN
+from coterie.progress import ProgressCallback, drain_progress, ignore_progress, set_progress_sink
 
 # Clients per call of a verb: bounds the memory of a batched call, and the wait for the first reply.
 _CHUNK = 256
@@ -46,21 +47,21 @@ class LocalGrid(Grid):
     Args:
         clients: M.
         workers: worker processes; 0 answers in this process.
-        watcher: called with progress reports of clients.
+        progress: called with progress reports of clients.
     """
 
-    def __init__(self, clients: int, workers: int = 0, watcher: Callable[[str], None] = lambda what: None) -> None:
+    def __init__(self, clients: int, workers: int = 0, progress: ProgressCallback = ignore_progress) -> None:
         _identify()
         self._clients = [Client(client_id) for client_id in range(clients)]
-        self._watcher = watcher
+        self._progress = progress
         self._workers = workers
-        self._said: Any = None
+        self._reports: Any = None
         self._pool: Any = None
         self._broken = False
         if workers:
             self._start_workers()
         else:
-            tell_to(watcher)
+            set_progress_sink(progress)
         self._ids = itertools.count(1)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -135,8 +136,8 @@ class LocalGrid(Grid):
         if future is None:
             return _answer(*self._arguments(chunk))
         while not wait([future], _LOOK).done:
-            for what in heard(self._said):
-                self._watcher(what)
+            for report in drain_progress(self._reports):
+                self._progress(report)
         try:
             answers: Sequence[Answer] = future.result()
         except BrokenProcessPool:
@@ -158,12 +159,12 @@ class LocalGrid(Grid):
 
     def close(self) -> None:
         """Stop the workers and the progress reports."""
-        tell_to(None)
+        set_progress_sink(None)
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
     def _start_workers(self) -> None:
-        self._said, self._pool = _pool(self._workers)
+        self._reports, self._pool = _pool(self._workers)
         self._broken = False
 
     # The rest of Flower's interface.
@@ -204,16 +205,16 @@ def _pool(workers: int) -> tuple[Any, ProcessPoolExecutor]:
     """The queue of progress reports, and the workers."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["coterie.client.verbs"])  # torch is imported once for all workers
-    said = context.Queue()
-    return said, ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(said,))
+    reports = context.Queue()
+    return reports, ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(reports,))
 
 
-def _prepare(said: Any) -> None:
+def _prepare(reports: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
-    said.cancel_join_thread()  # the reader may be gone
-    tell_to(said.put)
+    reports.cancel_join_thread()  # the reader may be gone
+    set_progress_sink(reports.put)
 
 
 def _read(memory: Memory) -> _Remembered:

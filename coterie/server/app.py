@@ -17,6 +17,7 @@ from flwr.superlink.grid import InMemoryGrid  # that of Flower's simulations; de
 
 from coterie import logs
 from coterie.privacy import Streams
+from coterie.progress import report_progress
 from coterie.report import write_report
 from coterie.server import exporter
 from coterie.server.config import SCHEMA, ConfigError, RunConfig
@@ -84,8 +85,8 @@ def main(grid: Grid, context: Context) -> None:
         log(INFO, text, extra=known)
         log(INFO, logs.progress_message(line, rounds))
 
-    folder.observer = say
-    folder.watcher = lambda what: log(INFO, what)
+    folder.on_metrics = say
+    folder.on_progress = report_progress
     for warning in folder.config.warnings():
         log(WARNING, warning)
     try:

@@ -1,4 +1,4 @@
-"""A Prometheus endpoint for the metrics of a run, updated by the run folder's observer."""
+"""A Prometheus endpoint for the metrics of a run, updated after every round."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def exported(folder: RunFolder, rounds: int) -> Iterator[None]:
     check(config)
     from prometheus_client import CollectorRegistry, start_http_server
 
-    registry, gauges, told = CollectorRegistry(auto_describe=False), _Gauges(folder, rounds), folder.observer
+    registry, gauges, told = CollectorRegistry(auto_describe=False), _Gauges(folder, rounds), folder.on_metrics
     registry.register(gauges)
     try:
         server, thread = start_http_server(port, host, registry)
@@ -51,11 +51,11 @@ def exported(folder: RunFolder, rounds: int) -> Iterator[None]:
         gauges.observe(line)
         told(line)
 
-    folder.observer = observe
+    folder.on_metrics = observe
     try:
         yield
     finally:
-        folder.observer = told
+        folder.on_metrics = told
         server.shutdown()
         server.server_close()
         thread.join()

@@ -54,6 +54,7 @@ from coterie.files import (
 from coterie.messages import Layout
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
+from coterie.progress import ProgressCallback, ignore_progress
 from coterie.server.config import PLACES, SCHEMA, RunConfig
 from coterie.strategies import Checkpoint
 from coterie.strategies.evaluation import SERVER_KEYS
@@ -83,8 +84,8 @@ class RunFolder:
         self.plan = plan
         self.ledger = ledger
         self.resumed = resumed
-        self.observer: Callable[[Mapping[str, Any]], None] = lambda line: None
-        self.watcher: Callable[[str], None] = lambda what: None
+        self.on_metrics: Callable[[Mapping[str, Any]], None] = lambda line: None
+        self.on_progress: ProgressCallback = ignore_progress
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunFolder:
@@ -172,12 +173,12 @@ class RunFolder:
         _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, about))
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
-        """Append to metrics.jsonl, and exact scores to diagnostics.jsonl; then call the observer."""
+        """Append to metrics.jsonl, and exact scores to diagnostics.jsonl; then call ``on_metrics``."""
         released, exact = self._divided(line)
         if exact:  # first: a round whose metrics are there lacks no scores
             _append(self.path / _DIAGNOSTICS, exact)
         _append(self.path / _METRICS, released)
-        self.observer(line)
+        self.on_metrics(line)
 
     def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace ``evidence/{name}.npz``, inputs of the clustering."""
@@ -208,8 +209,8 @@ class RunFolder:
                 os.link(file, own)  # files are replaced, never written into
 
     def working_on(self, what: str) -> None:
-        """Report progress to the watcher."""
-        self.watcher(what)
+        """Call ``on_progress``."""
+        self.on_progress(what)
 
     @property
     def failure(self) -> str | None:

@@ -184,7 +184,7 @@ class PPFCGAN(OneShot):
             every,
             state=self.recorder.kept(_STATE),
             keep=lambda state: self.recorder.keep(_STATE, state),
-            tell=self.recorder.working_on,
+            progress=self.recorder.working_on,
         )
         self.recorder.keep(_STATE, {})
         return labeller

@@ -12,9 +12,9 @@ from torch.nn.functional import softplus
 from coterie.client import dpsgd, gans
 from coterie.client.dpsgd import DPSGD, clipped_gradients
 from coterie.client.gans import GANTraining, train_gan_privately, train_gans
-from coterie.client.progress import tell_to
 from coterie.messages import Layout
 from coterie.models import GANS, ModelError, build_gan
+from coterie.progress import set_progress_sink
 
 K = 3
 
@@ -121,9 +121,9 @@ def test_records_go_into_the_range_of_the_generator_and_back(name, low):
 def said():
     """What is told of the progress."""
     told = []
-    tell_to(told.append)
+    set_progress_sink(told.append)
     yield told
-    tell_to(None)
+    set_progress_sink(None)
 
 
 def test_it_says_which_epoch_it_is(said):

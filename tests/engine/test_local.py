@@ -8,10 +8,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie.client import VERBS, Memory
 from coterie.client.app import app
-from coterie.client.progress import tell
 from coterie.engine import LocalGrid, workers_for
 from coterie.messages import Layout, Points, losses_layout, pack_models, read_points, read_reply
 from coterie.models import build_gan, initialise
+from coterie.progress import report_progress
 from coterie.server import RunConfig
 
 
@@ -201,7 +201,7 @@ def test_what_clients_tell_reaches_the_watcher(workers):
     finally:
         grid.close()
     assert heard == ["reading"]
-    tell("to the log, once the grid is closed")
+    report_progress("to the log, once the grid is closed")
     assert heard == ["reading"]
 
 

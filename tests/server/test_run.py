@@ -70,7 +70,7 @@ def interrupt(after):
             raise KeyboardInterrupt
 
     def prepare(folder):
-        folder.observer = observe
+        folder.on_metrics = observe
 
     return prepare
 
