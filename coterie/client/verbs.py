@@ -58,7 +58,7 @@ def identity(content: RecordDict, clients: Sequence[Client]) -> list[RecordDict]
 def _train(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     """Choose a model, redraw the label if requested, train, store state, reply.
 
-    The redraw matrix comes with the models and depends on released values alone (privacy/mechanisms/rebalancing.py).
+    The redraw matrix comes with the models and depends on released values alone (privacy/mechanisms/rr_cluster.py).
     """
     cohort = Cohort.of(TRAIN, content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)

@@ -18,7 +18,7 @@ Deviations from the paper
 - Updates travel instead of models and are summed with a public divisor D_j in place of the true number of
   members, as client-level privacy asks; without privacy D_j is that number, as printed.
 - Local steps run over shuffled mini-batches for a number of epochs.
-- Rebalancing belongs to the mechanism (privacy/mechanisms/rebalancing.py); starving models are re-seeded
+- Rebalancing belongs to the mechanism (privacy/mechanisms/rr_cluster.py); starving models are re-seeded
   (strategies/reseeding.py), which Algorithm 1 leaves to several restarts.
 """
 
