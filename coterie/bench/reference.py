@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from coterie import models as networks
-from coterie.client import Hyper, federation, losses, train
+from coterie.client import LocalTrainingConfig, federation, losses, train
 from coterie.client.training import accuracies
 from coterie.datasets import Shard
 from coterie.files import write_atomic
@@ -71,7 +71,7 @@ def _reference(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> 
     first = networks.initialise(config["model"], data.input_shape, data.num_classes, 0)
     layout = Layout.of(first)
     device = "cpu" if config["device"] == "auto" else config["device"]
-    hyper = Hyper(settings["epochs"], settings["batch-size"], settings["lr"], device)
+    hyper = LocalTrainingConfig(settings["epochs"], settings["batch-size"], settings["lr"], device)
     accuracy, loss = np.zeros(config["clients"]), np.zeros(config["clients"])
     for group in range(data.num_groups):
         members = np.flatnonzero(data.group_of == group)

@@ -81,7 +81,7 @@ def run(
 
 def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
     from coterie.report import result_table
-    from coterie.server.app import open_folder, paged
+    from coterie.server.app import open_folder, report_on_exit
 
     logging.getLogger("flwr").setLevel(logging.WARNING)  # importing Flower sets it to INFO
     console = console_for(as_json)
@@ -90,7 +90,7 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
         for warning in folder.config.warnings():
             console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
         console.print(_headline(folder), soft_wrap=True)
-        with paged(folder) as page, _progress(folder, console):
+        with report_on_exit(folder) as page, _progress(folder, console):
             result = _execute(folder, engine)
     except KeyboardInterrupt:
         print(f"interrupted; continue with: coterie run --resume --out {folder.path}", file=sys.stderr)
