@@ -158,7 +158,7 @@ def _run_all(
         Trial((row, column), choice, Cell(row, column, seed, settings, tuning=True))
         for row, column in wanted
         for choice in table.candidates(rows[row])
-        for settings in [_settings(table, rows[row], table.column(column), choice) | table.tuning_settings]
+        for settings in [{**_settings(table, rows[row], table.column(column), choice), **table.tuning_settings}]
         for seed in table.tuning_seeds
     ]
     left = itertools.count(len(trials) + len(table.pairs()) * len(table.seeds) - 1, -1)
@@ -251,10 +251,10 @@ def _run(
                         progress(report)
                 for future in ended:
                     cell, folder = running.pop(future)
-                    result, why = future.result()
-                    if result and cell.sent:
+                    scores, why = future.result()
+                    if scores and cell.sent:
                         gathered[cell.sent] = folder
-                    yield from (Done(same, result, why, folder) for same in alike[cell.key])
+                    yield from (Done(same, scores, why, folder) for same in alike[cell.key])
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -183,7 +183,7 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
         task = bar.add_task("", total=rounds, completed=done, accuracy="  –   ", epsilon="–")
 
         def show(line: Mapping[str, Any]) -> None:
-            fields = {"epsilon": "∞" if math.isinf(line["epsilon"]) else f"{line['epsilon']:.2f}"}
+            fields: dict[str, Any] = {"epsilon": "∞" if math.isinf(line["epsilon"]) else f"{line['epsilon']:.2f}"}
             if "accuracy" in line:
                 fields["accuracy"] = f"{100 * line['accuracy']:.1f} %"
             bar.update(task, completed=line["round"], description="", **fields)

@@ -142,7 +142,7 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Map
         asked = facts(config.dataset, config.input_shape, config.num_classes)
         if (asked.shape, asked.num_classes) != (client.declared.shape, client.declared.num_classes):
             raise ClientError(f"{who}: the request is for {asked}; its node configuration declares {client.declared}")
-    return RecordDict({**content, CONFIG: ConfigRecord({**content[CONFIG], "data-dir": ""})})
+    return RecordDict({**content, CONFIG: ConfigRecord({**content.config_records[CONFIG], "data-dir": ""})})
 
 
 def _reply_to(message_type: str, content: RecordDict, client: Client) -> ReplyOrError:

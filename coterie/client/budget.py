@@ -19,8 +19,8 @@ from pathlib import Path
 
 from flwr.common.logger import log
 
+from coterie.client.identity import Client
 from coterie.client.state import ClientError
-from coterie.client.task import Client
 from coterie.files import FileError, private_folder, read_bytes
 from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, RecordPlan, read_ledger
 from coterie.privacy.ledger import count_of, event_of

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -184,7 +185,7 @@ def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD) 
         parameter.data = value.data
     size = sum(value.numel() for value in own)
     total = torch.zeros(size, dtype=torch.float64, device=settings.device)
-    for records in x.split(_chunk(3 * size, settings.memory_mb)):
+    for records in torch.split(x, _chunk(3 * size, settings.memory_mb)):
         if len(records):
             gradients = _gradients(network, parameters, records, torch.zeros(len(records)), loss)
             total += _clipped_sum(gradients, settings.clip_norm)
@@ -200,6 +201,7 @@ def _train_batched(
     noises: Generators,
     settings: Sequence[DPSGD],
 ) -> Vectors:
+    assert isinstance(model, nn.Sequential)  # is_chain
     device, d = settings[0].device, layout.size
     x, y, sizes = _padded(shards, device)
     rows = torch.arange(len(shards), device=device)[:, None]
@@ -209,12 +211,10 @@ def _train_batched(
     widths = sum(layer.in_features + layer.out_features for layer in model if isinstance(layer, nn.Linear))
     chunk = _chunk(3 * len(shards) * widths, min(own.memory_mb for own in settings))  # float32 and float64
     clients = list(zip(settings, coins, noises, sizes, strict=True))
+    idle = np.zeros(0, np.int64)
     for step in range(max(own.steps for own in settings)):
-        going = [step < own.steps for own in settings]
-        batches = [
-            own.sample(coin, size) if go else [] for go, (own, coin, _, size) in zip(going, clients, strict=True)
-        ]
-        noise = [own.noise(rng, d) if go else np.zeros(d) for go, (own, _, rng, _) in zip(going, clients, strict=True)]
+        batches = [own.sample(coin, size) if step < own.steps else idle for own, coin, _, size in clients]
+        noise = [own.noise(rng, d) if step < own.steps else np.zeros(d) for own, _, rng, _ in clients]
         index = np.full((len(shards), max(map(len, batches))), -1)
         for line, batch in zip(index, batches, strict=True):
             line[: len(batch)] = batch
@@ -285,12 +285,13 @@ def _gradients(
         # Expected: the first layer's input is data.
         warnings.filterwarnings("ignore", "Full backward hook is firing when gradients are computed with respect to")
         try:
-            loss(network(x), y).sum().backward()
+            torch.autograd.backward(loss(network(x), y).sum())
         except BaseException:
             _wrapped.cache_clear()  # Opacus would add the remains of this pass to the next one
             raise
-    gradients = [parameter.grad_sample for parameter in parameters]
-    for parameter in parameters:
+    opacus: Sequence[Any] = parameters  # with grad_sample
+    gradients = [parameter.grad_sample for parameter in opacus]
+    for parameter in opacus:
         parameter.grad = parameter.grad_sample = None
     return gradients
 
@@ -305,7 +306,7 @@ def _clipped_sum(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
     flat = [gradient.flatten(1) for gradient in gradients]
     some = max(1, _MOST_NUMBERS // sum(part.shape[1] for part in flat))
     total: Tensor = flat[0].new_zeros((), dtype=torch.float64)
-    for parts in zip(*(part.split(some) for part in flat), strict=True):
+    for parts in zip(*(torch.split(part, some) for part in flat), strict=True):
         records = torch.cat(parts, dim=1).double()
         weights, kept = clip_factors(torch.linalg.vector_norm(records, dim=1), clip_norm)
         total = total + weights @ (records if kept.all() else records.where(kept[:, None], 0))

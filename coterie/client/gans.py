@@ -302,7 +302,7 @@ def _real_loss(logits: Tensor, targets: Any) -> Tensor:
 
 
 def _optimisers(
-    generator: list[Tensor], discriminator: list[Tensor], info: GANInfo
+    generator: Sequence[Tensor], discriminator: Sequence[Tensor], info: GANInfo
 ) -> tuple[torch.optim.Adam, torch.optim.Adam]:
     return (
         torch.optim.Adam(generator, info.lr[0], betas=info.betas, fused=True),

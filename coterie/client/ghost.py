@@ -61,7 +61,7 @@ def clipped_sums(
     hidden = x.flatten(0, 1)
     for name, layer in model.named_children():
         if isinstance(layer, nn.Linear):
-            inputs[name] = hidden.unflatten(0, y.shape)
+            inputs[name] = hidden.reshape(*y.shape, hidden.shape[1])
             output = torch.bmm(inputs[name], parameters[f"{name}.weight"].mT)
             if layer.bias is not None:
                 output += parameters[f"{name}.bias"][:, None]
@@ -73,7 +73,9 @@ def clipped_sums(
     backward = {name: slope.double() for name, slope in zip(outputs, slopes, strict=True)}
     forward = {name: each.detach().double() for name, each in inputs.items()}
     biased = {name: f"{name}.bias" in parameters for name in outputs}
-    squares = sum(g.square().sum(2) * (forward[name].square().sum(2) + biased[name]) for name, g in backward.items())
+    squares = torch.zeros((), dtype=torch.float64, device=x.device)
+    for name, g in backward.items():
+        squares = squares + g.square().sum(2) * (forward[name].square().sum(2) + biased[name])
     weights, kept = clip_factors(squares.sqrt(), clips)
     kept &= there
     sums = {}

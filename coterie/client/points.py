@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from torch import nn
@@ -14,10 +16,10 @@ from coterie import models as networks
 from coterie.client.budget import spend
 from coterie.client.dpsgd import DPSGD
 from coterie.client.gans import GANTraining, Samples, train_gan_privately, train_gans
-from coterie.client.layers import Vectors
+from coterie.client.identity import Client
 from coterie.client.records import check_paid
 from coterie.client.state import ClientError
-from coterie.client.task import LABELS, Client, Cohort, Labels
+from coterie.client.task import LABELS, Cohort, Labels
 from coterie.clustering import fuzzy_c_means, k_means
 from coterie.messages import CENTROIDS, DIAGNOSTICS, GAN, LABEL, REPLY, UPDATE, pack_points
 from coterie.models.autoencoder import Labeller
@@ -51,8 +53,8 @@ def gan(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
     )
     if cohort.task.plans:
         return [_reply(cohort, i, _privately(cohort, i, network, config)) for i in range(len(clients))]
-    made: list[Samples | ClientError] = [config.check(shard.x) for shard in cohort.shards]
-    fit = [i for i, refusal in enumerate(made) if refusal is None]
+    refusals = [config.check(shard.x) for shard in cohort.shards]
+    fit = [i for i, refusal in enumerate(refusals) if refusal is None]
     records, rngs = [cohort.shards[i].x for i in fit], [cohort.task.rng(clients[i].client_id) for i in fit]
     trained = train_gans(
         network,
@@ -64,21 +66,20 @@ def gan(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
         clients=[clients[i].client_id for i in fit],
         batched=config.device != "cpu",
     )
-    for i, own in zip(fit, trained, strict=True):
-        made[i] = own
-    return [_reply(cohort, i, own) for i, own in enumerate(made)]
+    made = dict(zip(fit, trained, strict=True))
+    return [refusal or _reply(cohort, i, made[i]) for i, refusal in enumerate(refusals)]
 
 
 def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, config: GANTraining) -> Samples | ClientError:
     """Return samples of one client; the charge precedes the noise."""
     task, client = cohort.task, cohort.clients[i]
-    plan, key = task.plan(client.client_id), (task.round, client.client_id)
+    plan = task.plan(client.client_id)
     try:
         check_paid(client, task, plan)
         charge = spend(client, cohort.folders[i], plan, task.round, plan.charges(cohort.request))
     except ClientError as refusal:
         return refusal
-    streams, key = Streams(task.seed), (*key, charge)
+    streams, key = Streams(task.seed), (task.round, client.client_id, charge)
     private = DPSGD(
         num_examples=plan.num_examples,
         batch_size=plan.batch_size,
@@ -88,8 +89,10 @@ def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, config: GANTraini
         noise_multiplier=plan.noise_multiplier,
         device=config.device,
     )
-    draws = (streams.stream(name, *key) for name in ("batches", "gradients", "latents"))
-    return train_gan_privately(network, cohort.layout, cohort.models[0], cohort.shard(i).x, *draws, config, private)
+    coins, noises, latents = (streams.stream(name, *key) for name in ("batches", "gradients", "latents"))
+    return train_gan_privately(
+        network, cohort.layout, cohort.models[0], cohort.shard(i).x, coins, noises, latents, config, private
+    )
 
 
 def centroids(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
@@ -145,7 +148,7 @@ def _counts(client: Client, labels: Labels, classes: Labels, k: int, num_classes
     return MetricRecord({"client-id": client.client_id, "classes": num_classes, "confusion": table.ravel().tolist()})
 
 
-def _reply(cohort: Cohort, i: int, points: Samples | Vectors | ClientError) -> ReplyOrError:
+def _reply(cohort: Cohort, i: int, points: npt.NDArray[np.floating[Any]] | ClientError) -> ReplyOrError:
     if isinstance(points, ClientError):
         return points
     fields = ConfigRecord({"client-id": cohort.clients[i].client_id, "round": cohort.task.round})

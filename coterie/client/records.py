@@ -10,9 +10,10 @@ import numpy as np
 from coterie.client.budget import spend
 from coterie.client.dpsgd import DPSGD
 from coterie.client.dpsgd import train_privately as by_dpsgd
+from coterie.client.identity import Client
 from coterie.client.layers import Vectors
 from coterie.client.state import ClientError
-from coterie.client.task import Client, Cohort, Labels, Task
+from coterie.client.task import Cohort, Labels, Task
 from coterie.client.training import example_losses
 from coterie.privacy import PrivacyError, RecordPlan, Streams, noisy_argmin, noisy_losses
 
@@ -31,7 +32,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
     coins, noises, settings = [], [], []
     for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
         plan = task.plan(client.client_id)
-        key = (task.round, client.client_id)
+        key: tuple[int, ...] = (task.round, client.client_id)
         try:
             check_paid(client, task, plan)
             events = plan.charges(cohort.request)

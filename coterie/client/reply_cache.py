@@ -71,4 +71,4 @@ class ReplyCache:
 
 def _name(message_type: str, request: RecordDict) -> str:
     """Return the file name of a reply: round and digest of its request."""
-    return f"{int(request[CONFIG]['round'])}-{digest(message_type, request)}"
+    return f"{request.config_records[CONFIG]['round']!r}-{digest(message_type, request)}"

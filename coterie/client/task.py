@@ -210,7 +210,7 @@ def read_message(message_type: str, content: RecordDict) -> tuple[ClientConfig, 
         RequestError: a field is missing, has another type, or is out of bounds; or the models are not 0 to k - 1.
     """
     config, request = ClientConfig.from_record(content[CONFIG]), REQUESTS[message_type].from_record(content[CONFIG])
-    record = content[MODELS]
+    record = content.array_records[MODELS]
     if len({key.partition("/")[0] for key in record}) > MOST_CLUSTERS:
         raise RequestError(f"there are more than {MOST_CLUSTERS} models")
     try:
@@ -299,7 +299,7 @@ class Cohort:
         """(n,) index of the model with the least loss on each client's training data."""
         if len(self.models) == 1:
             return np.zeros(len(self.clients), np.int64)
-        return self.losses.argmin(axis=1)
+        return np.asarray(self.losses.argmin(axis=1))
 
     @cached_property
     def losses(self) -> npt.NDArray[np.float64]:
@@ -313,4 +313,4 @@ class Cohort:
     def last_labels(self, otherwise: Labels) -> Labels:
         """Return the (n,) last label of each client, or ``otherwise`` if it has none."""
         known = [int(state[LAST_LABEL][0]) if LAST_LABEL in state else -1 for state in self.states]
-        return np.where((0 <= np.array(known)) & (np.array(known) < len(self.models)), known, otherwise)
+        return np.asarray(np.where((0 <= np.array(known)) & (np.array(known) < len(self.models)), known, otherwise))

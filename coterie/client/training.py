@@ -47,7 +47,8 @@ class LocalTrainingConfig:
 
 
 def _call(model: nn.Module, layout: Layout, vector: Tensor, x: Tensor) -> Tensor:
-    return functional_call(model, layout.split(vector), (x,))
+    output: Tensor = functional_call(model, layout.split(vector), (x,))
+    return output
 
 
 def _schedule(rng: np.random.Generator, size: int, config: LocalTrainingConfig) -> list[npt.NDArray[np.int64]]:

@@ -166,7 +166,7 @@ class DCN:
         """Lines 1 and 4: one epoch, on both terms where there are centroids."""
         rng = np.random.default_rng([self.seed, *when])
         size = max(2, math.ceil(self.batch_part * len(x)))
-        for batch in torch.as_tensor(rng.permutation(len(x)), device=self._device).split(size):
+        for batch in torch.split(torch.as_tensor(rng.permutation(len(x)), device=self._device), size):
             if len(batch) < 2:  # has no variance to normalise by
                 continue
             noise = self.noise * rng.standard_normal((len(batch), x.shape[1]), np.float32)
@@ -187,20 +187,20 @@ class DCN:
         """(k, code) centroids of the codes, from ``start`` where there is one, and (n,) labels."""
         network.eval()
         with torch.no_grad():
-            codes = torch.cat([network.encoder(part) for part in x.split(_CHUNK)])
+            codes = torch.cat([network.encoder(part) for part in torch.split(x, _CHUNK)])
         network.train()
         rng = np.random.default_rng([self.seed, *when, 1])
         begin = None if start is None else start.cpu().numpy()
         found = torch.as_tensor(k_means(codes.cpu().numpy(), self.k, rng, start=begin), dtype=torch.float32)
         found = found.to(self._device)
-        return found, torch.cat([torch.cdist(part, found).argmin(dim=1) for part in codes.split(_CHUNK)])
+        return found, torch.cat([torch.cdist(part, found).argmin(dim=1) for part in torch.split(codes, _CHUNK)])
 
     @torch.no_grad()
     def _objective(self, network: Autoencoder, x: Tensor, centroids: Tensor) -> float:
         """Equation (1), the mean over points; without noise."""
         network.to(self._device).eval()
         total = 0.0
-        for part in x.split(_CHUNK):
+        for part in torch.split(x, _CHUNK):
             codes, again = network(part)
             apart = torch.cdist(codes, centroids).square().min(dim=1).values
             total += float(((again - part).square().sum(dim=1) + self.weight / 2 * apart).sum())

@@ -208,8 +208,8 @@ def _named(name: str) -> x509.Name:
 
 
 def _key_usage(**uses: bool) -> x509.KeyUsage:
-    every = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    every += ("key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
+    every = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"]
+    every += ["key_cert_sign", "crl_sign", "encipher_only", "decipher_only"]
     return x509.KeyUsage(**{use: uses.get(use, False) for use in every})
 
 

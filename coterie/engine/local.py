@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from flwr.app import Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -146,8 +146,10 @@ class LocalGrid(Grid):
 
     def _state_files(self, chunk: Sequence[Message]) -> list[StateFile]:
         """Return the state file of each client."""
-        folder = chunk[0].content.get(CONFIG, {}).get("clients-dir")
-        return [StateFile(Path(folder) if folder else None, client.client_id) for client in self._arguments(chunk)[2]]
+        folder = chunk[0].content.config_records.get(CONFIG, ConfigRecord()).get("clients-dir")
+        return [
+            StateFile(Path(str(folder)) if folder else None, client.client_id) for client in self._arguments(chunk)[2]
+        ]
 
     def _states(self, chunk: Sequence[Message]) -> list[_State]:
         return [_read(file) for file in self._state_files(chunk)]
@@ -229,7 +231,10 @@ def _handle(message_type: str, content: RecordDict, clients: list[Client]) -> Se
 
 def _runs_one_by_one(message: Message) -> bool:
     """Whether each client is a chunk of its own, since batching does not speed up its training."""
-    return message.metadata.message_type == GAN and torch_device(message.content[CONFIG]["device"]) == "cpu"
+    return (
+        message.metadata.message_type == GAN
+        and torch_device(str(message.content.config_records[CONFIG]["device"])) == "cpu"
+    )
 
 
 def workers_for(model_is_batched: bool, device: str, cores: int) -> int:

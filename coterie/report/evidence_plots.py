@@ -177,7 +177,9 @@ def block_means(matrix: np.ndarray, most: int = MOST_CELLS) -> np.ndarray:
         return np.asarray(np.add.reduceat(rows, edges, axis=1), dtype=np.float64)
 
     counts = sums(known.astype(np.float64))
-    return np.divide(sums(np.where(known, matrix, 0.0)), counts, out=np.full_like(counts, np.nan), where=counts > 0)
+    means: np.ndarray = np.full_like(counts, np.nan)
+    np.divide(sums(np.where(known, matrix, 0.0)), counts, out=means, where=counts > 0)
+    return means
 
 
 def _draw_matrix(axes: Axes, pairs: Pairs, colours: Colormap, scale: Normalize) -> None:

@@ -185,7 +185,8 @@ class RunFolder:
         private_folder(self.path / "evidence")
         content = io.BytesIO()
         few = sum(values.nbytes for values in arrays.values()) <= _COMPRESSED
-        (np.savez_compressed if few else np.savez)(content, **arrays)
+        write: Callable[..., None] = np.savez_compressed if few else np.savez
+        write(content, **arrays)
         _replace(self.path / "evidence" / f"{name}.npz", content.getvalue())
 
     def kept(self, name: str) -> dict[str, np.ndarray] | None:
@@ -313,8 +314,11 @@ def _opened(plan: Plan, path: Path, config: RunConfig, about: Mapping[str, Any])
     ledger = plan.ledger(path, **about)
     try:
         if config["budget-file"]:
-            numbers = {"clients": plan.clients, "sampler": plan.sampler, "epsilon": plan.epsilon, "delta": plan.delta}
-            ledger.share(SharedBudget(Path(config["budget-file"]), **numbers))
+            file = Path(config["budget-file"])
+            budget = SharedBudget(
+                file, clients=plan.clients, sampler=plan.sampler, epsilon=plan.epsilon, delta=plan.delta
+            )
+            ledger.share(budget)
         elif any("shared" in charge for charge in ledger.charges):
             raise LedgerError(f"{path.parent} charges a shared budget: name the file with budget-file")
     except BaseException:

@@ -53,8 +53,9 @@ def test_the_client_app_tells_the_same_losses():
     drawn = [layout.flatten(initialise("mlp-32", (1, 8, 8), 10, seed)) for seed in range(3)]
     content["models"] = pack_models(np.stack(drawn), layout)
     content["config"]["compared"] = 3
+    grid = LocalGrid(12)  # it gives messages their sender
     messages = [Message(content, dst_node_id=n, message_type="query.losses") for n in range(1, 13)]
-    local = updates(LocalGrid(12).send_and_receive(messages), losses_layout(3))
+    local = updates(grid.send_and_receive(messages), losses_layout(3))
     flower = []
     for client, message in enumerate(messages):
         node = Context(run_id=1, node_id=1, node_config={"partition-id": client}, state=RecordDict(), run_config={})
