@@ -137,7 +137,7 @@ class Check:
 
     subject: str
     passed: bool
-    said: str
+    detail: str
 
 
 def default_state_dir(client_id: int) -> Path:
