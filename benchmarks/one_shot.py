@@ -30,11 +30,11 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, s
 from sklearn.metrics.pairwise import euclidean_distances
 
 from coterie.client.gans import GANTraining, train_gans
-from coterie.client.progress import tell_to
 from coterie.clustering.dcn import DCN
 from coterie.datasets import federate
 from coterie.messages import Layout
 from coterie.models import GANS, build_gan, drawn, gan_for
+from coterie.progress import set_progress_sink
 
 # Records of which distances are taken.
 MOST = 1000
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--gan", default="gan-pendigits-gn")
     asked = parser.parse_args()
-    tell_to(lambda text: None)
+    set_progress_sink(lambda text: None)
     if asked.what == "gans":
         gans(asked.dataset, asked.epochs, asked.clients)
     elif asked.what == "dcn":

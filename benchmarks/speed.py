@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from coterie import models as networks
-from coterie.client import Hyper, train
+from coterie.client import LocalTrainingConfig, train
 from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.datasets import Shard, TestSet
 from coterie.messages import Layout
@@ -52,7 +52,7 @@ def main() -> None:
     layout = Layout.of(first)
     shards = cohort(chosen.clients)
     start = np.repeat(layout.flatten(first)[None], chosen.clients, axis=0)
-    hyper = Hyper(local_epochs=2, batch_size=20, lr=0.1, device=chosen.device)
+    hyper = LocalTrainingConfig(local_epochs=2, batch_size=20, lr=0.1, device=chosen.device)
     private = DPSGD(
         num_examples=EXAMPLES,
         batch_size=20,

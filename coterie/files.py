@@ -1,7 +1,7 @@
-"""Reading files that may be damaged: regular files only, of bounded size, and every error is one line.
+"""File access: bounded reads of regular files with one-line errors, and atomic writes.
 
-What a run or a client writes is for its user alone: new files have mode 0600, new folders 0700, whatever the umask.
-Files and folders that exist keep their modes, so that their owner may share them.
+New files have mode 0600 and new folders 0700, regardless of the umask. Existing folders, and files that are appended
+to, keep their modes, so that their owner may share them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,6 +71,49 @@ def open_private(path: Path, mode: str) -> IO[Any]:
 def private_folder(path: Path) -> None:
     """Make a folder for its user alone, and what is missing above it; leave it as it is if it exists."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def write_atomic(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Replace a file by a new one of mode 0600; a crash leaves the old content or the new, never a part.
+
+    Args:
+        path: the file; its folder must exist.
+        content: what the file holds afterwards.
+        sync: whether the file and its folder are synced to disk before this returns.
+
+    Raises:
+        OSError: it cannot be written; the old content is still there.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)  # of a crash
+        write_new(temporary, content, sync=sync)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def write_new(path: Path, content: bytes, *, mode: int = PRIVATE, sync: bool = True) -> None:
+    """Write a file that does not exist yet, with this mode, and sync its content to disk."""
+    with open_private(path, "xb") as file:
+        os.fchmod(file.fileno(), mode)  # regardless of the umask
+        file.write(content)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Sync the entries of a folder to disk, so that a new name in it survives a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_bytes(path: Path, most: int = LARGEST) -> bytes:

@@ -1,6 +1,7 @@
 """Imports point one way: cli -> server -> one_shot -> strategies -> rounds -> wire -> privacy, and client -> wire."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -10,24 +11,27 @@ PACKAGE = Path(__file__).parents[1] / "coterie"
 #: Rooms that each room may import.
 ALLOWED = {
     "files": set(),
-    "privacy": {"files"},
-    "datasets": set(),
+    "privacy": {"files", "settings"},
+    "datasets": {"settings"},
     "models": set(),
-    "clustering": {"models"},
+    "clustering": {"models", "progress"},
     "messages": set(),
     "wire": {"messages", "privacy"},
     "logs": set(),
-    "report": {"files", "methods"},
+    "progress": set(),
+    "settings": set(),
+    "report": {"files", "methods", "settings"},
     "rounds": {"privacy", "wire", "messages", "logs"},
-    "strategies": {"rounds", "clustering", "privacy", "wire", "messages"},
-    "one_shot": {"strategies", "rounds", "clustering", "models", "privacy", "wire", "messages"},
+    "strategies": {"rounds", "clustering", "models", "privacy", "settings", "wire", "messages"},
+    "one_shot": {"strategies", "rounds", "clustering", "models", "privacy", "settings", "wire", "messages"},
     "methods": {"strategies", "one_shot"},
-    "client": {"files", "clustering", "datasets", "models", "privacy", "wire", "messages", "logs"},
-    "engine": {"client", "messages", "logs"},
+    "client": {"files", "clustering", "datasets", "models", "privacy", "wire", "messages", "logs", "progress"},
+    "engine": {"client", "messages", "logs", "progress"},
     "server": {
         "files",
         "methods",
         "rounds",
+        "settings",
         "strategies",
         "privacy",
         "datasets",
@@ -36,10 +40,13 @@ ALLOWED = {
         "messages",
         "logs",
         "report",
+        "progress",
     },
-    "deploy": {"logs"},
+    "deploy": {"files", "logs"},
     "audit": {"engine", "client", "rounds", "strategies", "privacy", "datasets", "messages"},
     "bench": {
+        "progress",
+        "files",
         "report",
         "server",
         "engine",
@@ -47,12 +54,15 @@ ALLOWED = {
         "clustering",
         "methods",
         "one_shot",
+        "strategies",
+        "rounds",
         "privacy",
         "datasets",
         "models",
         "messages",
     },
     "cli": {
+        "progress",
         "files",
         "audit",
         "bench",
@@ -66,6 +76,7 @@ ALLOWED = {
         "datasets",
         "models",
         "logs",
+        "settings",
     },
 }
 
@@ -102,3 +113,40 @@ def test_every_room_is_governed():
 
 def test_no_file_is_called_utils():
     assert not list(PACKAGE.rglob("*utils*"))
+
+
+def imported_at_load(path):
+    """Modules of the package that are imported when this file is."""
+
+    def walk(nodes):
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                continue
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                yield from walk(node.orelse)
+                continue
+            yield node
+            yield from walk(ast.iter_child_nodes(node))
+
+    for node in walk(ast.parse(path.read_text()).body):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name for name in inner if name in MODULES)
+            if any(name not in MODULES for name in inner):
+                yield node.module
+
+
+def module_of(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in PACKAGE.rglob("*.py")}
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    imports = {name: set(imported_at_load(path)) & set(MODULES) for name, path in MODULES.items()}
+    assert imports["coterie.bench.central"] >= {"coterie.progress", "coterie.clustering"}
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle

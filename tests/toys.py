@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import nn
 
-from coterie.client.progress import tell
 from coterie.datasets import Source
 from coterie.privacy import NoPrivacy
+from coterie.progress import report_progress
 
 UP = np.array([-0.5, 0.5, -0.5, 0.5])
 
@@ -41,7 +41,7 @@ def blobs() -> Source:
 
 def talking() -> Source:
     """The blobs, of which a client talks while it works."""
-    tell("reading")
+    report_progress("reading")
     time.sleep(0.6)  # longer than the engine waits before it listens
     return blobs()
 

@@ -206,7 +206,7 @@ class _Grid(LocalGrid):
 
     def __init__(self, clients: int, layout: Layout, replies: bool) -> None:
         super().__init__(clients)
-        self._layout, self._replies = layout, replies
+        self._layout, self._responds = layout, replies
         self.empty = 0
 
     def _answers(self, questions: Sequence[Message]) -> Iterator[Message]:
@@ -216,7 +216,7 @@ class _Grid(LocalGrid):
         self.empty += not questions
         yield from super()._answers([message for message in questions if message.metadata.dst_node_id != 1])
         mine = [message for message in questions if message.metadata.dst_node_id == 1]
-        yield from (self._sent(message, self._update()) for message in mine if self._replies)
+        yield from (self._sent(message, self._update()) for message in mine if self._responds)
 
     def _update(self) -> Models:
         update = np.zeros(self._layout.size, np.float32)
@@ -248,5 +248,5 @@ class _Idle(_Grid):
                 continue
             if mine:
                 self.rounds.append(int(message.metadata.group_id))
-            if self._replies or not mine:
+            if self._responds or not mine:
                 yield self._sent(message, np.zeros(self._layout.size, np.float32))

@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.bench.table import BenchError, Column, Row, Table
+from coterie.progress import ProgressCallback, drain_progress, ignore_progress
 from coterie.report import read_outcome
 
 if TYPE_CHECKING:
     from coterie.server import RunConfig, RunFolder
 
-Said = Callable[[str], None]
+_send: ProgressCallback = ignore_progress  # to the parent process, in a worker
 
-# Seconds between two looks at what runs say.
+# Seconds between two looks for progress reports of runs.
 _LOOK = 0.2
 
 
@@ -111,7 +112,7 @@ def run_all(
     places: Mapping[str, Any],
     jobs: int,
     seen: Callable[[Done, int], None] = lambda done, left: None,
-    working_on: Said = lambda what: None,
+    progress: ProgressCallback = ignore_progress,
 ) -> tuple[list[Done], dict[tuple[str, str], dict[str, Any]]]:
     """Tune every row, then run every cell; what is there already is not run again.
 
@@ -121,7 +122,7 @@ def run_all(
         places: where data are and where clients train; they do not tell cells apart.
         jobs: runs at a time.
         seen: called with every cell that ended, and how many are left.
-        working_on: called with what a run is at.
+        progress: called with progress reports of runs.
 
     Returns:
         the reported cells, and the tuned settings of every (row, column that it was tuned at).
@@ -130,7 +131,7 @@ def run_all(
         BenchError: another process is at work in ``out``.
     """
     with _alone(out):
-        return _run_all(table, out, places, jobs, seen, working_on)
+        return _run_all(table, out, places, jobs, seen, progress)
 
 
 @contextmanager
@@ -145,7 +146,12 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _run_all(
-    table: Table, out: Path, places: Mapping[str, Any], jobs: int, seen: Callable[[Done, int], None], working_on: Said
+    table: Table,
+    out: Path,
+    places: Mapping[str, Any],
+    jobs: int,
+    seen: Callable[[Done, int], None],
+    progress: ProgressCallback,
 ) -> tuple[list[Done], dict[tuple[str, str], dict[str, Any]]]:
     rows = {row.name: row for row in table.rows}
     wanted = sorted({(row.name, column.tuned_at) for row, column in table.pairs() if row.tune})
@@ -160,7 +166,7 @@ def _run_all(
 
     def each(cells: list[Cell]) -> dict[str, Done]:
         ended = {}
-        for done in _run(cells, out, places, jobs, working_on):
+        for done in _run(cells, out, places, jobs, progress):
             ended[done.cell.key] = done
             seen(done, next(left))
         return ended
@@ -212,7 +218,9 @@ def _settings(
     return settings
 
 
-def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int, working_on: Said) -> Iterable[Done]:
+def _run(
+    cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int, progress: ProgressCallback
+) -> Iterable[Done]:
     """Every cell as soon as it ended; equal runs are made once, and equal points gathered once."""
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -230,14 +238,12 @@ def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int, wor
             waiting.append((same[0], folder))
     if not waiting:
         return
-    from coterie.client import heard
-
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["coterie.server", "coterie.client", "coterie.engine"])
     workers = max(1, min(jobs, len(_ready(waiting, gathered, ()))))
-    said = context.Queue()
+    reports = context.Queue()
     running: dict[Future[Any], tuple[Cell, Path]] = {}
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(workers, said)) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(workers, reports)) as pool:
         try:
             while waiting or running:
                 for cell, folder in _ready(waiting, gathered, [cell.sent for cell, _ in running.values()]):
@@ -247,14 +253,14 @@ def _run(cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int, wor
                 ended: set[Future[Any]] = set()
                 while not ended:
                     ended, _ = wait(running, _LOOK, FIRST_COMPLETED)
-                    for what in heard(said):
-                        working_on(what)
+                    for report in drain_progress(reports):
+                        progress(report)
                 for future in ended:
                     cell, folder = running.pop(future)
-                    result, why = future.result()
-                    if result and cell.sent:
+                    scores, why = future.result()
+                    if scores and cell.sent:
                         gathered[cell.sent] = folder
-                    yield from (Done(same, result, why, folder) for same in alike[cell.key])
+                    yield from (Done(same, scores, why, folder) for same in alike[cell.key])
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -272,19 +278,15 @@ def _ready(
     return ready
 
 
-def _say(what: str) -> None:
-    """To the process that waits, once there is one."""
-
-
-def _prepare(jobs: int, said: Any) -> None:
-    """Share the cores fairly, leave Ctrl-C to the parent, and tell it what is being done."""
+def _prepare(jobs: int, reports: Any) -> None:
+    """Share the cores fairly, leave Ctrl-C to the parent process, and send it progress reports."""
     import signal
 
     import torch
 
-    global _say
-    said.cancel_join_thread()  # the reader may be gone
-    _say = said.put
+    global _send
+    reports.cancel_join_thread()  # the reader may be gone
+    _send = reports.put
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // jobs))
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -306,22 +308,22 @@ def _run_one(
     from coterie.privacy import PrivacyError
     from coterie.server import ConfigError, RunConfig, RunError, run
 
-    def tell(what: str) -> None:
-        _say(f"{cell.title}: {what}")
+    def progress(text: str) -> None:
+        _send(f"{cell.title}: {text}")
 
     try:
         config = RunConfig({**cell.settings, "seed": cell.seed, **places})
         federation(config.for_clients())
         if cell.central:
-            return cluster(cell.central, config, folder, tell), None
+            return cluster(cell.central, config, folder, progress), None
         _ = config.plan
         run_folder = _opened(folder, config)
         if gathered:
             run_folder.take_evidence(gathered, OneShot.gathers)
-        run_folder.watcher = tell
-        run_folder.observer = lambda line: tell(f"round {line['round']} of {config.run.rounds}")
+        run_folder.on_progress = progress
+        run_folder.on_metrics = lambda line: progress(f"round {line['round']} of {config.run.rounds}")
         workers = workers_for(config.batched, config.training.device, torch.get_num_threads())  # this run's cores
-        grid = LocalGrid(config.data.clients, workers, tell)
+        grid = LocalGrid(config.data.clients, workers, progress)
         try:
             outcome = run(run_folder, grid)
             exact = outcome["diagnostics"]

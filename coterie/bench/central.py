@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
-from coterie.bench.cells import Said
 from coterie.bench.table import BenchError
 from coterie.client import federation
-from coterie.clustering import fuzzy_c_means, k_means
+from coterie.clustering import fuzzy_c_means, k_means_labels
 from coterie.clustering.dcn import DCN
+from coterie.files import write_atomic
 from coterie.one_shot.ffcm import FFCMSettings
 from coterie.one_shot.ppfc_gan import PPFCGANSettings
+from coterie.progress import ProgressCallback, ignore_progress
 from coterie.server import RunConfig
 from coterie.server.metrics import OUTSIDE, partition_scores
 
@@ -30,14 +30,16 @@ Labels = npt.NDArray[np.int64]
 _CHUNK = 8192
 
 
-def cluster(method: str, config: RunConfig, folder: Path, tell: Said = lambda what: None) -> dict[str, Any]:
+def cluster(
+    method: str, config: RunConfig, folder: Path, progress: ProgressCallback = ignore_progress
+) -> dict[str, Any]:
     """Cluster the records of all clients, and write result.json and diagnostics.json as a run does.
 
     Args:
         method: one of :data:`~coterie.bench.table.CENTRAL`.
         config: of the run that it stands beside; it names data, clients, clusters, seed and device.
         folder: where the result goes.
-        tell: called with what is being done.
+        progress: called with progress reports.
 
     Returns:
         what both files hold.
@@ -50,16 +52,16 @@ def cluster(method: str, config: RunConfig, folder: Path, tell: Said = lambda wh
         raise BenchError(f"{config.data.dataset} has real targets: clusters are scored against classes")
     shards = [data.shard(client) for client in range(data.clients)]
     x, y = (np.concatenate([getattr(shard, part) for shard in shards]) for part in "xy")
-    tell(f"{len(x)} records in one place")
+    progress(f"{len(x)} records in one place")
     started = time.perf_counter()
     try:
-        labels = _METHODS[method](x.reshape(len(x), -1), config, tell)
+        labels = _METHODS[method](x.reshape(len(x), -1), config, progress)
     except ValueError as error:
         raise BenchError(f"central {method}: {error}") from error
     seconds = time.perf_counter() - started
     table = np.zeros((config.run.clusters, data.num_classes), np.int64)
     np.add.at(table, (labels, y), 1)
-    result = {
+    result: dict[str, Any] = {
         "strategy": f"central {method}",
         "dataset": config.data.dataset,
         "seed": config.seed,
@@ -73,22 +75,20 @@ def cluster(method: str, config: RunConfig, folder: Path, tell: Said = lambda wh
     exact = {"about": OUTSIDE, **partition_scores(table), "classes": data.num_classes, "confusion": table.tolist()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, document in (("diagnostics.json", exact), ("result.json", result)):
-        temporary = folder / f"{name}.tmp"
-        temporary.write_text(json.dumps(document, indent=2) + "\n")
-        os.replace(temporary, folder / name)
+        write_atomic(folder / name, (json.dumps(document, indent=2) + "\n").encode())
     return {**result, **exact}
 
 
-def _km(x: Points, config: RunConfig, tell: Said) -> Labels:
-    return _nearest(x, k_means(x, config.run.clusters, np.random.default_rng(config.seed)))
+def _km(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
+    return k_means_labels(x, config.run.clusters, np.random.default_rng(config.seed))
 
 
-def _fcm(x: Points, config: RunConfig, tell: Said) -> Labels:
+def _fcm(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
     rng = np.random.default_rng(config.seed)
     return _nearest(x, fuzzy_c_means(x, config.run.clusters, rng, fuzzifier=FFCMSettings().fuzzifier))
 
 
-def _dcn(x: Points, config: RunConfig, tell: Said) -> Labels:
+def _dcn(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
     options = config.options
     if not isinstance(options, PPFCGANSettings):
         raise BenchError("central dcn has the settings of ppfc-gan: set strategy to ppfc-gan")
@@ -104,7 +104,7 @@ def _dcn(x: Points, config: RunConfig, tell: Said) -> Labels:
         seed=config.seed or 0,
         device=config.training.device,
     )
-    return network.fit(x, tell=tell).label(x)
+    return network.fit(x, progress=progress).label(x)
 
 
 def _nearest(x: Points, centroids: npt.NDArray[np.float64]) -> Labels:
@@ -112,4 +112,4 @@ def _nearest(x: Points, centroids: npt.NDArray[np.float64]) -> Labels:
     return np.concatenate([cdist(part, centroids).argmin(axis=1) for part in parts])
 
 
-_METHODS: dict[str, Callable[[Points, RunConfig, Said], Labels]] = {"km": _km, "fcm": _fcm, "dcn": _dcn}
+_METHODS: dict[str, Callable[[Points, RunConfig, ProgressCallback], Labels]] = {"km": _km, "fcm": _fcm, "dcn": _dcn}

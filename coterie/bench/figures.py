@@ -231,7 +231,8 @@ def _splits(document: Document) -> Figure:
     figure = Figure(figsize=(11.0, tall))
     rows = figure.add_gridspec(2, 1, height_ratios=[3.3, 1.85 * deep or 0.01], top=1 - 0.4 / tall, bottom=0.1 / tall)
     rows.update(left=0.06, right=0.985, hspace=0.9 / (tall - 0.5) * 2)
-    left, right = (figure.add_subplot(cell) for cell in rows[0].subgridspec(1, 2, wspace=0.14))
+    halves = rows[0].subgridspec(1, 2, wspace=0.14)
+    left, right = figure.add_subplot(halves[0]), figure.add_subplot(halves[1])
     for number, (name, cell) in enumerate(cells.items()):
         colour = GROUP_COLOURS[number % len(GROUP_COLOURS)]
         _draw_curve(left, cell, colour, name)

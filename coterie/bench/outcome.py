@@ -160,7 +160,7 @@ def _split(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     """
     curve = _curve(column, done)
     one = next((one for one in done if one.result is not None), None)
-    tree = read_tree({} if one is None else one.result["notes"])
+    tree = read_tree({} if one is None or one.result is None else one.result["notes"])
     if not curve or one is None or not tree:
         return curve
     config = RunConfig({**one.cell.settings, "seed": one.cell.seed})
@@ -206,7 +206,7 @@ def _by_group(column: Column, done: Sequence[Done]) -> dict[str, Any]:
 def _projected(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     """First updates of the first seed in their plane, with each client's cluster and true group."""
     one = next((one for one in done if one.result is not None), None)
-    notes = {} if one is None else one.result["notes"]
+    notes = {} if one is None or one.result is None else one.result["notes"]
     if one is None or "projection" not in notes:
         return {}
     config = RunConfig({**one.cell.settings, "seed": one.cell.seed})

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from coterie import models as networks
-from coterie.client import Hyper, federation, losses, train
+from coterie.client import LocalTrainingConfig, federation, losses, train
 from coterie.client.training import accuracies
 from coterie.datasets import Shard
+from coterie.files import write_atomic
 from coterie.messages import Layout
 from coterie.server import RunConfig
 from coterie.server.metrics import unfairness
@@ -71,7 +71,7 @@ def _reference(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> 
     first = networks.initialise(config.training.model, data.input_shape, data.num_classes, 0)
     layout = Layout.of(first)
     device = "cpu" if config.training.device == "auto" else config.training.device
-    hyper = Hyper(settings["epochs"], settings["batch-size"], settings["lr"], device)
+    hyper = LocalTrainingConfig(settings["epochs"], settings["batch-size"], settings["lr"], device)
     accuracy, loss = np.zeros(config.data.clients), np.zeros(config.data.clients)
     for group in range(data.num_groups):
         members = np.flatnonzero(data.group_of == group)
@@ -87,7 +87,5 @@ def _reference(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> 
         loss[members] = losses(network, layout, model, shards, device)[:, 0]
     found = {"accuracy": accuracy.tolist(), "loss": loss.tolist()}
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(found))
-    os.replace(temporary, path)
+    write_atomic(path, json.dumps(found).encode())
     return found

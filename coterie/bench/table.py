@@ -225,8 +225,35 @@ def _raw(path: Path) -> dict[str, Any]:
 
 
 def _table(name: str, raw: Mapping[str, Any]) -> Table:
+    columns, tuning = _columns_of(raw), raw.get("tuning", {})
+    rows = tuple(_row_of(row, raw, [column.name for column in columns]) for row in raw["rows"])
+    _check_names(raw, columns, rows)
+    if set(raw["seeds"]) & set(tuning.get("seeds", ())):
+        raise ValueError("tuning must not see the seeds that are reported")
+    if tuning and not tuning["set"].get("validation-clients"):
+        raise ValueError("tuning needs validation-clients: test data must not choose anything")
+    return Table(
+        name=name,
+        title=raw["title"],
+        source=raw["source"],
+        plot=raw.get("plot", "dots"),
+        axis=raw.get("axis", ""),
+        seeds=tuple(raw["seeds"]),
+        settings=raw.get("set", {}),
+        columns=columns,
+        rows=rows,
+        grid=tuning.get("grid", {}),
+        tuning_settings=tuning.get("set", {}),
+        tuning_seeds=tuple(tuning.get("seeds", ())),
+        reference=raw.get("reference", {}),
+        like=Path(raw.get("like", name)).name.removesuffix(".toml"),
+    )
+
+
+def _columns_of(raw: Mapping[str, Any]) -> tuple[Column, ...]:
+    """Return a column per setting and score."""
     scores = raw.get("scores", [raw.get("score", "accuracy")])
-    columns = tuple(
+    return tuple(
         Column(
             name,
             _settings_of(c, raw),
@@ -241,56 +268,34 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
         for score in scores
         for name in [_head(c["name"] if len(raw["columns"]) > 1 or len(scores) == 1 else "", score, len(scores))]
     )
-    names = [column.name for column in columns]
-    rows = []
-    for r in raw["rows"]:
-        own = tuple(r.get("columns", ()))
-        figures = [None if figure == "-" else float(figure) for figure in r.get("paper", [])]
-        width = len(own) or len(columns)
-        if len(figures) not in (0, width):
-            raise ValueError(f"row {r['name']!r} has {len(figures)} figures of the paper for {width} columns")
-        by_column = dict(zip(own or names, figures, strict=False))
-        rows.append(
-            Row(
-                r["name"],
-                _settings_of(r, raw),
-                tuple(by_column.get(c) for c in names),
-                tuple(r.get("tune", ())),
-                own,
-                r.get("central", ""),
-            )
-        )
-    tuning, plot = raw.get("tuning", {}), raw.get("plot", "dots")
-    unknown = [column.tuned_at for column in columns if column.tuned_at not in [c.setting for c in columns]]
+
+
+def _row_of(row: Mapping[str, Any], raw: Mapping[str, Any], names: Sequence[str]) -> Row:
+    """Return a row, with the paper's figures in the order of the table's columns."""
+    own = tuple(row.get("columns", ()))
+    figures = [None if figure == "-" else float(figure) for figure in row.get("paper", [])]
+    width = len(own) or len(names)
+    if len(figures) not in (0, width):
+        raise ValueError(f"row {row['name']!r} has {len(figures)} figures of the paper for {width} columns")
+    by_column = dict(zip(own or names, figures, strict=False))
+    paper = tuple(by_column.get(name) for name in names)
+    return Row(row["name"], _settings_of(row, raw), paper, tuple(row.get("tune", ())), own, row.get("central", ""))
+
+
+def _check_names(raw: Mapping[str, Any], columns: Sequence[Column], rows: Sequence[Row]) -> None:
+    """Raise ValueError for a name that the table does not define, or a plot that cannot draw it."""
+    names, settings = [column.name for column in columns], [column.setting for column in columns]
+    grid, plot = raw.get("tuning", {}).get("grid", {}), raw.get("plot", "dots")
+    unknown = [column.tuned_at for column in columns if column.tuned_at not in settings]
     unknown += [name for row in rows for name in row.columns if name not in names]
-    unknown += [key for row in rows for key in row.tune if key not in tuning.get("grid", {})]
+    unknown += [key for row in rows for key in row.tune if key not in grid]
     unknown += [row.central for row in rows if row.central not in ("", *CENTRAL)]
     if unknown or plot not in PLOTS:
         raise ValueError(f"unknown column, tuned key, central or plot: {', '.join(unknown) or plot}")
-    if plot in _OVER_ROUNDS and all("@" in score for score in scores):
+    if plot in _OVER_ROUNDS and all("@" in column.score for column in columns):
         raise ValueError(f"plot {plot!r} draws a score over rounds: name one without '@'")
     if plot == "splits" and len(raw["columns"]) > 1:
         raise ValueError("plot 'splits' draws one setting: give one column")
-    if set(raw["seeds"]) & set(tuning.get("seeds", ())):
-        raise ValueError("tuning must not see the seeds that are reported")
-    if tuning and not tuning["set"].get("validation-clients"):
-        raise ValueError("tuning needs validation-clients: test data must not choose anything")
-    return Table(
-        name=name,
-        title=raw["title"],
-        source=raw["source"],
-        plot=plot,
-        axis=raw.get("axis", ""),
-        seeds=tuple(raw["seeds"]),
-        settings=raw.get("set", {}),
-        columns=columns,
-        rows=tuple(rows),
-        grid=tuning.get("grid", {}),
-        tuning_settings=tuning.get("set", {}),
-        tuning_seeds=tuple(tuning.get("seeds", ())),
-        reference=raw.get("reference", {}),
-        like=Path(raw.get("like", name)).name.removesuffix(".toml"),
-    )
 
 
 def _settings_of(part: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:

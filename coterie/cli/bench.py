@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coterie.cli.console import JsonFlag, console_for, listing, now_and_then, print_json
+from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
 
 _INTERRUPTED = 130
 # Seconds between two lines on what runs are at, where there is no terminal.
@@ -42,9 +42,7 @@ def bench(
     from coterie import bench as room
 
     if name is None:
-        tables = {each: room.read_table(each) for each in room.table_names()}
-        rows = {n: {"what": t.title, "from": t.source, "runs": room.count(t)} for n, t in tables.items()}
-        listing("tables", rows, as_json)
+        _list_tables(as_json)
         return
     own = range(seeds) if seeds else ()
     table = room.read_table(name, quick=quick, seeds=own, rows=row or (), columns=column or ())
@@ -52,13 +50,10 @@ def bench(
     console, started = console_for(as_json), time.perf_counter()
     folder, kept = (out or Path("bench") / (each + ("-quick" if quick else "")) for each in (table.name, table.like))
     places = {"device": device, "data-dir": str(data_dir) if data_dir else ""}
-    told = ["--quick"] * quick + (["--seeds", str(seeds)] if seeds else [])
-    told += [word for each in row or () for word in ("--row", each)]
-    told += [word for each in column or () for word in ("--column", each)]
-    command = shlex.join(["coterie", "bench", name, *told])  # where data and results lie is nobody's business
+    command = _command(name, quick, seeds, row or (), column or ())
     done: list[Any] = []
     try:
-        with _progress(console, room.count(table)) as (seen, working_on):
+        with _progress(console, room.count(table)) as (seen, progress):
             folder.mkdir(parents=True, exist_ok=True)
             if table.plot == "surfaces":
                 document = room.surface(table, command=command, seen=seen)
@@ -69,7 +64,7 @@ def bench(
                     places=places,
                     jobs=jobs or _jobs(device),
                     seen=lambda one, n: seen(_said(one), n),
-                    working_on=working_on,
+                    progress=progress,
                 )
                 document = room.document(table, done, tuned, command=command, device=_device(device))
     except KeyboardInterrupt:
@@ -84,14 +79,36 @@ def bench(
     if as_json:
         print_json(document)
     else:
-        views, notes = room.console_tables(document, console.width)
-        for view in views:
-            console.print(view)
-        for note in notes:
-            console.print(note, markup=False, soft_wrap=True)
-        console.print(f"{folder}/table.json, .csv, .md   picture {picture}", soft_wrap=True)
+        _show(console, document, f"{folder}/table.json, .csv, .md   picture {picture}")
     if done and all(one.result is None for one in done):
         raise typer.Exit(1)
+
+
+def _list_tables(as_json: bool) -> None:
+    from coterie import bench as room
+
+    tables = {each: room.read_table(each) for each in room.table_names()}
+    rows = {n: {"what": t.title, "from": t.source, "runs": room.count(t)} for n, t in tables.items()}
+    listing("tables", rows, as_json)
+
+
+def _command(name: str, quick: bool, seeds: int | None, rows: Sequence[str], columns: Sequence[str]) -> str:
+    """Return the command line of this table, without the folders of data and results."""
+    options = ["--quick"] * quick + (["--seeds", str(seeds)] if seeds else [])
+    options += [word for each in rows for word in ("--row", each)]
+    options += [word for each in columns for word in ("--column", each)]
+    return shlex.join(["coterie", "bench", name, *options])
+
+
+def _show(console: Console, document: Any, files: str) -> None:
+    from coterie import bench as room
+
+    views, notes = room.console_tables(document, console.width)
+    for view in views:
+        console.print(view)
+    for note in notes:
+        console.print(note, markup=False, soft_wrap=True)
+    console.print(files, soft_wrap=True)
 
 
 def _device(name: str) -> str:
@@ -119,7 +136,7 @@ def _progress(console: Console, total: int) -> Iterator[tuple[Callable[[Any, int
             wait = f"  ({duration(rest)} left)" if left else ""
             console.print(f"{total - left:4d}/{total}  {said}{wait}", markup=False, soft_wrap=True)
 
-        yield plain, now_and_then(console, _SILENCE)
+        yield plain, plain_progress(console, _SILENCE)
         return
     last = TextColumn("{task.fields[last]}", markup=False)
     columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from coterie.deploy import Edge
 
 
-def client(
+def client(  # long: one line per option
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink's Fleet API.")],
     data: Annotated[Path, typer.Option(help="This client's own data: a folder or a file.")],
     key: Annotated[Path, typer.Option(help="This client's private key, node-I.key of coterie certs.")],
@@ -64,16 +65,7 @@ def client(
     from coterie import deploy
 
     if client_id is None:
-        named = re.fullmatch(r"node-(\d+)\.key", key.name)
-        if not named:
-            raise deploy.DeployError(f"--key {key}: its name is not node-I.key, so say who this is: add --client-id")
-        client_id = int(named[1])
-    settings = {}
-    for assignment in assignments:
-        name, equals, value = assignment.partition("=")
-        if not equals:
-            raise deploy.DeployError(f"--set {assignment}: write it as key=value")
-        settings[name.strip()] = value.strip()
+        client_id = _id_of(key)
     edge = deploy.Edge(
         superlink=superlink,
         data=data,
@@ -90,7 +82,7 @@ def client(
         budget_file=budget_file,
         fab_hash=fab_hash,
         trusted_entities=trusted_entities,
-        settings=settings,
+        settings=_settings(assignments),
         isolation=isolation,
         port=port,
         flags=flags or (),
@@ -99,9 +91,9 @@ def client(
     for each in deploy.checks(edge, lambda path: _describe(path, edge)):
         well &= each.passed
         if each.passed:
-            console.print(f"{each.subject:<10} {each.said}", markup=False, soft_wrap=True)
+            console.print(f"{each.subject:<10} {each.detail}", markup=False, soft_wrap=True)
         else:
-            print(f"error: {each.said}", file=sys.stderr)
+            print(f"error: {each.detail}", file=sys.stderr)
     if not well:
         raise typer.Exit(1)
     if check:
@@ -109,6 +101,29 @@ def client(
         return
     sys.stdout.flush()
     deploy.start(edge)
+
+
+def _id_of(key: Path) -> int:
+    """Return I of node-I.key."""
+    from coterie import deploy
+
+    named = re.fullmatch(r"node-(\d+)\.key", key.name)
+    if not named:
+        raise deploy.DeployError(f"--key {key}: its name is not node-I.key, so say who this is: add --client-id")
+    return int(named[1])
+
+
+def _settings(assignments: Sequence[str]) -> dict[str, str]:
+    """Parse KEY=VALUE."""
+    from coterie import deploy
+
+    settings = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise deploy.DeployError(f"--set {assignment}: write it as key=value")
+        settings[name.strip()] = value.strip()
+    return settings
 
 
 def fab_hash(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from coterie.progress import ProgressCallback, throttled
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
@@ -20,17 +21,9 @@ def console_for(as_json: bool) -> Console:
     return Console(stderr=as_json, highlight=False)
 
 
-def now_and_then(console: Console, seconds: float) -> Callable[[str], None]:
-    """What prints a line if it has not for so long, where there is no terminal."""
-    said = time.monotonic()
-
-    def say(what: str) -> None:
-        nonlocal said
-        if time.monotonic() - said > seconds:
-            console.print(what, markup=False, soft_wrap=True)
-            said = time.monotonic()
-
-    return say
+def plain_progress(console: Console, seconds: float) -> ProgressCallback:
+    """Print progress reports as lines, at most one in this many seconds: for output that is not a terminal."""
+    return throttled(lambda text: console.print(text, markup=False, soft_wrap=True), seconds)
 
 
 def print_json(document: Any) -> None:

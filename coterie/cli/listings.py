@@ -70,7 +70,7 @@ def models(as_json: JsonFlag = False) -> None:
     """The networks, GANs, and the fixed features that can stand in front of networks."""
     from coterie import models as networks
 
-    every = {**networks.MODELS, **networks.GANS}
+    every: dict[str, networks.ModelInfo | networks.GANInfo] = {**networks.MODELS, **networks.GANS}
     rows = {name: {"what": info.title, "source": info.source} for name, info in sorted(every.items())}
     listing(f"models (features: {', '.join(sorted(networks.FEATURES))})", rows, as_json)
 

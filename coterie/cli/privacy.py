@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,7 +92,7 @@ def privacy_epsilon(
         events, sampler, adjacency = plan.planned(), plan.sampler, plan.adjacency
     else:
         sampler = sampler or "poisson"
-        events = {Event(sampling_rate or 0.0, noise, sampler): rounds}
+        events = Counter({Event(sampling_rate or 0.0, noise, sampler): rounds})
         adjacency = _adjacency(sampler)
     costs = {f"epsilon_{name}": cost(events, delta, name) for name in _accountants(sampler, opacus)}
     answer({"epsilon": costs["epsilon_pld"], **costs, "delta": delta, "unit": unit, "adjacency": adjacency}, as_json)

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coterie.cli.console import JsonFlag, console_for, listing, now_and_then, print_json
+from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
 
 _INTERRUPTED = 130
 # Seconds without output after which a long round reports progress, where there is no terminal.
@@ -87,7 +87,7 @@ def run(
 
 def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
     from coterie.report import result_table
-    from coterie.server.app import open_folder, paged
+    from coterie.server.app import open_folder, report_on_exit
 
     logging.getLogger("flwr").setLevel(logging.WARNING)  # importing Flower sets it to INFO
     console = console_for(as_json)
@@ -96,7 +96,7 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
         for warning in folder.config.warnings():
             console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
         console.print(_headline(folder), soft_wrap=True)
-        with paged(folder) as page, _progress(folder, console):
+        with report_on_exit(folder) as page, _progress(folder, console):
             result = _execute(folder, engine)
     except KeyboardInterrupt:
         print(f"interrupted; continue with: coterie run --resume --out {folder.path}", file=sys.stderr)
@@ -174,7 +174,7 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
                 accuracy = f"  {name} {100 * line['accuracy']:5.1f} %" if "accuracy" in line else ""
                 console.print(f"round {line['round']:4d}/{rounds}  epsilon {line['epsilon']:7.3f}{accuracy}")
 
-        folder.observer, folder.watcher = plain, now_and_then(console, _SILENCE)
+        folder.on_metrics, folder.on_progress = plain, plain_progress(console, _SILENCE)
         yield
         return
     columns = (
@@ -190,13 +190,13 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
         task = bar.add_task("", total=rounds, completed=done, accuracy="  –   ", epsilon="–")
 
         def show(line: Mapping[str, Any]) -> None:
-            fields = {"epsilon": "∞" if math.isinf(line["epsilon"]) else f"{line['epsilon']:.2f}"}
+            fields: dict[str, Any] = {"epsilon": "∞" if math.isinf(line["epsilon"]) else f"{line['epsilon']:.2f}"}
             if "accuracy" in line:
                 fields["accuracy"] = f"{100 * line['accuracy']:.1f} %"
             bar.update(task, completed=line["round"], description="", **fields)
 
-        folder.observer = show
-        folder.watcher = lambda what: bar.update(task, description=what)
+        folder.on_metrics = show
+        folder.on_progress = lambda what: bar.update(task, description=what)
         yield
 
 

@@ -1,42 +1,37 @@
-"""What a client does with the models that it receives: choose one, train it, evaluate it.
+"""Client side: handlers of requests, local training, DP-SGD, privacy budget, reply cache.
 
-Names are imported when they are first used: the process that Flower starts for a message imports PyTorch only if the
-message needs it.
+Names are imported lazily: the process that Flower starts for a message imports PyTorch only if the message needs it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coterie.client.handlers import HANDLERS, ReplyOrError
     from coterie.client.identity import Client
-    from coterie.client.memory import ClientError, Memory
-    from coterie.client.progress import heard, tell_to
+    from coterie.client.state import ClientError, StateFile
     from coterie.client.task import federation, torch_device
-    from coterie.client.training import Hyper, losses, train
-    from coterie.client.verbs import VERBS, Answer
+    from coterie.client.training import LocalTrainingConfig, losses, train
 
 __all__ = [
-    "VERBS",
-    "Answer",
+    "HANDLERS",
     "Client",
     "ClientError",
-    "Hyper",
-    "Memory",
+    "LocalTrainingConfig",
+    "ReplyOrError",
+    "StateFile",
     "federation",
-    "heard",
     "losses",
-    "tell_to",
     "torch_device",
     "train",
 ]
 
 _MODULES = {
     "identity": ("Client",),
-    "memory": ("ClientError", "Memory"),
-    "progress": ("heard", "tell_to"),
+    "state": ("ClientError", "StateFile"),
     "task": ("federation", "torch_device"),
-    "training": ("Hyper", "losses", "train"),
-    "verbs": ("VERBS", "Answer"),
+    "training": ("LocalTrainingConfig", "losses", "train"),
+    "handlers": ("HANDLERS", "ReplyOrError"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""The Flower ClientApp: the verbs of :mod:`coterie.client.verbs`, for the one client of this node."""
+"""The Flower ClientApp: validates a message, and calls its handler in :mod:`coterie.client.handlers`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from coterie import logs
-from coterie.client.identity import Client, introduction
-from coterie.client.memory import ClientError
+from coterie.client.identity import Client, identity_reply
+from coterie.client.state import ClientError
 from coterie.datasets import OWN_DATA, DataError, Declared, facts
 from coterie.messages import (
     CENTROIDS,
@@ -34,10 +34,10 @@ from coterie.messages import (
 )
 
 if TYPE_CHECKING:
-    from coterie.client.verbs import Answer
+    from coterie.client.handlers import ReplyOrError
 
 
-def _answer(message: Message, context: Context) -> Message:
+def _handle(message: Message, context: Context) -> Message:
     began = time.monotonic()
     node = context.node_config
     deployed = "client-id" in node
@@ -49,26 +49,26 @@ def _answer(message: Message, context: Context) -> Message:
         client=node.get("client-id", node.get("partition-id")),
         round=int(group) if group.isdigit() else None,
     )
-    verb, content = message.metadata.message_type, message.content
+    message_type, content = message.metadata.message_type, message.content
     try:
-        if deployed and verb != IDENTITY:
-            content = _accepted(verb, content, client, node)
-        answer = _answered(verb, content, client)
+        if deployed and message_type != IDENTITY:
+            content = _validated(message_type, content, client, node)
+        reply = _reply_to(message_type, content, client)
     except Exception as error:
         if isinstance(error, ClientError) or not deployed:
             raise
-        # Flower sends the text of an exception to the server, and it may quote data.
+        # Flower sends the text of an exception to the server, and the text may contain data.
         log(ERROR, "client %s: %s", client.client_id, error, exc_info=True)
         raise ClientError(f"client {client.client_id} failed; its own log says why") from None
     finally:
         _wait(began, node)
-    if isinstance(answer, ClientError):
-        raise answer
-    return Message(answer, reply_to=message)
+    if isinstance(reply, ClientError):
+        raise reply
+    return Message(reply, reply_to=message)
 
 
 def _deployed(node: Mapping[str, Any]) -> Client:
-    """The client of a node configuration.
+    """Return the client of a node configuration.
 
     Raises:
         ClientError: the configuration contradicts itself.
@@ -105,10 +105,10 @@ def _deployed(node: Mapping[str, Any]) -> Client:
     )
 
 
-def _accepted(verb: str, content: RecordDict, client: Client, node: Mapping[str, Any]) -> RecordDict:
-    """Validate a request against bounds and the node configuration; returns it without the server's data path.
+def _validated(message_type: str, content: RecordDict, client: Client, node: Mapping[str, Any]) -> RecordDict:
+    """Validate a request against bounds and the node configuration; return it without the server's data path.
 
-    Nothing here reads the client's data: rejections do not depend on them, neither in text nor in time.
+    This does not read the client's data: neither text nor time of a rejection depends on them.
 
     Raises:
         ClientError: a field is out of bounds, the request is for other data, or it names code that is not allowed.
@@ -121,9 +121,10 @@ def _accepted(verb: str, content: RecordDict, client: Client, node: Mapping[str,
     try:
         if not isinstance(content.get(CONFIG), ConfigRecord) or not isinstance(content.get(MODELS), ArrayRecord):
             raise RequestError(f"a request needs a ConfigRecord {CONFIG!r} and an ArrayRecord {MODELS!r}")
-        config, request, models, _ = read_message(verb, content)
+        config, request, models, _ = read_message(message_type, content)
         parse_plans(request.record_plans)
-        if verb != LOSSES and not np.isfinite(models).all():  # a diverged model of another client has the largest loss
+        # LOSSES: a diverged model of another client gets the largest loss
+        if message_type != LOSSES and not np.isfinite(models).all():
             raise RequestError("a model holds NaN or Inf")
     except RequestError as error:
         raise ClientError(f"{who}: {error}") from None
@@ -141,31 +142,31 @@ def _accepted(verb: str, content: RecordDict, client: Client, node: Mapping[str,
         asked = facts(config.dataset, config.input_shape, config.num_classes)
         if (asked.shape, asked.num_classes) != (client.declared.shape, client.declared.num_classes):
             raise ClientError(f"{who}: the request is for {asked}; its node configuration declares {client.declared}")
-    return RecordDict({**content, CONFIG: ConfigRecord({**content[CONFIG], "data-dir": ""})})
+    return RecordDict({**content, CONFIG: ConfigRecord({**content.config_records[CONFIG], "data-dir": ""})})
 
 
-def _answered(verb: str, content: RecordDict, client: Client) -> Answer:
-    """The reply; the cached one if the request was charged before."""
-    if verb == IDENTITY:
-        return introduction(client)
-    from coterie.client.answers import Answers
-    from coterie.client.verbs import VERBS  # imports PyTorch
+def _reply_to(message_type: str, content: RecordDict, client: Client) -> ReplyOrError:
+    """Return the reply: the cached one if the request was charged before, otherwise a new one."""
+    if message_type == IDENTITY:
+        return identity_reply(client)
+    from coterie.client.handlers import HANDLERS  # imports PyTorch
+    from coterie.client.reply_cache import ReplyCache
 
-    if not (client.folder and verb in PAID and RECORD_PLANS in content[CONFIG]):
-        return VERBS[verb](content, [client])[0]
-    answers = Answers(Path(client.folder), client.client_id)
-    with answers.alone():
-        if (cached := answers.to(verb, content)) is not None:
+    if not (client.folder and message_type in PAID and RECORD_PLANS in content[CONFIG]):
+        return HANDLERS[message_type](content, [client])[0]
+    cache = ReplyCache(Path(client.folder), client.client_id)
+    with cache.lock():
+        if (cached := cache.get(message_type, content)) is not None:
             log(INFO, "client %s replays its reply to a repeated request", client.client_id)
             return cached
-        answer = VERBS[verb](content, [client])[0]
-        if isinstance(answer, RecordDict):
-            answers.keep(verb, content, answer)
-        return answer
+        reply = HANDLERS[message_type](content, [client])[0]
+        if isinstance(reply, RecordDict):
+            cache.put(message_type, content, reply)
+        return reply
 
 
 def _wait(began: float, node: Mapping[str, Any]) -> None:
-    """Wait until ``reply-seconds`` of the node configuration are over, so that the time of a reply reveals less."""
+    """Delay the reply to ``reply-seconds`` of the node configuration, so that its time reveals less."""
     least = float(node.get("reply-seconds", 0.0))
     taken = time.monotonic() - began
     if least and taken > least:
@@ -175,6 +176,6 @@ def _wait(began: float, node: Mapping[str, Any]) -> None:
 
 app = ClientApp()
 _KINDS = {"train": app.train, "query": app.query, "evaluate": app.evaluate}
-for _verb in (TRAIN, GAN, CENTROIDS, LOSSES, EVALUATE, LABEL, IDENTITY):
-    _kind, _, _action = _verb.partition(".")
-    (_KINDS[_kind](_action) if _action else _KINDS[_kind]())(_answer)
+for _message_type in (TRAIN, GAN, CENTROIDS, LOSSES, EVALUATE, LABEL, IDENTITY):
+    _kind, _, _action = _message_type.partition(".")
+    (_KINDS[_kind](_action) if _action else _KINDS[_kind]())(_handle)

@@ -1,12 +1,12 @@
-"""A client's privacy budget: charged on the client's own disk before it replies, and never exceeded.
+"""A client's privacy budget, charged on the client's disk before it replies.
 
-A server proposes the terms (a :class:`~coterie.privacy.RecordPlan`) and is not trusted: the client accounts for its
-gradients, choices and losses over all runs, and rejects requests that would exceed its budget. A
-deployed client sets the budget itself (``epsilon`` and ``delta`` of its node configuration); a simulated one has the
+The server proposes the terms (a :class:`~coterie.privacy.RecordPlan`) and is not trusted: the client accounts for its
+gradients, choices and losses over all runs, and rejects requests that would exceed its budget. The operator of a
+deployed client sets the budget (``epsilon`` and ``delta`` of its node configuration); a simulated client has the
 plan's.
 
-The budget belongs to the data, not to a client id or a server: a deployed client with a budget and data of its own
-counts in one file a data folder, so that the same data in two federations share one budget.
+The budget belongs to the data, not to a client id or a server: a deployed client with its own budget and data charges
+one file per data folder, so that the same data in two federations share one budget.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 
 from flwr.common.logger import log
 
-from coterie.client.memory import ClientError
-from coterie.client.task import Client
+from coterie.client.identity import Client
+from coterie.client.state import ClientError
 from coterie.files import FileError, private_folder, read_bytes
 from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, Priced, Pricing, RecordPlan, read_ledger
 from coterie.privacy.ledger import count_of, event_of
@@ -41,14 +41,14 @@ def charge(client: Client, folder: Path | None, plan: RecordPlan, round: int, re
 
 
 def spend(client: Client, folder: Path | None, plan: RecordPlan, round: int, events: Counter[Event]) -> int:
-    """Charge the events of a round to one client, before data are read or noise is drawn.
+    """Charge the events of a round to one client. Call it before data are read or noise is drawn.
 
     Args:
         client: the client to charge.
-        folder: its state folder; None: it cannot keep a ledger, and rejects.
-        plan: its terms in this run.
+        folder: its state folder; None: there is no place for a ledger.
+        plan: terms of this run.
         round: number of the round.
-        events: of the round.
+        events: what the round releases.
 
     Returns:
         the number of the charge, unique to this attempt, so that a repeated round draws fresh noise.
@@ -97,10 +97,10 @@ def _open(client: Client, folder: Path, plan: RecordPlan) -> ClientLedger:
 
 
 def budget_path(client: Client, folder: Path) -> Path | None:
-    """The budget file of a client; None without its own data: the ledger is then in its state folder.
+    """Return the budget file of a client, or None without own data: the ledger is then in the state folder.
 
-    It is ``budget_file`` if given; else a file beside the data; or, if that folder cannot be written, one in the state
-    folder, named by the data folder's path and device.
+    The file is ``budget_file`` if given; otherwise a file beside the data; or, if that folder is not writable, a file
+    in the state folder, named by the data folder's path and device.
 
     Raises:
         LedgerError: both of these exist, so that neither holds all charges.
@@ -126,7 +126,7 @@ def budget_path(client: Client, folder: Path) -> Path | None:
 
 
 def _take_over(old: Path, ledger: ClientLedger) -> None:
-    """Add the charges of an older ledger, which belonged to a client id; after a crash, the missing ones."""
+    """Add the charges of an older ledger, which belonged to a client id; after a crash, only the missing ones."""
     if not old.exists():
         return
     content = read_bytes(old)

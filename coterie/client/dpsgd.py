@@ -1,15 +1,15 @@
-"""Record-level DP-SGD at the clients, without a trusted party: RC-DPFL's DPSGD(theta, b, N, K, z, c).
+"""Record-level DP-SGD at the clients; no trusted party is required. RC-DPFL's DPSGD(theta, b, N, K, z, c):
 
     for K floor(N / b) steps:
         B ← each record with probability b / N
         g ← Σ_{i in B} clip(∇ loss_i(theta), c)
         theta ← theta - lr c (g / c + N(0, z² I)) / b
 
-b = N takes every record. ``sequential`` has the gradients of any network's records from Opacus, and is the oracle of
-``batched``, which runs all clients at once where the network is a chain of linear layers.
+b = N is a full batch. The sequential implementation takes per-record gradients of any network from Opacus, and is the
+reference for the batched one, which trains all clients at once if the network is a chain of linear layers.
 
-ε is for real numbers. Norms and sums are float64, so that adding a record moves a sum by at most c; what one record's
-gradient is, is float32 arithmetic, whose last bits may depend on the other records of its physical chunk.
+ε assumes real numbers. Norms and sums are float64, so that one record changes a sum by at most c. Gradients of a record
+are float32, and their last bits may depend on the other records of the physical batch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,29 +36,29 @@ from coterie.privacy import check_clip_norm, gaussian
 
 Vectors = npt.NDArray[np.float32]
 Generators = Sequence[np.random.Generator]
-#: From outputs and targets to the loss of every record.
+#: Maps outputs and targets to the loss of every record.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-# Records in a physical chunk at most: it bounds activations, and more are no faster.
+# Records in a physical batch: bounds activations; larger batches are no faster.
 _MOST_RECORDS = 256
-# Numbers of a float64 copy: 4 MB, which the allocator hands out again and again. 32 MB take up to 5 times as long.
+# Numbers in a float64 copy: 4 MB, which the allocator reuses. Copies of 32 MB take up to 5 times as long.
 _MOST_NUMBERS = 2**19
 
 
 @dataclass(frozen=True)
 class DPSGD:
-    """A client's DP-SGD in one round. All numbers are public.
+    """Settings of a client's DP-SGD in one round. All are public.
 
     Attributes:
-        num_examples: N, the public number of records. The true number may differ by one: rate, steps and divisor
-            follow from N alone.
-        batch_size: b, expected size of a Poisson batch; N is a full batch.
+        num_examples: N, the public number of records. The true number may differ by one: sampling rate, steps and
+            divisor depend on N only.
+        batch_size: b, expected size of a Poisson batch; N: a full batch.
         epochs: K; a round has K floor(N / b) steps.
         lr: step size.
         clip_norm: c, L2 bound of one record's gradient over all parameters together.
-        noise_multiplier: z; noise z c on the sum of clipped gradients, which b then divides. 0 is no privacy.
-        device: torch device, of float64.
-        memory_mb: what per-record gradients may take. Physical chunks follow from it, of one record at least.
+        noise_multiplier: z; noise z c is added to the sum of clipped gradients. 0: no privacy.
+        device: torch device; it must support float64.
+        memory_mb: limit for per-record gradients; it sets the physical batch size, which is at least 1.
 
     Raises:
         ValueError: a number is out of range.
@@ -84,20 +85,20 @@ class DPSGD:
 
     @property
     def steps(self) -> int:
-        """Noisy steps of a round."""
+        """Number of noisy steps in a round."""
         return self.epochs * (self.num_examples // self.batch_size)
 
     def sample(self, coins: np.random.Generator, size: int) -> npt.NDArray[np.int64]:
-        """Indices of a Poisson batch of ``size`` true records; one coin for each, in order."""
+        """Return the indices of a Poisson batch of ``size`` records."""
         return np.flatnonzero(coins.random(size) < self.batch_size / self.num_examples)
 
     def noise(self, noises: np.random.Generator, size: int) -> npt.NDArray[np.float64]:
-        """(size,) noise on the sum of a whole batch's clipped gradients, in units of the clipping norm."""
+        """Return (size,) noise for a sum of clipped gradients, in units of the clipping norm."""
         return gaussian(noises, self.noise_multiplier, (size,))
 
     @property
     def step_size(self) -> float:
-        """By what a noisy sum in units of the clipping norm is multiplied: lr c / b."""
+        """lr c / b, the factor of a noisy sum in units of the clipping norm."""
         return self.lr * self.clip_norm / self.batch_size
 
 
@@ -112,24 +113,23 @@ def train_privately(
     *,
     batched: bool,
 ) -> Vectors:
-    """Updates (trained minus start) of all clients.
+    """Train all clients by DP-SGD, and return their updates (trained minus start).
 
     Args:
-        model: the network; neither its parameters nor its hooks are touched.
+        model: the network; its parameters and hooks are left unchanged.
         layout: of its parameters.
-        start: (n, d) where each client starts.
+        start: (n, d) initial parameters of each client.
         shards: the n clients' data.
-        coins: n generators, for who is in a batch.
-        noises: n generators, for the noise; cryptographic ones where the guarantee counts.
-        settings: n clients' numbers, on one device.
-        batched: run all clients at once where the network is a chain of linear layers; others are always trained
-            one after the other.
+        coins: n generators, for Poisson batches.
+        noises: n generators, for noise; cryptographic ones unless the run is seeded.
+        settings: of the n clients, all on one device.
+        batched: whether all clients train at once if the network is a chain of linear layers.
 
     Returns:
         (n, d) float32 updates.
 
     Raises:
-        ModelError: Opacus cannot take the network's gradients record by record.
+        ModelError: Opacus does not support per-record gradients of the network.
     """
     how = _train_batched if batched and is_chain(model, shards[0]) else _train_sequential
     return how(model, layout, start, shards, coins, noises, settings)
@@ -152,7 +152,7 @@ def _train_sequential(
         parameters = [named[name] for name in layout.names]
         for parameter, view in zip(parameters, layout.split(vector).values(), strict=True):
             parameter.data = view
-        chunk = _chunk(3 * layout.size, own.memory_mb)  # Opacus copies what it finds
+        chunk = _chunk(3 * layout.size, own.memory_mb)  # Opacus holds copies
         for _ in range(own.steps):
             batch = torch.as_tensor(own.sample(coin, len(y)), device=own.device)
             total = torch.as_tensor(own.noise(noise, layout.size), device=own.device)
@@ -166,18 +166,18 @@ def _train_sequential(
 
 
 def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD) -> Tensor:
-    """(d,) float64 sum over records of their clipped gradients, in units of the clipping norm.
+    """Return the (d,) float64 sum of clipped per-record gradients, in units of the clipping norm.
 
-    Gradients are taken at the model's own parameters, which stay as they are.
+    The gradients are at the model's current parameters, which are left unchanged.
 
     Args:
-        model: the network; no record may see another in it.
-        x: (m, *shape) a whole batch; m may be 0.
-        loss: from outputs and targets, which it may ignore, to (m,) losses.
-        settings: clipping norm, memory and device.
+        model: a network without layers that mix records.
+        x: (m, *shape) the batch; m may be 0.
+        loss: maps outputs and targets, which it may ignore, to (m,) losses.
+        settings: clipping norm, memory limit and device.
 
     Raises:
-        ModelError: Opacus cannot take the network's gradients record by record.
+        ModelError: Opacus does not support per-record gradients of the network.
     """
     network, named = _wrapped(model, settings.device, x.shape[1:], x.dtype, torch.float32, loss)
     parameters, own = list(named.values()), list(model.parameters())
@@ -185,7 +185,7 @@ def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD) 
         parameter.data = value.data
     size = sum(value.numel() for value in own)
     total = torch.zeros(size, dtype=torch.float64, device=settings.device)
-    for records in x.split(_chunk(3 * size, settings.memory_mb)):
+    for records in torch.split(x, _chunk(3 * size, settings.memory_mb)):
         if len(records):
             gradients = _gradients(network, parameters, records, torch.zeros(len(records)), loss)
             total += _clipped_sum(gradients, settings.clip_norm)
@@ -201,6 +201,7 @@ def _train_batched(
     noises: Generators,
     settings: Sequence[DPSGD],
 ) -> Vectors:
+    assert isinstance(model, nn.Sequential)  # is_chain
     device, d = settings[0].device, layout.size
     x, y, sizes = _padded(shards, device)
     rows = torch.arange(len(shards), device=device)[:, None]
@@ -210,12 +211,10 @@ def _train_batched(
     widths = sum(layer.in_features + layer.out_features for layer in model if isinstance(layer, nn.Linear))
     chunk = _chunk(3 * len(shards) * widths, min(own.memory_mb for own in settings))  # float32 and float64
     clients = list(zip(settings, coins, noises, sizes, strict=True))
+    idle = np.zeros(0, np.int64)
     for step in range(max(own.steps for own in settings)):
-        going = [step < own.steps for own in settings]
-        batches = [
-            own.sample(coin, size) if go else [] for go, (own, coin, _, size) in zip(going, clients, strict=True)
-        ]
-        noise = [own.noise(rng, d) if go else np.zeros(d) for go, (own, _, rng, _) in zip(going, clients, strict=True)]
+        batches = [own.sample(coin, size) if step < own.steps else idle for own, coin, _, size in clients]
+        noise = [own.noise(rng, d) if step < own.steps else np.zeros(d) for own, _, rng, _ in clients]
         index = np.full((len(shards), max(map(len, batches))), -1)
         for line, batch in zip(index, batches, strict=True):
             line[: len(batch)] = batch
@@ -231,10 +230,10 @@ def _train_batched(
 def _wrapped(
     model: nn.Module, device: str, shape: torch.Size, x_dtype: torch.dtype, y_dtype: torch.dtype, loss: Loss
 ) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """A copy of the network under Opacus, and its parameters by their own names.
+    """Wrap a copy of the network by Opacus; return it, and its parameters by name.
 
-    It is tried out on two made-up records, against plain autograd on each alone: Opacus gives wrong gradients without
-    a word where a layer mixes records or a parameter is used outside its layer.
+    Its gradients on two random records are compared with autograd on each record: Opacus silently returns wrong
+    gradients if a layer mixes records or a parameter is used outside its layer.
     """
     from opacus import GradSampleModule  # seconds
     from opacus.validators import ModuleValidator
@@ -281,32 +280,33 @@ def _wrapped(
 def _gradients(
     network: nn.Module, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, loss: Loss
 ) -> list[Tensor]:
-    """(m, *shape) gradients of every parameter at each of m records."""
+    """Return the (m, *shape) gradients of every parameter for each of m records."""
     with warnings.catch_warnings():
-        # So it is: the first layer's input is data.
+        # Expected: the first layer's input is data.
         warnings.filterwarnings("ignore", "Full backward hook is firing when gradients are computed with respect to")
         try:
-            loss(network(x), y).sum().backward()
+            torch.autograd.backward(loss(network(x), y).sum())
         except BaseException:
-            _wrapped.cache_clear()  # Opacus would mistake what is left of this pass for part of the next
+            _wrapped.cache_clear()  # Opacus would add the remains of this pass to the next one
             raise
-    gradients = [parameter.grad_sample for parameter in parameters]
-    for parameter in parameters:
+    opacus: Sequence[Any] = parameters  # with grad_sample
+    gradients = [parameter.grad_sample for parameter in opacus]
+    for parameter in opacus:
         parameter.grad = parameter.grad_sample = None
     return gradients
 
 
 def _chunk(numbers: int, memory_mb: int) -> int:
-    """Records of a physical chunk, each of which takes so many float32 numbers."""
+    """Return the physical batch size, given the float32 numbers per record."""
     return max(1, min(_MOST_RECORDS, memory_mb * 2**20 // (4 * numbers)))
 
 
 def _clipped_sum(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
-    """(d,) float64 sum over records of their clipped gradients in units of the clipping norm, some at a time."""
+    """Return the (d,) float64 sum of clipped gradients in units of the clipping norm, computed in parts."""
     flat = [gradient.flatten(1) for gradient in gradients]
     some = max(1, _MOST_NUMBERS // sum(part.shape[1] for part in flat))
     total: Tensor = flat[0].new_zeros((), dtype=torch.float64)
-    for parts in zip(*(part.split(some) for part in flat), strict=True):
+    for parts in zip(*(torch.split(part, some) for part in flat), strict=True):
         records = torch.cat(parts, dim=1).double()
         weights, kept = clip_factors(torch.linalg.vector_norm(records, dim=1), clip_norm)
         total = total + weights @ (records if kept.all() else records.where(kept[:, None], 0))

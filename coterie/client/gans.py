@@ -29,10 +29,10 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import one_hot, softplus
 
 from coterie.client.dpsgd import DPSGD, clipped_gradients
-from coterie.client.memory import ClientError
-from coterie.client.progress import tell
+from coterie.client.state import ClientError
 from coterie.messages import Layout
 from coterie.models import GANInfo
+from coterie.progress import report_progress
 
 Samples = npt.NDArray[np.float32]
 Named = dict[str, Tensor]
@@ -42,17 +42,17 @@ _GENERATOR, _DISCRIMINATOR = "generator.", "discriminator."
 
 @dataclass(frozen=True)
 class GANTraining:
-    """How GANs are trained, and how much they make.
+    """Hyper-parameters of local GAN training.
 
     Attributes:
-        info: which GAN.
+        info: the GAN.
         categories: k, length of the one-hot part of a latent vector.
         epochs: K.
-        batch_size: b; an epoch leaves out what does not fill a batch, and a client with fewer records takes all.
-        samples: of each client; 0: as many as it has records.
+        batch_size: b; incomplete batches are dropped, and a client with fewer than b records uses one full batch.
+        samples: number of samples per client; 0: as many as the client has records.
         device: torch device.
-        average: a; at the k-th step at most (k - 1) / (k + 9), that the first steps are forgotten.
-        precision: of matrix products, "float32" or "bfloat16" (torch.autocast); DP-SGD has float32.
+        average: a, decay of the moving average; at step k at most (k - 1) / (k + 9), so that early steps fade.
+        precision: of matrix products, "float32" or "bfloat16" (torch.autocast); DP-SGD always uses float32.
     """
 
     info: GANInfo
@@ -65,21 +65,21 @@ class GANTraining:
     precision: str = "float32"
 
     def batch(self, records: int) -> int:
-        """Size of a client's batches."""
+        """Batch size of a client with this number of records."""
         return min(self.batch_size, records)
 
     def steps(self, records: int) -> int:
-        """Of a client."""
+        """Training steps of a client with this number of records."""
         return self.epochs * (records // self.batch(records))
 
-    def tell(self, whose: str, step: int, records: int) -> None:
-        """Say at the begin of an epoch which one it is."""
+    def report(self, whose: str, step: int, records: int) -> None:
+        """Report progress at the start of every epoch."""
         epoch, within = divmod(step, records // self.batch(records))
         if not within:
-            tell(f"{whose}: epoch {epoch + 1} of {self.epochs}")
+            report_progress(f"{whose}: epoch {epoch + 1} of {self.epochs}")
 
     def batches(self, rng: np.random.Generator, records: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Records of every step: a fresh permutation an epoch."""
+        """Indices of every step: a new permutation per epoch."""
         size = self.batch(records)
         for _ in range(self.epochs):
             order = rng.permutation(records)
@@ -91,18 +91,18 @@ class GANTraining:
         drawn = one_hot(torch.as_tensor(rng.integers(self.categories, size=count)), self.categories)
         return torch.cat([normals, drawn], dim=1).to(self.device)
 
-    def products(self) -> torch.autocast:
-        """A context in which matrix products have the precision."""
+    def autocast(self) -> torch.autocast:
+        """Return the autocast context of this precision."""
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "bfloat16")
 
     @torch.no_grad()
-    def follow(self, averages: Named, parameters: Iterable[Tensor], step: int) -> None:
-        """Move the averages, after a step that is counted from 0."""
+    def update_average(self, averages: Named, parameters: Iterable[Tensor], step: int) -> None:
+        """Update the moving averages after a step, counted from 0."""
         for average, parameter in zip(averages.values(), parameters, strict=True):
             average.lerp_(parameter, 1 - min(self.average, step / (step + 10)))
 
-    def refusal(self, x: npt.NDArray[np.float32]) -> ClientError | None:
-        """Why no GAN can be trained on these records, if none can."""
+    def check(self, x: npt.NDArray[np.float32]) -> ClientError | None:
+        """Return why no GAN can be trained on these records; None if one can."""
         if len(x) < 2:
             return ClientError("a GAN needs at least 2 records; this client has fewer")
         if not self.info.records_apart and self.batch(len(x)) < 2:
@@ -114,13 +114,13 @@ class GANTraining:
             )
         return None
 
-    def inward(self, x: npt.NDArray[np.float32]) -> Tensor:
-        """Records, in [-1, 1], in the range of the generator."""
+    def to_generator_range(self, x: npt.NDArray[np.float32]) -> Tensor:
+        """Scale records from [-1, 1] to the range of the generator."""
         low = self.info.low
         return torch.as_tensor((x + 1) / 2 * (1 - low) + low, device=self.device)
 
-    def outward(self, made: Tensor) -> Samples:
-        """What the generator made, in [-1, 1]."""
+    def from_generator_range(self, made: Tensor) -> Samples:
+        """Scale generated records to [-1, 1]."""
         low = self.info.low
         scaled = (made.cpu().numpy() - low) / (1 - low) * 2 - 1
         return np.asarray(np.clip(scaled, -1, 1), np.float32)
@@ -132,31 +132,31 @@ def train_gans(
     start: npt.NDArray[np.float32],
     records: Sequence[npt.NDArray[np.float32]],
     rngs: Sequence[np.random.Generator],
-    how: GANTraining,
+    config: GANTraining,
     *,
     clients: Sequence[int],
     batched: bool,
 ) -> list[Samples]:
-    """Samples of a GAN of every client.
+    """Train a GAN for every client, and return its samples.
 
     Args:
         network: the GAN; its own parameters are not used.
         layout: of its parameters.
-        start: (d,) where all begin.
-        records: the n clients' (n_i, *shape), as :meth:`GANTraining.refusal` wants them.
+        start: (d,) initial parameters.
+        records: (n_i, *shape) records of the n clients, accepted by :meth:`GANTraining.check`.
         rngs: n generators, for the order of records and for latent vectors.
-        how: what to do.
-        clients: whose they are, to say how far each one is.
-        batched: all clients at once, or one after the other.
+        config: hyper-parameters.
+        clients: client ids, for progress reports.
+        batched: whether all clients train at once instead of one after the other.
 
     Returns:
         (samples, *shape) float32 in [-1, 1] of every client.
     """
-    inward = [how.inward(x) for x in records]
-    begin = {name: torch.tensor(value, device=how.device) for name, value in layout.split(start).items()}
+    inward = [config.to_generator_range(x) for x in records]
+    begin = {name: torch.tensor(value, device=config.device) for name, value in layout.split(start).items()}
     train = _train_batched if batched else _train_sequential
-    generators = train(network.to(how.device), begin, inward, rngs, how, clients)
-    return [_sample(network, *each, how) for each in zip(generators, map(len, records), rngs, strict=True)]
+    generators = train(network.to(config.device), begin, inward, rngs, config, clients)
+    return [_sample(network, *each, config) for each in zip(generators, map(len, records), rngs, strict=True)]
 
 
 def _train_sequential(
@@ -164,7 +164,7 @@ def _train_sequential(
     start: Named,
     records: Sequence[Tensor],
     rngs: Sequence[np.random.Generator],
-    how: GANTraining,
+    config: GANTraining,
     clients: Sequence[int],
 ) -> list[Named]:
     trained = []
@@ -172,18 +172,18 @@ def _train_sequential(
     for client, x, rng in zip(clients, records, rngs, strict=True):
         _load(network, start)
         averages = _copies(generator.named_parameters())
-        of_g, of_d = _optimisers(list(generator.parameters()), list(discriminator.parameters()), how.info)
-        for step, batch in enumerate(how.batches(rng, len(x))):
-            how.tell(f"GAN of client {client}", step, len(x))
-            real = x[torch.as_tensor(batch, device=how.device)]
-            with how.products():
-                made = generator(how.latent(rng, len(batch)))
+        of_g, of_d = _optimisers(list(generator.parameters()), list(discriminator.parameters()), config.info)
+        for step, batch in enumerate(config.batches(rng, len(x))):
+            config.report(f"GAN of client {client}", step, len(x))
+            real = x[torch.as_tensor(batch, device=config.device)]
+            with config.autocast():
+                made = generator(config.latent(rng, len(batch)))
                 logits = discriminator(real), discriminator(made.detach())
-            _descend(of_d, _judged(*logits))
-            with how.products():
+            _step(of_d, _discriminator_loss(*logits))
+            with config.autocast():
                 logit = discriminator(made)
-            _descend(of_g, _fooled(logit))
-            how.follow(averages, generator.parameters(), step)
+            _step(of_g, _generator_loss(logit))
+            config.update_average(averages, generator.parameters(), step)
         trained.append(averages)
     return trained
 
@@ -193,37 +193,37 @@ def _train_batched(
     start: Named,
     records: Sequence[Tensor],
     rngs: Sequence[np.random.Generator],
-    how: GANTraining,
+    config: GANTraining,
     clients: Sequence[int],
 ) -> list[Named]:
-    """Clients with equal batches and steps together; of the others each group by itself."""
+    """Train clients with equal batch sizes and steps together, one group after the other."""
     groups: dict[tuple[int, int], list[int]] = {}
     for i, x in enumerate(records):
-        groups.setdefault((how.batch(len(x)), how.steps(len(x))), []).append(i)
+        groups.setdefault((config.batch(len(x)), config.steps(len(x))), []).append(i)
     trained: dict[int, Named] = {}
     for (size, _), members in groups.items():
         parts = [_stacked(start, prefix, len(members)) for prefix in (_GENERATOR, _DISCRIMINATOR)]
         of_g, of_d = parts
         averages = _copies(of_g.items())
-        adam_g, adam_d = _optimisers(list(of_g.values()), list(of_d.values()), how.info)
+        adam_g, adam_d = _optimisers(list(of_g.values()), list(of_d.values()), config.info)
         generate = vmap(lambda p, z: functional_call(network["generator"], p, (z,)))
-        judge = vmap(lambda p, x: functional_call(network["discriminator"], p, (x,)))
-        together = zip(*(how.batches(rngs[i], len(records[i])) for i in members), strict=True)
+        discriminate = vmap(lambda p, x: functional_call(network["discriminator"], p, (x,)))
+        together = zip(*(config.batches(rngs[i], len(records[i])) for i in members), strict=True)
         for step, batches in enumerate(together):
-            how.tell(f"GANs of {len(members)} of {len(clients)} clients", step, len(records[members[0]]))
-            latent = torch.stack([how.latent(rngs[i], size) for i in members])
+            config.report(f"GANs of {len(members)} of {len(clients)} clients", step, len(records[members[0]]))
+            latent = torch.stack([config.latent(rngs[i], size) for i in members])
             real = torch.stack(
-                [records[i][torch.as_tensor(b, device=how.device)] for i, b in zip(members, batches, strict=True)]
+                [records[i][torch.as_tensor(b, device=config.device)] for i, b in zip(members, batches, strict=True)]
             )
-            # The mean over all clients' records, times their number: every client has the gradient of its own mean.
-            with how.products():
+            # The mean over all records, times the number of clients, gives each client the gradient of its own mean.
+            with config.autocast():
                 made = generate(of_g, latent)
-                logits = judge(of_d, real), judge(of_d, made.detach())
-            _descend(adam_d, _judged(*logits) * len(members))
-            with how.products():
-                logit = judge(of_d, made)
-            _descend(adam_g, _fooled(logit) * len(members))
-            how.follow(averages, of_g.values(), step)
+                logits = discriminate(of_d, real), discriminate(of_d, made.detach())
+            _step(adam_d, _discriminator_loss(*logits) * len(members))
+            with config.autocast():
+                logit = discriminate(of_d, made)
+            _step(adam_g, _generator_loss(logit) * len(members))
+            config.update_average(averages, of_g.values(), step)
         for place, i in enumerate(members):
             trained[i] = {name: value[place] for name, value in averages.items()}
     return [trained[i] for i in range(len(records))]
@@ -237,38 +237,38 @@ def train_gan_privately(
     coins: np.random.Generator,
     noises: np.random.Generator,
     latents: np.random.Generator,
-    how: GANTraining,
+    config: GANTraining,
     private: DPSGD,
 ) -> Samples:
-    """Samples of the GAN of one client whose discriminator is trained by DP-SGD.
+    """Train the GAN of one client, its discriminator by DP-SGD, and return its samples.
 
     Args:
-        network: a GAN in which no record sees another.
+        network: a GAN without layers that mix records.
         layout, start: see :func:`train_gans`.
         records: (n, *shape) in [-1, 1].
-        coins: for who is in a batch.
-        noises: for the noise; a cryptographic one where the guarantee counts.
+        coins: for Poisson batches.
+        noises: for noise; a cryptographic generator unless the run is seeded.
         latents: for latent vectors.
-        how: what to do; its epochs and batches are those of ``private``.
-        private: rates, bounds and noise.
+        config: hyper-parameters; epochs and batch size are those of ``private``.
+        private: sampling rate, clipping norm and noise.
 
     Raises:
         ModelError: Opacus cannot take the discriminator's gradients record by record.
     """
-    # What lies outside is pulled in: to refuse would tell of it.
-    x = how.inward(np.clip(np.nan_to_num(records), -1, 1))
-    network = network.to(how.device)
-    _load(network, {name: torch.tensor(value, device=how.device) for name, value in layout.split(start).items()})
+    # Clamped, since a rejection would depend on the records.
+    x = config.to_generator_range(np.clip(np.nan_to_num(records), -1, 1))
+    network = network.to(config.device)
+    _load(network, {name: torch.tensor(value, device=config.device) for name, value in layout.split(start).items()})
     generator, discriminator = network["generator"], network["discriminator"]
     learned = list(discriminator.parameters())
-    of_g, of_d = _optimisers(list(generator.parameters()), learned, how.info)
+    of_g, of_d = _optimisers(list(generator.parameters()), learned, config.info)
     size = sum(parameter.numel() for parameter in learned)
     averages = _copies(generator.named_parameters())
     for step in range(private.steps):
-        made = generator(how.latent(latents, private.batch_size))
-        batch = torch.as_tensor(private.sample(coins, len(x)), device=how.device)
-        total = torch.as_tensor(private.noise(noises, size), device=how.device)
-        total += clipped_gradients(discriminator, x[batch], _takes_for_real, private)
+        made = generator(config.latent(latents, private.batch_size))
+        batch = torch.as_tensor(private.sample(coins, len(x)), device=config.device)
+        total = torch.as_tensor(private.noise(noises, size), device=config.device)
+        total += clipped_gradients(discriminator, x[batch], _real_loss, private)
         public = torch.autograd.grad(softplus(discriminator(made.detach())).mean(), learned)
         noisy = torch.split(
             total * (private.clip_norm / private.batch_size), [parameter.numel() for parameter in learned]
@@ -276,33 +276,33 @@ def train_gan_privately(
         for parameter, own, other in zip(learned, noisy, public, strict=True):
             parameter.grad = own.reshape(parameter.shape).to(parameter.dtype) + other
         of_d.step()
-        _descend(of_g, _fooled(discriminator(made)))
-        how.follow(averages, generator.parameters(), step)
-    return _sample(network, averages, private.num_examples, latents, how)
+        _step(of_g, _generator_loss(discriminator(made)))
+        config.update_average(averages, generator.parameters(), step)
+    return _sample(network, averages, private.num_examples, latents, config)
 
 
-def _judged(real: Tensor, made: Tensor) -> Tensor:
-    """Mean loss of a discriminator with these logits."""
+def _discriminator_loss(real: Tensor, made: Tensor) -> Tensor:
+    """Return the mean loss of a discriminator with these logits."""
     return softplus(-_whole(real)).mean() + softplus(_whole(made)).mean()
 
 
-def _fooled(made: Tensor) -> Tensor:
-    """Mean loss of the generator."""
+def _generator_loss(made: Tensor) -> Tensor:
+    """Return the mean loss of the generator."""
     return softplus(-_whole(made)).mean()
 
 
 def _whole(logits: Tensor) -> Tensor:
-    """At least float32, in which losses are added up."""
+    """Convert to float32 or wider, in which losses are summed."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _takes_for_real(logits: Tensor, targets: Any) -> Tensor:
-    """(n,) loss of a discriminator at records."""
+def _real_loss(logits: Tensor, targets: Any) -> Tensor:
+    """Return the (n,) loss of a discriminator on real records."""
     return softplus(-logits.squeeze(1))
 
 
 def _optimisers(
-    generator: list[Tensor], discriminator: list[Tensor], info: GANInfo
+    generator: Sequence[Tensor], discriminator: Sequence[Tensor], info: GANInfo
 ) -> tuple[torch.optim.Adam, torch.optim.Adam]:
     return (
         torch.optim.Adam(generator, info.lr[0], betas=info.betas, fused=True),
@@ -310,12 +310,12 @@ def _optimisers(
     )
 
 
-def _descend(adam: torch.optim.Adam, loss: Tensor) -> None:
-    """A step on the optimiser's own parameters."""
+def _step(adam: torch.optim.Adam, loss: Tensor) -> None:
+    """Take one step of the optimiser on its parameters."""
     (group,) = adam.param_groups
     gradients = torch.autograd.grad(loss, group["params"])
     for parameter, gradient in zip(group["params"], gradients, strict=True):
-        parameter.grad = gradient.contiguous()  # fused kernels read it in the order of the parameter
+        parameter.grad = gradient.contiguous()  # fused kernels need the parameter's memory layout
     adam.step()
 
 
@@ -330,7 +330,7 @@ def _load(network: nn.ModuleDict, values: Named) -> None:
 
 
 def _stacked(start: Named, prefix: str, count: int) -> Named:
-    """One part's parameters, once for every client."""
+    """Repeat the parameters of one network for every client."""
     return {
         name.removeprefix(prefix): value.expand(count, *value.shape).clone().requires_grad_()
         for name, value in start.items()
@@ -340,12 +340,14 @@ def _stacked(start: Named, prefix: str, count: int) -> Named:
 
 @torch.no_grad()
 def _sample(
-    network: nn.ModuleDict, generator: Named, records: int, rng: np.random.Generator, how: GANTraining
+    network: nn.ModuleDict, generator: Named, records: int, rng: np.random.Generator, config: GANTraining
 ) -> Samples:
-    """What a trained generator makes, in batches of the size that it was trained with."""
-    wanted, size = how.samples or records, how.batch(records)
+    """Sample a trained generator, in batches of its training size."""
+    wanted, size = config.samples or records, config.batch(records)
     made = []
     for begin in range(0, wanted, size):
-        latent = how.latent(rng, size)
-        made.append(how.outward(functional_call(network["generator"], generator, (latent,)))[: wanted - begin])
+        latent = config.latent(rng, size)
+        made.append(
+            config.from_generator_range(functional_call(network["generator"], generator, (latent,)))[: wanted - begin]
+        )
     return np.concatenate(made)

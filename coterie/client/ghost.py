@@ -1,7 +1,7 @@
-"""Clipped gradients of chains of linear layers without writing any record's gradient out (ghost clipping).
+"""Ghost clipping: clipped gradients of chains of linear layers without materialised per-record gradients.
 
-At one record a linear layer's gradient is g aᵀ, of norm |g| |a|, with a the layer's input and g the loss's gradient
-at its output. Many clients' sums are then a few batched matrix products (Goodfellow, arXiv:1510.01799).
+The gradient of a linear layer for one record is g aᵀ, of norm |g| |a|, where a is the layer's input and g the loss's
+gradient at its output. The sums of many clients are then a few batched matrix products (Goodfellow, arXiv:1510.01799).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from coterie.client.training import _example_loss
 from coterie.datasets import Shard
 from coterie.messages import Layout
 
-# Room below the clipping norm. In float64 a norm over d numbers is off by d 2⁻⁵³ of itself at most, 1e-9 at d = 1e7,
-# and a sum of n clipped records by n² 2⁻⁵³ c, 4e-7 c at n = 60,000. In float32 these bounds are 0.6 and 200 c.
+# Margin below the clipping norm for rounding. In float64 the relative error of a norm over d numbers is at most d 2⁻⁵³,
+# 1e-9 at d = 1e7, and the error of a sum of n clipped records n² 2⁻⁵³ c, 4e-7 c at n = 60,000. In float32 these bounds
+# are 0.6 and 200 c.
 _MARGIN = 1e-6
 
 
 def clip_factors(norms: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Factors that clip gradients to norm c and divide them by c, and which gradients are finite at all.
+    """Return factors that clip gradients to norm c and divide them by c, and which gradients are finite.
 
     Clipped gradients have norm at most 1, so that noise is added in units of the sensitivity. Norms are float64, in
     which the squares of finite float32 numbers do not overflow.
@@ -29,7 +30,7 @@ def clip_factors(norms: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tens
 
 
 def is_chain(model: nn.Module, shard: Shard) -> bool:
-    """Whether a network is linear layers on vectors with ReLU between them, each layer used once."""
+    """Whether a network consists of linear layers on vectors with ReLU between them, each layer used once."""
     return (
         type(model) is nn.Sequential
         and len(set(model)) == len(model)
@@ -43,15 +44,24 @@ def is_chain(model: nn.Module, shard: Shard) -> bool:
 def clipped_sums(
     model: nn.Sequential, layout: Layout, vectors: Tensor, x: Tensor, y: Tensor, there: Tensor, clips: Tensor
 ) -> Tensor:
-    """(n, d) float64 sums over every client's records, (n, m) of which ``there`` are, of their clipped
-    gradients, in units of the clipping norm."""
+    """Return (n, d) float64 sums of clipped per-record gradients, in units of the clipping norm.
+
+    Args:
+        model: a chain (:func:`is_chain`).
+        layout: of its parameters.
+        vectors: (n, d) parameters of the n clients.
+        x: (n, m, *shape) records.
+        y: (n, m) targets.
+        there: (n, m) which records count; the others are padding.
+        clips: (n, 1) clipping norms.
+    """
     parameters = layout.split(vectors)
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     hidden = x.flatten(0, 1)
     for name, layer in model.named_children():
         if isinstance(layer, nn.Linear):
-            inputs[name] = hidden.unflatten(0, y.shape)
+            inputs[name] = hidden.reshape(*y.shape, hidden.shape[1])
             output = torch.bmm(inputs[name], parameters[f"{name}.weight"].mT)
             if layer.bias is not None:
                 output += parameters[f"{name}.bias"][:, None]
@@ -63,7 +73,9 @@ def clipped_sums(
     backward = {name: slope.double() for name, slope in zip(outputs, slopes, strict=True)}
     forward = {name: each.detach().double() for name, each in inputs.items()}
     biased = {name: f"{name}.bias" in parameters for name in outputs}
-    squares = sum(g.square().sum(2) * (forward[name].square().sum(2) + biased[name]) for name, g in backward.items())
+    squares = torch.zeros((), dtype=torch.float64, device=x.device)
+    for name, g in backward.items():
+        squares = squares + g.square().sum(2) * (forward[name].square().sum(2) + biased[name])
     weights, kept = clip_factors(squares.sqrt(), clips)
     kept &= there
     sums = {}

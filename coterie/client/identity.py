@@ -1,4 +1,4 @@
-"""The identity of a client, and its introduction to the server, without heavy imports."""
+"""The identity of a client, and its registration with the server, without heavy imports."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Client:
 
     Attributes:
         client_id: id in Coterie, from 0 to M - 1.
-        folder: state folder; empty: none; None: the client is simulated and uses the folder of the request.
-        budget: its epsilon and delta; None: the client is simulated and uses the plan's. A client with its own budget
-            trusts no server: it reveals nothing that the budget does not cover.
-        diagnostics: whether such a client may be evaluated, exactly and outside its budget.
-        data: path of its own data; None: it uses the run's.
+        folder: state folder; empty: none; None: a simulated client, which uses the folder of the request.
+        budget: epsilon and delta of the client; None: those of the plan. A client with a budget rejects every request
+            that the budget does not cover.
+        diagnostics: whether a client with a budget may be evaluated, exactly and outside its budget.
+        data: path of the client's own data; None: those of the run.
         declared: shape and classes of these data; None: as the run defines them.
         budget_file: file of its charges; None: beside the data, or in ``folder``.
     """
@@ -35,10 +35,10 @@ class Client:
 
     @property
     def deployed(self) -> bool:
-        """Whether the client is deployed on its own machine and trusts no server."""
+        """Whether the client is deployed on its own machine, and validates requests."""
         return self.folder is not None
 
 
-def introduction(client: Client) -> RecordDict:
-    """The client's id, and whether it replays its reply to a repeated request."""
+def identity_reply(client: Client) -> RecordDict:
+    """Return the reply to an identity request: client id, and whether repeated requests return the cached reply."""
     return RecordDict({REPLY: ConfigRecord({"client-id": client.client_id, "repeats": bool(client.folder)})})

@@ -1,4 +1,4 @@
-"""A network with shared layers, which are sent, and personal layers of each client (FedPer)."""
+"""Networks with shared layers, which are sent, and personal layers, which stay at the client (FedPer)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Layers:
-    """The shared parameters of a network, which a message holds, and the personal ones: all others.
+    """Shared parameters of a network, those of a message, and personal parameters, all others.
 
     Attributes:
         whole: layout of the network, D numbers.
@@ -29,7 +29,7 @@ class Layers:
 
     @classmethod
     def of(cls, network: nn.Module, sent: Layout) -> Layers:
-        """The layers of ``network`` when messages have the layout ``sent``.
+        """Return the layers of ``network`` if messages have the layout ``sent``.
 
         Raises:
             ValueError: the message holds parameters that the network lacks.
@@ -43,14 +43,14 @@ class Layers:
         return cls(whole, sent, Layout(own, tuple(shapes[name] for name in own)))
 
     def join(self, sent: Vectors, own: Vectors) -> Vectors:
-        """(n, D) whole networks from (n, d) and (n, D - d)."""
+        """Combine (n, d) shared and (n, D - d) personal parameters to (n, D)."""
         if not self.own.names and self.whole == self.sent:
             return sent
         parts = {**self.sent.split(sent), **self.own.split(own)}
         return np.concatenate([parts[name].reshape(len(sent), -1) for name in self.whole.names], axis=1)
 
     def part(self, whole: Vectors) -> tuple[Vectors, Vectors]:
-        """(n, d) shared and (n, D - d) personal parameters of (n, D)."""
+        """Split (n, D) into (n, d) shared and (n, D - d) personal parameters."""
         parts = self.whole.split(whole)
         sent, own = (
             np.concatenate(
@@ -70,6 +70,6 @@ class Additive(nn.Module):
         self.add_module("cluster", own)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both logits."""
+        """Return the sum of both logits."""
         total: Tensor = self.get_submodule("global")(x) + self.get_submodule("cluster")(x)
         return total

@@ -1,11 +1,13 @@
-"""The verbs of one-shot clustering: points of a client's records, and their labels."""
+"""Handlers of one-shot clustering: points that represent a client's records, and labels of the records."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from torch import nn
@@ -14,23 +16,23 @@ from coterie import models as networks
 from coterie.client.budget import charge
 from coterie.client.dpsgd import DPSGD
 from coterie.client.gans import GANTraining, Samples, train_gan_privately, train_gans
-from coterie.client.layers import Vectors
-from coterie.client.memory import ClientError
+from coterie.client.identity import Client
 from coterie.client.records import check_paid
-from coterie.client.task import LABELS, Client, Cohort, Labels
+from coterie.client.state import ClientError
+from coterie.client.task import LABELS, Cohort, Labels
 from coterie.clustering import fuzzy_c_means, k_means
 from coterie.messages import CENTROIDS, DIAGNOSTICS, GAN, LABEL, REPLY, UPDATE, pack_points
 from coterie.models.autoencoder import Labeller
 from coterie.privacy import Streams
 from coterie.wire import CentroidsRequest, GanRequest, LabelRequest, RequestError
 
-Answer = RecordDict | ClientError
+ReplyOrError = RecordDict | ClientError
 
 _UNPAID = "this client has a budget of its own, and centroids of its records are outside it: it refuses"
 
 
-def gan(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
-    """Train the received GAN, and return samples of it (PPFC-GAN)."""
+def gan(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
+    """Train the received GAN, and return samples from it (PPFC-GAN)."""
     cohort = Cohort.of(GAN, content, clients)
     request = cohort.request
     assert isinstance(request, GanRequest)
@@ -39,20 +41,20 @@ def gan(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
     if request.gan not in networks.GANS:
         raise RequestError(f"gan is {request.gan[:60]!r}; expected one of {', '.join(networks.GANS)}")
     network = _gan(request.gan, cohort.task.federation.input_shape, request.labels)
-    how = GANTraining(
+    config = GANTraining(
         networks.GANS[request.gan],
         request.labels,
-        cohort.task.hyper.local_epochs,
-        cohort.task.hyper.batch_size,
+        cohort.task.training.local_epochs,
+        cohort.task.training.batch_size,
         request.samples,
-        cohort.task.hyper.device,
+        cohort.task.training.device,
         request.average,
         request.precision,
     )
     if cohort.task.plans:
-        return [_answer(cohort, i, _privately(cohort, i, network, how)) for i in range(len(clients))]
-    made: list[Samples | ClientError] = [how.refusal(shard.x) for shard in cohort.shards]
-    fit = [i for i, refusal in enumerate(made) if refusal is None]
+        return [_reply(cohort, i, _privately(cohort, i, network, config)) for i in range(len(clients))]
+    refusals = [config.check(shard.x) for shard in cohort.shards]
+    fit = [i for i, refusal in enumerate(refusals) if refusal is None]
     records, rngs = [cohort.shards[i].x for i in fit], [cohort.task.rng(clients[i].client_id) for i in fit]
     trained = train_gans(
         network,
@@ -60,25 +62,24 @@ def gan(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
         cohort.models[0],
         records,
         rngs,
-        how,
+        config,
         clients=[clients[i].client_id for i in fit],
-        batched=how.device != "cpu",
+        batched=config.device != "cpu",
     )
-    for i, own in zip(fit, trained, strict=True):
-        made[i] = own
-    return [_answer(cohort, i, own) for i, own in enumerate(made)]
+    made = dict(zip(fit, trained, strict=True))
+    return [refusal or _reply(cohort, i, made[i]) for i, refusal in enumerate(refusals)]
 
 
-def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, how: GANTraining) -> Samples | ClientError:
-    """Samples of one client, charged before noise is drawn."""
+def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, config: GANTraining) -> Samples | ClientError:
+    """Return samples of one client; the charge precedes the noise."""
     task, client = cohort.task, cohort.clients[i]
-    plan, key = task.plan(client.client_id), (task.round, client.client_id)
+    plan = task.plan(client.client_id)
     try:
         check_paid(client, task, plan)
         number = charge(client, cohort.folders[i], plan, task.round, cohort.request)
     except ClientError as refusal:
         return refusal
-    streams, key = Streams(task.seed), (*key, number)
+    streams, key = Streams(task.seed), (task.round, client.client_id, number)
     private = DPSGD(
         num_examples=plan.num_examples,
         batch_size=plan.batch_size,
@@ -86,20 +87,22 @@ def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, how: GANTraining)
         lr=0.0,  # Adam's are the GAN's
         clip_norm=plan.clip_norm,
         noise_multiplier=plan.noise_multiplier,
-        device=how.device,
+        device=config.device,
     )
-    draws = (streams.stream(name, *key) for name in ("batches", "gradients", "latents"))
-    return train_gan_privately(network, cohort.layout, cohort.models[0], cohort.shard(i).x, *draws, how, private)
+    coins, noises, latents = (streams.stream(name, *key) for name in ("batches", "gradients", "latents"))
+    return train_gan_privately(
+        network, cohort.layout, cohort.models[0], cohort.shard(i).x, coins, noises, latents, config, private
+    )
 
 
-def centroids(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
-    """Centroids of each client's records by k-means (k-FED) or fuzzy c-means (FFCM)."""
+def centroids(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
+    """Return centroids of each client's records by k-means (k-FED) or fuzzy c-means (FFCM)."""
     if any(client.budget for client in clients):  # regardless of the plan in the request
         return [ClientError(_UNPAID)] * len(clients)
     cohort = Cohort.of(CENTROIDS, content, clients)
     request = cohort.request
     assert isinstance(request, CentroidsRequest)
-    answers: list[Answer] = []
+    replies: list[ReplyOrError] = []
     for i, (client, shard) in enumerate(zip(clients, cohort.shards, strict=True)):
         x, rng = shard.x.reshape(len(shard.y), -1), cohort.task.rng(client.client_id)
         k = min(request.local_centroids, len(x))
@@ -109,47 +112,47 @@ def centroids(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
             found = fuzzy_c_means(x, k, rng, fuzzifier=request.fuzzifier)
         else:
             found = k_means(x, k, rng)
-        low, high = float(x.min()), float(x.max())  # a mean may be off by its rounding
-        answers.append(_answer(cohort, i, np.clip(found, low, high).reshape(-1, *shard.x.shape[1:])))
-    return answers
+        low, high = float(x.min()), float(x.max())  # rounding can move a mean out of the range
+        replies.append(_reply(cohort, i, np.clip(found, low, high).reshape(-1, *shard.x.shape[1:])))
+    return replies
 
 
-def label(content: RecordDict, clients: Sequence[Client]) -> list[Answer]:
+def label(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
     """Label every record by the nearest centroid, store the labels, and return counts if diagnostics allow it."""
     cohort = Cohort.of(LABEL, content, clients)
     request, task = cohort.request, cohort.task
     assert isinstance(request, LabelRequest)
-    labeller = _labeller(request.encoder, task.federation.input_shape, request.labels).to(task.hyper.device)
+    labeller = _labeller(request.encoder, task.federation.input_shape, request.labels).to(task.training.device)
     with torch.no_grad():
         for parameter, value in zip(labeller.parameters(), cohort.layout.split(cohort.models[0]).values(), strict=True):
             parameter.copy_(torch.as_tensor(value))
-    answers: list[Answer] = []
-    for client, shard, memory in zip(clients, cohort.shards, cohort.memories, strict=True):
+    replies: list[ReplyOrError] = []
+    for client, shard, file in zip(clients, cohort.shards, cohort.state_files, strict=True):
         labels = labeller.label(shard.x)
         try:
-            memory.write({LABELS: labels})
+            file.write({LABELS: labels})
         except ClientError as error:
-            answers.append(error)
+            replies.append(error)
             continue
-        said = RecordDict({REPLY: ConfigRecord({"client-id": client.client_id, "round": task.round})})
+        reply = RecordDict({REPLY: ConfigRecord({"client-id": client.client_id, "round": task.round})})
         if request.tell and (client.diagnostics or not client.budget):
-            said[DIAGNOSTICS] = _counts(client, labels, shard.y, request.labels, task.federation.num_classes)
-        answers.append(said)
-    return answers
+            reply[DIAGNOSTICS] = _counts(client, labels, shard.y, request.labels, task.federation.num_classes)
+        replies.append(reply)
+    return replies
 
 
 def _counts(client: Client, labels: Labels, classes: Labels, k: int, num_classes: int) -> MetricRecord:
-    """Numbers of records by label and class."""
+    """Count records by label and class."""
     table = np.zeros((k, num_classes), np.int64)
     np.add.at(table, (labels, classes), 1)
     return MetricRecord({"client-id": client.client_id, "classes": num_classes, "confusion": table.ravel().tolist()})
 
 
-def _answer(cohort: Cohort, i: int, points: Samples | Vectors | ClientError) -> Answer:
+def _reply(cohort: Cohort, i: int, points: npt.NDArray[np.floating[Any]] | ClientError) -> ReplyOrError:
     if isinstance(points, ClientError):
         return points
-    said = {"client-id": cohort.clients[i].client_id, "round": cohort.task.round}
-    return RecordDict({UPDATE: pack_points(np.asarray(points, np.float32)), REPLY: ConfigRecord(said)})
+    fields = ConfigRecord({"client-id": cohort.clients[i].client_id, "round": cohort.task.round})
+    return RecordDict({UPDATE: pack_points(np.asarray(points, np.float32)), REPLY: fields})
 
 
 @lru_cache(maxsize=2)

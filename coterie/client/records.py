@@ -1,6 +1,6 @@
-"""Training at record level: a client charges itself, chooses a model, and runs DP-SGD on it.
+"""Training with record-level privacy: charge the client's budget, choose a model, and run DP-SGD.
 
-The server may process the result in any way; nothing here depends on other clients.
+The result of a client does not depend on other clients, and the server may process it in any way.
 """
 
 from __future__ import annotations
@@ -10,31 +10,29 @@ import numpy as np
 from coterie.client.budget import charge
 from coterie.client.dpsgd import DPSGD
 from coterie.client.dpsgd import train_privately as by_dpsgd
+from coterie.client.identity import Client
 from coterie.client.layers import Vectors
-from coterie.client.memory import ClientError
-from coterie.client.task import Client, Cohort, Labels, Task
+from coterie.client.state import ClientError
+from coterie.client.task import Cohort, Labels, Task
 from coterie.client.training import example_losses
 from coterie.privacy import PrivacyError, RecordPlan, Streams, noisy_argmin, noisy_losses
 
 
 def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError | None]]:
-    """One round of every client.
+    """Train every client for one round.
 
     Returns:
-        (n,) index of the model that each client trained, (n, d) updates, and the errors of clients that refuse.
+        (n,) index of the model that each client trained, (n, d) updates, and errors: None for clients that trained.
     """
-    task, clients, layout = (
-        cohort.task,
-        cohort.clients,
-        cohort.layers.whole,
-    )  # a network that cannot be built fails before the charge
+    task, clients = cohort.task, cohort.clients
+    layout = cohort.layers.whole  # first: a network that cannot be built fails before the charge
     streams = Streams(task.seed)
     chosen = np.zeros(len(clients), np.int64)
     refusals: list[ClientError | None] = [None] * len(clients)
     coins, noises, settings = [], [], []
     for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
         plan = task.plan(client.client_id)
-        key = (task.round, client.client_id)
+        key: tuple[int, ...] = (task.round, client.client_id)
         try:
             check_paid(client, task, plan)
             key = (*key, charge(client, folder, plan, task.round, cohort.request))  # before data are read
@@ -50,10 +48,10 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
                 num_examples=plan.num_examples,
                 batch_size=plan.batch(task.first),
                 epochs=plan.local_epochs,
-                lr=task.hyper.lr,
+                lr=task.training.lr,
                 clip_norm=plan.clip_norm,
                 noise_multiplier=plan.noise(task.first),
-                device=task.hyper.device,
+                device=task.training.device,
             )
         )
     willing = [i for i, refusal in enumerate(refusals) if refusal is None]
@@ -65,10 +63,10 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
     return chosen, updates, refusals
 
 
-def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
-    """(n, m) noisy losses of all models on each client's records, and the errors of clients that refuse."""
+def noisy_model_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
+    """Return (n, m) noisy losses of all models on each client's records, and errors: None for clients that reply."""
     task, clients, models, layout = cohort.task, cohort.clients, cohort.models, cohort.layers.whole
-    told = np.zeros((len(clients), len(models)), np.float32)
+    released = np.zeros((len(clients), len(models)), np.float32)
     refusals: list[ClientError | None] = [None] * len(clients)
     for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
         plan = task.plan(client.client_id)
@@ -82,17 +80,17 @@ def tell_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
             refusals[i] = ClientError(f"client {client.client_id} refuses: {unplanned}")
             continue
         rng = Streams(task.seed).stream("losses", task.round, client.client_id, number)
-        each = example_losses(task.network, layout, models, cohort.shard(i), task.hyper.device)
+        each = example_losses(task.network, layout, models, cohort.shard(i), task.training.device)
         assert task.loss_bound is not None  # check_paid
-        told[i] = noisy_losses(each, task.loss_bound, plan.loss_deviation, plan.num_examples, rng)
-    return told, refusals
+        released[i] = noisy_losses(each, task.loss_bound, plan.loss_deviation, plan.num_examples, rng)
+    return released, refusals
 
 
 def check_paid(client: Client, task: Task, plan: RecordPlan, *, releases_losses: bool = False) -> None:
-    """Check that the budget covers a task.
+    """Check that the plan covers what a task releases.
 
     Raises:
-        ClientError: it has a choice or losses without terms for them, or a seed.
+        ClientError: the task has a choice or losses that the plan does not cover, or a seed at a client with a budget.
     """
     if (releases_losses or task.choose) and task.loss_bound is None:
         raise ClientError(f"client {client.client_id} refuses: loss-bound is missing; losses of records need a bound")
@@ -108,10 +106,10 @@ def check_paid(client: Client, task: Task, plan: RecordPlan, *, releases_losses:
 
 
 def _choose(cohort: Cohort, i: int, plan: RecordPlan, rng: np.random.Generator) -> int:
-    """The model of least loss: by the exponential mechanism, or exactly, which is never certified."""
+    """Return the model of least loss: by the exponential mechanism, or exactly, which is never certified."""
     if plan.selection == "exact":
         return int(cohort.losses[i].argmin())
     task = cohort.task
-    each = example_losses(task.network, cohort.layers.whole, cohort.models, cohort.shard(i), task.hyper.device)
+    each = example_losses(task.network, cohort.layers.whole, cohort.models, cohort.shard(i), task.training.device)
     assert task.loss_bound is not None  # check_paid
     return noisy_argmin(each, task.loss_bound, plan.selection_epsilon, rng)

@@ -1,4 +1,4 @@
-"""The task of a message: clients, their data and state, the network, and the received models."""
+"""Context of a request: clients, their data and state, the network, and the received models."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch import nn
 from coterie import models as networks
 from coterie.client.identity import Client
 from coterie.client.layers import Additive, Layers, Vectors
-from coterie.client.memory import ClientError, Memory
-from coterie.client.training import Hyper, losses
+from coterie.client.state import ClientError, StateFile
+from coterie.client.training import LocalTrainingConfig, losses
 from coterie.datasets import OWN_DATA, Federation, OwnFederation, Shard, facts, federate, own_federation
 from coterie.messages import CONFIG, MODELS, Layout, unpack_models
 from coterie.privacy import RecordPlan
@@ -27,7 +27,7 @@ from coterie.wire import REQUESTS, ClientConfig, DataSpec, LossesRequest, Reques
 from coterie.wire.requests import MOST_CLUSTERS, parse_plans
 
 LAST_LABEL, LABELS, OWN = "label", "labels", "own"
-# A batch size above any number of records.
+# Batch size of a full batch: above any number of records.
 _WHOLE = 2**31
 
 Labels = npt.NDArray[np.int64]
@@ -40,39 +40,39 @@ _UNPAID = (
 
 @dataclass(frozen=True)
 class Task:
-    """The task of a client, from the configuration and the request of a message.
+    """A client's task, derived from the configuration and the request of a message.
 
     Attributes:
-        federation: the data of all clients; of clients with their own data, theirs alone.
-        described: the network: its name, shape of an example, number of classes.
+        federation: the data of all clients; of clients with their own data, only theirs.
+        model_spec: name of the network, shape of an example, number of classes.
         additive: whether the outputs of a global and a cluster's network are added.
-        batched: train all clients in one batch.
-        hyper: of local training.
+        batched: whether all clients train in one batch.
+        training: hyper-parameters of local training.
         round: number of the round.
         seed: of a reproducible run.
         redraw: (k * k,) matrix by which labels are redrawn; empty: none.
-        follow: train the model of the redrawn cluster ("assigned") or of the chosen one ("own").
-        assign: how the label is chosen: least "loss", or FeSEM's "nearest" centre.
+        trained_cluster: which model a client trains: of the redrawn cluster ("assigned") or of the chosen one ("own").
+        assignment_rule: "loss" chooses the cluster of least loss; "nearest" is FeSEM's nearest centre.
         clip: FeSEM's bound on the distance that a client's model may move; inf without privacy.
         folder: state folder of simulated clients.
         cluster: the cluster of the received model if the server assigned it; None: the client chooses.
-        first: whether this is round 1 with its own batch size.
-        plans: record-level plans of clients 0, 1, ..., in turn; empty: no record-level privacy.
+        first: whether this is round 1 with a batch size for that round.
+        plans: record-level plans, assigned to clients 0, 1, ... cyclically; empty: no record-level privacy.
         choose: whether a client at record level chooses by loss, as its plan specifies.
-        loss_bound: L, bound of a record's loss where losses are released; None: they are not.
+        loss_bound: L, bound of a record's loss if losses are released; None: they are not.
         initial_own: (D - d,) initial personal layers.
     """
 
     federation: Federation | OwnFederation
-    described: tuple[str, tuple[int, ...], int]
+    model_spec: tuple[str, tuple[int, ...], int]
     additive: bool
     batched: bool
-    hyper: Hyper
+    training: LocalTrainingConfig
     round: int
     seed: int | None
     redraw: tuple[float, ...]
-    follow: str
-    assign: str
+    trained_cluster: str
+    assignment_rule: str
     clip: float
     folder: str | None
     cluster: int | None
@@ -84,39 +84,39 @@ class Task:
 
     @classmethod
     def of(cls, config: ClientConfig, request: Request, clients: Sequence[Client] = ()) -> Task:
-        """The task of a request for these clients; data and network are built once per process."""
+        """Build the task of a request for these clients; data and network are cached per process."""
         data = _federation(config, clients)
         device = torch_device(config.device)
-        described = (config.model, data.input_shape, data.num_classes)
+        model_spec = (config.model, data.input_shape, data.num_classes)
         plans = _plans(request.record_plans)
-        training = request if isinstance(request, TrainRequest) else TrainRequest()
-        batch = _WHOLE if training.first_batch and not plans else config.batch_size
-        mu = 0.0 if training.proximal_mu is None else training.proximal_mu
+        terms = request if isinstance(request, TrainRequest) else TrainRequest()
+        batch = _WHOLE if terms.first_batch and not plans else config.batch_size
+        mu = 0.0 if terms.proximal_mu is None else terms.proximal_mu
         return cls(
             federation=data,
-            described=described,
+            model_spec=model_spec,
             additive=request.additive,
             batched=device != "cpu" or _is_batched(config.model),
-            hyper=Hyper(config.local_epochs, batch, config.lr, device, mu),
+            training=LocalTrainingConfig(config.local_epochs, batch, config.lr, device, mu),
             round=request.round,
             seed=config.seed,
-            redraw=training.redraw or (),
-            follow=training.rebalance_train or "own",
-            assign=request.assign or "loss",
-            clip=np.inf if training.clip is None else training.clip,
+            redraw=terms.redraw or (),
+            trained_cluster=terms.rebalance_train or "own",
+            assignment_rule=request.assign or "loss",
+            clip=np.inf if terms.clip is None else terms.clip,
             folder=config.clients_dir,
             cluster=request.cluster,
-            first=training.first_batch,
+            first=terms.first_batch,
             plans=plans,
-            choose=training.choose,
+            choose=terms.choose,
             loss_bound=config.loss_bound,
-            initial_own=lambda layers: _initial_own(layers, *described),
+            initial_own=lambda layers: _initial_own(layers, *model_spec),
         )
 
     @property
     def network(self) -> nn.Module:
         """The configured network; its parameters are not used."""
-        return _network(*self.described, self.additive)
+        return _network(*self.model_spec, self.additive)
 
     def plan(self, client_id: int) -> RecordPlan:
         """The client's record-level plan."""
@@ -125,8 +125,8 @@ class Task:
     def shard(self, client: Client) -> Shard:
         """The client's data. At record level a simulated client has no more records than its plan states.
 
-        A deployed client, and one with its own data, keeps all: after a cut, another record would take the place of
-        one that is removed.
+        A deployed client, and one with its own data, uses all records: truncation would replace a removed record by
+        another one.
         """
         shard = self.federation.shard(client.client_id)
         cut = self.plans and client.folder is None and isinstance(self.federation, Federation)
@@ -139,11 +139,11 @@ class Task:
 
 
 def federation(config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Federation | OwnFederation:
-    """The clients' data of a configuration, cached between calls.
+    """Load the clients' data of a configuration; cached between calls.
 
     Args:
         config: of the run; its data set is split, unless clients have their own data.
-        clients: the clients; their own data, if any, are read with the shape and classes of the run.
+        clients: whose own data, if any, are read with the shape and classes of the run.
 
     Raises:
         DataError: the data are not available.
@@ -192,7 +192,7 @@ def _network(name: str, input_shape: tuple[int, ...], num_classes: int, additive
 
 @lru_cache(maxsize=4)
 def _initial_own(layers: Layers, name: str, input_shape: tuple[int, ...], num_classes: int) -> Vectors:
-    """(D - d,) initial personal layers, equal for all clients and public."""
+    """Return the (D - d,) initial personal layers, equal for all clients and public."""
     return layers.own.flatten(networks.initialise(name, input_shape, num_classes, 0))
 
 
@@ -203,14 +203,14 @@ def torch_device(name: str) -> str:
     return name
 
 
-def read_message(verb: str, content: RecordDict) -> tuple[ClientConfig, Request, Vectors, Layout]:
-    """The run's configuration, the request, and the (k, d) models of a message with their layout.
+def read_message(message_type: str, content: RecordDict) -> tuple[ClientConfig, Request, Vectors, Layout]:
+    """Parse a message: configuration of the run, request, (k, d) models, and their layout.
 
     Raises:
         RequestError: a field is missing, has another type, or is out of bounds; or the models are not 0 to k - 1.
     """
-    config, request = ClientConfig.from_record(content[CONFIG]), REQUESTS[verb].from_record(content[CONFIG])
-    record = content[MODELS]
+    config, request = ClientConfig.from_record(content[CONFIG]), REQUESTS[message_type].from_record(content[CONFIG])
+    record = content.array_records[MODELS]
     if len({key.partition("/")[0] for key in record}) > MOST_CLUSTERS:
         raise RequestError(f"there are more than {MOST_CLUSTERS} models")
     try:
@@ -224,7 +224,7 @@ def read_message(verb: str, content: RecordDict) -> tuple[ClientConfig, Request,
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of one message, and its contents. Data are read when they are first used."""
+    """The clients of one message, and its content. Data are loaded on first use."""
 
     request: Request
     task: Task
@@ -233,13 +233,13 @@ class Cohort:
     clients: Sequence[Client]
 
     @classmethod
-    def of(cls, verb: str, content: RecordDict, clients: Sequence[Client]) -> Cohort:
+    def of(cls, message_type: str, content: RecordDict, clients: Sequence[Client]) -> Cohort:
         """Read a message.
 
         Raises:
             RequestError: it is out of bounds.
         """
-        config, request, models, layout = read_message(verb, content)
+        config, request, models, layout = read_message(message_type, content)
         return cls(request, Task.of(config, request, clients), models, layout, clients)
 
     @cached_property
@@ -262,13 +262,14 @@ class Cohort:
 
     @property
     def unpaid(self) -> list[ClientError]:
-        """An error for every client if one has a budget and the request has no record-level plan; else empty."""
+        """One error per client if a client has a budget and the request has no record-level plan; otherwise empty."""
         paid = self.task.plans or not any(client.budget for client in self.clients)
         return [] if paid else [ClientError(_UNPAID)] * len(self.clients)
 
     @property
-    def remembers(self) -> bool:
-        return bool(self.layers.own.names) or self.task.assign == "nearest"
+    def is_stateful(self) -> bool:
+        """Whether clients keep state between rounds."""
+        return bool(self.layers.own.names) or self.task.assignment_rule == "nearest"
 
     @cached_property
     def folders(self) -> list[Path | None]:
@@ -277,13 +278,14 @@ class Cohort:
         return [Path(folder) if folder else None for folder in named]
 
     @cached_property
-    def memories(self) -> list[Memory]:
-        return [Memory(folder, c.client_id) for folder, c in zip(self.folders, self.clients, strict=True)]
+    def state_files(self) -> list[StateFile]:
+        """The state file of each client."""
+        return [StateFile(folder, c.client_id) for folder, c in zip(self.folders, self.clients, strict=True)]
 
     @cached_property
-    def kept(self) -> list[dict[str, np.ndarray]]:
+    def states(self) -> list[dict[str, np.ndarray]]:
         """The state of each client; empty if the method needs none."""
-        return [memory.read() for memory in self.memories] if self.remembers else [{} for _ in self.clients]
+        return [file.read() for file in self.state_files] if self.is_stateful else [{} for _ in self.clients]
 
     @property
     def own(self) -> Vectors:
@@ -291,24 +293,24 @@ class Cohort:
         if not self.layers.own.names:
             return np.zeros((len(self.clients), 0), np.float32)
         initial = self.task.initial_own(self.layers)
-        return np.stack([kept.get(OWN, initial) for kept in self.kept])
+        return np.stack([state.get(OWN, initial) for state in self.states])
 
     def choose(self) -> Labels:
         """(n,) index of the model with the least loss on each client's training data."""
         if len(self.models) == 1:
             return np.zeros(len(self.clients), np.int64)
-        return self.losses.argmin(axis=1)
+        return np.asarray(self.losses.argmin(axis=1))
 
     @cached_property
     def losses(self) -> npt.NDArray[np.float64]:
         """(n, k) mean loss of every model on each client's training data."""
-        return losses(self.task.network, self.layers.whole, self.models, self.shards, self.task.hyper.device)
+        return losses(self.task.network, self.layers.whole, self.models, self.shards, self.task.training.device)
 
     def labels(self, chosen: Labels) -> Labels:
-        """The clusters of received models with these indices."""
+        """Return the clusters of the received models with these indices."""
         return chosen if self.task.cluster is None else np.full(len(chosen), self.task.cluster, np.int64)
 
     def last_labels(self, otherwise: Labels) -> Labels:
-        """(n,) last label of each client; ``otherwise`` if it has none."""
-        known = [int(kept[LAST_LABEL][0]) if LAST_LABEL in kept else -1 for kept in self.kept]
-        return np.where((0 <= np.array(known)) & (np.array(known) < len(self.models)), known, otherwise)
+        """Return the (n,) last label of each client, or ``otherwise`` if it has none."""
+        known = [int(state[LAST_LABEL][0]) if LAST_LABEL in state else -1 for state in self.states]
+        return np.asarray(np.where((0 <= np.array(known)) & (np.array(known) < len(self.models)), known, otherwise))

@@ -1,8 +1,7 @@
-"""Local training, written once as a function over shards.
+"""Local training of one or many clients, each on its own shard.
 
-A ClientApp calls it with one shard, the local engine with a whole cohort. ``sequential`` is the plain version and
-the oracle; ``batched`` runs all clients at once as batched matrix products (``torch.func.vmap``) and gives the
-same numbers up to rounding.
+The ClientApp trains one client per call, the local engine a whole cohort. The sequential implementation is the
+reference; the batched one trains all clients at once (``torch.func.vmap``), with equal results up to rounding.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from torch.nn.functional import cross_entropy, mse_loss
 from coterie.datasets import Shard
 from coterie.messages import Layout
 
-# Examples per forward pass when only losses or predictions are wanted; bounds memory.
+# Examples per forward pass without gradients; bounds memory.
 _CHUNK = 4096
-# Bytes of models that a CPU trains at once: with more they fall out of its cache at every step (measured with
-# 784-200-10: 4 clients at once are 2.7 times as fast as 128).
+# Bytes of models in one batch on a CPU: larger batches do not fit its cache (measured with 784-200-10: batches of
+# 4 clients are 2.7 times as fast as batches of 128).
 _CACHE = 2_600_000
 
 
 @dataclass(frozen=True)
-class Hyper:
+class LocalTrainingConfig:
     """Hyper-parameters of local training.
 
     Attributes:
@@ -48,15 +47,16 @@ class Hyper:
 
 
 def _call(model: nn.Module, layout: Layout, vector: Tensor, x: Tensor) -> Tensor:
-    return functional_call(model, layout.split(vector), (x,))
+    output: Tensor = functional_call(model, layout.split(vector), (x,))
+    return output
 
 
-def _schedule(rng: np.random.Generator, size: int, hyper: Hyper) -> list[npt.NDArray[np.int64]]:
-    """Indices of every mini-batch of a round: a fresh permutation per epoch, cut into batches."""
+def _schedule(rng: np.random.Generator, size: int, config: LocalTrainingConfig) -> list[npt.NDArray[np.int64]]:
+    """Return the indices of every mini-batch of a round: a new permutation per epoch, split into batches."""
     batches = []
-    for _ in range(hyper.local_epochs):
+    for _ in range(config.local_epochs):
         order = rng.permutation(size)
-        batches += [order[start : start + hyper.batch_size] for start in range(0, size, hyper.batch_size)]
+        batches += [order[start : start + config.batch_size] for start in range(0, size, config.batch_size)]
     return batches
 
 
@@ -66,29 +66,29 @@ def train(
     start: npt.NDArray[np.float32],
     shards: Sequence[Shard],
     rngs: Sequence[np.random.Generator],
-    hyper: Hyper,
+    config: LocalTrainingConfig,
     *,
     batched: bool,
 ) -> npt.NDArray[np.float32]:
-    """Updates (trained minus start) of all clients.
+    """Train all clients, and return their updates (trained minus start).
 
     Args:
         model: the network; its own parameters are not used.
         layout: of its parameters.
-        start: (n, d) where each client starts.
+        start: (n, d) initial parameters of each client.
         shards: the n clients' data.
         rngs: n generators, for the order of examples.
-        hyper: hyper-parameters.
-        batched: run all clients at once, or one after the other.
+        config: hyper-parameters.
+        batched: whether all clients train at once instead of one after the other.
 
     Returns:
         (n, d) float32 updates.
     """
     if not batched:
-        return _train_sequential(model, layout, start, shards, rngs, hyper)
-    many = max(1, _CACHE // max(4 * layout.size, 1)) if hyper.device == "cpu" else len(shards)
+        return _train_sequential(model, layout, start, shards, rngs, config)
+    many = max(1, _CACHE // max(4 * layout.size, 1)) if config.device == "cpu" else len(shards)
     parts = [slice(begin, begin + many) for begin in range(0, len(shards), many)]
-    return np.concatenate([_train_batched(model, layout, start[p], shards[p], rngs[p], hyper) for p in parts])
+    return np.concatenate([_train_batched(model, layout, start[p], shards[p], rngs[p], config) for p in parts])
 
 
 def _train_sequential(
@@ -97,22 +97,22 @@ def _train_sequential(
     start: npt.NDArray[np.float32],
     shards: Sequence[Shard],
     rngs: Sequence[np.random.Generator],
-    hyper: Hyper,
+    config: LocalTrainingConfig,
 ) -> npt.NDArray[np.float32]:
     updates = np.empty_like(start)
-    model = model.to(hyper.device)
+    model = model.to(config.device)
     parameters = dict(model.named_parameters())
     for i, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
-        x, y = torch.as_tensor(shard.x, device=hyper.device), torch.as_tensor(shard.y, device=hyper.device)
+        x, y = torch.as_tensor(shard.x, device=config.device), torch.as_tensor(shard.y, device=config.device)
         with torch.no_grad():
-            anchors = [torch.as_tensor(value, device=hyper.device) for value in layout.split(start[i]).values()]
+            anchors = [torch.as_tensor(value, device=config.device) for value in layout.split(start[i]).values()]
             for value, anchor in zip(parameters.values(), anchors, strict=True):
                 value.copy_(anchor)
-        for batch in _schedule(rng, len(shard.y), hyper):
-            index = torch.as_tensor(batch, device=hyper.device)
+        for batch in _schedule(rng, len(shard.y), config):
+            index = torch.as_tensor(batch, device=config.device)
             loss = _example_loss(model(x[index]), y[index]).mean()
             gradients = torch.autograd.grad(loss, list(parameters.values()))
-            _descend(parameters.values(), gradients, anchors, hyper)
+            _descend(parameters.values(), gradients, anchors, config)
         trained = layout.flatten({name: value.detach().cpu() for name, value in parameters.items()})
         updates[i] = trained - start[i]
     return updates
@@ -124,12 +124,12 @@ def _train_batched(
     start: npt.NDArray[np.float32],
     shards: Sequence[Shard],
     rngs: Sequence[np.random.Generator],
-    hyper: Hyper,
+    config: LocalTrainingConfig,
 ) -> npt.NDArray[np.float32]:
-    device = hyper.device
+    device = config.device
     model = model.to(device)
     x, y, _ = _padded(shards, device)
-    index, weight = _padded_schedules([_schedule(r, len(s.y), hyper) for s, r in zip(shards, rngs, strict=True)])
+    index, weight = _padded_schedules([_schedule(r, len(s.y), config) for s, r in zip(shards, rngs, strict=True)])
     rows = torch.arange(len(shards), device=device)[:, None]
     forward = vmap(lambda params, xb: functional_call(model, params, (xb,)))
     vectors = layout.split(torch.as_tensor(start, device=device))
@@ -137,24 +137,26 @@ def _train_batched(
     for batch, part in zip(torch.as_tensor(index, device=device), torch.as_tensor(weight, device=device), strict=True):
         output, labels = forward(params, x[rows, batch]), y[rows, batch]
         each = _example_loss(output.flatten(0, 1), labels.flatten())
-        # No client's loss depends on another's parameters: the gradient of the sum holds every client's own.
+        # A client's loss depends on its own parameters only, so the gradient of the sum holds every client's gradient.
         gradients = torch.autograd.grad((each * part.flatten()).sum(), list(params.values()))
-        _descend(params.values(), gradients, vectors.values(), hyper)
+        _descend(params.values(), gradients, vectors.values(), config)
     flat = torch.cat([params[name].reshape(len(shards), -1) for name in layout.names], dim=1)
     return flat.detach().cpu().numpy() - start
 
 
 @torch.no_grad()
-def _descend(values: Iterable[Tensor], gradients: Iterable[Tensor], anchors: Iterable[Tensor], hyper: Hyper) -> None:
-    """One step of SGD, drawn towards the start under FedProx."""
+def _descend(
+    values: Iterable[Tensor], gradients: Iterable[Tensor], anchors: Iterable[Tensor], config: LocalTrainingConfig
+) -> None:
+    """Take one step of SGD, with FedProx's proximal term."""
     for value, gradient, anchor in zip(values, gradients, anchors, strict=True):
-        if hyper.proximal:
-            gradient = gradient + hyper.proximal * (value - anchor)
-        value -= hyper.lr * gradient
+        if config.proximal:
+            gradient = gradient + config.proximal * (value - anchor)
+        value -= config.lr * gradient
 
 
 def _padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[int]]:
-    """(n, m, *shape) examples and (n, m) labels, zeros behind each client's own, and the true sizes."""
+    """Return (n, m, *shape) examples and (n, m) labels, padded with zeros, and the true sizes."""
     sizes = [len(shard.y) for shard in shards]
     most = max(sizes)
     x = np.zeros((len(shards), most, *shards[0].x.shape[1:]), shards[0].x.dtype)
@@ -167,7 +169,7 @@ def _padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[
 def _padded_schedules(
     schedules: Sequence[list[npt.NDArray[np.int64]]],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """(steps, n, b) indices, and weights that average over a client's true batch and vanish on padding."""
+    """Return (steps, n, b) indices, and weights that average over each true batch and are 0 on padding."""
     steps = max(len(schedule) for schedule in schedules)
     width = max(len(batch) for schedule in schedules for batch in schedule)
     index = np.zeros((steps, len(schedules), width), np.int64)
@@ -183,7 +185,7 @@ def _padded_schedules(
 def losses(
     model: nn.Module, layout: Layout, models: npt.NDArray[np.float32], shards: Sequence[Shard], device: str = "cpu"
 ) -> npt.NDArray[np.float64]:
-    """(n, k) mean training loss of every model on every client's own data; inf where it is not finite."""
+    """Return the (n, k) mean loss of every model on every client's training data; inf where it is not finite."""
     sizes = np.array([len(shard.y) for shard in shards])
     owner = np.repeat(np.arange(len(shards)), sizes)
     x, y = np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards])
@@ -197,7 +199,7 @@ def losses(
 def example_losses(
     model: nn.Module, layout: Layout, models: npt.NDArray[np.float32], shard: Shard, device: str = "cpu"
 ) -> npt.NDArray[np.float64]:
-    """(N, k) loss of every model on every example of one client; N may be 0."""
+    """Return the (N, k) loss of every model on every example of one client; N may be 0."""
     if not len(shard.y):
         return np.zeros((0, len(models)))
     return np.stack(_per_example(model, layout, models, shard.x, shard.y, device, _example_loss), axis=1)
@@ -212,7 +214,7 @@ def accuracies(
     y: npt.NDArray[np.int64],
     device: str = "cpu",
 ) -> npt.NDArray[np.float64]:
-    """(k,) part of the examples that each model gets right; for real targets R^2, at least 0."""
+    """Return each model's accuracy (k,) on these examples; for real targets R², at least 0."""
     if np.issubdtype(y.dtype, np.floating):
         errors = [each.sum() for each in _per_example(model, layout, models, x, y, device, _example_loss)]
         return np.maximum(0.0, 1 - np.array(errors) / max(float(np.sum((y - y.mean()) ** 2)), 1e-12))
@@ -220,7 +222,7 @@ def accuracies(
 
 
 def _example_loss(output: Tensor, y: Tensor) -> Tensor:
-    """(n,) cross-entropy of (n, classes) logits, or squared error where targets are real numbers."""
+    """Return the (n,) cross-entropy of (n, classes) logits, or the squared error for real targets."""
     if y.is_floating_point():
         return mse_loss(output, y, reduction="none")
     return cross_entropy(output, y, reduction="none")
@@ -233,7 +235,7 @@ def _example_hit(logits: Tensor, y: Tensor) -> Tensor:
 def _per_example(
     model: nn.Module, layout: Layout, models: Any, x: Any, y: Any, device: str, score: Any
 ) -> list[npt.NDArray[np.float64]]:
-    """For every model, the score of every example."""
+    """Return the (n,) scores of all examples, for every model."""
     model = model.to(device)
     vectors = torch.as_tensor(models, device=device)
     scores: list[list[Tensor]] = [[] for _ in vectors]

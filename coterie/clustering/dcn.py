@@ -27,6 +27,7 @@ from torch import Tensor
 
 from coterie.clustering.kmeans import k_means
 from coterie.models.autoencoder import ENCODERS, Autoencoder, Labeller, folded
+from coterie.progress import ProgressCallback, ignore_progress
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -91,7 +92,7 @@ class DCN:
         *,
         state: Mapping[str, npt.NDArray[Any]] | None = None,
         keep: Callable[[Arrays], None] = lambda state: None,
-        tell: Callable[[str], None] = lambda text: None,
+        progress: ProgressCallback = ignore_progress,
     ) -> Labeller:
         """What labels points by their codes' nearest centroid: of some starts the one with the least Equation (1).
 
@@ -99,7 +100,7 @@ class DCN:
             points: (n, *shape).
             state: what ``keep`` was last given, to go on from there.
             keep: called now and then with all that the training needs to go on.
-            tell: called with what is being done.
+            progress: called with progress reports.
 
         Raises:
             ValueError: fewer points than clusters.
@@ -115,7 +116,7 @@ class DCN:
         for start in range(int(state.get(_START, 0)), self.starts):
             so_far: Arrays = {_START: np.array(start), _LEAST: np.array(least)}
             so_far |= {_BEST + name: value.numpy() for name, value in best.state_dict().items()}
-            found, objective = self._fit(x, points.shape[1:], start, state, partial(_keep_all, keep, so_far), tell)
+            found, objective = self._fit(x, points.shape[1:], start, state, partial(_keep_all, keep, so_far), progress)
             if objective < least:
                 best, least = found, objective
             state = {}
@@ -128,7 +129,7 @@ class DCN:
         start: int,
         state: Arrays,
         keep: Callable[[Arrays], None],
-        tell: Callable[[str], None],
+        progress: ProgressCallback,
     ) -> tuple[Labeller, float]:
         """One start, and its Equation (1)."""
         with torch.random.fork_rng(devices=()):
@@ -143,7 +144,7 @@ class DCN:
             joint = epoch >= self.pretrain_epochs
             if joint and centroids is None:
                 centroids, labels = self._cluster(network, x, (start, epoch), None)  # line 2
-            tell(f"deep clustering {start + 1} of {self.starts}: epoch {epoch + 1} of {epochs}")
+            progress(f"deep clustering {start + 1} of {self.starts}: epoch {epoch + 1} of {epochs}")
             self._train(network, adam, x, (start, epoch), centroids if joint else None, labels)
             if joint:
                 centroids, labels = self._cluster(network, x, (start, epoch), centroids)  # line 5
@@ -165,7 +166,7 @@ class DCN:
         """Lines 1 and 4: one epoch, on both terms where there are centroids."""
         rng = np.random.default_rng([self.seed, *when])
         size = max(2, math.ceil(self.batch_part * len(x)))
-        for batch in torch.as_tensor(rng.permutation(len(x)), device=self._device).split(size):
+        for batch in torch.split(torch.as_tensor(rng.permutation(len(x)), device=self._device), size):
             if len(batch) < 2:  # has no variance to normalise by
                 continue
             noise = self.noise * rng.standard_normal((len(batch), x.shape[1]), np.float32)
@@ -186,20 +187,20 @@ class DCN:
         """(k, code) centroids of the codes, from ``start`` where there is one, and (n,) labels."""
         network.eval()
         with torch.no_grad():
-            codes = torch.cat([network.encoder(part) for part in x.split(_CHUNK)])
+            codes = torch.cat([network.encoder(part) for part in torch.split(x, _CHUNK)])
         network.train()
         rng = np.random.default_rng([self.seed, *when, 1])
         begin = None if start is None else start.cpu().numpy()
         found = torch.as_tensor(k_means(codes.cpu().numpy(), self.k, rng, start=begin), dtype=torch.float32)
         found = found.to(self._device)
-        return found, torch.cat([torch.cdist(part, found).argmin(dim=1) for part in codes.split(_CHUNK)])
+        return found, torch.cat([torch.cdist(part, found).argmin(dim=1) for part in torch.split(codes, _CHUNK)])
 
     @torch.no_grad()
     def _objective(self, network: Autoencoder, x: Tensor, centroids: Tensor) -> float:
         """Equation (1), the mean over points; without noise."""
         network.to(self._device).eval()
         total = 0.0
-        for part in x.split(_CHUNK):
+        for part in torch.split(x, _CHUNK):
             codes, again = network(part)
             apart = torch.cdist(codes, centroids).square().min(dim=1).values
             total += float(((again - part).square().sum(dim=1) + self.weight / 2 * apart).sum())

@@ -1,30 +1,44 @@
-"""k-means, scikit-learn's, as every method here asks for it."""
+"""k-means by scikit-learn, with the settings that all methods of the package share."""
 
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+if TYPE_CHECKING:
+    from sklearn.cluster import KMeans
+
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 _RESTARTS = 10
 
 
 def k_means(points: npt.ArrayLike, k: int, rng: np.random.Generator, *, start: FloatArray | None = None) -> FloatArray:
-    """(k, F) centroids: of the best of ten k-means++ starts, or from ``start`` alone.
+    """Return the (k, F) centroids of the best of ten k-means++ starts, or from ``start`` alone.
 
     Args:
         points: (n, F), n at least k.
         k: number of clusters.
         rng: seeds the starts.
-        start: (k, F) first centroids.
+        start: (k, F) initial centroids.
 
     Raises:
         ValueError: fewer points than clusters.
     """
-    from sklearn.cluster import KMeans
+    return np.asarray(_fit(points, k, rng, start).cluster_centers_, np.float64)
+
+
+def k_means_labels(points: npt.ArrayLike, k: int, rng: np.random.Generator) -> IntArray:
+    """Return the (n,) labels of :func:`k_means`; fewer than k are used where fewer points differ."""
+    return np.asarray(_fit(points, k, rng, None).labels_, np.int64)
+
+
+def _fit(points: npt.ArrayLike, k: int, rng: np.random.Generator, start: FloatArray | None) -> KMeans:
+    from sklearn.cluster import KMeans  # slow to import; most clients never cluster
     from sklearn.exceptions import ConvergenceWarning
 
     x = np.asarray(points)
@@ -33,5 +47,4 @@ def k_means(points: npt.ArrayLike, k: int, rng: np.random.Generator, *, start: F
     init, starts = ("k-means++", _RESTARTS) if start is None else (start.astype(x.dtype), 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than k: some centroids are equal
-        found = KMeans(k, init=init, n_init=starts, random_state=int(rng.integers(2**31))).fit(x)
-    return np.asarray(found.cluster_centers_, np.float64)
+        return KMeans(k, init=init, n_init=starts, random_state=int(rng.integers(2**31))).fit(x)

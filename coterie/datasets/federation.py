@@ -160,7 +160,7 @@ def _need_identity(transform: Transform, source: Source) -> None:
         )
 
 
-def federate(
+def federate(  # long: one line per argument, all of which are documented
     dataset: str,
     *,
     clients: int,
@@ -219,6 +219,32 @@ def federate(
     proportions = parse_groups(groups)
     if shift not in SHIFTS:
         raise DataError(unknown("shift", shift, SHIFTS))
+    _check_split(samples_per_client, validation, seed, dirichlet_alpha, classes_per_client, non_iid_level)
+    source = load(dataset, data_dir)
+    return _federate(
+        source,
+        clients,
+        proportions,
+        shift,
+        samples_per_client,
+        dirichlet_alpha,
+        classes_per_client,
+        non_iid_level,
+        validation,
+        seed,
+        transform,
+    )
+
+
+def _check_split(
+    samples_per_client: int,
+    validation: int,
+    seed: int,
+    dirichlet_alpha: float,
+    classes_per_client: int,
+    non_iid_level: float,
+) -> None:
+    """Raise DataError for a number out of range, or two ways to split at once."""
     for name, value in (
         ("samples_per_client", samples_per_client),
         ("validation", validation),
@@ -241,20 +267,6 @@ def federate(
             f"classes_per_client and validation to 0 (they are {dirichlet_alpha:g}, {classes_per_client} and "
             f"{validation}), or non_iid_level to -1"
         )
-    source = load(dataset, data_dir)
-    return _federate(
-        source,
-        clients,
-        proportions,
-        shift,
-        samples_per_client,
-        dirichlet_alpha,
-        classes_per_client,
-        non_iid_level,
-        validation,
-        seed,
-        transform,
-    )
 
 
 @lru_cache(maxsize=2)

@@ -309,7 +309,7 @@ def _csv(path: Path) -> tuple[Records, None]:
         names, values = _csv_rows(path)
         if not set(names) & set(_TARGETS):
             raise DataError(problem) from None
-        problems = (problem,)
+        problems: tuple[str, ...] = (problem,)
     else:
         problems = ()
     values = values if values.size else np.zeros((0, len(names)))
@@ -467,14 +467,14 @@ def _need_numbers(where: str, values: Array) -> None:
 
 
 def _are_labels(y: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    return (y >= 0) & (y == np.floor(y))
+    return np.asarray((y >= 0) & (y == np.floor(y)))
 
 
 def _is_held_out(x: Array, y: float) -> bool:
     """By the record's own numbers, alike in every form of file."""
     digest = hashlib.sha256()
     for part in x if x.ndim == 3 else (x,):  # a channel at a time: pictures may be large
-        digest.update(np.ascontiguousarray(part, "<f4"))
+        digest.update(np.ascontiguousarray(part, "<f4").data)
     digest.update(np.float64(y).astype("<f8").tobytes())
     return int.from_bytes(digest.digest()) % _HELD_OUT == 0
 
@@ -569,14 +569,14 @@ def _picture(file: Path, shape: Shape | None) -> tuple[Array, Array]:
         raise DataError(f"{file} is not an image that can be read ({_short(error)}); replace or remove it") from None
     if image.mode in ("I", "F") or ";" in image.mode:
         raise DataError(f"{file} has pixels of more than 8 bits (Pillow's mode {image.mode}); save it with 8")
-    image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-    own = _channels_first(image)
+    picture = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+    own = _channels_first(picture)
     if shape is None:
         return own, np.zeros(0, np.uint8)
-    image = image.convert("L" if shape[0] == 1 else "RGB")
-    if image.size != (shape[2], shape[1]):
-        image = image.resize((shape[2], shape[1]), Image.Resampling.BILINEAR)
-    return own, _channels_first(image)
+    picture = picture.convert("L" if shape[0] == 1 else "RGB")
+    if picture.size != (shape[2], shape[1]):
+        picture = picture.resize((shape[2], shape[1]), Image.Resampling.BILINEAR)
+    return own, _channels_first(picture)
 
 
 class _Bounded(io.FileIO):

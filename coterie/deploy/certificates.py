@@ -15,7 +15,6 @@ Private files have mode 0600, public ones 0644, folders 0700, whatever the umask
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import secrets
 import shutil
@@ -39,6 +38,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.deploy.errors import DeployError
+from coterie.files import PRIVATE, write_new
 
 #: Default validity of server and node certificates in days; the authority is valid for longer, for renewals.
 DAYS, AUTHORITY_DAYS = 825, 3650
@@ -208,8 +208,8 @@ def _named(name: str) -> x509.Name:
 
 
 def _key_usage(**uses: bool) -> x509.KeyUsage:
-    every = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    every += ("key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
+    every = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"]
+    every += ["key_cert_sign", "crl_sign", "encipher_only", "decipher_only"]
     return x509.KeyUsage(**{use: uses.get(use, False) for use in every})
 
 
@@ -286,11 +286,7 @@ def _staged(parent: Path, files: Mapping[str, bytes]) -> Iterator[Path]:
             folder.mkdir(mode=0o700, exist_ok=True)
             folder.chmod(0o700)
         for name, content in files.items():
-            with os.fdopen(os.open(stage / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                os.fchmod(file.fileno(), 0o644 if name.endswith((".crt", ".pub")) else 0o600)
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            write_new(stage / name, content, mode=0o644 if name.endswith((".crt", ".pub")) else PRIVATE)
         yield stage
     finally:
         shutil.rmtree(stage, ignore_errors=True)

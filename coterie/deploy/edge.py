@@ -137,7 +137,7 @@ class Check:
 
     subject: str
     passed: bool
-    said: str
+    detail: str
 
 
 def default_state_dir(client_id: int) -> Path:
@@ -153,7 +153,7 @@ def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
     a CA that will do.
     """
     trusted = False
-    for subject, question in (
+    probes: tuple[tuple[str, Callable[[], str]], ...] = (
         ("data", lambda: _data(edge.data, describe)),
         ("key", lambda: _key(edge.key)),
         ("ca", lambda: _ca(edge.ca)),
@@ -161,11 +161,12 @@ def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
         ("state", lambda: _state(edge.state_dir)),
         ("port", lambda: _port(edge.port)),
         ("superlink", lambda: _superlink(edge.superlink, edge.ca)),
-    ):
+    )
+    for subject, probe in probes:
         if subject == "superlink" and not trusted:
             return
         try:
-            check = Check(subject, True, question())
+            check = Check(subject, True, probe())
         except DeployError as error:
             check = Check(subject, False, str(error))
         trusted |= subject == "ca" and check.passed

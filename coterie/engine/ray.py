@@ -1,4 +1,4 @@
-"""The Ray engine from Python: Flower's simulation of the same ServerApp and ClientApp, without a SuperLink."""
+"""The Ray engine: Flower's simulation of the same ServerApp and ClientApp, without a SuperLink."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EngineError(RuntimeError):
 
 
 def run_on_ray(main: Callable[[Grid], None], clients: int) -> None:
-    """Call ``main`` with a grid of ``clients`` simulated nodes; what it raises, this raises.
+    """Call ``main`` with a grid of ``clients`` simulated nodes; its exceptions propagate.
 
     Raises:
         EngineError: Ray is not installed.
@@ -35,6 +35,6 @@ def run_on_ray(main: Callable[[Grid], None], clients: int) -> None:
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     with warnings.catch_warnings():
-        # Flower prefers `flwr run`, which needs a SuperLink and an app folder; both run the same simulation.
+        # Flower recommends `flwr run`, which needs a SuperLink and an app folder, and runs the same simulation.
         warnings.simplefilter("ignore", DeprecationWarning)
         run_simulation(server_app, client_app, num_supernodes=clients)

@@ -77,7 +77,7 @@ class Labeller(nn.Module):
     @torch.no_grad()
     def label(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """(n,) index of the centroid nearest to each of (n, *shape) examples, some at a time."""
-        parts = torch.as_tensor(x).split(_CHUNK)
+        parts = torch.split(torch.as_tensor(x), _CHUNK)
         found = [self(part.to(self.centroids.device)).argmax(dim=1).cpu() for part in parts]
         return np.asarray(torch.cat(found).numpy())
 

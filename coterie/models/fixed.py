@@ -110,7 +110,7 @@ def hog(x: Images) -> Images:
     features = np.empty((len(x), _ORIENTATIONS, _CELLS, _CELLS), np.float32)
     for start in range(0, len(x), _CHUNK):
         part = slice(start, start + _CHUNK)
-        features[part] = _normalised(rows @ _oriented(*_gradient(x[part])) @ columns.T)
+        features[part] = _normalised(np.asarray(rows @ _oriented(*_gradient(x[part])) @ columns.T, np.float32))
     return features
 
 
@@ -143,7 +143,7 @@ def _spread(size: int) -> Images:
     width = size / _CELLS
     centres = (np.arange(_CELLS) + 0.5) * width - 0.5
     weights = np.maximum(1 - np.abs(np.arange(size) - centres[:, None]) / width, 0)
-    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
 
 
 def _normalised(cells: Images) -> Images:
@@ -152,7 +152,7 @@ def _normalised(cells: Images) -> Images:
     energy = (energy[:, :-2] + 2 * energy[:, 1:-1] + energy[:, 2:]) / 4
     energy = (energy[..., :-2] + 2 * energy[..., 1:-1] + energy[..., 2:]) / 4
     relative = cells / np.sqrt(energy + np.float32(_FLAT**2))[:, None]
-    return (np.sqrt(relative) - np.float32(_CENTRE)) * np.float32(_SCALE)
+    return np.asarray((np.sqrt(relative) - np.float32(_CENTRE)) * np.float32(_SCALE))
 
 
 def random_conv(x: Images) -> Images:
@@ -188,13 +188,13 @@ def _filters(channels: int) -> Images:
     drawn = np.random.RandomState(0).standard_normal((_FILTERS, channels, _WIDTH, _WIDTH))
     drawn *= np.sqrt(np.outer(fading, fading))
     drawn -= drawn.mean(axis=(1, 2, 3), keepdims=True)
-    return (drawn / np.sqrt((drawn**2).sum(axis=(1, 2, 3), keepdims=True))).astype(np.float32)
+    return np.asarray(drawn / np.sqrt((drawn**2).sum(axis=(1, 2, 3), keepdims=True)), np.float32)
 
 
 def _unit(x: Images) -> Images:
     """Each image's numbers without their mean, and of length 1 (a flat image: 0)."""
     centred = x - x.mean(axis=(1, 2, 3), keepdims=True)
-    return centred / (np.sqrt((centred**2).sum(axis=(1, 2, 3), keepdims=True)) + np.float32(1e-3))
+    return np.asarray(centred / (np.sqrt((centred**2).sum(axis=(1, 2, 3), keepdims=True)) + np.float32(1e-3)))
 
 
 def _need_images(name: str, x: npt.NDArray[np.generic], side: int) -> None:

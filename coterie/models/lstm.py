@@ -30,4 +30,5 @@ class CharLSTM(nn.Module):
             let_in, keep, new, let_out = (step + self.hidden(state)).chunk(4, dim=1)
             cell = torch.sigmoid(keep) * cell + torch.sigmoid(let_in) * torch.tanh(new)
             state = torch.sigmoid(let_out) * torch.tanh(cell)
-        return self.output(state)
+        logits: Tensor = self.output(state)
+        return logits

@@ -30,7 +30,8 @@ class ResNet18(nn.Module):
         hidden = self.pool(relu(self.norm(self.stem(images))))
         for block in self.blocks:
             hidden = block(hidden)
-        return self.output(hidden.mean(dim=(2, 3)))
+        logits: Tensor = self.output(hidden.mean(dim=(2, 3)))
+        return logits
 
 
 class _Block(nn.Module):

@@ -206,7 +206,7 @@ class PPFCGAN(OneShot):
             every,
             state=self.recorder.load_artifact(_STATE),
             keep=lambda state: self.recorder.save_artifact(_STATE, state),
-            tell=self.recorder.working_on,
+            progress=self.recorder.working_on,
         )
         self.recorder.save_artifact(_STATE, {})
         return labeller

@@ -52,24 +52,12 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
             method that give no guarantee, and why).
         charges: its other lines, in order.
     """
-    plan, seed = plan_of(header["plan"]), header.get("seed")
-    charged = counted(charges)
+    plan, charged = plan_of(header["plan"]), counted(charges)
     profiles = _profiles(header, plan, charges)
     delta = min(profile.plan.delta for profile in profiles)
     by_accountant = {name: max(each.epsilon(delta, name) for each in profiles) for name in _accountants(plan)}
     cost = by_accountant[plan.accountant]
-    reasons = plan.reasons() + ([] if plan.private else list(header.get("unfounded", ())))
-    if plan.private:
-        reasons += dict.fromkeys(reason for profile in profiles for reason in delta_reasons(profile.plan))
-    if plan.private and seed is not None:
-        reasons.append(f"seeded noise (seed {seed}), for simulation only: whoever knows the seed can remove it")
-    if plan.private and not certifies(plan.accountant):
-        reasons.append(f"counted by {plan.accountant}, which does not certify (pld and rdp do)")
-    if plan.private and not math.isfinite(cost):
-        reasons.append("the charges have so little noise that epsilon is infinite")
-    spent = epsilon(charged, plan.delta, plan.accountant)
-    if plan.private and not spent <= plan.epsilon * SLACK:
-        reasons.append(f"the charges amount to epsilon {spent:.4f}, above the budget of {plan.epsilon:g}")
+    reasons = _reasons(header, plan, profiles, charged, cost)
     hidden = "which records are in a batch" if isinstance(plan, RecordPlan) else "who takes part"
     outside = [*header.get("diagnostics", ()), *_OUTSIDE, _HIDDEN.format(hidden)] if plan.private else []
     outside += [_OWN_BUDGETS] if isinstance(plan, RecordPlan) else []
@@ -105,6 +93,30 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "outside": outside,
         "coterie": version("coterie"),
     }
+
+
+def _reasons(
+    header: Mapping[str, Any],
+    plan: Plan | RecordPlan,
+    profiles: Sequence[_Profile],
+    charged: Counter[Event],
+    cost: float,
+) -> list[str]:
+    """Return why a run is not certified; empty if it is."""
+    reasons = plan.reasons() + ([] if plan.private else list(header.get("unfounded", ())))
+    if not plan.private:
+        return reasons
+    reasons += dict.fromkeys(reason for profile in profiles for reason in delta_reasons(profile.plan))
+    if (seed := header.get("seed")) is not None:
+        reasons.append(f"seeded noise (seed {seed}), for simulation only: whoever knows the seed can remove it")
+    if not certifies(plan.accountant):
+        reasons.append(f"counted by {plan.accountant}, which does not certify (pld and rdp do)")
+    if not math.isfinite(cost):
+        reasons.append("the charges have so little noise that epsilon is infinite")
+    spent = epsilon(charged, plan.delta, plan.accountant)
+    if not spent <= plan.epsilon * SLACK:
+        reasons.append(f"the charges amount to epsilon {spent:.4f}, above the budget of {plan.epsilon:g}")
+    return reasons
 
 
 def _covers(plan: Plan | RecordPlan) -> list[str]:

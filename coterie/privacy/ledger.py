@@ -27,7 +27,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from coterie.files import FileError, open_regular, private_folder, read_text
+from coterie.files import FileError, open_regular, private_folder, read_text, sync_folder
 from coterie.privacy.accountants import Accountant, Event, PrivacyError
 from coterie.privacy.accounting import SLACK, composed
 
@@ -410,11 +410,7 @@ def _open_locked(path: Path) -> IO[bytes]:
         raise LedgerError(
             f"{path} is in use by another process: wait for it, or choose another file or --out"
         ) from None
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_folder(path.parent)
     return file
 
 

@@ -39,7 +39,7 @@ class Pairs:
         The diagonal becomes NaN: the distance of a client to itself is trivial.
         """
         place = {client: index for index, client in enumerate(order)}
-        key = [place.get(int(client), len(place)) for client in self.clients]
+        key = np.array([place.get(int(client), len(place)) for client in self.clients], np.int64)
         taken = np.lexsort((self.clients, self.labels, key))
         matrix = self.matrix[np.ix_(taken, taken)].astype(np.float64)
         np.fill_diagonal(matrix, np.nan)

@@ -126,36 +126,13 @@ def tree_figure(tree: Sequence[Node], last: int) -> Figure:
         axes = figure.add_axes((0.03, 0.5 / tall, 0.76, 1 - 0.65 / tall))
         labels = []
         for node in tree:
-            leaf, y = node.cluster is not None, height[node.number]
-            colour, style = cycle(CLUSTER_COLOURS, node.cluster) if node.cluster is not None else (MUTED, "-")
-            thick = 1.5 + 7.5 * len(node.clients) / total
-            stop = last if node.ended is None else node.ended
-            start = node.born
-            if node.parent is not None:
-                parent = by_number[node.parent]
-                start = node.born if parent.ended is None else parent.ended
-                drop = [height[parent.number], y]
-                axes.plot([start, start], drop, color=MUTED, linewidth=1.2, solid_capstyle="butt")
-            axes.plot([start, stop], [y, y], style, color=colour, linewidth=thick, solid_capstyle="butt")
-            if node.why == "split":
-                axes.plot(stop, y, "o", color=INK, markerfacecolor="white", markersize=6, markeredgewidth=1.4, zorder=4)
-                if node.similarity is not None:
-                    offset = (-6, 4 + thick / 2)
-                    axes.annotate(
-                        f"{node.similarity:.2f}".replace("-", "−"),
-                        (stop, y),
-                        offset,
-                        textcoords="offset points",
-                        ha="right",
-                        fontsize=8,
-                        color=INK,
-                    )
-            elif node.ended is not None:
-                axes.plot([stop, last], [y, y], ":", color=colour, linewidth=1.4)
-                axes.plot(stop, y, "s", color=INK, markersize=6, zorder=4)
-            if leaf:
+            parent = None if node.parent is None else by_number[node.parent]
+            above = None if parent is None else height[parent.number]
+            begin = node.born if parent is None or parent.ended is None else parent.ended
+            colour = _draw_node(axes, node, last, begin, height[node.number], above, len(node.clients) / total)
+            if node.cluster is not None:
                 label = f"cluster {node.cluster}{GAP}{formats.clients(len(node.clients))}"
-                labels.append(LineEnd(last, y, label, colour))
+                labels.append(LineEnd(last, height[node.number], label, colour))
         axes.set_xlim(0, 1.01 * last)
         axes.set_ylim(-0.6, max(len(ends) - 1, 1) + 0.6 if len(ends) > 1 else 0.6)
         axes.set_yticks([])
@@ -164,6 +141,32 @@ def tree_figure(tree: Sequence[Node], last: int) -> Figure:
         axes.set_xlabel("round")
         label_ends(axes, labels)
     return figure
+
+
+def _draw_node(axes: Axes, node: Node, last: int, begin: float, y: float, above: float | None, share: float) -> str:
+    """Draw the line of a cluster from round ``begin`` at height ``y``, below its parent; return its colour."""
+    colour, style = cycle(CLUSTER_COLOURS, node.cluster) if node.cluster is not None else (MUTED, "-")
+    thick = 1.5 + 7.5 * share
+    stop = last if node.ended is None else node.ended
+    if above is not None:
+        axes.plot([begin, begin], [above, y], color=MUTED, linewidth=1.2, solid_capstyle="butt")
+    axes.plot([begin, stop], [y, y], style, color=colour, linewidth=thick, solid_capstyle="butt")
+    if node.why == "split":
+        axes.plot(stop, y, "o", color=INK, markerfacecolor="white", markersize=6, markeredgewidth=1.4, zorder=4)
+        if node.similarity is not None:
+            axes.annotate(
+                f"{node.similarity:.2f}".replace("-", "−"),
+                (stop, y),
+                (-6, 4 + thick / 2),
+                textcoords="offset points",
+                ha="right",
+                fontsize=8,
+                color=INK,
+            )
+    elif node.ended is not None:
+        axes.plot([stop, last], [y, y], ":", color=colour, linewidth=1.4)
+        axes.plot(stop, y, "s", color=INK, markersize=6, zorder=4)
+    return colour
 
 
 def block_means(matrix: np.ndarray, most: int = MOST_CELLS) -> np.ndarray:
@@ -177,7 +180,9 @@ def block_means(matrix: np.ndarray, most: int = MOST_CELLS) -> np.ndarray:
         return np.asarray(np.add.reduceat(rows, edges, axis=1), dtype=np.float64)
 
     counts = sums(known.astype(np.float64))
-    return np.divide(sums(np.where(known, matrix, 0.0)), counts, out=np.full_like(counts, np.nan), where=counts > 0)
+    means: np.ndarray = np.full_like(counts, np.nan)
+    np.divide(sums(np.where(known, matrix, 0.0)), counts, out=means, where=counts > 0)
+    return means
 
 
 def _draw_matrix(axes: Axes, pairs: Pairs, colours: Colormap, scale: Normalize) -> None:

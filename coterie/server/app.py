@@ -13,15 +13,16 @@ from typing import Any
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
-from flwr.superlink.grid import InMemoryGrid  # that of Flower's simulations; deployments have another
+from flwr.superlink.grid import InMemoryGrid  # of simulations; deployments have another grid
 
 from coterie import logs
 from coterie.privacy import Streams
+from coterie.progress import report_progress
 from coterie.report import write_report
 from coterie.server import exporter
 from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.folder import RunFolder
-from coterie.server.grid import persistent
+from coterie.server.grid import with_retries
 from coterie.server.run import initial_models, rounds_of, run
 from coterie.settings import AUTO, ConfigError
 
@@ -47,9 +48,10 @@ def open_folder(
             raise ConfigError("resume needs out, the folder of the run to continue")
         return RunFolder.resume(Path(given["out"]), {k: v for k, v in given.items() if k not in ("out", "resume")})
     config = RunConfig(values, deployed=deployed)
-    initial_models(config, Streams(0))  # a network that cannot be built, and noise that cannot be had,
-    _ = config.plan  # are found before a folder is made; so is
-    exporter.check(config)  # a library that is missing
+    # Fail before a folder is created: on the network, on the noise multiplier, on a missing library.
+    initial_models(config, Streams(0))
+    _ = config.plan
+    exporter.check(config)
     check(config)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config.run.strategy}-{config.data.dataset.replace(':', '.')}-{stamp}"
@@ -60,8 +62,8 @@ def open_folder(
 
 
 @contextmanager
-def paged(folder: RunFolder) -> Iterator[Path]:
-    """Write the page of a run when the context ends, also if the budget ended the run early."""
+def report_on_exit(folder: RunFolder) -> Iterator[Path]:
+    """Write the report of a run when the context exits, also if the budget ended the run early."""
     page = folder.path / "report.html"
     try:
         yield page
@@ -75,24 +77,24 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run, and report where the results are."""
+    """Run, and log where the results are."""
     logs.install(run=str(context.run_id))
     runs = Path(os.environ.get("COTERIE_RUNS") or Path.home() / "coterie-runs")
     folder = open_folder(context.run_config, runs, deployed=not isinstance(grid, InMemoryGrid))
     rounds = rounds_of(folder.config)
 
-    def say(line: Mapping[str, Any]) -> None:
+    def log_metrics(line: Mapping[str, Any]) -> None:
         text, known = logs.round_line(line, rounds)
         log(INFO, text, extra=known)
         log(INFO, logs.progress_message(line, rounds))
 
-    folder.observer = say
-    folder.watcher = lambda what: log(INFO, what)
+    folder.on_metrics = log_metrics
+    folder.on_progress = report_progress
     for warning in folder.config.warnings():
         log(WARNING, warning)
     try:
-        with paged(folder):
-            run(folder, persistent(grid))
+        with report_on_exit(folder):
+            run(folder, with_retries(grid))
     finally:
         folder.close()
     log(INFO, "results are in %s", folder.path)

@@ -500,10 +500,10 @@ class RunConfig:
             return
         _ = self.facts
         values = self.values
-        for name, value in _UNSPLIT.items():
-            if values[name] != value:
+        for name, neutral in _UNSPLIT.items():
+            if values[name] != neutral:
                 raise ConfigError(
-                    f"{name} = {values[name]!r}: clients' own data are not split or shifted; set it to {value!r}"
+                    f"{name} = {values[name]!r}: clients' own data are not split or shifted; set it to {neutral!r}"
                 )
         if data.samples_per_client and self.privacy.privacy_unit != "record":
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""A Prometheus endpoint for the metrics of a run, updated by the run folder's observer."""
+"""A Prometheus endpoint for the metrics of a run, updated after every round."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check(config: RunConfig) -> None:
 
 
 @contextmanager
-def exported(folder: RunFolder, rounds: int) -> Iterator[None]:
+def serve_metrics(folder: RunFolder, rounds: int) -> Iterator[None]:
     """Serve http://metrics-host:metrics-port/metrics during the folder's run of ``rounds``.
 
     Raises:
@@ -38,7 +38,7 @@ def exported(folder: RunFolder, rounds: int) -> Iterator[None]:
     check(config)
     from prometheus_client import CollectorRegistry, start_http_server
 
-    registry, gauges, told = CollectorRegistry(auto_describe=False), _Gauges(folder, rounds), folder.observer
+    registry, gauges, previous = CollectorRegistry(auto_describe=False), _Gauges(folder, rounds), folder.on_metrics
     registry.register(gauges)
     try:
         server, thread = start_http_server(port, host, registry)
@@ -50,23 +50,22 @@ def exported(folder: RunFolder, rounds: int) -> Iterator[None]:
 
     def observe(line: Mapping[str, Any]) -> None:
         gauges.observe(line)
-        told(line)
+        previous(line)
 
-    folder.observer = observe
+    folder.on_metrics = observe
     try:
         yield
     finally:
-        folder.observer = told
+        folder.on_metrics = previous
         server.shutdown()
         server.server_close()
         thread.join()
 
 
 class _Gauges:
-    """What is known so far; a collector of prometheus_client.
+    """Latest metrics of a run; a collector of prometheus_client.
 
-    Who takes part in a round is secret at client level: lines of such runs hold neither replies nor clients, and so
-    neither does this.
+    At client level participation is secret: metrics of such runs contain neither replies nor clients.
     """
 
     def __init__(self, folder: RunFolder, rounds: int) -> None:
@@ -81,15 +80,15 @@ class _Gauges:
         values = {key: line[key] for key in _HELP if key in line}
         replies = dict(self.replies)
         if "replies" in line:
-            said = line["replies"]
-            for result, count in (("accepted", said["accepted"]), ("dropped", sum(said["dropped"].values()))):
+            counts = line["replies"]
+            for result, count in (("accepted", counts["accepted"]), ("dropped", sum(counts["dropped"].values()))):
                 replies[result] = replies.get(result, 0) + count
-        self.values, self.replies = {**self.values, **values}, replies  # at once: another thread reads
+        self.values, self.replies = {**self.values, **values}, replies  # one assignment: another thread reads
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
-        yield InfoMetricFamily("coterie_run", "What runs.", value=self.about)
+        yield InfoMetricFamily("coterie_run", "The run.", value=self.about)
         for name, value in self.values.items():
             yield GaugeMetricFamily(f"coterie_{name}", self.help[name], value=value)
         if self.replies:
@@ -100,11 +99,11 @@ class _Gauges:
 
 
 _HELP = {
-    "round": "The last round that was finished.",
-    "rounds": "Rounds of the whole run.",
+    "round": "Last completed round.",
+    "rounds": "Rounds of the run.",
     "epsilon": "Privacy spent so far; +Inf without privacy.",
-    "epsilon_budget": "Privacy that the run may spend; +Inf without privacy.",
+    "epsilon_budget": "Privacy budget of the run; +Inf without privacy.",
     "accuracy": "Latest mean accuracy of the clients: exact, outside the privacy guarantee.",
-    "clients_present": "Clients that were there in the last round.",
+    "clients_present": "Connected clients in the last round.",
 }
 _NOISY = "Latest noisy mean accuracy of the clients, charged to the privacy budget."

@@ -27,7 +27,7 @@ import subprocess
 import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,10 +49,12 @@ from coterie.files import (
     read_lines,
     read_object,
     read_text,
+    write_atomic,
 )
 from coterie.messages import Layout
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
+from coterie.progress import ProgressCallback, ignore_progress
 from coterie.rounds import SERVER_KEYS, Checkpoint
 from coterie.server import planning
 from coterie.server.config import SETTINGS, RunConfig
@@ -83,8 +85,8 @@ class RunFolder:
         self.plan = plan
         self.ledger = ledger
         self.resumed = resumed
-        self.observer: Callable[[Mapping[str, Any]], None] = lambda line: None
-        self.watcher: Callable[[str], None] = lambda what: None
+        self.on_metrics: Callable[[Mapping[str, Any]], None] = lambda line: None
+        self.on_progress: ProgressCallback = ignore_progress
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunFolder:
@@ -170,19 +172,20 @@ class RunFolder:
         _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, about))
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
-        """Append to metrics.jsonl, and exact scores to diagnostics.jsonl; then call the observer."""
+        """Append to metrics.jsonl, and exact scores to diagnostics.jsonl; then call ``on_metrics``."""
         released, exact = self._divided(line)
         if exact:  # first: a round whose metrics are there lacks no scores
             _append(self.path / _DIAGNOSTICS, exact)
         _append(self.path / _METRICS, released)
-        self.observer(line)
+        self.on_metrics(line)
 
     def save_artifact(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace ``evidence/{name}.npz``, inputs of the clustering."""
         private_folder(self.path / "evidence")
         content = io.BytesIO()
         few = sum(values.nbytes for values in arrays.values()) <= _COMPRESSED
-        (np.savez_compressed if few else np.savez)(content, **arrays)
+        write: Callable[..., None] = np.savez_compressed if few else np.savez
+        write(content, **arrays)
         _replace(self.path / "evidence" / f"{name}.npz", content.getvalue())
 
     def load_artifact(self, name: str) -> dict[str, np.ndarray] | None:
@@ -206,8 +209,8 @@ class RunFolder:
                 os.link(file, own)  # files are replaced, never written into
 
     def working_on(self, what: str) -> None:
-        """Report progress to the watcher."""
-        self.watcher(what)
+        """Call ``on_progress``."""
+        self.on_progress(what)
 
     @property
     def failure(self) -> str | None:
@@ -320,8 +323,11 @@ def _opened(plan: Plan, path: Path, config: RunConfig, about: Mapping[str, Any])
     ledger = plan.ledger(path, **about)
     try:
         if config.privacy.budget_file:
-            numbers = {"clients": plan.clients, "sampler": plan.sampler, "epsilon": plan.epsilon, "delta": plan.delta}
-            ledger.share(SharedBudget(Path(config.privacy.budget_file), **numbers))
+            file = Path(config.privacy.budget_file)
+            budget = SharedBudget(
+                file, clients=plan.clients, sampler=plan.sampler, epsilon=plan.epsilon, delta=plan.delta
+            )
+            ledger.share(budget)
         elif any("shared" in charge for charge in ledger.charges):
             raise LedgerError(f"{path.parent} charges a shared budget: name the file with budget-file")
     except BaseException:
@@ -357,19 +363,8 @@ def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Replace a file atomically, synced to disk."""
-    temporary = path.with_name(path.name + ".tmp")
     with _writing(path):
-        try:
-            with open_private(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+        write_atomic(path, content)
 
 
 @contextmanager

@@ -27,40 +27,40 @@ from coterie.server.exchange import Exchange, error_reply
 
 T = TypeVar("T")
 
-# Seconds to wait before each further attempt.
+# Seconds before each retry.
 _PAUSES = (1.0, 2.0, 4.0, 8.0)
-# What a call raises if the SuperLink cannot be reached or fails; anything else is raised by what it received.
-_OF_TRANSPORT = (httpx.HTTPError, OSError)
+# Errors of the connection to the SuperLink; other errors come from the content of a reply.
+_TRANSPORT_ERRORS = (httpx.HTTPError, OSError)
 
 
-def persistent(grid: Grid) -> Grid:
-    """The same grid; where a call of its fails that asks the SuperLink, it is made again, up to four times.
+def with_retries(grid: Grid) -> Grid:
+    """Make the grid retry failed calls to the SuperLink, up to four times, and return it.
 
-    To send messages again is safe: the SuperLink knows them by their ids, takes what it lacks, and delivers none twice.
-    Replies that it had delivered before it failed are lost; it then returns errors, as for a node that is gone.
+    Sending messages again is safe: the SuperLink identifies them by their ids and delivers none twice. Replies that it
+    delivered before a failure are lost; it then returns errors, as for a disconnected node.
 
-    A reply that cannot be inflated is an error reply to the message that it answers. Requests whose message or reply is
-    lost are sent again (:class:`~coterie.server.exchange.Exchange`).
+    A reply that cannot be inflated becomes an error reply to its request. Requests whose message or reply is lost are
+    sent again (:class:`~coterie.server.exchange.Exchange`).
 
     Args:
-        grid: Flower's.
+        grid: of Flower; it is changed in place.
     """
     over_http = isinstance(grid, HttpGrid)
-    pull = _persist(_pull_safely(grid.pull_messages) if over_http else grid.pull_messages, "replies cannot be had")
+    pull = _retried(_pull_safely(grid.pull_messages) if over_http else grid.pull_messages, "replies cannot be had")
     for name, call in (
-        ("get_node_ids", _persist(grid.get_node_ids, "nodes cannot be listed")),
-        ("push_messages", _persist(grid.push_messages, "messages cannot be sent")),
+        ("get_node_ids", _retried(grid.get_node_ids, "nodes cannot be listed")),
+        ("push_messages", _retried(grid.push_messages, "messages cannot be sent")),
         ("pull_messages", _one_by_one(pull) if over_http else pull),
     ):
         setattr(grid, name, call)
-    if over_http:  # in a simulation nothing is lost, and Flower looks for replies more often
+    if over_http:  # simulations lose no message, and Flower polls them more often
         exchange = Exchange(grid.push_messages, grid.pull_messages)
         grid.send_and_receive = exchange.send_and_receive  # type: ignore[method-assign]
     return grid
 
 
 def _one_by_one(pull: Callable[..., Iterable[Message]]) -> Callable[[Iterable[str]], list[Message]]:
-    """Pull the reply to each message in a call of its own, and bind it to that message."""
+    """Pull the reply to each message in a separate call, and bind it to that message."""
 
     def pull_each(message_ids: Iterable[str]) -> list[Message]:
         replies = []
@@ -79,7 +79,7 @@ def _pull_safely(pull: Callable[..., Iterable[Message]]) -> Callable[[list[str]]
     def pull_one(message_ids: list[str]) -> Iterable[Message]:
         try:
             return pull(message_ids)
-        except _OF_TRANSPORT:
+        except _TRANSPORT_ERRORS:
             raise
         except Exception as error:
             reason = printable(f"the reply cannot be read: {type(error).__name__}: {error}")
@@ -88,15 +88,15 @@ def _pull_safely(pull: Callable[..., Iterable[Message]]) -> Callable[[list[str]]
     return pull_one
 
 
-def _persist(call: Callable[..., T], failed: str) -> Callable[..., T]:
-    def persist(*arguments: Iterable[object]) -> T:
-        kept = [list(argument) for argument in arguments]
+def _retried(call: Callable[..., T], failed: str) -> Callable[..., T]:
+    def retried(*arguments: Iterable[object]) -> T:
+        repeatable = [list(argument) for argument in arguments]
         for pause in _PAUSES:
             try:
-                return call(*kept)
+                return call(*repeatable)
             except Exception as error:
                 log(WARNING, "%s: %s; again in %g s", failed, printable(error), pause)
                 time.sleep(pause)
-        return call(*kept)
+        return call(*repeatable)
 
-    return persist
+    return retried

@@ -20,7 +20,7 @@ from coterie.messages import Layout, pack_models, unpack_models
 from coterie.privacy import Streams
 from coterie.server import planning
 from coterie.server.config import RunConfig
-from coterie.server.exporter import exported
+from coterie.server.exporter import serve_metrics
 from coterie.server.folder import RunFolder
 from coterie.server.metrics import OUTSIDE, SCORES, SCORES_OF_CLIENTS, summarise, summarise_records
 from coterie.strategies import ClusteredStrategy, StrategyError
@@ -51,7 +51,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     told = ConfigRecord({**config.for_clients(), "clients-dir": str(folder.path.absolute() / "clients")})
     rounds = rounds_of(config)
     try:
-        with exported(folder, rounds):
+        with serve_metrics(folder, rounds):
             result = strategy.start(
                 grid,
                 pack_models(models, layout),

@@ -1,5 +1,6 @@
 """Clustered strategies for Flower, one file per paper."""
 
+from coterie.clustering.clusterers import CLUSTERERS
 from coterie.rounds import (
     AGGREGATORS,
     Aggregator,
@@ -15,7 +16,6 @@ from coterie.rounds import (
 )
 from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.cfl import CFL
-from coterie.strategies.clusterers import CLUSTERERS
 from coterie.strategies.f_cdpfl import FCDPFL
 from coterie.strategies.fedavg import FedAvg
 from coterie.strategies.fedcam import FedCAM

@@ -48,11 +48,11 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.common.logger import log
 
+from coterie.clustering.distances import FloatArray, Indices, cosines
 from coterie.privacy import Plan, ReleasedUpdates
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
 from coterie.strategies.base import ClusteredStrategy
-from coterie.strategies.distances import FloatArray, Indices, cosines
 from coterie.strategies.method import Models, Round, Steps
 
 #: A threshold that is found.

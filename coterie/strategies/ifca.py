@@ -18,7 +18,7 @@ Deviations from the paper
 - Updates travel instead of models and are summed with a public divisor D_j in place of the true number of
   members, as client-level privacy asks; without privacy D_j is that number, as printed.
 - Local steps run over shuffled mini-batches for a number of epochs.
-- Rebalancing belongs to the mechanism (privacy/mechanisms/rebalancing.py); starving models are re-seeded
+- Rebalancing belongs to the mechanism (privacy/mechanisms/rr_cluster.py); starving models are re-seeded
   (strategies/reseeding.py), which Algorithm 1 leaves to several restarts.
 """
 
@@ -43,7 +43,7 @@ class IFCA(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 9."""
-        released = yield from self.sums(self.training(), models)  # lines 3-8; 6-8 are client/verbs.py::train
+        released = yield from self.sums(self.training(), models)  # lines 3-8; 6-8 are client/handlers.py::train
         return self.step(models, released)  # line 9
 
     def initial_models(self, models: Models) -> Models:

@@ -23,9 +23,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from coterie.clustering import k_means_labels
+from coterie.clustering.mixture import project
 from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.method import Models, Round
-from coterie.strategies.mixture import kmeans, project
 
 _LABELS = "labels"
 
@@ -46,7 +47,7 @@ class KMCDPFL(ClusteredStrategy):
         if not len(released.updates):
             return models
         rng = self.streams.stream("k-means", number, self.attempt)
-        found = kmeans(project(released.updates), len(models), rng)  # line 4
+        found = k_means_labels(project(released.updates), min(len(models), len(released.updates)), rng)  # line 4
         updated = models.copy()
         for cluster in np.unique(found):  # line 5
             members = np.flatnonzero(found == cluster)

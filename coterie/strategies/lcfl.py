@@ -48,13 +48,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from coterie.messages import losses_layout
-from coterie.privacy import Plan
-from coterie.rounds import StrategyError
-from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy
-from coterie.strategies.clusterers import CLUSTERERS, check_clusterer, cluster
-from coterie.strategies.distances import (
+from coterie.clustering.clusterers import CLUSTERERS, check_clusterer, cluster
+from coterie.clustering.distances import (
     FloatArray,
     Indices,
     Updates,
@@ -63,6 +58,11 @@ from coterie.strategies.distances import (
     parameter_distances,
     profile_distances,
 )
+from coterie.messages import losses_layout
+from coterie.privacy import Plan
+from coterie.rounds import StrategyError
+from coterie.settings import Settings, setting
+from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.method import Models, Round, Steps
 from coterie.wire import LossesRequest
 

@@ -24,7 +24,7 @@ Deviations from the paper
   it. The default is a choice by the exponential mechanism, charged (``selection = "gumbel"``); ``exact`` is the
   paper's, and is never certified.
 - Line 7 to 8 work in M - 1 principal components, unscaled, in place of the authors' 2, scaled
-  (``components = 2``); strategies/mixture.py explains why.
+  (``components = 2``); clustering/mixture.py explains why.
 - A client that did not answer in round 1 belongs to every cluster alike until it chooses by loss.
 - N_i is the public number of the plan, not one from a reply.
 """
@@ -37,12 +37,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from coterie.clustering.mixture import cluster, project, switch_round
 from coterie.privacy import ReleasedUpdates
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
 from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.method import Models, Round
-from coterie.strategies.mixture import cluster, project, switch_round
 
 _PI, _SWITCH = "pi", "switch"
 

@@ -111,12 +111,7 @@ def test_a_table_from_its_file_to_its_picture(tmp_path):
     ended, said = [], []
     places = {"device": "cpu", "data-dir": str(tmp_path)}
     done, tuned = run_all(
-        table,
-        tmp_path / "out",
-        places=places,
-        jobs=1,
-        seen=lambda one, left: ended.append(left),
-        working_on=said.append,
+        table, tmp_path / "out", places=places, jobs=1, seen=lambda one, left: ended.append(left), progress=said.append
     )
     assert ended == list(range(11, -1, -1))
     at = re.compile(r"(tuning )?(IFCA|FedAvg), (one|two), seed \d+: round \d+ of \d+")

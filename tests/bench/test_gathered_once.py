@@ -83,7 +83,7 @@ def test_points_are_gathered_once(tmp_path):
             tmp_path / "out",
             places={"device": "cpu"},
             jobs=2,
-            working_on=lambda what: trained.append(what.split(",")[0]) if "GAN of client" in what else None,
+            progress=lambda what: trained.append(what.split(",")[0]) if "GAN of client" in what else None,
         )
         return {one.cell.row: one for one in done}
 

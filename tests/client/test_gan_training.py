@@ -12,9 +12,9 @@ from torch.nn.functional import softplus
 from coterie.client import dpsgd, gans
 from coterie.client.dpsgd import DPSGD, clipped_gradients
 from coterie.client.gans import GANTraining, train_gan_privately, train_gans
-from coterie.client.progress import tell_to
 from coterie.messages import Layout
 from coterie.models import GANS, ModelError, build_gan
+from coterie.progress import set_progress_sink
 
 K = 3
 
@@ -95,13 +95,13 @@ def test_an_epoch_takes_each_record_once_in_whole_batches(many, size, steps):
     ],
 )
 def test_records_that_no_gan_can_have_are_refused(x, reason):
-    assert reason in str(how().refusal(np.array(x, np.float32)))
-    assert how().refusal(np.array([[-1.0], [1.0]], np.float32)) is None
+    assert reason in str(how().check(np.array(x, np.float32)))
+    assert how().check(np.array([[-1.0], [1.0]], np.float32)) is None
 
 
 def test_a_gan_that_normalises_over_batches_needs_two_records_in_each():
     x = np.zeros((5, 1), np.float32)
-    refused, fine = (how(batch_size=1, info=GANS[name]).refusal(x) for name in ("gan-pendigits", "gan-pendigits-gn"))
+    refused, fine = (how(batch_size=1, info=GANS[name]).check(x) for name in ("gan-pendigits", "gan-pendigits-gn"))
     assert "set batch-size to 2 or more" in str(refused)
     assert fine is None
 
@@ -110,20 +110,20 @@ def test_a_gan_that_normalises_over_batches_needs_two_records_in_each():
 def test_records_go_into_the_range_of_the_generator_and_back(name, low):
     own = GANTraining(GANS[name], K, 1, 5)
     x = np.array([-1, -0.5, 0, 1], np.float32)
-    inside = own.inward(x)
+    inside = own.to_generator_range(x)
     assert inside.tolist() == [low, low + 0.25 * (1 - low), low + 0.5 * (1 - low), 1]
-    np.testing.assert_allclose(own.outward(inside), x, atol=1e-7)
-    assert own.outward(torch.tensor([-1.5, 1.5])).tolist() == [-1, 1]
-    assert own.outward(inside).dtype == np.float32
+    np.testing.assert_allclose(own.from_generator_range(inside), x, atol=1e-7)
+    assert own.from_generator_range(torch.tensor([-1.5, 1.5])).tolist() == [-1, 1]
+    assert own.from_generator_range(inside).dtype == np.float32
 
 
 @pytest.fixture
 def said():
     """What is told of the progress."""
     told = []
-    tell_to(told.append)
+    set_progress_sink(told.append)
     yield told
-    tell_to(None)
+    set_progress_sink(None)
 
 
 def test_it_says_which_epoch_it_is(said):
@@ -143,8 +143,8 @@ class Double(GANTraining):
     def latent(self, rng, count):
         return super().latent(rng, count).double()
 
-    def inward(self, x):
-        return super().inward(x).double()
+    def to_generator_range(self, x):
+        return super().to_generator_range(x).double()
 
 
 @pytest.mark.parametrize(

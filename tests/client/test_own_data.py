@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 
-from coterie.client import VERBS, Client, ClientError, verbs
+from coterie.client import HANDLERS, Client, ClientError, handlers
 from coterie.client.app import app
 from coterie.client.task import Task
 from coterie.datasets import OwnFederation, own_shard
@@ -85,11 +85,11 @@ def test_a_deployed_client_trains_on_its_own_file_and_opens_nothing_that_a_messa
     assert own in touched
     assert not [path for path in touched if path.startswith(str(folder))]
     write(folder / "client-0.npz", 9)  # the same records where a simulated client finds them
-    (simulated,) = VERBS["train"](content, [Client(0)])
+    (simulated,) = HANDLERS["train"](content, [Client(0)])
     np.testing.assert_array_equal(update(simulated, layout), found)
     assert [path for path in touched if path.startswith(str(folder))]  # what this test looks at can be seen
     write(folder / "client-1.npz", 8)
-    (other,) = VERBS["train"](content, [Client(1)])
+    (other,) = HANDLERS["train"](content, [Client(1)])
     assert not np.array_equal(read_reply(other, client_id=1, round=1, num_clusters=1, layout=layout).update, found)
 
 
@@ -130,7 +130,7 @@ def test_a_server_chooses_no_code_to_import():
         ask(content, code="toys:pixels")
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "query.identity"])
+@pytest.mark.parametrize("verb", [verb for verb in HANDLERS if verb != "query.identity"])
 def test_every_verb_is_guarded(verb, monkeypatch):
     LocalGrid(1)
     context = Context(run_id=1, node_id=1, node_config={"client-id": 0}, state=RecordDict(), run_config={})
@@ -238,11 +238,11 @@ def test_no_record_is_in_any_message(tmp_path, folder, strategy, pixels):
     ids=["array", "bytes", "halves", "model"],
 )
 def test_a_leak_would_be_found(tmp_path, folder, monkeypatch, planted):
-    honest = verbs._reply
+    honest = handlers._reply
 
     def leaky(cohort, *rest):
         return RecordDict({**honest(cohort, *rest), **planted(cohort.shards[0])})
 
-    monkeypatch.setattr(verbs, "_reply", leaky)
+    monkeypatch.setattr(handlers, "_reply", leaky)
     grid, _ = train(folder, tmp_path / "run", strategy="fedavg", clusters=1)
     assert leaks(folder, grid)

@@ -8,8 +8,8 @@ import torch
 import toys
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.client import VERBS, Client, ClientError, Memory, federation, gans, points
-from coterie.client.memory import ClientError as Refusal
+from coterie.client import HANDLERS, Client, ClientError, StateFile, federation, gans, points
+from coterie.client.state import ClientError as Refusal
 from coterie.clustering import fuzzy_c_means, k_means
 from coterie.messages import Layout, PointsSpec, pack_models, read_points
 from coterie.models import autoencoder, build_gan
@@ -65,7 +65,7 @@ def read(answer, client, exactly=0):
 
 
 def ask(verb, content, clients):
-    return VERBS[verb](content, [Client(i) if isinstance(i, int) else i for i in clients])
+    return HANDLERS[verb](content, [Client(i) if isinstance(i, int) else i for i in clients])
 
 
 # ---- train.gan -------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_the_gan_starts_as_it_came(tmp_path):
 
 
 def test_a_client_that_cannot_does_not_keep_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(gans.GANTraining, "refusal", lambda how, x: Refusal("no") if x[0, 0] == poor else None)
+    monkeypatch.setattr(gans.GANTraining, "check", lambda how, x: Refusal("no") if x[0, 0] == poor else None)
     poor = federation(client_config()).shard(1).x[0, 0]
     answers = ask("train.gan", question(tmp_path, gan="gan-pendigits", samples=0), [0, 1, 2])
     assert isinstance(answers[1], ClientError)
@@ -292,7 +292,7 @@ def label(folder, client, models=None, **extra):
 def test_labels_stay_at_the_client_and_numbers_of_records_are_told(tmp_path):
     answer = label(tmp_path, 1)
     y = federation(client_config()).shard(1).y
-    labels = Memory(tmp_path, 1).read()["labels"]
+    labels = StateFile(tmp_path, 1).read()["labels"]
     assert labels.tolist() == [{2: 0, 0: 1, 1: 2}[kind] for kind in y.tolist()]  # by the centroid of its kind
     assert set(answer) == {"reply", "diagnostics"}
     assert set(answer["reply"]) == {"client-id", "round"}
@@ -307,7 +307,7 @@ def test_nothing_is_told_where_nobody_asks_or_the_client_does_not_allow_it(tmp_p
     assert set(label(tmp_path, 0, tell=False)) == {"reply"}
     mistrusts = Client(0, str(tmp_path / "own"), (8.0, 1e-5))
     assert set(label(tmp_path, mistrusts)) == {"reply"}
-    assert len(Memory(tmp_path / "own", 0).read()["labels"]) > 0
+    assert len(StateFile(tmp_path / "own", 0).read()["labels"]) > 0
     assert set(label(tmp_path, Client(0, str(tmp_path / "own"), (8.0, 1e-5), True))) == {"reply", "diagnostics"}
     assert set(label(tmp_path, Client(0, str(tmp_path / "own")))) == {"reply", "diagnostics"}
 
@@ -329,5 +329,5 @@ def test_labels_come_from_codes_in_parts_of_any_size(tmp_path, monkeypatch):
     for chunk in (4096, 3):
         monkeypatch.setattr(autoencoder, "_CHUNK", chunk)
         label(tmp_path, 2, packed(own), encoder="sae")
-        assert Memory(tmp_path, 2).read()["labels"].tolist() == expected
+        assert StateFile(tmp_path, 2).read()["labels"].tolist() == expected
     points._labeller.cache_clear()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from coterie import models as networks
-from coterie.client import Hyper, losses, train, training
+from coterie.client import LocalTrainingConfig, losses, train, training
 from coterie.client.training import accuracies
 from coterie.datasets import Shard, TestSet
 from coterie.messages import Layout
@@ -28,7 +28,7 @@ def setup(name, shards, shape=(1, 8, 8), classes=3):
 @pytest.mark.parametrize("name", ["linear", "mlp-32", "cnn-tiny"])
 def test_batched_training_equals_one_client_after_the_other(name):
     shards = [shard(size, seed=i) for i, size in enumerate([1, 5, 7, 12])]  # sizes and last batches differ
-    hyper = Hyper(local_epochs=3, batch_size=5, lr=0.1)
+    hyper = LocalTrainingConfig(local_epochs=3, batch_size=5, lr=0.1)
     plain = train(*setup(name, shards), hyper, batched=False)
     fast = train(*setup(name, shards), hyper, batched=True)
     assert np.abs(plain).max() > 0.01
@@ -38,7 +38,7 @@ def test_batched_training_equals_one_client_after_the_other(name):
 @pytest.mark.parametrize("at_once", [0, 1, 2, 3, 4, 5])
 def test_training_in_parts_equals_training_at_once(at_once, monkeypatch):
     shards = [shard(size, seed=i) for i, size in enumerate([1, 5, 7, 12, 5])]
-    hyper, arguments = Hyper(local_epochs=2, batch_size=5, lr=0.1), setup("mlp-32", shards)
+    hyper, arguments = LocalTrainingConfig(local_epochs=2, batch_size=5, lr=0.1), setup("mlp-32", shards)
     whole = train(*arguments, hyper, batched=True)
     together, real = [], training._train_batched
 
@@ -61,7 +61,9 @@ def test_a_step_by_hand(batched):
     x = np.full((4, 1, 1, 1), 2.0, np.float32)
     shards = [Shard(0, 0, x, np.ones(4, np.int64), TestSet(x, np.ones(4, np.int64)))]
     network, layout, _, _, rngs = setup("linear", shards, (1, 1, 1), 2)
-    update = train(network, layout, np.zeros((1, 4), np.float32), shards, rngs, Hyper(1, 4, 0.3), batched=batched)
+    update = train(
+        network, layout, np.zeros((1, 4), np.float32), shards, rngs, LocalTrainingConfig(1, 4, 0.3), batched=batched
+    )
     np.testing.assert_allclose(update, [[-0.3, 0.3, -0.15, 0.15]], atol=1e-7)
 
 
@@ -71,7 +73,9 @@ def test_every_example_is_seen_once_an_epoch_and_short_batches_average_over_them
     x = np.zeros((5, 1, 1, 1), np.float32)
     shards = [Shard(0, 0, x, np.ones(5, np.int64), TestSet(x, np.ones(5, np.int64)))]
     network, layout, _, _, rngs = setup("linear", shards, (1, 1, 1), 2)
-    update = train(network, layout, np.zeros((1, 4), np.float32), shards, rngs, Hyper(1, 2, 1.0), batched=batched)
+    update = train(
+        network, layout, np.zeros((1, 4), np.float32), shards, rngs, LocalTrainingConfig(1, 2, 1.0), batched=batched
+    )
     bias = 0.0
     for _ in range(3):
         bias += 1 - 1 / (1 + np.exp(-2 * bias))
@@ -105,6 +109,6 @@ def test_training_leaves_global_randomness_and_data_alone():
     shards = [shard(6)]
     arguments = setup("mlp-32", shards)
     before, state = shards[0].x.copy(), torch.random.get_rng_state()
-    train(*arguments, Hyper(2, 2, 0.1), batched=True)
+    train(*arguments, LocalTrainingConfig(2, 2, 0.1), batched=True)
     np.testing.assert_array_equal(shards[0].x, before)
     assert torch.equal(torch.random.get_rng_state(), state)

@@ -1,11 +1,13 @@
 """k-means and fuzzy c-means on points: against a plain loop, against each other, and what they refuse."""
 
+import warnings
+
 import numpy as np
 import pytest
 from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 
-from coterie.clustering import fuzzy_c_means, k_means
-from coterie.clustering.fuzzy import memberships
+from coterie.clustering import fuzzy_c_means, k_means, k_means_labels, memberships
 
 CORNERS = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 3.0]])
 
@@ -125,3 +127,17 @@ def test_as_many_points_as_clusters_are_needed(cluster, k):
 def test_a_fuzzifier_of_one_is_refused(fuzzifier):
     with pytest.raises(ValueError, match=r"the fuzzifier is .*; it must be above 1"):
         fuzzy_c_means(CORNERS, 2, rng(), fuzzifier=fuzzifier)
+
+
+def test_labels_are_those_of_the_nearest_centroids():
+    x = blobs()
+    labels = k_means_labels(x, 3, rng())
+    assert labels.dtype == np.int64
+    np.testing.assert_array_equal(labels, ((x[:, None] - k_means(x, 3, rng())) ** 2).sum(axis=2).argmin(axis=1))
+
+
+def test_labels_of_equal_points_raise_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        assert (k_means_labels(np.zeros((5, 2)), 3, rng()) == 0).all()
+        assert len(set(k_means_labels(np.array([[0.0], [0.0], [1.0], [1.0]]), 3, rng()))) == 2

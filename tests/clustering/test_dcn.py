@@ -151,11 +151,11 @@ def test_a_run_that_was_cut_short_ends_as_if_it_were_not(monkeypatch, cut):
     monkeypatch.setattr(dcn, "_KEEP_EVERY", 1)
     states, said = [], []
     twice = network(restarts=2, noise=0.3)
-    whole = twice.fit(blobs(), keep=lambda state: states.append(copied(state)), tell=said.append)
+    whole = twice.fit(blobs(), keep=lambda state: states.append(copied(state)), progress=said.append)
     assert [int(state["epoch"]) for state in states] == 2 * [1, 2, 3, 4, 5]
     assert said == [f"deep clustering {start} of 2: epoch {epoch} of 5" for start in (1, 2) for epoch in range(1, 6)]
     said.clear()
-    assert_same(twice.fit(blobs(), state=states[cut - 1], tell=said.append), whole)
+    assert_same(twice.fit(blobs(), state=states[cut - 1], progress=said.append), whole)
     assert len(said) == 10 - cut
 
 

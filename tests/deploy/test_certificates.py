@@ -50,13 +50,15 @@ def verify(authority, leaf, name):
 @pytest.mark.parametrize("umask", [0o000, 0o277])
 def test_layout_and_modes_whatever_the_umask(tmp_path, monkeypatch, umask):
     first = []
-    fdopen = os.fdopen
+    really_open = os.open
 
-    def opened(descriptor, *rest):
-        first.append(os.fstat(descriptor).st_mode & 0o777)
-        return fdopen(descriptor, *rest)
+    def opened(path, flags, *rest, **more):
+        descriptor = really_open(path, flags, *rest, **more)
+        if flags & os.O_CREAT:
+            first.append(os.fstat(descriptor).st_mode & 0o777)
+        return descriptor
 
-    monkeypatch.setattr(os, "fdopen", opened)
+    monkeypatch.setattr(os, "open", opened)
     before = os.umask(umask)
     try:
         made = create(tmp_path / "pki", 2, ["superlink"])

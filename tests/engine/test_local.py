@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from coterie.client import VERBS, Memory
+from coterie.client import HANDLERS, StateFile
 from coterie.client.app import app
-from coterie.client.progress import tell
 from coterie.engine import LocalGrid, workers_for
 from coterie.messages import Layout, PointsSpec, losses_layout, pack_models, read_points, read_reply
 from coterie.models import build_gan, initialise
+from coterie.progress import report_progress
 from coterie.server import RunConfig
 
 
@@ -53,8 +53,9 @@ def test_the_client_app_tells_the_same_losses():
     drawn = [layout.flatten(initialise("mlp-32", (1, 8, 8), 10, seed)) for seed in range(3)]
     content["models"] = pack_models(np.stack(drawn), layout)
     content["config"]["compared"] = 3
+    grid = LocalGrid(12)  # it gives messages their sender
     messages = [Message(content, dst_node_id=n, message_type="query.losses") for n in range(1, 13)]
-    local = updates(LocalGrid(12).send_and_receive(messages), losses_layout(3))
+    local = updates(grid.send_and_receive(messages), losses_layout(3))
     flower = []
     for client, message in enumerate(messages):
         node = Context(run_id=1, node_id=1, node_config={"partition-id": client}, state=RecordDict(), run_config={})
@@ -166,15 +167,15 @@ def test_a_client_that_repeats_its_work_starts_from_what_it_remembered(tmp_path,
         first = ask(grid, content, nodes=[1, 2, 3])
         return first + ask(grid, content, nodes=[1, 2, 3])
 
-    expected, write = two_rounds("whole"), Memory.write
-    kept = [Memory(tmp_path / "whole", client).read() for client in range(3)]
+    expected, write = two_rounds("whole"), StateFile.write
+    kept = [StateFile(tmp_path / "whole", client).read() for client in range(3)]
 
     def full(memory, arrays):
         if memory._path.name == "client-2.safetensors":
             raise OSError("no space left on the device")
         write(memory, arrays)
 
-    monkeypatch.setattr(Memory, "write", full)
+    monkeypatch.setattr(StateFile, "write", full)
     found = two_rounds("full")
     assert [r.has_error() for r in found] == [False, False, True] * 2
     for i in (0, 1, 3, 4):
@@ -185,7 +186,7 @@ def test_a_client_that_repeats_its_work_starts_from_what_it_remembered(tmp_path,
             atol=1e-6,
         )
     for client in (0, 1):
-        for name, values in Memory(tmp_path / "full", client).read().items():
+        for name, values in StateFile(tmp_path / "full", client).read().items():
             np.testing.assert_allclose(values, kept[client][name], atol=1e-6)
 
 
@@ -201,7 +202,7 @@ def test_what_clients_tell_reaches_the_watcher(workers):
     finally:
         grid.close()
     assert heard == ["reading"]
-    tell("to the log, once the grid is closed")
+    report_progress("to the log, once the grid is closed")
     assert heard == ["reading"]
 
 
@@ -263,7 +264,7 @@ def test_the_client_app_answers_the_verbs_of_one_shot_clustering(verb, tmp_path)
 
 def test_the_client_app_knows_every_verb():
     node = Context(run_id=1, node_id=1, node_config={"partition-id": 0}, state=RecordDict(), run_config={})
-    for verb in VERBS:
+    for verb in HANDLERS:
         if verb != "query.identity":
             with pytest.raises(
                 KeyError

@@ -30,7 +30,7 @@ from coterie.strategies import ClusteredStrategy
 from coterie.wire import Summary
 
 CLIENTS = 8
-INTRODUCTION, TRAINING, EVALUATION = "introduction", "training", "evaluation"
+INTRODUCTION, TRAINING, EVALUATION = "identity_reply", "training", "evaluation"
 
 _BASE = {
     "dataset": "toys:pixels",
@@ -138,7 +138,7 @@ class Target:
 
     Attributes:
         round: number of the communication round.
-        kind: of the request: an introduction, one of the training phases of the round, or its evaluation.
+        kind: of the request: an identity_reply, one of the training phases of the round, or its evaluation.
         place: which one of them.
         client: whose reply.
     """
@@ -186,7 +186,7 @@ Change = Callable[[Message, Any], Sequence[Delivery]]
 class Wire(LocalGrid):
     """Delivers honest replies, each computed once, but for the one that ``change`` replaces.
 
-    A node whose introduction fails is asked again: it then gives what it gave first.
+    A node whose identity_reply fails is asked again: it then gives what it gave first.
     """
 
     def __init__(self, computed: dict[Any, Any], target: Target | None, change: Change, exchange: Exchange) -> None:

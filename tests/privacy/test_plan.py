@@ -311,7 +311,7 @@ def test_nobody_s_updates_are_none():
 
 def test_nothing_else_draws_noise():
     """``perturb`` skips the ledger: only ``release`` and the audit call it; only mechanisms call ``gaussian``."""
-    drawing = {"plan.py", "joint.py", "rr_slot.py", "dpsgd.py", "losses.py"}  # the last two: a client's own noise
+    drawing = {"plan.py", "joint.py", "rr_cluster.py", "dpsgd.py", "losses.py"}  # the last two: a client's own noise
     callers = {"perturb": {"plan.py", "mechanisms.py"}, "gaussian": drawing}
     found = {name: set() for name in callers}
     for path in (Path(__file__).parents[2] / "coterie").rglob("*.py"):

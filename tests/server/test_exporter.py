@@ -16,7 +16,7 @@ from coterie.engine import LocalGrid
 from coterie.logs import read_rounds
 from coterie.server import ConfigError, RunConfig, RunFolder
 from coterie.server.app import app, open_folder
-from coterie.server.exporter import exported
+from coterie.server.exporter import serve_metrics
 
 
 @pytest.fixture
@@ -49,17 +49,17 @@ def folder(tmp_path):
 
 def test_prometheus_reads_the_run_while_it_lasts(folder, port):
     run, seen = folder(metrics_port=port, privacy_unit="none"), []
-    run.observer = observer = seen.append
-    with exported(run, 2):
+    run.on_metrics = observer = seen.append
+    with serve_metrics(run, 2):
         before = scrape(port)
         info = [name for name in before if name.startswith("coterie_run_info{")]
         assert info == ['coterie_run_info{dataset="digits",strategy="ifca"}']
         about = {info[0]: 1.0, "coterie_rounds": 2.0, "coterie_epsilon_budget": float("inf")}
         assert before == about | {"coterie_round": 0.0}
         first = {"round": 1, "epsilon": float("inf"), "accuracy": 0.5, "clients_present": 9, "seconds": 1.0}
-        run.observer(first | {"replies": {"asked": 9, "accepted": 5, "dropped": {"a": 1, "b": 2}}})
+        run.on_metrics(first | {"replies": {"asked": 9, "accepted": 5, "dropped": {"a": 1, "b": 2}}})
         second = {"round": 2, "epsilon": float("inf"), "clients_present": 8, "seconds": 1.0}
-        run.observer(second | {"replies": {"asked": 8, "accepted": 8, "dropped": {}}})
+        run.on_metrics(second | {"replies": {"asked": 8, "accepted": 8, "dropped": {}}})
         assert scrape(port) == about | {
             "coterie_round": 2.0,
             "coterie_epsilon": float("inf"),
@@ -69,15 +69,15 @@ def test_prometheus_reads_the_run_while_it_lasts(folder, port):
             'coterie_replies_total{result="dropped"}': 3.0,
         }
     assert [line["round"] for line in seen] == [1, 2]
-    assert run.observer is observer
+    assert run.on_metrics is observer
     assert_closed(port)
 
 
 @pytest.mark.parametrize(("evaluate", "word"), [("diagnostic", "exact"), ("private", "noisy")])
 def test_prometheus_reads_what_an_accuracy_is(folder, port, evaluate, word):
     run = folder(metrics_port=port, evaluate=evaluate, clients=2000)
-    with exported(run, 2):
-        run.observer({"round": 1, "epsilon": 0.5, "accuracy": 0.5})
+    with serve_metrics(run, 2):
+        run.on_metrics({"round": 1, "epsilon": 0.5, "accuracy": 0.5})
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             (text,) = [line for line in answer.read().decode().splitlines() if "HELP coterie_accuracy" in line]
     assert word in text
@@ -90,7 +90,7 @@ def assert_closed(port):
 
 def test_the_port_is_closed_after_a_failure(folder, port):
     def fail():
-        with exported(folder(metrics_port=port), 2):
+        with serve_metrics(folder(metrics_port=port), 2):
             scrape(port)
             raise KeyError
 
@@ -102,16 +102,16 @@ def test_the_port_is_closed_after_a_failure(folder, port):
 def test_without_a_port_nothing_is_served(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     run = folder()
-    before = run.observer
-    with exported(run, 2):
-        assert run.observer is before
+    before = run.on_metrics
+    with serve_metrics(run, 2):
+        assert run.on_metrics is before
 
 
 def test_a_port_that_is_taken(folder, port):
     with (
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(ConfigError) as caught,
-        exported(folder(metrics_port=port), 2),
+        serve_metrics(folder(metrics_port=port), 2),
     ):
         pass
     for part in (f"metrics-port = {port}", "in use", "another metrics-port"):

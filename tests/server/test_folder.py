@@ -236,7 +236,7 @@ def test_the_last_line_is_restored_from_the_checkpoint(folder, path, torn):
 
 def test_a_finished_round_is_a_line_and_reaches_the_observer(folder, path):
     seen = []
-    folder.observer = seen.append
+    folder.on_metrics = seen.append
     folder.round_finished({"round": 1, "epsilon": float("inf"), "accuracy": 0.5, "client_loss": [1.0]})
     text = (path / "metrics.jsonl").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {"round": 1, "epsilon": None}

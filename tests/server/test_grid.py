@@ -24,7 +24,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from coterie.server import app as server_app
-from coterie.server.grid import persistent
+from coterie.server.grid import with_retries
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -87,7 +87,7 @@ def answered(replies):
 
 def test_without_a_failure_every_call_is_made_once(slept):
     link = SuperLink()
-    grid = persistent(link)
+    grid = with_retries(link)
     assert grid.get_node_ids() == [1, 2]
     assert answered(grid.send_and_receive(iter(questions()), timeout=10.0)) == {"to 1": True, "to 2": True}
     assert link.calls == ["nodes", "push"] + ["pull"] * 4  # each of two replies is looked for twice
@@ -96,7 +96,7 @@ def test_without_a_failure_every_call_is_made_once(slept):
 
 def test_what_fails_is_tried_again_with_the_same_messages(slept):
     link = SuperLink(nodes=[OSError("EOF"), OSError("EOF")], push=[RuntimeError("expired")])
-    grid = persistent(link)
+    grid = with_retries(link)
     assert grid.get_node_ids() == [1, 2]
     assert answered(grid.send_and_receive(iter(questions()))) == {"to 1": True, "to 2": True}
     assert link.calls == ["nodes"] * 3 + ["push"] * 2 + ["pull"] * 4
@@ -199,7 +199,7 @@ def test_an_answer_of_flower_s_superlink_that_was_lost_loses_no_message(served, 
     with pytest.raises(ObjectPushError):
         link.grid().push_messages(questions([node]))
     link.pushed = 0
-    (sent,) = persistent(link.grid()).push_messages(questions([node]))
+    (sent,) = with_retries(link.grid()).push_messages(questions([node]))
     assert sent in [message.metadata.message_id for message in link.state.get_message_ins(node, None)]
     assert link.state.get_message_ins(node, None) == []  # nothing comes twice
     tree = link.objects.store().get_object_tree(sent)
@@ -210,7 +210,7 @@ def test_an_answer_of_flower_s_superlink_that_was_lost_loses_no_message(served, 
 @pytest.mark.parametrize("bad", [0, 1, 2])
 def test_a_reply_that_cannot_be_read_costs_one_reply(served, slept, bad, caplog):
     link = served(3)
-    grid, sent = persistent(link.grid()), questions(link.nodes)
+    grid, sent = with_retries(link.grid()), questions(link.nodes)
     ids = list(grid.push_messages(sent))
     for i, question in enumerate(sent):
         link.reply(question, RecordDict({"n": ConfigRecord({"n": i})}), *([unreadable] if i == bad else []))
@@ -232,7 +232,7 @@ def test_a_reply_whose_upload_stalls_holds_up_no_other(served, monkeypatch, stal
     """Flower waits up to three minutes for its objects."""
     monkeypatch.setattr("coterie.server.exchange._LOOK", 0.2)
     link = served(3)
-    grid, sent = persistent(link.grid()), questions(link.nodes)
+    grid, sent = with_retries(link.grid()), questions(link.nodes)
     replies = grid.send_and_receive(sent, timeout=60.0)
     contents = [RecordDict({"n": ConfigRecord({"n": i})}) for i in range(3)]
     uploads = [link.reply(question, content, uploads=False) for question, content in zip(sent, contents, strict=True)]
@@ -248,7 +248,7 @@ def test_a_reply_whose_upload_stalls_holds_up_no_other(served, monkeypatch, stal
 def test_a_reply_belongs_to_the_message_that_the_superlink_checked(served):
     """A node writes into its reply that it comes from another node, as the reply to that node's message."""
     link = served(2)
-    grid, sent = persistent(link.grid()), questions(link.nodes)
+    grid, sent = with_retries(link.grid()), questions(link.nodes)
     victim, liar = list(grid.push_messages(sent))
     forged = {"_reply_to_message_id": victim, "_src_node_id": link.nodes[0]}
     link.reply(sent[1], RecordDict({"n": ConfigRecord({"n": 1})}), **forged)
@@ -262,7 +262,7 @@ def test_a_reply_belongs_to_the_message_that_the_superlink_checked(served):
 def test_replies_that_were_lost_on_their_way_are_told_from_those_that_came(slept):
     died = OSError("the SuperLink died after it took them for delivered")
     link = SuperLink(pull=[None, None, died, None, died])
-    replies = list(persistent(link).send_and_receive(questions(), timeout=60.0))
+    replies = list(with_retries(link).send_and_receive(questions(), timeout=60.0))
     assert answered(replies) == {"to 1": False, "to 2": False}
     assert {reply.error.code for reply in replies} == {ErrorCode.MESSAGE_UNAVAILABLE}
 
@@ -278,12 +278,12 @@ def test_a_serverapp_s_grid_is_persistent(slept, monkeypatch, tmp_path):
 def test_what_fails_for_good_is_raised_as_it_is(slept):
     link = SuperLink(push=[OSError(f"attempt {i}") for i in range(1, 9)])
     with pytest.raises(OSError, match="attempt 5"):
-        persistent(link).send_and_receive(questions())
+        with_retries(link).send_and_receive(questions())
     assert slept == [1.0, 2.0, 4.0, 8.0]
 
 
 @pytest.mark.parametrize("end", [RunNotRunningException(), KeyboardInterrupt()])
 def test_a_run_that_was_stopped_is_not_kept_alive(slept, end):
     with pytest.raises(type(end)):
-        persistent(SuperLink(push=[end])).send_and_receive(questions())
+        with_retries(SuperLink(push=[end])).send_and_receive(questions())
     assert slept == []

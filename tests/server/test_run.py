@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coterie.client import VERBS
+from coterie.client import HANDLERS
 from coterie.engine import LocalGrid
 from coterie.messages import TRAIN, UPDATE, pack_update, unpack_models
 from coterie.privacy import Event, Plan, epsilon
@@ -70,7 +70,7 @@ def interrupt(after):
             raise KeyboardInterrupt
 
     def prepare(folder):
-        folder.observer = observe
+        folder.on_metrics = observe
 
     return prepare
 
@@ -176,7 +176,7 @@ def test_without_privacy_nothing_is_certified_and_json_has_no_infinity(tmp_path)
 
 
 def test_evaluate_off_computes_no_accuracy(tmp_path, monkeypatch):
-    monkeypatch.delitem(VERBS, "evaluate")  # nobody is even asked
+    monkeypatch.delitem(HANDLERS, "evaluate")  # nobody is even asked
     outcome = execute(tmp_path / "run", {**SETTINGS, "evaluate": "off"})
     assert outcome["diagnostics"] is None
     assert not list((tmp_path / "run").glob("diagnostics*"))
@@ -305,7 +305,7 @@ def test_when_all_clients_fail_every_round_is_charged_and_the_run_is_an_error(tm
     def fail(content, clients):
         raise OSError("the disk is gone")
 
-    monkeypatch.setitem(VERBS, TRAIN, fail)
+    monkeypatch.setitem(HANDLERS, TRAIN, fail)
     path = tmp_path / "run"
     with pytest.raises(RunError, match="no client's reply could be used") as caught:
         execute(path, {**SETTINGS, "seed": seed})
@@ -315,7 +315,7 @@ def test_when_all_clients_fail_every_round_is_charged_and_the_run_is_an_error(tm
 
 
 def test_resuming_a_run_that_failed_does_not_make_it_a_success(tmp_path, monkeypatch):
-    monkeypatch.setitem(VERBS, TRAIN, lambda content, clients: 1 / 0)
+    monkeypatch.setitem(HANDLERS, TRAIN, lambda content, clients: 1 / 0)
     path = tmp_path / "run"
     for settings in (SETTINGS, None):
         with pytest.raises(RunError, match="no client's reply could be used"):

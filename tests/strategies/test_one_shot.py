@@ -374,7 +374,7 @@ def test_a_run_that_was_cut_short_asks_only_those_that_had_not_answered(tmp_path
     kept = sorted(file.name for file in (tmp_path / "run" / "evidence").iterdir())
     assert kept == [f"points-{i:04d}.npz" for i in range(CLIENTS) if i not in others] + ["traffic.npz"]
     grid, said = Wire(), []
-    outcome = execute(tmp_path / "run", None, grid, lambda folder: setattr(folder, "watcher", said.append))
+    outcome = execute(tmp_path / "run", None, grid, lambda folder: setattr(folder, "on_progress", said.append))
     assert grid.asked == others
     assert said[:4] == [f"points of {many} of 10 clients" for many in (7, 8, 9, 10)]
     assert outcome["notes"] == whole["notes"]
@@ -452,11 +452,11 @@ def test_a_run_that_was_cut_short_in_deep_clustering_goes_on_from_there(tmp_path
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(tmp_path / "run", settings, prepare=lambda folder: setattr(folder, "watcher", watch))
+        execute(tmp_path / "run", settings, prepare=lambda folder: setattr(folder, "on_progress", watch))
     assert "points of 10 of 10 clients" in said
     said.clear()
     grid = Wire()
-    execute(tmp_path / "run", None, grid, lambda folder: setattr(folder, "watcher", said.append))
+    execute(tmp_path / "run", None, grid, lambda folder: setattr(folder, "on_progress", said.append))
     assert grid.asked == []
     assert said == [f"deep clustering 1 of 1: epoch {epoch} of 4" for epoch in range(cut + 1, 5)]
     with np.load(tmp_path / "run" / "evidence" / "dcn-state.npz") as state:
@@ -493,7 +493,7 @@ def test_at_record_level_a_crash_costs_nobody_a_second_charge(tmp_path, cut):
             raise KeyboardInterrupt
 
     def prepare(folder):
-        folder.watcher = stop
+        folder.on_progress = stop
 
     grid = Wire(cut=6) if cut == "upload" else Wire()
     with pytest.raises(KeyboardInterrupt):
@@ -733,5 +733,7 @@ def test_the_ablation_trains_no_network_jointly(tmp_path):
     for joint, expected in ((0, 2), (1, 3)):
         said = []
         settings = {**GAN, "pretrain-epochs": 2, "joint-epochs": joint, "device-failures": 0.5}
-        execute(tmp_path / str(joint), settings, prepare=lambda folder, to=said: setattr(folder, "watcher", to.append))
+        execute(
+            tmp_path / str(joint), settings, prepare=lambda folder, to=said: setattr(folder, "on_progress", to.append)
+        )
         assert said[-1] == f"deep clustering 1 of 1: epoch {expected} of {expected}"

@@ -12,10 +12,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from test_toy import APART, CLIENTS, CONFIG, LAYOUT, LR, towards
 from toys import UP, strategy_of
 
-from coterie.client import VERBS, Client
-from coterie.client.app import _answer
+from coterie.client import HANDLERS, Client
+from coterie.client.app import _handle
 from coterie.client.budget import spend
-from coterie.client.memory import ClientError
+from coterie.client.state import ClientError
 from coterie.client.task import Task
 from coterie.engine import LocalGrid
 from coterie.messages import pack_models, pack_update, unpack_models
@@ -453,7 +453,7 @@ def test_a_release_at_record_level_must_be_paid_for():
 @pytest.mark.parametrize("half", [{"epsilon": 2.0}, {"delta": 1e-5}])
 def test_half_a_budget_is_refused(half):
     with pytest.raises(ClientError, match="set both in its node configuration, or neither"):
-        _answer(None, SimpleNamespace(node_config={"client-id": 1, **half}))
+        _handle(None, SimpleNamespace(node_config={"client-id": 1, **half}))
 
 
 def test_a_cluster_of_km_cdpfl_is_the_mean_of_where_its_members_ended():
@@ -498,7 +498,7 @@ def tell(plans, models, bound=1.0, client=None, **changed):
         del config["seed"]
     models = np.asarray(models, np.float32)
     content = RecordDict({"models": pack_models(models, LAYOUT), "config": ConfigRecord(config)})
-    answers = VERBS["query.losses"](content, [client] if client else [Client(0), Client(1)])
+    answers = HANDLERS["query.losses"](content, [client] if client else [Client(0), Client(1)])
     return [a if isinstance(a, ClientError) else a["update"]["losses"].numpy() for a in answers]
 
 

@@ -7,8 +7,8 @@ import pytest
 from flwr.app import ConfigRecord
 from toys import UP, strategy_of
 
-from coterie.client import Memory
-from coterie.client.verbs import _assign
+from coterie.client import StateFile
+from coterie.client.handlers import _assign
 from coterie.datasets import assign_groups
 from coterie.engine import LocalGrid
 from coterie.messages import Layout, pack_models, read_reply, unpack_models
@@ -283,7 +283,7 @@ def test_local_clients_train_alone_from_one_start_and_go_on_after_a_restart(tmp_
     nothing = np.zeros((1, 0))
 
     def networks():
-        return np.stack([Memory(tmp_path, i).read()["own"] for i in range(CLIENTS)])
+        return np.stack([StateFile(tmp_path, i).read()["own"] for i in range(CLIENTS)])
 
     signs = 1 - 2 * assign_groups(CLIENTS, (6, 2))[:, None]
     settings = {"groups": "6:2", "layout": Layout((), ()), "config": config}
@@ -313,7 +313,7 @@ def test_fesem_joins_the_nearest_centre_and_remembers(tmp_path):
     config = {**CONFIG, "clients-dir": str(tmp_path), "local-epochs": 3}
     centres = 0.1 * APART
     for client in range(CLIENTS):  # everyone was assigned to the other group's centre
-        Memory(tmp_path, client).write({"label": np.array([1 - client % 2])})
+        StateFile(tmp_path, client).write({"label": np.array([1 - client % 2])})
 
     class FromHere(FeSEM):
         def initial_models(self, models):
@@ -328,7 +328,7 @@ def test_fesem_joins_the_nearest_centre_and_remembers(tmp_path):
     np.testing.assert_allclose(models, np.stack([at * UP, -at * UP]), atol=1e-6)
     assert [r.content["reply"]["label"] for r in grid.replies] == [0, 1] * 4
     assert result.evaluate_metrics_clientapp[1]["clustering_accuracy"] == 1.0
-    assert [int(Memory(tmp_path, i).read()["label"][0]) for i in range(CLIENTS)] == [0, 1] * 4
+    assert [int(StateFile(tmp_path, i).read()["label"][0]) for i in range(CLIENTS)] == [0, 1] * 4
 
 
 def test_under_clipping_fesem_s_way_to_the_nearest_centre_is_within_the_clip():

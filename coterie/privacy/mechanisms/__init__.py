@@ -6,9 +6,7 @@ from typing import Any
 
 from coterie.privacy.mechanisms.dp_sgd import WEIGHTS, RecordLevel
 from coterie.privacy.mechanisms.joint import Joint, NoPrivacy
-from coterie.privacy.mechanisms.paper import Paper
-from coterie.privacy.mechanisms.rebalancing import move_members, redraw_matrix
-from coterie.privacy.mechanisms.rr_slot import IDENTIFIERS, RRSlot
+from coterie.privacy.mechanisms.rr_cluster import IDENTIFIERS, Paper, RRSlot, move_members, redraw_matrix
 from coterie.privacy.plan import Plan
 
 #: Every plan by its mechanism's name.

@@ -1,7 +1,7 @@
 """Mixtures of Gaussians on noisy updates: how the server of RC-DPFL finds groups of clients and how sure it is.
 
 RC-DPFL (papers/rc_dpfl), sections 4.1 to 4.4: the updates of a round that all clients start from one model are
-points about M means with the same spherical noise (Equations 3 and 4). The k-means of KM-CDPFL is here as well.
+points about M means with the same spherical noise (Equations 3 and 4).
 
 Updates are projected first. Their principal scores follow from the n x n Gram matrix of the n updates, so a model may
 be as large as memory holds. All n - 1 scores keep every distance; M means span M - 1 of them, and along the others
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from coterie.strategies.distances import FloatArray, Updates, gram
+from coterie.clustering.distances import FloatArray, Updates, gram
 
 #: Numbers of groups to try where it is unknown, at most.
 MOST_GROUPS = 10
@@ -189,18 +189,6 @@ def switch_round(mpo: float, rounds: int) -> int:
     if not 0 <= mpo <= 1:
         raise ValueError(f"an overlap lies between 0 and 1: {mpo}")
     return max(1, int((1 - mpo) * rounds / 2))
-
-
-def kmeans(points: FloatArray, m: int, rng: np.random.Generator, restarts: int = 10) -> npt.NDArray[np.int64]:
-    """(n,) labels by k-means, as KM-CDPFL has them; on all scores of ``project`` it is k-means on the updates.
-
-    Fewer labels than m are used where fewer points differ.
-    """
-    from sklearn.cluster import KMeans
-
-    distinct = min(m, len(np.unique(points, axis=0)))
-    found = KMeans(distinct, n_init=restarts, random_state=int(rng.integers(2**31))).fit(points)
-    return np.asarray(found.labels_, dtype=np.int64)
 
 
 def _most(n: int) -> int:

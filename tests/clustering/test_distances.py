@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from coterie.strategies import distances
-from coterie.strategies.distances import cosines, gram, loss_distances, parameter_distances, profile_distances
+from coterie.clustering import distances
+from coterie.clustering.distances import cosines, gram, loss_distances, parameter_distances, profile_distances
 
 #: L_i(w_j) of three clients; no two of its symmetric readings agree.
 LOSSES = np.array([[1.0, 4.0, 2.0], [1.5, 2.0, 1.0], [0.5, 5.0, 1.5]])

@@ -2,17 +2,15 @@
 
 import math
 import tracemalloc
-import warnings
 
 import numpy as np
 import pytest
 from sklearn.decomposition import PCA
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_rand_score
 from sklearn.mixture import GaussianMixture
 
-from coterie.strategies import distances
-from coterie.strategies import mixture as gmm
+from coterie.clustering import distances, k_means_labels
+from coterie.clustering import mixture as gmm
 
 #: Group of each of 21 clients, with a minority of 3.
 GROUPS = np.repeat([0, 1, 2, 3], [3, 6, 6, 6])
@@ -324,22 +322,9 @@ def test_the_same_generator_gives_the_same():
     (first, scores), (second, again) = (cluster(updates, None, rng(5)) for _ in range(2))
     assert scores == again
     np.testing.assert_array_equal(first.probabilities, second.probabilities)
-    points = gmm.project(updates)
-    np.testing.assert_array_equal(gmm.kmeans(points, 4, rng(5)), gmm.kmeans(points, 4, rng(5)))
 
 
-# ---- k-means ------------------------------------------------------------------------------------------------
-
-
-def test_kmeans_finds_groups_in_all_scores():
+def test_k_means_finds_groups_in_all_scores():
     for seed in range(5):
-        labels = gmm.kmeans(gmm.project(updates_of(GROUPS, np.eye(4), 0.01, 2000, seed)), 4, rng(seed))
+        labels = k_means_labels(gmm.project(updates_of(GROUPS, np.eye(4), 0.01, 2000, seed)), 4, rng(seed))
         assert same_groups(labels, GROUPS)
-        assert labels.dtype == np.int64
-
-
-def test_kmeans_of_equal_points_warns_nobody():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ConvergenceWarning)
-        assert (gmm.kmeans(np.zeros((5, 2)), 3, rng()) == 0).all()
-        assert len(set(gmm.kmeans(np.array([[0.0], [0.0], [1.0], [1.0]]), 3, rng()))) == 2

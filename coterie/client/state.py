@@ -1,12 +1,11 @@
-"""State of a client between rounds: its personal layers, its last label. It is never sent.
+"""Local state of a client between rounds: personal layers and the last label. It is never sent.
 
-Flower's processes keep no state, so it is in a file: in the folder that a deployed client configures
-(``state-dir`` of its node configuration), or, in a simulation, in the run folder. It survives a restart of either.
+Flower's processes are stateless, so the state is in a file: in ``state-dir`` of the node configuration, or, in a
+simulation, in the run folder. It survives restarts of client and server.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,18 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from coterie.files import open_private, private_folder
+from coterie.files import private_folder, write_atomic
 
 
 class ClientError(RuntimeError):
     """A client cannot execute a request."""
 
 
-class Memory:
+class StateFile:
     """The state file of one client.
 
     Args:
-        folder: its folder; None: this client keeps no state, and fails if a method needs it.
+        folder: where the file is; None: no state, and reading or writing fails.
         client_id: id in Coterie.
     """
 
@@ -33,7 +32,7 @@ class Memory:
         self._path = None if folder is None else folder / f"client-{client_id}.safetensors"
 
     def read(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Arrays by name; empty at first.
+        """Return the arrays by name; empty before the first write.
 
         Raises:
             ClientError: the file is damaged, or there is no folder.
@@ -47,13 +46,15 @@ class Memory:
             raise ClientError(f"{path} cannot be read ({error}); move it away to let this client start anew") from error
 
     def write(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
-        """Replace everything, atomically."""
+        """Replace the state atomically.
+
+        Raises:
+            ClientError: there is no folder.
+        """
         path = self._file()
         private_folder(path.parent)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        with open_private(temporary, "wb") as file:
-            file.write(save({name: np.ascontiguousarray(values) for name, values in arrays.items()}))
-        os.replace(temporary, path)
+        content = save({name: np.ascontiguousarray(values) for name, values in arrays.items()})
+        write_atomic(path, content, sync=False)
 
     def _file(self) -> Path:
         if self._path is None:

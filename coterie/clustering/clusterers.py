@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from coterie.strategies.distances import FloatArray
+from coterie.clustering.distances import FloatArray
 
 Labels = npt.NDArray[np.int64]
 

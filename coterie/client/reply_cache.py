@@ -8,7 +8,6 @@ nothing that was not charged, so it is written to the client's disk before it is
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,18 +17,18 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from google.protobuf.message import DecodeError
 
-from coterie.client.memory import ClientError
-from coterie.files import open_private, private_folder
+from coterie.client.state import ClientError
+from coterie.files import open_private, private_folder, write_atomic
 from coterie.messages import CONFIG
 from coterie.wire import digest
 
 
-class Answers:
+class ReplyCache:
     """The reply cache of one client: a file for every request of the latest round, named by round and digest.
 
     Args:
         folder: state folder of the client.
-        client_id: our own id for it.
+        client_id: id in Coterie.
     """
 
     def __init__(self, folder: Path, client_id: int) -> None:
@@ -37,19 +36,19 @@ class Answers:
         private_folder(self._folder)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the lock of the cache: an app can outlive the SuperNode that started it."""
+    def lock(self) -> Iterator[None]:
+        """Hold an exclusive lock: a ClientApp process can outlive the SuperNode that started it."""
         with open_private(self._folder / "lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def to(self, verb: str, question: RecordDict) -> RecordDict | None:
-        """The cached reply to the same verb and content; None if there is none.
+    def get(self, message_type: str, request: RecordDict) -> RecordDict | None:
+        """Return the cached reply to the same message type and content, or None.
 
         Raises:
             ClientError: it cannot be read; a new reply would be a second release that the server does not account for.
         """
-        path = self._folder / _name(verb, question)
+        path = self._folder / _name(message_type, request)
         if not path.exists():
             return None
         try:
@@ -60,25 +59,16 @@ class Answers:
                 "answer, and pay, anew"
             ) from error
 
-    def keep(self, verb: str, question: RecordDict, answer: RecordDict) -> None:
-        """Add a reply and delete those of other rounds; atomic, and on disk when this returns."""
-        name, temporary = _name(verb, question), self._folder / "new"
-        with open_private(temporary, "wb") as file:
-            file.write(recorddict_to_proto(answer).SerializeToString())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._folder / name)
-        opened = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+    def put(self, message_type: str, request: RecordDict, reply: RecordDict) -> None:
+        """Add a reply, atomically and synced to disk, and delete those of other rounds."""
+        name = _name(message_type, request)
+        write_atomic(self._folder / name, recorddict_to_proto(reply).SerializeToString())
         of_round = name.split("-")[0]
         for old in self._folder.glob("*-*"):
             if old.name.split("-")[0] != of_round:
                 old.unlink()
 
 
-def _name(verb: str, question: RecordDict) -> str:
-    """File name of a reply: round and digest of the request."""
-    return f"{int(question[CONFIG]['round'])}-{digest(verb, question)}"
+def _name(message_type: str, request: RecordDict) -> str:
+    """Return the file name of a reply: round and digest of its request."""
+    return f"{request.config_records[CONFIG]['round']!r}-{digest(message_type, request)}"

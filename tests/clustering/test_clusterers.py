@@ -5,7 +5,7 @@ import pytest
 from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score
 
-from coterie.strategies.clusterers import CLUSTERERS, MOST_CLUSTERS, STRUCTURE, _with_noise, cluster, worst_silhouette
+from coterie.clustering.clusterers import CLUSTERERS, MOST_CLUSTERS, STRUCTURE, _with_noise, cluster, worst_silhouette
 
 TOLD, FOUND = ("k-medoids", "agglomerative"), ("dbscan", "hdbscan")
 

@@ -1,0 +1,219 @@
+"""Handlers of requests, one per message type, called by the ClientApp and by the local engine.
+
+A handler takes the content of a message and the clients that received it, and returns one reply or error per client, in
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+from coterie.client import points
+from coterie.client.identity import Client, identity_reply
+from coterie.client.layers import Vectors
+from coterie.client.records import noisy_model_losses, train_privately
+from coterie.client.state import ClientError
+from coterie.client.task import LAST_LABEL, OWN, Cohort, Labels, Task
+from coterie.client.training import accuracies, losses, train
+from coterie.datasets import TestSet
+from coterie.messages import (
+    CENTROIDS,
+    DIAGNOSTICS,
+    EVALUATE,
+    GAN,
+    IDENTITY,
+    LABEL,
+    LOSSES,
+    REPLY,
+    TRAIN,
+    UPDATE,
+    Layout,
+    losses_layout,
+    pack_update,
+)
+from coterie.privacy import clip_rows
+
+# Test examples of a client with personal layers, whose network is evaluated for this client only.
+_MOST_OWN_TESTS = 500
+# Reported loss of a diverged model: messages hold finite numbers only.
+_MOST_LOSS = 1e6
+
+_UNPAID_SCORES = (
+    "this client has a budget of its own, and evaluation is outside it: it refuses (set evaluate = off, or "
+    "diagnostics = true in its node configuration)"
+)
+
+ReplyOrError: TypeAlias = RecordDict | ClientError
+#: Accuracy, training loss and number of test examples of a client.
+Score: TypeAlias = tuple[float, float, int]
+
+
+def identity(content: RecordDict, clients: Sequence[Client]) -> list[RecordDict]:
+    """Return client ids, and whether repeated requests return the cached reply."""
+    return [identity_reply(client) for client in clients]
+
+
+def _train(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
+    """Choose a model, redraw the label if requested, train, store state, and return the update.
+
+    The redraw matrix is part of the request and depends on released values only (privacy/mechanisms/rr_cluster.py).
+    """
+    cohort = Cohort.of(TRAIN, content, clients)
+    refusals: Sequence[ClientError | None] = [None] * len(clients)
+    if cohort.unpaid:
+        return list(cohort.unpaid)
+    if cohort.task.plans:
+        chosen, updates, refusals = train_privately(cohort)
+        labels = redrawn = cohort.labels(chosen)
+    else:
+        labels, redrawn, updates = train_without_dp(cohort)
+    layout, rows = cohort.layers.sent, zip(clients, labels, redrawn, updates, refusals, strict=True)
+    return [refusal or _reply(cohort, client, own, new, row, layout) for client, own, new, row, refusal in rows]
+
+
+def _reply(cohort: Cohort, client: Client, label: int, redrawn: int, values: Vectors, layout: Layout) -> RecordDict:
+    fields = {"client-id": client.client_id, "round": cohort.task.round, "label": int(label)}
+    return RecordDict(
+        {UPDATE: pack_update(values, layout), REPLY: ConfigRecord({**fields, "redrawn-label": int(redrawn)})}
+    )
+
+
+def _losses(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
+    """Return the mean loss of every received model on the client's training data (LCFL)."""
+    cohort = Cohort.of(LOSSES, content, clients)
+    refusals: Sequence[ClientError | None] = [None] * len(clients)
+    if cohort.unpaid:
+        return list(cohort.unpaid)
+    if cohort.task.plans:
+        values, refusals = noisy_model_losses(cohort)
+    else:
+        values = np.minimum(cohort.losses, _MOST_LOSS)
+    layout = losses_layout(len(cohort.models))
+    return [
+        refusal or _reply(cohort, client, 0, 0, row, layout)
+        for client, row, refusal in zip(clients, values.astype(np.float32), refusals, strict=True)
+    ]
+
+
+def train_without_dp(cohort: Cohort) -> tuple[Labels, Labels, Vectors]:
+    """Train without noise; return labels, redrawn labels and updates."""
+    task, models, layers = cohort.task, cohort.models, cohort.layers
+    rngs = [task.rng(client.client_id) for client in cohort.clients]
+    if task.assignment_rule == "nearest":
+        labels = cohort.last_labels(otherwise=np.array([rng.integers(len(models)) for rng in rngs]))
+    else:
+        labels = cohort.choose()
+        redrawn = _redraw(task, labels, len(models), rngs)
+    used = redrawn if task.trained_cluster == "assigned" else labels
+    start = layers.join(models[used], cohort.own)
+    moved = train(task.network, layers.whole, start, cohort.shards, rngs, task.training, batched=task.batched)
+    updates, own = layers.part(start + moved) if layers.own.names else (moved, cohort.own)
+    if layers.own.names:
+        updates = updates - models[used]
+    if task.assignment_rule == "nearest":
+        labels, updates = _assign(models, labels, updates, task.clip)
+        redrawn = _redraw(task, labels, len(models), rngs)
+    if cohort.is_stateful:
+        for file, label, values in zip(cohort.state_files, labels, own, strict=True):
+            file.write({LAST_LABEL: np.array([label]), OWN: values})
+    return cohort.labels(labels), cohort.labels(redrawn), updates
+
+
+def _redraw(task: Task, labels: Labels, num_clusters: int, rngs: Sequence[np.random.Generator]) -> Labels:
+    if not task.redraw:
+        return labels
+    matrix = np.reshape(task.redraw, (num_clusters, num_clusters))
+    return np.array([rng.choice(num_clusters, p=matrix[c]) for rng, c in zip(rngs, labels, strict=True)])
+
+
+def _assign(models: Vectors, labels: Labels, updates: Vectors, clip: float) -> tuple[Labels, Vectors]:
+    """Run FeSEM's E-step: return the centre nearest to each client's model, and the model minus that centre.
+
+    The difference has at most the norm of the clipped update, since the initial parameters are a centre, too.
+    """
+    updates = clip_rows(updates, clip).astype(np.float32)
+    start = models[labels]  # relative to the start, distances are small enough for float32
+    apart = np.stack([((start + updates - model) ** 2).sum(axis=1) for model in models], axis=1)  # (n, k)
+    stays = apart[np.arange(len(labels)), labels] <= apart.min(axis=1)
+    new = np.where(stays, labels, apart.argmin(axis=1))
+    return new, updates + (start - models[new])
+
+
+def evaluate(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
+    """Return the accuracy of each client's model, chosen on its training data or assigned, on held-out data."""
+    if any(client.budget and not client.diagnostics for client in clients):
+        return [ClientError(_UNPAID_SCORES)] * len(clients)
+    cohort = Cohort.of(EVALUATE, content, clients)
+    labels = cohort.choose()
+    if cohort.task.assignment_rule == "nearest":
+        labels = cohort.last_labels(otherwise=labels)
+    score = _scores_of_personal_models if cohort.layers.own.names else _scores_of_shared_models
+    rows = zip(clients, cohort.shards, cohort.labels(labels), score(cohort, labels), strict=True)
+    return [
+        RecordDict(
+            {
+                DIAGNOSTICS: MetricRecord(
+                    {
+                        "client-id": client.client_id,
+                        "accuracy": accuracy,
+                        "loss": loss,
+                        "cluster": int(label),
+                        "group": shard.group,
+                        "num-examples": size,
+                    }
+                )
+            }
+        )
+        for client, shard, label, (accuracy, loss, size) in rows
+    ]
+
+
+def _scores_of_shared_models(cohort: Cohort, labels: Labels) -> list[Score]:
+    """Evaluate every model once per test set: the clients of a group share one."""
+    network, device = cohort.task.network, cohort.task.training.device
+    tests = {id(shard.test): shard.test for shard in cohort.shards}
+    hits = {
+        key: accuracies(network, cohort.layers.whole, cohort.models, test.x, test.y, device)
+        for key, test in tests.items()
+    }
+    training_losses = cohort.losses[np.arange(len(labels)), labels]
+    return [
+        (float(hits[id(shard.test)][label]), float(loss), len(shard.test.y))
+        for shard, label, loss in zip(cohort.shards, labels, training_losses, strict=True)
+    ]
+
+
+def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
+    """Evaluate the personal model of every client."""
+    network, layout, device = cohort.task.network, cohort.layers.whole, cohort.task.training.device
+    whole = cohort.layers.join(cohort.models[labels], cohort.own)
+    found: list[Score] = []
+    for client, shard, vector in zip(cohort.clients, cohort.shards, whole, strict=True):
+        x, y = _part(shard.test, client.client_id)
+        accuracy = accuracies(network, layout, vector[None], x, y, device)[0]
+        found.append((float(accuracy), float(losses(network, layout, vector[None], [shard], device)[0, 0]), len(y)))
+    return found
+
+
+def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:
+    """Return every n-th example of a large test set, starting at a place that depends on the client."""
+    stride = -(-len(test.y) // _MOST_OWN_TESTS)
+    return test.x[client_id % stride :: stride], test.y[client_id % stride :: stride]
+
+
+Handler = Callable[[RecordDict, Sequence[Client]], Sequence[ReplyOrError]]
+
+#: Handlers by Flower message type.
+HANDLERS: dict[str, Handler] = {
+    TRAIN: _train,
+    LOSSES: _losses,
+    EVALUATE: evaluate,
+    IDENTITY: identity,
+    GAN: points.gan,
+    CENTROIDS: points.centroids,
+    LABEL: points.label,
+}
