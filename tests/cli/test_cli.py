@@ -219,7 +219,7 @@ def kill_after(process, path, number):
 
 def test_kill_9_loses_no_charge_and_no_round(coterie, tmp_path):
     rounds = 40
-    words = settings(clients=60, rounds=rounds, epsilon=4, evaluate_every=10, respawn_every=1)
+    words = settings(clients=60, rounds=rounds, epsilon=4, evaluate_every=10, reseed_every=1)
     command = [sys.executable, "-m", "coterie.cli", "run", *words, "--out", "run"]
     folder, ledger = tmp_path / "run", tmp_path / "run" / "ledger.jsonl"
     with (tmp_path / "log").open("w") as log:

@@ -22,7 +22,7 @@ from coterie.wire import ClientConfig, TrainRequest
 SHAPE = (1, 4, 4)
 OWN = {"dataset": "own", "input-shape": "1x4x4", "num-classes": 2, "model": "linear", "device": "cpu"}
 #: Of a data set that is split, in place of clients' own.
-SPLIT = {"input-shape": "", "num-classes": "none", "groups": "1", "shift": "none"}
+SPLIT = {"input-shape": "", "num-classes": "auto", "groups": "1", "shift": "none"}
 SETTINGS = {**OWN, "clients": 3, "clusters": 2, "privacy-unit": "none", "sampling-rate": 1, "rounds": 2, "seed": 3}
 
 

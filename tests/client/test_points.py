@@ -83,7 +83,7 @@ def test_samples_of_each_client_s_gan(tmp_path, samples):
 
 
 def test_without_a_seed_samples_are_the_client_s_secret(tmp_path):
-    content = question(tmp_path, settings={"seed": "none"}, gan="gan-pendigits", samples=2)
+    content = question(tmp_path, settings={"seed": "auto"}, gan="gan-pendigits", samples=2)
     one, other = (read(ask("train.gan", content, [0])[0], 0) for _ in range(2))
     assert not np.array_equal(one, other)
 
@@ -160,14 +160,14 @@ def test_it_pays_every_step_and_nothing_else(tmp_path):
 def test_the_number_of_samples_is_the_public_one(tmp_path, many):
     """A real client keeps all of its records; its number of samples does not tell how many."""
     real = Client(1, str(tmp_path), (8.0, 1e-3))
-    answer, _ = privately(tmp_path, real, {"seed": "none", "samples-per-client": many})
+    answer, _ = privately(tmp_path, real, {"seed": "auto", "samples-per-client": many})
     assert read(answer, 1, 8).shape == (8, 4)
 
 
 def test_a_charge_is_on_disk_before_anything_is_drawn(tmp_path, monkeypatch):
     order = []
-    spend, train, stream = points.spend, points.train_gan_privately, points.Streams.stream
-    monkeypatch.setattr(points, "spend", lambda *a: (order.append("charge"), spend(*a))[1])
+    charge, train, stream = points.charge, points.train_gan_privately, points.Streams.stream
+    monkeypatch.setattr(points, "charge", lambda *a: (order.append("charge"), charge(*a))[1])
     monkeypatch.setattr(points.Streams, "stream", lambda *a: (order.append(a[1]), stream(*a))[1])
     monkeypatch.setattr(points, "train_gan_privately", lambda *a: (order.append("train"), train(*a))[1])
     privately(tmp_path, 0)
@@ -198,7 +198,7 @@ def test_a_budget_that_is_spent_refuses_before_it_draws(tmp_path, monkeypatch):
 
 
 def test_its_own_budget_counts_not_what_the_server_says(tmp_path):
-    answer, _ = privately(tmp_path, Client(0, str(tmp_path), (0.1, 1e-3)), {"seed": "none"}, epsilon=1e6)
+    answer, _ = privately(tmp_path, Client(0, str(tmp_path), (0.1, 1e-3)), {"seed": "auto"}, epsilon=1e6)
     assert isinstance(answer, ClientError)
     assert charges(tmp_path, 0) == []
 
@@ -210,7 +210,7 @@ def test_a_seed_is_refused_where_the_budget_is_the_client_s_own(tmp_path):
 
 
 def test_without_a_folder_there_is_no_account_and_no_sample(tmp_path):
-    answer, _ = privately(tmp_path, Client(0, "", (8.0, 1e-3)), {"seed": "none"})
+    answer, _ = privately(tmp_path, Client(0, "", (8.0, 1e-3)), {"seed": "auto"})
     assert isinstance(answer, ClientError)
 
 

@@ -50,7 +50,7 @@ _BASE = {
     "reseed-every": 0,
     "evaluate": "diagnostic",
     "evaluate-every": 1,
-    "registration_timeout": 0.0,
+    "registration-timeout": 0.0,
     "clusters": 2,
 }
 _NONE = {"privacy-unit": "none"}

@@ -8,10 +8,10 @@ import pytest
 import tomli_w
 
 from coterie.cli.run import settings_of
+from coterie.methods import STRATEGIES
 from coterie.server import SETTINGS, ConfigError, RunConfig, planning
 from coterie.server.config import COMMON, combined
 from coterie.settings import flat, nested
-from coterie.strategies import STRATEGIES
 from coterie.strategies.fedprox import FedProxSettings
 
 
