@@ -9,8 +9,6 @@ from contextlib import suppress
 from logging import INFO
 from typing import Any
 
-from flwr.common.logger import log
-
 #: Called with one line of text for each report.
 ProgressCallback = Callable[[str], None]
 
@@ -20,6 +18,8 @@ def ignore_progress(text: str) -> None:
 
 
 def _to_log(text: str) -> None:
+    from flwr.common.logger import log  # slow to import; commands without runs never log
+
     log(INFO, text)
 
 
