@@ -7,8 +7,6 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "coterie"
 MOST_LINES = 60
-#: Files whose functions are not split yet.
-EXEMPT = {"strategies/base.py"}
 
 
 def too_long(source):
@@ -24,8 +22,7 @@ def too_long(source):
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_functions_fit_on_a_screen(path):
-    if str(path.relative_to(PACKAGE)) not in EXEMPT:
-        assert not list(too_long(path.read_text()))
+    assert not list(too_long(path.read_text()))
 
 
 def test_a_long_function_needs_a_reason():

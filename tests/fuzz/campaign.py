@@ -181,7 +181,8 @@ def run_of(federation: Federation) -> oracle.Run:
     config = federation.config
     exact = config["evaluate"] != "private" and not federation.name.endswith("library metrics")
     clips = federation.plan.unit != "none"
-    return oracle.Run(CLIENTS, tuple(config.examples[0]), config["upload-limit"] * 2**20, exact, clips)
+    limit = getattr(config.options, "upload_limit", 0) * 2**20
+    return oracle.Run(CLIENTS, tuple(config.examples[0]), limit, exact, clips)
 
 
 def _judged(
