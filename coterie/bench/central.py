@@ -85,7 +85,8 @@ def _km(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
 
 def _fcm(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
     rng = np.random.default_rng(config.seed)
-    return _nearest(x, fuzzy_c_means(x, config.run.clusters, rng, fuzzifier=FFCMSettings().fuzzifier))
+    fuzzifier = getattr(config.options, "fuzzifier", FFCMSettings().fuzzifier)  # that of ffcm, where it is the strategy
+    return _nearest(x, fuzzy_c_means(x, config.run.clusters, rng, fuzzifier=fuzzifier))
 
 
 def _dcn(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:

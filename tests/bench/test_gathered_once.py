@@ -7,6 +7,7 @@ import pytest
 
 from coterie.bench import read_table, run_all
 from coterie.bench.cells import Cell, _ready
+from coterie.server import applicable
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,7 @@ SETTINGS = {"strategy": "ppfc-gan", "privacy-unit": "none", "joint-epochs": 1}
 
 def cell(seed=0, central="", **changes):
     settings = SETTINGS | {name.replace("_", "-"): value for name, value in changes.items()}
-    return Cell("row", "column", seed, settings, central=central)
+    return Cell("row", "column", seed, applicable(settings), central=central)
 
 
 def test_ablations_send_the_same():

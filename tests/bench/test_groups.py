@@ -29,7 +29,7 @@ batch-size = 10
 local-epochs = 1
 epsilon = 20.0
 delta = 0.001
-clip = 1.0
+clip-norm = 1.0
 model = "linear"
 evaluate-every = 1
 
