@@ -21,7 +21,9 @@ from coterie.privacy.ledger import counted, read_ledger
 
 ROUNDS = 4
 #: The run, cut short after three of four rounds: what lies ahead must be calibrated and charged.
-CUT = settings(rounds=ROUNDS, stop_after=3, evaluate="private", evaluate_every=2, epsilon=100)
+CUT = settings(
+    rounds=ROUNDS, stop_after=3, evaluate="private", evaluate_every=2, epsilon=100, accountant="rdp"
+)  # calibrated at once
 
 
 @pytest.fixture(scope="module")

@@ -553,7 +553,7 @@ def _picture(file: Path, shape: Shape | None) -> tuple[Array, Array]:
         with warnings.catch_warnings(), _Bounded(file) as raw:
             warnings.simplefilter("ignore")  # of Pillow, about metadata that it skips
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(raw, formats=_FORMATS)
+            image: Image.Image = Image.open(raw, formats=_FORMATS)
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise Image.DecompressionBombError(f"{width:,} x {height:,}")
@@ -569,14 +569,14 @@ def _picture(file: Path, shape: Shape | None) -> tuple[Array, Array]:
         raise DataError(f"{file} is not an image that can be read ({_short(error)}); replace or remove it") from None
     if image.mode in ("I", "F") or ";" in image.mode:
         raise DataError(f"{file} has pixels of more than 8 bits (Pillow's mode {image.mode}); save it with 8")
-    picture = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-    own = _channels_first(picture)
+    image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+    own = _channels_first(image)
     if shape is None:
         return own, np.zeros(0, np.uint8)
-    picture = picture.convert("L" if shape[0] == 1 else "RGB")
-    if picture.size != (shape[2], shape[1]):
-        picture = picture.resize((shape[2], shape[1]), Image.Resampling.BILINEAR)
-    return own, _channels_first(picture)
+    image = image.convert("L" if shape[0] == 1 else "RGB")
+    if image.size != (shape[2], shape[1]):
+        image = image.resize((shape[2], shape[1]), Image.Resampling.BILINEAR)
+    return own, _channels_first(image)
 
 
 class _Bounded(io.FileIO):
