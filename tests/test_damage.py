@@ -213,7 +213,7 @@ def test_a_damaged_file_ends_in_one_line_or_does_no_harm(coterie, run, made, nam
     assert charges[: len(true)] == true
     if command == "resume":
         stated = json.loads((run / "privacy.json").read_text())
-        assert stated["epsilon"] == pytest.approx(epsilon(counted(charges), header["delta"]))
+        assert stated["epsilon"] == pytest.approx(epsilon(counted(charges), header["delta"], header["accountant"]))
 
 
 def full_disk(*_):
