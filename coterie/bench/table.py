@@ -174,7 +174,7 @@ def read_table(
         quick: use the quick version of the file: fewer cells, no tuning.
         seeds: replaces the seeds of the file.
         rows: names of the rows to run; empty for all.
-        columns: settings to run, or first words of their names; empty for all.
+        columns: settings to run, or prefixes of their names; empty for all.
 
     Raises:
         BenchError: the table does not exist, or its file is invalid.
@@ -305,7 +305,7 @@ def _settings_of(part: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, A
 
 
 def _head(setting: str, score: str, scores: int) -> str:
-    """Return the heading of a column: its setting and, if there are several scores, its score."""
+    """Return the heading of a column: its setting, if named, and its score, if there are several."""
     return ": ".join([*[setting] * bool(setting), *[score_name(score)] * (scores > 1)])
 
 
