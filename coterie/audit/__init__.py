@@ -1,6 +1,6 @@
-"""Attacks on what is shipped, and what they prove about its claims; see docs/privacy.md, "Audit".
+"""Privacy audit: attacks on the shipped code that test its privacy claims; see docs/privacy.md, "Audit".
 
-Above everything that it attacks: mechanisms, samplers and noise, whole runs of a server, and clients at record level.
+The attacks target mechanisms, samplers and noise, whole runs of a server, and clients at record level.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from coterie.audit.findings import LOSSES, Finding
 from coterie.privacy import MECHANISMS, Streams
 
-#: What can be attacked, with a line for a person who chooses.
+#: Parts of the audit, with one-line descriptions.
 PARTS = {
     "mechanisms": "one release of a mechanism",
     "randomness": "samplers, keys and resolution of the noise",
     "runs": "whole runs of the server and of real clients",
     "records": "clients at record level, by a hostile server",
 }
-#: Draws of each world.
+#: Default number of draws per world.
 DRAWS = 100_000
 
 
@@ -30,9 +30,9 @@ def audit(
     """Run the attacks of ``parts``, in a minute on two cores at the default number of draws.
 
     Args:
-        mechanisms: under attack in the parts "mechanisms" and "randomness".
-        draws: runs of a mechanism in each world; of clients, servers and whole runs there are fewer, in proportion.
-        seed: of the attacks, and of what they attack, except for keys and the ClientApp, whose randomness is secret.
+        mechanisms: mechanisms to attack in the parts "mechanisms" and "randomness".
+        draws: runs of a mechanism in each world; clients, servers and whole runs use proportionally fewer.
+        seed: seed of the attacks and their targets, except for keys and the ClientApp, whose randomness is secret.
         parts: keys of :data:`PARTS`.
     """
     from coterie.audit.mechanisms import audit_mechanisms

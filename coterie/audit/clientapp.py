@@ -1,8 +1,8 @@
-"""The attack on a client's gradients through Flower's ClientApp, as a hostile server would make it.
+"""Attack on a client's gradients through Flower's ClientApp, by a malicious server.
 
-Every draw is a fresh client with its own data, state folder and budget. The server asks several times, with a network
-in which the victim's record alone has a gradient. An answer is one step on a full batch and must have a charge; the
-claim is what the clients' ledgers charged.
+Every draw uses a new client with its own data, state folder and budget. The server sends several requests with a
+network in which only the victim's record has a gradient. A reply is one step on a full batch and must be charged; the
+claim is the total charge in the clients' ledgers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coterie.messages import CONFIG, MODELS, TRAIN, Layout, pack_models, read_re
 from coterie.privacy import Event, RecordPlan, read_ledger
 from coterie.privacy.ledger import counted
 
-# Randomness is secret here, so every audit draws afresh: fewer than one in a million fails by chance.
+# Randomness is secret, so audits are not reproducible: fewer than one in a million fails by chance.
 _CONFIDENCE = 1 - 1e-7
 _LAYOUT = Layout(("output.weight", "output.bias"), ((2, 2), (2,)))
 # Records (1, 0) of class 0 have no gradient, the victim (0, 1) of class 1 has (1, -1) in every weight that it uses.
@@ -60,7 +60,7 @@ _CONFIG: dict[str, Any] = {
 
 
 def audit_client_app(clients: int) -> list[Finding]:
-    """A record more in a client's data; secret randomness, since a client with a budget takes no seed."""
+    """Audit one additional record in a client's data; randomness is secret: a client with a budget accepts no seed."""
     LocalGrid(1)  # messages need a sender
     worlds, unpaid, charged = [], 0, {}
     with quiet(), tempfile.TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ def _data(folder: Path, victim: bool) -> Path:
 
 
 def _answer(state: Path, data: Path, turn: int) -> FloatArray:
-    """An answer's update, in units of one clipped gradient's step."""
+    """Return the update of a reply, in units of the step of one clipped gradient."""
     node: dict[str, Any] = {"client-id": 0, "state-dir": str(state), "epsilon": 50.0, "delta": 1e-5, "data": str(data)}
     node |= {"input-shape": "2", "num-classes": 2, "budget-file": str(state / _BUDGET)}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
@@ -101,5 +101,5 @@ def _answer(state: Path, data: Path, turn: int) -> FloatArray:
 
 
 def _charges(state: Path) -> dict[Event, int]:
-    """The charges in a client's own ledger."""
+    """Return the charges in a client's ledger."""
     return dict(counted(read_ledger(state / _BUDGET)[1]))

@@ -1,4 +1,4 @@
-"""What an attack proves: certified lower bounds, and p-values of exact tests."""
+"""Findings of attacks: certified lower bounds, and p-values of exact tests."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _THRESHOLDS = 100
 
 @dataclass(frozen=True)
 class Finding:
-    """What one attack proved.
+    """The result of one attack.
 
     Attributes:
-        mechanism: under attack.
-        attack: what the adversary does.
-        quantity: what ``claim`` and ``bound`` are; "mu" is the shift of a Gaussian pair.
-        claim: its claimed value.
-        bound: its certified lower bound, or its measured value where an exact test compares the two.
-        deltas: for each of :data:`LOSSES`, certified and claimed delta; empty for an exact test.
-        violated: the bound contradicts the claim.
+        mechanism: the mechanism under attack.
+        attack: description of the attack.
+        quantity: the quantity of ``claim`` and ``bound``; "mu" is the shift of a Gaussian pair.
+        claim: claimed value.
+        bound: certified lower bound, or the measured value in an exact test.
+        deltas: certified and claimed δ for each of :data:`LOSSES`; empty for an exact test.
+        violated: whether the bound contradicts the claim.
         control: whether the claim is known to be wrong, so that the attack must succeed.
     """
 
@@ -58,11 +58,11 @@ class Finding:
 
     @property
     def wrong(self) -> bool:
-        """A guarantee broken, or an audit without power."""
+        """Whether a guarantee is broken, or a control was not detected."""
         return self.violated != self.control
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return a JSON-ready dictionary."""
         deltas = [
             {"epsilon": loss, "delta_lower_bound": low, "delta_claimed": claimed}
             for loss, (low, claimed) in zip(LOSSES, self.deltas, strict=False)
@@ -86,12 +86,12 @@ def counted(mechanism: str, attack: str, claim: float, hits: int, trials: int, t
 
 
 def never(mechanism: str, attack: str, times: int) -> Finding:
-    """Of an event that must not happen at all."""
+    """Return the finding for an event that must never happen."""
     return Finding(mechanism, attack, "count", 0.0, float(times), (), times > 0)
 
 
 def same_variance(mechanism: str, attack: str, noises: Pair, control: bool = False) -> Finding:
-    """F-test: the noise has one variance in both worlds."""
+    """F-test: the noise has the same variance in both worlds."""
     ratio = float(np.var(noises[0]) / np.var(noises[1]))
     degrees = noises[0].size - 1
     p_value = 2 * min(f_distribution.sf(ratio, degrees, degrees), f_distribution.cdf(ratio, degrees, degrees))
@@ -106,13 +106,13 @@ def dominated(
     control: bool = False,
     confidence: float = CONFIDENCE,
 ) -> Finding:
-    """Whether the composition of ``events`` dominates what was seen.
+    """Test whether the composition of ``events`` dominates the observations.
 
     Args:
-        mechanism, attack, control: of the finding.
+        mechanism, attack, control: see :class:`Finding`.
         events: the claim. Without sampling it is a Gaussian pair, and its shift is compared too.
-        worlds: (draws, features) what the adversary saw in each.
-        confidence: with which each Clopper-Pearson bound holds.
+        worlds: (draws, features) observations of the adversary in each world.
+        confidence: confidence of each Clopper-Pearson bound.
     """
     learn, check = _scores(worlds)
     claimed = claimed_deltas(events)
@@ -122,7 +122,7 @@ def dominated(
         low, high = deltas[LOSSES.index(1.0)]
         return Finding(mechanism, attack, "delta(1)", high, low, deltas, violated, control)
     mu = _shift_of(events)
-    # A shift is measured best near the middle; the tails' scores are the noisiest, and win by luck.
+    # Estimates of a shift are most precise near the middle; scores in the tails are noisy and may win by chance.
     middle = _thresholds(learn)[_THRESHOLDS // 4 : -_THRESHOLDS // 4]
     bound = _certified(learn, check, middle, _shift, confidence)
     return Finding(mechanism, attack, "mu", mu, bound, deltas, violated or bound > mu, control)
@@ -133,7 +133,7 @@ def _shift_of(events: Mapping[Event, int]) -> float:
 
 
 def claimed_deltas(events: Mapping[Event, int]) -> list[float]:
-    """delta at each of :data:`LOSSES`: the closed form without sampling, else the PLD accountant's, rounded up."""
+    """Return δ at each of :data:`LOSSES`: in closed form without sampling, else from the PLD accountant, rounded up."""
     if all(event.sampling_rate == 1 for event in events):
         return [float(gaussian_delta(_shift_of(events), loss)) for loss in LOSSES]
     total = composed(events, "pld")
@@ -150,7 +150,7 @@ def claimed_deltas(events: Mapping[Event, int]) -> list[float]:
 
 
 def _scores(worlds: Pair) -> tuple[Pair, Pair]:
-    """One number a draw, by Fisher's discriminant of the first half; of the first half and of the second."""
+    """Project both halves of the draws to one score per draw, by Fisher's discriminant of the first half."""
     half = len(worlds[0]) // 2
     direction = _discriminant(worlds[0][:half], worlds[1][:half])
     learn = (worlds[0][:half] @ direction, worlds[1][:half] @ direction)
@@ -158,9 +158,9 @@ def _scores(worlds: Pair) -> tuple[Pair, Pair]:
 
 
 def _discriminant(first: FloatArray, second: FloatArray) -> FloatArray:
-    """Fisher's direction from the first world to the second."""
+    """Return Fisher's discriminant direction from the first world to the second."""
     within = np.atleast_2d(np.cov(first.T) + np.cov(second.T))
-    # A feature without noise must count for much, not for nothing, as it would with a pseudo-inverse.
+    # A noiseless feature must have a large weight; a pseudo-inverse would give it zero weight.
     ridge = (1e-9 * np.trace(within) + 1e-300) * np.eye(len(within))
     return np.asarray(np.linalg.solve(within + ridge, second.mean(axis=0) - first.mean(axis=0)))
 
@@ -170,7 +170,7 @@ def _thresholds(learn: Pair) -> FloatArray:
 
 
 def _certified_deltas(learn: Pair, check: Pair, confidence: float) -> list[float]:
-    """Lower bounds of delta at :data:`LOSSES`, the larger of both directions."""
+    """Return lower bounds of δ at :data:`LOSSES`, the larger of both directions."""
     candidates, deltas = _thresholds(learn), []
     for loss in LOSSES:
         score = partial(_hockey_stick, loss=loss)
@@ -191,13 +191,13 @@ def _certified(
     score: Callable[[FloatArray, FloatArray], FloatArray],
     confidence: float,
 ) -> float:
-    """The score at the threshold that was best on the learning half, from bounds on the other."""
+    """Return the score on the check half at the threshold that is best on the learning half."""
     threshold = candidates[[int(np.argmax(score(*_bounds(learn, candidates, confidence))))]]
     return float(score(*_bounds(check, threshold, confidence))[0])
 
 
 def _bounds(worlds: Pair, thresholds: FloatArray, confidence: float) -> Pair:
-    """Lower bounds of the true positive and upper bounds of the false positive rate at each threshold."""
+    """Return lower bounds of the true positive rate and upper bounds of the false positive rate per threshold."""
     n0, n1 = len(worlds[0]), len(worlds[1])
     false = n0 - np.searchsorted(np.sort(worlds[0]), thresholds, side="right")
     true = n1 - np.searchsorted(np.sort(worlds[1]), thresholds, side="right")

@@ -1,6 +1,6 @@
-"""Attacks on one release of a mechanism, as it is shipped.
+"""Attacks on a single release of a mechanism.
 
-An attack is a pair of neighbouring worlds and what the adversary looks at. The mechanism's own code
+An attack is a pair of neighbouring worlds and the adversary's view. The shipped mechanism
 (:meth:`Plan.perturb <coterie.privacy.plan.Plan.perturb>`, clipping and partition included) runs many times in each
 world. On one half of the draws the adversary learns a direction (Fisher's discriminant) and thresholds; on the other
 half Clopper-Pearson bounds of 99.9 % certify
@@ -8,11 +8,11 @@ half Clopper-Pearson bounds of 99.9 % certify
     mu_lb       = Phi^-1(TPR_lo) - Phi^-1(FPR_hi)      against the claim mu, and
     delta_lb(e) = TPR_lo - exp(e) FPR_hi               against the claimed delta(e), at e = 1/2, 1, 2.
 
-All clients take part (q = 1): amplification is arithmetic, and tested as such. ``paper`` and an ``rr-slot`` whose
-identifiers are charged at sensitivity 1 are controls: an audit that does not break them has no power.
+All clients participate (q = 1); amplification is tested separately. ``paper`` and an ``rr-slot`` whose identifiers are
+charged at sensitivity 1 are controls: an audit that does not break them has no power.
 
-Two measurements need no statistics of that kind. Of two releases with the *same* noise the difference is the shift
-itself (:func:`_coupled`), for one update of every length. And the noise must have the same variance in both worlds.
+Two measurements need no such statistics. The difference of two releases with the *same* noise is the shift itself
+(:func:`_coupled`), measured for updates of every length. The noise must have the same variance in both worlds.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _CHUNK = 10_000
 _DIVISOR_SIZE = 10_000
 _DIVISOR_DRAWS = 20
 _DIRECTIONS = 8
-# Of a shift between two releases that were drawn with the same noise.
+# Tolerance for the shift between two releases with the same noise.
 _ROUNDING = 1e-9
 
-# One client: label and update; None where its slot is empty.
+# One client: label and update; None if its slot is empty.
 Member = tuple[int, npt.ArrayLike] | None
 
 
@@ -46,11 +46,11 @@ class Attack:
     """A pair of neighbouring worlds.
 
     Attributes:
-        name: what the adversary does.
-        plan: the mechanism under attack, all clients taking part.
+        name: description of the attack.
+        plan: the mechanism under attack, with full participation.
         worlds: for each world, the member of every slot.
         mu: the claimed shift of the dominating Gaussian pair.
-        look: (draws, features) what the adversary looks at.
+        look: returns the adversary's view (draws, features).
         control: whether the claim is known to be wrong, so that the attack must succeed.
     """
 
@@ -63,7 +63,7 @@ class Attack:
 
 
 def audit_mechanisms(mechanisms: Sequence[str], draws: int, streams: Streams) -> list[Finding]:
-    """Every attack on one of ``mechanisms``."""
+    """Run every attack on ``mechanisms``."""
     of = mechanisms.__contains__
     return [
         *(_run(a, draws, streams, i) for i, a in enumerate(attacks()) if of(a.plan.mechanism)),
@@ -93,7 +93,7 @@ _NUMBERS: dict[str, Any] = {"sampling_rate": 1.0, "rounds": 1, "clip_norm": 1.0,
 
 
 def attacks() -> list[Attack]:
-    """Every attack on what is released."""
+    """Return every attack on releases."""
     # sigma_theta = 1, sigma_h = 5.
     noise: dict[str, Any] = {"noise_multiplier": 1 / math.sqrt(1.04), "identifier_share": 0.04 / 1.04}
     joint = Joint(clients=3, num_clusters=2, **noise, **_NUMBERS)
@@ -117,7 +117,7 @@ def attacks() -> list[Attack]:
         found.append(Attack(f"nobody in the slot ({kind} identifiers)", plan, gone, _mu(plan), _slot))
     understated = _Understated(noise_multiplier=1 / math.sqrt(1.25), identifier_share=0.2, **slot)
     found.append(Attack("identifiers charged at sensitivity 1", understated, swap, _mu(understated), _slot, True))
-    # Labels that need no noise (Algorithm 1): the claim is 1 / sigma_theta.
+    # Labels without noise (Algorithm 1): the claim is 1 / sigma_theta.
     pair = Paper(clients=12, num_clusters=2, rebalance_min=4, noise_multiplier=1.0, **_NUMBERS)
     small, donor = [(0, 0 * _AXIS)] * 3, [(1, _AXIS)] * 8
     found.append(
@@ -132,7 +132,7 @@ def attacks() -> list[Attack]:
 
 
 def leaks() -> list[Attack]:
-    """Every attack on divisors: updates are zero, and the noise's variance in one model is compared."""
+    """Return every attack on divisors: updates are zero, and the noise variance of one model is compared."""
     zero = np.zeros(1)
     twelve: list[Member] = [(0, zero)] * 11
     worlds = ([None, *twelve], [(0, zero), *twelve])
@@ -146,14 +146,14 @@ def leaks() -> list[Attack]:
 
 @dataclass(frozen=True)
 class Coupled:
-    """Neighbouring worlds that draw the same noise, so that their releases differ by the shift and by nothing else.
+    """Neighbouring worlds with the same noise, so that their releases differ only by the shift.
 
     Attributes:
-        name: what the adversary does.
-        plan: the mechanism under attack; one cluster has all members where it has slots.
-        shared: leading coordinates that all clusters share.
-        replaced: whether the other world has the opposite update in the slot, in place of none.
-        others: how many other clients there are, all alike.
+        name: description of the attack.
+        plan: the mechanism under attack; with slots, one cluster has all members.
+        shared: number of leading coordinates shared by all clusters.
+        replaced: whether the other world has the opposite update in the slot instead of none.
+        others: number of other, identical clients.
     """
 
     name: str
@@ -164,7 +164,7 @@ class Coupled:
 
 
 def couples() -> list[Coupled]:
-    """Every attack by common noise."""
+    """Return every attack with common noise."""
     noise: dict[str, Any] = {"noise_multiplier": 1 / math.sqrt(1.04), "identifier_share": 0.04 / 1.04}
     joint = Joint(clients=3, num_clusters=2, **noise, **{**_NUMBERS, "clip_norm": 0.3})
     slot = RRSlot(clients=3, num_clusters=1, noise_multiplier=1.0, **{**_NUMBERS, "clip_norm": 0.3})
@@ -194,7 +194,7 @@ def _models(drawn: MechanismOutput) -> FloatArray:
 
 
 def _slot(drawn: MechanismOutput) -> FloatArray:
-    """The noisy identifier of slot 0 and the sum of the cluster that it went to: all that the theorem releases."""
+    """Return the noisy identifier of slot 0 and the sum of its cluster: everything that the theorem releases."""
     assert drawn.scores is not None
     assert drawn.assigned is not None
     block = drawn.sums[np.arange(len(drawn.sums)), drawn.assigned[:, 0]]
@@ -226,11 +226,11 @@ def _run(attack: Attack, draws: int, streams: Streams, number: int) -> Finding:
 
 
 def _coupled(attack: Coupled, streams: Streams) -> Finding:
-    """The longest shift over updates of every length, which may not exceed the claim by more than rounding."""
+    """Measure the maximum shift over updates of every length; it may exceed the claim only by rounding."""
     mu = _mu(attack.plan)
-    with np.errstate(all="ignore"):  # of a mechanism that does not clip, or has no noise
+    with np.errstate(all="ignore"):  # for mechanisms without clipping or noise
         updates = list(_updates(attack.plan.clip_norm))
-        if attack.others > 1:  # rounding is another in every direction, and the same for every length
+        if attack.others > 1:  # rounding depends on the direction, not on the length
             updates = updates[:_DIRECTIONS]
         shift = float(np.max([_shift(attack, update, streams) for update in updates]))
     violated = not shift <= mu * (1 + _ROUNDING)
@@ -238,7 +238,7 @@ def _coupled(attack: Coupled, streams: Streams) -> Finding:
 
 
 def _updates(clip_norm: float) -> Iterator[FloatArray]:
-    """In several directions; just short of the clipping norm, just beyond, far beyond; and some that are no numbers."""
+    """Yield updates in several directions, just below, just above and far above the clipping norm; some non-finite."""
     for row in np.random.default_rng(0).standard_normal((_DIRECTIONS, _SIZE)):
         yield 2 * clip_norm * row / np.linalg.norm(row)
     direction = np.array([0.5, -0.5, 0.5, 0.5])
@@ -249,7 +249,7 @@ def _updates(clip_norm: float) -> Iterator[FloatArray]:
 
 
 def _shift(attack: Coupled, update: FloatArray, streams: Streams) -> float:
-    """Distance of two releases, paid for and drawn as in a run, in standard deviations of the noise."""
+    """Return the distance of two releases, charged and drawn as in a run, in standard deviations of the noise."""
     plan, first, second = attack.plan, -update if attack.replaced else None, update
     released = []
     for own in (first, second):
@@ -270,9 +270,9 @@ def _shift(attack: Coupled, update: FloatArray, streams: Streams) -> float:
 
 
 def _evaluated(plan: Plan, streams: Streams) -> Finding:
-    """How far one accuracy moves a private evaluation, whatever a client reports; both draw the same noise."""
+    """Measure how far any reported accuracy moves a private evaluation; both evaluations use the same noise."""
     others, event = [0.5] * (plan.clients - 1), plan.evaluation_event()
-    absent = [0.0] if plan.sampler == "fixed" else []  # where another client may stand in its place
+    absent = [0.0] if plan.sampler == "fixed" else []  # another client may replace it
     least = _evaluation(plan, others + absent, streams)
     moved = max(abs(_evaluation(plan, [*others, own], streams) - least) for own in (0.0, 1.0, 1e9, -1e9, math.nan))
     mu, shift = 1 / event.noise_multiplier, moved / plan.evaluation_noise
@@ -285,7 +285,7 @@ def _evaluation(plan: Plan, accuracies: Sequence[float], streams: Streams) -> fl
 
 
 def _leak(attack: Attack, streams: Streams, number: int) -> Finding:
-    """F-test on the noise of a large model: a divisor that follows a true count gives itself away."""
+    """F-test on the noise of a large model: it detects a divisor that depends on a true count."""
     noises = [
         attack.look(_draw(attack.plan, members, _DIVISOR_SIZE, _DIVISOR_DRAWS, streams, number, 2 + world)).ravel()
         for world, members in enumerate(attack.worlds)

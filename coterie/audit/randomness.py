@@ -1,8 +1,8 @@
-"""Attacks on the randomness: who takes part, the keys of the noise, and its resolution.
+"""Attacks on randomness: client sampling, noise keys, and noise resolution.
 
-Amplification rests on coins that are tossed for every client and every round by themselves, and on cohorts that are
-taken as they fall, the empty one included. Noise hides something only if its key cannot be found by trial, which
-takes 128 bits of the operating system, and if it has no gaps, which takes all the digits of a float64.
+Amplification requires independent coins for every client and round, and cohorts that are used as sampled, including
+empty ones. Noise protects only if its key cannot be guessed, which requires 128 bits from the operating system, and if
+it has no gaps, which requires the full precision of a float64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BITS = 16
 
 
 def audit_randomness(mechanisms: Sequence[str], streams: Streams) -> list[Finding]:
-    """Samplers of ``mechanisms``, and the keys and the resolution of the noise, which all of them share."""
+    """Audit the samplers of ``mechanisms``, and the keys and the resolution of the noise that they share."""
     findings = []
     if "joint" in mechanisms:
         findings += poisson_sampler(streams)
@@ -35,7 +35,7 @@ def audit_randomness(mechanisms: Sequence[str], streams: Streams) -> list[Findin
 
 
 def poisson_sampler(streams: Streams) -> list[Finding]:
-    """Exact binomial tests of coins that pairs of clients, and pairs of rounds, do not share."""
+    """Exact binomial tests that coins are independent between clients and between rounds."""
     q, took_part = _RATE, _participation(_plan(Joint), streams)  # (rounds, clients)
     tests = [
         ("clients take part at the sampling rate", q, took_part),
@@ -47,7 +47,7 @@ def poisson_sampler(streams: Streams) -> list[Finding]:
 
 
 def slot_sampler(streams: Streams) -> list[Finding]:
-    """A fixed number of clients in every round, any two of them as likely as any others."""
+    """Test that every round has a fixed number of clients and that all pairs of clients are equally likely."""
     took_part = _participation(_plan(RRSlot), streams)
     sizes, m = took_part.sum(axis=1), round(_RATE * _CLIENTS)
     pair = m * (m - 1) / (_CLIENTS * (_CLIENTS - 1))
@@ -62,10 +62,10 @@ def slot_sampler(streams: Streams) -> list[Finding]:
 
 
 def keys() -> list[Finding]:
-    """Secret streams: first outputs never repeat, and no bit of a key is the same in all of them.
+    """Test secret streams: first outputs never repeat, and no bit of a key is constant.
 
     Keys of b bits repeat about ``_KEYS**2 / 2**(b + 1)`` times, so that b = 16 shows 2,000 repeats; keys of 128 bits
-    repeat with probability 4e-31. A bit that is tossed is the same in all keys with probability 2^-16383.
+    repeat with probability 4e-31. A random bit is the same in all keys with probability 2^-16383.
     """
     streams = Streams()
     generators = [streams.stream("noise", 1, 1).bit_generator for _ in range(_KEYS)]
@@ -80,8 +80,8 @@ def keys() -> list[Finding]:
 
 
 def resolution(streams: Streams) -> Finding:
-    """How many noisy numbers end in so many zeros that fewer digits were drawn."""
-    # Noise of deviation 2 is the sum of four draws as it is (privacy/randomness.py), so that no product hides a gap.
+    """Count noisy numbers with so many trailing zeros that fewer digits were drawn."""
+    # Noise of deviation 2 is an unscaled sum of four draws (privacy/randomness.py), so no product hides a gap.
     plan = _plan(Joint, noise_multiplier=2.0)
     contributions = plan.contributions(_NUMBERS)
     released = plan.release(Ledger(plan.delta).round(1, plan.event()), contributions, streams, 1)
@@ -101,7 +101,7 @@ def _plan(kind: type[Plan], noise_multiplier: float = 1.0) -> Plan:
 
 
 def _participation(plan: Plan, streams: Streams) -> npt.NDArray[np.bool_]:
-    """(rounds, clients) whether each takes part."""
+    """Return whether each client participates, (rounds, clients)."""
     took_part = np.zeros((_ROUNDS, _CLIENTS), bool)
     for number, row in enumerate(took_part, 1):
         row[plan.sample(streams.stream("cohort", number, number))] = True

@@ -1,8 +1,8 @@
-"""Attacks on clients at record level, by a server that chooses models, clipping norms and questions as it likes.
+"""Record-level attacks on clients by a server that chooses models, clipping norms and requests freely.
 
-The victim is one record. The server sends a network in which all other records have a gradient of zero and the victim's
-is a thousand times the clipping norm, or models of which the victim's loss is infinite. It knows all other records,
-and asks more than once.
+The victim is one record. The server sends a network in which all other records have a zero gradient and the victim's
+is a thousand times the clipping norm, or models for which the victim's loss is infinite. The server knows all other
+records and sends several requests.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from coterie.messages import Layout
 from coterie.privacy import Event, RecordPlan, Streams, noisy_argmin, noisy_losses, selection_event
 
 _MECHANISM = "dp-sgd"
-# Clients that are trained at once.
+# Clients trained per batch.
 _CHUNK = 2000
 _RECORDS = 4
 _LR = 0.05
-# A gradient of float32 numbers, and an update that is rounded to float32.
+# Tolerance for float32 gradients and updates rounded to float32.
 _ROUNDING = 1e-5
 
 
 def audit_records(streams: Streams, answers: int) -> list[Finding]:
-    """Gradients, losses and choices of one client, with one record more or less."""
+    """Audit gradients, losses and choices of one client under addition or removal of one record."""
     attacks = [
         ("a record more, full batches", _plan(batch_size=_RECORDS, noise_multiplier=1.0), answers),
         ("a record more, Poisson batches", _plan(batch_size=1, noise_multiplier=0.5), answers),
@@ -81,7 +81,7 @@ def _updates(
     count: int = 1,
     batched: bool = True,
 ) -> FloatArray:
-    """(count, d) answers of clients that differ in their randomness alone, in units of one clipped gradient's step."""
+    """Return replies (count, d) of clients that differ only in randomness, in units of one clipped gradient's step."""
     network, layout, start = _network()
     starts, shards = np.repeat(start, count, axis=0), [_shard(victim)] * count
     moved = train_privately(
@@ -91,7 +91,7 @@ def _updates(
 
 
 def _gradients(attack: str, plan: RecordPlan, answers: int, streams: Streams, place: int) -> Finding:
-    """What the updates tell of the victim, added up over rounds, against what the client charges for these rounds."""
+    """Compare the victim's influence on updates, summed over rounds, with the client's charges for these rounds."""
     direction = _victims_gradient(plan)
     worlds = []
     for victim in (False, True):
@@ -110,7 +110,7 @@ def _gradients(attack: str, plan: RecordPlan, answers: int, streams: Streams, pl
 
 
 def _victims_gradient(plan: RecordPlan, batched: bool = True) -> FloatArray:
-    """(d,) step of a full batch without noise, less that of the same batch without the victim."""
+    """Return the difference (d,) of noiseless full-batch steps with and without the victim."""
     settings = replace(_settings(plan), batch_size=_RECORDS, noise_multiplier=0.0)
     rng = np.random.default_rng(0)
     there, gone = (_updates(settings, victim, rng, rng, batched=batched)[0] for victim in (True, False))
@@ -118,7 +118,7 @@ def _victims_gradient(plan: RecordPlan, batched: bool = True) -> FloatArray:
 
 
 def _coupled(batched: bool) -> Finding:
-    """How far one record moves a sum of gradients at most, for gradients of every length; no noise, no statistics."""
+    """Measure the maximum influence of one record on a sum of gradients of every length, without noise."""
     norm = 200 * math.sqrt(2)  # of the victim's gradient, nearly
     norms = [norm / length for length in (*np.linspace(0.9, 1.3, 41), 2.0, 100.0)]
     moved = [
@@ -134,7 +134,7 @@ def _coupled(batched: bool) -> Finding:
 
 
 def _losses(streams: Streams, answers: int) -> Finding:
-    """Noisy losses of four models, of which the victim's are as large as can be."""
+    """Audit noisy losses of four models for which the victim's losses are maximal."""
     bound, plan = 4.0, _plan(batch_size=1, noise_multiplier=1.0, compared=4, loss_noise=1.0)
     others = np.ones((_RECORDS - 1, plan.compared))
     victim = np.array([[1e30, np.inf, np.nan, 4.0]])
@@ -148,7 +148,7 @@ def _losses(streams: Streams, answers: int) -> Finding:
 
 
 def _choices(streams: Streams, answers: int) -> Finding:
-    """A private choice between two models, of which all other records together prefer the second by half a loss."""
+    """Audit a private choice between two models; all other records together prefer the second by half a loss."""
     bound, e = 4.0, 1.0
     others, victim = np.array([[bound / 2, 0.0]]), np.array([[-1.0, np.inf]])
     worlds = []

@@ -1,8 +1,8 @@
-"""Attacks on whole runs: the server's own loop, the local engine and real clients, round after round.
+"""Attacks on whole runs with the actual server loop, local engine and clients.
 
-In one world client 0 never replies; in the other it sends an update of length 10^6 whenever it is asked. The adversary
-knows everything else and sees every round's models. It adds up, round by round, the logarithm of the likelihood ratio
-of a Poisson-subsampled Gaussian, which is the best attack on the claim itself.
+In one world client 0 never replies; in the other it sends an update of norm 10^6 whenever it is sampled. The adversary
+knows everything else and observes the models of every round. It sums the log-likelihood ratios of a Poisson-subsampled
+Gaussian over rounds, which is the optimal attack on the claim.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ _CONFIG: dict[str, Any] = {
 
 
 def vectors() -> Source:
-    """Examples whose second feature is zero, so that no honest client moves its weights."""
+    """Return examples whose second feature is zero, so that no honest client changes its weights."""
     x, y = np.tile(np.array([[1.0, 0.0]], np.float32), (20, 1)), np.arange(20) % 2
     return Source("vectors", x, y, x[:2], y[:2], 2, reuse=True)
 
 
 def audit_runs(seed: int, runs: int) -> list[Finding]:
-    """A run of IFCA and one of FedCAM, whose clusters share a block."""
+    """Audit runs of IFCA and of FedCAM, whose clusters share a block."""
     with quiet():
         return [*_whole_runs(seed, runs), *divisors(seed)]
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Runs and clients announce themselves; hundreds of them need not."""
+    """Silence the log messages of hundreds of runs and clients."""
     logger = getLogger("flwr")
     level = logger.level
     logger.setLevel(WARNING)
@@ -102,7 +102,7 @@ def _whole_runs(seed: int, runs: int) -> list[Finding]:
 
 
 def _released(method: type[ClusteredStrategy], layout: Layout, grid: LocalGrid, streams: Streams) -> list[Models]:
-    """Models after every round of one run, the first ones included."""
+    """Return the models of one run after every round, including the initial ones."""
     plan = _plan(_CLIENTS, _CLUSTERS, _RATE, _NOISE, rounds=_ROUNDS)
     start = np.zeros((_CLUSTERS, layout.size), np.float32)
     recorder = _Recorder([start])
@@ -119,7 +119,7 @@ def _released(method: type[ClusteredStrategy], layout: Layout, grid: LocalGrid, 
 
 
 def _likelihood_ratio(models: Sequence[Models], divisor: float) -> float:
-    """Of all rounds together: whether client 0's update is in the coordinate that is its alone."""
+    """Return the log-likelihood ratio over all rounds for client 0's update in its own coordinate."""
     deviation = _plan(_CLIENTS, _CLUSTERS, _RATE, _NOISE).noise_multiplier_updates
     moved = np.diff(np.array([each[0, 1] for each in models], np.float64)) * divisor / _CLIP
     ratios = np.log1p(_RATE * np.expm1((moved - 0.5) / deviation**2))
@@ -127,9 +127,9 @@ def _likelihood_ratio(models: Sequence[Models], divisor: float) -> float:
 
 
 def divisors(seed: int, size: int = 5000, rounds: int = 16) -> list[Finding]:
-    """F-tests on the noise in FedCAM's shared block and in a cluster's; updates are zero, and noise is all there is.
+    """F-tests on the noise in FedCAM's shared block and in a cluster block, with zero updates.
 
-    A divisor that follows the cohort or the replies gives away whether client 0 was asked, or whether it replied.
+    A divisor that depends on the cohort or the replies reveals whether client 0 was sampled or replied.
     """
     (silent, _), (replying, asked) = (_noises(seed, size, rounds, replies) for replies in (False, True))
     return [
@@ -139,7 +139,7 @@ def divisors(seed: int, size: int = 5000, rounds: int = 16) -> list[Finding]:
 
 
 def _noises(seed: int, size: int, rounds: int, replies: bool) -> tuple[FloatArray, BoolArray]:
-    """(rounds, 2 size) noise of one run, in units of the public divisors, and whether client 0 was asked in each."""
+    """Return the noise (rounds, 2 size) of a run in units of public divisors, and whether client 0 was sampled."""
     clients = num_clusters = 2
     layout = Layout(("global.w", "cluster.w"), ((size,), (size,)))
     plan = _plan(clients, num_clusters, rate=0.5, noise=1.0, rounds=rounds)
@@ -175,7 +175,7 @@ def _plan(clients: int, num_clusters: int, rate: float, noise: float, rounds: in
 
 
 class _RenyiLedger(Ledger):
-    """Counts by Rényi's way alone: what charges cost is not under attack, and PLD would take most of the time."""
+    """A ledger with only the Rényi accountant: accounting is not under attack, and PLD would dominate the run time."""
 
     def __init__(self, delta: float) -> None:
         super().__init__(delta, accountant="rdp")
@@ -186,7 +186,7 @@ class _RenyiLedger(Ledger):
 
 
 class _Recorder(NullRecorder):
-    """Keeps the models of every round."""
+    """Record the models of every round."""
 
     def __init__(self, models: list[Models]) -> None:
         self.models = models
@@ -196,12 +196,12 @@ class _Recorder(NullRecorder):
 
 
 class _Grid(LocalGrid):
-    """The local engine, in which client 0 is the adversary's: it never replies, or sends an update of length 10^6.
+    """A local engine in which client 0 is adversarial: it never replies, or sends an update of norm 10^6.
 
     Args:
-        clients: M.
-        layout: of an update.
-        replies: whether client 0 does.
+        clients: number of clients, M.
+        layout: layout of an update.
+        replies: whether client 0 replies.
     """
 
     def __init__(self, clients: int, layout: Layout, replies: bool) -> None:
@@ -230,10 +230,10 @@ class _Grid(LocalGrid):
 
 
 class _Idle(_Grid):
-    """Clients that send zeros, all but client 0, which replies or does not.
+    """Clients that send zero updates; client 0 replies or not.
 
     Attributes:
-        rounds: in which client 0 was asked.
+        rounds: rounds in which client 0 was sampled.
     """
 
     def __init__(self, clients: int, layout: Layout, replies: bool) -> None:

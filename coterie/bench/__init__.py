@@ -1,8 +1,8 @@
-"""A paper's tables, run again: the paper's figure, ours with mean and standard deviation, and the difference.
+"""Reproduce tables of papers: the published value, our mean and standard deviation, and the difference.
 
-A table is one TOML file under ``benchmarks/tables`` (:mod:`coterie.bench.table`); every cell is a run folder, so
-nothing is lost when it is cut short (:mod:`coterie.bench.cells`); what comes out is one document
-(:mod:`coterie.bench.outcome`), drawn in :mod:`coterie.bench.figures`.
+A table is a TOML file under ``benchmarks/tables`` (:mod:`coterie.bench.table`). Every cell is a run folder, so an
+interrupted table can be resumed (:mod:`coterie.bench.cells`). The result is one document
+(:mod:`coterie.bench.outcome`), plotted in :mod:`coterie.bench.figures`.
 """
 
 from coterie.bench.cells import Cell, Done, count, run_all

@@ -1,6 +1,6 @@
-"""Clients that keep the protocol and lie: what robust aggregation is measured against.
+"""Malicious clients that follow the protocol, to evaluate robust aggregation.
 
-They are for simulations in one process. No run configuration makes a client dishonest.
+They exist only in single-process simulations. No run configuration creates a malicious client.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from coterie.messages import EVALUATE, TRAIN, UPDATE
 
 
 def choose_attackers(clients: int, share: float, seed: int) -> frozenset[int]:
-    """Ids of ``round(share * clients)`` clients, drawn at random whatever their groups."""
+    """Draw the ids of ``round(share * clients)`` clients at random, independently of their groups."""
     rng = np.random.default_rng([seed, clients])
     return frozenset(rng.permutation(clients)[: round(share * clients)].tolist())
 
 
 @contextmanager
 def flipped_labels(federation: Federation, attackers: Collection[int]) -> Iterator[None]:
-    """Training label y of the attackers is C - 1 - y for so long; test data stay as they are."""
+    """Within the context, replace training label y of the attackers by C - 1 - y; test data are unchanged."""
 
     def flip() -> None:
         for client in attackers:
@@ -39,12 +39,12 @@ def flipped_labels(federation: Federation, attackers: Collection[int]) -> Iterat
 
 
 class HostileGrid(LocalGrid):
-    """A local engine in which some clients send their update times ``-scale``; honest clients alone are evaluated.
+    """A local engine in which attackers send their update times ``-scale``; only honest clients are evaluated.
 
     Args:
-        clients: M.
-        attackers: their ids.
-        scale: c; 0: updates stay as they are.
+        clients: number of clients, M.
+        attackers: ids of the attackers.
+        scale: c; 0 leaves updates unchanged.
     """
 
     def __init__(self, clients: int, attackers: Collection[int], scale: float = 0.0) -> None:
@@ -53,7 +53,7 @@ class HostileGrid(LocalGrid):
         self._scale = np.float32(scale)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Replies; evaluation requests do not reach attackers."""
+        """Return the replies; evaluation requests are not sent to attackers."""
         questions = [message for message in messages if not self._spared(message)]
         yield from map(self._flipped, super().send_and_receive(questions, timeout=timeout))
 

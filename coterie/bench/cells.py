@@ -1,4 +1,4 @@
-"""The cells of a table: runs, several at a time, each in a folder of its own that is found again."""
+"""Run the cells of a table in parallel, each in its own resumable run folder."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 _send: ProgressCallback = ignore_progress  # to the parent process, in a worker
 
-# Seconds between two looks for progress reports of runs.
+# Polling interval for progress reports of runs, in seconds.
 _LOOK = 0.2
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a table.
+    """A run of a table.
 
     Attributes:
-        row, column: names of the row and of the setting that it belongs to.
-        seed: of the run.
+        row, column: names of its row and setting.
+        seed: seed of the run.
         settings: settings by full name.
-        tuning: whether it only helps to choose settings.
-        reference: of the models that it is compared to; empty: there are none.
-        central: how the data of all clients are clustered in one place; empty: it is a federated run.
+        tuning: whether the run only tunes settings.
+        reference: settings of the reference models; empty if there are none.
+        central: method of centralised clustering; empty for a federated run.
     """
 
     row: str
@@ -53,26 +53,26 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """Which one it is, for people."""
+        """Human-readable name of the cell."""
         return f"{'tuning ' if self.tuning else ''}{self.row}, {self.column}, seed {self.seed}"
 
     @property
     def sent(self) -> str:
-        """What clients send, shared by runs that differ in what becomes of it; empty: shared with no other run."""
+        """Key of the client uploads, equal for runs that only process them differently; empty if not shareable."""
         from coterie.methods import STRATEGIES
         from coterie.one_shot import OneShot
 
         method = STRATEGIES.get(self.settings.get("strategy", ""))
         if self.central or method is None or not issubclass(method, OneShot):
             return ""
-        if self.settings.get("privacy.privacy-unit") != "none":  # each run pays for its own
+        if self.settings.get("privacy.privacy-unit") != "none":  # each run has its own privacy cost
             return ""
         before = {name: value for name, value in self.settings.items() if name not in method.afterwards}
         return json.dumps({**before, "seed": self.seed}, sort_keys=True)
 
     @property
     def key(self) -> str:
-        """Names its folder: the same run has the same one, in whatever table."""
+        """Name of the run folder, identical for identical runs of any table."""
         more: dict[str, Any] = {"reference": dict(self.reference)} if self.reference else {}
         more |= {"central": self.central} if self.central else {}
         text = json.dumps({**self.settings, "seed": self.seed, **more}, sort_keys=True)
@@ -81,12 +81,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Done:
-    """A cell that ended.
+    """A finished cell.
 
     Attributes:
-        cell: which one.
-        result: what its result.json and diagnostics.json hold; None if it could not run.
-        why: the reason, then.
+        cell: the cell.
+        result: contents of its result.json and diagnostics.json; None if it failed.
+        why: the reason for the failure.
         folder: its run folder.
     """
 
@@ -98,7 +98,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Trial:
-    """One try at the settings of the row and column ``at``."""
+    """A trial of candidate settings for the row and column ``at``."""
 
     at: tuple[str, str]
     choice: Mapping[str, Any]
@@ -114,21 +114,21 @@ def run_all(
     seen: Callable[[Done, int], None] = lambda done, left: None,
     progress: ProgressCallback = ignore_progress,
 ) -> tuple[list[Done], dict[tuple[str, str], dict[str, Any]]]:
-    """Tune every row, then run every cell; what is there already is not run again.
+    """Tune every row, then run every cell; finished runs are reused.
 
     Args:
-        table: what to run.
-        out: its folder; runs are kept under ``runs/``.
-        places: where data are and where clients train; they do not tell cells apart.
-        jobs: runs at a time.
-        seen: called with every cell that ended, and how many are left.
+        table: the table.
+        out: its folder; runs are stored under ``runs/``.
+        places: settings of data location and training device, which do not identify a cell.
+        jobs: number of parallel runs.
+        seen: called with every finished cell and the number of remaining ones.
         progress: called with progress reports of runs.
 
     Returns:
-        the reported cells, and the tuned settings of every (row, column that it was tuned at).
+        The reported cells, and the tuned settings by (row, column of tuning).
 
     Raises:
-        BenchError: another process is at work in ``out``.
+        BenchError: another process uses ``out``.
     """
     with _alone(out):
         return _run_all(table, out, places, jobs, seen, progress)
@@ -190,14 +190,14 @@ def _run_all(
 
 
 def count(table: Table) -> int:
-    """How many runs a table takes."""
+    """Return the number of runs of a table."""
     wanted = {(row.name, column.tuned_at): row for row, column in table.pairs() if row.tune}
     trials = sum(len(table.candidates(row)) for row in wanted.values()) * len(table.tuning_seeds)
     return trials + len(table.pairs()) * len(table.seeds)
 
 
 def _best(trials: list[Trial], tried: Mapping[str, Done]) -> dict[str, Any]:
-    """The choice with the best mean accuracy on the clients that were set aside; the first of equals."""
+    """Return the candidate with the best mean accuracy on validation clients; the first in case of ties."""
     scores: dict[str, list[float]] = {}
     for trial in trials:
         accuracy = (tried[trial.cell.key].result or {}).get("accuracy")
@@ -221,7 +221,7 @@ def _settings(
 def _run(
     cells: list[Cell], out: Path, places: Mapping[str, Any], jobs: int, progress: ProgressCallback
 ) -> Iterable[Done]:
-    """Every cell as soon as it ended; equal runs are made once, and equal points gathered once."""
+    """Yield every cell as soon as it finishes; identical runs execute once, and identical points are gathered once."""
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
         alike.setdefault(cell.key, []).append(cell)
@@ -269,7 +269,7 @@ def _run(
 def _ready(
     waiting: Iterable[tuple[Cell, Path]], gathered: Mapping[str, Path], gathering: Iterable[str]
 ) -> list[tuple[Cell, Path]]:
-    """Those who need not wait for points that another run gathers."""
+    """Return the cells that do not wait for points gathered by another run."""
     busy, ready = set(gathering), []
     for cell, folder in waiting:
         if not cell.sent or cell.sent in gathered or cell.sent not in busy:
@@ -279,13 +279,13 @@ def _ready(
 
 
 def _prepare(jobs: int, reports: Any) -> None:
-    """Share the cores fairly, leave Ctrl-C to the parent process, and send it progress reports."""
+    """Divide the cores between workers, leave Ctrl-C to the parent process, and send it progress reports."""
     import signal
 
     import torch
 
     global _send
-    reports.cancel_join_thread()  # the reader may be gone
+    reports.cancel_join_thread()  # the parent process may have exited
     _send = reports.put
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // jobs))
@@ -295,7 +295,7 @@ def _prepare(jobs: int, reports: Any) -> None:
 def _run_one(
     cell: Cell, folder: Path, places: Mapping[str, Any], gathered: Path | None = None
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """One run in this process, with the points of another where it gathered the same; a run that fails returns why."""
+    """Execute a run in this process, reusing gathered points if available; return its outcome or the error."""
     import torch
 
     from coterie.bench.central import cluster
@@ -340,12 +340,12 @@ def _run_one(
 
 
 def _with_scores(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Result and exact scores on one level."""
+    """Merge result and exact scores into one mapping."""
     return {key: value for key, value in outcome.items() if key != "diagnostics"} | (outcome["diagnostics"] or {})
 
 
 def _opened(folder: Path, config: RunConfig) -> RunFolder:
-    """The folder of a run that was cut short, to go on where it was; a new one where there is none, or it cannot."""
+    """Open the folder of an interrupted run to resume it; create a new one if that is impossible."""
     from coterie.privacy import LedgerError
     from coterie.server import ConfigError, FolderError, RunFolder
 

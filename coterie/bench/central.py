@@ -1,4 +1,4 @@
-"""Centralised references: the data of all clients in one place, clustered there. Nothing federated is run."""
+"""Centralised baselines: cluster the pooled data of all clients without federated learning."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from coterie.server.metrics import OUTSIDE, partition_scores
 Points = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 
-# Records whose distances or codes are held at once.
+# Records per chunk of distances or codes.
 _CHUNK = 8192
 
 
 def cluster(
     method: str, config: RunConfig, folder: Path, progress: ProgressCallback = ignore_progress
 ) -> dict[str, Any]:
-    """Cluster the records of all clients, and write result.json and diagnostics.json as a run does.
+    """Cluster the records of all clients, and write result.json and diagnostics.json in the format of a run.
 
     Args:
         method: one of :data:`~coterie.bench.table.CENTRAL`.
-        config: of the run that it stands beside; it names data, clients, clusters, seed and device.
-        folder: where the result goes.
+        config: configuration of the federated run; defines data, clients, clusters, seed and device.
+        folder: output folder.
         progress: called with progress reports.
 
     Returns:
-        what both files hold.
+        The contents of both files.
 
     Raises:
-        BenchError: the data have no classes, or too few records.
+        BenchError: the data have no classes or too few records.
     """
     data = federation(config.for_clients())
     if not data.num_classes:

@@ -1,4 +1,4 @@
-"""A table as a picture."""
+"""Plot the results of a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ACROSS = 5
 
 
 def draw(document: Document, path: Path) -> Path:
-    """Draw ``document`` the way it asks for, into ``path``."""
+    """Plot ``document`` in its configured style and save it to ``path``."""
     once = {key: document[key] for key in ("score", "percent") if key in document}  # as documents of one score have it
     document = {**document, "columns": [{"setting": c["name"]} | once | c for c in document["columns"]]}
     with drawing_style():
@@ -41,7 +41,7 @@ def _unit(column: Mapping[str, Any]) -> str:
 
 
 def _dots(document: Document) -> Figure:
-    """A panel for every column: the paper's figure hollow, ours full with its standard deviation."""
+    """Plot one panel per column: published values hollow, ours filled with the standard deviation."""
     columns, rows = document["columns"], document["rows"]
     wide = next((wide for wide in (3, 5) if len(columns) % wide == 0), min(len(columns), 3))
     deep = -(-len(columns) // wide)
@@ -68,7 +68,7 @@ def _dots(document: Document) -> Figure:
 
 
 def _lines(document: Document) -> Figure:
-    """A panel for every score and the columns' panels: a line for every row over x, with a band of one deviation."""
+    """Plot one panel per score and column panel: one line per row over x, with a band of one standard deviation."""
     columns = document["columns"]
     keys = [(column["score"], column.get("panel", "")) for column in columns]
     scores, across = (list(dict.fromkeys(part)) for part in zip(*keys, strict=True))
@@ -97,7 +97,7 @@ def _lines(document: Document) -> Figure:
 
 
 def _curves(document: Document) -> Figure:
-    """A panel for every setting, a line for every row: the score over rounds, mean and deviation over seeds."""
+    """Plot one panel per setting and one line per row: the score over rounds, mean and deviation over seeds."""
     places = _over_rounds(document)
     figure = Figure(figsize=(4.6 * len(places), 4.0), layout="constrained")
     panels = figure.subplots(1, len(places), sharey=True, squeeze=False)[0]
@@ -110,14 +110,14 @@ def _curves(document: Document) -> Figure:
 
 
 def _over_rounds(document: Document) -> list[int]:
-    """The columns of the first score that is no single round's."""
+    """Return the columns of the first score that does not refer to a single round."""
     scores = [column["score"] for column in document["columns"]]
     first = next(score for score in scores if "@" not in score)
     return [place for place, score in enumerate(scores) if score == first]
 
 
 def _draw_curve(axes: Axes, cell: Mapping[str, Any] | None, colour: str, name: str | None = None) -> None:
-    """The mean over seeds as a line; one standard deviation, where it is known, as a band around it."""
+    """Draw the mean over seeds as a line, and one standard deviation, if known, as a band."""
     if cell and cell.get("curve"):
         rounds, mean, *spread = map(np.array, zip(*cell["curve"], strict=True))
         axes.plot(rounds, mean, color=colour, label=name)
@@ -126,7 +126,7 @@ def _draw_curve(axes: Axes, cell: Mapping[str, Any] | None, colour: str, name: s
 
 
 def _pictures(document: Document) -> Figure:
-    """The data of every column, and the lines that every row fitted."""
+    """Plot the data of every column and the fitted lines of every row."""
     columns, rows = document["columns"], document["rows"]
     figure = Figure(figsize=(2.6 * len(rows), 2.2 * len(columns)), layout="constrained")
     panels = figure.subplots(len(columns), len(rows), sharex=True, sharey=True, squeeze=False)
@@ -148,7 +148,7 @@ def _pictures(document: Document) -> Figure:
 
 
 def _groups(document: Document) -> Figure:
-    """For every setting: accuracy of every group, F_acc, and the share of clients in the right cluster over rounds."""
+    """Plot, per setting: accuracy of every group, F_acc, and the share of correctly clustered clients over rounds."""
     columns, rows = document["columns"], document["rows"]
     settings = list(dict.fromkeys(column["setting"] for column in columns))
     figure = Figure(figsize=(11.0, 3.2 * len(settings)), layout="constrained")
@@ -179,7 +179,7 @@ def _groups(document: Document) -> Figure:
 
 
 def _projections(document: Document) -> Figure:
-    """For every setting and row: the first seed's first updates in the plane, coloured by group, marked by cluster."""
+    """Plot, per setting and row: projected first updates of the first seed, coloured by group, marked by cluster."""
     columns, rows = document["columns"], document["rows"]
     places = [place for place, column in enumerate(columns) if column["score"] == columns[0]["score"]]
     figure = Figure(figsize=(3.8 * len(rows), 3.4 * len(places)), layout="constrained")
@@ -204,7 +204,7 @@ def _projections(document: Document) -> Figure:
 
 
 def _surfaces(document: Document) -> Figure:
-    """The noise of round 1 and of a later round over both batch sizes, and z."""
+    """Plot the noise of round 1 and of a later round, and z, over both batch sizes."""
     figure = Figure(figsize=(12.0, 3.6), layout="constrained")
     panels = figure.subplots(1, len(document["surfaces"]))
     for axes, surface in zip(panels, document["surfaces"], strict=True):
@@ -221,7 +221,7 @@ def _surfaces(document: Document) -> Figure:
 
 
 def _splits(document: Document) -> Figure:
-    """Accuracy over rounds with the marks of splits; similarities over rounds; and how they lay when clients split."""
+    """Plot accuracy over rounds with splits marked, similarities over rounds, and similarity matrices at splits."""
     place = _over_rounds(document)[0]
     cells = {row["name"]: row["cells"][place] or {} for row in document["rows"]}
     split = next((name for name, cell in cells.items() if cell.get("similarities")), None)
@@ -262,7 +262,7 @@ def _splits(document: Document) -> Figure:
 
 
 def _at_splits(cell: Mapping[str, Any]) -> dict[int, Pairs]:
-    """The matrices at the splits and the last one, clients ordered by true group; some of many."""
+    """Return a selection of the matrices at splits and the last one, with clients ordered by true group."""
     groups, last = np.array(cell["groups"]), cell["similarities"][-1]["round"]
     wanted = [each for each in cell["similarities"] if each["round"] in cell["splits"] or each["round"] == last]
     wanted = wanted if len(wanted) <= 2 * _ACROSS else [*wanted[: 2 * _ACROSS - 1], wanted[-1]]
@@ -270,7 +270,7 @@ def _at_splits(cell: Mapping[str, Any]) -> dict[int, Pairs]:
 
 
 def _square(triangle: Sequence[Sequence[float | None]]) -> np.ndarray:
-    """The symmetric matrix of a lower triangle; NaN on the diagonal and where it has nothing."""
+    """Return the symmetric matrix of a lower triangle; NaN on the diagonal and for missing values."""
     matrix = np.full((len(triangle) + 1,) * 2, np.nan)
     for row, values in enumerate(triangle, 1):
         matrix[row, :row] = matrix[:row, row] = np.array(values, float)
@@ -278,7 +278,7 @@ def _square(triangle: Sequence[Sequence[float | None]]) -> np.ndarray:
 
 
 def _draw_similarities_over_rounds(axes: Axes, cell: Mapping[str, Any]) -> None:
-    """A dot for every two clients that were still in one cluster."""
+    """Draw one dot per pair of clients in the same cluster."""
     groups = np.array(cell["groups"])
     first, second = np.tril_indices(len(groups), -1)
     same = groups[first] == groups[second]

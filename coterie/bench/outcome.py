@@ -1,4 +1,4 @@
-"""What a table came to: one JSON-ready document, and the same for a terminal, a page and a spreadsheet."""
+"""Results of a table: a JSON-ready document, and its terminal, Markdown and CSV forms."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Document = Mapping[str, Any]
 def document(
     table: Table, done: Sequence[Done], tuned: Mapping[tuple[str, str], Mapping[str, Any]], *, command: str, device: str
 ) -> dict[str, Any]:
-    """The whole table, its settings and what it was run on.
+    """Return the whole table with its settings and environment.
 
     Args:
-        table: what was run.
-        done: its cells.
-        tuned: chosen settings of (row, column that it was tuned at).
-        command: what made it.
-        device: where clients trained.
+        table: the table.
+        done: its finished cells.
+        tuned: tuned settings by (row, column of tuning).
+        command: command that produced it.
+        device: training device of the clients.
     """
     by_place: dict[tuple[str, str], list[Done]] = {}
     for one in done:
@@ -81,7 +81,7 @@ def document(
 
 
 def heading(table: Table, command: str, device: str) -> dict[str, Any]:
-    """What a table is, and what it was made by and on."""
+    """Return the description of a table with its command and environment."""
     return {
         "table": table.name,
         "title": table.title,
@@ -97,7 +97,7 @@ def heading(table: Table, command: str, device: str) -> dict[str, Any]:
 def _cell(
     table: Table, column: Column, paper: float | None, done: Sequence[Done], tuned: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """One row in one column: the paper's figure, ours, and the difference; None where the row lacks the column."""
+    """Return the published value, ours and the difference of a cell; None if the row lacks the column."""
     if not done:
         return None
     scale = 100 if column.percent else 1
@@ -124,7 +124,7 @@ def _cell(
 
 
 def _score(score: str, result: Mapping[str, Any], folder: Path) -> Any:
-    """What a run came to, or had come to after a round; None where it was not evaluated."""
+    """Return the final score of a run, or that of a round; None if it was not evaluated."""
     key, number = score_at(score)
     if number is None:
         return result.get(key, result.get("notes", {}).get(key))
@@ -132,11 +132,11 @@ def _score(score: str, result: Mapping[str, Any], folder: Path) -> Any:
 
 
 def _rounds(folder: Path) -> list[dict[str, Any]]:
-    return read_rounds(folder)[0]  # none where data are clustered in one place
+    return read_rounds(folder)[0]  # empty for centralised clustering
 
 
 def _curve(column: Column, done: Sequence[Done]) -> dict[str, Any]:
-    """The score over rounds: round, mean and standard deviation over seeds."""
+    """Return the score over rounds: round, mean and standard deviation over seeds."""
     if score_at(column.score)[1] is not None:
         return {}
     scale = 100 if column.percent else 1
@@ -154,9 +154,9 @@ def _curve(column: Column, done: Sequence[Done]) -> dict[str, Any]:
 
 
 def _split(column: Column, done: Sequence[Done]) -> dict[str, Any]:
-    """The score over rounds; of the first seed, if it found a tree, also how its clients were split.
+    """Return the score over rounds and, if the first seed has a tree, the splits of its clients.
 
-    Matrices are lower triangles, row by row, clients ordered by true group; null where two were not compared.
+    Matrices are lower triangles, row by row, with clients ordered by true group; null if two were not compared.
     """
     curve = _curve(column, done)
     one = next((one for one in done if one.result is not None), None)
@@ -192,7 +192,7 @@ def _split(column: Column, done: Sequence[Done]) -> dict[str, Any]:
 
 
 def _by_group(column: Column, done: Sequence[Done]) -> dict[str, Any]:
-    """Accuracy of every group, mean and standard deviation over seeds; clustering over rounds."""
+    """Return the accuracy of every group, mean and standard deviation over seeds, and clustering over rounds."""
     if column.score == "clustering_accuracy":
         return _curve(column, done)
     groups = [one.result["group_accuracy"] for one in done if one.result and one.result.get("group_accuracy")]
@@ -204,7 +204,7 @@ def _by_group(column: Column, done: Sequence[Done]) -> dict[str, Any]:
 
 
 def _projected(column: Column, done: Sequence[Done]) -> dict[str, Any]:
-    """First updates of the first seed in their plane, with each client's cluster and true group."""
+    """Return the projected first updates of the first seed, with the cluster and true group of each client."""
     one = next((one for one in done if one.result is not None), None)
     notes = {} if one is None or one.result is None else one.result["notes"]
     if one is None or "projection" not in notes:
@@ -215,7 +215,7 @@ def _projected(column: Column, done: Sequence[Done]) -> dict[str, Any]:
 
 
 def _fitted(column: Column, done: Sequence[Done]) -> dict[str, Any]:
-    """Slope and intercept of every model of the first seed."""
+    """Return slope and intercept of every model of the first seed."""
     one = next((one for one in done if one.result is not None), None)
     files = [] if one is None else sorted((one.folder / "models").glob("*.safetensors"))
     models = [{name.rpartition(".")[2]: value.item() for name, value in load_file(file).items()} for file in files]
@@ -226,7 +226,7 @@ _drawn = {"curves": _curve, "pictures": _fitted, "groups": _by_group, "projectio
 
 
 def _points(table: Table, column: Column) -> list[list[float]]:
-    """Group, x and y of some of the data that the clients of a column hold."""
+    """Return group, x and y of a sample of the client data of a column."""
     data = federation(
         RunConfig(applicable({**table.settings, **column.settings, "seed": table.seeds[0]})).for_clients()
     )
@@ -256,13 +256,13 @@ def _difference(cell: Mapping[str, Any], places: int) -> str:
 
 
 def _notes(document: Document) -> dict[str, int]:
-    """Why cells are empty, numbered from 1 in the order in which they come."""
+    """Number the reasons for empty cells from 1 in order of appearance."""
     why = [cell["why"] for row in document["rows"] for cell in row["cells"] if cell and cell["why"]]
     return {reason: number for number, reason in enumerate(dict.fromkeys(why), 1)}
 
 
 def _text(cell: Mapping[str, Any] | None, notes: Mapping[str, int], places: int) -> str:
-    """Paper, ours, difference in one line, with so many decimals."""
+    """Format the published value, ours and the difference in one line with ``places`` decimals."""
     if cell is None:
         return ""
     paper = "" if cell["paper"] is None else f"{_figure(cell['paper'], places)} → "
@@ -273,13 +273,13 @@ def _text(cell: Mapping[str, Any] | None, notes: Mapping[str, int], places: int)
 
 
 def _texts(document: Document, row: Mapping[str, Any], notes: Mapping[str, int]) -> list[str]:
-    """A row's cells in every column."""
+    """Format the cells of a row."""
     columns = document["columns"]
     return [_text(cell, notes, decimals(column)) for cell, column in zip(row["cells"], columns, strict=True)]
 
 
 def console_tables(document: Document, width: int) -> tuple[list[RichTable], list[str]]:
-    """For a terminal of ``width`` columns: one table, or one for each column where it is too narrow; and the notes."""
+    """Return the tables for a terminal of ``width`` columns (one per column if it is too narrow), and the notes."""
     notes = _notes(document)
     columns = range(len(document["columns"]))
     whole = _view(document, columns, notes)
@@ -303,7 +303,7 @@ def _view(document: Document, columns: Sequence[int], notes: Mapping[str, int]) 
 
 
 def markdown(document: Document) -> str:
-    """For a page."""
+    """Return the document as Markdown."""
     notes = _notes(document)
     heads = ["method", *(column["name"] for column in document["columns"])]
     lines = ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1)]
@@ -313,7 +313,7 @@ def markdown(document: Document) -> str:
 
 
 def write_csv(document: Document, path: Path) -> None:
-    """A line per row and column."""
+    """Write a CSV file with one line per row and column."""
     numbers = [
         "paper",
         "mean",

@@ -1,8 +1,8 @@
-"""What clients could have without privacy: a model for every group, trained centrally, and how unfair privacy is.
+"""Non-private reference: one centrally trained model per group, and the fairness gap of private training.
 
 RC-DPFL (section 5.1) compares the accuracy and the training loss of every client's model with those of theta*, which is
 trained by SGD on the data of all clients of its true group; F_acc and F_loss are the largest differences between two
-clients. The models depend on data and hyper-parameters alone, so they are trained once and kept.
+clients. The models depend only on data and hyper-parameters, so they are trained once and cached.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coterie.messages import Layout
 from coterie.server import RunConfig
 from coterie.server.metrics import unfairness
 
-# What of a run the reference models depend on, beside its seed.
+# Settings that determine the reference models, besides the seed.
 _DATA = (
     "dataset",
     "features",
@@ -43,13 +43,13 @@ _DATA = (
 def compare(
     result: Mapping[str, Any], config: RunConfig, settings: Mapping[str, Any], folder: Path
 ) -> dict[str, float | None]:
-    """``f_acc`` and ``f_loss`` of a run; None where its clients were not evaluated.
+    """Return ``f_acc`` and ``f_loss`` of a run; None if its clients were not evaluated.
 
     Args:
-        result: what its diagnostics.json holds.
-        config: of the run.
+        result: contents of its diagnostics.json.
+        config: configuration of the run.
         settings: ``epochs``, ``lr`` and ``batch-size`` of the reference models.
-        folder: where they are kept.
+        folder: cache folder of the models.
     """
     accuracy, loss = result.get("client_accuracy"), result.get("client_loss")
     if accuracy is None or loss is None or len(accuracy) != config.data.clients:
@@ -59,7 +59,7 @@ def compare(
 
 
 def _reference(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> dict[str, list[float]]:
-    """Accuracy and training loss of its group's model on every client's data."""
+    """Return accuracy and training loss of the group's reference model on the data of every client."""
     described = {**{key: config[key] for key in _DATA}, "seed": config.partition_seed, **settings}
     key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
     path = folder / f"{key}.json"

@@ -1,6 +1,6 @@
-"""RC-DPFL's Figure 3: how noisy a client's update is, by the batch sizes of round 1 and of the later rounds.
+"""RC-DPFL's Figure 3: noise of a client's update against the batch sizes of round 1 and of later rounds.
 
-Nothing is trained: a cell is a run that is planned and not made. Equation (2) gives the variance of an update,
+Cells are planned but not trained. Equation (2) gives the variance of an update,
 
     Var(b_e) = K N lr^2 p c^2 z^2(epsilon, delta, b_1, b_>1, N, K, E) / b_e^3,
 
@@ -21,12 +21,12 @@ from coterie.server.run import initial_models
 
 
 def surface(table: Table, *, command: str, seen: Callable[[str, int], None]) -> dict[str, Any]:
-    """The document of a table that is drawn as surfaces: rows set the first batch size, columns the later ones.
+    """Return the document of a surface plot: rows set the first batch size, columns the later ones.
 
     Args:
-        table: what to plan.
-        command: what makes it.
-        seen: called with every cell that is planned and how many are left.
+        table: the table to plan.
+        command: command that produces it.
+        seen: called with every planned cell and the number of remaining ones.
     """
     configs = [[_config(table, row, column) for column in table.columns] for row in table.rows]
     size = initial_models(configs[0][0], Streams(0))[1].size

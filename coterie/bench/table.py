@@ -1,4 +1,4 @@
-"""What a table of a paper is made of: columns (settings), rows (methods), seeds, and how methods are tuned."""
+"""Definition of a table: columns (settings), rows (methods), seeds, and tuning of methods."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any
 
 Settings = Mapping[str, Any]
 
-#: Ways to draw a table: values beside the paper's; lines over the columns' ``x``; scores over rounds; fitted lines;
-#: bars of every group, and clustering over rounds; first updates in a plane; noise over batch sizes, without runs;
-#: how one setting's clients were split.
+#: Plot types, in this order: values next to published ones; lines over the columns' ``x``; scores over rounds; fitted
+#: lines; bars per group, and clustering over rounds; projected first updates; noise over batch sizes, without runs;
+#: splits of the clients of one setting.
 PLOTS = ("dots", "lines", "curves", "pictures", "groups", "projections", "surfaces", "splits")
 
-# Plots of what a score was in every round.
+# Plots of scores over rounds.
 _OVER_ROUNDS = ("curves", "splits")
 
 _HERE = Path(__file__).parent
-# In a wheel beside this file; in a checkout at the repository's root.
+# Next to this file in a wheel; at the repository root in a checkout.
 _FOLDERS = (_HERE / "tables", _HERE.parents[1] / "benchmarks" / "tables")
 
 
-# Scores that are no shares, and how the field writes some.
+# Scores that are not shares, and display names.
 _INDICES = ("nmi", "kappa", "ari")
 _NUMBERS = (*_INDICES, "groups_found", "f_loss", "mss", "switch_round", "clusters", "evaluations", "compare_seconds")
 _NAMES = {"f_acc": "F_acc", "f_loss": "F_loss", "mss": "MSS", "nmi": "NMI", "kappa": "kappa", "ari": "ARI"}
 
-#: Ways to cluster the data of all clients in one place: k-means, fuzzy c-means, the deep clustering network.
+#: Centralised clustering methods: k-means, fuzzy c-means, deep clustering network.
 CENTRAL = ("km", "fcm", "dcn")
 
 
 class BenchError(ValueError):
-    """A table that cannot be read or run; the message states which and what to do."""
+    """A table cannot be read or run; the message states which and what to do."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Column:
     """One setting of a table.
 
     Attributes:
-        name: its head.
+        name: column heading.
         settings: configuration keys.
-        x: where it lies on the axis of a plot of lines.
-        panel: which picture of a plot of lines it belongs to.
-        tuned_at: name of the setting that methods are tuned in; its own unless another is named.
-        setting: name of the setting, which the columns of several scores share.
-        score: key of a run's result, or of what its method noted; ``accuracy@5`` is what it was after round 5.
+        x: position on the axis of a line plot.
+        panel: panel of a line plot.
+        tuned_at: name of the setting used for tuning; defaults to its own.
+        setting: name of the setting, shared by the columns of several scores.
+        score: key of the result or of the method's notes; ``accuracy@5`` is the value after round 5.
         percent: whether the score is a share, shown in percent.
     """
 
@@ -68,12 +68,12 @@ class Row:
     """One method.
 
     Attributes:
-        name: its head.
-        settings: configuration keys; they win over the column's.
-        paper: the paper's figure in every column, None where it has none.
-        tune: keys that are tuned; ``settings`` hold what a quick table uses for them.
-        columns: names of the columns that it has; empty: all.
-        central: one of :data:`CENTRAL`, by which the data of all clients are clustered; empty: it is a federated run.
+        name: row heading.
+        settings: configuration keys, which override those of the column.
+        paper: published value in every column; None if there is none.
+        tune: tuned keys; ``settings`` holds their values for the quick table.
+        columns: names of its columns; empty for all.
+        central: centralised clustering method, one of :data:`CENTRAL`; empty for a federated run.
     """
 
     name: str
@@ -89,23 +89,23 @@ class Table:
     """A table: every row in every column on every seed is a run.
 
     Attributes:
-        name: of its file.
-        title: what it shows.
+        name: name of its file.
+        title: title.
         source: paper and table.
-        reference: hyper-parameters of the models, trained centrally for each group, to which F_acc and F_loss compare;
-            empty: there are none.
+        reference: hyper-parameters of the reference models of F_acc and F_loss, trained centrally for each group;
+            empty if there are none.
         plot: one of :data:`PLOTS`.
-        axis: what ``x`` is.
-        seeds: of the runs.
+        axis: label of ``x``.
+        seeds: seeds of the runs.
         settings: configuration keys of every run.
         columns: its columns.
         rows: its rows.
         grid: values to try for each key that a row tunes.
-        tuning_settings: keys of a tuning run; they set clients aside, whose data stand in for the test set.
-        tuning_seeds: seeds of tuning runs, other than ``seeds``.
-        quick: whether this is the short version.
-        overrides: keys that win over all others, of the short version.
-        like: name of the table whose runs it shares; its own, unless another is named.
+        tuning_settings: keys of a tuning run, which holds out validation clients in place of the test set.
+        tuning_seeds: seeds of tuning runs, disjoint from ``seeds``.
+        quick: whether this is the quick version.
+        overrides: keys of the quick version, which override all others.
+        like: name of the table whose runs it shares; defaults to its own.
     """
 
     name: str
@@ -126,58 +126,58 @@ class Table:
     like: str = ""
 
     def column(self, setting: str) -> Column:
-        """The first column of ``setting``."""
+        """Return the first column of ``setting``."""
         return next(column for column in self.columns if column.setting == setting)
 
     def pairs(self) -> list[tuple[Row, Column]]:
-        """Every row with every setting that it has, by the setting's first column: scores share their runs."""
+        """Return every row with the first column of each of its settings, because scores share runs."""
         columns = {column.setting: column for column in reversed(self.columns)}
         first = [column for column in self.columns if columns[column.setting] is column]
         return [(r, c) for r in self.rows for c in first if not r.columns or c.name in r.columns]
 
     def candidates(self, row: Row) -> list[dict[str, Any]]:
-        """Every combination of the values that ``row`` tunes."""
+        """Return all combinations of the tuned values of ``row``."""
         values = [self.grid[key] for key in row.tune]
         return [dict(zip(row.tune, combination, strict=True)) for combination in itertools.product(*values)]
 
 
 def score_name(score: str) -> str:
-    """A score as people write it."""
+    """Return the display name of a score."""
     key, number = score_at(score)
     return _NAMES.get(key, key.replace("_", " ")) + ("" if number is None else f" after round {number}")
 
 
 def decimals(column: Mapping[str, Any]) -> int:
-    """Digits behind the point of a score, as a document's column has it: papers print NMI as 0.7179."""
+    """Return the number of decimals of a score in a document's column: papers print NMI as 0.7179."""
     is_index = score_at(column.get("score", ""))[0] in _INDICES
     return 4 if is_index and not column.get("percent", False) else 2
 
 
 def score_at(score: str) -> tuple[str, int | None]:
-    """A score's key, and the round that it is of; None is the end."""
+    """Return the key of a score and its round; None for the end of the run."""
     key, at, number = score.partition("@")
     return key, int(number) if at else None
 
 
 def table_names() -> list[str]:
-    """Tables that come with Coterie."""
+    """Return the names of the built-in tables."""
     return sorted(path.stem for folder in _FOLDERS for path in folder.glob("*.toml"))
 
 
 def read_table(
     name: str, *, quick: bool = False, seeds: Sequence[int] = (), rows: Sequence[str] = (), columns: Sequence[str] = ()
 ) -> Table:
-    """The table called ``name``, or in the TOML file ``name``.
+    """Read the built-in table ``name``, or the TOML file ``name``.
 
     Args:
         name: see :func:`table_names`.
-        quick: the short version that its file describes: fewer cells, no tuning.
-        seeds: in place of the file's.
-        rows: names of the rows to run; empty: all.
-        columns: settings to run, or words with which their names begin; empty: all.
+        quick: use the quick version of the file: fewer cells, no tuning.
+        seeds: replaces the seeds of the file.
+        rows: names of the rows to run; empty for all.
+        columns: settings to run, or prefixes of their names; empty for all.
 
     Raises:
-        BenchError: there is no such table, or its file is wrong.
+        BenchError: the table does not exist, or its file is invalid.
     """
     path = _path(name)
     try:
@@ -199,7 +199,7 @@ def read_table(
 
 
 def _path(name: str) -> Path:
-    """The file of the table ``name``."""
+    """Return the file of the table ``name``."""
     path = (
         Path(name)
         if name.endswith(".toml")
@@ -214,7 +214,7 @@ def _path(name: str) -> Path:
 
 
 def _raw(path: Path) -> dict[str, Any]:
-    """The contents of a file; a table that is like another takes what it lacks from that one."""
+    """Return the contents of a file; a table that is ``like`` another inherits missing keys from it."""
     own = tomllib.loads(path.read_text())
     if "like" not in own:
         return own
@@ -271,7 +271,7 @@ def _columns_of(raw: Mapping[str, Any]) -> tuple[Column, ...]:
 
 
 def _row_of(row: Mapping[str, Any], raw: Mapping[str, Any], names: Sequence[str]) -> Row:
-    """Return a row, with the paper's figures in the order of the table's columns."""
+    """Return a row, with published values in the order of the table's columns."""
     own = tuple(row.get("columns", ()))
     figures = [None if figure == "-" else float(figure) for figure in row.get("paper", [])]
     width = len(own) or len(names)
@@ -283,7 +283,7 @@ def _row_of(row: Mapping[str, Any], raw: Mapping[str, Any], names: Sequence[str]
 
 
 def _check_names(raw: Mapping[str, Any], columns: Sequence[Column], rows: Sequence[Row]) -> None:
-    """Raise ValueError for a name that the table does not define, or a plot that cannot draw it."""
+    """Raise ValueError for an undefined name or an unsuitable plot type."""
     names, settings = [column.name for column in columns], [column.setting for column in columns]
     grid, plot = raw.get("tuning", {}).get("grid", {}), raw.get("plot", "dots")
     unknown = [column.tuned_at for column in columns if column.tuned_at not in settings]
@@ -299,18 +299,18 @@ def _check_names(raw: Mapping[str, Any], columns: Sequence[Column], rows: Sequen
 
 
 def _settings_of(part: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row or column sets, and the set that it names."""
+    """Return the settings of a row or column, including those of the set that it names."""
     common: dict[str, Any] = raw["sets"][part["with"]] if "with" in part else {}
     return {**common, **part.get("set", {})}
 
 
 def _head(setting: str, score: str, scores: int) -> str:
-    """Of a column: the setting where there are several, the score where there are several."""
+    """Return the heading of a column: its setting, if named, and its score, if there are several."""
     return ": ".join([*[setting] * bool(setting), *[score_name(score)] * (scores > 1)])
 
 
 def _quick(table: Table, raw: Mapping[str, Any]) -> Table:
-    """The table with the columns, rows, seeds and settings that its ``[quick]`` names, and without tuning."""
+    """Return the table with the columns, rows, seeds and settings of its ``[quick]`` section, without tuning."""
     table = _among(table, raw.get("columns", [column.setting for column in table.columns]))
     chosen = raw.get("rows", [row.name for row in table.rows])
     return replace(
@@ -324,7 +324,7 @@ def _quick(table: Table, raw: Mapping[str, Any]) -> Table:
 
 
 def _narrowed(table: Table, words: Sequence[str]) -> Table:
-    """The table with the settings that ``words`` name, or whose names begin so."""
+    """Return the table restricted to settings named by ``words``, or whose names start with one."""
     known = list(dict.fromkeys(column.setting for column in table.columns))
     keep = set()
     for word in words:
@@ -339,7 +339,7 @@ def _narrowed(table: Table, words: Sequence[str]) -> Table:
 
 
 def _among(table: Table, settings: Collection[str]) -> Table:
-    """The table with the columns of some settings."""
+    """Return the table restricted to the columns of some settings."""
     places = [i for i, column in enumerate(table.columns) if column.setting in settings]
     return replace(
         table,

@@ -1,4 +1,4 @@
-"""Data sets, the shifts that make hidden groups of clients, and the split of one data set among clients."""
+"""Data sets, the distribution shifts that define hidden client groups, and the partition among clients."""
 
 from coterie.datasets.federation import Federation, Shard, TestSet, assign_groups, federate, parse_groups
 from coterie.datasets.own import OWN_DATA, Declared, Facts, OwnFederation, describe, facts, own_federation, own_shard

@@ -1,4 +1,4 @@
-"""One data set split among clients in hidden groups, each group with its own shift."""
+"""Partition a data set among clients in hidden groups, each with its own shift."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _MAX_GROUPS = 10_000
 
 @dataclass(frozen=True, eq=False)
 class TestSet:
-    """Data to test on, as those of a `Shard`. One object serves all clients that share it."""
+    """Test data, in the format of a `Shard`. Clients with the same test data share one object."""
 
-    __test__ = False  # not a test case, whatever pytest reads into the name
+    __test__ = False  # keep pytest from collecting this class
 
     x: Examples
     y: Targets
@@ -36,11 +36,11 @@ class Shard:
     """A client's data.
 
     Attributes:
-        client_id: whose.
+        client_id: the client.
         group: its true group.
         x: features of images float32 (n, *input_shape), tokens int64 (n, L), or vectors float32 (n, F).
         y: labels int64 (n,), or real targets float32 (n,).
-        test: its group's, or its own; `x` and `y` themselves where nothing is held out.
+        test: test data of the group or of the client; `x` and `y` themselves if nothing is held out.
     """
 
     client_id: int
@@ -51,10 +51,10 @@ class Shard:
 
 
 class Federation:
-    """Clients with their shards, made on first use. Build it with `federate`.
+    """Clients with their shards, which are created on first use. Build it with `federate`.
 
     Attributes:
-        clients: number of clients; ids are 0..clients-1. Those set aside for validation are not among them.
+        clients: number of clients, without those held out for validation; ids are 0..clients-1.
         num_groups: number of hidden groups.
         group_of: true group of each client, int64 (clients,), read-only.
         num_classes: number of classes; 0 for real targets.
@@ -87,10 +87,10 @@ class Federation:
         self.input_shape: tuple[int, ...] = probe.shape[1:]
 
     def shard(self, client_id: int) -> Shard:
-        """The data of one client; the same object every time.
+        """Return the data of a client; repeated calls return the same object.
 
         Raises:
-            DataError: no such client.
+            DataError: the client does not exist.
         """
         if not 0 <= client_id < self.clients:
             raise DataError(f"no client {client_id}; there are {self.clients}, from 0 to {self.clients - 1}")
@@ -102,13 +102,13 @@ class Federation:
         return self._shards[client_id]
 
     def test_set(self, group: int) -> TestSet:
-        """The whole test set, shifted as `group` is; the same object every time.
+        """Return the whole test set with the shift of `group`; repeated calls return the same object.
 
-        Where clients are set aside for validation, the data of those of the group stand in for it; where nothing is
-        held out, it is all data.
+        With validation clients, it consists of the data of those in the group. If nothing is held out, it consists
+        of all data.
 
         Raises:
-            DataError: no such group.
+            DataError: the group does not exist.
         """
         if not 0 <= group < self.num_groups:
             raise DataError(f"no group {group}; there are {self.num_groups}, from 0 to {self.num_groups - 1}")
@@ -119,7 +119,7 @@ class Federation:
                 x, y = self._source.train_x[rows], self._source.train_y[rows]
             else:
                 x, y = self._source.test_x, self._source.test_y
-            self._tests.setdefault(group, TestSet(*self._prepare(x, y, group)))  # the first one stays, with threads too
+            self._tests.setdefault(group, TestSet(*self._prepare(x, y, group)))  # thread-safe: the first one wins
         return self._tests[group]
 
     def _test_of(self, client_id: int) -> TestSet:
@@ -130,11 +130,11 @@ class Federation:
         return TestSet(*self._prepare(self._source.test_x[rows], self._source.test_y[rows], group))
 
     def _prepare(self, x: Examples, y: Targets, group: int) -> tuple[Examples, Targets]:
-        """Scale, shift, centre on zero and transform; the result shares no memory with the source.
+        """Scale, shift, centre and transform examples; the result shares no memory with the source.
 
-        Images alone are scaled, centred and transformed. Pixels in [0, 1] become [-1, 1]: constants fixed in
-        advance, since a mean of the data would reveal it. Networks learn several times faster from centred
-        pixels, which noise makes the more precious.
+        Only images are scaled, centred and transformed. Pixels are mapped from [0, 1] to [-1, 1] with fixed
+        constants, because the mean of the data would leak information. Centred pixels make networks learn several
+        times faster, which matters most under noise.
         """
         images = self._source.kind == "images"
         scaled = np.array(x, dtype=np.float32 if images else x.dtype)
@@ -152,7 +152,7 @@ def _need_identity(transform: Transform, source: Source) -> None:
     probe = source.train_x[:1]
     try:
         same = transform(probe) is probe
-    except Exception:  # a function of images, given something else
+    except Exception:  # an image transform may fail on other data
         same = False
     if not same:
         raise DataError(
@@ -175,46 +175,47 @@ def federate(  # long: one line per argument, all of which are documented
     data_dir: str | None = None,
     transform: Transform | None = None,
 ) -> Federation:
-    """Split a data set among clients in hidden groups; the last two are kept, so that asking again is cheap.
+    """Partition a data set among clients in hidden groups; the last two results are cached.
 
-    Where the data have natural clients, the clients are those with the most training data, and each is tested on
-    its own held-out data; `groups` must be "1" and `shift` "none".
+    If the data have natural clients, the clients with the most training data are used, and each is tested on its own
+    held-out data; `groups` must be "1" and `shift` "none".
 
-    Hyper-parameters are tuned with `validation`: clients set aside share the training data with the others and
-    never train; the data of a group's become the test set of all clients of that group, and no test data is used.
-    Their rows are held by no other client.
+    Use `validation` to tune hyper-parameters: validation clients hold a part of the training data that no other client
+    holds, and never train. The data of a group's validation clients are the test set of all clients of that group, and
+    no test data is used.
 
     Args:
-        dataset: a name that `load` takes.
+        dataset: a name accepted by `load`.
         clients: number of clients.
         groups: `"4"` for four balanced groups, or proportions `"2:1:1"`.
-        shift: a key of `SHIFTS`, which fits the kind of data.
-        samples_per_client: examples a client holds, N. 0 shares all out, each once, in sizes that differ by one
-            at most: among each group's clients for a source with `reuse`, else among all clients. N > 0
-            draws without overlap over all clients if there are examples enough, else within each group. A
-            natural client keeps at most N of its own at random; 0 keeps all.
-        dirichlet_alpha: 0 for off. Else each client draws its own distribution of labels from Dirichlet(alpha),
-            the more uneven the smaller alpha, and by it N training examples (an equal share of all if N is 0),
-            each given once over all clients, and a test set of its own of max(32, len(test) // clients).
-        classes_per_client: 0 for off. Else each client holds so many classes, drawn at random such that all are held
-            about equally often, and N training examples of these in equal shares (if N is 0, the holders of a class
-            share all of it), each given once over all clients, and a test set of its own of
-            max(32, len(test) // clients) in the same shares. Not together with dirichlet_alpha.
-        non_iid_level: -1 for off. Else clients divide all data, training and test rows together, each once, and each is
-            tested on its own: clustering is scored on the data that it clusters. Of every class this share, in [0, 1],
-            goes in equal parts to the clients i with i mod num_classes equal to it, and the rest is dealt to all at
-            random; so 0 is random, and at 1 client i of num_classes holds class i. A client keeps N at random. Not
-            together with dirichlet_alpha, classes_per_client or validation.
-        validation: number of clients set aside, in groups of the same proportions; 0 for none.
-        seed: of the split and of the random label permutations.
+        shift: a key of `SHIFTS` that supports the kind of data.
+        samples_per_client: number of examples per client, N. 0 distributes every example once, in sizes that differ by
+            at most one: among the clients of each group for a source with `reuse`, else among all clients. N > 0
+            draws without overlap across all clients if there are enough examples, else within each group. A
+            natural client keeps at most N of its examples at random; 0 keeps all.
+        dirichlet_alpha: 0 disables it. Otherwise each client draws a label distribution from Dirichlet(alpha); a
+            smaller alpha gives more skewed labels. The client receives N training examples from this distribution (an
+            equal share of all if N is 0), without overlap between clients, and its own test set of
+            max(32, len(test) // clients) examples.
+        classes_per_client: 0 disables it. Otherwise each client holds this many random classes, such that all classes
+            are held about equally often. The client receives N training examples in equal shares per class (if N is 0,
+            the holders of a class share all of its examples), without overlap between clients, and its own test set of
+            max(32, len(test) // clients) examples in the same shares. Incompatible with dirichlet_alpha.
+        non_iid_level: -1 disables it. Otherwise the clients partition all training and test rows, and each client is
+            tested on its own data, because clustering is scored on the clustered data. Of every class c, this share,
+            in [0, 1], is split equally between the clients i with i mod num_classes equal to c; the rest is
+            distributed among all clients at random. At 0 the partition is random; at 1, client i of num_classes holds
+            class i. Each client keeps N rows at random. Incompatible with dirichlet_alpha, classes_per_client and
+            validation.
+        validation: number of validation clients, in groups of the same proportions; 0 for none.
+        seed: seed of the partition and of the random label permutations.
         data_dir: see `load`.
-        transform: applied once to float32 images (n, C, H, W), after the shift; treats each image alone.
-            The same function object finds the same federation again. For data that are not images, None or a
-            function that returns its argument.
+        transform: applied once to float32 images (n, C, H, W), after the shift, and to each image independently. The
+            cache identifies it by the function object. For data other than images, None or the identity function.
 
     Raises:
-        DataError: a name, number or proportion out of range, a shift, transform or way to split that does not fit
-            the data, or fewer examples or natural clients than the clients need.
+        DataError: a name, number or proportion is out of range; the shift, transform or partition does not fit the
+            data; or there are too few examples or natural clients.
     """
     proportions = parse_groups(groups)
     if shift not in SHIFTS:
@@ -244,7 +245,7 @@ def _check_split(
     classes_per_client: int,
     non_iid_level: float,
 ) -> None:
-    """Raise DataError for a number out of range, or two ways to split at once."""
+    """Raise DataError for a number out of range or for incompatible partition settings."""
     for name, value in (
         ("samples_per_client", samples_per_client),
         ("validation", validation),
@@ -333,10 +334,10 @@ def _check_natural(
 
 
 def parse_groups(text: str) -> tuple[float, ...]:
-    """Proportions of the groups: `"3"` is three equal ones, `"2:1:1"` a large one and two small ones.
+    """Parse group proportions: `"3"` for three equal groups, `"2:1:1"` for one large and two small groups.
 
     Raises:
-        DataError: anything else.
+        DataError: the text has another format.
     """
     parts = text.split(":")
     if len(parts) == 1 and text.strip().isdecimal() and 1 <= int(text) <= _MAX_GROUPS:
@@ -354,13 +355,13 @@ def parse_groups(text: str) -> tuple[float, ...]:
 
 
 def assign_groups(clients: int, proportions: Sequence[float]) -> npt.NDArray[np.int64]:
-    """True group of each client, int64 (clients,), a function of these two arguments alone.
+    """Return the true group of each client, int64 (clients,); deterministic.
 
-    Group sizes are exact by the method of largest remainders (ties to the earlier group), and groups
-    interleave: equal ones come in turn, 0, 1, 2, 3, 0, 1, ...
+    Group sizes follow the method of largest remainders (ties to the earlier group). Groups interleave: equal groups
+    alternate, 0, 1, 2, 3, 0, 1, ...
 
     Raises:
-        DataError: a group would have no client.
+        DataError: a group would be empty.
     """
     weights = [Fraction(p) for p in proportions]
     total = sum(weights)

@@ -1,4 +1,4 @@
-"""Records in users' own files: archives, tables, folders of images. See :mod:`coterie.datasets.own`."""
+"""Read user files: archives, tables and image folders. See :mod:`coterie.datasets.own`."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ Array = npt.NDArray[Any]
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _CLASSES = "classes.txt"
-# Pillow's names of their formats. It recognizes a file by its content, and would hand PostScript to Ghostscript.
+# Pillow's format names. Pillow detects formats by content and would pass PostScript files to Ghostscript.
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
-#: Limits, checked before the data are in memory: bytes that a file unpacks to,
+#: Limits, checked before loading data into memory: uncompressed size of a file in bytes,
 MAX_BYTES = 4 * 2**30
-#: characters of a line of a table,
+#: line length of a table in characters,
 MAX_LINE = 8 * 2**20
-#: pixels of a picture. Pillow takes up to 16 bytes for one (WEBP), 4 in a file.
+#: number of pixels of an image. Pillow uses up to 16 bytes per pixel (WEBP), 4 in a file.
 MAX_PIXELS = 32_000_000
 _MAX_PICTURE_BYTES = 4 * MAX_PIXELS
 _MAX_EXIF_BYTES = _MAX_HEADER_BYTES = 64 * 2**10
 _MAX_CLASSES_BYTES = 2**20
-#: Columns that hold labels, or real targets.
+#: Column names of labels and of real-valued targets.
 _TARGETS = ("label", "target")
 _NO_NUMBERS = "is no type of numbers; write whole numbers or floats"
-# One record in so many is held out.
+# One in this many records is held out.
 _HELD_OUT = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Records as they are in a file.
+    """Records read from a file.
 
     Attributes:
-        where: they are, for messages.
-        what: they are, such as "images of 1x28x28".
-        x: (n, ...) whole numbers or float32; pictures are (n, C, H, W), or (n, 0) where no shape was asked for.
+        where: their location, for messages.
+        what: their description, such as "images of 1x28x28".
+        x: (n, ...) integers or float32; images are (n, C, H, W), or (n, 0) if no shape was requested.
         y: (n,) float64.
-        held_out: (n,) whether each is, where no test data are given.
-        whole: whether pixels are whole numbers 0..255, or else fractions in [0, 1].
-        labelled: whether `y` are labels, or else real targets; None: the file does not say.
-        problems: what is wrong with records that were left out or clamped.
+        held_out: (n,) whether each record is held out if there are no test data.
+        whole: whether pixels are integers in 0..255; otherwise fractions in [0, 1].
+        labelled: whether `y` holds labels; otherwise real-valued targets. None if the file does not specify it.
+        problems: the problems of records that were dropped or clamped.
     """
 
     where: str
@@ -67,7 +67,7 @@ class Records:
     problems: tuple[str, ...] = ()
 
     def divided(self) -> tuple[Records, Records]:
-        """Those to train on, and those held out; the same object twice where none is."""
+        """Return the training and the held-out records; the same object twice if none is held out."""
         if not self.held_out.any():
             return self, self
         train, test = self._only(~self.held_out), replace(self._only(self.held_out), problems=())
@@ -77,19 +77,19 @@ class Records:
         return train, test
 
     def fitted(self, shape: Shape, num_classes: int, span: tuple[float, float] | None = None) -> Records:
-        """Examples and targets as a run has them: `x` is (n, *shape), `y` int64 labels or float32 targets.
+        """Convert to the run's format: `x` is (n, *shape), `y` int64 labels or float32 targets.
 
-        Images are uint8, or float32 in [0, 1]; vectors are float32. Records without a target of the run are left out,
-        pixels are clamped, and vectors where there is a `span`; `problems` lists both. What becomes of a record
-        depends on that record alone.
+        Images are uint8, or float32 in [0, 1]; vectors are float32. Records without a valid target are dropped;
+        pixels are clamped, and so are vectors if there is a `span`. `problems` lists both. Each record is processed
+        independently of all others.
 
         Args:
-            shape: of an example.
-            num_classes: of the run; 0 for real targets.
-            span: least and largest number of a vector; None: any.
+            shape: shape of an example.
+            num_classes: number of classes of the run; 0 for real-valued targets.
+            span: minimum and maximum value of a vector; None for no limit.
 
         Raises:
-            DataError: the whole file holds examples of another shape, or targets of the other kind.
+            DataError: the examples of the file have another shape, or the targets are of the other kind.
         """
         examples, clamped = self._examples(shape, span)
         if self.labelled not in (None, num_classes > 0):
@@ -111,7 +111,7 @@ class Records:
         return replace(fitted, y=fitted.y.astype(np.int64))
 
     def _examples(self, shape: Shape, span: tuple[float, float] | None) -> tuple[Array, tuple[str, ...]]:
-        """Examples in range, and what was out of it."""
+        """Return the examples, clamped, and the problems found."""
         x = self.x
         if len(shape) == 1 and x.shape[1:] == shape:
             x = x.astype(np.float32)
@@ -142,7 +142,7 @@ class Records:
         return right, (f"{self.where}: a {noun} is {x[wrong][0]:g}; {allowed}",)
 
     def _labelled(self) -> Records:
-        """Those whose target is a label."""
+        """Return the records whose target is a label."""
         wrong = ~_are_labels(self.y)
         if not wrong.any():
             return self
@@ -157,14 +157,14 @@ class Records:
 
 
 def read(path: Path, shape: Shape | None) -> tuple[Records, Records | None]:
-    """Records to train on, and those to test on where they are given.
+    """Read the training records and, if present, the test records.
 
     Args:
         path: a file or a folder.
-        shape: (C, H, W) to which pictures are brought, or (F,); None: pictures are only looked at.
+        shape: (C, H, W) to which images are converted, or (F,); None only inspects images.
 
     Raises:
-        DataError: there is nothing, or what is there cannot be read.
+        DataError: the path does not exist or cannot be read.
     """
     root = path.expanduser()
     try:
@@ -181,10 +181,10 @@ def read(path: Path, shape: Shape | None) -> tuple[Records, Records | None]:
 
 
 def find(folder: Path, stem: str) -> Path | None:
-    """The data called `stem` in a folder; None: there are none.
+    """Find the data named `stem` in a folder; None if there are none.
 
     Raises:
-        DataError: there are several.
+        DataError: there are several matches.
     """
     found = [path for suffix in READERS if (path := folder / f"{stem}{suffix}").exists()]
     found += [folder / stem] if (folder / stem).is_dir() else []
@@ -194,7 +194,7 @@ def find(folder: Path, stem: str) -> Path | None:
 
 
 def labels(y: npt.NDArray[np.float64], labelled: bool | None) -> str:
-    """What labels or targets there are, in words."""
+    """Describe the labels or targets in words."""
     present = np.unique(y)
     if not len(present):
         return "no targets"
@@ -219,7 +219,7 @@ def _file(path: Path) -> tuple[Records, Records | None]:
 
 
 def _need_regular(path: Path) -> None:
-    """Reading from a named pipe or a device may never end."""
+    """Reject named pipes and devices: reading from them may never end."""
     if not path.is_file():
         raise DataError(f"{path} is not a regular file; replace it with one, or with a symbolic link to one")
 
@@ -230,7 +230,7 @@ def _need_at_most(limit: int, size: int, where: str, action: str) -> None:
 
 
 def _part(path: Path, home: Path, shape: Shape | None) -> Records:
-    """`train` or `test` of the folder `home`."""
+    """Read `train` or `test` of the folder `home`."""
     if path.is_dir():
         return _pictures(path, home, shape)
     records, more = _file(path)
@@ -263,13 +263,13 @@ def _npz(path: Path) -> tuple[Records, Records | None]:
 
 
 def _unpacked(archive: zipfile.ZipFile, member: str) -> int:
-    """Bytes of an array in an archive, by its header alone, and at least 8 a record, as its target takes in memory.
+    """Return the uncompressed size of an array in bytes, from its header; at least 8 per record for the target.
 
     Raises:
-        ValueError: the header is wrong, or the member cannot hold as many.
+        ValueError: the header is invalid, or the size exceeds that of the member.
     """
     info = archive.getinfo(member)
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile unpacks others without a bound
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile limits no other method
         raise ValueError(f"{member} is compressed by method {info.compress_type}, and not deflated")
     with archive.open(info) as opened:
         start = io.BytesIO(opened.read(_MAX_HEADER_BYTES))
@@ -294,7 +294,7 @@ def _csv(path: Path) -> tuple[Records, None]:
     _need_at_most(MAX_BYTES // 4, path.stat().st_size, str(path), "holds")  # a cell of 2 bytes takes 8 in memory
     try:
         with _text(path) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of a table without rows, which is found below
+            warnings.simplefilter("ignore", UserWarning)  # an empty table is detected below
             names = _names(path, file)
             values = np.loadtxt(map(_one_line, _lines(file)), delimiter=",", quotechar='"', comments=None, ndmin=2)
     except csv.Error as error:
@@ -314,7 +314,7 @@ def _csv(path: Path) -> tuple[Records, None]:
         problems = ()
     values = values if values.size else np.zeros((0, len(names)))
     own = _target(path, names)
-    if values.shape[1] != len(names):  # rows that do not fit, of which there may be one alone
+    if values.shape[1] != len(names):  # rows with another number of columns; there may be only one row
         problems += (f"{path}: the first line names {len(names)} columns, and rows have {values.shape[1]}",)
         values = np.zeros((0, len(names)))
     x, y = np.delete(values, own, axis=1), values[:, own]
@@ -326,7 +326,7 @@ def _text(path: Path) -> TextIO:
 
 
 def _names(path: Path, file: TextIO) -> list[str]:
-    """Column names, in the first line."""
+    """Read the column names from the first line."""
     first = next(_lines(file), "")
     if first is None:
         raise DataError(f"{path}: the first line has more than {MAX_LINE:,} characters; it needs column names")
@@ -334,7 +334,7 @@ def _names(path: Path, file: TextIO) -> list[str]:
 
 
 def _lines(file: TextIO) -> Iterator[str | None]:
-    """Lines; None in place of one that is too long."""
+    """Yield the lines; None in place of a line that is too long."""
     while line := file.readline(MAX_LINE + 1):
         if len(line) <= MAX_LINE:
             yield line
@@ -345,10 +345,10 @@ def _lines(file: TextIO) -> Iterator[str | None]:
 
 
 def _one_line(line: str | None) -> str:
-    """A line that is a row.
+    """Return a line that holds a complete row.
 
     Raises:
-        ValueError: it is too long, or the row does not end with it.
+        ValueError: the line is too long, or the row spans several lines.
     """
     if line is None:
         raise ValueError(f"a line has more than {MAX_LINE:,} characters")
@@ -358,7 +358,7 @@ def _one_line(line: str | None) -> str:
 
 
 def _csv_rows(path: Path) -> tuple[list[str], Array]:
-    """Column names, and the rows that hold a number in each column."""
+    """Return the column names and the rows with a number in each column."""
     values = array("d")
     with _text(path) as file:
         names = _names(path, file)
@@ -393,7 +393,7 @@ def _parquet(path: Path) -> tuple[Records, None]:
         raise
     except Exception as error:  # whatever a broken file makes pyarrow say
         raise DataError(f"{path} is not a parquet file ({_short(error)}); write it anew") from None
-    # By the schema: a gap in one record turns a column of whole numbers into floats.
+    # Use the schema: a missing value turns an integer column into floats.
     whole = all(pyarrow.types.is_integer(field.type) for i, field in enumerate(schema) if i != own)
     features = columns[:own] + columns[own + 1 :]
     x = np.column_stack(features) if features else np.zeros((len(columns[own]), 0))
@@ -401,7 +401,7 @@ def _parquet(path: Path) -> tuple[Records, None]:
 
 
 def _target(path: Path, names: Sequence[str]) -> int:
-    """The column of labels or targets."""
+    """Return the index of the label or target column."""
     targets = [i for i, name in enumerate(names) if name in _TARGETS]
     if len(targets) != 1:
         some = _short(", ".join(names[:8]) + (", ..." if len(names) > 8 else ""))
@@ -413,12 +413,12 @@ def _target(path: Path, names: Sequence[str]) -> int:
 
 
 def _short(message: object) -> str:
-    """A part of the file may be in it."""
+    """Shorten an error message, which may contain parts of the file."""
     text = str(message)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-#: What reads a file, by its suffix.
+#: File readers by suffix.
 READERS: dict[str, Callable[[Path], tuple[Records, Records | None]]] = {
     ".npz": _npz,
     ".csv": _csv,
@@ -434,7 +434,7 @@ def _records(
     labelled: bool | None = None,
     problems: tuple[str, ...] = (),
 ) -> Records:
-    """Checked for what can be wrong whatever the run; records with gaps are left out."""
+    """Validate records independently of a run; drop records with missing values."""
     _need_numbers(where, x)
     _need_numbers(where, y)
     if y.ndim != 1 or x.ndim < 2 or len(x) != len(y):
@@ -446,7 +446,7 @@ def _records(
     y = y.astype(np.float64)
     whole = x.dtype.kind in "iu" if whole is None else whole
     if x.dtype.kind == "f":
-        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite
+        with np.errstate(over="ignore"):  # values outside the float32 range become infinite
             x = x.astype(np.float32)
     good = np.isfinite(x).reshape(len(x), math.prod(x.shape[1:])).all(axis=1) & np.isfinite(y)
     if not good.all():
@@ -471,9 +471,9 @@ def _are_labels(y: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
 
 
 def _is_held_out(x: Array, y: float) -> bool:
-    """By the record's own numbers, alike in every form of file."""
+    """Decide by a hash of the record's values, identical for every file format."""
     digest = hashlib.sha256()
-    for part in x if x.ndim == 3 else (x,):  # a channel at a time: pictures may be large
+    for part in x if x.ndim == 3 else (x,):  # one channel at a time: images may be large
         digest.update(np.ascontiguousarray(part, "<f4").data)
     digest.update(np.float64(y).astype("<f8").tobytes())
     return int.from_bytes(digest.digest()) % _HELD_OUT == 0
@@ -487,7 +487,7 @@ def _sizes(shape: Shape) -> str:
 
 
 def _pictures(folder: Path, home: Path, shape: Shape | None) -> Records:
-    """Images of FOLDER/CLASS/*; the names of classes are in `home`."""
+    """Read the images of FOLDER/CLASS/*; `home` holds the class names."""
     if shape is not None and (len(shape) != 3 or shape[0] not in (1, 3)):
         raise DataError(f"{folder} holds images, of 1 or 3 channels, and the run's examples are {_sizes(shape)}")
     names = _class_names(home / _CLASSES)
@@ -544,14 +544,14 @@ def _label(room: Path, names: list[str] | None) -> int:
 
 
 def _picture(file: Path, shape: Shape | None) -> tuple[Array, Array]:
-    """One image, (C, H, W) uint8, as it is, and of the asked shape; (0,) where none is."""
+    """Read an image, uint8 (C, H, W), in its own shape and in the requested one; (0,) if no shape is requested."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     _need_regular(file)
     _need_at_most(_MAX_PICTURE_BYTES, file.stat().st_size, str(file), "holds")
     try:
         with warnings.catch_warnings(), _Bounded(file) as raw:
-            warnings.simplefilter("ignore")  # of Pillow, about metadata that it skips
+            warnings.simplefilter("ignore")  # Pillow warns about skipped metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image: Image.Image = Image.open(raw, formats=_FORMATS)
             width, height = image.size
@@ -565,7 +565,7 @@ def _picture(file: Path, shape: Shape | None) -> tuple[Array, Array]:
         raise DataError(f"{file} has too many pixels ({error}); the limit is {MAX_PIXELS:,}; scale it down") from None
     except UnidentifiedImageError:
         raise DataError(f"{file} is not an image that can be read: it is none of {', '.join(_FORMATS)}") from None
-    except Exception as error:  # a broken image can make Pillow's readers say anything
+    except Exception as error:  # Pillow raises arbitrary errors for corrupt images
         raise DataError(f"{file} is not an image that can be read ({_short(error)}); replace or remove it") from None
     if image.mode in ("I", "F") or ";" in image.mode:
         raise DataError(f"{file} has pixels of more than 8 bits (Pillow's mode {image.mode}); save it with 8")
@@ -580,7 +580,7 @@ def _picture(file: Path, shape: Shape | None) -> tuple[Array, Array]:
 
 
 class _Bounded(io.FileIO):
-    """A file of which a reader gets twice its size at most: a thousand tags of a TIFF may name the same megabyte."""
+    """A file that limits reads to twice its size: many tags of a TIFF may refer to the same bytes."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

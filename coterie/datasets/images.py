@@ -1,4 +1,4 @@
-"""Sets of labelled images: embedded, in torchvision's layout in a folder, or in a numpy archive."""
+"""Labelled image data sets: embedded, in torchvision's folder layout, or in a NumPy archive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coterie.datasets.sources import DataError, DatasetInfo, Source
 
 
 def _read_digits(info: DatasetInfo, root: Path) -> Source:
-    """Split by NumPy's legacy generator, whose stream is frozen, so that the split is the same everywhere."""
+    """Split with NumPy's legacy generator: its stream is frozen, so the split is the same on every platform."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -29,7 +29,7 @@ def _read_subset(info: DatasetInfo, root: Path) -> Source:
     try:
         with np.load(path, allow_pickle=False) as archive:
             x, y = ({part: archive[f"{array}_{part}"] for part in ("train", "test")} for array in "xy")
-    except Exception as error:  # whatever a broken archive makes zipfile and numpy say
+    except Exception as error:  # zipfile and NumPy raise arbitrary errors for corrupt archives
         raise DataError(
             f"dataset '{info.name}': {path} is not a numpy archive of x_train, y_train, x_test and y_test "
             f"({type(error).__name__}: {error}); to get it: {info.obtain}"
@@ -40,17 +40,17 @@ def _read_subset(info: DatasetInfo, root: Path) -> Source:
 
 @dataclass(frozen=True)
 class _Torchvision:
-    """A data set that torchvision reads and downloads.
+    """A data set read and downloaded by torchvision.
 
     Attributes:
-        reader: name of torchvision's class.
-        folder: where it keeps the files.
-        form: what the files are, in messages.
-        images: from the class's array of images to (n, C, H, W).
-        options: of the class.
-        labels: that are kept, as 0, 1, ... in their order; None: all, as they are.
-        parts: options of the training part, and of the test part.
-        targets: name of the class's array of labels.
+        reader: name of the torchvision class.
+        folder: folder of the files.
+        form: description of the files for messages.
+        images: converts the image array of the class to (n, C, H, W).
+        options: options of the class.
+        labels: labels to keep, renumbered 0, 1, ... in this order; None keeps all unchanged.
+        parts: options of the training part and of the test part.
+        targets: name of the label array of the class.
     """
 
     reader: str
@@ -63,11 +63,11 @@ class _Torchvision:
     targets: str = "targets"
 
     def read(self, info: DatasetInfo, root: Path) -> Source:
-        """The `Source` of the files below `root`."""
+        """Read the `Source` from the files below `root`."""
         make = self._class(info.name)
         try:
             train, test = (make(root, download=False, **part, **self.options) for part in self.parts)
-        except Exception as error:  # torchvision's readers assert, index and view what the file claims
+        except Exception as error:  # torchvision does not validate files and raises arbitrary errors
             raise DataError(
                 f"dataset '{info.name}': a file in {root / self.folder} is not a valid {self.form} file "
                 f"({type(error).__name__}: {error}); remove that folder and use `{info.obtain}`"
@@ -82,14 +82,14 @@ class _Torchvision:
         return self.images(x), y
 
     def fetch(self, name: str, root: Path) -> Path:
-        """Download into `root` what is not there; the folder of the files."""
+        """Download missing files to `root` and return their folder."""
         self._class(name)(root, download=True, **self.options)
         return root / self.folder
 
     def _class(self, name: str) -> Callable[..., Any]:
         try:
             from torchvision import datasets
-        except (ImportError, OSError, RuntimeError) as error:  # the ways in which a build for another torch fails
+        except (ImportError, OSError, RuntimeError) as error:  # raised by a build for another torch version
             raise DataError(
                 f"dataset '{name}' is read with torchvision, which cannot be imported ({error}); "
                 "install the torchvision that matches your torch (`pip install torch torchvision`, one index), "
@@ -104,7 +104,7 @@ def _grey(x: Any) -> Any:
 
 
 def _upright(x: Any) -> Any:
-    """EMNIST's files hold every image transposed: (n, W, H) to (n, 1, H, W)."""
+    """Transpose EMNIST's images, which are stored transposed: (n, W, H) to (n, 1, H, W)."""
     return x[:, None].swapaxes(2, 3)
 
 
@@ -114,7 +114,7 @@ def _channels_first(x: Any) -> Any:
 
 
 def _thirds(x: Any) -> Any:
-    """(n, C, H, W) to (n, C, H/3, W/3): the mean of 3 x 3 pixels, to the nearest byte; ninths have no ties."""
+    """(n, C, H, W) to (n, C, H/3, W/3): the mean of 3 x 3 pixels, rounded to the nearest byte; there are no ties."""
     n, channels, height, width = x.shape
     sums = x.reshape(n, channels, height // 3, 3, width // 3, 3).sum(axis=(3, 5), dtype=np.uint16)
     return ((sums + 4) // 9).astype(np.uint8)
@@ -149,7 +149,7 @@ def _idx_files(train: str, test: str) -> tuple[str, ...]:
     return tuple(f"{part}-{what}-ubyte" for part in (train, test) for what in ("images-idx3", "labels-idx1"))
 
 
-#: Image sets that are shipped.
+#: Built-in image data sets.
 IMAGES: tuple[DatasetInfo, ...] = (
     DatasetInfo(
         "digits",

@@ -1,4 +1,4 @@
-"""Points about lines, for regression: RR-Cluster's synthetic data (its Table 9); shift `lines` adds the lines."""
+"""Synthetic regression data of RR-Cluster (Table 9): points around lines, which shift `lines` adds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _TRAIN, _TEST = 40_000, 4_000
 
 
 def _read(info: DatasetInfo, root: Path, *, deviation: float) -> Source:
-    """x uniform in [-1, 1], y noise alone; from NumPy's legacy generator, whose stream is frozen."""
+    """Draw x uniformly from [-1, 1] and y as noise, with NumPy's legacy generator, whose stream is frozen."""
     rng = np.random.RandomState(0)
     x = rng.uniform(-1, 1, (_TRAIN + _TEST, 1)).astype(np.float32)
     y = (deviation * rng.standard_normal(_TRAIN + _TEST)).astype(np.float32)
     return Source(info.name, x[:_TRAIN], y[:_TRAIN], x[_TRAIN:], y[_TRAIN:], info.num_classes)
 
 
-#: Synthetic sets that are shipped.
+#: Built-in synthetic data sets.
 LINE_CLOUDS: tuple[DatasetInfo, ...] = tuple(
     DatasetInfo(
         name,

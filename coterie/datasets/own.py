@@ -1,16 +1,17 @@
-"""Data of a client's own: a file or a folder on its machine, or one for each client of a simulation.
+"""Local client data: a file or folder on the client's machine, or one per client in a simulation.
 
-A path names one of
+A path refers to one of
 
-- an `.npz` archive of arrays `x`, `y` and, where there are test data, `x_test`, `y_test`;
-- a `.csv` or `.parquet` table with a column `label`, or `target` for real targets; all other columns are features;
-- a folder of images `CLASS/*.png` (or jpg, ...), where CLASS is a whole number, or one of the names that its
-  `classes.txt` lists, one a line: a client may lack a class, and would number the others in its own way;
-- a folder of `train` and, where there are test data, `test`, each in one of these forms.
+- an `.npz` archive of arrays `x`, `y` and, for test data, `x_test`, `y_test`;
+- a `.csv` or `.parquet` table with a column `label`, or `target` for real-valued targets; all other columns are
+  features;
+- a folder of images `CLASS/*.png` (or jpg, ...), where CLASS is an integer or a name listed in `classes.txt`, one per
+  line. The list keeps class numbers consistent between clients that lack a class;
+- a folder with `train` and, for test data, `test`, each in one of these formats.
 
-What a record must be, its shape and the number of classes, is public and the run's. How it is read and scaled, and
-whether it is held out, depends on nothing but itself and the form of the file: were one record to change what becomes
-of others, no guarantee for single records would hold.
+The shape of a record and the number of classes are public settings of the run. How a record is read and scaled, and
+whether it is held out, depends only on the record and the file format: record-level guarantees would not hold if one
+record influenced the processing of others.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source
 from coterie.datasets.split import Split
 
-#: Name of the data set that is every client's own.
+#: Name of the data set that consists of local client data.
 OWN_DATA = "own"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is public about a run's data.
+    """Public facts about the data of a run.
 
     Attributes:
         kind: "images", "tokens" or "vectors".
-        shape: of an example, before fixed features.
+        shape: shape of an example, before fixed features.
         num_classes: number of classes; 0 for real targets.
     """
 
@@ -58,25 +59,25 @@ class Facts:
 
 @dataclass(frozen=True)
 class Declared(Facts):
-    """What an owner declares about its data, before any server asks.
+    """Facts that a data owner declares in advance, independently of the server.
 
     Attributes:
-        span: least and largest number of a vector, to which others are clamped; None: any.
+        span: minimum and maximum to which vectors are clamped; None for no limit.
     """
 
     span: tuple[float, float] | None = None
 
     @classmethod
     def parse(cls, input_shape: str, num_classes: Any, value_range: str = "") -> Declared:
-        """A declaration of a node configuration.
+        """Parse the declaration of a node configuration.
 
         Args:
             input_shape: such as `"1x28x28"`, or `"16"`.
             num_classes: 0 for real targets.
-            value_range: such as `"0:1"`; empty: any.
+            value_range: such as `"0:1"`; empty for no limit.
 
         Raises:
-            DataError: a text that makes no sense.
+            DataError: a value is invalid.
         """
         shape = _shape(input_shape)
         if not str(num_classes).isdecimal():
@@ -96,16 +97,16 @@ class Declared(Facts):
 
 
 def facts(dataset: str, input_shape: str, num_classes: int | str, data_dir: str | None = None) -> Facts:
-    """About a data set; only a `module:function` is read for it.
+    """Return the facts about a data set; only a `module:function` is loaded.
 
     Args:
-        dataset: `OWN_DATA`, or a name that `load` takes.
-        input_shape: of `OWN_DATA`: `"1x28x28"`, or `"16"`.
-        num_classes: of `OWN_DATA`.
+        dataset: `OWN_DATA`, or a name accepted by `load`.
+        input_shape: shape of `OWN_DATA`: `"1x28x28"`, or `"16"`.
+        num_classes: number of classes of `OWN_DATA`.
         data_dir: see `load`.
 
     Raises:
-        DataError: no such shape or data set.
+        DataError: the shape is invalid or the data set unknown.
     """
     if dataset == OWN_DATA:
         shape = _shape(input_shape)
@@ -128,21 +129,21 @@ def _shape(text: str) -> Shape:
 
 
 class OwnFederation:
-    """Clients with data of their own, in one group; for those who use it a `Federation`.
+    """Clients with local data, in one group; has the interface of a `Federation`.
 
     Attributes:
         clients: number of clients.
-        num_groups, group_of, num_classes, input_shape: as of a `Federation`.
+        num_groups, group_of, num_classes, input_shape: as in a `Federation`.
 
     Args:
-        paths: of each client's data, by its id.
-        known: what they must be.
+        paths: data path of each client, by id.
+        known: required facts about the data.
         transform: see `federate`.
-        deployed: clients on machines of their own, with what each declares. Records of theirs that do not fit are left
-            out or clamped, and reported in the client's log alone: a refusal would tell the server about a record.
+        deployed: deployed clients, with the declaration of each. Their invalid records are dropped or clamped and
+            reported only in the client's log, because an error would leak information about a record to the server.
 
     Raises:
-        DataError: the run's data are of a kind that no file has.
+        DataError: files do not support the run's kind of data.
     """
 
     def __init__(
@@ -163,10 +164,10 @@ class OwnFederation:
         self._shards: dict[int, Shard] = {}
 
     def shard(self, client_id: int) -> Shard:
-        """The data of one client; the same object every time.
+        """Return the data of a client; repeated calls return the same object.
 
         Raises:
-            DataError: no such client, or data that cannot be read or are not what they must be.
+            DataError: the client does not exist, or its data cannot be read or do not match the run.
         """
         if client_id not in self._paths:
             raise DataError(f"no client {client_id}; there are {self.clients}")
@@ -186,7 +187,7 @@ class OwnFederation:
         return self._shards[client_id]
 
     def _path(self, client_id: int) -> str:
-        """Of a client's data; in a simulation its suffix is found out, so that one client's files fail it alone."""
+        """Return the data path of a client; a simulation looks up its suffix here, so errors stay local."""
         path = self._paths[client_id]
         if client_id in self._deployed:
             return path
@@ -202,10 +203,10 @@ class OwnFederation:
 
 @lru_cache(maxsize=2)
 def own_federation(folder: str | None, clients: int, known: Facts, transform: Transform | None) -> OwnFederation:
-    """The clients of a simulation: their data are `client-0.npz`, `client-1/` and so on in a folder.
+    """Return the clients of a simulation, with data `client-0.npz`, `client-1/` and so on in a folder.
 
     Raises:
-        DataError: no folder. A client without data in it, or with data in two forms, fails when it is asked for.
+        DataError: the folder is missing. Clients with no data, or data in two formats, fail when their shard is read.
     """
     if not folder:
         raise DataError("dataset 'own' needs the folder of the clients' data: --data-dir DIR, or COTERIE_DATA=DIR")
@@ -213,7 +214,7 @@ def own_federation(folder: str | None, clients: int, known: Facts, transform: Tr
     return OwnFederation({client: str(home / f"client-{client}") for client in range(clients)}, known, transform)
 
 
-@lru_cache(maxsize=1)  # asked again at every message to a deployed client
+@lru_cache(maxsize=1)  # called for every message to a deployed client
 def own_shard(
     path: str,
     client_id: int,
@@ -224,25 +225,25 @@ def own_shard(
     span: tuple[float, float] | None = None,
     strict: bool = True,
 ) -> Shard:
-    """A client's own data, scaled as those of a `Federation`; read once per process.
+    """Return the local data of a client, scaled as in a `Federation`; read once per process.
 
-    Where no test data are given, a fifth of the records is held out: those whose numbers have a SHA-256 divisible by
-    five. Were a record's place to decide, or chance, removing one would move others between training and test. Where
-    none is held out, the training data are the test data.
+    Without test data, a fifth of the records is held out: those whose values have a SHA-256 divisible by five. If the
+    position of a record or chance decided, removing one record would move others between training and test. If no
+    record is held out, the training data are also the test data.
 
     Args:
         path: see the module.
-        client_id: whose.
-        shape: (C, H, W) of images, or (F,) of vectors, before the transform. Pictures are converted and resized to
-            it. Images may come as (n, H, W) where C is 1, and as rows of C·H·W. Pixels are whole numbers 0..255;
-            where the file has types, floats are fractions in [0, 1]. Vectors are taken as they are.
+        client_id: the client.
+        shape: (C, H, W) of images, or (F,) of vectors, before the transform. Image files are converted and resized to
+            it. Image arrays may be (n, H, W) if C is 1, or rows of C·H·W. Pixels are integers in 0..255; in typed
+            file formats, floats are fractions in [0, 1]. Vectors are used unchanged.
         num_classes: number of classes; 0 for real targets.
         transform: see `federate`.
         span: see `Records.fitted`.
-        strict: refuse data of which a record is left out or clamped; else log it.
+        strict: raise an error for dropped or clamped records instead of logging them.
 
     Raises:
-        DataError: they cannot be read, or are not such; or a transform that does not fit.
+        DataError: the data cannot be read or do not match the run, or the transform does not fit them.
     """
     train, test = _parts(path, shape, num_classes, span, strict)
     problems = tuple(dict.fromkeys(train.problems + test.problems))
@@ -264,7 +265,7 @@ def own_shard(
 def _parts(
     path: str, shape: Shape, num_classes: int, span: tuple[float, float] | None, strict: bool
 ) -> tuple[Records, Records]:
-    """Records to train and to test on, as a run has them; one object where they are the same."""
+    """Return training and test records in the run's format; the same object if nothing is held out."""
 
     def accepted(records: Records) -> Records:
         if strict and records.problems:
@@ -280,12 +281,12 @@ def _parts(
 
 
 def describe(path: str, declared: Declared | None = None) -> str:
-    """A line about a client's own data, such as "1200 images of 1x28x28, classes 0..9, 240 held out".
+    """Describe the local data of a client, such as "1200 images of 1x28x28, classes 0..9, 240 held out".
 
-    With ``declared`` it also states which records are left out or clamped.
+    With ``declared``, the description includes dropped and clamped records.
 
     Raises:
-        DataError: they cannot be read; without ``declared`` also for any record that cannot.
+        DataError: the data cannot be read, or, without ``declared``, any record cannot.
     """
     problems: tuple[str, ...] = ()
     if declared is not None:

@@ -1,4 +1,4 @@
-"""Data sets by name: embedded, from files in a folder, or from a user's own function."""
+"""Data sets by name: embedded, from files in a folder, or from a user-defined function."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from coterie.datasets.sources import DataError, DatasetInfo, Source, unknown
 from coterie.datasets.text import TEXTS
 from coterie.datasets.vectors import VECTORS
 
-#: Every data set that is shipped.
+#: All built-in data sets.
 DATASETS: dict[str, DatasetInfo] = {info.name: info for info in (*IMAGES, *TEXTS, *VECTORS, *LINE_CLOUDS)}
 
 
 def load(name: str, data_dir: str | None = None) -> Source:
-    """The data set `name`, read once per process.
+    """Load the data set `name`; it is read once per process and never downloaded.
 
     Args:
-        name: a key of `DATASETS`, or `module:function` of the user's, which returns a `Source`.
-        data_dir: folder of the data sets, in torchvision's layout (`MNIST/raw/...`) for those that torchvision
-            reads; default: the variable COTERIE_DATA.
+        name: a key of `DATASETS`, or a user-defined `module:function` that returns a `Source`.
+        data_dir: folder of the data sets, in torchvision's layout (`MNIST/raw/...`) for torchvision data sets;
+            defaults to the environment variable COTERIE_DATA.
 
     Raises:
-        DataError: unknown name, files missing or broken, torchvision unusable, or a user's function that
-            does not return a `Source`. Nothing is ever downloaded here.
+        DataError: the name is unknown, files are missing or corrupt, torchvision is unusable, or a user-defined
+            function does not return a `Source`.
     """
     if ":" in name:
         return _load(name, None)
@@ -39,12 +39,12 @@ def load(name: str, data_dir: str | None = None) -> Source:
 
 
 def download(name: str, data_dir: str) -> Path:
-    """Fetch a data set into `data_dir`, made if needed; returns the folder of its files.
+    """Download a data set to `data_dir`, which is created if missing, and return the folder of its files.
 
-    Files that are already there are left alone.
+    Existing files are kept.
 
     Raises:
-        DataError: unknown name, nothing to download for it, torchvision unusable, or the download failed.
+        DataError: the name is unknown, the data set has no download, torchvision is unusable, or the download failed.
     """
     if name not in DATASETS:
         raise DataError(unknown("dataset", name, DATASETS))
@@ -69,7 +69,7 @@ def _load(name: str, data_dir: str | None) -> Source:
 
 
 def _folder(info: DatasetInfo, data_dir: str | None) -> Path:
-    """The folder of the data, in which all the files of `info` are."""
+    """Return the folder that holds all the files of `info`."""
     ways = f"--data-dir DIR, COTERIE_DATA=DIR, or `{info.obtain}`"
     if data_dir is None and info.files:
         raise DataError(f"dataset '{info.name}' needs a folder that holds {info.files[0]}: {ways}")
@@ -85,7 +85,7 @@ def _load_own(name: str) -> Source:
     module, _, function = name.partition(":")
     try:
         make = getattr(importlib.import_module(module), function)
-    except Exception as error:  # importing runs the user's code
+    except Exception as error:  # the import runs user code
         raise DataError(
             f"dataset '{name}': cannot import {function or '(nothing)'} from {module or '(nothing)'} "
             f"({type(error).__name__}: {error}); write module:function, its folder on PYTHONPATH"

@@ -1,8 +1,8 @@
-"""Shifts: what makes the data of one hidden group of clients differ from another's.
+"""Distribution shifts between hidden groups of clients.
 
-A shift is a pure function `(x, y, group, num_groups, num_classes, seed) -> (x, y)` on examples and targets as
-`Source` describes them, images as float32. A client's training and test data go through the same one. A shift
-raises DataError for data of a kind that it does not fit.
+A shift is a pure function `(x, y, group, num_groups, num_classes, seed) -> (x, y)` of examples and targets in the
+format of `Source`, with images as float32. It applies to both the training and the test data of a client, and raises
+DataError for unsupported kinds of data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Examples = npt.NDArray[Any]
 Targets = npt.NDArray[Any]
 Shift = Callable[[Examples, Targets, int, int, int, int], tuple[Examples, Targets]]
 
-#: Slope and intercept of each group's line under shift `lines`.
+#: Slope and intercept of the line of each group in shift `lines`.
 LINES = ((2.0, 3.0), (-1.0, 1.0), (1.0, -1.0), (-2.0, -3.0))
 
 
@@ -35,12 +35,12 @@ def no_shift(
 def rotation(
     x: Examples, y: Targets, group: int, num_groups: int, num_classes: int, seed: int
 ) -> tuple[Examples, Targets]:
-    """Group g of G is rotated by g·360/G degrees, counter-clockwise (IFCA, arXiv:2006.04088; RC-DPFL).
+    """Rotate group g of G by g·360/G degrees counter-clockwise (IFCA, arXiv:2006.04088; RC-DPFL).
 
-    Exact for quarter turns of square images; else bilinear, in the same frame, with zeros at the corners.
+    Quarter turns of square images are exact. Other rotations are bilinear, keep the image size and fill with zeros.
 
     Raises:
-        DataError: data that are not images.
+        DataError: the data are not images.
     """
     return _rotate("rotation", x, 360 * group / num_groups), y
 
@@ -48,10 +48,10 @@ def rotation(
 def quarter_turns(
     x: Examples, y: Targets, group: int, num_groups: int, num_classes: int, seed: int
 ) -> tuple[Examples, Targets]:
-    """Group g is rotated by g·90 degrees, whatever the number of groups (RR-Cluster: 2:1:1 at 0, 90, 180).
+    """Rotate group g by g·90 degrees, for any number of groups (RR-Cluster: 2:1:1 at 0, 90, 180).
 
     Raises:
-        DataError: more than four groups, or data that are not images.
+        DataError: there are more than four groups, or the data are not images.
     """
     if num_groups > 4:
         raise DataError(f"shift 'rotation-90' has 4 distinct groups, not {num_groups}; use 'rotation'")
@@ -61,11 +61,11 @@ def quarter_turns(
 def label_permutation(
     x: Examples, y: Targets, group: int, num_groups: int, num_classes: int, seed: int
 ) -> tuple[Examples, Targets]:
-    """Group 0 keeps its labels; each other group has its own random permutation of them, all distinct
+    """Permute the labels of every group but the first with a distinct random permutation
     (CFL's label-permutation problem, Sattler et al.).
 
     Raises:
-        DataError: more groups than there are permutations, or data without labels.
+        DataError: there are more groups than permutations, or the data have no labels.
     """
     _need_labels("label-permutation", num_classes)
     return x, _permutations(num_groups, num_classes, seed)[group][y]
@@ -74,10 +74,10 @@ def label_permutation(
 def label_shift(
     x: Examples, y: Targets, group: int, num_groups: int, num_classes: int, seed: int
 ) -> tuple[Examples, Targets]:
-    """Group g's labels are y + g mod num_classes (RC-DPFL's concept shift).
+    """Replace the labels of group g by y + g mod num_classes (RC-DPFL's concept shift).
 
     Raises:
-        DataError: more groups than classes, so that two groups would be the same, or data without labels.
+        DataError: there are more groups than classes, so two groups would be equal, or the data have no labels.
     """
     _need_labels("label-shift", num_classes)
     if num_groups > num_classes:
@@ -88,10 +88,10 @@ def label_shift(
 def lines(
     x: Examples, y: Targets, group: int, num_groups: int, num_classes: int, seed: int
 ) -> tuple[Examples, Targets]:
-    """Group g's targets are y + a·x + b, with (a, b) = LINES[g] (RR-Cluster's synthetic data).
+    """Replace the targets of group g by y + a·x + b with (a, b) = LINES[g] (RR-Cluster's synthetic data).
 
     Raises:
-        DataError: more groups than lines, or data that are not points (n, 1) with real targets.
+        DataError: there are more groups than lines, or the data are not points (n, 1) with real-valued targets.
     """
     if num_classes or x.shape[1:] != (1,):
         raise DataError(
@@ -135,7 +135,7 @@ def _rotate(shift: str, x: Examples, degrees: float) -> Examples:
 
 @lru_cache(maxsize=8)
 def _permutations(num_groups: int, num_classes: int, seed: int) -> npt.NDArray[np.int64]:
-    """One permutation of the labels a group (num_groups, num_classes), row 0 the identity, no two equal."""
+    """Return a distinct label permutation per group, (num_groups, num_classes); row 0 is the identity."""
     if num_groups > math.factorial(num_classes):
         raise DataError(
             f"shift 'label-permutation': {num_classes} classes have fewer than {num_groups} permutations; "

@@ -1,4 +1,4 @@
-"""Data sets before they are split and shifted, and descriptions of those that are built in."""
+"""Data sets before partition and shift, and descriptions of the built-in ones."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ import numpy.typing as npt
 
 
 class DataError(ValueError):
-    """A data set, shift or split that is unavailable; the message states which and what to do."""
+    """A data set, shift or partition is unavailable; the message states which and what to do."""
 
 
-#: What examples are, by the rank and the type of their array.
+#: Kind of examples, by rank and type of their array.
 _KINDS = {(4, "float32"): "images", (4, "uint8"): "images", (2, "int64"): "tokens", (2, "float32"): "vectors"}
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A data set before it is split and shifted.
+    """A data set before partition and shift.
 
     Attributes:
-        name: what it is called in messages.
+        name: name for messages.
         train_x, test_x: images (n, C, H, W), float32 in [0, 1], or uint8, which shards scale to [0, 1]; or tokens
             (n, L), int64 in 0..num_classes-1, where the label is the next token; or vectors (n, F), float32.
         train_y, test_y: labels (n,), int64 in 0..num_classes-1; or, without classes, real targets (n,), float32.
         num_classes: number of classes; 0 for real targets.
-        reuse: every group of clients holds all training examples (for small sets), instead of a part of them.
-        train_owner, test_owner: int64 (n,) in 0..owners-1, whose each row is, where the data have natural clients.
-            Each owner has rows of both kinds.
-        may_be_empty: whether there may be no rows at all.
+        reuse: whether every group of clients holds all training examples instead of a part of them (for small data
+            sets).
+        train_owner, test_owner: int64 (n,) in 0..owners-1, the owner of each row if the data have natural clients.
+            Each owner has training and test rows.
+        may_be_empty: whether the data set may have no rows.
 
     Raises:
-        DataError: an array has another shape or type, a value that is not finite, a label or a token out of
-            range, or an owner without rows.
+        DataError: an array has a wrong shape or type or a non-finite value, a label or token is out of range, or an
+            owner has no rows.
     """
 
     name: str
@@ -68,20 +69,20 @@ class Source:
 
     @property
     def kind(self) -> str:
-        """What the examples are: `images`, `tokens` or `vectors`."""
+        """Kind of examples: `images`, `tokens` or `vectors`."""
         return _kind(self.train_x)
 
     @property
     def owners(self) -> int:
-        """Number of natural clients; 0 where there are none."""
+        """Number of natural clients; 0 if there are none."""
         return 0 if self.train_owner is None else int(self.train_owner.max()) + 1
 
     @cached_property
     def whole(self) -> Source:
-        """All rows, those of training first, as both the training and the test arrays; made once.
+        """All rows, training rows first, as both training and test arrays; cached.
 
         Raises:
-            DataError: images of bytes and of fractions, which one array cannot hold.
+            DataError: training and test images have different types.
         """
         if self.train_x.dtype != self.test_x.dtype:
             raise DataError(
@@ -140,21 +141,21 @@ def _kind(x: npt.NDArray[Any]) -> str:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a shipped data set is.
+    """Description of a built-in data set.
 
     Attributes:
-        name: how it is asked for.
-        title: what it holds, and whose it is.
-        shape: of an example: (C, H, W), (L,) or (F,).
+        name: name in the registry.
+        title: content and origin.
+        shape: shape of an example: (C, H, W), (L,) or (F,).
         num_classes: number of classes; 0 for real targets.
-        train_size, test_size: numbers of examples; None where only the files tell.
-        licence: of the data.
-        obtain: how to get it.
-        read: makes the `Source`, from this description and the folder of the data; the files are there.
-        files: that must be there, relative to the folder of the data; none where it is embedded.
-        fetch: downloads the files into the folder of the data, which is made, and returns their own folder; None
-            where there is nothing to download.
-        kind: what the examples are: `images`, `tokens` or `vectors`.
+        train_size, test_size: numbers of examples; None if they depend on the files.
+        licence: licence of the data.
+        obtain: how to obtain the data.
+        read: creates the `Source` from this description and the data folder; the files must exist.
+        files: required files, relative to the data folder; empty for embedded data.
+        fetch: downloads the files to the data folder, which it creates, and returns their folder; None if there is
+            nothing to download.
+        kind: kind of examples: `images`, `tokens` or `vectors`.
     """
 
     name: str
@@ -172,7 +173,7 @@ class DatasetInfo:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message for a name that is not among `known`: the nearest one, then all."""
+    """Return the message for a name not in `known`: it suggests the closest name and lists all."""
     names = sorted(known)
     nearest = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.0)[0]
     return f"unknown {kind} '{name}'; the nearest is '{nearest}'; there are {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Which rows of a source each client holds."""
+"""Partition the rows of a source among clients."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from coterie.datasets.sources import DataError, Source
 
 Rows = npt.NDArray[np.int64]
 
-#: Examples of a client's own test set under `by_dirichlet` and `by_classes`, at least.
+#: Minimum size of a client's test set in `by_dirichlet` and `by_classes`.
 _LEAST_TESTS = 32
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of each client, those that are set aside for validation last.
+    """Rows of each client, validation clients last.
 
     Attributes:
-        train: of the training arrays.
-        test: of the test arrays; None where a whole group shares all of them, or where clients are set aside, whose
-            data then stand in for the test arrays; `train` itself where nothing is held out.
+        train: rows of the training arrays.
+        test: rows of the test arrays; None if a whole group shares all of them, or if the data of validation clients
+            replace them; `train` itself if nothing is held out.
     """
 
     train: list[Rows]
@@ -30,19 +30,19 @@ class Split:
 
 
 def evenly(source: Source, group_of: Rows, set_aside: int, samples_per_client: int, rng: np.random.Generator) -> Split:
-    """Training rows distributed at random; see `federate`.
+    """Distribute training rows at random; see `federate`.
 
-    The clients set aside first get their part of all rows, so that no other client holds them, in any group.
+    Validation clients receive their rows first, so no other client of any group holds them.
 
     Args:
         source: the data.
-        group_of: group of each client (clients + set_aside,), those set aside last.
-        set_aside: how many are.
-        samples_per_client: rows of each; 0 shares all out.
-        rng: draws the rows.
+        group_of: group of each client (clients + set_aside,), validation clients last.
+        set_aside: number of validation clients.
+        samples_per_client: rows per client; 0 distributes all.
+        rng: random generator.
 
     Raises:
-        DataError: fewer rows than the clients need.
+        DataError: there are too few rows.
     """
     rows = np.arange(len(source.train_y))
     if not set_aside:
@@ -61,12 +61,12 @@ def evenly(source: Source, group_of: Rows, set_aside: int, samples_per_client: i
 
 
 def by_owner(source: Source, clients: int, set_aside: int, samples_per_client: int, rng: np.random.Generator) -> Split:
-    """Each client is one of the source's owners: those with the most training rows, ties to the lower owner.
+    """Map clients to the owners with the most training rows, ties to the lower owner.
 
-    Those set aside are drawn at random among them, since the smallest would not be like the rest.
+    Validation clients are a random sample of them: the smallest owners would not be representative.
 
     Raises:
-        DataError: more clients than owners.
+        DataError: there are more clients than owners.
     """
     wanted = clients + set_aside
     if wanted > source.owners:
@@ -86,15 +86,15 @@ def by_owner(source: Source, clients: int, set_aside: int, samples_per_client: i
 def by_dirichlet(
     source: Source, clients: int, set_aside: int, alpha: float, samples_per_client: int, rng: np.random.Generator
 ) -> Split:
-    """Each client draws a distribution of labels from Dirichlet(alpha), and its rows by that (arXiv:1909.06335).
+    """Draw the rows of each client from a label distribution of Dirichlet(alpha) (arXiv:1909.06335).
 
-    Each training row is given once. Where a class has run out, the rest of a client's distribution takes its
-    place, or what is left, where there is no rest; clients draw in random order, so that those who meet this are
-    anyone. A client's test rows follow the distribution that its training rows followed, without repetition as
-    long as a class has rows enough.
+    Each training row is assigned once. When a class is exhausted, the remaining classes of the client's distribution
+    replace it, or any remaining rows if there are none; clients draw in random order, so exhaustion affects random
+    clients. The test rows of a client follow the distribution of its training rows, without repetition while a class
+    has enough rows.
 
     Raises:
-        DataError: fewer rows than the clients need.
+        DataError: there are too few rows.
     """
     everyone, available = clients + set_aside, len(source.train_y)
     size = samples_per_client or available // everyone
@@ -121,16 +121,16 @@ def by_dirichlet(
 def by_classes(
     source: Source, clients: int, set_aside: int, classes: int, samples_per_client: int, rng: np.random.Generator
 ) -> Split:
-    """Each client holds rows of so many classes alone, in equal shares (LCFL's FEMNIST, its section V).
+    """Give each client rows of a fixed number of classes, in equal shares (LCFL's FEMNIST, section V).
 
-    In random order, each client takes the classes that the fewest hold so far, ties at random; so the numbers of
-    holders of two classes differ by one at most. Each training row is given once, and where samples_per_client is 0,
-    a class's holders share all of its rows. A client's test rows have the shares of its training rows, without
-    repetition as long as a class has rows enough.
+    In random order, each client takes the classes with the fewest holders so far, ties at random; so the numbers of
+    holders of two classes differ by at most one. Each training row is assigned once; if samples_per_client is 0, the
+    holders of a class share all of its rows. The test rows of a client have the same shares as its training rows,
+    without repetition while a class has enough rows.
 
     Raises:
-        DataError: more classes than there are, or than a client has rows; or a class with fewer training rows than its
-            holders need, or without test rows.
+        DataError: there are fewer classes, or fewer rows per client, than `classes`; or a class has too few training
+            rows for its holders, or no test rows.
     """
     if classes > source.num_classes:
         raise DataError(f"classes_per_client is {classes}; {source.name} has {source.num_classes} classes")
@@ -165,21 +165,21 @@ def by_classes(
 
 
 def by_level(source: Source, clients: int, level: float, samples_per_client: int, rng: np.random.Generator) -> Split:
-    """Clients share all rows, each once: `level` of every class by class, the rest at random (PPFC-GAN, section 4.1).
+    """Partition all rows: a share `level` of every class by class, the rest at random (PPFC-GAN, section 4.1).
 
-    The share `level` of class c goes in equal parts to the clients i with i mod num_classes == c, where there are any.
-    All else is pooled and dealt evenly to all clients. With as many clients as classes, client i holds exactly class i
-    at level 1. In the paper the rest is drawn from the entire data; here no row is held twice. Nothing is held out.
+    The share `level` of class c is split equally between the clients i with i mod num_classes == c, if there are any.
+    All other rows are pooled and distributed evenly. With as many clients as classes, client i holds exactly class i
+    at level 1. The paper draws the rest from the entire data; here no row is held twice. Nothing is held out.
 
     Args:
         source: the data; all of its rows are the training rows (`Source.whole`).
         clients: number of clients.
         level: p, in [0, 1].
-        samples_per_client: rows that each keeps, at random; 0 keeps all.
-        rng: draws the rows.
+        samples_per_client: random rows that each client keeps; 0 keeps all.
+        rng: random generator.
 
     Raises:
-        DataError: a client with fewer rows than it needs.
+        DataError: a client has too few rows.
     """
     classes = source.num_classes
     own, pool = [np.empty(0, np.int64)] * clients, []
@@ -206,7 +206,7 @@ def by_level(source: Source, clients: int, level: float, samples_per_client: int
 def _share_out(
     source: Source, rows: Rows, group_of: Rows, samples_per_client: int, rng: np.random.Generator
 ) -> list[Rows]:
-    """`rows` among the clients whose groups are given: once over all of them, or once within each group."""
+    """Distribute `rows` among the clients, without overlap across all of them or within each group."""
     clients = len(group_of)
     everyone = np.arange(clients)
     members = [np.flatnonzero(group_of == g) for g in range(int(group_of.max()) + 1)]
@@ -229,7 +229,7 @@ def _share_out(
 def _draw(
     left: npt.NDArray[np.int64], preference: npt.NDArray[np.float64], size: int, rng: np.random.Generator
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """(classes,) how many rows of each class, `size` in all and at most `left`; and the distribution they followed."""
+    """Return the number of rows per class (classes,), `size` in total and at most `left`, and their distribution."""
     counts, followed = np.zeros_like(left), np.zeros(len(left))
     while missing := size - int(counts.sum()):
         weights = _among(preference, left - counts)
@@ -240,19 +240,19 @@ def _draw(
 
 
 def _shares(total: int, parts: int) -> npt.NDArray[np.int64]:
-    """(parts,) whole numbers that add up to `total` and differ by one at most, larger ones first."""
+    """Return integers (parts,) that sum to `total` and differ by at most one, larger ones first."""
     return total // parts + (np.arange(parts) < total % parts)
 
 
 def _take(by_class: list[Rows], counts: npt.NDArray[np.int64], rng: np.random.Generator) -> Rows:
-    """So many random rows of each class; they repeat only where a class has too few."""
+    """Draw `counts` random rows per class; rows repeat only if a class has too few."""
     return np.concatenate(
         [np.resize(rng.permutation(rows), count) for rows, count in zip(by_class, counts, strict=True)]
     )
 
 
 def _among(weights: npt.NDArray[np.float64], available: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """`weights` of the classes with rows available, as probabilities; if all are zero, in proportion to the rows."""
+    """Normalise `weights` over classes with available rows; if all are zero, use proportions of available rows."""
     some = np.where(available > 0, weights, 0.0)
     if not some.sum() > 0:
         some = available.astype(np.float64)
@@ -261,7 +261,7 @@ def _among(weights: npt.NDArray[np.float64], available: npt.NDArray[np.int64]) -
 
 
 def _rows_by(key: npt.NDArray[np.int64] | None, count: int) -> list[Rows]:
-    """The rows in which `key` is 0, 1, ..., count - 1."""
+    """Return the rows where `key` is 0, 1, ..., count - 1."""
     assert key is not None
     return np.split(np.argsort(key, kind="stable"), np.cumsum(np.bincount(key, minlength=count))[:-1])
 

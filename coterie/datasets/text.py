@@ -1,4 +1,4 @@
-"""Text as windows of characters, each with the character that follows; a speaker of the plays is a client."""
+"""Next-character prediction on windows of text; each speaker of the plays is a client."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from coterie.datasets.sources import DataError, DatasetInfo, Source
 
 Tokens = npt.NDArray[np.int64]
 
-#: Token i is character i; every other character is the token after the last, len(ALPHABET). Fixed in advance.
+#: Token i is character i; all other characters map to token len(ALPHABET). Independent of the data.
 ALPHABET = "\n !$&',-.3:;?" + string.ascii_uppercase + string.ascii_lowercase
 
-#: Characters in a window, and between the starts of two windows.
+#: Window length and stride, in characters.
 _WINDOW, _STRIDE = 24, 3
-#: Characters that a speaker must have, and the part of them that trains.
+#: Minimum number of characters per speaker, and the training share.
 _LEAST, _TRAINED = 200, 0.8
 
 _URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -30,13 +30,13 @@ _TOKENS[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
 
 
 def _tokens(text: str) -> Tokens:
-    """(len(text),) token of each character."""
+    """Return the token of each character, (len(text),)."""
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     return np.where(codes < len(_TOKENS), _TOKENS[np.minimum(codes, len(_TOKENS) - 1)], len(ALPHABET))
 
 
 def _speeches(text: str) -> dict[str, str]:
-    """All lines of each speaker, in the order in which they first speak; blocks are a line `NAME:`, then text."""
+    """Return the lines of each speaker, in order of first appearance; a block is a line `NAME:`, then text."""
     said: dict[str, list[str]] = {}
     for block in text.split("\n\n"):
         heading, _, speech = block.strip("\n").partition("\n")
@@ -46,19 +46,19 @@ def _speeches(text: str) -> dict[str, str]:
 
 
 def _cut(speech: str) -> int:
-    """Where training ends and testing begins."""
+    """Return the position that separates training and test text."""
     return int(len(speech) * _TRAINED)
 
 
 def _examples(texts: Sequence[str]) -> tuple[Tokens, Tokens, Tokens]:
-    """Windows (n, 24), the characters that follow them (n,), and which text each is from (n,)."""
+    """Return windows (n, 24), next characters (n,), and the index of the text of each window (n,)."""
     parts = [sliding_window_view(_tokens(text), _WINDOW + 1)[::_STRIDE] for text in texts]
     windows = np.concatenate(parts)
     return windows[:, :-1].copy(), windows[:, -1].copy(), np.repeat(np.arange(len(parts)), [len(p) for p in parts])
 
 
 def _read_shakespeare(info: DatasetInfo, root: Path) -> Source:
-    """A client per speaker with text enough; the first part of it trains, the rest tests, with nothing in common."""
+    """Create one client per speaker with enough text: the first part for training, the rest, disjoint, for testing."""
     path = root / info.files[0]
     try:
         speeches = [s for s in _speeches(path.read_text("utf-8")).values() if len(s) >= _LEAST]
@@ -88,7 +88,7 @@ def _fetch_shakespeare(name: str, root: Path) -> Path:
     return folder
 
 
-#: Text sets that are shipped.
+#: Built-in text data sets.
 TEXTS: tuple[DatasetInfo, ...] = (
     DatasetInfo(
         "shakespeare",

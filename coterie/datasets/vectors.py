@@ -1,4 +1,4 @@
-"""Sets of labelled vectors, read from files in a folder."""
+"""Labelled vector data sets, read from files in a folder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy.typing as npt
 from coterie.datasets.sources import DataError, DatasetInfo, Source
 
 _TRAIN, _TEST, _DIGITS = 7494, 3498, 10
-#: Points of the pen, two coordinates each, and what the tablet's coordinates span, whatever the data.
+#: Number of pen coordinates and the fixed maximum coordinate of the tablet.
 _COORDINATES, _LARGEST = 16, 100
 
 
 def _read_pendigits(info: DatasetInfo, root: Path) -> Source:
-    """Sorted, then split by NumPy's legacy generator, whose stream is frozen: the same from any copy of the rows.
+    """Sort the rows and split them with NumPy's legacy generator, whose stream is frozen: row order has no effect.
 
-    Coordinates become [-1, 1] as pixels do, by constants fixed in advance.
+    Coordinates are scaled to [-1, 1] with fixed constants, as pixels are.
     """
     path = root / info.files[0]
     try:
@@ -44,7 +44,7 @@ def _check_pendigits(rows: npt.NDArray[np.int64]) -> None:
             raise ValueError(f"its {what} span {values.min()}..{values.max()}; allowed: 0..{most}")
 
 
-#: Sets of vectors that are shipped.
+#: Built-in vector data sets.
 VECTORS: tuple[DatasetInfo, ...] = (
     DatasetInfo(
         "pendigits",

@@ -1,4 +1,4 @@
-"""Clients and servers on machines of their own: their certificates and keys, how a client is started, what goes on."""
+"""Deployment of clients and servers: certificates and keys, client start-up, and status."""
 
 from coterie.deploy.app import Bundle, bundle
 from coterie.deploy.certificates import Made, add_nodes, create, renew_server

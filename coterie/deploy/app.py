@@ -1,4 +1,4 @@
-"""The app that a run sends to clients, a Flower App Bundle (FAB): which one it is, and by whose keys it is signed."""
+"""The app that a run sends to clients, a Flower App Bundle (FAB): its identity and trusted signing keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Bundle:
 
 
 def bundle(path: Path) -> Bundle:
-    """The FAB that ``flwr run PATH`` sends, or the one in a file.
+    """Return the FAB that ``flwr run PATH`` sends, or that of a file.
 
     Args:
         path: folder of a Flower app, such as a checkout of Coterie, or a ``.fab`` file.
@@ -57,7 +57,7 @@ def bundle(path: Path) -> Bundle:
 
 
 def describe(content: bytes) -> Bundle:
-    """What a FAB holds. Nothing is unpacked to disk."""
+    """Describe the contents of a FAB without unpacking it to disk."""
     from flwr.common.config import get_metadata_from_config
 
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -67,19 +67,19 @@ def describe(content: bytes) -> Bundle:
 
 
 def checked_hash(text: str) -> str:
-    """``text`` in lower case. Raises :class:`DeployError` if it is not SHA-256 in hexadecimal."""
+    """Return ``text`` in lower case. Raises :class:`DeployError` if it is not a hexadecimal SHA-256."""
     if not _HASH.fullmatch(text.lower()):
         raise DeployError(f"--fab-hash {text}: must be 64 hexadecimal digits, as coterie fab-hash prints them")
     return text.lower()
 
 
 def trusted_entities(path: Path) -> dict[str, str]:
-    """A YAML file of public keys by id, as ``flower-supernode --trusted-entities`` takes it.
+    """Read a YAML file of public keys by id, the format of ``flower-supernode --trusted-entities``.
 
-    Flower verifies nothing if the file has no key in it, so that is an error here.
+    Flower skips verification if the file has no keys, so an empty file is an error here.
 
     Raises:
-        DeployError: it cannot be read, has no key, or one that is not Ed25519 in OpenSSH's format.
+        DeployError: the file cannot be read, has no key, or has a key that is not Ed25519 in OpenSSH's format.
     """
     where = f"--trusted-entities {path}:"
     try:

@@ -1,4 +1,4 @@
-"""A private certificate authority and what it signs. A folder holds, for N nodes:
+"""Private certificate authority and its certificates. For N nodes, a folder contains:
 
 =======================  ==================================================================================
 ca.crt, ca.key           the authority; every certificate below is signed by it
@@ -43,7 +43,7 @@ from coterie.files import PRIVATE, write_new
 #: Default validity of server and node certificates in days; the authority is valid for longer, for renewals.
 DAYS, AUTHORITY_DAYS = 825, 3650
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_CLOCK_SKEW = timedelta(hours=1)  # clocks of edge machines are late
+_CLOCK_SKEW = timedelta(hours=1)  # clocks of edge machines may be slow
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _DNS_NAME = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*(?![0-9]+$){_LABEL}")
 _NODE_FILE = re.compile(r"node-(\d+)\.")
@@ -51,10 +51,10 @@ _NODE_FILE = re.compile(r"node-(\d+)\.")
 
 @dataclass(frozen=True)
 class Made:
-    """What a call wrote: ``files`` (within ``folder``) for ``nodes`` (numbers), and until when (UTC) they are valid.
+    """Files written by a call: ``files`` (within ``folder``) for ``nodes`` (numbers), and their expiry dates (UTC).
 
-    ``names`` are those of the server's certificate, where it was made; ``authority_expires`` is the end of ca.crt,
-    ``expires`` that of all other certificates.
+    ``names`` are the names in the server certificate, if it was created; ``authority_expires`` is the expiry date of
+    ca.crt, ``expires`` that of all other certificates.
     """
 
     folder: Path
@@ -66,10 +66,10 @@ class Made:
 
 
 def create(folder: Path, nodes: int, hosts: Sequence[str], days: int = DAYS) -> Made:
-    """A new authority with a server and nodes 0 to ``nodes`` - 1, in a ``folder`` that is not there yet, or empty.
+    """Create an authority with a server and nodes 0 to ``nodes`` - 1 in a new or empty ``folder``.
 
-    ``hosts`` are the DNS names or IP addresses by which clients reach the SuperLink; its own machine is always among
-    them. Everything is there afterwards, or nothing. Raises :class:`DeployError`.
+    ``hosts`` are the DNS names or IP addresses by which clients reach the SuperLink; its own machine is always
+    included. The operation is atomic. Raises :class:`DeployError`.
     """
     if not hosts:
         raise DeployError("--host is needed: the name or address by which clients reach the SuperLink")
@@ -88,16 +88,16 @@ def create(folder: Path, nodes: int, hosts: Sequence[str], days: int = DAYS) -> 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _staged(target.parent, files) as stage:
-            stage.rename(target)  # refused by the system where somebody was faster
+            stage.rename(target)  # fails if another process created it first
     except OSError as error:
         raise DeployError(f"{folder} cannot be made: {error.strerror}; name a folder that is not there yet") from None
     return Made(folder, tuple(files), tuple(range(nodes)), names, expires, authority.certificate.not_valid_after_utc)
 
 
 def add_nodes(folder: Path, nodes: int, days: int = DAYS) -> Made:
-    """``nodes`` more, numbered after those that are there, by the authority of ``folder``; nothing else changes.
+    """Add ``nodes`` nodes, numbered after the existing ones, signed by the authority of ``folder``.
 
-    Raises :class:`DeployError`, also where ca.key is absent or the authority has expired.
+    Raises :class:`DeployError`, also if ca.key is missing or the authority has expired.
     """
     authority = _Authority.read(folder)
     there = [int(match[1]) for path in folder.glob("nodes/*") if (match := _NODE_FILE.match(path.name))]
@@ -110,9 +110,9 @@ def add_nodes(folder: Path, nodes: int, days: int = DAYS) -> Made:
 
 
 def renew_server(folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> Made:
-    """A new certificate and key of the server by the authority of ``folder``; for the old names unless ``hosts``.
+    """Renew certificate and key of the server with the authority of ``folder``; keep its names unless ``hosts``.
 
-    Raises :class:`DeployError`, also where ca.key is absent or the authority has expired.
+    Raises :class:`DeployError`, also if ca.key is missing or the authority has expired.
     """
     authority = _Authority.read(folder)
     names = _with_loopback(hosts or _names_of(folder))
@@ -162,12 +162,12 @@ class _Authority:
         return cls(key, certificate)
 
     def end(self, days: int) -> datetime:
-        """In so many days, and no later than the authority itself."""
+        """Return the expiry date in ``days`` days, at most that of the authority."""
         end = min(datetime.now(UTC) + timedelta(days=days), self.certificate.not_valid_after_utc)
         return end.replace(microsecond=0)
 
     def vouch(self, stem: str, name: str, names: Sequence[str], end: datetime, key_name: str) -> dict[str, bytes]:
-        """``stem``.crt for a new key, which is in ``key_name``."""
+        """Sign ``stem``.crt for a new key, which is stored in ``key_name``."""
         key = ec.generate_private_key(ec.SECP384R1())
         extensions = {
             x509.BasicConstraints(ca=False, path_length=None): True,
@@ -231,7 +231,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _with_loopback(hosts: Sequence[str]) -> tuple[str, ...]:
-    """The names in one spelling each, and those of the machine itself."""
+    """Return the normalised host names, including those of the local machine."""
     return tuple(dict.fromkeys(str(_general_name(host).value) for host in (*hosts, *_LOOPBACK)))
 
 
@@ -247,7 +247,7 @@ def _general_name(host: str) -> x509.DNSName | x509.IPAddress:
 
 
 def _names_of(folder: Path) -> tuple[str, ...]:
-    """Of the server's certificate."""
+    """Return the names in the server certificate."""
     try:
         server = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
         names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -267,7 +267,7 @@ def _refuse_taken(folder: Path) -> None:
 
 
 def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Put the files in their places, each at once."""
+    """Move each file into place atomically."""
     try:
         with _staged(folder, files) as stage:
             (folder / "nodes").mkdir(mode=0o700, exist_ok=True)
@@ -279,7 +279,7 @@ def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def _staged(parent: Path, files: Mapping[str, bytes]) -> Iterator[Path]:
-    """A new folder in ``parent`` that holds the files, with their modes, safely on disk; then it is gone, or moved."""
+    """Write the files with their modes to a temporary folder in ``parent``, synced to disk and removed afterwards."""
     stage = Path(tempfile.mkdtemp(prefix=".certs-", dir=parent))
     try:
         for folder in (stage, *{(stage / name).parent for name in files} - {stage}):

@@ -1,4 +1,4 @@
-"""A client on a machine of its own: what must be right before it starts, and Flower's SuperNode for it."""
+"""Deployed client: checks before it starts, and its Flower SuperNode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from coterie.deploy.app import checked_hash, trusted_entities
 from coterie.deploy.errors import DeployError
 
-#: Default port of a SuperNode's Runtime API: two SuperNodes on one machine need two ports.
+#: Default port of a SuperNode's Runtime API; every SuperNode on a machine needs its own port.
 RUNTIME_PORT = 9094
 _TIMEOUT = 10.0  # seconds, for each of connecting and the TLS handshake
 _OWN_KEYS = (
@@ -52,12 +52,12 @@ _EXPIRED, _NOT_YET_VALID, _WRONG_NAMES = 10, 9, (62, 64)  # OpenSSL's X509_V_ERR
 
 @dataclass(frozen=True)
 class Edge:
-    """One client: where its SuperLink is, what it holds, who it is, and what it may spend.
+    """Options of a client: SuperLink, data, identity and privacy budget.
 
-    ``superlink`` is HOST:PORT of the Fleet API; ``key`` an OpenSSH file; ``ca`` PEM; ``settings`` more keys of the
-    node configuration, in TOML's spelling or as plain text; ``flags`` go to flower-supernode as they are.
-    ``fab_hash`` is SHA-256 of the one app that may run here, ``trusted_entities`` a YAML file of the keys that must
-    have signed it. Paths become absolute. Raises :class:`DeployError` where options contradict each other.
+    ``superlink`` is HOST:PORT of the Fleet API; ``key`` an OpenSSH file; ``ca`` a PEM file; ``settings`` are further
+    keys of the node configuration, as TOML values or plain text; ``flags`` are passed to flower-supernode unchanged.
+    ``fab_hash`` is the SHA-256 of the only app that may run, ``trusted_entities`` a YAML file of keys that must have
+    signed it. Paths become absolute. Raises :class:`DeployError` if options conflict.
     """
 
     superlink: str
@@ -111,7 +111,7 @@ class Edge:
 
     @property
     def node_config(self) -> str:
-        """As ``flower-supernode --node-config`` takes it: key=value, apart by spaces, strings quoted."""
+        """Format for ``flower-supernode --node-config``: key=value separated by spaces, strings quoted."""
         values: dict[str, bool | int | float | str] = {
             "client-id": self.client_id,
             "state-dir": str(self.state_dir),
@@ -133,7 +133,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check; a failure states what is wrong and the way out."""
+    """Result of a check; a failure states the problem and its solution."""
 
     subject: str
     passed: bool
@@ -147,10 +147,10 @@ def default_state_dir(client_id: int) -> Path:
 
 
 def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
-    """Look at data, key, CA, app, state folder, port and SuperLink, in this order; nothing is started or written.
+    """Check data, key, CA, app, state folder, port and SuperLink, in this order, without starting or writing anything.
 
-    ``describe`` describes the data in one line, or raises ValueError or OSError. The SuperLink is asked only with
-    a CA that will do.
+    ``describe`` describes the data in one line, or raises ValueError or OSError. The SuperLink is contacted only with
+    a valid CA.
     """
     trusted = False
     probes: tuple[tuple[str, Callable[[], str]], ...] = (
@@ -174,9 +174,9 @@ def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
 
 
 def command(edge: Edge) -> list[str]:
-    """What is executed: Flower's SuperNode of this Python environment, which accepts one app alone if it is pinned.
+    """Return the command of this environment's Flower SuperNode, restricted to the pinned app if there is one.
 
-    Raises :class:`DeployError` without one.
+    Raises :class:`DeployError` if Flower's SuperNode is missing.
     """
     program = shutil.which("flower-supernode", path=os.path.dirname(sys.executable))
     if program is None:
@@ -197,10 +197,10 @@ def command(edge: Edge) -> list[str]:
 
 
 def environment(edge: Edge) -> dict[str, str]:
-    """This process's variables, and those that a SuperNode needs and that are not set.
+    """Return the environment of this process, with defaults for variables that a SuperNode needs.
 
-    Flower starts its helpers by name, so the folder of its scripts comes first in PATH; what it installs goes to the
-    state folder, since a service has no home.
+    Flower starts its helpers by name, so the folder of its scripts comes first in PATH. It installs apps in the state
+    folder, because services have no home directory.
     """
     variables = _ENVIRONMENT | {"FLWR_HOME": str(edge.state_dir / "flwr")} | os.environ
     variables["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
@@ -208,7 +208,7 @@ def environment(edge: Edge) -> dict[str, str]:
 
 
 def start(edge: Edge) -> NoReturn:
-    """Make the state folder, for this user alone, and become the SuperNode. Raises :class:`DeployError`."""
+    """Create the private state folder and replace this process by the SuperNode. Raises :class:`DeployError`."""
     words = command(edge)
     try:
         edge.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -356,7 +356,7 @@ def _superlink(address: str, ca: Path) -> str:
 
 
 def mistrust(error: ssl.SSLCertVerificationError, host: str, ca: Path | str) -> str:
-    """Why a server's certificate was not accepted, and the way out."""
+    """Explain why a server certificate was rejected, and how to fix it."""
     code = error.verify_code
     if code in _WRONG_NAMES:
         return f"its certificate is not for {host}: use a name that is in it, or --renew-server --host {host}"

@@ -1,5 +1,5 @@
-"""The one error of this room."""
+"""The error of this package."""
 
 
 class DeployError(ValueError):
-    """Certificates, a key or a machine that cannot be used; the message states which, why, and what to do."""
+    """A certificate, key or machine cannot be used; the message states which, why, and what to do."""

@@ -1,4 +1,4 @@
-"""What runs that are over left in a SuperLink's database: clients' replies, questions, and logs."""
+"""Delete data of finished runs from a SuperLink's database: replies, requests, and logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OVER = "SELECT run_id FROM run JOIN task USING (run_id) WHERE task_id = primary
 
 @dataclass(frozen=True)
 class Purged:
-    """Number of runs that are over and of those that are not, what was deleted of the former, and sizes in bytes."""
+    """Numbers of finished and other runs, deleted items of the finished ones, and sizes in bytes."""
 
     over: int
     unfinished: int
@@ -30,14 +30,14 @@ class Purged:
 
 
 def purge(path: Path, logs: bool = False) -> Purged:
-    """Delete messages and objects of runs that are over, overwrite them in the file, and shrink it.
+    """Delete messages and objects of finished runs, overwrite them in the file, and shrink it.
 
     Args:
-        path: ``--database`` of a SuperLink of flwr 1.39, which is stopped.
+        path: ``--database`` of a stopped SuperLink of flwr 1.39.
         logs: delete the logs of these runs, too.
 
     Raises:
-        DeployError: it is no such database, cannot be written, or is in use.
+        DeployError: the file is not such a database, cannot be written, or is in use.
     """
     path = path.expanduser()
     before = _size(path)
@@ -96,7 +96,7 @@ def _delete(connection: sqlite3.Connection, logs: bool) -> tuple[int, int, int, 
 
 
 def _size(path: Path) -> int:
-    """Of the database, and of what was not yet written into it."""
+    """Return the size of the database and its write-ahead files."""
     if not path.is_file():
         raise DeployError(f"{path}: is not there")
     files = (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-journal")))

@@ -1,4 +1,4 @@
-"""What goes on at a SuperLink: its nodes and runs, by the Control API that ``flwr`` itself talks to."""
+"""Status of a SuperLink: its nodes and runs, from the Control API that ``flwr`` uses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flwr.proto.run_pb2 import Run as RunInfo
     from flwr.supercore.control import ControlHttpClient
 
-#: How many runs are listed, the latest first.
+#: Maximum number of listed runs, the latest first.
 RUNS = 20
 _TIMEOUT = 5.0  # seconds for the log of a run that has none yet: the stream stays silent then
 _UNSTARTED = ("pending", "starting")
@@ -70,14 +70,14 @@ class Status:
 
 
 def ask(connection: str | None = None, run: int | None = None) -> Status:
-    """Ask the SuperLink of a connection of Flower's configuration; None: the default one.
+    """Query the SuperLink of a connection in Flower's configuration.
 
     Args:
-        connection: its name.
-        run: list this run alone; None: the latest ones.
+        connection: name of the connection; None for the default.
+        run: list only this run; None for the latest ones.
 
     Raises:
-        DeployError: no such connection, no way to its SuperLink, or no such run.
+        DeployError: the connection or run does not exist, or the SuperLink is unreachable.
     """
     link = _connection(connection)
     from flwr.cli.utils import init_http_client_from_connection
@@ -102,7 +102,7 @@ def ask(connection: str | None = None, run: int | None = None) -> Status:
 
 
 def _connection(name: str | None) -> SuperLinkConnection:
-    """Of config.toml in FLWR_HOME, which is not made where it is missing."""
+    """Read a connection from config.toml in FLWR_HOME, without creating it if missing."""
     import click
     from flwr.cli.constant import FLOWER_CONFIG_FILE, LOCAL_SUPERLINK_HTTP_API_PORT
     from flwr.cli.flower_config import parse_superlink_connection, read_flower_config
@@ -126,14 +126,14 @@ def _connection(name: str | None) -> SuperLinkConnection:
         raise
     except (OSError, ValueError, click.ClickException) as error:
         raise DeployError(f"{path}: {error}") from None
-    if link.address is None or link.address.startswith(":"):  # Flower would start a SuperLink of its own there
+    if link.address is None or link.address.startswith(":"):  # Flower would start a local SuperLink
         return SuperLinkConnection(wanted, f"127.0.0.1:{LOCAL_SUPERLINK_HTTP_API_PORT}", insecure=True)
     return link
 
 
 @contextlib.contextmanager
 def _explained(link: SuperLinkConnection, run: int | None) -> Iterator[None]:
-    """What goes wrong between here and the SuperLink, as one line with the way out."""
+    """Convert connection errors to one line with a solution."""
     import click
     import httpx
     from flwr.supercore.error import ApiErrorCode, FlowerError
@@ -162,7 +162,7 @@ def _explained(link: SuperLinkConnection, run: int | None) -> Iterator[None]:
 
 
 def _unreachable(error: BaseException, link: SuperLinkConnection) -> str:
-    """By the first cause that the system names."""
+    """Explain the error by its first system-level cause."""
     host, _, port = str(link.address).rpartition(":")
     cause: BaseException | None = error
     while cause is not None:
@@ -183,7 +183,7 @@ def _unreachable(error: BaseException, link: SuperLinkConnection) -> str:
 
 
 def _log(client: ControlHttpClient, run: int) -> str:
-    """A run's log so far; the SuperLink sends it at once, and then, while the run lasts, what is new."""
+    """Read the log of a run so far; the SuperLink sends it immediately and streams updates during the run."""
     from flwr.proto.control_pb2 import StreamLogsRequest
 
     answers: list[Any] = []

@@ -1,7 +1,7 @@
-"""Flower's SuperLink with a database that waits for its turn.
+"""Flower's SuperLink with a longer database lock timeout.
 
-All threads of a SuperLink write to one SQLite file. Flower gives up after five seconds if others keep the file locked;
-the SuperNode whose reply could not be stored then drops it.
+All threads of a SuperLink write to one SQLite file. Flower gives up after five seconds if the file stays locked, and
+the SuperNode whose reply could not be stored drops it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ BUSY_SECONDS = 60
 
 
 def wait_for_locks(seconds: float = BUSY_SECONDS) -> None:
-    """Let every SQLite connection of this process wait so long while another one holds the lock.
+    """Set the lock timeout of every SQLite connection in this process.
 
-    Flower sets its own time when a connection is made. This is set whenever a connection is taken from its pool.
+    Flower sets its own timeout when it creates a connection. This one is set on every checkout from the pool.
     """
     from sqlalchemy import event
     from sqlalchemy.pool import Pool
@@ -29,7 +29,7 @@ def wait_for_locks(seconds: float = BUSY_SECONDS) -> None:
 
 
 def serve(flags: Sequence[str]) -> None:
-    """Become Flower's SuperLink; ``flags`` are those of ``flower-superlink``."""
+    """Run Flower's SuperLink; ``flags`` are those of ``flower-superlink``."""
     from flwr.superlink.cli import flower_superlink
 
     wait_for_locks()

@@ -1,4 +1,4 @@
-"""Flower's SuperNode for one app alone: ``python -m coterie.deploy.supernode HASH FLAGS...``.
+"""Flower's SuperNode restricted to one app: ``python -m coterie.deploy.supernode HASH FLAGS...``.
 
 The SuperLink delivers a run's app, a FAB, to the SuperNode, which hands it to the ClientApp's process. There it is
 installed, and its code runs instead of any package of the same name. ``HASH`` is SHA-256 of the one FAB that is
@@ -35,13 +35,13 @@ class RefusedError(Exception):
 
 
 def pin(expected: str) -> None:
-    """Let this process's SuperNode accept one FAB alone.
+    """Restrict this process's SuperNode to one FAB.
 
     Args:
         expected: SHA-256 of the FAB, in hexadecimal.
 
     Raises:
-        DeployError: this version of Flower receives apps in another way.
+        DeployError: this version of Flower is not supported.
     """
     pull = getattr(flower, "_pull_and_store_message", None)
     if pull is None or not set(inspect.signature(pull).parameters) >= _NEEDED:
@@ -50,7 +50,7 @@ def pin(expected: str) -> None:
 
 
 def guarded(pull: Callable[..., int | None], expected: str) -> Callable[..., int | None]:
-    """``pull`` of Flower, which answers a message with an error if the run's FAB is not the expected one."""
+    """Wrap Flower's ``pull`` to reply with an error if the run's FAB is not the expected one."""
 
     def pull_pinned(
         *,
@@ -97,13 +97,13 @@ def guarded(pull: Callable[..., int | None], expected: str) -> Callable[..., int
 
 
 def forget_installed(expected: str) -> None:
-    """Remove what is installed under the pinned app's name: Flower would take it as it is, and names hold 8 digits."""
+    """Remove an installation named like the pinned app: Flower would reuse it, and names hold only 8 hash digits."""
     for folder in (get_flwr_home() / APP_DIR).glob(f"*.{expected[:FAB_HASH_TRUNCATION]}"):
         shutil.rmtree(folder)
 
 
 def main(arguments: list[str]) -> None:
-    """Become the SuperNode."""
+    """Run the SuperNode."""
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     try:

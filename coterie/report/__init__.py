@@ -1,6 +1,6 @@
-"""What a run leaves for its readers: figures, one HTML page, and the table at the end of a run.
+"""Reports of runs: figures, an HTML page, and the result table in the terminal.
 
-A run folder is read once, by :func:`read_run`; everything else draws from the frozen :class:`Run` it returns.
+:func:`read_run` reads a run folder once; everything else uses the frozen :class:`Run` that it returns.
 """
 
 from coterie.report.evidence import Pairs, read_pairs, read_tree, similarity_files, split_rounds

@@ -1,4 +1,4 @@
-"""What clusters were found from: a value for every pair of clients, and the tree of splits."""
+"""Clustering evidence: pairwise client distances or similarities, and the tree of splits."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import numpy as np
 
 from coterie.files import FileError, open_regular
 
-#: What reading a file that is not whole may raise.
+#: Errors raised by reading an incomplete file.
 BROKEN = (FileError, OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """One file of `evidence/`.
+    """A file of `evidence/`.
 
     Attributes:
-        matrix: (n, n) a distance or similarity; NaN where two clients were not compared.
-        clients: (n,) who they are.
-        labels: (n,) the cluster of each when the matrix was taken.
+        matrix: (n, n) distances or similarities; NaN for clients that were not compared.
+        clients: (n,) client ids.
+        labels: (n,) cluster of each client when the matrix was computed.
     """
 
     matrix: np.ndarray
@@ -34,9 +34,9 @@ class Pairs:
     labels: np.ndarray
 
     def ordered(self, order: Sequence[int] = ()) -> Pairs:
-        """The same in the order of the clients in `order`, others after them; without it cluster by cluster.
+        """Reorder by the clients in `order`, others last; by cluster if `order` is empty.
 
-        The diagonal becomes NaN: the distance of a client to itself is trivial.
+        The diagonal becomes NaN, because the distance of a client to itself is trivial.
         """
         place = {client: index for index, client in enumerate(order)}
         key = np.array([place.get(int(client), len(place)) for client in self.clients], np.int64)
@@ -47,7 +47,7 @@ class Pairs:
 
     @property
     def borders(self) -> np.ndarray:
-        """Where one cluster ends and the next begins, between 0 and n."""
+        """Positions of the borders between clusters, between 0 and n."""
         return np.flatnonzero(np.diff(self.labels)) + 1
 
 
@@ -56,12 +56,12 @@ class Node:
     """A cluster in a tree of splits.
 
     Attributes:
-        number: its own; `parent` is that of the cluster it was split from, None for the first.
+        number: its number; `parent` is the number of the cluster it was split from, None for the first.
         born, ended: rounds; `ended` is None while it trains.
-        why: why it ended, `split` or `stationary`; None while it trains.
-        clients: who is in it.
-        cluster: index of its model, None once it was split.
-        similarity: the largest between its two halves when it was split.
+        why: reason for its end, `split` or `stationary`; None while it trains.
+        clients: ids of its clients.
+        cluster: index of its model, None after it was split.
+        similarity: maximum similarity between its two halves at the split.
     """
 
     number: int
@@ -75,7 +75,7 @@ class Node:
 
 
 def read_pairs(path: Path) -> Pairs | None:
-    """A file of `evidence/`; None if it is not there or not whole."""
+    """Read a file of `evidence/`; None if it is missing or incomplete."""
     try:
         with os.fdopen(open_regular(path), "rb") as opened, np.load(opened, allow_pickle=False) as file:
             pairs = Pairs(file["matrix"], file["clients"], file["labels"])
@@ -87,13 +87,13 @@ def read_pairs(path: Path) -> Pairs | None:
 
 
 def similarity_files(folder: Path) -> dict[int, Path]:
-    """The files of similarities in a run folder by their rounds, in order."""
+    """Return the similarity files of a run folder by round, in order."""
     named = ((re.fullmatch(r"similarities-(\d+)\.npz", path.name), path) for path in folder.glob("evidence/*.npz"))
     return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 
 def read_tree(notes: Mapping[str, Any]) -> tuple[Node, ...]:
-    """The tree that a method noted, in order of birth; empty if it noted none, or none that makes sense."""
+    """Read the tree recorded by a method, in order of birth; empty if it is missing or invalid."""
     tree: dict[int, Node] = {}
     try:
         for node in notes.get("tree") or ():
@@ -115,7 +115,7 @@ def read_tree(notes: Mapping[str, Any]) -> tuple[Node, ...]:
 
 
 def leaves(tree: Sequence[Node]) -> list[Node]:
-    """The nodes that were not split, halves of one cluster beside each other."""
+    """Return the nodes that were not split, with siblings next to each other."""
     children: dict[int | None, list[Node]] = {}
     for node in tree:
         children.setdefault(node.parent, []).append(node)
@@ -127,5 +127,5 @@ def leaves(tree: Sequence[Node]) -> list[Node]:
 
 
 def split_rounds(tree: Sequence[Node]) -> list[int]:
-    """The rounds in which a cluster was split."""
+    """Return the rounds in which a cluster was split."""
     return sorted({node.ended for node in tree if node.why == "split" and node.ended is not None})

@@ -1,4 +1,4 @@
-"""Draw what clusters were found from: distances, similarities, and the tree of splits."""
+"""Plot clustering evidence: distances, similarities, and the tree of splits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from coterie.report.plots import (
 MOST_CELLS = 300
 _ACROSS = 4
 
-# What was not compared is grey, which no value is. Few shades, since the pictures are part of a page.
+# Grey marks clients that were not compared. Few shades keep the embedded images small.
 _NEAR_TO_FAR = LinearSegmentedColormap.from_list("distance", ["#082a4a", GROUP_COLOURS[0], "#9fcbe6", "#f7fafc"], N=64)
 _UNLIKE_TO_LIKE = LinearSegmentedColormap.from_list(
     "similarity", ["#7a3500", GROUP_COLOURS[1], "#fdfdfd", GROUP_COLOURS[0], "#003a5c"], N=65
@@ -39,7 +39,7 @@ _UNKNOWN = "#c3c9d2"
 
 
 def distance_figure(pairs: Pairs) -> Figure:
-    """The distance between every two clients, cluster by cluster; the largest clusters are named."""
+    """Plot pairwise client distances ordered by cluster; the largest clusters are labelled."""
     pairs = pairs.ordered()
     n, values = len(pairs.clients), block_means(pairs.matrix)
     known = values[np.isfinite(values)]
@@ -66,11 +66,11 @@ def distance_figure(pairs: Pairs) -> Figure:
 
 
 def similarity_figure(matrices: Mapping[int, Pairs], order: Sequence[int]) -> Figure:
-    """The cosine similarity between every two clients, a picture for each of some rounds.
+    """Plot pairwise cosine similarities of clients, one panel per selected round.
 
     Args:
-        matrices: by round, at least one.
-        order: clients in the order of the clusters that were found in the end.
+        matrices: matrices by round, at least one.
+        order: clients in the order of the final clusters.
     """
     deep = -(-len(matrices) // _ACROSS)
     with drawing_style():
@@ -87,7 +87,7 @@ def similarity_figure(matrices: Mapping[int, Pairs], order: Sequence[int]) -> Fi
 
 
 def draw_similarities(panels: Sequence[Axes], matrices: Sequence[Pairs]) -> Normalize:
-    """Matrices that are in order, on one scale, which is returned: zero is white, what was not compared is grey."""
+    """Draw ordered matrices on one colour scale and return it: zero is white, missing values are grey."""
     cells = np.concatenate([np.abs(block_means(pairs.matrix)).ravel() for pairs in matrices])
     limit = float(np.max(cells[np.isfinite(cells)], initial=0)) or 1.0
     scale = Normalize(-limit, limit)
@@ -97,15 +97,15 @@ def draw_similarities(panels: Sequence[Axes], matrices: Sequence[Pairs]) -> Norm
 
 
 def similarity_bar(figure: Figure, place: tuple[float, float, float, float], scale: Normalize) -> None:
-    """What the colours of :func:`draw_similarities` mean."""
+    """Draw the colour bar of :func:`draw_similarities`."""
     _colour_bar(figure, place, _UNLIKE_TO_LIKE, scale, "cosine similarity")
 
 
 def tree_figure(tree: Sequence[Node], last: int) -> Figure:
-    """The splits over rounds: a line for every cluster, as thick as it has clients.
+    """Plot the splits over rounds: one line per cluster, with a width proportional to its clients.
 
-    A ring is a split, with the largest similarity between the halves; a square is a cluster that came to rest, whose
-    model stays as it is.
+    A ring marks a split, with the maximum similarity between the halves; a square marks a stationary cluster, whose
+    model no longer changes.
 
     Args:
         tree: at least one node, in order of birth.
@@ -170,7 +170,7 @@ def _draw_node(axes: Axes, node: Node, last: int, begin: float, y: float, above:
 
 
 def block_means(matrix: np.ndarray, most: int = MOST_CELLS) -> np.ndarray:
-    """The matrix in at most `most` cells a side: the mean of what is known in each, NaN where nothing is."""
+    """Downsample the matrix to at most `most` cells per side: the mean of known values, NaN if there are none."""
     cells = min(len(matrix), most)
     edges = np.linspace(0, len(matrix), cells + 1).astype(int)[:-1]
     known = np.isfinite(matrix)

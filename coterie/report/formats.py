@@ -1,4 +1,4 @@
-"""How numbers are written for people, the same on the page, in the figures and in the terminal."""
+"""Number formatting shared by the page, the figures and the terminal."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def percent(share: float | None) -> str:
-    """A share in [0, 1] as a percentage with one decimal."""
+    """Format a share in [0, 1] as a percentage with one decimal."""
     return MISSING if share is None or math.isnan(share) else f"{100 * share:.1f}{NBSP}%"
 
 
 def epsilon(value: float | None) -> str:
-    """A privacy loss, rounded up so that it never looks better than it is; None and NaN are infinite."""
+    """Format a privacy loss, rounded up so that it is never understated; None and NaN are infinite."""
     if value is None or not value < math.inf:
         return "∞"
     if not value > 0:
@@ -28,7 +28,7 @@ def epsilon(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number to four significant digits; powers of ten are written out, as in 2×10⁻⁵."""
+    """Format a number with four significant digits; powers of ten are written as in 2×10⁻⁵."""
     if value is None or math.isnan(value):
         return MISSING
     if math.isinf(value):
@@ -41,7 +41,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people say them: 0.05 s, 41 s, 3 min 20 s, 2 h 05 min."""
+    """Format a duration: 0.05 s, 41 s, 3 min 20 s, 2 h 05 min."""
     if seconds is None or math.isnan(seconds):
         return MISSING
     if seconds < 10:
@@ -55,12 +55,12 @@ def duration(seconds: float | None) -> str:
 
 
 def index(value: float | None) -> str:
-    """A score such as NMI with four decimals, as papers print it."""
+    """Format a score such as NMI with four decimals, as in papers."""
     return MISSING if value is None or math.isnan(value) else f"{value:.4f}"
 
 
 def size(many: int) -> str:
-    """Bytes as people say them: 812 B, 3.4 kB, 21 MB."""
+    """Format a number of bytes: 812 B, 3.4 kB, 21 MB."""
     value, unit = float(many), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 999.5:
@@ -88,7 +88,7 @@ def of_total(found: int | None, total: int | None) -> str:
 
 
 def setting(value: Any) -> str:
-    """A configured value, as it is spelled in the run's `config.toml`, without quotes."""
+    """Format a setting as in the run's `config.toml`, without quotes."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
@@ -99,7 +99,7 @@ def setting(value: Any) -> str:
 
 
 def mixture(notes: Mapping[str, Any] | None) -> str:
-    """What a mixture on first updates found (RC-DPFL); empty where there was none."""
+    """Describe the mixture fitted to the first updates (RC-DPFL); empty if there is none."""
     if not notes or "mss" not in notes:
         return ""
     apart = "apart" if notes["mss"] > _APART else "not apart"

@@ -1,4 +1,4 @@
-"""One HTML page about one run or several: no script, no external resource, nothing to install to read it."""
+"""Self-contained HTML report of one or several runs, without scripts or external resources."""
 
 import io
 import math
@@ -74,13 +74,13 @@ class _Section:
 
 
 def write_report(runs: Sequence[Path | str | Run], out: Path | str) -> Path:
-    """Write one self-contained HTML page about `runs` to `out` and return its path.
+    """Write a self-contained HTML page about `runs` to `out` and return its path.
 
-    With several runs a comparison comes first, then a section for each in the order given. If `out` is an
-    existing folder, the page becomes `report.html` in it.
+    With several runs, a comparison precedes the sections of the runs in the given order. If `out` is an existing
+    folder, the page is written to `report.html` in it.
 
     Raises:
-        ReportError: there are no runs, or a path is no run folder.
+        ReportError: there are no runs, or a path is not a run folder.
     """
     loaded = [run if isinstance(run, Run) else read_run(run) for run in runs]
     if not loaded:
@@ -143,7 +143,7 @@ def _section(run: Run, anchor: str) -> _Section:
 
 
 def _points(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str]]:
-    """What records were clustered from, each picture with its caption; and the files that could not be read."""
+    """Return figures of the clustered points with captions, and the files that could not be read."""
     drawn, unreadable = records.pictures(run)
     return [
         (_svg(picture.figure, f"{anchor}-points-{number}", picture.name), picture.caption)
@@ -152,7 +152,7 @@ def _points(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str]]
 
 
 def _traffic(run: Run) -> list[tuple[str, str, str]]:
-    """Direction, messages and bytes; empty where they were not counted."""
+    """Return direction, messages and bytes; empty if traffic was not recorded."""
     total = run.traffic
     if not total:
         return []
@@ -161,7 +161,7 @@ def _traffic(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _evidence(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str]]:
-    """What the clusters were found from, each picture with its caption; and the files that could not be read."""
+    """Return figures of the clustering evidence with captions, and the files that could not be read."""
     drawn: list[tuple[Markup, str]] = []
     unreadable = []
     path = run.path / "evidence" / "distances.npz"
@@ -203,7 +203,7 @@ def _evidence(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str
 
 
 def _facts(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The table of the certificate: ε by every accountant, charges, and other facts."""
+    """Return the certificate table: ε per accountant, charges, and other facts."""
     charged = certificate.get("charged") or ()
     return [
         *((f"ε by {name}", formats.epsilon(value)) for name, value in (certificate.get("accountants") or {}).items()),
@@ -220,7 +220,7 @@ def _facts(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values as a table shows them; what is null is left out."""
+    """Return formatted names and values; null values are omitted."""
     return [
         (key.replace("_", " "), formats.number(value) if type(value) in (int, float) else formats.setting(value))
         for key, value in values.items()
@@ -229,7 +229,7 @@ def _pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _summary(run: Run) -> str:
-    """What was trained on what and how, in one line without dates."""
+    """Summarise strategy, data and training in one line without dates."""
     config = run.config
     parts = []
     if "clients" in config:
@@ -256,7 +256,7 @@ def _summary(run: Run) -> str:
 
 
 def _standing(run: Run) -> str:
-    """The text of the badge."""
+    """Return the text of the badge."""
     if run.unit == "none":
         return "not private"
     if not run.finished:
@@ -265,7 +265,7 @@ def _standing(run: Run) -> str:
 
 
 def _scores(run: Run) -> list[_Tile]:
-    """How well the run did: exact diagnostics, or a noisy accuracy."""
+    """Return the score tiles: exact diagnostics, or a noisy accuracy."""
     outcome = run.outcome
     if run.of_records:
         return [
@@ -295,7 +295,7 @@ def _scores(run: Run) -> list[_Tile]:
 
 
 def _effort(run: Run) -> list[_Tile]:
-    """Time, traffic, and who took part; the guarantee covers none of it."""
+    """Return the tiles of time, traffic and participation, which the guarantee does not cover."""
     outcome, notes, traffic = run.outcome, run.notes, run.traffic
     if not run.of_records:
         training = outcome["seconds_training"]
@@ -342,7 +342,7 @@ def _privacy_tile(run: Run) -> _Tile:
 
 
 def _guarantee(run: Run) -> list[str]:
-    """The certificate in plain words, a paragraph each."""
+    """Describe the certificate in plain language, one string per paragraph."""
     if run.unit == "none":
         return [
             "This run makes no privacy promise (ε = ∞): its models are exact functions of the clients' data, "
@@ -378,14 +378,14 @@ def _guarantee(run: Run) -> list[str]:
 
 
 def _differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """The settings in which the runs differ, with each run's value."""
+    """Return the settings that differ between runs, with the value of each run."""
     keys = list(dict.fromkeys(key for run in runs for key in run.config if key != "out"))
     rows = [(key, [formats.setting(run.config.get(key)) for run in runs]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
 def _svg(figure: Figure, name: str, description: str) -> Markup:
-    """The figure as inline SVG that scales with the page; `name` keeps its ids apart from other figures'."""
+    """Render the figure as scalable inline SVG; `name` makes its ids unique on the page."""
     target = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(target, format="svg", metadata={"Date": None})

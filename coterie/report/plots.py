@@ -1,6 +1,6 @@
-"""Draw a run: accuracy and privacy spent, cluster sizes, and several runs on top of each other.
+"""Plot a run: accuracy, privacy spent, cluster sizes, and comparisons of several runs.
 
-Figures are made without pyplot, so nothing is kept alive behind the caller's back and no display is needed.
+Figures are created without pyplot, so there is no global state and no display is needed.
 """
 
 import math
@@ -19,7 +19,7 @@ from scipy.optimize import isotonic_regression
 from coterie.report import formats
 from coterie.report.runs import ReportError, Run
 
-# Safe for colour-blind readers. Groups and clusters are different things, so they look different.
+# Colour-blind safe palettes, distinct for groups and clusters.
 GROUP_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
 CLUSTER_COLOURS = (
     *("#332288", "#CC6677", "#44AA99", "#B8A032", "#882255", "#117733", "#88CCEE", "#AA4499"),  # Tol
@@ -58,9 +58,9 @@ _STYLE: dict[Any, Any] = {
 
 
 def accuracy_figure(run: Run) -> Figure:
-    """Mean accuracy and one thin line per group over the rounds; beneath, on the same x axis, the ε spent.
+    """Plot mean accuracy and one thin line per group over rounds, and below it the ε spent on the same x axis.
 
-    A run without privacy has no second panel. The first states if the run was never evaluated.
+    A run without privacy has no second panel. The first panel states if the run was never evaluated.
     """
     with drawing_style():
         figure = Figure(figsize=(9.0, 4.3 if run.accounted else 3.3), facecolor="white")
@@ -69,9 +69,9 @@ def accuracy_figure(run: Run) -> Figure:
 
 
 def cluster_figure(run: Run) -> Figure:
-    """Released noisy size of every cluster over the rounds (faint) and its running mean (bold).
+    """Plot the released noisy size of every cluster over rounds (faint) and its running mean (bold).
 
-    An arrow goes from the model that was copied to the starving one that it replaced.
+    An arrow points from the copied model to the starving model that it replaced.
     """
     with drawing_style():
         figure = Figure(figsize=(9.0, 3.3), facecolor="white")
@@ -80,7 +80,7 @@ def cluster_figure(run: Run) -> Figure:
 
 
 def comparison_figure(runs: Sequence[Run]) -> Figure:
-    """Mean accuracy of several runs; line n is labelled n, counting from 1 in the order given."""
+    """Plot the mean accuracy of several runs; line n is labelled n, counting from 1 in the given order."""
     with drawing_style():
         figure = Figure(figsize=(9.0, 3.6), facecolor="white")
         axes = figure.add_axes((0.075, 0.135, 0.87, 0.83))
@@ -100,7 +100,7 @@ def comparison_figure(runs: Sequence[Run]) -> Figure:
 
 
 def save_png(run: Run, path: Path | str) -> Path:
-    """Save accuracy (ε beneath) and cluster sizes side by side as a wide picture; return its path."""
+    """Save accuracy (with ε below) and cluster sizes side by side as a PNG; return its path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with drawing_style():
@@ -115,11 +115,11 @@ def save_png(run: Run, path: Path | str) -> Path:
 
 
 def privacy_figure(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Figure:
-    """ε against rounds, one line for each accountant, named where it ends with the ε that it arrives at.
+    """Plot ε against rounds, one line per accountant, labelled at its end with the final ε.
 
     Args:
-        curves: (rounds, ε) in the order of rounds, by accountant; every ε finite.
-        title: one line about what is accounted.
+        curves: (rounds, ε) in the order of rounds, by accountant; every ε is finite.
+        title: one-line title.
     """
     with drawing_style():
         figure = Figure(figsize=(9.0, 4.6), facecolor="white")
@@ -142,10 +142,10 @@ def privacy_figure(curves: Mapping[str, Sequence[tuple[int, float]]], title: str
 
 
 def save_figure(figure: Figure, path: Path | str) -> Path:
-    """Save a figure in the format that its suffix names; return its path.
+    """Save a figure in the format given by the suffix; return its path.
 
     Raises:
-        ReportError: it is another format, or cannot be written there.
+        ReportError: the format is not supported, or the file cannot be written.
     """
     path = Path(path)
     dates = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -161,7 +161,7 @@ def save_figure(figure: Figure, path: Path | str) -> Path:
 
 
 class LineEnd(NamedTuple):
-    """Where a line ends, and what is written there."""
+    """End point and label of a line."""
 
     round: int
     value: float
@@ -191,7 +191,7 @@ def _accuracy(run: Run) -> tuple[list[int], list[float]]:
 
 
 def _marker(rounds: Sequence[int]) -> str:
-    """Points are shown where there are few, so that a run evaluated once is still seen."""
+    """Return the marker: points if there are few, so that a run evaluated once is visible."""
     return "o" if len(rounds) <= 12 else ""
 
 
@@ -278,7 +278,7 @@ def _draw_clusters(axes: Axes, run: Run) -> None:
         colour, style = cycle(CLUSTER_COLOURS, cluster)
         axes.plot(numbers, seen, ".", color=colour, markersize=5, alpha=0.4, markeredgewidth=0)
         changed = [r.number for r in run.rounds if any(cluster in pair for pair in r.reseeded)]
-        # A line is broken where its model was replaced: what follows is another model's size.
+        # Break a line where its model was replaced: the following sizes belong to another model.
         for part in np.split(np.arange(len(numbers)), np.searchsorted(numbers, changed, side="right")):
             means[part, cluster] = _running_mean(seen[part])
             axes.plot(numbers[part], means[part, cluster], style, color=colour, linewidth=2.0)
@@ -303,13 +303,13 @@ def _draw_clusters(axes: Axes, run: Run) -> None:
 
 
 def _running_mean(sizes: np.ndarray) -> np.ndarray:
-    """Mean of each size and those of up to SMOOTHING - 1 rounds before it; NaN stays out of it."""
+    """Return the mean of each size and up to SMOOTHING - 1 previous ones, ignoring NaN."""
     windows = [sizes[max(0, end - SMOOTHING) : end] for end in range(1, len(sizes) + 1)]
     return np.array([w[np.isfinite(w)].mean() if np.isfinite(w).any() else math.nan for w in windows])
 
 
 def _rectangle(rows: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Rows filled up with NaN to the longest: a method whose clusters multiply reports more of them later."""
+    """Pad rows with NaN to the longest: the number of clusters may grow over rounds."""
     width = max(map(len, rows), default=0)
     return [[*row, *[math.nan] * (width - len(row))] for row in rows] or [[]]
 
@@ -329,9 +329,9 @@ def _finish_accuracy(axes: Axes, values: Sequence[float], last: int) -> None:
 
 
 def label_ends(axes: Axes, ends: Sequence[LineEnd]) -> None:
-    """Write each line's label right of the axes, moved as little as needed to keep the labels apart.
+    """Draw the label of each line to the right of the axes, moved as little as possible to avoid overlap.
 
-    A line that stops before the axes do has its label right where it stops.
+    The label of a line that ends inside the axes is at its end point.
     """
     last = max((end.round for end in ends), default=0)
     for end in ends:

@@ -1,4 +1,4 @@
-"""What clients sent to have their records clustered: points of every client, and codes of some of all points."""
+"""Points that clients sent for clustering of records, and the codes of a sample of them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 from coterie.files import open_regular
 from coterie.report.evidence import BROKEN
 
-#: Fewer points have no picture; of more, the first.
+#: Minimum and maximum number of plotted points; the first ones are used.
 FEWEST, MOST = 5, 1000
 _PERPLEXITY, _STEPS = 30, 500
 
 
 @dataclass(frozen=True)
 class Codes:
-    """A sample of all points, as the server saw them.
+    """A sample of all points received by the server.
 
     Attributes:
-        points: (n, F) flattened.
-        codes: (n, code) what the encoder makes of them; the points themselves where there is none.
-        labels: (n,) the cluster of each.
-        clients: (n,) whose they are.
+        points: (n, F) flattened points.
+        codes: (n, code) their codes; the points themselves if there is no encoder.
+        labels: (n,) cluster of each point.
+        clients: (n,) client of each point.
     """
 
     points: np.ndarray
@@ -35,18 +35,18 @@ class Codes:
 
     @property
     def encoded(self) -> bool:
-        """Whether codes are anything else than the points."""
+        """Whether the codes differ from the points."""
         return self.points.shape != self.codes.shape or not np.array_equal(self.points, self.codes)
 
 
 def point_files(folder: Path) -> dict[int, Path]:
-    """The files of points in a run folder by their clients, in order."""
+    """Return the point files of a run folder by client, in order."""
     named = ((re.fullmatch(r"points-(\d+)\.npz", path.name), path) for path in folder.glob("evidence/*.npz"))
     return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 
 def read_points(path: Path) -> np.ndarray | None:
-    """(n, *shape) what a client sent; None if the file is not whole."""
+    """Read the points (n, *shape) of a client; None if the file is incomplete."""
     try:
         with os.fdopen(open_regular(path), "rb") as opened, np.load(opened, allow_pickle=False) as file:
             points = np.asarray(file["points"], np.float32)
@@ -56,7 +56,7 @@ def read_points(path: Path) -> np.ndarray | None:
 
 
 def read_codes(path: Path) -> Codes | None:
-    """The sample of all points; None if the file is not there or not whole."""
+    """Read the sample of all points; None if the file is missing or incomplete."""
     try:
         with os.fdopen(open_regular(path), "rb") as opened, np.load(opened, allow_pickle=False) as file:
             labels, clients = (np.asarray(file[name], np.int64) for name in ("labels", "clients"))
@@ -70,7 +70,7 @@ def read_codes(path: Path) -> Codes | None:
 
 
 def plane(vectors: np.ndarray) -> np.ndarray:
-    """(n, 2) where t-SNE puts vectors (n, F), the same every time; at least :data:`FEWEST` of them."""
+    """Embed at least :data:`FEWEST` vectors (n, F) in the plane, (n, 2), by t-SNE with a fixed seed."""
     from sklearn.manifold import TSNE
 
     spread = min(vectors.shape) >= 2 and np.ptp(vectors, axis=0).max() > 0

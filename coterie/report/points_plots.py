@@ -1,4 +1,4 @@
-"""Draw what clients sent to have their records clustered: some points of each, and all of them in a plane."""
+"""Plot the points that clients sent for clustering of records: samples of each client, and a 2-D embedding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from coterie.report.plots import CLUSTER_COLOURS, GROUP_COLOURS, INK, MUTED, drawing_style
 
-#: Points of a client, and clients, that are drawn at most.
+#: Maximum number of plotted points per client, and of plotted clients.
 ACROSS, MOST_CLIENTS = 10, 20
 
 _TILE, _SPACE, _MARGIN = "#f2f4f7", 0.12, 0.1
@@ -21,12 +21,12 @@ _PAPER_TO_INK = LinearSegmentedColormap.from_list("ink", [_TILE, INK])
 
 
 def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -> Figure:
-    """A row for every client, with up to ten of its points.
+    """Plot one row per client with up to ten of its points.
 
     Args:
-        points: (n, *shape) by client, at least one: images (channels, height, width) are drawn as such, all else as
-            lines over the features.
-        strokes: whether features are positions of a pen, x and y by turns.
+        points: (n, *shape) by client, at least one: images (channels, height, width) are drawn as images, all other
+            points as lines over the features.
+        strokes: whether features are pen positions, with x and y alternating.
     """
     clients = list(points)
     if len(clients) > MOST_CLIENTS:
@@ -64,7 +64,7 @@ def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -
 
 
 def plane_figure(pictures: Mapping[str, np.ndarray], labels: np.ndarray) -> Figure:
-    """Points in the plane, coloured by cluster, whose number stands in its middle; a panel for every picture.
+    """Plot points in the plane, coloured by cluster and with the cluster number at its centre; one panel per picture.
 
     Args:
         pictures: (n, 2) by title.
@@ -90,7 +90,7 @@ def plane_figure(pictures: Mapping[str, np.ndarray], labels: np.ndarray) -> Figu
 
 
 def _spread(many: int, most: int) -> Sequence[int]:
-    """Up to so many places, evenly over all."""
+    """Return up to `most` evenly spaced indices."""
     return [int(place) for place in np.linspace(0, many - 1, min(many, most))]
 
 
@@ -112,7 +112,7 @@ def _line(values: np.ndarray, strokes: bool) -> np.ndarray:
 
 
 def _name_cluster(axes: Axes, own: np.ndarray, label: int) -> None:
-    """Its number on the point of a cluster that is nearest to its middle."""
+    """Label a cluster with its number at the point nearest to its centre."""
     x, y = own[np.linalg.norm(own - np.median(own, axis=0), axis=1).argmin()]
     colour = CLUSTER_COLOURS[label % len(CLUSTER_COLOURS)]
     badge = {"boxstyle": "circle,pad=.25", "facecolor": "white", "edgecolor": colour, "linewidth": 1.2}

@@ -1,4 +1,4 @@
-"""The page of a run that clusters records instead of clients: sentences, and figures with captions."""
+"""Report content of a run that clusters records instead of clients: sentences, and figures with captions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SYNTHETIC = "ppfc-gan"
 
 
 class Picture(NamedTuple):
-    """A figure, what it is called, and what stands beneath it."""
+    """A figure with its title and caption."""
 
     figure: Figure
     name: str
@@ -26,7 +26,7 @@ class Picture(NamedTuple):
 
 
 def found(run: Run) -> list[str]:
-    """How well clusters agree with classes, a sentence each; empty while there are no scores."""
+    """Describe the agreement of clusters with classes, one sentence per item; empty without scores."""
     outcome = run.outcome
     if outcome["accuracy"] is None or not outcome["confusion"]:
         return []
@@ -49,7 +49,7 @@ def found(run: Run) -> list[str]:
 
 
 def told(run: Run) -> list[str]:
-    """Who sent what, and who was missing, a sentence each; empty while nothing came."""
+    """Describe received points and missing clients, one sentence per item; empty if there are no points."""
     points, missing = run.notes.get("points") or {}, run.notes.get("missing") or []
     if not points:
         return []
@@ -67,7 +67,7 @@ def told(run: Run) -> list[str]:
 
 
 def by_class(run: Run) -> list[tuple[int, list[tuple[int, int]]]]:
-    """(cluster, [(records, percent of the class) of every class]) of every cluster, matched ones in their order."""
+    """Return (cluster, [(records, percent of the class) per class]) per cluster, in matched order."""
     if not run.outcome["confusion"]:
         return []
     counts = np.array(run.outcome["confusion"])
@@ -79,7 +79,7 @@ def by_class(run: Run) -> list[tuple[int, list[tuple[int, int]]]]:
 
 
 def pictures(run: Run) -> tuple[list[Picture], list[str]]:
-    """What clients sent, and the files that could not be read."""
+    """Return figures of the received points, and the files that could not be read."""
     files = point_files(run.path)
     read = {client: read_points(path) for client, path in files.items()}
     unreadable = [files[client].name for client, points in read.items() if points is None]

@@ -1,4 +1,4 @@
-"""Read a run folder: what the run was asked to do, what each round saw, and what it may claim."""
+"""Read a run folder: settings, metrics of each round, and the privacy certificate."""
 
 import json
 import math
@@ -31,7 +31,7 @@ _OUTCOME = (
 )
 
 
-# Exact scores, which older versions wrote into `result.json`.
+# Exact scores, which older versions wrote to `result.json`.
 _EXACT = (
     "accuracy",
     "worst_group_accuracy",
@@ -60,7 +60,7 @@ _TRAFFIC = ("messages_down", "messages_up", "bytes_down", "bytes_up")
 
 
 class ReportError(ValueError):
-    """A run folder cannot be reported on; the message names the path and what to do."""
+    """No report of a run folder is possible; the message names the path and what to do."""
 
 
 def clusters_records(strategy: object) -> bool:
@@ -76,7 +76,7 @@ class Round:
 
     Attributes:
         number: the round, from 1.
-        seconds: how long it took.
+        seconds: duration.
         epsilon: privacy spent up to and including this round; infinite without privacy.
         histogram: the released noisy size of each of the k clusters, or None when none were released.
         accuracy: mean accuracy over clients in [0, 1]; None where the round was not evaluated, as below.
@@ -85,8 +85,8 @@ class Round:
         clustering_accuracy: share of clients in the cluster matched to their group.
         groups_found: how many groups have a cluster of their own.
         reseeded: pairs (from, to): after this round, model `to` became a perturbed copy of `from`.
-        notes: what the method noted in this round.
-        traffic: `messages_down`, `messages_up`, `bytes_down` and `bytes_up`; empty where they were not counted.
+        notes: notes of the method for this round.
+        traffic: `messages_down`, `messages_up`, `bytes_down` and `bytes_up`; empty if not recorded.
     """
 
     number: int
@@ -105,18 +105,18 @@ class Round:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder as it was found, finished or not.
+    """Contents of a run folder, finished or not.
 
     Attributes:
         path: the folder.
         config: the resolved settings, by the last part of their names.
         versions: name to version.
         machine: device, cores, git commit.
-        rounds: the finished rounds in order; of a round that was repeated after a crash, the last line.
-        certificate: `privacy.json`, empty while there is none.
-        result: `result.json`, None while the run is unfinished.
-        diagnostics: exact scores, `diagnostics.json`; None where there are none.
-        unreadable_lines: how many lines of `metrics.jsonl` and `diagnostics.jsonl` were torn and left out.
+        rounds: the finished rounds in order; the last line of a round that was repeated after a crash.
+        certificate: `privacy.json`; empty if there is none.
+        result: `result.json`; None if the run is unfinished.
+        diagnostics: exact scores, `diagnostics.json`; None if there are none.
+        unreadable_lines: number of incomplete lines of `metrics.jsonl` and `diagnostics.jsonl`, which are skipped.
     """
 
     path: Path
@@ -146,7 +146,7 @@ class Run:
 
     @property
     def of_records(self) -> bool:
-        """Whether its clusters are of records: it finds them in one round, from points that clients send."""
+        """Whether the run clusters records, in one round, from points that clients send."""
         return clusters_records(self.strategy)
 
     @property
@@ -156,27 +156,27 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """What the guarantee protects: `client`, `record` or `none`."""
+        """Privacy unit: `client`, `record` or `none`."""
         return str(self.certificate.get("unit") or self.config.get("privacy-unit") or "none")
 
     @property
     def noisy(self) -> bool:
-        """Whether its accuracies are private releases: the noisy mean over all clients, and nothing else."""
+        """Whether accuracies are private releases, limited to the noisy mean over all clients."""
         return self.config.get("evaluate") == "private"
 
     @property
     def exact(self) -> bool:
-        """Whether exact scores, which the guarantee does not cover, stand beside a guarantee."""
+        """Whether a private run also has exact scores, which the guarantee does not cover."""
         return self.unit != "none" and not self.noisy and self.outcome["accuracy"] is not None
 
     @property
     def certified(self) -> bool:
-        """Whether the run ended with a guarantee that the program stands behind."""
+        """Whether the run ended with a certified guarantee."""
         return self.unit != "none" and self.finished and bool(self.certificate.get("certified"))
 
     @property
     def epsilon(self) -> float:
-        """Privacy loss: the certificate's for a finished run, what was spent so far otherwise."""
+        """Privacy loss: from the certificate of a finished run, otherwise the loss so far."""
         if self.unit == "none":
             return math.inf
         if not self.finished:
@@ -186,7 +186,7 @@ class Run:
 
     @property
     def delta(self) -> float | None:
-        """The probability δ that goes with `epsilon`, where it is known."""
+        """The δ of `epsilon`, if known."""
         for value in (self.certificate.get("delta"), self.outcome["delta"], self.config.get("delta")):
             if isinstance(value, int | float):
                 return float(value)
@@ -194,29 +194,29 @@ class Run:
 
     @property
     def accounted(self) -> bool:
-        """Whether there is a finite privacy loss to show for some round."""
+        """Whether some round has a finite privacy loss."""
         return any(math.isfinite(r.epsilon) for r in self.rounds)
 
     @property
     def notes(self) -> Mapping[str, Any]:
-        """What the method noted last of everything."""
+        """The latest notes of the method."""
         noted = {key: value for r in self.rounds for key, value in r.notes.items()}
         return noted | ((self.result or {}).get("notes") or {})
 
     @property
     def tree(self) -> tuple[Node, ...]:
-        """How clusters were split so far, in order of birth; empty where they were not found so."""
+        """Tree of cluster splits in order of birth; empty for methods without splits."""
         return read_tree(self.notes)
 
     @property
     def traffic(self) -> Mapping[str, int]:
-        """Messages and bytes of all rounds, down to clients and up from them; empty where they were not counted."""
+        """Total messages and bytes, down to and up from clients; empty if not recorded."""
         counted = [r.traffic for r in self.rounds if r.traffic]
         return {key: sum(each[key] for each in counted) for key in _TRAFFIC} if counted else {}
 
     @property
     def outcome(self) -> Mapping[str, Any]:
-        """Result and exact scores, None for what is not known; before the end, those of the last evaluated round."""
+        """Result and exact scores, None if unknown; scores of the last evaluated round if the run is unfinished."""
         known = dict.fromkeys(_OUTCOME) | {"groups": _count_groups(self.config.get("groups"))}
         if self.result is not None:
             found = {**self.result, **(self.diagnostics or {})}
@@ -236,10 +236,10 @@ class Run:
 
 
 def read_run(path: Path | str) -> Run:
-    """Read the run folder `path`; a run that has not ended yet, or was cut short, is read as far as it got.
+    """Read the run folder `path`; unfinished and interrupted runs are supported.
 
     Raises:
-        ReportError: `path` is no run folder, or one of its files is damaged beyond a torn line of metrics.
+        ReportError: `path` is not a run folder, or a file is damaged beyond an incomplete line of metrics.
     """
     path = Path(path)
     if not (path / "config.toml").exists():
@@ -291,9 +291,9 @@ def _text(path: Path) -> str:
 
 
 def read_outcome(path: Path) -> dict[str, Any] | None:
-    """`result.json` and under "diagnostics" `diagnostics.json`, or None; None while there is no result.
+    """Read `result.json`, with `diagnostics.json` or None as "diagnostics"; None if there is no result.
 
-    Older versions wrote exact scores into `result.json`: they are taken out of it.
+    Exact scores, which older versions wrote to `result.json`, are removed from it.
     """
     result, exact = _read_object(path / "result.json"), _read_object(path / "diagnostics.json")
     if result is None:
@@ -306,7 +306,7 @@ def read_outcome(path: Path) -> dict[str, Any] | None:
 
 
 def read_rounds(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The rounds' lines in order, each with its exact scores, and how many lines were torn by a crash."""
+    """Return the lines of all rounds in order, each with its exact scores, and the number of incomplete lines."""
     rounds: dict[int, dict[str, Any]] = {}
     unreadable = 0
     for name in ("metrics.jsonl", "diagnostics.jsonl"):  # older versions wrote all into the first
@@ -320,7 +320,7 @@ def read_rounds(path: Path) -> tuple[list[dict[str, Any]], int]:
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 unreadable += 1
         for number, line in read.items():
-            if name == "metrics.jsonl" or number in rounds:  # scores of a round that was cut short stay out
+            if name == "metrics.jsonl" or number in rounds:  # ignore scores of unfinished rounds
                 rounds[number] = rounds.get(number, {}) | line
     return [rounds[number] for number in sorted(rounds)], unreadable
 
@@ -353,7 +353,7 @@ def _or_nan(value: Any) -> float:
 
 
 def _count_groups(groups: Any) -> int | None:
-    """`"4"` is four groups, `"2:1:1"` are three."""
+    """Count groups: `"4"` means four, `"2:1:1"` three."""
     text = str(groups or "")
     if ":" in text:
         return len(text.split(":"))

@@ -1,4 +1,4 @@
-"""The table that ends a run in the terminal."""
+"""Result table of a run in the terminal."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,14 +12,14 @@ from coterie.report.runs import clusters_records
 
 
 def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> Table:
-    """What a run achieved and what it may claim, for a terminal.
+    """Return the table of scores and privacy guarantee for a terminal.
 
     Args:
-        result: `result.json`, and under "diagnostics" the exact scores of `diagnostics.json` or None; any value may
-            be missing or None.
-        certificate: `privacy.json`; empty when the run wrote none, which counts as no privacy.
+        result: `result.json`, with the exact scores of `diagnostics.json` or None as "diagnostics"; any value may be
+            missing or None.
+        certificate: `privacy.json`; empty if there is none, which means no privacy.
 
-    Text from either is shown as it is: rich markup in it has no effect.
+    Rich markup in either is not interpreted.
     """
     table = Table(
         title=Text(" · ".join(str(result.get(key) or formats.MISSING) for key in ("strategy", "dataset"))),
@@ -64,7 +64,7 @@ def _scores(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
 
 
 def _record_scores(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
-    """Of clusters of records, against their classes; and who sent nothing."""
+    """Return scores of record clusters against classes, and the clients that sent nothing."""
     missing = (result.get("notes") or {}).get("missing")
     silent = formats.MISSING if missing is None else formats.listed(missing) if missing else "nobody"
     return [

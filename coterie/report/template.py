@@ -1,4 +1,4 @@
-"""The report page. A module, since a Flower app bundle carries Python but no templates."""
+"""Template of the report page; a Python module, because Flower app bundles include no template files."""
 
 # ruff: noqa: E501
 
