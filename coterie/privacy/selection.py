@@ -5,7 +5,7 @@ interval of length e ("bounded range") is dominated by the Gaussian pair of shif
 
     mu(e) = 2 Phi^-1(1/2 + 1/2 tanh(e / 4)),
 
-so a selection is ``Event(1, 1 / mu)`` in every accountant (docs/privacy.md, theorem 4).
+so a selection is ``Event(1, 1 / mu)`` in every accountant (docs/privacy.md, Lemma 3).
 """
 
 from __future__ import annotations
