@@ -156,6 +156,11 @@ class Settings:
         hints = get_type_hints(cls)
         return {each.name: _declaration(cls.table, each, hints[each.name]) for each in fields(cls)}
 
+    @classmethod
+    def named(cls) -> dict[str, Setting]:
+        """The declarations by the full names of the settings."""
+        return {declared.name: declared for declared in cls.declared().values()}
+
     def values(self) -> dict[str, Any]:
         """Every value by the full name of its setting; None is written "auto"."""
         return {

@@ -40,11 +40,11 @@ COMMON: tuple[type[Settings], ...] = (
     DeploymentSettings,
 )
 
-_COMMON: dict[str, Setting] = {each.name: each for table in COMMON for each in table.declared().values()}
+_COMMON: dict[str, Setting] = {name: each for table in COMMON for name, each in table.named().items()}
 
 #: Every setting by its full name: those of all runs, then those of each method.
 SETTINGS: dict[str, Setting] = _COMMON | {
-    each.name: each for method in STRATEGIES.values() for each in method.settings_class.declared().values()
+    name: each for method in STRATEGIES.values() for name, each in method.settings_class.named().items()
 }
 
 _STRATEGY = "strategy"
@@ -73,8 +73,7 @@ def full_name(name: str, method: type[ClusteredStrategy]) -> str:
     """
     if name in SETTINGS:
         return name
-    own = {each.key: each.name for each in method.settings_class.declared().values()}
-    keys = {each.key: each.name for each in _COMMON.values()} | own
+    keys = {each.key: each.name for each in _used(method).values()}
     if name in keys:
         return keys[name]
     others = [each.name for each in SETTINGS.values() if each.key == name]
@@ -127,7 +126,7 @@ def _explicit(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _used(method: type[ClusteredStrategy]) -> dict[str, Setting]:
     """The settings of a run with the method, by full name."""
-    return _COMMON | {each.name: each for each in method.settings_class.declared().values()}
+    return _COMMON | method.settings_class.named()
 
 
 def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,14 +245,20 @@ class RunConfig:
 
     def __getitem__(self, name: str) -> Any:
         """The value of a setting by its full name, or the last part of it; None where it is "auto"."""
-        value = self.values[full_name(name, self.method)]
-        return None if value == AUTO and SETTINGS[full_name(name, self.method)].optional else value
+        full = full_name(name, self.method)
+        value = self.values[full]
+        return None if value == AUTO and SETTINGS[full].optional else value
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RunConfig) and self.tables == other.tables
 
     def __hash__(self) -> int:
         return hash(self.tables)
+
+    @property
+    def declared(self) -> dict[str, Setting]:
+        """The declaration of every setting of the run, by full name."""
+        return _used(self.method)
 
     def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
         """Settings in which two runs differ, with both values; paths, timeouts and ports do not count."""

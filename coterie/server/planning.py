@@ -128,8 +128,8 @@ def check_records(config: RunConfig) -> None:
 def _profile_settings(config: RunConfig) -> dict[str, Setting]:
     """The settings of a client profile, by the last part of their names."""
     names = ("privacy.epsilon", "privacy.delta", "training.batch-size", "data.samples-per-client")
-    every = {each.name: each for table in config.tables for each in table.declared().values()}
-    return {every[name].key: every[name] for name in names}
+    declared = config.declared
+    return {declared[name].key: declared[name] for name in names}
 
 
 def _profiles(config: RunConfig) -> list[dict[str, Any]]:
@@ -196,7 +196,7 @@ def _record_level(config: RunConfig, noise: float | None = None) -> RecordLevel:
 
 def about(config: RunConfig) -> dict[str, Any]:
     """What the ledger's header holds beside the plan, for the certificate."""
-    declared = {each.name: each for table in config.tables for each in table.declared().values()}
+    declared = config.declared
     return {
         "seed": config.seed,
         "diagnostics": _diagnostics(config),

@@ -48,7 +48,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     streams = Streams(config.seed)
     strategy = make_strategy(config, folder, streams)
     models, layout = initial_models(config, streams)
-    told = ConfigRecord({**config.for_clients(), "clients-dir": str(folder.path.absolute() / "clients")})
+    client_config = ConfigRecord({**config.for_clients(), "clients-dir": str(folder.path.absolute() / "clients")})
     rounds = rounds_of(config)
     try:
         with serve_metrics(folder, rounds):
@@ -57,7 +57,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
                 pack_models(models, layout),
                 num_rounds=rounds,
                 timeout=config.deployment.round_timeout,
-                train_config=told,
+                train_config=client_config,
             )
     except StrategyError as error:
         raise RunError(f"{error}{_most_common(strategy.statistics.dropped, '')}") from error
