@@ -73,6 +73,8 @@ VARIANTS = {
     "ifca, released divisors": {"privacy-unit": "client", "divisor": "released", **_UNDER_CLIENT},
     "ifca, convolutional, lr decays": {"privacy-unit": "none", "model": "cnn-small", "lr-decay": 0.5},
     "fesem rebalanced": {"privacy-unit": "client", "rebalance-min": 2.0, **_UNDER_CLIENT},
+    "rr-cluster on fesem": {"privacy-unit": "client", "base": "fesem", **_UNDER_CLIENT},
+    "rr-cluster on fedcam": {"privacy-unit": "none", "base": "fedcam"},
     "fedavg averaged": {"privacy-unit": "client", "average-last": 1.0, **_UNDER_CLIENT},
     "fedavg by profiles": {"privacy-unit": "record", "profiles": "epsilon=2 batch-size=10; epsilon=10"},
     "rc-dpfl finds clusters": {"privacy-unit": "record", "clusters": 0},

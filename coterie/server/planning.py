@@ -52,7 +52,7 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
         "num_clusters": max(config.models, 1),
         "sampling_rate": config.aggregation.sampling_rate,
         "rounds": config.run.rounds,
-        "rebalance_min": config.aggregation.rebalance_min,
+        "rebalance_min": _rebalance_min(config),
     }
     if privacy.divisor is not None:
         numbers["divisor"] = privacy.divisor
@@ -74,10 +74,19 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
     }
 
 
+def _rebalance_min(config: RunConfig) -> float:
+    """B; "auto" is 0, or a third of a cluster's expected members in a round for a method that always rebalances."""
+    if config.aggregation.rebalance_min is not None:
+        return config.aggregation.rebalance_min
+    if not config.method.rebalances:
+        return 0.0
+    return max(1.0, config.aggregation.sampling_rate * config.data.clients / max(config.models, 1) // 3)
+
+
 def _identifier_share(config: RunConfig) -> float:
     """Share of a round's privacy for labels or sizes; 0 if they are not used."""
     privacy = config.privacy
-    reads_sizes = bool(config.reseeding or config.aggregation.rebalance_min or privacy.divisor == "released")
+    reads_sizes = bool(config.reseeding or _rebalance_min(config) or privacy.divisor == "released")
     noisy_labels = config.models > 1 and privacy.mechanism != "joint"
     if not (reads_sizes or noisy_labels) or _uncharged(config):
         return 0.0

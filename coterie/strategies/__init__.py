@@ -30,6 +30,7 @@ from coterie.strategies.method import Round, Steps
 from coterie.strategies.oracle import Oracle
 from coterie.strategies.rc_dpfl import RCDPFL
 from coterie.strategies.reseeding import Reseeding
+from coterie.strategies.rr_cluster import RRCluster
 
 __all__ = [
     "AGGREGATORS",
@@ -55,6 +56,7 @@ __all__ = [
     "Oracle",
     "Phase",
     "PointsPhase",
+    "RRCluster",
     "Recorder",
     "Reseeding",
     "Round",

@@ -55,6 +55,8 @@ class Method(ABC):
     equal_start: ClassVar[bool] = False
     #: Whether round 1 has full batches: all records of a client.
     full_first_batch: ClassVar[bool] = False
+    #: Whether small clusters are always rebalanced; ``rebalance-min`` is then, by default, above 0.
+    rebalances: ClassVar[bool] = False
     #: Whether the method finds the number of clusters if it is 0.
     finds_clusters: ClassVar[bool] = False
     #: Whether the number of clusters grows in a run; ``clusters`` is then a bound, by default 0: no bound.

@@ -68,8 +68,12 @@ class AggregationSettings(Settings):
         at_most=1,
         tuned=True,
     )
-    rebalance_min: float = setting(
-        0.0, "B, least expected members of a cluster in a round (RR-Cluster); 0: off", at_least=0, tuned=True
+    rebalance_min: float | None = setting(
+        None,
+        "B, least expected members of a cluster in a round (RR-Cluster); 0: off; auto: 0, or with strategy "
+        "= rr-cluster a third of the expected members",
+        at_least=0,
+        tuned=True,
     )
     rebalance_train: str = setting(
         "own",

@@ -90,6 +90,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ifca joint": {**_CLIENT, "rebalance-min": 2},
     "ifca rr-slot": _RR_SLOT,
     "ifca paper": _PAPER,
+    "rr-cluster": {**_NONE, "base": "fesem"},
     "fesem": _NONE,
     "fesem joint": _CLIENT,
     "fedcam": _NONE,

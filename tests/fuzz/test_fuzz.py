@@ -16,7 +16,17 @@ pytestmark = pytest.mark.timeout(300)
 #: One setting of each strategy, and each privacy unit, mechanism and kind of evaluation once.
 SOME = [
     *("fedavg", "fedavg library metrics", "fedavg private evaluation", "fedprox joint", "fedper", "local"),
-    *("ifca joint", "ifca rr-slot", "fesem joint", "fedcam joint", "rc-dpfl", "f-cdpfl", "km-cdpfl", "oracle record"),
+    *(
+        "ifca joint",
+        "ifca rr-slot",
+        "rr-cluster",
+        "fesem joint",
+        "fedcam joint",
+        "rc-dpfl",
+        "f-cdpfl",
+        "km-cdpfl",
+        "oracle record",
+    ),
     *("lcfl", "cfl", "ppfc-gan", "kfed", "ffcm"),
 ]
 

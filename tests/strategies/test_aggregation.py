@@ -280,7 +280,7 @@ def test_methods_that_do_not_step_by_clusters_refuse_by_name(name):
 def test_the_methods_that_support_it():
     robust = {name for name, method in STRATEGIES.items() if method.robust}
     assert robust == {
-        *("fedavg", "fedprox", "fedper", "ifca", "fesem", "fedcam"),
+        *("fedavg", "fedprox", "fedper", "ifca", "fesem", "fedcam", "rr-cluster"),
         *("lcfl", "rc-dpfl", "f-cdpfl", "oracle"),
     }
 

@@ -133,6 +133,7 @@ BY_HAND = {
     "fedprox": one_model,
     "fedper": own_heads,
     "ifca": least_loss,
+    "rr-cluster": least_loss,
     "fesem": nearest_centre,
     "fedcam": sum_of_two,
     "local": alone,
@@ -159,6 +160,8 @@ def test_one_round_by_hand(name, mechanism, minimum, tmp_path):
     refusal = (
         "supports privacy-unit none"
         if setting.unit not in method.units
+        else "needs rebalance-min"
+        if method.rebalances and not minimum
         else "use mechanism joint"
         if method.memory and mechanism == "rr-slot"
         else "to rebalance"
@@ -188,7 +191,7 @@ def test_one_round_by_hand(name, mechanism, minimum, tmp_path):
         assert all("redraw" not in m.content["config"] for m in grid.sent)  # there is no histogram yet
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedper", "ifca", "fedcam"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedper", "ifca", "rr-cluster", "fedcam"])
 @pytest.mark.parametrize("aggregator", ["median", "trimmed-mean"])
 def test_where_a_cluster_s_clients_agree_every_aggregator_moves_models_as_the_mean_does(name, aggregator, tmp_path):
     """Members of a cluster are alike, and over all clients the opposite pulls cancel."""

@@ -1,0 +1,85 @@
+"""RR-Cluster: private clustered training in which small clusters are filled up with random clients of large ones.
+
+X. Yang, S. Hu, S. Kim, T. Li: Differentially Private Federated Clustering with Random Rebalancing
+(papers/rr_cluster), Algorithm 1. It adds line 10 to a base method, which defines the other lines (Table 1).
+
+     3  for t = 0, ..., T - 1 do
+     4      server samples M^t from the M clients with probability q
+     5      server sends theta_1, ..., theta_k to M^t
+     6      client i returns its update u_i and other information s_i
+     7-9    server privatises s_i, partitions M^t into S_1, ..., S_k, and compares |S_j| with B
+    10      server samples clients of large groups into small ones, such that |S_j| >= B for every j
+    11-13   server adds the clipped, noisy mean of the updates of S_j to theta_j
+
+====================  ==================================================================
+lines                 where
+====================  ==================================================================
+4, 5, 6, 11 to 13     the base: strategies/ifca.py, fesem.py or fedcam.py
+7 to 10               the mechanism: privacy/mechanisms/rr_cluster.py, three forms
+====================  ==================================================================
+
+Deviations from the paper
+- B is a third of the expected members qM / k, rounded down, unless it is set. The paper chooses it from {4, 8, 12}
+  with qM / k of 25 and 50.
+- Each base with ``rebalance-min = B`` is the same method; this one has the paper's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from coterie.privacy import Plan
+from coterie.rounds import StrategyError
+from coterie.settings import Settings, setting
+from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.fedcam import FedCAM
+from coterie.strategies.fesem import FeSEM
+from coterie.strategies.ifca import IFCA
+
+
+@dataclass(frozen=True)
+class RRClusterSettings(Settings):
+    """Settings of RR-Cluster."""
+
+    table: ClassVar[str] = "rr-cluster"
+
+    base: str = setting("ifca", "method whose clusters are rebalanced", choices=("ifca", "fesem", "fedcam"), tuned=True)
+
+
+class RRCluster(ClusteredStrategy):
+    """A base method with random rebalancing of small clusters; an instance is one of its subclasses below."""
+
+    name: ClassVar[str] = "rr-cluster"
+    title: ClassVar[str] = "random rebalancing of small clusters, on IFCA, FeSEM or FedCAM"
+    paper: ClassVar[str] = "RR-Cluster, Algorithms 1 and 2"
+    row_wise: ClassVar[bool] = True
+    robust: ClassVar[bool] = True
+    rebalances: ClassVar[bool] = True
+    settings_class: ClassVar[type[Settings]] = RRClusterSettings
+    settings: RRClusterSettings
+
+    def __new__(cls, plan: Plan, settings: RRClusterSettings | None = None, **options: Any) -> RRCluster:
+        """The strategy on the base of the settings."""
+        on: dict[str, type[Any]] = {"ifca": RRClusterIFCA, "fesem": RRClusterFeSEM, "fedcam": RRClusterFedCAM}
+        found: RRCluster = super().__new__(on[(settings or RRClusterSettings()).base])
+        return found
+
+    @classmethod
+    def check(cls, plan: Plan, **options: Any) -> None:
+        """Line 10 needs B."""
+        if not plan.rebalance_min:
+            raise StrategyError("rr-cluster needs rebalance-min of at least 1, or auto; without it, use its base")
+        super().check(plan, **options)
+
+
+class RRClusterIFCA(RRCluster, IFCA):
+    """Algorithm 2."""
+
+
+class RRClusterFeSEM(RRCluster, FeSEM):
+    """Algorithm 1 with FeSEM."""
+
+
+class RRClusterFedCAM(RRCluster, FedCAM):
+    """Algorithm 1 with FedCAM."""
