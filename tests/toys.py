@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections import Counter, OrderedDict
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -106,3 +107,17 @@ class Correlated(NoPrivacy):
         sums = output.sums + drawn - state["last"]
         state |= {"last": drawn, "rounds": state["rounds"] + 1}
         return replace(output, sums=sums)
+
+
+def trained(folder, settings):
+    """Every array of the models of a run, by file and name."""
+    from safetensors.numpy import load_file
+
+    from coterie.engine import LocalGrid
+    from coterie.server import RunConfig, RunFolder, run
+
+    config = RunConfig(settings)
+    with closing(RunFolder.create(folder, config)) as made:
+        run(made, LocalGrid(config.data.clients))
+    files = sorted((folder / "models").glob("*.safetensors"))
+    return {(file.name, key): value for file in files for key, value in load_file(file).items()}

@@ -3,10 +3,11 @@
     for K floor(N / b) steps:
         B ← each record with probability b / N
         g ← Σ_{i in B} clip(∇ loss_i(theta), c)
-        theta ← theta - lr c (g / c + N(0, z² I)) / b
+        theta ← theta - lr (c (g / c + N(0, z² I)) / b + ∇ penalty(theta))
 
-b = N is a full batch. The sequential implementation takes per-record gradients of any network from Opacus, and is the
-reference for the batched one, which trains all clients at once if the network is a chain of linear layers.
+b = N is a full batch. The penalty reads theta and its start alone (client/penalties.py); by default there is none.
+The sequential implementation takes per-record gradients of any network from Opacus, and is the reference for the
+batched one, which trains all clients at once if the network is a chain of linear layers.
 
 ε assumes real numbers. Norms and sums are float64, so that one record changes a sum by at most c. Gradients of a record
 are float32, and their last bits may depend on the other records of the physical batch.
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.ghost import clip_factors, clipped_sums, is_chain
+from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.training import _example_loss, _padded
 from coterie.datasets import Shard
 from coterie.messages import Layout
@@ -58,6 +60,7 @@ class DPSGD:
         clip_norm: c, L2 bound of one record's gradient over all parameters together.
         noise_multiplier: z; noise z c is added to the sum of clipped gradients. 0: no privacy.
         device: torch device; it must support float64.
+        penalty: on the distance to the start.
         memory_mb: limit for per-record gradients; it sets the physical batch size, which is at least 1.
 
     Raises:
@@ -71,6 +74,7 @@ class DPSGD:
     clip_norm: float
     noise_multiplier: float
     device: str = "cpu"
+    penalty: Penalty = NO_PENALTY
     memory_mb: int = 512
 
     def __post_init__(self) -> None:
@@ -122,7 +126,7 @@ def train_privately(
         shards: the n clients' data.
         coins: n generators, for Poisson batches.
         noises: n generators, for noise; cryptographic ones unless the run is seeded.
-        settings: of the n clients, all on one device.
+        settings: of the n clients, all on one device and with one penalty.
         batched: whether all clients train at once if the network is a chain of linear layers.
 
     Returns:
@@ -148,7 +152,8 @@ def _train_sequential(
     for i, (shard, coin, noise, own) in enumerate(zip(shards, coins, noises, settings, strict=True)):
         x, y = torch.as_tensor(shard.x, device=own.device), torch.as_tensor(shard.y, device=own.device)
         network, named = _wrapped(model, own.device, x.shape[1:], x.dtype, y.dtype, _example_loss)
-        vector = torch.tensor(start[i], device=own.device)
+        anchor = torch.tensor(start[i], device=own.device)
+        vector = anchor.clone()
         parameters = [named[name] for name in layout.names]
         for parameter, view in zip(parameters, layout.split(vector).values(), strict=True):
             parameter.data = view
@@ -160,8 +165,11 @@ def _train_sequential(
                 records = batch[begin : begin + chunk]
                 gradients = _gradients(network, parameters, x[records], y[records], _example_loss)
                 total += _clipped_sum(gradients, own.clip_norm)
-            vector -= own.step_size * total
-        updates[i] = vector.cpu().numpy() - start[i]
+            step = own.step_size * total
+            if own.penalty.weight:
+                step += own.lr * own.penalty.gradient(vector, anchor)
+            vector -= step
+        updates[i] = (vector - anchor).cpu().numpy()
     return updates
 
 
@@ -205,7 +213,8 @@ def _train_batched(
     device, d = settings[0].device, layout.size
     x, y, sizes = _padded(shards, device)
     rows = torch.arange(len(shards), device=device)[:, None]
-    vectors = torch.tensor(start, device=device)
+    anchors = torch.tensor(start, device=device)
+    vectors = anchors.clone()
     clips = torch.tensor([[own.clip_norm] for own in settings], dtype=torch.float64, device=device)
     rates = torch.tensor([[own.step_size] for own in settings], dtype=torch.float64, device=device)
     widths = sum(layer.in_features + layer.out_features for layer in model if isinstance(layer, nn.Linear))
@@ -222,8 +231,12 @@ def _train_batched(
         for begin in range(0, index.shape[1], chunk):
             records = torch.as_tensor(index[:, begin : begin + chunk], device=device)
             total += clipped_sums(model, layout, vectors, x[rows, records], y[rows, records], records >= 0, clips)
-        vectors -= rates * total
-    return vectors.cpu().numpy() - start
+        moves = rates * total
+        if settings[0].penalty.weight:
+            lrs = torch.tensor([[own.lr if step < own.steps else 0.0] for own in settings], device=device)
+            moves += lrs * settings[0].penalty.gradient(vectors, anchors)
+        vectors -= moves
+    return (vectors - anchors).cpu().numpy()
 
 
 @lru_cache(maxsize=4)

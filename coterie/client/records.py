@@ -52,6 +52,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
                 clip_norm=plan.clip_norm,
                 noise_multiplier=plan.noise(task.first),
                 device=task.training.device,
+                penalty=task.training.penalty,
             )
         )
     willing = [i for i, refusal in enumerate(refusals) if refusal is None]

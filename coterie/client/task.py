@@ -18,6 +18,7 @@ from torch import nn
 from coterie import models as networks
 from coterie.client.identity import Client
 from coterie.client.layers import Additive, Layers, Vectors
+from coterie.client.penalties import Penalty
 from coterie.client.state import ClientError, StateFile
 from coterie.client.training import LocalTrainingConfig, losses
 from coterie.datasets import OWN_DATA, Federation, OwnFederation, Shard, facts, federate, own_federation
@@ -91,13 +92,12 @@ class Task:
         plans = _plans(request.record_plans)
         terms = request if isinstance(request, TrainRequest) else TrainRequest()
         batch = _WHOLE if terms.first_batch and not plans else config.batch_size
-        mu = 0.0 if terms.proximal_mu is None else terms.proximal_mu
         return cls(
             federation=data,
             model_spec=model_spec,
             additive=request.additive,
             batched=device != "cpu" or _is_batched(config.model),
-            training=LocalTrainingConfig(config.local_epochs, batch, config.lr, device, mu),
+            training=LocalTrainingConfig(config.local_epochs, batch, config.lr, device, Penalty.of(terms)),
             round=request.round,
             seed=config.seed,
             redraw=terms.redraw or (),
@@ -207,7 +207,8 @@ def read_message(message_type: str, content: RecordDict) -> tuple[ClientConfig, 
     """Parse a message: configuration of the run, request, (k, d) models, and their layout.
 
     Raises:
-        RequestError: a field is missing, has another type, or is out of bounds; or the models are not 0 to k - 1.
+        RequestError: a field is missing, has another type, or is out of bounds; the penalty is unknown; or the models
+            are not 0 to k - 1.
     """
     config, request = ClientConfig.from_record(content[CONFIG]), REQUESTS[message_type].from_record(content[CONFIG])
     record = content.array_records[MODELS]
@@ -217,6 +218,8 @@ def read_message(message_type: str, content: RecordDict) -> tuple[ClientConfig, 
         models, layout = unpack_models(record)
     except (ValueError, TypeError, MemoryError) as error:
         raise RequestError(f"the models cannot be read: {error}") from None
+    if isinstance(request, TrainRequest):
+        Penalty.of(request)
     if isinstance(request, LossesRequest) and request.compared != len(models):
         raise RequestError(f"compared is {request.compared}; the message has {len(models)} models")
     return config, request, models, layout

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy, mse_loss
 
+from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.datasets import Shard
 from coterie.messages import Layout
 
@@ -36,14 +37,14 @@ class LocalTrainingConfig:
         batch_size: examples in a mini-batch; the last one of an epoch may be smaller.
         lr: step size of plain SGD.
         device: torch device.
-        proximal: mu of FedProx: mu/2 times the squared distance to the start is added to the loss.
+        penalty: on the distance to the start, added to the loss.
     """
 
     local_epochs: int
     batch_size: int
     lr: float
     device: str = "cpu"
-    proximal: float = 0.0
+    penalty: Penalty = NO_PENALTY
 
 
 def _call(model: nn.Module, layout: Layout, vector: Tensor, x: Tensor) -> Tensor:
@@ -139,19 +140,24 @@ def _train_batched(
         each = _example_loss(output.flatten(0, 1), labels.flatten())
         # A client's loss depends on its own parameters only, so the gradient of the sum holds every client's gradient.
         gradients = torch.autograd.grad((each * part.flatten()).sum(), list(params.values()))
-        _descend(params.values(), gradients, vectors.values(), config)
+        _descend(params.values(), gradients, vectors.values(), config, running=part.any(dim=1))
     flat = torch.cat([params[name].reshape(len(shards), -1) for name in layout.names], dim=1)
     return flat.detach().cpu().numpy() - start
 
 
 @torch.no_grad()
 def _descend(
-    values: Iterable[Tensor], gradients: Iterable[Tensor], anchors: Iterable[Tensor], config: LocalTrainingConfig
+    values: Iterable[Tensor],
+    gradients: Iterable[Tensor],
+    anchors: Iterable[Tensor],
+    config: LocalTrainingConfig,
+    running: Tensor | None = None,
 ) -> None:
-    """Take one step of SGD, with FedProx's proximal term."""
+    """Take one step of SGD; of clients in one batch only those that are ``running``, (n,), have steps left."""
     for value, gradient, anchor in zip(values, gradients, anchors, strict=True):
-        if config.proximal:
-            gradient = gradient + config.proximal * (value - anchor)
+        if config.penalty.weight:
+            pull = config.penalty.gradient(value, anchor)
+            gradient = gradient + (pull if running is None else pull * running.view(-1, *[1] * (value.dim() - 1)))
         value -= config.lr * gradient
 
 

@@ -12,7 +12,7 @@ Networks, MLSys 2020, arXiv:1812.06127, Algorithm 2. A baseline of RR-Cluster (p
 
 Deviations from the paper
 - The minimiser of line 4 is a number of epochs of SGD with mu (w - w^t) added to the gradient
-  (client/training.py), the same number for every client.
+  (client/penalties.py), the same number for every client.
 - Clients are drawn uniformly and weighted alike; updates travel in place of models (see fedavg.py).
 """
 
@@ -44,10 +44,9 @@ class FedProx(FedAvg):
     title: ClassVar[str] = "one global model, clients kept near it by a proximal term"
     paper: ClassVar[str] = "Li et al. 2020"
     row_wise: ClassVar[bool] = True
-    units: ClassVar[tuple[str, ...]] = ("client", "none")
     settings_class: ClassVar[type[Settings]] = FedProxSettings
     settings: FedProxSettings
 
     def training(self) -> TrainRequest:
         """Line 4: mu."""
-        return TrainRequest(proximal_mu=self.settings.proximal_mu)
+        return TrainRequest(penalty="proximal", penalty_weight=self.settings.proximal_mu)

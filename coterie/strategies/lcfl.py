@@ -147,9 +147,10 @@ class LCFL(ClusteredStrategy):
         if _LABELS not in self.state:
             return (yield from self._find(models[:1]))  # lines 1-15
         yield from self._place_late()
-        mu = self.settings.proximal_mu if self.settings.cluster_optimizer == "fedprox" else None
-        near = replace(self.training(), proximal_mu=mu)
-        released = yield from self.sums(near, models, to=self.assignments(number))
+        request = self.training()
+        if self.settings.cluster_optimizer == "fedprox":
+            request = replace(request, penalty="proximal", penalty_weight=self.settings.proximal_mu)
+        released = yield from self.sums(request, models, to=self.assignments(number))
         return self.step(models, released)  # line 17
 
     def assignments(self, number: int) -> Mapping[int, int] | None:

@@ -109,7 +109,8 @@ class TrainRequest(Request):
         first_batch: whether round 1 has batches of its own.
         choose: whether a client at record level chooses a cluster by loss.
         clip: FeSEM's bound on the distance between a client's model and its cluster's.
-        proximal_mu: weight of the proximal term (FedProx); None: there is none.
+        penalty: name of a penalty on the distance to the start (client/penalties.py); None: there is none.
+        penalty_weight: its weight, such as FedProx's mu.
         redraw: (k * k,) row-stochastic matrix by which clients redraw their labels.
         rebalance_train: which model a client trains whose label was redrawn.
     """
@@ -119,11 +120,14 @@ class TrainRequest(Request):
     first_batch: bool = False
     choose: bool = False
     clip: Annotated[float | None, Bounds(LEAST_CLIP_NORM, MOST_CLIP_NORM)] = None
-    proximal_mu: Annotated[float | None, Bounds(0, 1e6)] = None
+    penalty: Annotated[str | None, Length(64)] = None
+    penalty_weight: Annotated[float | None, Bounds(0, 1e6)] = None
     redraw: Annotated[tuple[float, ...] | None, Length(MOST_CLUSTERS), Bounds(0, 1)] = None
     rebalance_train: Annotated[str | None, OneOf(("own", "assigned"))] = None
 
     def __post_init__(self) -> None:
+        if (self.penalty is None) != (self.penalty_weight is None):
+            raise RequestError(f"penalty{'-weight' if self.penalty_weight is None else ''} is missing")
         if self.redraw is not None:
             k = int(len(self.redraw) ** 0.5)
             if k * k != len(self.redraw) or not np.allclose(np.reshape(self.redraw, (k, k)).sum(1), 1, atol=_ROUNDING):

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy, linear, mse_loss
 from coterie import models as networks
 from coterie.client import dpsgd, ghost
 from coterie.client.dpsgd import DPSGD, train_privately
+from coterie.client.penalties import Penalty
 from coterie.datasets import Shard, TestSet
 from coterie.messages import Layout
 from coterie.models import ModelError
@@ -85,13 +86,18 @@ def oracle(model, layout, start, data, coins, noises, own):
             flat = torch.cat([gradient.flatten() for gradient in gradients]).double().numpy()
             total += flat / max(1, np.linalg.norm(flat) / own.clip_norm)
         total += gaussian(noises, own.noise_multiplier * own.clip_norm, total.shape)
-        vector = (vector.double() - own.lr * torch.tensor(total) / own.batch_size).float()
+        pull = own.penalty.weight * (vector.double() - torch.tensor(start))
+        vector = (vector.double() - own.lr * (torch.tensor(total) / own.batch_size + pull)).float()
     return vector.numpy() - start
 
 
 CASES = {
     # Two clients with other N, b, K, z and c; the second's true number is not N.
     "poisson": (DPSGD(12, 4, 2, 0.1, 0.7, 0.02), DPSGD(11, 3, 3, 0.1, 2.0, 0.01)),
+    "proximal": (
+        DPSGD(12, 4, 2, 0.1, 0.7, 0.02, penalty=Penalty("proximal", 3.0)),
+        DPSGD(11, 3, 3, 0.1, 2.0, 0.01, penalty=Penalty("proximal", 3.0)),
+    ),
     "full batch": (DPSGD(12, 12, 3, 0.1, 0.7, 0.02), DPSGD(11, 11, 2, 0.1, 2.0, 0.01)),
 }
 

@@ -88,6 +88,9 @@ TRAIN_CHANGES = {
     "an exact choice": {**plans(selection="exact", selections=9), "choose": True, "loss-bound": 4.0},
     "a choice without a plan for it": {**HONEST, "choose": True, "loss-bound": 4.0},
     "a seed": {**HONEST, "seed": 3},
+    "an unknown penalty": {**HONEST, "penalty": "none of them", "penalty-weight": 1.0},
+    "a penalty without a weight": {**HONEST, "penalty": "proximal"},
+    "a penalty of infinite weight": {**HONEST, "penalty": "proximal", "penalty-weight": math.inf},
     # A redraw row that fails for one label alone.
     "a redraw matrix with a bad row": {**HONEST, "redraw": [1.0, 0.0, 0.5, 0.4]},
     "a redraw matrix with NaN": {**HONEST, "redraw": [1.0, 0.0, math.nan, 1.0]},

@@ -5,10 +5,13 @@ import pytest
 import torch
 
 from coterie import models as networks
-from coterie.client import LocalTrainingConfig, losses, train, training
+from coterie.client import LocalTrainingConfig, losses, penalties, train, training
+from coterie.client.penalties import Penalty
 from coterie.client.training import accuracies
 from coterie.datasets import Shard, TestSet
 from coterie.messages import Layout
+
+PENALTIES = [Penalty(), *(Penalty(name, 0.5) for name in penalties.PENALTIES)]
 
 
 def shard(size, shape=(1, 8, 8), classes=3, seed=0):
@@ -25,10 +28,11 @@ def setup(name, shards, shape=(1, 8, 8), classes=3):
     return networks.build(name, shape, classes), layout, start, shards, rngs
 
 
+@pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("name", ["linear", "mlp-32", "cnn-tiny"])
-def test_batched_training_equals_one_client_after_the_other(name):
+def test_batched_training_equals_one_client_after_the_other(name, penalty):
     shards = [shard(size, seed=i) for i, size in enumerate([1, 5, 7, 12])]  # sizes and last batches differ
-    hyper = LocalTrainingConfig(local_epochs=3, batch_size=5, lr=0.1)
+    hyper = LocalTrainingConfig(local_epochs=3, batch_size=5, lr=0.1, penalty=penalty)
     plain = train(*setup(name, shards), hyper, batched=False)
     fast = train(*setup(name, shards), hyper, batched=True)
     assert np.abs(plain).max() > 0.01

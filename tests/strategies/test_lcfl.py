@@ -140,7 +140,7 @@ def test_round_one_gives_the_means_of_the_members_models(metric, clusterer, k):
     np.testing.assert_allclose(models, MEANS, rtol=1e-6)
     assert strategy.plan.num_clusters == 2
     assert len(grid.asked("query.losses")) == (7 if metric == "loss" else 0)
-    assert not any("proximal-mu" in q.config for q in grid.questions)
+    assert not any("penalty" in q.config for q in grid.questions)
 
 
 def test_the_other_rounds_are_fedavg_within_each_cluster():
@@ -189,8 +189,8 @@ def test_a_label_is_that_of_a_model_that_was_sent(options):
 
 def test_fedprox_pulls_after_the_clustering_alone():
     _, _, grid, _ = start(rounds=3, cluster_optimizer="fedprox", proximal_mu=0.3, warm_up_rounds=1)
-    assert not any("proximal-mu" in q.config for number in (1, 2) for q in grid.asked("train", number))
-    assert {q.config["proximal-mu"] for q in grid.asked("train", 3)} == {0.3}
+    assert not any("penalty" in q.config for number in (1, 2) for q in grid.asked("train", number))
+    assert {(q.config["penalty"], q.config["penalty-weight"]) for q in grid.asked("train", 3)} == {("proximal", 0.3)}
 
 
 def test_warm_up_rounds_are_fedavg_and_come_first():

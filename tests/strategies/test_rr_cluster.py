@@ -1,15 +1,12 @@
 """RR-Cluster by its name: a base method with a rebalance-min above 0."""
 
-from contextlib import closing
-
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from toys import trained
 
-from coterie.engine import LocalGrid
 from coterie.privacy import Joint, NoPrivacy, RRSlot
 from coterie.rounds import StrategyError
-from coterie.server import ConfigError, RunConfig, RunFolder, run
+from coterie.server import ConfigError, RunConfig
 from coterie.strategies import IFCA, FedCAM, FeSEM, RRCluster
 from coterie.strategies.rr_cluster import RRClusterSettings
 
@@ -30,17 +27,10 @@ PLANNED = {"clients": 40, "num_clusters": 2, "sampling_rate": 0.5, "rounds": 2, 
 PLANNED |= {"noise_multiplier": 1, "clip_norm": 1, "epsilon": 50, "identifier_share": 0.2, "delta": 1e-3}
 
 
-def trained(folder, settings):
-    with closing(RunFolder.create(folder, RunConfig({**SMALL, **settings}))) as made:
-        run(made, LocalGrid(SMALL["clients"]))
-    files = sorted((folder / "models").glob("*.safetensors"))
-    return {(file.name, key): value for file in files for key, value in load_file(file).items()}
-
-
 @pytest.mark.parametrize("unit", ["client", "none"])
 @pytest.mark.parametrize("base", BASES)
 def test_it_is_its_base_with_rebalancing(base, unit, tmp_path):
-    common = {"privacy-unit": unit}
+    common = {**SMALL, "privacy-unit": unit}
     ours = trained(tmp_path / "ours", {**common, "strategy": "rr-cluster", "base": base, "rebalance-min": 4})
     theirs = trained(tmp_path / "theirs", {**common, "strategy": base, "rebalance-min": 4})
     assert ours.keys() == theirs.keys() != set()

@@ -252,6 +252,9 @@ def test_fedprox_draws_every_step_but_the_first_towards_the_start():
     first = towards(0.5)
     second = towards(1 / (1 + math.exp(-2 * LR))) - LR * 0.5 * first
     np.testing.assert_allclose(models[0], first + second, atol=1e-6)
+    free, *_ = train(FedProx, plan("none", 1), np.zeros((1, 4)), groups="1", config=config, proximal_mu=0.0)
+    average, *_ = train(FedAvg, plan("none", 1), np.zeros((1, 4)), groups="1", config=config)
+    np.testing.assert_array_equal(free, average)
     with pytest.raises(ValueError, match=r"fedprox\.proximal-mu = nan: must be a finite number at least 0"):
         strategy_of(FedProx, plan("none", 1), proximal_mu=math.nan)
 

@@ -104,8 +104,12 @@ def test_a_request_is_read_as_it_was_sent_and_every_field_is_needed(verb):
 
 
 def test_what_is_out_of_bounds_is_not_sent():
-    with pytest.raises(RequestError, match="proximal-mu is nan"):
-        TrainRequest(proximal_mu=math.nan).to_record()
+    with pytest.raises(RequestError, match="penalty-weight is nan"):
+        TrainRequest(penalty="proximal", penalty_weight=math.nan).to_record()
+    with pytest.raises(RequestError, match="penalty-weight is missing"):
+        TrainRequest(penalty="proximal")
+    with pytest.raises(RequestError, match="penalty is missing"):
+        TrainRequest(penalty_weight=1.0)
     with pytest.raises(TypeError, match="chose"):
         TrainRequest(chose=True)
 
