@@ -307,6 +307,10 @@ class Plan(ABC):
     flaws: ClassVar[tuple[str, ...]] = ()
     #: Accountants that are valid for this mechanism (for `paper`: those that it prints).
     accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp")
+    #: Settings of privacy that this mechanism alone has; they are arguments of the constructor.
+    options: ClassVar[tuple[str, ...]] = ()
+    #: Whether the server uses noisy labels of single clients, which need a share of the privacy.
+    noisy_labels: ClassVar[bool] = False
     #: Default share of identifiers.
     usual_share: ClassVar[float] = 0.0
 

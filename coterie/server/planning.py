@@ -60,11 +60,12 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
         return numbers
     if privacy.accountant is not None:
         numbers["accountant"] = privacy.accountant
-    if privacy.mechanism == "rr-slot":
-        numbers["identifiers"] = privacy.identifiers
-    if privacy.mechanism == "paper":
-        numbers["identifier_noise"] = _uncharged(config)
-    return numbers | {
+    own = {name: getattr(privacy, name) for name in PLANS[privacy.mechanism].options}
+    if "identifier_noise" in own:
+        own["identifier_noise"] = _uncharged(config)
+    return {
+        **numbers,
+        **own,
         "clip_norm": privacy.clip_norm,
         "epsilon": privacy.epsilon,
         "delta": delta(config),
@@ -87,7 +88,7 @@ def _identifier_share(config: RunConfig) -> float:
     """Share of a round's privacy for labels or sizes; 0 if they are not used."""
     privacy = config.privacy
     reads_sizes = bool(config.reseeding or _rebalance_min(config) or privacy.divisor == "released")
-    noisy_labels = config.models > 1 and privacy.mechanism != "joint"
+    noisy_labels = config.models > 1 and PLANS[privacy.mechanism].noisy_labels
     if not (reads_sizes or noisy_labels) or _uncharged(config):
         return 0.0
     return PLANS[privacy.mechanism].usual_share if privacy.identifier_share is None else privacy.identifier_share
@@ -95,7 +96,8 @@ def _identifier_share(config: RunConfig) -> float:
 
 def _uncharged(config: RunConfig) -> float:
     """Noise on identifiers outside the budget."""
-    return config.privacy.identifier_noise if config.privacy.mechanism == "paper" and config.models > 1 else 0.0
+    used = "identifier_noise" in PLANS[config.privacy.mechanism].options and config.models > 1
+    return config.privacy.identifier_noise if used else 0.0
 
 
 def _evaluations(config: RunConfig) -> int:

@@ -202,6 +202,8 @@ class RRSlot(Plan):
     title: ClassVar[str] = "RR-Cluster's noisy identifiers with a cohort of fixed size, made right"
     adjacency: ClassVar[str] = "replace one client, or make it absent, at fixed public numbers of clients and of slots"
     sampler: ClassVar[str] = "fixed"
+    options: ClassVar[tuple[str, ...]] = ("identifiers",)
+    noisy_labels: ClassVar[bool] = True
     usual_share: ClassVar[float] = 0.2
     memory: ClassVar[bool] = False
     #: How far a one-hot identifier moves when the client of its slot is another one.
@@ -302,6 +304,7 @@ class Paper(RRSlot):
     mechanism: ClassVar[str] = "paper"
     title: ClassVar[str] = "RR-Cluster as printed, for its tables; never certified"
     adjacency: ClassVar[str] = "as claimed: add/remove one client; the theorem used is for replace-one"
+    options: ClassVar[tuple[str, ...]] = ("identifier_noise",)
     identifier_sensitivity: ClassVar[float] = 1.0
     protected: ClassVar[bool] = False
     memory: ClassVar[bool] = True
