@@ -156,5 +156,5 @@ def _without(folder: str, document: Any) -> Any:
 
 def _said(done: Any) -> str:
     accuracy = (done.result or {}).get("accuracy")
-    came = f"accuracy {100 * accuracy:.2f} %" if accuracy is not None else done.why or "no accuracy"
+    came = f"accuracy {100 * accuracy:.2f} %" if accuracy is not None else done.error or "no accuracy"
     return f"{done.cell.title}: {came}"

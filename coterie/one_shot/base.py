@@ -76,10 +76,10 @@ class OneShot(ClusteredStrategy):
         "non-iid-level": 0.5,
         "evaluate-every": 1,
     }
-    #: Options that matter only after the points have arrived.
-    afterwards: ClassVar[tuple[str, ...]] = ()
-    #: Artifacts with the points.
-    gathers: ClassVar[tuple[str, ...]] = ("points-*", _TRAFFIC)
+    #: Settings of the server, which do not affect the points that clients upload.
+    server_settings: ClassVar[tuple[str, ...]] = ()
+    #: Artifacts with the uploaded points.
+    upload_artifacts: ClassVar[tuple[str, ...]] = ("points-*", _TRAFFIC)
     #: Name of the encoder of :class:`~coterie.wire.LabelRequest`.
     encoder: str = "none"
 
@@ -126,7 +126,7 @@ class OneShot(ClusteredStrategy):
 
     def evaluation(self) -> LabelRequest:
         """The request for labels, with counts if runs are evaluated."""
-        return LabelRequest(labels=self.clusters, encoder=self.encoder, tell=bool(self.evaluate_every))
+        return LabelRequest(labels=self.clusters, encoder=self.encoder, release_counts=bool(self.evaluate_every))
 
     def evaluation_due(self, number: int, last: bool) -> bool:
         """After the round: clients label their records in any case."""

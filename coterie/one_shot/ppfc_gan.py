@@ -119,7 +119,7 @@ class PPFCGAN(OneShot):
     paper: ClassVar[str] = "Yan et al. 2022"
     row_wise: ClassVar[bool] = False
     units: ClassVar[tuple[str, ...]] = ("none", "record")
-    afterwards: ClassVar[tuple[str, ...]] = (
+    server_settings: ClassVar[tuple[str, ...]] = (
         "ppfc-gan.autoencoder",
         "ppfc-gan.pretrain-epochs",
         "ppfc-gan.joint-epochs",

@@ -51,7 +51,7 @@ BUDGET = {"epsilon": 5.0, "delta": 1e-4}
 DECLARED = {"input-shape": "1x4x4", "num-classes": CLASSES}
 GAN = {"gan": "gan-pendigits-gn", "labels": 2, "samples": 4, "average": 0.0, "precision": "float32"}
 CENTROIDS = {"local": "k-means", "local-centroids": 2}
-LABEL = {"labels": 2, "encoder": "none", "tell": True}
+LABEL = {"labels": 2, "encoder": "none", "release-counts": True}
 
 
 def plans(**changes):

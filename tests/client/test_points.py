@@ -284,7 +284,7 @@ def labeller():
 
 def label(folder, client, models=None, **extra):
     content = question(
-        folder, packed(labeller()) if models is None else models, **{"tell": True, "encoder": "none", **extra}
+        folder, packed(labeller()) if models is None else models, **{"release-counts": True, "encoder": "none", **extra}
     )
     return ask("query.label", content, [client])[0]
 
@@ -304,7 +304,7 @@ def test_labels_stay_at_the_client_and_numbers_of_records_are_told(tmp_path):
 
 
 def test_nothing_is_told_where_nobody_asks_or_the_client_does_not_allow_it(tmp_path):
-    assert set(label(tmp_path, 0, tell=False)) == {"reply"}
+    assert set(label(tmp_path, 0, release_counts=False)) == {"reply"}
     mistrusts = Client(0, str(tmp_path / "own"), (8.0, 1e-5))
     assert set(label(tmp_path, mistrusts)) == {"reply"}
     assert len(StateFile(tmp_path / "own", 0).read()["labels"]) > 0

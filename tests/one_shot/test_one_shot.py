@@ -693,7 +693,7 @@ def test_what_clients_are_asked_for(asked, sent):
     assert strategy_of(KFED, nothing(), **own).request() == CentroidsRequest(local="k-means", local_centroids=sent)
     fuzzy = strategy_of(FFCM, nothing(), **own, fuzzifier=1.7)
     assert fuzzy.request() == CentroidsRequest(local="fuzzy-c-means", local_centroids=sent, fuzzifier=1.7)
-    assert fuzzy.evaluation() == LabelRequest(labels=3, encoder="none", tell=True)
+    assert fuzzy.evaluation() == LabelRequest(labels=3, encoder="none", release_counts=True)
     gan = strategy_of(
         PPFCGAN,
         nothing(),
@@ -705,7 +705,7 @@ def test_what_clients_are_asked_for(asked, sent):
         evaluate_every=0,
     )
     assert gan.request() == GanRequest(gan="gan-pendigits-gn", labels=3, samples=9, average=0.9, precision="bfloat16")
-    assert gan.evaluation() == LabelRequest(labels=3, encoder="sae", tell=False)
+    assert gan.evaluation() == LabelRequest(labels=3, encoder="sae", release_counts=False)
 
 
 def test_a_gan_that_collapsed_is_named(tmp_path, caplog):
