@@ -28,7 +28,7 @@ from coterie.wire import CentroidsRequest, GanRequest, LabelRequest, RequestErro
 
 ReplyOrError = RecordDict | ClientError
 
-_UNPAID = "this client has a budget of its own, and centroids of its records are outside it: it refuses"
+_UNPAID = "this client has its own budget, which does not cover centroids of its records: request rejected"
 
 
 def gan(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:

@@ -55,15 +55,13 @@ class Source:
 
     def __post_init__(self) -> None:
         if not self.num_classes >= 0:
-            raise DataError(
-                f"{self.name}: num_classes is {self.num_classes}; it must be at least 1, or 0 for regression"
-            )
+            raise DataError(f"{self.name}: num_classes must be at least 1, or 0 for regression, not {self.num_classes}")
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             self._check(f"{self.name}: {part}_x and {part}_y", x, y)
         if self.train_x.shape[1:] != self.test_x.shape[1:] or self.kind != _kind(self.test_x):
             raise DataError(
                 f"{self.name}: train {self.kind} are {self.train_x.shape[1:]}, "
-                f"test {_kind(self.test_x)} {self.test_x.shape[1:]}; they must be alike"
+                f"test {_kind(self.test_x)} {self.test_x.shape[1:]}; they must match"
             )
         self._check_owners()
 
@@ -86,8 +84,8 @@ class Source:
         """
         if self.train_x.dtype != self.test_x.dtype:
             raise DataError(
-                f"{self.name}: train_x is {self.train_x.dtype} and test_x {self.test_x.dtype}; they must be alike to "
-                "be used as one"
+                f"{self.name}: train_x and test_x must have the same dtype to be merged, not {self.train_x.dtype} and "
+                f"{self.test_x.dtype}"
             )
         x, y = np.concatenate([self.train_x, self.test_x]), np.concatenate([self.train_y, self.test_y])
         return Source(self.name, x, y, x, y, self.num_classes)
@@ -97,24 +95,24 @@ class Source:
             raise DataError(f"{where} must be numpy arrays, not {type(x).__name__} and {type(y).__name__}")
         if x.ndim not in (2, 4) or y.shape != x.shape[:1] or not (x.size or self.may_be_empty):
             raise DataError(
-                f"{where} have shapes {x.shape} and {y.shape}; needed: images (n, C, H, W), tokens (n, L) or vectors "
-                "(n, F), and (n,), n > 0"
+                f"{where} must have shapes (n, C, H, W) for images, (n, L) for tokens or (n, F) for vectors, and (n,), "
+                f"with n > 0, not {x.shape} and {y.shape}"
             )
         target = "int64" if self.num_classes else "float32"
         if (x.ndim, x.dtype.name) not in _KINDS or y.dtype.name != target:
             raise DataError(
-                f"{where} are {x.dtype} and {y.dtype}, and num_classes is {self.num_classes}; needed: images float32 "
-                "or uint8, tokens int64, vectors float32; labels int64, or float32 targets where num_classes is 0"
+                f"{where} are {x.dtype} and {y.dtype} with num_classes = {self.num_classes}; expected float32 or uint8 "
+                "images, int64 tokens or float32 vectors, and int64 labels, or float32 targets if num_classes is 0"
             )
         if any(array.dtype == np.float32 and not np.isfinite(array).all() for array in (x, y)):
-            raise DataError(f"{where}: a value is not finite")
+            raise DataError(f"{where} must be finite")
         if not len(y):
             return
         if self.num_classes and not (y.min() >= 0 and y.max() < self.num_classes):
             raise DataError(f"{where}: labels span {y.min()}..{y.max()}; allowed: 0..{self.num_classes - 1}")
         if _kind(x) == "tokens" and not (x.min() >= 0 and x.max() < self.num_classes):
             raise DataError(
-                f"{where}: tokens span {x.min()}..{x.max()}; allowed: 0..num_classes-1, and num_classes is "
+                f"{where}: tokens span {x.min()}..{x.max()}; allowed: 0..num_classes-1, with num_classes = "
                 f"{self.num_classes}"
             )
 
@@ -125,13 +123,13 @@ class Source:
             where = f"{self.name}: {part}_owner"
             if not (isinstance(owner, np.ndarray) and owner.dtype == np.int64 and owner.shape == y.shape):
                 raise DataError(
-                    f"{where} must be an int64 array of shape {y.shape}, as the other owner array is given, not "
+                    f"{where} must be an int64 array of shape {y.shape}, because the other owner array is given, not "
                     f"{getattr(owner, 'dtype', type(owner).__name__)} {getattr(owner, 'shape', '')}".rstrip()
                 )
             if owner.min() < 0 or owner.max() >= self.owners or not np.bincount(owner, minlength=self.owners).all():
                 raise DataError(
-                    f"{where} spans {owner.min()}..{owner.max()}; each owner 0..{self.owners - 1} needs rows of "
-                    "training and of test data: leave out the others and number the rest"
+                    f"{where} spans {owner.min()}..{owner.max()}, but each owner 0..{self.owners - 1} must have "
+                    "training and test rows: remove the others and renumber the rest"
                 )
 
 
@@ -176,4 +174,4 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message for a name not in `known`: it suggests the closest name and lists all."""
     names = sorted(known)
     nearest = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.0)[0]
-    return f"unknown {kind} '{name}'; the nearest is '{nearest}'; there are {', '.join(names)}"
+    return f"unknown {kind} '{name}'; did you mean '{nearest}'? Available: {', '.join(names)}"

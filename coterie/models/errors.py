@@ -14,4 +14,4 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """The message for a name that is not among `known`: the nearest one, then all."""
     names = sorted(known)
     nearest = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.0)[0]
-    return f"unknown {kind} '{name}'; the nearest is '{nearest}'; there are {', '.join(names)}"
+    return f"unknown {kind} '{name}'; did you mean '{nearest}'? Available: {', '.join(names)}"

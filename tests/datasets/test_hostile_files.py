@@ -116,7 +116,7 @@ def header_of(size):
     return b"\x93NUMPY\x02\x00" + struct.pack("<I", size) + bytes(size)
 
 
-NO_ARCHIVE = "is not an archive of plain numbers"
+NO_ARCHIVE = "is not a numpy archive of numeric arrays"
 ARCHIVES = {
     "8 GB": (claiming(8 * 10**9, "x"), r"unpacks to 8,000,000,\d+ bytes, and the limit is 4,294,967,296", REJECTED),
     "two times 3 GB": (claiming(3 * 10**9, "x", "x_test"), r"unpacks to 6,000,000,\d+ bytes", REJECTED),
@@ -135,12 +135,12 @@ ARCHIVES = {
     "nested header": (npz(x=npy(descr="(" * 4000, shape=(1,)).replace(b"'((", b"(((")), NO_ARCHIVE, REJECTED),
     "long header": (npz(x=header_of(300 * 2**20)), NO_ARCHIVE, REJECTED),
     "version 9": (npz(x=npy(shape=(12, 30), data=bytes(360), version=(9, 0))), r"version \(9, 0\)", REJECTED),
-    "objects": (npz(x=npy(np.array([{1: 2}] * 12))), "pickled objects", REJECTED),
-    "object array": (lambda path: np.savez(path, x=np.array([{1: 2}] * 12), y=Y), "pickled objects", REJECTED),
+    "objects": (npz(x=npy(np.array([{1: 2}] * 12))), "[Pp]ickled objects", REJECTED),
+    "object array": (lambda path: np.savez(path, x=np.array([{1: 2}] * 12), y=Y), "[Pp]ickled objects", REJECTED),
     "numbers of 1 MB": (npz(x=npy(shape=(1,), descr="|S1000000")), NO_ARCHIVE, REJECTED),
-    "structures": (npz(x=npy(np.zeros(12, "i4,f4"))), "no type of numbers", REJECTED),
-    "complex numbers": (npz(x=npy(X.astype(complex))), "no type of numbers", REJECTED),
-    "dates": (npz(x=npy(X.astype("M8[s]"))), "no type of numbers", REJECTED),
+    "structures": (npz(x=npy(np.zeros(12, "i4,f4"))), "not a numeric type", REJECTED),
+    "complex numbers": (npz(x=npy(X.astype(complex))), "not a numeric type", REJECTED),
+    "dates": (npz(x=npy(X.astype("M8[s]"))), "not a numeric type", REJECTED),
     "NaN payloads": (
         npz(
             x=npy(np.where(np.arange(12)[:, None] == 3, np.uint32(0x7FC0DEAD), 0).repeat(30, 1).astype("u4").view("f4"))
@@ -210,11 +210,11 @@ TABLES = {
         "the run's examples are 1 numbers",
         REJECTED,
     ),
-    "open quote.csv": (csv(ROWS + '"' + "1,2\n" * 10**5), "a quote is not closed in its line", 12 + 10**5 - 1),
+    "open quote.csv": (csv(ROWS + '"' + "1,2\n" * 10**5), "a line has an unclosed quote", 12 + 10**5 - 1),
     "long field.csv": (csv(ROWS + '1,"' + "2" * 200_000 + '"\n'), "infinity|field larger", 12),
     "zero bytes.csv": (csv(ROWS + "1,\0\n"), "could not convert", 12),
     "no text.csv": (binary(ROWS.encode() + b"1,\xff\xfe\n"), "could not convert", 12),
-    "UTF-16.csv": (binary(ROWS.encode("utf-16")), "needs one column called label|no text|could not", REJECTED),
+    "UTF-16.csv": (binary(ROWS.encode("utf-16")), "must have one column named label|no text|could not", REJECTED),
     "quoted first line.csv": (csv('"label,a\n1,2\n'), "column", REJECTED),
     "long name.csv": (csv("a" * 10**6 + "\n1\n"), "field larger than field limit", REJECTED),
     "huge numbers.csv": (csv(ROWS + "1,1e999\n"), "record 12, .* infinity", 12),
@@ -229,20 +229,24 @@ TABLES = {
     "rows.parquet": (long_parquet, r"unpacks to 5,368,709,120 bytes, and the limit is 4,294,967,296", REJECTED),
     "text of 1 GB.parquet": (
         parquet(lambda: {"label": Y, "a": ["a" * 10**6] * 12}),
-        "column 'a': string is no type of numbers",
+        "column 'a': string is not a numeric type",
         REJECTED,
     ),
-    "lists.parquet": (parquet(lambda: {"label": Y, "a": [[1, 2]] * 12}), "list<.*no type of numbers", REJECTED),
+    "lists.parquet": (parquet(lambda: {"label": Y, "a": [[1, 2]] * 12}), "list<.*not a numeric type", REJECTED),
     "10,000 columns.parquet": (
         parquet(lambda: {"label": Y, **{f"a{i}": Y for i in range(10_000)}}),
-        "the run's examples are",
+        "but the run expects",
         REJECTED,
     ),
     "two labels.parquet": (parquet(lambda: {"label": Y, "target": Y}), "and has 2", REJECTED),
-    "truncated.parquet": (truncated(parquet(lambda: {"label": Y, "a": Y}), 0.6), "is not a parquet file", REJECTED),
-    "damaged.parquet": (damaged_parquet, "is not a parquet file", REJECTED),
-    "footer.parquet": (binary(b"PAR1" + b"\0" * 64 + b"\xff\xff\xff\x7fPAR1"), "is not a parquet file", REJECTED),
-    "holes.parquet": (sparse(8 * GIB, b"PAR1"), "is not a parquet file", REJECTED),
+    "truncated.parquet": (
+        truncated(parquet(lambda: {"label": Y, "a": Y}), 0.6),
+        "is not a valid parquet file",
+        REJECTED,
+    ),
+    "damaged.parquet": (damaged_parquet, "is not a valid parquet file", REJECTED),
+    "footer.parquet": (binary(b"PAR1" + b"\0" * 64 + b"\xff\xff\xff\x7fPAR1"), "is not a valid parquet file", REJECTED),
+    "holes.parquet": (sparse(8 * GIB, b"PAR1"), "is not a valid parquet file", REJECTED),
 }
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
@@ -293,7 +297,7 @@ def comments(number):
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 6\n%%EndComments\n%%EOF\n"
-NO_IMAGE = "is not an image that can be read"
+NO_IMAGE = "is not a (readable|supported) image"
 TOO_MANY = "has too many pixels"
 PICTURES = {
     "eps.png": (POSTSCRIPT, "none of PNG, JPEG, BMP, GIF, TIFF, WEBP"),
@@ -317,7 +321,7 @@ PICTURES = {
     "cut.webp": (cut(saved("WEBP", lossless=True)), NO_IMAGE),
     "wide.bmp": (saved("BMP")[:18] + struct.pack("<ii", 2**30, 2**30) + saved("BMP")[26:], TOO_MANY),
     "wide.gif": (b"GIF89a" + struct.pack("<HH", 65_535, 65_535) + saved("GIF")[10:], TOO_MANY),
-    "tags.tif": (tagged(5_000, 2**20), "used again and again"),
+    "tags.tif": (tagged(5_000, 2**20), "referenced repeatedly"),
     "holes.webp": (b"RIFF\xff\xff\xff\x7fWEBP", NO_IMAGE),
     "nothing.png": (b"", NO_IMAGE),
 }

@@ -217,7 +217,7 @@ def test_few_records_are_tested_on_themselves_or_refused(tmp_path):
     path = write_npz(tmp_path / "kept", x[kept], y[kept])
     found = shard(path)
     assert found.test.x is found.x
-    assert describe(str(path)).endswith("none held out: tested on all")
+    assert describe(str(path)).endswith("none held out, so all are used for testing")
     path = write_npz(tmp_path / "held", x[~kept], y[~kept])
     with pytest.raises(DataError, match=r"all \d+ records are held out; add records, or give test data"):
         shard(path)
@@ -271,13 +271,16 @@ def folder(path, *files):
 
 
 ARCHIVES = {
-    "is not an archive of plain numbers .*pickled objects, which could run code": (np.array([{1: 2}] * 12), Y),
+    "is not a numpy archive of numeric arrays .*Pickled objects are rejected because they could run code": (
+        np.array([{1: 2}] * 12),
+        Y,
+    ),
     r"x, y have shapes \(12, 1, 6, 5\) and \(5,\)": (X, Y[:5]),
     r"have shapes .* and \(12, 1\); needed: \(n, ...\) and \(n,\)": (X, Y[:, None]),
     r"x, y have shapes \(12,\)": (X[:, 0, 0, 0], Y),
-    "there are no records": (X[:0], Y[:0]),
-    "<U3 is no type of numbers": (X.astype(str), Y),
-    "bool is no type of numbers": (X, Y.astype(bool)),
+    "no records": (X[:0], Y[:0]),
+    "<U3 is not a numeric type": (X.astype(str), Y),
+    "bool is not a numeric type": (X, Y.astype(bool)),
     "record 3, counted from 0, holds NaN": (np.where(np.arange(12)[:, None, None] == 3, np.nan, X[:, 0] / 255), Y),
     "record 5, .* infinity": (np.where(np.arange(12)[:, None, None] == 5, 1e300, X[:, 0] / 255), Y),
     "record 7, .* holds NaN": (X, np.where(np.arange(12) == 7, np.nan, Y)),
@@ -289,7 +292,7 @@ ARCHIVES = {
     "records of 20 numbers, and the run's examples are 1x6x5": (X.reshape(12, 30)[:, :20], Y),
     r"a pixel is \d{4,}; pixels are whole numbers from 0 to 255": (X.astype(int) * 256, Y),
     r"a pixel is -\d+; pixels are whole": (X.astype(int) - 300, Y),
-    r"a pixel is \d+; pixels are fractions in \[0, 1\] where they are floats": (X.astype(float), Y),
+    r"a pixel is \d+; pixels must be floats in \[0, 1\]": (X.astype(float), Y),
 }
 
 
@@ -305,8 +308,8 @@ TABLES = {
     "and has 0; its columns are 1, 2, 3": "1,2,3\n1,2,3\n",
     "and has 2; its columns are label, target, a": "label,target,a\n1,2,3\n",
     "could not convert string '1;2;3'": "a;b;label\n1;2;3\n",
-    "there are no records": "label,a\n",
-    "none with features": "label\n1\n",
+    "no records": "label,a\n",
+    "records without features": "label\n1\n",
     "could not convert string 'red' to float64 at row 1, column 2": "label,a\n1,2\n1,red\n",
     "could not convert string ''": "label,a\n1,\n",
     "record 0, counted from 0, holds NaN, a gap or infinity": "label,a\n1,nan\n",
@@ -314,7 +317,7 @@ TABLES = {
     "names 2 columns, and rows have 3": "label,a\n1,2,3\n",
     "a label is -1; labels": "label,a\n-1,2\n",
     "holds real targets, and the run has 4 classes; give it column 'label'": f"target,{NAMES}\n1{',1' * 30}\n",
-    r"a pixel is 0\.5; pixels are whole numbers .*\.csv holds whole": f"label,{NAMES}\n1{',0.5' * 30}\n",
+    r"a pixel is 0\.5; pixels must be integers .*\.csv has integers": f"label,{NAMES}\n1{',0.5' * 30}\n",
 }
 
 
@@ -330,7 +333,7 @@ def test_what_is_wrong_in_parquet_is_said(tmp_path):
 
     path = tmp_path / "own.parquet"
     for columns, complaint in (
-        ({"label": [1, 2], "a": ["red", "blue"]}, "column 'a': string is no type of numbers"),
+        ({"label": [1, 2], "a": ["red", "blue"]}, "column 'a': string is not a numeric type"),
         ({"label": [1, 2], "a": [1, None]}, "record 1, counted from 0, holds NaN, a gap"),
         ({"a": [1, 2]}, "its columns are a"),
         ({"label": np.zeros(0), "a": np.zeros(0)}, "no records"),
@@ -338,7 +341,7 @@ def test_what_is_wrong_in_parquet_is_said(tmp_path):
         parquet.write_table(pyarrow.table(columns), path)
         with pytest.raises(DataError, match=complaint):
             shard(path, (1,))
-    with pytest.raises(DataError, match="is not a parquet file"):
+    with pytest.raises(DataError, match="is not a valid parquet file"):
         shard(text(path, "PAR1 it is not"))
 
 
@@ -352,18 +355,18 @@ FOLDERS = {
     r"none.npz does not exist; a client's data are \.npz, \.csv, \.parquet, a folder": lambda p: p / "none.npz",
     r"data.txt: unsupported file type \.txt; a client's data are": lambda p: text(p / "data.txt", "1"),
     r"unsupported file type \(no suffix\)": lambda p: text(p / "data", "1"),
-    "a.npz is not an archive of plain numbers": lambda p: text(p / "a.npz", "no zip"),
-    "b.npz is not an archive of plain numbers": lambda p: text(p / "b.npz", ""),
+    "a.npz is not a numpy archive of numeric arrays": lambda p: text(p / "a.npz", "no zip"),
+    "b.npz is not a numpy archive of numeric arrays": lambda p: text(p / "b.npz", ""),
     "has no array 'y'; it needs x, y$": lambda p: folder(p / "b", ("a.npz", {"x": X})) / "a.npz",
     "has no array 'y_test'; it needs x, y, x_test, y_test": lambda p: write_npz(p / "a", X, Y, x_test=X),
-    "own/0/broken.png is not an image that can be read": lambda p: broken_picture(p / "own"),
+    "own/0/broken.png is not a (readable|supported) image": lambda p: broken_picture(p / "own"),
     "deep.png has pixels of more than 8 bits": lambda p: deep_picture(p / "own"),
-    r"own/bird: which class is 'bird'\? .* in classes.txt \(there is none\)": lambda p: unnamed_class(p / "own"),
+    r"own/bird: unknown class 'bird'; .* in classes.txt \(not found\)": lambda p: unnamed_class(p / "own"),
     r"'bird'\? .* \(it lists cat, dog\)": lambda p: unnamed_class(p / "own", "cat\ndog"),
     "classes.txt names a class twice": lambda p: unnamed_class(p / "own", "bird\nbird"),
     "own holds no images: they lie in folders, one a class": lambda p: folder(p / "own"),
     "own holds test data and no train data": lambda p: folder(p / "own", ("test", {"x": X, "y": Y})),
-    "x_test, y_test, and .* keep the ones": lambda p: folder(
+    "x_test and y_test, but .* keep only one": lambda p: folder(
         p / "own", ("train", {"x": X, "y": Y, "x_test": X, "y_test": Y})
     ),
     "own holds train.npz and train.csv; keep one of them": lambda p: (
@@ -387,7 +390,7 @@ def test_nothing_is_ever_unpickled(tmp_path):
         np.savez(path, x=np.array([Trap()], object), y=[0])
     (tmp_path / "b.npz").write_bytes(pickle.dumps(Trap()))
     for name in ("a.npz", "b.npz"):
-        with pytest.raises(DataError, match="are not read"):
+        with pytest.raises(DataError, match="are rejected"):
             describe(str(tmp_path / name))
     assert not (tmp_path / "sprung").exists()
 
@@ -397,7 +400,7 @@ def test_labels_are_no_targets_and_pictures_no_vectors(tmp_path):
         shard(write_csv(tmp_path / "a", X, Y), (30,), 0)
     with pytest.raises(DataError, match="holds images, of 1 or 3 channels, and the run's examples are 30 numbers"):
         shard(write_pictures(tmp_path / "b", X, Y), (30,))
-    with pytest.raises(DataError, match="features are made of images"):
+    with pytest.raises(DataError, match="features require images"):
         shard(write_npz(tmp_path / "c", *vectors()), (7,), transform=features("pool2"))
 
 
@@ -434,9 +437,9 @@ def test_a_federation_of_files(tmp_path):
         DataError, match=r"holds no data of client 3 of 4 \(clients = 4\); needed: client-3.npz, client-3.csv"
     ):
         own_federation(str(tmp_path), 4, known, None).shard(3)
-    with pytest.raises(DataError, match="needs the folder of the clients' data: --data-dir"):
+    with pytest.raises(DataError, match="requires the folder of the clients' data: --data-dir"):
         own_federation(None, 3, known, None)
-    with pytest.raises(DataError, match="the run's data are text"):
+    with pytest.raises(DataError, match="the run uses text"):
         own_federation(str(tmp_path), 3, facts("shakespeare", "", "none"), None)
     write_npz(tmp_path / "client-1", x, y)
     with pytest.raises(DataError, match=r"client-1\.npz and client-1\.csv; keep one"):
@@ -546,7 +549,7 @@ def test_a_gap_in_a_parquet_column_changes_no_other_record(tmp_path):
 
 def test_what_the_owner_declares_is_checked_before_a_run(tmp_path):
     write_npz(tmp_path / "own", X.astype(int), np.where(np.arange(12) == 5, 9, Y))
-    assert "left out or clamped: " in describe(str(tmp_path / "own.npz"), Declared.parse("1x6x5", 4))
+    assert "dropped or clamped: " in describe(str(tmp_path / "own.npz"), Declared.parse("1x6x5", 4))
     assert "a label is 9" in describe(str(tmp_path / "own.npz"), Declared.parse("1x6x5", 4))
     assert "left out" not in describe(str(tmp_path / "own.npz"), Declared.parse("1x6x5", 10))
     with pytest.raises(DataError, match="the run's examples are 1x5x5"):

@@ -109,11 +109,7 @@ def test_lines_are_added_to_the_targets():
         ("rotation-90", {"x": np.zeros((6, 4), np.float32)}, "'rotation-90' turns images"),
         ("label-shift", {"num_classes": 0}, "'label-shift' changes labels, and these data have real targets"),
         ("label-permutation", {"num_classes": 0}, "'label-permutation' changes labels"),
-        (
-            "lines",
-            {},
-            r"'lines' is for points with real targets, .* not for examples of shape \(2, 9, 9\) in 10 classes",
-        ),
+        ("lines", {}, r"'lines' requires points with real targets, .* not examples of shape \(2, 9, 9\) in 10 classes"),
         ("lines", {"x": np.zeros((6, 2), np.float32), "num_classes": 0}, r"'lines' .* of shape \(2,\) in 0 classes"),
         ("lines", {"x": np.zeros((6, 1), np.float32)}, r"'lines' .* of shape \(1,\) in 10 classes"),
     ],

@@ -374,7 +374,7 @@ def test_the_shift_of_a_group_comes_on_top(named, spread):
             r"20 clients need 200 of digits's \d+ training images of class \d, each once; use fewer clients",
         ),
         *(
-            ({"non_iid_level": p}, f"non_iid_level is {p}; it must be -1, for off, or from 0 to 1")
+            ({"non_iid_level": p}, rf"non_iid_level must be -1 \(off\) or from 0 to 1, not {p}")
             for p in (-0.5, 1.01, float("nan"))
         ),
         ({"non_iid_level": 0, "dirichlet_alpha": 0.5}, r"non_iid_level is 0, .*\(they are 0.5, 0 and 0\)"),
@@ -479,7 +479,5 @@ def test_tokens_and_vectors_pass_as_they_are(named):
 @pytest.mark.parametrize("transform", [lambda x: x[:, :, ::2], lambda x: x[:, :1], lambda x: x.copy()])
 def test_features_of_what_is_no_image_are_refused(transform):
     plain("lines-easy", clients=2, transform=lambda x: x)
-    with pytest.raises(
-        DataError, match="features are made of images, and lines-easy holds vectors; use features 'none'"
-    ):
+    with pytest.raises(DataError, match="features require images, and lines-easy holds vectors; use features 'none'"):
         plain("lines-easy", clients=2, transform=transform)

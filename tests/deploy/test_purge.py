@@ -134,13 +134,13 @@ def test_a_superlink_that_runs(coterie, superlink):
 
 
 def test_what_is_no_database(coterie, tmp_path):
-    assert_refused(coterie("purge", tmp_path / "none"), "is not there")
-    assert_refused(coterie("purge", tmp_path), "is not there")
+    assert_refused(coterie("purge", tmp_path / "none"), "does not exist")
+    assert_refused(coterie("purge", tmp_path), "does not exist")
     (tmp_path / "text").write_text("text " * 1000)
-    assert_refused(coterie("purge", tmp_path / "text"), "is no database")
+    assert_refused(coterie("purge", tmp_path / "text"), "not a database")
     with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as connection:
         connection.execute("CREATE TABLE run (run_id INTEGER)")
-    assert_refused(coterie("purge", tmp_path / "other.db"), "is no database of a SuperLink of flwr 1.39")
+    assert_refused(coterie("purge", tmp_path / "other.db"), "not the database of a SuperLink of flwr 1.39")
 
 
 def test_a_database_that_may_not_be_written(coterie, superlink):
