@@ -141,7 +141,7 @@ def _alone(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BenchError(f"another process is at work in {out}: wait for it, or choose another --out") from None
+            raise BenchError(f"{out} is in use by another process: wait for it, or choose another --out") from None
         yield
 
 

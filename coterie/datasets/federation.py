@@ -254,14 +254,14 @@ def _check_split(
         ("classes_per_client", classes_per_client),
     ):
         if not 0 <= value < math.inf:
-            raise DataError(f"{name} must be {'finite and ' if value == math.inf else ''}at least 0, not {value}")
+            raise DataError(f"{name} is {value}; it must be at least 0" + (", and finite" if value == math.inf else ""))
     if dirichlet_alpha and classes_per_client:
         raise DataError(
             f"dirichlet_alpha = {dirichlet_alpha:g} and classes_per_client = {classes_per_client} are alternatives; "
             "set one of them to 0"
         )
     if not (non_iid_level == -1 or 0 <= non_iid_level <= 1):
-        raise DataError(f"non_iid_level must be -1 (off) or from 0 to 1, not {non_iid_level}")
+        raise DataError(f"non_iid_level is {non_iid_level}; it must be -1 (off), or from 0 to 1")
     if non_iid_level >= 0 and (dirichlet_alpha or classes_per_client or validation):
         raise DataError(
             f"non_iid_level = {non_iid_level:g} divides all data and sets the label distribution: set dirichlet_alpha, "

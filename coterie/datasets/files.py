@@ -104,8 +104,8 @@ class Records:
         above = fitted.y >= num_classes
         if above.any():
             problem = (
-                f"{self.where}: label {fitted.y[above].max():g} is out of range: the run has {num_classes} classes, "
-                "numbered from 0; remove these records, or start a run with more classes"
+                f"{self.where}: a label is {fitted.y[above].max():g}, but the run has {num_classes} classes, numbered "
+                "from 0; remove such records, or start a run with more classes"
             )
             fitted = replace(fitted._only(~above), problems=(*fitted.problems, problem))
         return replace(fitted, y=fitted.y.astype(np.int64))
@@ -147,8 +147,8 @@ class Records:
         if not wrong.any():
             return self
         problem = (
-            f"{self.where}: labels must be integers from 0, not {self.y[wrong][0]:g}; name the column of real targets "
-            "'target'"
+            f"{self.where}: a label is {self.y[wrong][0]:g}; labels must be integers from 0; name the column of real "
+            "targets 'target'"
         )
         return replace(self._only(~wrong), problems=(*self.problems, problem))
 
@@ -226,7 +226,7 @@ def _need_regular(path: Path) -> None:
 
 def _need_at_most(limit: int, size: int, where: str, action: str) -> None:
     if size > limit:
-        raise DataError(f"{where} {action} {size:,} bytes, more than the limit of {limit:,}; reduce its size")
+        raise DataError(f"{where} {action} {size:,} bytes, but the limit is {limit:,}; reduce its size")
 
 
 def _part(path: Path, home: Path, shape: Shape | None) -> Records:
@@ -568,7 +568,7 @@ def _picture(file: Path, shape: Shape | None) -> tuple[Array, Array]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{file} has too many pixels ({error}); the limit is {MAX_PIXELS:,}; reduce its size") from None
     except UnidentifiedImageError:
-        raise DataError(f"{file} is not a supported image ({', '.join(_FORMATS)})") from None
+        raise DataError(f"{file} is not a readable image: it is none of {', '.join(_FORMATS)}") from None
     except Exception as error:  # Pillow raises arbitrary errors for corrupt images
         raise DataError(f"{file} is not a readable image ({_short(error)}); replace or remove it") from None
     if image.mode in ("I", "F") or ";" in image.mode:

@@ -55,7 +55,9 @@ class Source:
 
     def __post_init__(self) -> None:
         if not self.num_classes >= 0:
-            raise DataError(f"{self.name}: num_classes must be at least 1, or 0 for regression, not {self.num_classes}")
+            raise DataError(
+                f"{self.name}: num_classes is {self.num_classes}; it must be at least 1, or 0 for regression"
+            )
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             self._check(f"{self.name}: {part}_x and {part}_y", x, y)
         if self.train_x.shape[1:] != self.test_x.shape[1:] or self.kind != _kind(self.test_x):
@@ -95,24 +97,24 @@ class Source:
             raise DataError(f"{where} must be numpy arrays, not {type(x).__name__} and {type(y).__name__}")
         if x.ndim not in (2, 4) or y.shape != x.shape[:1] or not (x.size or self.may_be_empty):
             raise DataError(
-                f"{where} must have shapes (n, C, H, W) for images, (n, L) for tokens or (n, F) for vectors, and (n,), "
-                f"with n > 0, not {x.shape} and {y.shape}"
+                f"{where} have shapes {x.shape} and {y.shape}; expected images (n, C, H, W), tokens (n, L) or vectors "
+                "(n, F), and (n,), with n > 0"
             )
         target = "int64" if self.num_classes else "float32"
         if (x.ndim, x.dtype.name) not in _KINDS or y.dtype.name != target:
             raise DataError(
-                f"{where} are {x.dtype} and {y.dtype} with num_classes = {self.num_classes}; expected float32 or uint8 "
-                "images, int64 tokens or float32 vectors, and int64 labels, or float32 targets if num_classes is 0"
+                f"{where} are {x.dtype} and {y.dtype}, and num_classes is {self.num_classes}; expected "
+                "float32 or uint8 images, int64 tokens or float32 vectors, int64 labels (0 classes: float32 targets)"
             )
         if any(array.dtype == np.float32 and not np.isfinite(array).all() for array in (x, y)):
-            raise DataError(f"{where} must be finite")
+            raise DataError(f"{where}: a value is not finite")
         if not len(y):
             return
         if self.num_classes and not (y.min() >= 0 and y.max() < self.num_classes):
             raise DataError(f"{where}: labels span {y.min()}..{y.max()}; allowed: 0..{self.num_classes - 1}")
         if _kind(x) == "tokens" and not (x.min() >= 0 and x.max() < self.num_classes):
             raise DataError(
-                f"{where}: tokens span {x.min()}..{x.max()}; allowed: 0..num_classes-1, with num_classes = "
+                f"{where}: tokens span {x.min()}..{x.max()}; allowed: 0..num_classes-1, and num_classes is "
                 f"{self.num_classes}"
             )
 
@@ -123,13 +125,13 @@ class Source:
             where = f"{self.name}: {part}_owner"
             if not (isinstance(owner, np.ndarray) and owner.dtype == np.int64 and owner.shape == y.shape):
                 raise DataError(
-                    f"{where} must be an int64 array of shape {y.shape}, because the other owner array is given, not "
+                    f"{where} must be an int64 array of shape {y.shape}, as the other owner array is given, not "
                     f"{getattr(owner, 'dtype', type(owner).__name__)} {getattr(owner, 'shape', '')}".rstrip()
                 )
             if owner.min() < 0 or owner.max() >= self.owners or not np.bincount(owner, minlength=self.owners).all():
                 raise DataError(
-                    f"{where} spans {owner.min()}..{owner.max()}, but each owner 0..{self.owners - 1} must have "
-                    "training and test rows: remove the others and renumber the rest"
+                    f"{where} spans {owner.min()}..{owner.max()}; each owner 0..{self.owners - 1} needs "
+                    "rows of training and of test data: remove the others and renumber the rest"
                 )
 
 

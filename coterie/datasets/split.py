@@ -133,11 +133,11 @@ def by_classes(
             rows for its holders, or no test rows.
     """
     if classes > source.num_classes:
-        raise DataError(
-            f"classes_per_client must be at most {source.num_classes}, the classes of {source.name}, not {classes}"
-        )
+        raise DataError(f"classes_per_client is {classes}; {source.name} has {source.num_classes} classes")
     if 0 < samples_per_client < classes:
-        raise DataError(f"samples_per_client must be at least classes_per_client = {classes}, not {samples_per_client}")
+        raise DataError(
+            f"samples_per_client is {samples_per_client}; it must be at least classes_per_client = {classes}"
+        )
     everyone, size = clients + set_aside, samples_per_client or classes
     counts = np.zeros((everyone, source.num_classes), np.int64)
     for i in rng.permutation(everyone):
@@ -197,7 +197,7 @@ def by_level(source: Source, clients: int, level: float, samples_per_client: int
         if len(rows) < max(samples_per_client, 1):
             raise DataError(
                 f"client {i} has {len(rows)} of {source.name}'s {len(source.train_y)} {source.kind} at non_iid_level "
-                f"{level:g}, but requires {max(samples_per_client, 1)}; use fewer clients, a smaller "
+                f"{level:g}, but needs {max(samples_per_client, 1)}; use fewer clients, a smaller "
                 "samples_per_client or a lower level"
             )
     if samples_per_client:
@@ -270,6 +270,6 @@ def _rows_by(key: npt.NDArray[np.int64] | None, count: int) -> list[Rows]:
 
 def _too_few(source: Source, clients: int, needed: int, available: int, which: str = "") -> DataError:
     return DataError(
-        f"{clients} clients require {needed} distinct training {source.kind}{which}, but {source.name} has {available};"
-        " use fewer clients or a smaller samples_per_client"
+        f"{clients} clients need {needed} training {source.kind}{which}, but {source.name} has {available}; "
+        "use fewer clients or a smaller samples_per_client"
     )

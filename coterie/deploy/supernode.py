@@ -45,7 +45,7 @@ def pin(expected: str) -> None:
     """
     pull = getattr(flower, "_pull_and_store_message", None)
     if pull is None or not set(inspect.signature(pull).parameters) >= _NEEDED:
-        raise DeployError("--fab-hash is not supported with this version of flwr; install flwr 1.39")
+        raise DeployError("--fab-hash: not supported with this version of flwr; install flwr 1.39")
     flower._pull_and_store_message = guarded(pull, expected)
 
 

@@ -191,7 +191,7 @@ class CentroidsRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelRequest(Request):
-    """Label every record by the nearest centroid; return counts where ``release_counts`` and the client allow it."""
+    """Label every record by the nearest centroid; return counts if both ``release_counts`` and the client allow it."""
 
     verb: ClassVar[str] = LABEL
 

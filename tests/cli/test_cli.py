@@ -120,7 +120,7 @@ def test_a_note_is_shown_once(coterie, caplog):
         (["--config", "number.toml"], ["number.toml"]),
         (["--engine", "cloud"], ["--engine cloud", "local", "ray"]),
         (["--seed", "-1"], ["seed = -1"]),
-        (["--resume"], ["resume needs", "out"]),
+        (["--resume"], ["resume requires", "out"]),
         (["--out", "letters"], ["letters", "not an empty folder"]),
         (["--out", "broken.toml"], ["broken.toml"]),
         (["--out", "broken.toml/run"], ["broken.toml"]),
@@ -341,7 +341,7 @@ def test_a_run_that_its_budget_ends_has_a_page(coterie, tmp_path):
     tight = ["clients=20", "rounds=6", "local-epochs=1", "noise-multiplier=1.0", "sampling-rate=1.0", "epsilon=5"]
     status, _, err = coterie("run", *(word for key in tight for word in ("--set", key)), "--seed", "1", "--out", "one")
     assert status == 1
-    assert "the budget ended the run" in err
+    assert "the budget is exhausted" in err
     assert "Accuracy" in (tmp_path / "one" / "report.html").read_text()
 
 

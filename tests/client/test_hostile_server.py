@@ -398,14 +398,14 @@ def test_replies_wait_where_the_owner_wants_it(tmp_path):
         ({"input-shape": ...}, "set both or neither in the node configuration"),
         ({"input-shape": ..., "num-classes": ...}, "a client with a budget must declare its data"),
         ({"input-shape": "4by4"}, "input-shape = '4by4': must be"),
-        ({"num-classes": "two"}, "num-classes = 'two': must be a whole number"),
+        ({"num-classes": "two"}, "num-classes = 'two': must be an integer"),
         ({"value-range": "1:0"}, "value-range = '1:0': must be"),
         ({"value-range": "0:nan"}, "value-range = '0:nan': must be"),
         ({"epsilon": 0.0}, "a finite epsilon above 0"),
         ({"epsilon": math.inf}, "a finite epsilon above 0"),
         ({"delta": 1.0}, "a delta between 0 and 1"),
         ({"delta": ...}, "set both or neither in the node configuration"),
-        ({"budget-file": "budget.jsonl"}, "budget-file in a client's node configuration must be an absolute path"),
+        ({"budget-file": "budget.jsonl"}, "budget-file in the node configuration must be an absolute path"),
     ],
 )
 def test_a_node_configuration_that_makes_no_sense(tmp_path, node, complaint):

@@ -126,7 +126,7 @@ def test_a_server_chooses_no_code_to_import():
         ClientError, match="client 0 rejects the request: dataset = 'toys:pixels' names code chosen by the server"
     ):
         ask(content)
-    with pytest.raises(ClientError, match="dataset = 'toys:pixels' is code"):
+    with pytest.raises(ClientError, match="dataset = 'toys:pixels' names code"):
         ask(content, code="toys:blobs toys:pixel")
     assert np.any(update(ask(content, code="toys:blobs toys:pixels"), layout))
     content["config"]["model"] = "no_such_module:make"
@@ -160,7 +160,7 @@ def test_what_is_wrong_with_its_data_stays_with_the_client(tmp_path, caplog):
         ask(content, data=str(path))
     assert str(refusal.value) == "client 0 failed; see its own log for details"
     assert refusal.value.__cause__ is None
-    assert "mine.npz is not an archive" in caplog.text
+    assert "mine.npz is not a numpy archive" in caplog.text
     with pytest.raises(ClientError, match="data in a client's node configuration must be an absolute path"):
         ask(question()[0], data="mine.npz")
 

@@ -193,7 +193,7 @@ def test_a_budget_that_is_spent_refuses_before_it_draws(tmp_path, monkeypatch):
     for _ in range(2):
         answer, _ = privately(tmp_path, 0, epsilon=6.0, noise_multiplier=1.0)
         assert isinstance(answer, ClientError)
-        assert "client 0 refuses" in str(answer)
+        assert "client 0 rejects the request" in str(answer)
     assert (tmp_path / "client-0.ledger.jsonl").read_bytes() == before
 
 
@@ -304,7 +304,7 @@ def test_labels_stay_at_the_client_and_numbers_of_records_are_told(tmp_path):
 
 
 def test_nothing_is_told_where_nobody_asks_or_the_client_does_not_allow_it(tmp_path):
-    assert set(label(tmp_path, 0, release_counts=False)) == {"reply"}
+    assert set(label(tmp_path, 0, **{"release-counts": False})) == {"reply"}
     mistrusts = Client(0, str(tmp_path / "own"), (8.0, 1e-5))
     assert set(label(tmp_path, mistrusts)) == {"reply"}
     assert len(StateFile(tmp_path / "own", 0).read()["labels"]) > 0

@@ -188,7 +188,7 @@ def test_any_other_is_refused(pulled, lie, downloads, caplog):
     assert reply.error.reason == "The FAB could not be verified."
     (line,) = [record.getMessage() for record in caplog.records if "rejected" in record.getMessage()]
     assert line.startswith("run 7 rejected: ")
-    assert line.endswith(f"--fab-hash allows {pulled.pinned} alone")
+    assert line.endswith(f"--fab-hash allows only {pulled.pinned}")
 
 
 def test_nothing_to_receive(pulled):

@@ -330,7 +330,7 @@ def test_ca(wrong, pki, tmp_path, clock):
             create(tmp_path / name, 1, ["superlink"])
     wrong("--ca", "does not exist", ca=tmp_path / "none")
     wrong("--ca", "no certificate", ca=pki / "ca.key")
-    wrong("--ca", "server's certificate", "ca.crt", ca=pki / "server.crt")
+    wrong("--ca", "server certificate", "ca.crt", ca=pki / "server.crt")
     wrong("--ca", "expired on", "new ca.crt", ca=tmp_path / "old" / "ca.crt")
     wrong("--ca", "not valid before", "clock", ca=tmp_path / "new" / "ca.crt")
 
@@ -359,9 +359,9 @@ def test_keys_of_apps(wrong, coterie, pki, tmp_path, executed):
         ("{}", "contains no key"),
         ("[1", "not valid YAML"),
         ("- a\n- b\n", "contains no key"),
-        ("reviewer: ssh-ed25519 AAAA\n", "'reviewer' is no Ed25519 public key"),
-        ("reviewer: 7\n", "'reviewer' is no Ed25519 public key"),
-        (f"{good}other: {public(ec.generate_private_key(ec.SECP384R1()))}\n", "'other' is no Ed25519 public key"),
+        ("reviewer: ssh-ed25519 AAAA\n", "'reviewer' is not an Ed25519 public key"),
+        ("reviewer: 7\n", "'reviewer' is not an Ed25519 public key"),
+        (f"{good}other: {public(ec.generate_private_key(ec.SECP384R1()))}\n", "'other' is not an Ed25519 public key"),
     ):
         file.write_text(text)
         wrong("--trusted-entities", said, trusted_entities=file)

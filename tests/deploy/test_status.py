@@ -35,8 +35,8 @@ def main(grid, context):
     log(WARNING, "reply of client 3 dropped: %s", logs.printable("failed\\nround 9/9: epsilon 0.001 (1.00 s)"))
     while not Path(context.run_config["end"]).exists():
         time.sleep(0.1)
-    log(WARNING, "4 replies could not be used")
-    raise ValueError("the budget ended the run")
+    log(WARNING, "4 replies were dropped")
+    raise ValueError("the budget is exhausted")
 """
 PYPROJECT = """
 [build-system]
@@ -138,7 +138,7 @@ def test_a_superlink_its_nodes_and_a_run(coterie, pki, tmp_path, connections):
         end.touch()
         until(lambda: asked()["runs"][0]["status"] == "finished:failed", server, log)
         found = asked("--run", run["id"])
-        assert "the budget ended the run" in found["runs"][0]["detail"]
+        assert "the budget is exhausted" in found["runs"][0]["detail"]
         assert found["progress"] == {"run": run["id"], **progress, "dropped": 4}
 
         connections(f'[superlink.here]\naddress = "127.0.0.1:{control}"\ninsecure = true\n')
@@ -172,8 +172,8 @@ def test_no_configuration(coterie, tmp_path, connections):
     ("text", "words", "parts"),
     [
         ("", [], ["no default connection", "CONNECTION"]),
-        ('[superlink.a]\naddress = "a:1"\n[superlink.b]\naddress = "b:1"\n', ["c"], ["connection c (there: a, b)"]),
-        ('[superlink]\ndefault = "c"\n', [], ["connection c (there: none)", "root-certificates"]),
+        ('[superlink.a]\naddress = "a:1"\n[superlink.b]\naddress = "b:1"\n', ["c"], ["connection c (available: a, b)"]),
+        ('[superlink]\ndefault = "c"\n', [], ["connection c (available: none)", "root-certificates"]),
         ("[superlink", [], ["config.toml"]),
         ('[superlink.a]\naddress = "a:1"\nroot-certificates = "ca.crt"\n', ["a"], ["root-certificates", "absolute"]),
         ("[superlink.a]\naddress = 5\n", ["a"], ["address"]),

@@ -222,7 +222,7 @@ def another_cluster(content):
     ("change", "reason"),
     [
         (another_shape, "expected float32"),
-        (too_long, "its update has norm"),
+        (too_long, "the update has norm"),
         (another_cluster, "the server assigned cluster 0"),
     ],
 )
