@@ -70,7 +70,7 @@ def cluster(distances: FloatArray, clusterer: str, num_clusters: int | None) -> 
     if not (distances.shape == (n, n) and np.isfinite(distances).all() and distances.min(initial=0.0) >= 0):
         raise ValueError("distances must be finite numbers of shape (n, n), at least 0")
     if num_clusters is not None and not 1 <= num_clusters <= n:
-        raise ValueError(f"{num_clusters} clusters of {n} clients: ask for fewer clusters")
+        raise ValueError(f"num_clusters must lie between 1 and the number of clients, {n}, not {num_clusters}")
     one = np.zeros(n, np.int64)
     if num_clusters is not None:
         return Clustering(_in_order(_TOLD[clusterer](distances, num_clusters)) if num_clusters > 1 else one)
@@ -95,7 +95,7 @@ def check_clusterer(clusterer: str, num_clusters: int | None) -> None:
     if clusterer not in CLUSTERERS:
         raise ValueError(f"clusterer must be one of {', '.join(CLUSTERERS)}, not {clusterer!r}")
     if clusterer in _FOUND and num_clusters is not None:
-        raise ValueError(f"{clusterer} finds the number of clusters itself: set clusters to 0")
+        raise ValueError(f"{clusterer} determines the number of clusters itself: set clusters to 0")
 
 
 def worst_silhouette(distances: FloatArray, labels: Labels) -> float:

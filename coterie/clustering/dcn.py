@@ -106,7 +106,7 @@ class DCN:
             ValueError: fewer points than clusters.
         """
         if not self.k <= len(points):
-            raise ValueError(f"{len(points)} points cannot make {self.k} clusters")
+            raise ValueError(f"the number of points, {len(points)}, must be at least the number of clusters, {self.k}")
         x = torch.as_tensor(points.reshape(len(points), -1), device=self._device)
         state = dict(state or {})
         best = Labeller(points.shape[1:], self.k, self.encoder)

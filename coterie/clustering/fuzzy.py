@@ -41,9 +41,9 @@ def fuzzy_c_means(
     """
     x = np.asarray(points, np.float64)
     if not 1 <= k <= len(x):
-        raise ValueError(f"{len(x)} points cannot make {k} clusters")
+        raise ValueError(f"the number of points, {len(x)}, must be at least the number of clusters, {k}")
     if not fuzzifier > 1:
-        raise ValueError(f"the fuzzifier is {fuzzifier:g}; it must be above 1")
+        raise ValueError(f"fuzzifier must be greater than 1, not {fuzzifier:g}")
     still = tolerance * float(np.sqrt(x.var(axis=0).mean()))
     runs = [_descend(x, k, rng, fuzzifier, still) for _ in range(restarts)]
     return min(runs, key=lambda run: run[1])[0]

@@ -43,7 +43,7 @@ def _fit(points: npt.ArrayLike, k: int, rng: np.random.Generator, start: FloatAr
 
     x = np.asarray(points)
     if not 1 <= k <= len(x):
-        raise ValueError(f"{len(x)} points cannot make {k} clusters")
+        raise ValueError(f"the number of points, {len(x)}, must be at least the number of clusters, {k}")
     init, starts = ("k-means++", _RESTARTS) if start is None else (start.astype(x.dtype), 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than k: some centroids are equal

@@ -119,7 +119,7 @@ def project(updates: Updates, components: int | None = None) -> FloatArray:
     products = gram(updates, centred=True)
     if not np.isfinite(products).all():
         broken = [i for i, update in enumerate(updates) if not np.isfinite(update).all()]
-        raise ValueError(f"updates {broken} hold numbers that are not finite; drop them before clustering")
+        raise ValueError(f"updates {broken} contain NaN or Inf; drop them before clustering")
     values, vectors = np.linalg.eigh(products)
     values, vectors = values[:0:-1], vectors[:, :0:-1]  # the last is the mean's, 0
     values = np.where(values > _ROUNDING * values.max(initial=0.0), values, 0.0)
@@ -153,9 +153,9 @@ def fit(points: FloatArray, m: int, rng: np.random.Generator, restarts: int = 10
         ValueError: m outside 1 to n, no coordinate, or a number that is not finite.
     """
     if points.ndim != 2 or not points.shape[1] >= 1 or not np.isfinite(points).all():
-        raise ValueError(f"points must be finite numbers of shape (n, r), r at least 1; their shape is {points.shape}")
+        raise ValueError(f"points must be finite and of shape (n, r) with r >= 1, not {points.shape}")
     if not 1 <= m <= len(points):
-        raise ValueError(f"{m} groups of {len(points)} clients: their number must lie between 1 and that of clients")
+        raise ValueError(f"the number of groups must lie between 1 and the number of clients, {len(points)}, not {m}")
     from sklearn.cluster import kmeans_plusplus
 
     starts = (kmeans_plusplus(points, m, random_state=int(rng.integers(2**31)))[0] for _ in range(restarts))
@@ -179,7 +179,9 @@ def choose(points: FloatArray, rng: np.random.Generator, most: int | None = None
     mixtures = [fit(points, m, rng) for m in range(2, (_most(len(points)) if most is None else most) + 1)]
     allowed = {len(mixture.means): mixture for mixture in mixtures if _smallest(mixture) >= 2}
     if not allowed:
-        raise ValueError(f"no number of groups gives each two of the {len(points)} clients; give their number")
+        raise ValueError(
+            f"no number of groups leaves two of the {len(points)} clients in each; set the number of groups"
+        )
     scores = {m: mixture.mss for m, mixture in allowed.items()}
     return allowed[max(scores, key=lambda m: scores[m])], scores
 
@@ -187,7 +189,7 @@ def choose(points: FloatArray, rng: np.random.Generator, most: int | None = None
 def switch_round(mpo: float, rounds: int) -> int:
     """E_c = (1 - MPO) E / 2, rounded down: the last round that trusts the mixture; at least 1, the mixture's own."""
     if not 0 <= mpo <= 1:
-        raise ValueError(f"an overlap lies between 0 and 1: {mpo}")
+        raise ValueError(f"mpo must lie in [0, 1], not {mpo}")
     return max(1, int((1 - mpo) * rounds / 2))
 
 

@@ -199,10 +199,10 @@ def _unit(x: Images) -> Images:
 
 def _need_images(name: str, x: npt.NDArray[np.generic], side: int) -> None:
     if x.ndim != 4:
-        raise ModelError(f"features '{name}' are made of images, not of examples of shape {x.shape[1:]}; use 'none'")
+        raise ModelError(f"features '{name}' require images, not examples of shape {x.shape[1:]}; use 'none'")
     if min(x.shape[2:]) < side:
         raise ModelError(
-            f"features '{name}' need images of at least {side}×{side}, not {x.shape[2]}×{x.shape[3]}; use 'none'"
+            f"features '{name}' require images of at least {side}×{side}, not {x.shape[2]}×{x.shape[3]}; use 'none'"
         )
 
 
@@ -210,10 +210,10 @@ def _need_images(name: str, x: npt.NDArray[np.generic], side: int) -> None:
 FEATURES: dict[str, FeatureInfo] = {
     info.name: info
     for info in (
-        FeatureInfo("none", "the images as they are", identity),
+        FeatureInfo("none", "unchanged images", identity),
         FeatureInfo("pool2", "2×2 average pooling", pool2),
-        FeatureInfo("deskew", "the images upright and in the middle, by their moments", deskew),
+        FeatureInfo("deskew", "images deskewed and centred by their moments", deskew),
         FeatureInfo("hog", "oriented gradients: 8 directions in 7×7 cells", hog),
-        FeatureInfo("random-conv", "16 random filters, known to all, and the image, in 7×7 cells", random_conv),
+        FeatureInfo("random-conv", "16 fixed random filters and the image, in 7×7 cells", random_conv),
     )
 }

@@ -84,7 +84,7 @@ def check_gan(name: str, shape: Sequence[int]) -> None:
     wanted = GANS[name].shape
     if wanted not in (None, tuple(shape)):
         fits = gan_for(shape, private=GANS[name].records_apart)
-        raise ModelError(f"gan '{name}' makes examples of shape {wanted}, not {tuple(shape)}; use '{fits}'")
+        raise ModelError(f"gan '{name}' generates examples of shape {wanted}, not {tuple(shape)}; use '{fits}'")
 
 
 def build_gan(name: str, shape: Sequence[int], categories: int) -> nn.ModuleDict:

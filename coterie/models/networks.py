@@ -68,15 +68,15 @@ def build(name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
     shape = tuple(int(size) for size in input_shape)
     if len(shape) not in (1, 3) or not min(shape) >= 1:
         raise ModelError(
-            f"input_shape is {tuple(input_shape)}; it must be three positive sizes (C, H, W) of images, or one, "
-            "(L,) of tokens or (F,) of vectors"
+            f"input_shape is {tuple(input_shape)}; it must be (C, H, W) for images, (L,) for tokens or (F,) for "
+            "vectors, with positive sizes"
         )
     if not num_classes >= 0:
         raise ModelError(f"num_classes is {num_classes}; it must be at least 1, or 0 for regression")
     if ":" in name:
         return _build_own(name, shape, num_classes)
     if name not in MODELS:
-        raise ModelError(f"{unknown('model', name, MODELS)}, or module:function of your own")
+        raise ModelError(f"{unknown('model', name, MODELS)}, or a custom module:function")
     _check_fits(MODELS[name], shape, num_classes)
     return MODELS[name].builder(shape, num_classes)
 
@@ -87,13 +87,13 @@ def _check_fits(info: ModelInfo, shape: Shape, num_classes: int) -> None:
         takes = " or ".join(f"{kind} {_SHAPES[kind]}" for kind in info.takes)
         others = ", ".join(sorted(name for name, other in MODELS.items() if fitting & set(other.takes)))
         raise ModelError(
-            f"model '{info.name}' takes {takes}, not examples of shape {shape}; use another ({others}) or other data"
+            f"model '{info.name}' expects {takes}, not examples of shape {shape}; use {others}, or other data"
         )
     if (num_classes == 0) != (info.outputs == "number"):
         wanted = "0 (real targets)" if info.outputs == "number" else "at least 1"
         raise ModelError(
-            f"model '{info.name}' gives {'one number' if info.outputs == 'number' else 'logits'}: num_classes is "
-            f"{num_classes}, and must be {wanted}; use another model or other data"
+            f"model '{info.name}' outputs {'one number' if info.outputs == 'number' else 'logits'}: num_classes is "
+            f"{num_classes}, but must be {wanted}; use another model or other data"
         )
 
 
@@ -105,7 +105,7 @@ def check_kind(name: str, kind: str) -> None:
     """
     if name in MODELS and kind not in MODELS[name].takes:
         others = ", ".join(sorted(other.name for other in MODELS.values() if kind in other.takes))
-        raise ModelError(f"model '{name}' takes {' or '.join(MODELS[name].takes)}, not {kind}; use another ({others})")
+        raise ModelError(f"model '{name}' expects {' or '.join(MODELS[name].takes)}, not {kind}; use {others}")
 
 
 def initialise(
@@ -238,8 +238,8 @@ def _regression(shape: Shape, num_classes: int) -> nn.Module:
 def _at_least(name: str, shape: Shape, side: int) -> Shape:
     if min(shape[1:]) < side:
         raise ModelError(
-            f"model '{name}' needs images of at least {side}×{side}, not {shape[1]}×{shape[2]}; use "
-            "'linear', 'mlp-32', or features that keep more of the image"
+            f"model '{name}' requires images of at least {side}×{side}, not {shape[1]}×{shape[2]}; use "
+            "'linear', 'mlp-32', or features of higher resolution"
         )
     return shape
 
@@ -253,7 +253,7 @@ def _build_own(name: str, shape: Shape, num_classes: int) -> nn.Module:
     except Exception as error:  # importing runs the user's code
         raise ModelError(
             f"model '{name}': cannot import {function or '(nothing)'} from {module or '(nothing)'} "
-            f"({type(error).__name__}: {error}); write module:function, its folder on PYTHONPATH"
+            f"({type(error).__name__}: {error}); use module:function, with its folder on PYTHONPATH"
         ) from error
     if not callable(make):
         raise ModelError(f"model '{name}': {function} is a {type(make).__name__}, not a function")

@@ -105,11 +105,11 @@ class Accountant:
                 ``count`` is negative.
         """
         if count < 0:
-            raise PrivacyError(f"an event cannot happen {count} times")
+            raise PrivacyError(f"count must be at least 0, not {count}")
         if event.sampler not in self.samplers:
-            raise PrivacyError(f"this accountant covers {' and '.join(self.samplers)} sampling, not {event.sampler}")
+            raise PrivacyError(f"this accountant supports {' and '.join(self.samplers)} sampling, not {event.sampler}")
         if self._sampler not in (None, event.sampler):
-            raise PrivacyError("poisson and fixed sampling have different adjacencies; they do not add up")
+            raise PrivacyError("poisson and fixed sampling have different adjacencies and cannot be composed")
         self._sampler = event.sampler
         self._unprotected = self._unprotected or event.noise_multiplier < LEAST_NOISE
         if count and not self._unprotected:
@@ -423,7 +423,7 @@ def make_accountant(name: str) -> Accountant:
         PrivacyError: there is none of that name.
     """
     if name not in ACCOUNTANTS:
-        raise PrivacyError(f"unknown accountant {name!r}; there are {', '.join(ACCOUNTANTS)}")
+        raise PrivacyError(f"unknown accountant {name!r}; available: {', '.join(ACCOUNTANTS)}")
     return ACCOUNTANTS[name]()
 
 

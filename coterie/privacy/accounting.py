@@ -107,14 +107,14 @@ def calibrate(
             raise PrivacyError(
                 f"no noise reaches epsilon {target_epsilon:g} at delta {delta:g} by {accountant}: its bound for "
                 f"{rounds} rounds at rate {sampling_rate:g} is at least {floor:.4g} however large the noise; "
-                "ask for more, or count with rdp or pld"
+                "increase epsilon, or use accountant rdp or pld"
             )
     noise = least_noise(fits, tolerance)
     if noise is None:
         raise PrivacyError(
             f"no noise reaches epsilon {target_epsilon:g} at delta {delta:g} with {rounds} rounds at sampling "
             f"rate {sampling_rate:g}{' after what was already spent' if Counter(spent) else ''}: "
-            "ask for fewer rounds, a lower sampling rate, or a larger epsilon"
+            "use fewer rounds, a lower sampling rate, or a larger epsilon"
         )
     return noise
 

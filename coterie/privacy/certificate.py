@@ -148,17 +148,17 @@ def total(
     for name, (header, _) in runs.items():
         plan = plan_of(header["plan"])
         if not isinstance(plan, Plan) or plan.unit != "client":
-            raise PrivacyError(f"{name} has privacy unit {plan.unit}: the total is of client-level runs")
+            raise PrivacyError(f"{name} has privacy unit {plan.unit}: totals require client-level runs")
         plans[name] = plan
         first_name, first = next(iter(plans.items()))
         if plan.clients != first.clients:
             raise PrivacyError(
-                f"{first_name} has {first.clients} clients, {name} has {plan.clients}: not the same clients"
+                f"{first_name} has {first.clients} clients, but {name} has {plan.clients}: the clients must be the same"
             )
         if (plan.sampler, plan.adjacency) != (first.sampler, first.adjacency):
             raise PrivacyError(
-                f"{first_name} ({first.mechanism}) and {name} ({plan.mechanism}) have different adjacencies: they do "
-                "not add up"
+                f"{first_name} ({first.mechanism}) and {name} ({plan.mechanism}) have different adjacencies and cannot "
+                "be composed"
             )
     delta = min(plan.delta for plan in plans.values()) if delta is None else delta
     papers = {name: certificate(header, charges) for name, (header, charges) in runs.items()}

@@ -41,7 +41,7 @@ def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         lines = read_lines(metrics) if metrics.exists() else []
         for number, line in enumerate(lines, 1):
             if not isinstance(line.get("round"), int):
-                raise FileError(f"{metrics}, line {number}, is not the line of a round")
+                raise FileError(f"{metrics}, line {number}, does not describe a round")
     except FileError as error:
         raise LedgerError(f"{error}; {_WAY_OUT}") from None
     try:
@@ -52,13 +52,10 @@ def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     known, chain = about.get("charges", 0), about.get("chain")
     if known > len(charges):
         raise LedgerError(
-            f"{ledger} holds {len(charges)} charges, but the checkpoint was written after {known}; {_WAY_OUT}"
+            f"{ledger} contains {len(charges)} charges, but the checkpoint was written after {known}; {_WAY_OUT}"
         )
     if chain and chains[known] != chain:
-        raise LedgerError(
-            f"{ledger} is not the one with which the checkpoint was written: their chains disagree at charge {known}; "
-            f"{_WAY_OUT}"
-        )
+        raise LedgerError(f"{ledger} does not match the checkpoint: their chains differ at charge {known}; {_WAY_OUT}")
     plan = header.get("plan")
     plan = plan if isinstance(plan, Mapping) else {}
     if plan.get("mechanism") == RecordPlan.mechanism:  # whose rounds may cost nothing
@@ -75,8 +72,8 @@ def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     evaluated = {line["round"] for line in lines if "accuracy" in line} if plan.get("evaluations") else set()
     for number in sorted(evaluated - {c["round"] for c in charges if c.get("for", "evaluation") == "evaluation"}):
         raise LedgerError(
-            f"metrics.jsonl of {run} holds a private accuracy of round {number}, which {ledger.name} does not charge; "
-            f"{_WAY_OUT}"
+            f"metrics.jsonl of {run} contains a private accuracy of round {number}, but no charge for it is in "
+            f"{ledger.name}; {_WAY_OUT}"
         )
     return header, charges
 
@@ -97,7 +94,7 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         good = False
     if not good:
-        raise FileError(f"{path} is damaged: it holds no checkpoint")
+        raise FileError(f"{path} is damaged: it contains no checkpoint")
     return dict(about)
 
 
@@ -121,30 +118,31 @@ def check(
     problems = []
     for key, planned in (("delta", plan.delta), ("epsilon", plan.epsilon), ("accountant", plan.accountant)):
         if not _same(header.get(key), _finite(planned)):
-            problems.append(f"the ledger keeps {key} = {_said(header.get(key))}, its plan has {_said(planned)}")
+            problems.append(f"the ledger has {key} = {_format(header.get(key))}, but its plan has {_format(planned)}")
     allowed = _events(plan)
     live, spent = composed([], plan.accountant), 0.0
     for charge in charges:
         event, name = event_of(charge), f"charge {charge['charge']} (round {charge['round']})"
-        least = [e.noise_multiplier for e in allowed if _way(e) == _way(event)]
+        least = [e.noise_multiplier for e in allowed if _sampling(e) == _sampling(event)]
         if not least:
-            problems.append(f"{name} is for {event.sampler} sampling at rate {event.sampling_rate:g}: not planned")
+            rate = f"{event.sampling_rate:g}"
+            problems.append(f"{name} is for {event.sampler} sampling at rate {rate}, which is not planned")
         elif event.noise_multiplier < min(least):
             problems.append(f"{name} has noise {event.noise_multiplier:g}, less than the planned {min(least):g}")
         try:
             live.compose(event, count_of(charge))
         except PrivacyError as error:
-            return [*problems, f"nothing follows from the charges: {error}"]
+            return [*problems, f"the charges cannot be composed: {error}"]
         spent = live.epsilon(plan.delta)
         if not _same(charge.get("epsilon", "nothing"), _finite(spent)):
-            recorded = _said(charge.get("epsilon", "nothing"))
-            problems.append(f"{name} records epsilon {recorded} up to it; the charges amount to {_said(spent)}")
+            recorded = _format(charge.get("epsilon", "nothing"))
+            problems.append(f"{name} records epsilon {recorded}, but the charges up to it amount to {_format(spent)}")
     if not spent <= plan.epsilon * (1 + _TOLERANCE):
-        problems.append(f"the charges amount to epsilon {_said(spent)}, above the budget of {plan.epsilon:g}")
+        problems.append(f"the charges amount to epsilon {_format(spent)}, above the budget of {plan.epsilon:g}")
     if stated is not None:
         follows = certificate(header, charges)
-        for key, said, derived in _differences(_unversioned(stated), _unversioned(follows)):
-            problems.append(f"privacy.json says {key} = {_said(said)}; the ledger says {_said(derived)}")
+        for key, value, derived in _differences(_unversioned(stated), _unversioned(follows)):
+            problems.append(f"privacy.json has {key} = {_format(value)}, but the ledger gives {_format(derived)}")
     return problems
 
 
@@ -153,8 +151,8 @@ def _plan(header: Mapping[str, Any]) -> Plan | RecordPlan:
         return plan_of(header["plan"])
     except (KeyError, TypeError, PrivacyError) as error:
         raise LedgerError(
-            f"the ledger's first line describes no plan that this version knows ({error}): check it with the version "
-            "that wrote it"
+            f"the first line of the ledger contains no plan known to this version ({error}): use the version that "
+            "wrote it"
         ) from None
 
 
@@ -164,7 +162,7 @@ def _events(plan: Plan | RecordPlan) -> list[Event]:
     return [plan.event(), *([plan.evaluation_event()] if plan.evaluations else [])]
 
 
-def _way(event: Event) -> tuple[str, float]:
+def _sampling(event: Event) -> tuple[str, float]:
     return event.sampler, event.sampling_rate
 
 
@@ -207,5 +205,5 @@ def _finite(value: Any) -> Any:
     return None if value == math.inf else value
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     return "nothing" if value is _Absent else json.dumps(_finite(value), ensure_ascii=False)

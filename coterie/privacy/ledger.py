@@ -33,7 +33,7 @@ from coterie.privacy.accounting import SLACK, composed
 
 _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
 _FORMAT = 1
-_RESTORE = "; restore the ledger from a copy, or start anew with another file: this one certifies nothing"
+_RESTORE = "; restore the ledger from a copy, or use a new file: a damaged ledger gives no certificate"
 # A line of a ledger, and its chain, which is its last key.
 _CHAINED = re.compile(rb'(.*), "chain": "([0-9a-f]{16})"\}', re.DOTALL)
 
@@ -63,7 +63,7 @@ class Permit:
             LedgerError: it was spent before.
         """
         if not self._open:
-            raise LedgerError(f"charge {self.charge} paid for one release of round {self.round}, already made")
+            raise LedgerError(f"the permit of charge {self.charge} (round {self.round}) was already used")
         self._open = False
 
 
@@ -168,8 +168,8 @@ class Ledger:
             number = charge.get("shared", {}).get("charge", 0)
             if not 0 < number <= len(budget.charges) or event_of(budget.charges[number - 1]) != event_of(charge):
                 raise LedgerError(
-                    f"{budget.path} does not hold charge {charge['charge']} of this run: a run keeps the budget file "
-                    "with which it began"
+                    f"{budget.path} does not contain charge {charge['charge']} of this run: use the budget file with "
+                    "which the run started"
                 )
 
     def paid(self, number: int, charges: Mapping[Event, int], question: str) -> bool:
@@ -234,7 +234,7 @@ class SharedBudget(Ledger):
         if path.exists() and b"\n" in _read(path):
             header, _ = read_ledger(path)
             if (header.get("clients"), header.get("sampler")) != (clients, sampler):
-                whose = "is no budget file"
+                whose = "is not a budget file"
                 if "clients" in header:
                     whose = f"is for {header['clients']} clients and {header['sampler']} sampling"
                 raise LedgerError(
@@ -349,7 +349,7 @@ def read_chained(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list
     content = _read(path)
     header, charges, chains = _parse(content[: content.rfind(b"\n") + 1], path)
     if header is None:
-        raise LedgerError(f"{path} is empty: nothing was planned or charged")
+        raise LedgerError(f"{path} is empty: it contains neither a plan nor charges")
     return header, charges, chains
 
 
@@ -381,7 +381,7 @@ def _append(file: IO[bytes], path: Path, content: bytes) -> None:
         LedgerError: it cannot be written.
     """
     if file.closed:
-        raise LedgerError(f"{path} is closed since it could not be written: continue with --resume")
+        raise LedgerError(f"{path} was closed after a write error: continue with --resume")
     size = os.fstat(file.fileno()).st_size
     try:
         left = content
@@ -402,7 +402,7 @@ def _open_locked(path: Path) -> IO[bytes]:
     try:
         file = os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+b", buffering=0)
     except FileError as error:
-        raise LedgerError(f"{error}; a ledger must be a regular file that can be written") from None
+        raise LedgerError(f"{error}; a ledger must be a writable regular file") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -429,7 +429,7 @@ def _take_over(file: IO[bytes], path: Path, header: dict[str, Any]) -> tuple[lis
             _append(file, path, first)
         return [], _digest(first)
     if before != json.loads(json.dumps(header)):
-        raise LedgerError(f"{path} belongs to a run that was planned otherwise; choose another --out")
+        raise LedgerError(f"{path} belongs to a run with another plan; choose another --out")
     if whole != content:
         file.truncate(len(whole))
     return charges, chains[-1]
@@ -465,7 +465,7 @@ def _parse(content: bytes, path: Path) -> Lines:
         else:
             chain = before.hexdigest()[:16]
         if begun and (not chained or chained[2].decode() != chain):
-            raise LedgerError(f"{path}, line {number + 1}: its chain disagrees with the lines before it{_RESTORE}")
+            raise LedgerError(f"{path}, line {number + 1}: its chain does not match the preceding lines{_RESTORE}")
         chains.append(chain)
         lines.append(read)
     return Lines(lines[0] if lines else None, lines[1:], chains)

@@ -323,7 +323,9 @@ class Plan(ABC):
             if not getattr(self, name) >= 1:
                 raise PrivacyError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}")
         if self.num_clusters > self.clients:
-            raise PrivacyError(f"{self.num_clusters} clusters for {self.clients} clients: ask for fewer clusters")
+            raise PrivacyError(
+                f"num clusters must be at most the number of clients, {self.clients}, not {self.num_clusters}"
+            )
         check_delta(self.delta)
         if self.divisor not in DIVISORS:
             raise PrivacyError(f"divisor must be {' or '.join(DIVISORS)}, not {self.divisor!r}")
@@ -336,7 +338,7 @@ class Plan(ABC):
             raise PrivacyError(f"evaluation noise must be positive, not {self.evaluation_noise}")
         if self.accountant not in self.accountants:
             known = ", ".join(self.accountants)
-            raise PrivacyError(f"{self.mechanism} is counted by {known}, not by {self.accountant!r}")
+            raise PrivacyError(f"the accountant of mechanism {self.mechanism} must be {known}, not {self.accountant!r}")
 
     @classmethod
     def calibrated(cls, *, rounds: int, epsilon: float, delta: float, **numbers: Any) -> Plan:
@@ -467,7 +469,7 @@ class Plan(ABC):
         Raises:
             PrivacyError: this mechanism releases noisy sums only.
         """
-        raise PrivacyError(f"mechanism {self.mechanism} releases noisy sums, never one client's update")
+        raise PrivacyError(f"mechanism {self.mechanism} releases noisy sums only, not single updates")
 
     def gathered(self, cohort: IntArray) -> Gathered:
         """Container for points, which are read one by one.
@@ -568,9 +570,7 @@ class Plan(ABC):
 
     def _spend(self, permit: Permit, events: Collection[Event | None]) -> None:
         if permit.event not in events:
-            raise LedgerError(
-                f"charge {permit.charge} paid for {permit.event}, not for {' or '.join(map(str, events))}"
-            )
+            raise LedgerError(f"charge {permit.charge} is for {permit.event}, not for {' or '.join(map(str, events))}")
         permit.use()
 
     # ---- for the certificate ------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ class RecordPlan:
         names = {field.name for field in fields(cls)}
         hints = {name: hint for name, hint in get_type_hints(cls).items() if name in names}
         if not isinstance(terms, dict) or terms.keys() != hints.keys():
-            raise PrivacyError(f"a plan needs the terms {', '.join(hints)}, each once")
+            raise PrivacyError(f"a plan must have exactly the terms {', '.join(hints)}")
         for name, hint in hints.items():
             kinds = get_args(hint) or (hint,)
             if type(terms[name]) not in ((*kinds, int) if float in kinds else kinds):
@@ -193,8 +193,8 @@ class RecordPlan:
         noise = least_noise(lambda z: at(z).cost() <= plan.epsilon) if possible else None
         if noise is None:
             raise PrivacyError(
-                f"no {free.replace('_', ' ')} reaches epsilon {plan.epsilon:g} at delta {plan.delta:g} beside what is "
-                "fixed: ask for fewer rounds, smaller batches, or a larger epsilon"
+                f"no {free.replace('_', ' ')} reaches epsilon {plan.epsilon:g} at delta {plan.delta:g} with the fixed "
+                "events: use fewer rounds, smaller batches, or a larger epsilon"
             )
         return at(noise)
 
@@ -225,7 +225,7 @@ class RecordPlan:
             PrivacyError: the plan has no losses to tell.
         """
         if not self.compared:
-            raise PrivacyError("this plan pays for no losses of other models")
+            raise PrivacyError("this plan does not cover losses of other models")
         return Counter({Event(1.0, self.loss_deviation / math.sqrt(models)): 1}) if models else Counter()
 
     def part(self, *, first: bool = False, chooses: bool = False) -> Counter[Event]:
@@ -244,7 +244,7 @@ class RecordPlan:
         """
         revealed = request.revealed
         if revealed is None:
-            raise PrivacyError(f"this plan pays for no reply to a {type(request).__name__}")
+            raise PrivacyError(f"this plan does not cover replies to {type(request).__name__}")
         if revealed.losses:
             return self.losses(revealed.losses)
         return self.part(first=revealed.first_batch, chooses=revealed.choice)

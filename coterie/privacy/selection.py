@@ -32,7 +32,7 @@ def selection_event(epsilon: float) -> Event:
         raise PrivacyError(f"epsilon of a selection must be positive and finite, not {epsilon}")
     mu = -2 * float(ndtri(expit(-epsilon / 2)))  # 1/2 + 1/2 tanh(e / 4) = expit(e / 2), which loses its digits near 1
     if not LEAST_NOISE < 1 / max(mu, 1 / MOST_NOISE) < MOST_NOISE:
-        raise PrivacyError(f"epsilon of a selection is {epsilon:g}: of no use as noise, ask for 0.001 to 50")
+        raise PrivacyError(f"epsilon of a selection is {epsilon:g}, out of range; use 0.001 to 50")
     return Event(1.0, 1 / mu)
 
 

@@ -115,7 +115,7 @@ def test_a_note_is_shown_once(coterie, caplog):
         (["--set", "rounds=1000", "--set", "epsilon=1e-9"], ["epsilon", "no noise reaches"]),
         (["--config", "none.toml"], ["none.toml"]),
         (["--config", "."], ["cannot be read"]),
-        (["--config", "broken.toml"], ["broken.toml", "not TOML"]),
+        (["--config", "broken.toml"], ["broken.toml", "not valid TOML"]),
         (["--config", "binary.toml"], ["binary.toml"]),
         (["--config", "number.toml"], ["number.toml"]),
         (["--engine", "cloud"], ["--engine cloud", "local", "ray"]),

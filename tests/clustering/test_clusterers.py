@@ -169,8 +169,8 @@ def test_clusters_must_stand_out(clusterer):
 @pytest.mark.parametrize(
     ("distances", "clusterer", "k", "complaint"),
     [
-        (np.zeros((3, 3)), "k-medoids", 4, "4 clusters of 3 clients: ask for fewer"),
-        (np.zeros((3, 3)), "agglomerative", 0, "0 clusters of 3 clients"),
+        (np.zeros((3, 3)), "k-medoids", 4, "num_clusters must lie between 1 and the number of clients, 3, not 4"),
+        (np.zeros((3, 3)), "agglomerative", 0, "num_clusters must lie between 1 and the number of clients, 3, not 0"),
         (np.full((3, 3), np.nan), "k-medoids", 2, "finite numbers"),
         (np.full((3, 3), np.inf), "dbscan", None, "finite numbers"),
         (-np.ones((3, 3)), "k-medoids", 2, "at least 0"),

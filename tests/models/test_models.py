@@ -85,7 +85,7 @@ def test_all_models_are_listed_with_their_facts():
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_logits(name, shape):
     if name == "lenet" and min(shape[1:]) < 12:
-        with pytest.raises(ModelError, match=r"'lenet' needs images of at least 12×12, not 8×8"):
+        with pytest.raises(ModelError, match=r"'lenet' requires images of at least 12×12, not 8×8"):
             build(name, shape, 7)
         return
     assert build(name, shape, 7)(torch.rand(3, *shape)).shape == (3, 7)
@@ -94,7 +94,7 @@ def test_logits(name, shape):
 @pytest.mark.parametrize(("name", "side"), [("cnn-tiny", 4), ("cnn-small", 4), ("lenet", 12)])
 def test_smallest_image(name, side):
     assert build(name, (1, side, side), 2)(torch.rand(1, 1, side, side)).shape == (1, 2)
-    with pytest.raises(ModelError, match=f"'{name}' needs images of at least {side}×{side}, not {side}×{side - 1}"):
+    with pytest.raises(ModelError, match=f"'{name}' requires images of at least {side}×{side}, not {side}×{side - 1}"):
         build(name, (1, side, side - 1), 2)
 
 
@@ -171,8 +171,8 @@ def test_unknown_names_get_the_nearest():
     ("shape", "classes", "complaint"),
     [
         ((28, 28), 10, r"input_shape is \(28, 28\)"),
-        ((1, 0, 8), 10, r"three positive sizes \(C, H, W\) of images, or one, \(L,\) of tokens or \(F,\) of vectors"),
-        ((0,), 10, "three positive sizes"),
+        ((1, 0, 8), 10, r"it must be \(C, H, W\) for images, \(L,\) for tokens or \(F,\) for vectors"),
+        ((0,), 10, "with positive sizes"),
         (SHAPE, 0, "model 'linear' gives logits: num_classes is 0, and must be at least 1"),
         (SHAPE, -1, "num_classes is -1; it must be at least 1, or 0 for regression"),
     ],

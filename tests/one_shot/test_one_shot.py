@@ -611,7 +611,7 @@ def test_no_mechanism_of_client_level_gives_points_away():
         delta=1e-5,
         noise_multiplier=1.0,
     )
-    with pytest.raises(PrivacyError, match="never one client's update"):
+    with pytest.raises(PrivacyError, match="not single updates"):
         plan.gathered(np.arange(10))
 
 

@@ -275,7 +275,7 @@ def test_a_charge_is_on_disk_and_a_repeated_round_is_another_one(tmp_path):
     assert [charge["round"] for charge in charges] == [1, 1]
     with pytest.raises(ClientError, match="requires a state folder"):
         spend(Client(7), None, setting, 1, events)
-    with pytest.raises(ClientError, match="planned otherwise"):
+    with pytest.raises(ClientError, match="with another plan"):
         spend(Client(7, budget=(1.0, 1e-6)), tmp_path, setting, 1, events)  # its budget is set once
 
 
@@ -444,7 +444,7 @@ def test_a_release_at_record_level_must_be_paid_for():
     contributions, ledger = level.contributions(4), level.ledger()
     paid = ledger.round(1, next(iter(level.worst.part())))
     level.release(paid, contributions, Streams(0), 1)
-    with pytest.raises(LedgerError, match="already made"):
+    with pytest.raises(LedgerError, match="already used"):
         level.release(paid, contributions, Streams(0), 1)
     with pytest.raises(LedgerError, match="not for"):
         level.release(ledger.round(2, Event(0.5, 3.0)), contributions, Streams(0), 2)
@@ -573,7 +573,7 @@ def test_a_model_that_diverged_has_a_loss_that_can_travel(loss):
 def test_a_client_tells_no_losses_that_nobody_planned_or_that_it_cannot_pay_for(tmp_path):
     folder = {"clients-dir": str(tmp_path)}
     for answer, client in zip(tell([client_plan()], APART, **folder), (0, 1), strict=True):
-        assert str(answer) == f"client {client} rejects the request: this plan pays for no losses of other models"
+        assert str(answer) == f"client {client} rejects the request: this plan does not cover losses of other models"
     assert not list(tmp_path.iterdir())
     small = client_plan(compared=2, loss_noise=5.0, epsilon=1.0)
     once = [tell([small], APART, **folder) for _ in range(12)]

@@ -59,7 +59,7 @@ class RecordLevel(Plan):
     weights: str = "examples"
 
     mechanism: ClassVar[str] = RecordPlan.mechanism
-    title: ClassVar[str] = "DP-SGD in every client, which trusts nobody"
+    title: ClassVar[str] = "DP-SGD at every client, without a trusted party"
     unit: ClassVar[str] = RecordPlan.unit
     adjacency: ClassVar[str] = RecordPlan.adjacency
     sampler: ClassVar[str] = RecordPlan.sampler

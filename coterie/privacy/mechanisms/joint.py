@@ -39,7 +39,7 @@ class Joint(Plan):
     """Noise on sums and sizes together; labels stay with the server. See the module for the mechanism."""
 
     mechanism: ClassVar[str] = "joint"
-    title: ClassVar[str] = "noise on the sums and counts of the trusted server; labels stay with it (default)"
+    title: ClassVar[str] = "noise on sums and counts at the trusted server, which keeps labels secret (default)"
     adjacency: ClassVar[str] = "add/remove one client, at a fixed public number of clients"
     sampler: ClassVar[str] = "poisson"
     redraws: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class Joint(Plan):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.rebalance_min or self.divisor == "released") and self.noise_multiplier_counts is None:
-            raise PrivacyError("rebalancing and released divisors read cluster sizes: set identifier-share above 0")
+            raise PrivacyError("rebalancing and released divisors require cluster sizes: set identifier-share above 0")
 
     def sample(self, rng: np.random.Generator) -> IntArray:
         """Line 1."""

@@ -199,7 +199,7 @@ class RRSlot(Plan):
     identifiers: str = "gaussian"
 
     mechanism: ClassVar[str] = "rr-slot"
-    title: ClassVar[str] = "RR-Cluster's noisy identifiers with a cohort of fixed size, made right"
+    title: ClassVar[str] = "RR-Cluster's noisy identifiers with a cohort of fixed size, corrected"
     adjacency: ClassVar[str] = "replace one client, or make it absent, at fixed public numbers of clients and of slots"
     sampler: ClassVar[str] = "fixed"
     usual_share: ClassVar[float] = 0.2
@@ -212,14 +212,14 @@ class RRSlot(Plan):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rebalance_min != int(self.rebalance_min):
-            raise PrivacyError(f"rebalance-min counts members and must be a whole number, not {self.rebalance_min}")
+            raise PrivacyError(f"rebalance-min must be an integer, not {self.rebalance_min}")
         if self.identifiers not in IDENTIFIERS:
             raise PrivacyError(f"identifiers must be {' or '.join(IDENTIFIERS)}, not {self.identifiers!r}")
         self._check_identifiers()
 
     def _check_identifiers(self) -> None:
         if self.num_clusters > 1 and not self.identifier_share:
-            raise PrivacyError(f"{self.mechanism} makes labels noisy: set identifier-share above 0")
+            raise PrivacyError(f"mechanism {self.mechanism} adds noise to labels: set identifier-share above 0")
 
     @property
     def cohort_size(self) -> int:
@@ -324,11 +324,11 @@ class Paper(RRSlot):
     def _check_identifiers(self) -> None:
         if not 0 <= self.identifier_noise < math.inf or (self.identifier_noise and self.identifier_share):
             raise PrivacyError(
-                f"identifier noise must be finite and at least 0, and replaces a share (set identifier-share to 0), "
-                f"not {self.identifier_noise} beside a share of {self.identifier_share}"
+                "identifier noise must be finite and at least 0, and requires identifier-share = 0, not "
+                f"{self.identifier_noise} with a share of {self.identifier_share}"
             )
         if self.identifiers != "gaussian":
-            raise PrivacyError("mechanism paper has gaussian identifiers; rr-slot has exponential ones")
+            raise PrivacyError("mechanism paper supports gaussian identifiers only; use rr-slot for exponential ones")
 
     def reasons(self) -> list[str]:
         """Return the flaws, and identifiers that are outside the budget."""
