@@ -130,7 +130,7 @@ def test_a_server_chooses_no_code_to_import():
         ask(content, code="toys:blobs toys:pixel")
     assert np.any(update(ask(content, code="toys:blobs toys:pixels"), layout))
     content["config"]["model"] = "no_such_module:make"
-    with pytest.raises(ClientError, match="model = 'no_such_module:make' is code"):
+    with pytest.raises(ClientError, match="model = 'no_such_module:make' names code"):
         ask(content, code="toys:pixels")
 
 
@@ -161,7 +161,7 @@ def test_what_is_wrong_with_its_data_stays_with_the_client(tmp_path, caplog):
     assert str(refusal.value) == "client 0 failed; see its own log for details"
     assert refusal.value.__cause__ is None
     assert "mine.npz is not a numpy archive" in caplog.text
-    with pytest.raises(ClientError, match="data in a client's node configuration must be an absolute path"):
+    with pytest.raises(ClientError, match="data in the node configuration must be an absolute path"):
         ask(question()[0], data="mine.npz")
 
 

@@ -377,7 +377,7 @@ def test_the_shift_of_a_group_comes_on_top(named, spread):
             r"20 clients need 200 training images of class \d, but digits has \d+; use fewer clients",
         ),
         *(
-            ({"non_iid_level": p}, rf"non_iid_level must be -1 \(off\) or from 0 to 1, not {p}")
+            ({"non_iid_level": p}, rf"non_iid_level is {p}; it must be -1 \(off\), or from 0 to 1")
             for p in (-0.5, 1.01, float("nan"))
         ),
         ({"non_iid_level": 0, "dirichlet_alpha": 0.5}, r"non_iid_level = 0 .*\(they are 0.5, 0 and 0\)"),

@@ -520,8 +520,8 @@ def test_without_privacy_the_certificate_says_why_there_is_none(tmp_path, settin
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"rounds": 2}, "kfed takes one round, not 2: set rounds to 1"),
-        ({"sampling-rate": 0.5}, "kfed asks all clients: set sampling-rate to 1"),
+        ({"rounds": 2}, "kfed requires exactly one round, not 2: set rounds to 1"),
+        ({"sampling-rate": 0.5}, "kfed requires the participation of all clients: set sampling-rate to 1"),
         ({"privacy-unit": "client"}, "kfed supports privacy-unit none, not 'client'"),
         ({"privacy-unit": "record", "samples-per-client": 6}, "kfed supports privacy-unit none, not 'record'"),
         ({"device-failures": 1}, "device-failures = 1"),
@@ -530,13 +530,16 @@ def test_without_privacy_the_certificate_says_why_there_is_none(tmp_path, settin
         ({"rebalance-min": 2}, "rebalance"),
         ({"strategy": "ffcm", "fuzzifier": 1}, "fuzzifier = 1: must be a finite number above 1"),
         ({"clusters": 0}, "kfed does not find their number"),
-        ({"strategy": "ppfc-gan", "rounds": 3}, "ppfc-gan takes one round, not 3"),
+        ({"strategy": "ppfc-gan", "rounds": 3}, "ppfc-gan requires exactly one round, not 3"),
         ({"strategy": "ppfc-gan", "privacy-unit": "client"}, "ppfc-gan supports privacy-unit none or record"),
         ({"strategy": "ppfc-gan", "gan": "gan-mnist"}, "'gan-mnist' makes examples of shape"),
         ({"strategy": "ppfc-gan", "gan": "gan-minst"}, "did you mean 'gan-mnist'"),
         ({"strategy": "ppfc-gan", "pretrain-epochs": 0, "joint-epochs": 0}, "the autoencoder must be trained"),
-        ({"strategy": "ppfc-gan", "synthetic-samples": 65537, "upload-limit": 1}, "upload-limit allows 65536"),
-        ({**RECORDS, "gan": "gan-pendigits"}, "gan-pendigits normalises over records, which DP-SGD cannot: use gan-pe"),
+        ({"strategy": "ppfc-gan", "synthetic-samples": 65537, "upload-limit": 1}, "upload-limit allows at most 65536"),
+        (
+            {**RECORDS, "gan": "gan-pendigits"},
+            "gan-pendigits normalises over records, which DP-SGD does not support: use gan-pe",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_it_starts(changes, complaint):
@@ -555,10 +558,7 @@ def nothing(rounds=1, **numbers):
         ({"device_failures": 1.0}, "ffcm.device-failures = 1.0: must be a finite number at least 0 and at most 0.99"),
         ({"device_failures": -0.1}, "device-failures"),
         ({"device_failures": float("nan")}, "device-failures"),
-        (
-            {"example_shape": (3, 400, 300), "upload_limit": 1},
-            r"smaller than one record of shape \(3, 400, 300\) takes",
-        ),
+        ({"example_shape": (3, 400, 300), "upload_limit": 1}, r"smaller than one record of shape \(3, 400, 300\)"),
         ({"local_centroids": -1}, "ffcm.local-centroids = -1: must be"),
         ({"fuzzifier": float("nan")}, "ffcm.fuzzifier = nan: must be"),
     ],

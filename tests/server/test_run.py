@@ -204,7 +204,7 @@ def test_a_private_evaluation_is_all_that_is_known_of_accuracy(tmp_path):
 
 def test_a_budget_that_ends_before_the_rounds_is_an_error_that_keeps_everything(tmp_path):
     settings = {**SETTINGS, "noise-multiplier": 1.0, "rounds": 6, "epsilon": 3.5}
-    with pytest.raises(RunError, match=r"the budget is exhausted after \d of 6 rounds; models and results are written"):
+    with pytest.raises(RunError, match=r"the budget is exhausted after \d of 6 rounds; models and results are saved"):
         execute(tmp_path / "run", settings)
     outcome = json.loads((tmp_path / "run" / "result.json").read_text())
     assert 0 < outcome["rounds"] < 6
