@@ -64,10 +64,10 @@ def pool2(x: Images) -> Images:
 def deskew(x: Images) -> Images:
     """Deskew and centre every image, (n, C, H, W) to (n, C, H, W).
 
-    Rows are shifted horizontally, by a slant of up to 45 degrees, until the horizontal and vertical pixel coordinates
-    are uncorrelated. Pixels are weighted by their brightness above the darkest one (Y. LeCun et al.: Gradient-Based
-    Learning Applied to Document Recognition, Proceedings of the IEEE 86(11), 1998). Values outside the image are those
-    of the nearest edge pixels.
+    Rows are shifted horizontally, by a slant of up to 45 degrees in square images, until the horizontal and vertical
+    pixel coordinates are uncorrelated. Pixels are weighted by their brightness above the darkest one (Y. LeCun et al.:
+    Gradient-Based Learning Applied to Document Recognition, Proceedings of the IEEE 86(11), 1998). Values outside the
+    image are those of the nearest edge pixels.
 
     Raises:
         ModelError: no images.

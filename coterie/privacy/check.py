@@ -1,4 +1,4 @@
-"""Whether a run's certificate follows from its ledger: everything is derived again, nothing is believed."""
+"""Verification of a run's certificate: everything is derived again from the ledger."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from coterie.privacy.ledger import LedgerError, count_of, event_of, read_chained
 from coterie.privacy.plan import Plan
 from coterie.privacy.record import RecordPlan
 
-# Rounding of sums in another order, or by another version of a library.
+# Tolerance for rounding in another order, or by another version of a library.
 _TOLERANCE = 1e-6
-# Says who derived a certificate, not what it promises.
+# Key of the version that derived a certificate, which is not part of the guarantee.
 _VERSION = "coterie"
 _WAY_OUT = "restore it from a copy, or start a new run with another --out: this run is not certified"
 
 
 def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """First line and charges of a run folder's ledger, which holds every charge that the folder gives evidence of.
+    """Return the first line and the charges of a run folder's ledger, verified against the folder's other files.
 
-    The checkpoint keeps how many charges there were when it was written, and the chain of the last one. No checkpoint
-    and no line of metrics.jsonl may be of a round that was not charged.
+    The checkpoint stores the number of charges when it was written, and the chain of the last one. Every round of the
+    checkpoint and of metrics.jsonl must have a charge.
 
     Raises:
-        LedgerError: the ledger is missing, damaged, shorter or another one; or a file that it is compared with is
-            damaged.
+        LedgerError: the ledger is missing, damaged, too short or of another run, or a file that it is compared with
+            is damaged.
     """
     ledger = run / "ledger.jsonl"
-    try:  # the ledger comes last: of a run that goes on meanwhile, it is never behind
+    try:  # read the ledger last, so that it is never behind the other files of a running run
         about = checkpoint_facts(run / "checkpoint" / "state.safetensors")
         metrics = run / "metrics.jsonl"
         lines = read_lines(metrics) if metrics.exists() else []
@@ -58,7 +58,7 @@ def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise LedgerError(f"{ledger} does not match the checkpoint: their chains differ at charge {known}; {_WAY_OUT}")
     plan = header.get("plan")
     plan = plan if isinstance(plan, Mapping) else {}
-    if plan.get("mechanism") == RecordPlan.mechanism:  # whose rounds may cost nothing
+    if plan.get("mechanism") == RecordPlan.mechanism:  # rounds may be free of charge
         return header, charges
     rounds = {"the checkpoint": about.get("round", 0)}
     rounds["metrics.jsonl"] = max((line["round"] for line in lines), default=0)
@@ -79,10 +79,10 @@ def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def checkpoint_facts(path: Path) -> dict[str, Any]:
-    """The metadata of a checkpoint, without its tensors; empty if there is none.
+    """Return the metadata of a checkpoint without its tensors; empty if there is no checkpoint.
 
     Raises:
-        FileError: it is damaged.
+        FileError: the checkpoint is damaged.
     """
     if not path.exists():
         return {}
@@ -101,18 +101,18 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
 def check(
     header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]], stated: Mapping[str, Any] | None
 ) -> list[str]:
-    """What is wrong with a run's papers; an empty list when the certificate follows from the ledger.
+    """Return the problems of a run's ledger and certificate; empty if the certificate matches the ledger.
 
-    That every charge is for a release of the plan, that the epsilon beside each is what the charges up to it cost,
-    that all of them fit the budget, and that ``stated`` follows from them. Versions of software may differ.
+    Every charge must be for a release of the plan and state the epsilon of all charges up to it, all charges must fit
+    the budget, and ``stated`` must follow from them. Versions of software may differ.
 
     Args:
         header: first line of the ledger.
         charges: its other lines.
-        stated: privacy.json as it stands; None if the run has not written it yet.
+        stated: contents of privacy.json; None if it does not exist yet.
 
     Raises:
-        LedgerError: ``header`` describes no plan.
+        LedgerError: ``header`` contains no plan.
     """
     plan = _plan(header)
     problems = []
@@ -167,7 +167,7 @@ def _sampling(event: Event) -> tuple[str, float]:
 
 
 def _unversioned(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the versions of the software that derived it: another one derives the same certificate."""
+    """Remove software versions, because another version derives the same certificate."""
     rest = {key: value for key, value in document.items() if key != _VERSION}
     if "accountant" in rest:
         rest["accountant"] = re.sub(r" \d[^,]*(?=,)", "", str(rest["accountant"]))
@@ -175,7 +175,7 @@ def _unversioned(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differences(stated: Any, derived: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(key, stated, derived) wherever two documents differ; keys inside keys are joined by a dot."""
+    """Yield (key, stated, derived) for every difference of two documents; nested keys are joined by dots."""
     if isinstance(stated, Mapping) and isinstance(derived, Mapping):
         for name in dict.fromkeys([*derived, *stated]):
             inside = f"{key}.{name}" if key else str(name)
@@ -185,7 +185,7 @@ def _differences(stated: Any, derived: Any, key: str = "") -> Iterator[tuple[str
 
 
 class _Absent:
-    """Where one of two documents has no such key."""
+    """Placeholder for a key that one of two documents lacks."""
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -201,7 +201,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """As JSON has it: null stands for infinity."""
+    """Replace infinity by None, as in JSON."""
     return None if value == math.inf else value
 
 
