@@ -120,7 +120,7 @@ def test_what_flower_deletes_stays_in_the_file_until_it_is_purged(coterie, super
     status, out, _ = coterie("purge", superlink.path)
     assert status == 0
     assert "1 finished runs: 0 messages, 0 objects and 0 log lines deleted" in out
-    assert "1 runs are not over and keep theirs" in out
+    assert "1 unfinished runs are kept" in out
     assert SECRET + b"0000" not in held(superlink.path)
     assert SECRET + b"0010" in held(superlink.path)
 

@@ -718,7 +718,7 @@ def test_a_gan_that_collapsed_is_named(tmp_path, caplog):
 
     outcome = execute(tmp_path / "run", GAN, Wire(same))
     assert (outcome["notes"]["collapsed"], outcome["notes"]["missing"]) == ([3, 7], [])
-    assert "samples of clients 3, 7 hardly differ from each other: their GANs collapsed" in caplog.text
+    assert "the GANs of clients 3, 7 collapsed: their samples hardly differ from each other" in caplog.text
 
 
 def test_settings_reach_the_deep_clustering_network(tmp_path, monkeypatch):
