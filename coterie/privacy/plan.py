@@ -338,7 +338,9 @@ class Plan(ABC):
             raise PrivacyError(f"evaluation noise must be positive, not {self.evaluation_noise}")
         if self.accountant not in self.accountants:
             known = ", ".join(self.accountants)
-            raise PrivacyError(f"the accountant of mechanism {self.mechanism} must be {known}, not {self.accountant!r}")
+            raise PrivacyError(
+                f"the accountant of mechanism {self.mechanism} must be one of {known}, not {self.accountant!r}"
+            )
 
     @classmethod
     def calibrated(cls, *, rounds: int, epsilon: float, delta: float, **numbers: Any) -> Plan:

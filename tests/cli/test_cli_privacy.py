@@ -171,11 +171,11 @@ def test_record_level_epsilon_of_what_was_counted_by_hand(coterie):
         (["noise", "--epsilon", "4", *SETTING, "--identifier-share", "1"], ["identifier share"]),
         (["noise", "--epsilon", "1e-12", *SETTING, "--delta", "1e-12", "--sampling-rate", "1"], ["epsilon"]),
         (["noise", "--epsilon", "4", *SETTING, "--mechanism", "none"], ["--mechanism none", "rr-slot"]),
-        (["noise", "--epsilon", "4", *SETTING, "--clients", "3"], ["4 clusters", "3 clients"]),
+        (["noise", "--epsilon", "4", *SETTING, "--clients", "3"], ["clusters must be at most", "not 4"]),
         (["noise", "--epsilon", "4", *SETTING, "--accountant", "guess"], ["guess", "pld"]),
         (["noise", "--epsilon", "4", *SETTING, "--noise-multiplier", "1"], ["--noise-multiplier", "--unit record"]),
         (["noise", "--epsilon", "4", *SETTING, "--examples", "9"], ["--examples", "--unit record"]),
-        (["noise", "--epsilon", "4", "--delta", "1e-3", "--rounds", "9"], ["--unit client needs --sampling-rate"]),
+        (["noise", "--epsilon", "4", "--delta", "1e-3", "--rounds", "9"], ["--unit client requires --sampling-rate"]),
         (["noise", "--epsilon", "4", *SETTING, "--unit", "house"], ["--unit house", "client or record"]),
         (["noise", "--epsilon", "4", *RECORD, "--sampling-rate", "0.1"], ["--sampling-rate", "--unit client"]),
         (["noise", "--epsilon", "4", *RECORD, "--mechanism", "paper"], ["--mechanism", "--unit client"]),
@@ -189,7 +189,7 @@ def test_record_level_epsilon_of_what_was_counted_by_hand(coterie):
         (["noise", "--epsilon", "4", *RECORD, "--selection-epsilon", "1"], ["--selections"]),
         (["noise", "--epsilon", "4", *RECORD, "--accountant", "theorem-4.2"], ["poisson"]),
         (["noise", "--epsilon", "4", "--unit", "record", "--delta", "1e-3", "--rounds", "9"], ["--examples"]),
-        (["epsilon", *SETTING], ["--noise-multiplier is needed"]),
+        (["epsilon", *SETTING], ["--noise-multiplier is required"]),
         (["epsilon", "--noise-multiplier", "0", *SETTING], ["--noise-multiplier"]),
         (["epsilon", "--noise-multiplier", "nan", *SETTING], ["--noise-multiplier"]),
         (["epsilon", "--noise-multiplier", "inf", *SETTING], ["noise multiplier"]),
@@ -545,7 +545,7 @@ def test_runs_that_do_not_add_up_are_refused(coterie, tmp_path):
     record = RecordPlan(num_examples=60, batch_size=6, rounds=2, epsilon=8.0, delta=1e-4, noise_multiplier=2.0)
     (tmp_path / "record").mkdir()
     Ledger(1e-4, 8.0, tmp_path / "record" / "ledger.jsonl", about={"plan": record.terms()}).close()
-    assert_refused(coterie("privacy", "total", "one", "more"), "one has 100 clients, more has 200")
+    assert_refused(coterie("privacy", "total", "one", "more"), "one has 100 clients, but more has 200")
     assert_refused(coterie("privacy", "total", "one", "fixed"), "different adjacencies")
     assert_refused(coterie("privacy", "total", "one", "record"), "record has privacy unit record")
     assert_refused(coterie("privacy", "total", "one", "one"), "must be distinct")

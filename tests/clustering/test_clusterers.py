@@ -176,8 +176,8 @@ def test_clusters_must_stand_out(clusterer):
         (-np.ones((3, 3)), "k-medoids", 2, "at least 0"),
         (np.zeros((3, 2)), "hdbscan", None, r"shape \(n, n\)"),
         (np.zeros((3, 3)), "k-means", 2, "must be one of k-medoids, agglomerative, dbscan, hdbscan, not 'k-means'"),
-        (np.zeros((3, 3)), "dbscan", 2, "dbscan finds the number of clusters itself: set clusters to 0"),
-        (np.zeros((3, 3)), "hdbscan", 2, "hdbscan finds the number of clusters itself"),
+        (np.zeros((3, 3)), "dbscan", 2, "dbscan determines the number of clusters itself: set clusters to 0"),
+        (np.zeros((3, 3)), "hdbscan", 2, "hdbscan determines the number of clusters itself"),
     ],
 )
 def test_what_makes_no_sense(distances, clusterer, k, complaint):

@@ -406,7 +406,7 @@ def test_the_ledger_of_a_run_is_no_shared_budget(open_run):
     ledger = open_run("a")
     ledger.round(1, EVENT)
     ledger.close()
-    with pytest.raises(LedgerError, match="a is no budget file"):
+    with pytest.raises(LedgerError, match="a is not a budget file"):
         open_run("b", file="a")
 
 
