@@ -404,7 +404,7 @@ def test_a_forged_ledger_is_found_out(coterie, papers, line, change, parts):
     status, out, _ = coterie("privacy", "check", papers)
     assert status == 1
     assert out.count("problem: ") == len(found)
-    assert "follows" not in out
+    assert "matches the ledger" not in out
 
 
 def test_another_sampler_in_between_ends_the_check(coterie, papers):

@@ -92,7 +92,7 @@ def test_fixed_size_costs_more_than_poisson_since_it_covers_more():
 def test_an_accountant_refuses_a_sampler_that_it_does_not_cover():
     with pytest.raises(PrivacyError, match="supports fixed sampling, not poisson"):
         epsilon([Event(0.1, 1.0)], 1e-5, "theorem-4.2")
-    with pytest.raises(PrivacyError, match="covers poisson sampling, not fixed"):
+    with pytest.raises(PrivacyError, match="supports poisson sampling, not fixed"):
         epsilon([Event(0.1, 1.0, "fixed")], 1e-5, "opacus-rdp")
     with pytest.raises(PrivacyError, match="sampler must be poisson or fixed"):
         Event(0.1, 1.0, "shuffled")
