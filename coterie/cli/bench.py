@@ -25,18 +25,12 @@ _SILENCE = 60.0
 
 
 def bench(
-    name: Annotated[
-        str | None, typer.Argument(help="Name of a table, or a TOML file; default: list all tables.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="A table, or a TOML file; default: list all tables.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run a short version: minutes instead of hours.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Run seeds 0 to N-1 instead of the table's seeds.")] = None,
     row: Annotated[list[str] | None, typer.Option(help="Run this row only; repeatable.")] = None,
-    column: Annotated[
-        list[str] | None, typer.Option(help="Run only columns whose names start with this; repeatable.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Number of parallel runs; default: one per core, or one on a GPU.")
-    ] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Run columns with this prefix only; repeatable.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Parallel runs; default: one per core or GPU.")] = None,
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: COTERIE_DATA.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for runs and results; default: bench/NAME.")] = None,
