@@ -30,7 +30,7 @@ def bench(
     seeds: Annotated[int | None, typer.Option(min=1, help="Run seeds 0 to N-1 instead of the table's seeds.")] = None,
     row: Annotated[list[str] | None, typer.Option(help="Run this row only; repeatable.")] = None,
     column: Annotated[list[str] | None, typer.Option(help="Run columns with this prefix only; repeatable.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Parallel runs; default: one per core or GPU.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Parallel runs; default: 1 per core, 1 on a GPU.")] = None,
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: COTERIE_DATA.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for runs and results; default: bench/NAME.")] = None,
