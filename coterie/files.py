@@ -54,9 +54,9 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     about = os.fstat(descriptor)
     problem = ""
     if not stat.S_ISREG(about.st_mode):
-        problem = f"it is {_KINDS.get(stat.S_IFMT(about.st_mode), 'no file')}, not a regular file"
+        problem = f"it is {_KINDS.get(stat.S_IFMT(about.st_mode), 'not a file')}, not a regular file"
     elif about.st_size > LARGEST:
-        problem = f"its {about.st_size:,} bytes are more than the {LARGEST:,} that are allowed"
+        problem = f"its size of {about.st_size:,} bytes exceeds the limit of {LARGEST:,}"
     if problem:
         os.close(descriptor)
         raise FileError(f"{path} cannot be read: {problem}")
@@ -167,5 +167,5 @@ def _object(text: str, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise FileError(f"{name} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise FileError(f"{name} holds a {type(content).__name__}; a JSON object was expected")
+        raise FileError(f"{name} contains a {type(content).__name__}; expected a JSON object")
     return content

@@ -22,7 +22,7 @@ FIELDS = ("run", "round", "rounds", "client", "node", "epsilon", "accuracy", "re
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TEXT = re.compile(r"(?P<level>[A-Z]+) [-0-9:, ]*: +(?P<message>.*)")
 _PROGRESS = re.compile(r"progress (?P<json>\{.*\})")
-_TOTAL = re.compile(r"(?P<dropped>[0-9]+) replies could not be used")
+_TOTAL = re.compile(r"(?P<dropped>[0-9]+) replies were dropped")
 
 
 def printable(text: object, most: int = 200) -> str:
@@ -69,7 +69,7 @@ def install(**known: Any) -> None:
     wanted, logger = os.environ.get("COTERIE_LOG", ""), logging.getLogger("flwr")
     if wanted != "json":
         if wanted not in ("", "text"):
-            logger.warning("COTERIE_LOG = %r: must be json or text; the log stays text", wanted)
+            logger.warning("COTERIE_LOG = %r: must be json or text; using text", wanted)
         return
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(**known))

@@ -113,9 +113,9 @@ class PointsSpec:
             ReplyError: it is not allowed.
         """
         if self.exactly and rows != self.exactly:
-            raise ReplyError(f"it sent {rows} points, expected {self.exactly}")
+            raise ReplyError(f"the number of points is {rows}, expected {self.exactly}")
         if not 1 <= rows <= self.most:
-            raise ReplyError(f"it sent {rows} points, expected 1 to {self.most}")
+            raise ReplyError(f"the number of points is {rows}, expected 1 to {self.most}")
 
 
 def pack_models(models: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:
@@ -202,14 +202,14 @@ def read_reply(
     if redraw is None and redrawn != label:
         raise ReplyError(f"redrawn-label is {redrawn}, expected {label}: the request has no redraw matrix")
     if redraw is not None and assigned is None and not redraw[label, redrawn] > 0:
-        raise ReplyError(f"redrawn-label is {redrawn}; the redraw matrix never moves label {label} there")
+        raise ReplyError(f"redrawn-label is {redrawn}, which has probability 0 for label {label} in the redraw matrix")
     if tuple(update) != layout.names:
         raise ReplyError(f"parameters are {list(update)}, expected {list(layout.names)}")
     vector = layout.flatten(
         {name: _read(name, update[name], shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
     )
     if not np.all(np.isfinite(vector)):
-        raise ReplyError("the update holds NaN or Inf")
+        raise ReplyError("the update contains NaN or Inf")
     return Reply(client_id, label, redrawn, vector)
 
 
@@ -227,17 +227,17 @@ def read_points(content: RecordDict, *, client_id: int, round: int, expected: Po
     """
     _, update = _parts(content, client_id, round)
     if tuple(update) != (_POINTS,):
-        raise ReplyError(f"it holds {list(update)}, expected {[_POINTS]}")
+        raise ReplyError(f"the arrays are {list(update)}, expected {[_POINTS]}")
     rows, *shape = update[_POINTS].shape or (0,)
     if tuple(shape) != expected.shape:
-        raise ReplyError(f"its points are {tuple(shape)}, expected {expected.shape}")
+        raise ReplyError(f"the points have shape {tuple(shape)}, expected {expected.shape}")
     expected.check(rows)
     points = _read(_POINTS, update[_POINTS], (rows, *expected.shape))
     if not np.all(np.isfinite(points)):
-        raise ReplyError("the points hold NaN or Inf")
+        raise ReplyError("the points contain NaN or Inf")
     if not (points.min() >= expected.low and points.max() <= expected.high):
         raise ReplyError(
-            f"the points span {points.min():g} to {points.max():g}, expected {expected.low:g} to {expected.high:g}"
+            f"the points lie in [{points.min():g}, {points.max():g}], expected [{expected.low:g}, {expected.high:g}]"
         )
     return points
 
@@ -250,7 +250,7 @@ def _parts(content: RecordDict, client_id: int, round: int) -> tuple[ConfigRecor
     """
     reply, update = content.get(REPLY), content.get(UPDATE)
     if not isinstance(reply, ConfigRecord) or not isinstance(update, ArrayRecord):
-        raise ReplyError(f"it needs a ConfigRecord {REPLY!r} and an ArrayRecord {UPDATE!r}")
+        raise ReplyError(f"expected a ConfigRecord {REPLY!r} and an ArrayRecord {UPDATE!r}")
     check_sender(content, client_id, round)
     return reply, update
 
@@ -263,7 +263,7 @@ def check_sender(content: RecordDict, client_id: int, round: int) -> None:
     """
     reply = content.get(REPLY)
     if not isinstance(reply, ConfigRecord):
-        raise ReplyError(f"it needs a ConfigRecord {REPLY!r}")
+        raise ReplyError(f"expected a ConfigRecord {REPLY!r}")
     for key, expected in (("client-id", client_id), ("round", round)):
         if type(reply.get(key)) is not int or reply[key] != expected:  # True is 1, and 1.0 as well
             raise ReplyError(f"{key} is {reply.get(key)!r}, expected {expected}")
@@ -313,9 +313,9 @@ def _unpack(array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
     claimed, _, dtype = read(stream)
     if claimed != shape or dtype != np.float32:
-        raise ValueError(f"it holds {dtype} {claimed}, expected float32 {shape}")
+        raise ValueError(f"the array is {dtype} {claimed}, expected float32 {shape}")
     if (held := len(array.data) - stream.tell()) != (size := 4 * int(np.prod(shape))):
-        raise ValueError(f"it holds {held} bytes, expected {size}")
+        raise ValueError(f"the array has {held} bytes, expected {size}")
     return array.numpy()
 
 
@@ -332,7 +332,7 @@ def diagnostics(content: RecordDict) -> MetricRecord:
     """
     metrics = content.get(DIAGNOSTICS)
     if not isinstance(metrics, MetricRecord):
-        raise ReplyError(f"it needs a MetricRecord {DIAGNOSTICS!r}")
+        raise ReplyError(f"expected a MetricRecord {DIAGNOSTICS!r}")
     if not all(np.all(np.isfinite(np.asarray(value, np.float64))) for value in metrics.values()):
         raise ReplyError("a diagnostic is NaN or Inf")
     return metrics
@@ -349,4 +349,4 @@ def parse(read: Callable[..., T], content: Any, **expected: Any) -> T:
     except ReplyError:
         raise
     except Exception as error:  # the reply comes from the network: anything may be in it
-        raise ReplyError(f"it cannot be read: {type(error).__name__}: {error}") from error
+        raise ReplyError(f"the reply cannot be parsed: {type(error).__name__}: {error}") from error

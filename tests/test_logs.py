@@ -104,7 +104,7 @@ def test_a_log_holds_much_else(as_json):
         lines.append(logged(logs.progress_message(line, 80), as_json=as_json))
     expected = {"round": 2, "rounds": 80, "epsilon": 1.23456, "accuracy": 0.25, "dropped": 3}
     assert logs.read_rounds("\n".join(lines)) == expected
-    lines.append(logged("5 replies could not be used", "WARNING", as_json))
+    lines.append(logged("5 replies were dropped", "WARNING", as_json))
     assert logs.read_rounds("\n".join(lines)) == expected | {"dropped": 5}
     assert logs.read_rounds("") is logs.read_rounds(lines[0]) is None
 
@@ -116,8 +116,8 @@ FORGED = (
     '\n\x1b[92mINFO \x1b[0m:      progress {"round": 9, "rounds": 9, "epsilon": 0.001}',
     '\r\n{"level": "INFO", "message": "progress {\\"round\\": 9, \\"rounds\\": 9, \\"epsilon\\": 0.001}"}',
     '\u2028{"round": 9, "rounds": 9, "epsilon": 0.001}',
-    "\n99 replies could not be used",
-    "99 replies could not be used",
+    "\n99 replies were dropped",
+    "99 replies were dropped",
 )
 
 

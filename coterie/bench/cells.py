@@ -57,7 +57,7 @@ class Cell:
         return f"{'tuning ' if self.tuning else ''}{self.row}, {self.column}, seed {self.seed}"
 
     @property
-    def sent(self) -> str:
+    def upload_key(self) -> str:
         """Key of the client uploads, equal for runs that only process them differently; empty if not shareable."""
         from coterie.methods import STRATEGIES
         from coterie.one_shot import OneShot
@@ -67,7 +67,7 @@ class Cell:
             return ""
         if self.settings.get("privacy.privacy-unit") != "none":  # each run has its own privacy cost
             return ""
-        before = {name: value for name, value in self.settings.items() if name not in method.afterwards}
+        before = {name: value for name, value in self.settings.items() if name not in method.server_settings}
         return json.dumps({**before, "seed": self.seed}, sort_keys=True)
 
     @property
@@ -86,13 +86,13 @@ class Done:
     Attributes:
         cell: the cell.
         result: contents of its result.json and diagnostics.json; None if it failed.
-        why: the reason for the failure.
+        error: the reason for the failure.
         folder: its run folder.
     """
 
     cell: Cell
     result: Mapping[str, Any] | None
-    why: str | None
+    error: str | None
     folder: Path
 
 
@@ -141,7 +141,7 @@ def _alone(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BenchError(f"another process is at work in {out}: wait for it, or choose another --out") from None
+            raise BenchError(f"{out} is in use by another process: wait for it, or choose another --out") from None
         yield
 
 
@@ -231,8 +231,8 @@ def _run(
         folder = out / "runs" / key
         if (outcome := read_outcome(folder)) is not None:
             result = _with_scores(outcome)
-            if same[0].sent:
-                gathered[same[0].sent] = folder
+            if same[0].upload_key:
+                gathered[same[0].upload_key] = folder
             yield from (Done(cell, result, None, folder) for cell in same)
         else:
             waiting.append((same[0], folder))
@@ -246,9 +246,9 @@ def _run(
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(workers, reports)) as pool:
         try:
             while waiting or running:
-                for cell, folder in _ready(waiting, gathered, [cell.sent for cell, _ in running.values()]):
+                for cell, folder in _ready(waiting, gathered, [cell.upload_key for cell, _ in running.values()]):
                     waiting.remove((cell, folder))
-                    future = pool.submit(_run_one, cell, folder, dict(places), gathered.get(cell.sent))
+                    future = pool.submit(_run_one, cell, folder, dict(places), gathered.get(cell.upload_key))
                     running[future] = cell, folder
                 ended: set[Future[Any]] = set()
                 while not ended:
@@ -257,10 +257,10 @@ def _run(
                         progress(report)
                 for future in ended:
                     cell, folder = running.pop(future)
-                    scores, why = future.result()
-                    if scores and cell.sent:
-                        gathered[cell.sent] = folder
-                    yield from (Done(same, scores, why, folder) for same in alike[cell.key])
+                    scores, error = future.result()
+                    if scores and cell.upload_key:
+                        gathered[cell.upload_key] = folder
+                    yield from (Done(same, scores, error, folder) for same in alike[cell.key])
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -272,9 +272,9 @@ def _ready(
     """Return the cells that do not wait for points gathered by another run."""
     busy, ready = set(gathering), []
     for cell, folder in waiting:
-        if not cell.sent or cell.sent in gathered or cell.sent not in busy:
+        if not cell.upload_key or cell.upload_key in gathered or cell.upload_key not in busy:
             ready.append((cell, folder))
-            busy.add(cell.sent)
+            busy.add(cell.upload_key)
     return ready
 
 
@@ -319,7 +319,7 @@ def _run_one(
         _ = config.plan
         run_folder = _opened(folder, config)
         if gathered:
-            run_folder.take_evidence(gathered, OneShot.gathers)
+            run_folder.take_evidence(gathered, OneShot.upload_artifacts)
         run_folder.on_progress = progress
         run_folder.on_metrics = lambda line: progress(f"round {line['round']} of {config.run.rounds}")
         workers = workers_for(config.batched, config.training.device, torch.get_num_threads())  # this run's cores

@@ -49,10 +49,10 @@ def cluster(
     """
     data = federation(config.for_clients())
     if not data.num_classes:
-        raise BenchError(f"{config.data.dataset} has real targets: clusters are scored against classes")
+        raise BenchError(f"{config.data.dataset} has real targets, but clusters are scored against classes")
     shards = [data.shard(client) for client in range(data.clients)]
     x, y = (np.concatenate([getattr(shard, part) for shard in shards]) for part in "xy")
-    progress(f"{len(x)} records in one place")
+    progress(f"{len(x)} pooled records")
     started = time.perf_counter()
     try:
         labels = _METHODS[method](x.reshape(len(x), -1), config, progress)
@@ -92,7 +92,7 @@ def _fcm(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
 def _dcn(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
     options = config.options
     if not isinstance(options, PPFCGANSettings):
-        raise BenchError("central dcn has the settings of ppfc-gan: set strategy to ppfc-gan")
+        raise BenchError("central dcn requires the settings of ppfc-gan: set strategy to ppfc-gan")
     network = DCN(
         config.run.clusters,
         options.pretrain_epochs,

@@ -118,7 +118,7 @@ def _cell(
         "clustering accuracy": _mean(results, "clustering_accuracy", 100),
         "groups found": _mean(results, "groups_found", 1),
         "seconds": _mean(results, "seconds_training", 1),
-        "why": next((one.why for one in done if one.why), None),
+        "why": next((one.error for one in done if one.error), None),
         **(_drawn[table.plot](column, done) if table.plot in _drawn else {}),
     }
 

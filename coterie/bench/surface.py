@@ -36,7 +36,7 @@ def surface(table: Table, *, command: str, seen: Callable[[str, int], None]) -> 
         plans.append([])
         for column, config in zip(table.columns, line, strict=True):
             if not isinstance(config.plan, RecordLevel):
-                raise BenchError(f"{table.name}: a surface of noise needs record-level privacy")
+                raise BenchError(f"{table.name}: a noise surface requires record-level privacy")
             plans[-1].append(config.plan.worst)
             left -= 1
             seen(f"{row.name}, {column.name}: z = {config.plan.noise_multiplier:.3f}", left)

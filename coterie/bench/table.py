@@ -185,7 +185,7 @@ def read_table(
         raw["rows"] = [row for row in raw["rows"] if quick or not row.get("quick-only")]
         table = _table(path.stem, raw)
     except (KeyError, TypeError, ValueError) as error:
-        raise BenchError(f"{path} does not describe a table: {error!r}") from error
+        raise BenchError(f"{path} is not a valid table: {error!r}") from error
     if quick:
         table = _quick(table, raw.get("quick", {}))
     if columns:
@@ -193,7 +193,7 @@ def read_table(
     known = [row.name for row in table.rows]
     for row in rows:
         if row not in known:
-            raise BenchError(f"{table.name} has no row {row!r}; its rows are {', '.join(map(repr, known))}")
+            raise BenchError(f"{table.name} has no row {row!r}; available rows: {', '.join(map(repr, known))}")
     kept = tuple(row for row in table.rows if not rows or row.name in rows)
     return replace(table, seeds=tuple(seeds) or table.seeds, rows=kept)
 
@@ -209,7 +209,7 @@ def _path(name: str) -> Path:
         known = table_names()
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise BenchError(f"there is no table {name!r}{hint}; there are {', '.join(known)}, or a TOML file of your own.")
+        raise BenchError(f"unknown table {name!r}{hint}; available: {', '.join(known)}, or a custom TOML file")
     return path
 
 
@@ -229,9 +229,9 @@ def _table(name: str, raw: Mapping[str, Any]) -> Table:
     rows = tuple(_row_of(row, raw, [column.name for column in columns]) for row in raw["rows"])
     _check_names(raw, columns, rows)
     if set(raw["seeds"]) & set(tuning.get("seeds", ())):
-        raise ValueError("tuning must not see the seeds that are reported")
+        raise ValueError("tuning must not use the reported seeds")
     if tuning and not tuning["set"].get("validation-clients"):
-        raise ValueError("tuning needs validation-clients: test data must not choose anything")
+        raise ValueError("tuning requires validation-clients, because test data must not be used for selection")
     return Table(
         name=name,
         title=raw["title"],
@@ -276,7 +276,7 @@ def _row_of(row: Mapping[str, Any], raw: Mapping[str, Any], names: Sequence[str]
     figures = [None if figure == "-" else float(figure) for figure in row.get("paper", [])]
     width = len(own) or len(names)
     if len(figures) not in (0, width):
-        raise ValueError(f"row {row['name']!r} has {len(figures)} figures of the paper for {width} columns")
+        raise ValueError(f"row {row['name']!r} has {len(figures)} published values for {width} columns")
     by_column = dict(zip(own or names, figures, strict=False))
     paper = tuple(by_column.get(name) for name in names)
     return Row(row["name"], _settings_of(row, raw), paper, tuple(row.get("tune", ())), own, row.get("central", ""))
@@ -291,11 +291,11 @@ def _check_names(raw: Mapping[str, Any], columns: Sequence[Column], rows: Sequen
     unknown += [key for row in rows for key in row.tune if key not in grid]
     unknown += [row.central for row in rows if row.central not in ("", *CENTRAL)]
     if unknown or plot not in PLOTS:
-        raise ValueError(f"unknown column, tuned key, central or plot: {', '.join(unknown) or plot}")
+        raise ValueError(f"unknown column, tuned setting, central method or plot: {', '.join(unknown) or plot}")
     if plot in _OVER_ROUNDS and all("@" in column.score for column in columns):
-        raise ValueError(f"plot {plot!r} draws a score over rounds: name one without '@'")
+        raise ValueError(f"plot {plot!r} shows scores over rounds and requires a score without '@'")
     if plot == "splits" and len(raw["columns"]) > 1:
-        raise ValueError("plot 'splits' draws one setting: give one column")
+        raise ValueError("plot 'splits' shows a single setting and requires exactly one column")
 
 
 def _settings_of(part: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,11 +330,11 @@ def _narrowed(table: Table, words: Sequence[str]) -> Table:
     for word in words:
         found = {word} & set(known) or {setting for setting in known if setting.startswith(word)}
         if not found:
-            raise BenchError(f"{table.name} has no column {word!r}; its columns are {', '.join(map(repr, known))}")
+            raise BenchError(f"{table.name} has no column {word!r}; available columns: {', '.join(map(repr, known))}")
         keep |= found
     for column in table.columns:
         if column.setting in keep and column.tuned_at not in keep:
-            raise BenchError(f"{column.setting!r} is tuned in {column.tuned_at!r}: choose that column too")
+            raise BenchError(f"{column.setting!r} is tuned in column {column.tuned_at!r}: add that column")
     return _among(table, keep)
 
 

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-# Before torch is loaded: idle threads that spin cost a factor of ten as soon as another program wants the cores.
+# Set before torch is imported: spinning idle threads slow a run down tenfold when another program needs the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
@@ -23,7 +23,7 @@ from coterie.cli.status import status
 from coterie.cli.superlink import superlink
 
 cli = typer.Typer(
-    help="One model per hidden group of clients, under a differential-privacy guarantee that is proved.",
+    help="Clustered federated learning with proven differential privacy: one model per hidden group of clients.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -46,7 +46,7 @@ for command in (
 cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)(superlink)
 cli.add_typer(privacy.app, name="privacy")
 
-#: Errors whose message alone states what to do, by the package that raises them.
+#: Errors that are reported by their message alone, without a traceback, by the package that raises them.
 _EXPECTED = {
     "coterie.bench": ("BenchError",),
     "coterie.files": ("FileError",),
@@ -62,13 +62,13 @@ _EXPECTED = {
 
 
 def main() -> None:
-    """Run the command; every failure is one clear message and a non-zero exit status."""
+    """Run the command; every expected failure is one error message and a non-zero exit status."""
     sys.path.insert(0, os.getcwd())  # so that module:function finds a user's own module
     try:
         cli(prog_name="coterie")
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:
-            print(f"error: {error.filename} cannot be used: {error.strerror}", file=sys.stderr)
+            print(f"error: cannot access {error.filename}: {error.strerror}", file=sys.stderr)
         elif _expected(error):
             print(f"error: {error}", file=sys.stderr)
         else:
@@ -77,6 +77,6 @@ def main() -> None:
 
 
 def _expected(error: Exception) -> bool:
-    """Only rooms that are loaded can have raised it; the others need not be loaded for its sake."""
-    rooms = ((sys.modules[room], names) for room, names in _EXPECTED.items() if room in sys.modules)
-    return any(isinstance(error, getattr(room, name)) for room, names in rooms for name in names)
+    """Whether the error is in `_EXPECTED`. Only imported packages are checked, since no other can have raised it."""
+    loaded = ((sys.modules[package], names) for package, names in _EXPECTED.items() if package in sys.modules)
+    return any(isinstance(error, getattr(package, name)) for package, names in loaded for name in names)

@@ -13,19 +13,19 @@ from coterie.cli.console import JsonFlag, console_for, print_json
 if TYPE_CHECKING:
     from coterie.audit import Finding
 
-_PARTS = "mechanisms, randomness, runs or records; default: all."
-_MECHANISMS = "joint, rr-slot or paper: attack single releases of these alone."
+_PARTS = "Part of the audit: mechanisms, randomness, runs or records; repeatable; default: all."
+_MECHANISMS = "Attack single releases of this mechanism only: joint, rr-slot or paper; repeatable."
 _SYMBOLS = {"mu": "μ", "delta(1)": "δ(1)"}
 
 
 def audit(
     part: Annotated[list[str], typer.Option(help=_PARTS)] = [],  # noqa: B006
     mechanism: Annotated[list[str], typer.Option(help=_MECHANISMS)] = [],  # noqa: B006
-    draws: Annotated[int, typer.Option(min=1000, help="Runs of a mechanism in each world.")] = 100_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the attacks; they need no secret.")] = 0,
+    draws: Annotated[int, typer.Option(min=1000, help="Number of draws of a mechanism per dataset.")] = 100_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the attacks.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Attack the shipped mechanisms and compare what the attacks prove with what is claimed."""
+    """Attack the mechanisms and compare the proved lower bounds with the claimed guarantees."""
     from coterie.audit import PARTS
     from coterie.audit import audit as attack
     from coterie.privacy import MECHANISMS, PrivacyError
@@ -61,10 +61,10 @@ def _sentence(findings: Sequence[Finding]) -> str:
     broken = sum(f.wrong and not f.control for f in findings)
     withstood = sum(f.wrong and f.control for f in findings)
     if broken:
-        return f"[red]{broken} attack(s) break what a mechanism promises: trust no certificate of this version.[/red]"
+        return f"[red]{broken} attack(s) violate a claim: do not trust certificates of this version.[/red]"
     if withstood:
-        return f"[red]{withstood} control(s) withstood, so this audit proves nothing: ask for more --draws.[/red]"
+        return f"[red]{withstood} control(s) not broken, so the audit is inconclusive: increase --draws.[/red]"
     controls = any(f.control for f in findings)
     power = ", and every control is broken, so the attacks have power" if controls else ""
-    claims = "Every promise holds" if not all(f.control for f in findings) else "No promise was attacked"
-    return f"{claims}{power}. An attack proves a violation, never its absence."
+    claims = "Every claim holds" if not all(f.control for f in findings) else "No claim was attacked"
+    return f"{claims}{power}. Attacks can prove a violation, but not its absence."

@@ -20,25 +20,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
 
 _INTERRUPTED = 130
-# Seconds between two lines on what runs are at, where there is no terminal.
+# Seconds between two progress lines when the output is not a terminal.
 _SILENCE = 60.0
 
 
 def bench(
-    name: Annotated[str | None, typer.Argument(help="A table, or a TOML file of one; default: list them.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A short version: minutes in place of hours.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Run seeds 0 to N-1 in place of the table's.")] = None,
-    row: Annotated[list[str] | None, typer.Option(help="Run this row alone; may be given again.")] = None,
-    column: Annotated[
-        list[str] | None, typer.Option(help="Run the columns whose names begin so alone; may be given again.")
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one a core, one on a GPU.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    name: Annotated[str | None, typer.Argument(help="A table, or a TOML file; default: list all tables.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a short version: minutes instead of hours.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Run seeds 0 to N-1 instead of the table's seeds.")] = None,
+    row: Annotated[list[str] | None, typer.Option(help="Run this row only; repeatable.")] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Run columns with this prefix only; repeatable.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Parallel runs; default: 1 per core, 1 on a GPU.")] = None,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: COTERIE_DATA.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of runs and results; default: bench/NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for runs and results; default: bench/NAME.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run a paper's table again: the paper's figure, ours, and the difference. What was run already is kept."""
+    """Reproduce a table of a paper: published values, ours, and the difference. Finished runs are reused."""
     from coterie import bench as room
 
     if name is None:
@@ -63,14 +61,14 @@ def bench(
                     kept,
                     places=places,
                     jobs=jobs or _jobs(device),
-                    seen=lambda one, n: seen(_said(one), n),
+                    seen=lambda one, n: seen(_summary(one), n),
                     progress=progress,
                 )
                 document = room.document(table, done, tuned, command=command, device=_device(device))
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it was", file=sys.stderr)
+        print("interrupted; run the same command again to continue", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
-    document = _without(str(data_dir or os.environ.get("COTERIE_DATA") or ""), document)
+    document = _without_folder(str(data_dir or os.environ.get("COTERIE_DATA") or ""), document)
     document["minutes"] = round((time.perf_counter() - started) / 60, 1)
     (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
     (folder / "table.md").write_text(room.markdown(document))
@@ -79,7 +77,7 @@ def bench(
     if as_json:
         print_json(document)
     else:
-        _show(console, document, f"{folder}/table.json, .csv, .md   picture {picture}")
+        _show(console, document, f"{folder}/table.json, .csv, .md   figure {picture}")
     if done and all(one.result is None for one in done):
         raise typer.Exit(1)
 
@@ -125,16 +123,16 @@ def _jobs(device: str) -> int:
 
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[tuple[Callable[[Any, int], None], Callable[[str], None]]]:
-    """For runs that end, and for what the others are at: a bar on a terminal, lines elsewhere."""
+    """Callbacks for finished runs and for progress reports: a progress bar on a terminal, lines elsewhere."""
     if not console.is_terminal:
         from coterie.report.formats import duration
 
         started = time.perf_counter()
 
-        def plain(said: str, left: int) -> None:
+        def plain(summary: str, left: int) -> None:
             rest = (time.perf_counter() - started) / (total - left) * left
             wait = f"  ({duration(rest)} left)" if left else ""
-            console.print(f"{total - left:4d}/{total}  {said}{wait}", markup=False, soft_wrap=True)
+            console.print(f"{total - left:4d}/{total}  {summary}{wait}", markup=False, soft_wrap=True)
 
         yield plain, plain_progress(console, _SILENCE)
         return
@@ -143,18 +141,18 @@ def _progress(console: Console, total: int) -> Iterator[tuple[Callable[[Any, int
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=total, last="")
         yield (
-            lambda said, left: bar.update(task, completed=total - left, last=said),
-            lambda what: bar.update(task, last=what),
+            lambda summary, left: bar.update(task, completed=total - left, last=summary),
+            lambda report: bar.update(task, last=report),
         )
 
 
-def _without(folder: str, document: Any) -> Any:
-    """The document with DIR where the folder of the data is named: results are published."""
+def _without_folder(folder: str, document: Any) -> Any:
+    """The document with DIR in place of the data folder, because results are published."""
     text = json.dumps(document)
     return json.loads(text.replace(json.dumps(folder)[1:-1], "DIR")) if folder else document
 
 
-def _said(done: Any) -> str:
+def _summary(done: Any) -> str:
     accuracy = (done.result or {}).get("accuracy")
-    came = f"accuracy {100 * accuracy:.2f} %" if accuracy is not None else done.why or "no accuracy"
-    return f"{done.cell.title}: {came}"
+    outcome = f"accuracy {100 * accuracy:.2f} %" if accuracy is not None else done.error or "no accuracy"
+    return f"{done.cell.title}: {outcome}"

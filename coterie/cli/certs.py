@@ -11,28 +11,33 @@ from coterie.cli.console import JsonFlag, console_for, print_json
 
 
 def certs(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder of certificates and keys.")],
-    nodes: Annotated[int | None, typer.Option(min=1, help="How many SuperNodes; with --more: how many more.")] = None,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(help="Name or IP address by which clients reach the SuperLink; may be given again."),
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of certificates and keys.")],
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Number of SuperNodes; with --more: number of additional ones.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=36500, help="How long server and nodes are vouched for.")] = 825,
-    more: Annotated[bool, typer.Option("--more", help="Add nodes to OUT.")] = False,
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or IP address by which clients reach the SuperLink; repeatable.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=36500, help="Validity of the certificates, in days.")] = 825,
+    more: Annotated[bool, typer.Option("--more", help="Add nodes to an existing OUT.")] = False,
     renew_server: Annotated[
-        bool, typer.Option("--renew-server", help="A new certificate and key of OUT's server; names as before.")
+        bool,
+        typer.Option(
+            "--renew-server",
+            help="Renew certificate and key of the server in OUT; its names stay the same unless --host is given.",
+        ),
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a certificate authority of one's own, the SuperLink's certificate, and the keys of SuperNodes."""
+    """Create a private certificate authority, the SuperLink's certificate, and the keys of SuperNodes."""
     from coterie import deploy
 
     if more and renew_server:
-        raise deploy.DeployError("--more and --renew-server: give one at a time")
+        raise deploy.DeployError("--more and --renew-server cannot be combined")
     if (nodes is None) != renew_server:
-        raise deploy.DeployError("--nodes is " + ("of no use to --renew-server" if renew_server else "needed"))
+        raise deploy.DeployError("--nodes " + ("cannot be used with --renew-server" if renew_server else "is required"))
     if more and host:
-        raise deploy.DeployError("--host is of no use to --more: change the server's names with --renew-server")
+        raise deploy.DeployError("--host cannot be used with --more: change the server's names with --renew-server")
     if renew_server:
         made = deploy.renew_server(out, host or (), days)
     elif more:
@@ -52,11 +57,11 @@ def certs(
         )
         return
     console = console_for(as_json)
-    told = [f"{out}: {len(made.files)} files, valid until {made.expires:%Y-%m-%d}"]
+    lines = [f"{out}: {len(made.files)} files, valid until {made.expires:%Y-%m-%d}"]
     if made.nodes:
-        told.append(f"nodes {made.nodes[0]} to {made.nodes[-1]}")
+        lines.append(f"nodes {made.nodes[0]} to {made.nodes[-1]}")
     if made.names:
-        told.append(f"server {', '.join(made.names)}")
-    told.append(f"authority valid until {made.authority_expires:%Y-%m-%d}; keep ca.key off the machines that serve")
-    for line in told:
+        lines.append(f"server {', '.join(made.names)}")
+    lines.append(f"authority valid until {made.authority_expires:%Y-%m-%d}; do not store ca.key on server machines")
+    for line in lines:
         console.print(line, markup=False, soft_wrap=True)

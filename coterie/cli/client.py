@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 
 
 def client(  # long: one line per option
-    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink's Fleet API.")],
-    data: Annotated[Path, typer.Option(help="This client's own data: a folder or a file.")],
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink's Fleet API.")],
+    data: Annotated[Path, typer.Option(help="This client's data: a folder or a file.")],
     key: Annotated[Path, typer.Option(help="This client's private key, node-I.key of coterie certs.")],
-    ca: Annotated[Path, typer.Option(help="ca.crt, by which the SuperLink is known.")],
+    ca: Annotated[Path, typer.Option(help="ca.crt, the certificate that verifies the SuperLink.")],
     client_id: Annotated[
         int | None,
-        typer.Option(min=0, help="This client's number, 0 to the run's clients - 1; default: I of node-I.key."),
+        typer.Option(min=0, help="This client's id, 0 to the number of clients - 1; default: I of node-I.key."),
     ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option(help="What outlives restarts; default: ~/.local/state/coterie/client-ID.")
+        Path | None, typer.Option(help="Folder of persistent state; default: ~/.local/state/coterie/client-ID.")
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="All that this client will ever spend; with --delta.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Of the same budget.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Privacy budget of this client over all runs; requires --delta.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of the privacy budget.")] = None,
     diagnostics: Annotated[
-        bool, typer.Option("--diagnostics", help="Tell the server exact accuracies, outside of any guarantee.")
+        bool, typer.Option("--diagnostics", help="Report exact accuracies to the server; no guarantee covers them.")
     ] = False,
     input_shape: Annotated[
         str | None, typer.Option(metavar="1x28x28|16", help="Shape of an example of this client's data.")
@@ -40,28 +42,31 @@ def client(  # long: one line per option
         int | None, typer.Option(min=0, help="Number of classes of this client's data; 0: real targets.")
     ] = None,
     value_range: Annotated[
-        str | None, typer.Option(metavar="LOW:HIGH", help="Range to which the features of vectors are clamped.")
+        str | None, typer.Option(metavar="LOW:HIGH", help="Range to which vector features are clamped.")
     ] = None,
     budget_file: Annotated[
-        Path | None, typer.Option(help="Where this client counts what it spends; default: beside the data.")
+        Path | None, typer.Option(help="File that records this client's privacy spending; default: beside the data.")
     ] = None,
     fab_hash: Annotated[
-        str | None, typer.Option(metavar="HASH", help="The only app that may run here, as coterie fab-hash prints it.")
+        str | None,
+        typer.Option(metavar="HASH", help="Hash of the only app that may run, as printed by coterie fab-hash."),
     ] = None,
     trusted_entities: Annotated[
-        Path | None, typer.Option(help="Of flower-supernode: a YAML file of keys; one must have signed the app.")
+        Path | None, typer.Option(help="YAML file of keys, passed to flower-supernode; one must have signed the app.")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Look whether all is well, and stop.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Check the configuration, and exit.")] = False,
     assignments: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set another key of the node configuration.")
     ] = [],  # noqa: B006
-    isolation: Annotated[str, typer.Option(help="subprocess, or process: run flower-superexec aside.")] = "subprocess",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the SuperNode's Runtime API on this machine.")] = 9094,
+    isolation: Annotated[
+        str, typer.Option(help="subprocess, or process for a separate flower-superexec.")
+    ] = "subprocess",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Local port of the SuperNode's Runtime API.")] = 9094,
     flags: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- FLAG...]", help="Passed to flower-supernode as they are.")
+        list[str] | None, typer.Argument(metavar="[-- FLAG...]", help="Passed to flower-supernode unchanged.")
     ] = None,
 ) -> None:
-    """Take part in runs with data of one's own: look whether all is well, then become Flower's SuperNode."""
+    """Participate in runs with local data: check the configuration, then start Flower's SuperNode."""
     from coterie import deploy
 
     if client_id is None:
@@ -97,7 +102,7 @@ def client(  # long: one line per option
     if not well:
         raise typer.Exit(1)
     if check:
-        console.print("all is well")
+        console.print("all checks passed")
         return
     sys.stdout.flush()
     deploy.start(edge)
@@ -109,7 +114,7 @@ def _id_of(key: Path) -> int:
 
     named = re.fullmatch(r"node-(\d+)\.key", key.name)
     if not named:
-        raise deploy.DeployError(f"--key {key}: its name is not node-I.key, so say who this is: add --client-id")
+        raise deploy.DeployError(f"--key {key}: --client-id is required because the file name is not node-I.key")
     return int(named[1])
 
 
@@ -121,16 +126,16 @@ def _settings(assignments: Sequence[str]) -> dict[str, str]:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise deploy.DeployError(f"--set {assignment}: write it as key=value")
+            raise deploy.DeployError(f"--set {assignment}: must be key=value")
         settings[name.strip()] = value.strip()
     return settings
 
 
 def fab_hash(
-    app: Annotated[Path, typer.Argument(metavar="APP", help="A checkout, or a .fab file.")] = Path(),
+    app: Annotated[Path, typer.Argument(metavar="APP", help="Folder of an app, or a .fab file.")] = Path(),
     as_json: JsonFlag = False,
 ) -> None:
-    """Print the hash of the app that flwr run APP sends, for coterie client --fab-hash."""
+    """Print the hash of the app that flwr run APP submits, for coterie client --fab-hash."""
     from coterie import deploy
 
     found = deploy.bundle(app)

@@ -1,4 +1,4 @@
-"""What every command prints with."""
+"""Console output of all commands."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 
 
 def console_for(as_json: bool) -> Console:
-    """Where people read: standard output, or standard error while that carries JSON."""
+    """Console for human-readable output: standard output, or standard error if standard output carries JSON."""
     return Console(stderr=as_json, highlight=False)
 
 
 def plain_progress(console: Console, seconds: float) -> ProgressCallback:
-    """Print progress reports as lines, at most one in this many seconds: for output that is not a terminal."""
+    """Print progress reports as lines, at most one per ``seconds``, for output that is not a terminal."""
     return throttled(lambda text: console.print(text, markup=False, soft_wrap=True), seconds)
 
 

@@ -1,4 +1,4 @@
-"""What there is: strategies, data sets, models; and reports of what was run."""
+"""Listings of strategies, data sets and models, and reports of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coterie.cli.console import JsonFlag, console_for, listing
 
 
 def strategies(as_json: JsonFlag = False) -> None:
-    """The methods, with their papers and the units of privacy that they support."""
+    """List the methods with their papers and supported privacy units."""
     from coterie.methods import STRATEGIES
 
     rows = {
@@ -30,17 +30,17 @@ def strategies(as_json: JsonFlag = False) -> None:
 
 
 def datasets(
-    download: Annotated[str | None, typer.Option(metavar="NAME", help="Fetch a data set into --data-dir.")] = None,
+    download: Annotated[str | None, typer.Option(metavar="NAME", help="Download a data set to --data-dir.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: COTERIE_DATA.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The data sets and the shifts that make hidden groups."""
+    """List the data sets and the shifts that create hidden groups."""
     from coterie import datasets as room
 
     if download is not None:
         folder = data_dir or os.environ.get("COTERIE_DATA")
         if not folder:
-            raise room.DataError("--download needs --data-dir DIR (or COTERIE_DATA) to put the files")
+            raise room.DataError("--download requires --data-dir DIR or COTERIE_DATA")
         console = console_for(as_json)
         console.print(f"{download} is in {room.download(download, str(folder))}")
         return
@@ -56,7 +56,7 @@ def datasets(
         for name, info in sorted(room.DATASETS.items())
     }
     rows[room.OWN_DATA] = {
-        "what": "every client's own: an archive, a table or images",
+        "what": "each client's own data: an archive, a table or images",
         "shape": "input-shape",
         "classes": "num-classes",
         "train": None,
@@ -67,7 +67,7 @@ def datasets(
 
 
 def models(as_json: JsonFlag = False) -> None:
-    """The networks, GANs, and the fixed features that can stand in front of networks."""
+    """List the networks, the GANs, and the fixed features that can precede a network."""
     from coterie import models as networks
 
     every: dict[str, networks.ModelInfo | networks.GANInfo] = {**networks.MODELS, **networks.GANS}
@@ -77,9 +77,9 @@ def models(as_json: JsonFlag = False) -> None:
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
 ) -> None:
-    """One HTML page about one run or several: curves, clusters, privacy, comparison. Of one, its result too."""
+    """Write an HTML report of runs: curves, clusters, privacy, comparison. For a single run, also print the result."""
     from coterie.privacy.check import verified
     from coterie.report import read_outcome, read_run, result_table, write_report
 

@@ -1,4 +1,4 @@
-"""``coterie privacy``: what a setting costs, what noise a target needs, and whether a run's papers are right."""
+"""``coterie privacy``: privacy costs, calibrated noise, and verification of a run's certificate."""
 
 from __future__ import annotations
 
@@ -13,41 +13,43 @@ from rich.console import Console
 
 from coterie.cli.console import JsonFlag, answer, console_for, print_json
 
-app = typer.Typer(help="What a setting costs, and what noise a target needs.", no_args_is_help=True)
+app = typer.Typer(help="Compute privacy costs, calibrate noise, and check ledgers and budgets.", no_args_is_help=True)
 
 _CLIENT = "Client level"
-_RECORD = "Record level (DP-SGD of one client that trusts nobody)"
+_RECORD = "Record level (DP-SGD at one client, without a trusted party)"
 _POINTS = 40
 _SELECTION_EPSILON = 0.02
 
 Epsilon = Annotated[float, typer.Option(help="Target epsilon.")]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Number of rounds.")]
-Unit = Annotated[str, typer.Option(help="client, or record.")]
-Noise = Annotated[float | None, typer.Option(help="Noise standard deviation / sensitivity of a round.")]
-Rate = Annotated[
-    float | None, typer.Option(help="Part of the clients that takes part in a round.", rich_help_panel=_CLIENT)
-]
+Unit = Annotated[str, typer.Option(help="Privacy unit: client or record.")]
+Noise = Annotated[float | None, typer.Option(help="Noise multiplier of a round: standard deviation / sensitivity.")]
+Rate = Annotated[float | None, typer.Option(help="q, sampling rate of clients in a round.", rich_help_panel=_CLIENT)]
 Sampler = Annotated[
-    str | None, typer.Option(help="poisson (default), or fixed: m of M, replace-one.", rich_help_panel=_CLIENT)
+    str | None,
+    typer.Option(help="poisson (default), or fixed (m of M clients, replace-one adjacency).", rich_help_panel=_CLIENT),
 ]
 Accountant = Annotated[
-    str | None, typer.Option(help="pld, rdp, opacus-rdp, opacus-prv, theorem-4.2 or theorem-4.2-canonne.")
+    str | None, typer.Option(help="Accountant: pld, rdp, opacus-rdp, opacus-prv, theorem-4.2 or theorem-4.2-canonne.")
 ]
-Examples = Annotated[int | None, typer.Option(help="N, records of the client.", rich_help_panel=_RECORD)]
+Examples = Annotated[int | None, typer.Option(help="N, number of records of the client.", rich_help_panel=_RECORD)]
 Batch = Annotated[int | None, typer.Option(help="b, expected batch size.", rich_help_panel=_RECORD)]
 FirstBatch = Annotated[int | None, typer.Option(help="Batch size of round 1; default: b.", rich_help_panel=_RECORD)]
 FirstNoise = Annotated[
-    float | None, typer.Option(help="Noise of round 1; default: as the others.", rich_help_panel=_RECORD)
+    float | None,
+    typer.Option(help="Noise multiplier of round 1; default: that of the others.", rich_help_panel=_RECORD),
 ]
 Epochs = Annotated[
-    int | None, typer.Option(min=1, help="K, local epochs in a round; default: 1.", rich_help_panel=_RECORD)
+    int | None, typer.Option(min=1, help="K, local epochs per round; default: 1.", rich_help_panel=_RECORD)
 ]
 Selections = Annotated[
-    int | None, typer.Option(min=0, help="Private choices of a cluster by loss; default: 0.", rich_help_panel=_RECORD)
+    int | None,
+    typer.Option(min=0, help="Number of private cluster selections by loss; default: 0.", rich_help_panel=_RECORD),
 ]
 SelectionEpsilon = Annotated[
-    float | None, typer.Option(help=f"Epsilon of each choice; default: {_SELECTION_EPSILON}.", rich_help_panel=_RECORD)
+    float | None,
+    typer.Option(help=f"Epsilon of each selection; default: {_SELECTION_EPSILON}.", rich_help_panel=_RECORD),
 ]
 
 
@@ -66,10 +68,10 @@ def privacy_epsilon(
     local_epochs: Epochs = None,
     selections: Selections = None,
     selection_epsilon: SelectionEpsilon = None,
-    opacus: Annotated[bool, typer.Option("--opacus", help="Ask Opacus' accountants too (slow).")] = False,
+    opacus: Annotated[bool, typer.Option("--opacus", help="Include the accountants of Opacus (slow).")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """What a setting costs, by every accountant that covers it."""
+    """Compute the privacy cost by every accountant that supports the sampler."""
     from coterie.privacy import Event, RecordPlan
     from coterie.privacy import epsilon as cost
 
@@ -107,18 +109,27 @@ def privacy_noise(
     accountant: Accountant = None,
     sampling_rate: Rate = None,
     mechanism: Annotated[
-        str | None, typer.Option(help="joint (default), rr-slot or paper.", rich_help_panel=_CLIENT)
+        str | None, typer.Option(help="Mechanism: joint (default), rr-slot or paper.", rich_help_panel=_CLIENT)
     ] = None,
     identifier_share: Annotated[
         float | None,
-        typer.Option(help="Part spent on labels or their counts; default: the mechanism's.", rich_help_panel=_CLIENT),
+        typer.Option(help="Share for labels or cluster sizes; default: the mechanism's.", rich_help_panel=_CLIENT),
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="M, of which a fixed cohort has m = qM; default: 1000.", rich_help_panel=_CLIENT)
+        int | None,
+        typer.Option(
+            help="M, number of clients; a fixed cohort has m = qM of them; default: 1000.", rich_help_panel=_CLIENT
+        ),
     ] = None,
-    clusters: Annotated[int | None, typer.Option(help="k; default: 4.", rich_help_panel=_CLIENT)] = None,
+    clusters: Annotated[
+        int | None, typer.Option(help="k, number of clusters; default: 4.", rich_help_panel=_CLIENT)
+    ] = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="Given for all rounds but the first, to find its.", rich_help_panel=_RECORD)
+        float | None,
+        typer.Option(
+            help="Noise multiplier of all rounds but the first, whose noise is then calibrated.",
+            rich_help_panel=_RECORD,
+        ),
     ] = None,
     examples: Examples = None,
     batch_size: Batch = None,
@@ -129,7 +140,7 @@ def privacy_noise(
     selection_epsilon: SelectionEpsilon = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The noise that a target needs."""
+    """Calibrate the noise to a target epsilon."""
     of_clients = {
         "sampling_rate": sampling_rate,
         "mechanism": mechanism,
@@ -183,7 +194,9 @@ def _record_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict
 
     noises = {name: options[name] for name in ("noise_multiplier", "first_noise_multiplier")}
     if None not in noises.values():
-        raise PrivacyError("--noise-multiplier and --first-noise-multiplier leave nothing to find: give one or neither")
+        raise PrivacyError(
+            "--noise-multiplier and --first-noise-multiplier leave nothing to calibrate: give at most one"
+        )
     for name, value in _given(noises).items():
         _positive(name, value)
     plan = RecordPlan.calibrated(**_record_numbers(options), **target)
@@ -202,30 +215,37 @@ def _record_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict
 @app.command("curve")
 def privacy_curve(
     delta: Delta,
-    sampling_rate: Annotated[float, typer.Option(help="Part of the clients that takes part in a round.")],
+    sampling_rate: Annotated[float, typer.Option(help="q, sampling rate of clients in a round.")],
     rounds: Rounds,
     noise_multiplier: Noise = None,
-    epsilon: Annotated[float | None, typer.Option(help="Or the target that sets the noise, by PLD.")] = None,
-    sampler: Annotated[str, typer.Option(help="poisson, or fixed: m of M, replace-one.")] = "poisson",
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Target epsilon to which the noise is calibrated by PLD, instead of --noise-multiplier."),
+    ] = None,
+    sampler: Annotated[
+        str, typer.Option(help="poisson, or fixed (m of M clients, replace-one adjacency).")
+    ] = "poisson",
     out: Annotated[
-        Path | None, typer.Option(help="Picture to write: .png, .svg or .pdf; default: privacy-curve.png.")
+        Path | None, typer.Option(help="Figure to write: .png, .svg or .pdf; default: privacy-curve.png.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Draw epsilon against rounds, by each accountant."""
+    """Plot epsilon over rounds for each accountant."""
     from coterie.privacy import Event, PrivacyError, calibrate, composed
     from coterie.privacy.accountants import LEAST_NOISE
     from coterie.privacy.accounting import check_delta
 
     if (noise_multiplier is None) == (epsilon is None):
-        raise PrivacyError("give one of --noise-multiplier and --epsilon")
+        raise PrivacyError("give either --noise-multiplier or --epsilon")
     check_delta(delta)
     if epsilon is not None:
         noise_multiplier = calibrate(epsilon, delta, sampling_rate, rounds, sampler=sampler)
     event = Event(sampling_rate, _positive("noise_multiplier", noise_multiplier), sampler)
     if event.noise_multiplier < LEAST_NOISE:
-        raise PrivacyError(f"--noise-multiplier {noise_multiplier}: below {LEAST_NOISE:g} every epsilon is infinite")
-    # Closer together at first, where the curves bend.
+        raise PrivacyError(
+            f"--noise-multiplier {noise_multiplier}: must be at least {LEAST_NOISE:g}; below it epsilon is infinite"
+        )
+    # Denser at the start, where the curves bend.
     steps = sorted({max(1, round(rounds * (i / _POINTS) ** 1.5)) for i in range(_POINTS + 1)})
     curves = {
         name: [(n, composed({event: n}, name).epsilon(delta)) for n in steps] for name in _accountants(sampler, False)
@@ -250,7 +270,7 @@ def privacy_curve(
 def privacy_check(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")], as_json: JsonFlag = False
 ) -> None:
-    """Derive a run's certificate again from its ledger alone, and compare."""
+    """Check that a run's certificate matches its ledger."""
     from coterie.privacy import PrivacyError, certificate
     from coterie.privacy.check import check, verified
 
@@ -260,7 +280,7 @@ def privacy_check(
     try:
         derived = certificate(header, charges)
     except PrivacyError as error:
-        problems.append(f"no certificate follows: {error}")
+        problems.append(f"no certificate can be derived: {error}")
     if as_json:
         print_json({"problems": problems, "certificate": derived or None})
     else:
@@ -275,9 +295,9 @@ def privacy_check(
         for problem in problems:
             screen.print(f"problem: {problem}", style="red")
         if not problems and stated is None:
-            screen.print("the charges so far are in order; privacy.json is not written yet")
+            screen.print("the charges so far are valid; privacy.json does not exist yet")
         elif not problems:
-            screen.print("the certificate follows from the ledger")
+            screen.print("the certificate matches the ledger")
     if problems:
         raise typer.Exit(1)
 
@@ -287,7 +307,7 @@ def privacy_spent(
     ledger: Annotated[Path, typer.Argument(metavar="LEDGER", help="Ledger of a client: client-ID.ledger.jsonl.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """What one client at record level has spent so far, in all runs, and what its budget is."""
+    """Show the privacy spending of a record-level client over all runs, and its budget."""
     from coterie.privacy import epsilon as cost
     from coterie.privacy import read_ledger
     from coterie.privacy.ledger import counted
@@ -310,16 +330,18 @@ def privacy_spent(
 @app.command("total")
 def privacy_total(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, at client level.")],
-    delta: Annotated[float | None, typer.Option(help="Delta of the total; default: the smallest of the runs'.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of the total; default: the smallest delta of the runs.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compose the cost of several runs on the same clients from their ledgers."""
+    """Compose the privacy cost of several runs on the same clients from their ledgers."""
     from coterie.privacy import PrivacyError
     from coterie.privacy.certificate import total
     from coterie.privacy.check import verified
 
     if len({run.resolve() for run in runs}) < len(runs):
-        raise PrivacyError("a run is named twice: name each run folder once")
+        raise PrivacyError("run folders must be distinct: give each one once")
     found = total({str(run): verified(run) for run in runs}, delta)
     if as_json:
         print_json(found)
@@ -337,11 +359,11 @@ def privacy_budget(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Budget file, for coterie run --budget-file.")],
     epsilon: Annotated[float | None, typer.Option(help="Epsilon of a new budget.")] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of a new budget.")] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="M of all its runs.")] = None,
-    sampler: Annotated[str, typer.Option(help="poisson (joint), or fixed (rr-slot).")] = "poisson",
+    clients: Annotated[int | None, typer.Option(min=1, help="M, number of clients of all runs.")] = None,
+    sampler: Annotated[str, typer.Option(help="Sampler: poisson (joint) or fixed (rr-slot).")] = "poisson",
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a budget that several runs share, or show what they have spent of it."""
+    """Create a budget that several runs share, or show how much of it is spent."""
     from coterie.privacy import Event, PrivacyError, SharedBudget, read_ledger
     from coterie.privacy import epsilon as cost
     from coterie.privacy.accounting import check_delta
@@ -349,21 +371,21 @@ def privacy_budget(
 
     if epsilon is not None or delta is not None or clients is not None:
         if file.exists():
-            raise PrivacyError(f"{file} exists, and a budget never changes: choose another file")
+            raise PrivacyError(f"{file} already exists, and budgets cannot be changed: choose another file")
         if epsilon is None or delta is None or clients is None:
-            raise PrivacyError("a new budget needs --epsilon, --delta and --clients")
+            raise PrivacyError("a new budget requires --epsilon, --delta and --clients")
         check_delta(delta)
-        Event(1.0, _positive("epsilon", epsilon), sampler)  # a finite epsilon, and a sampler that there is
+        Event(1.0, _positive("epsilon", epsilon), sampler)  # checks that epsilon is finite and the sampler known
         SharedBudget(file, clients=clients, sampler=sampler, epsilon=epsilon, delta=delta).close()
     header, charges = read_ledger(file)
     if "clients" not in header:
-        raise PrivacyError(f"{file} is no budget file")
+        raise PrivacyError(f"{file} is not a budget file")
     spent = {"epsilon": cost(counted(charges), header["delta"]), "epsilon_budget": header["epsilon"]}
     answer({**spent, **{key: header[key] for key in ("delta", "clients", "sampler")}, "charges": len(charges)}, as_json)
 
 
 def _stated(path: Path) -> dict[str, Any] | None:
-    """privacy.json, or None while there is none."""
+    """Contents of privacy.json; None if it does not exist."""
     from coterie.files import FileError, read_object
     from coterie.privacy import LedgerError
 
@@ -379,7 +401,11 @@ def _stated(path: Path) -> dict[str, Any] | None:
 
 
 def _check_unit(unit: str, of_clients: Mapping[str, Any], of_records: Mapping[str, Any]) -> None:
-    """Refuse a unit that does not exist, the other unit's options, and the lack of its own."""
+    """Reject an unknown unit, options of the other unit, and missing options.
+
+    Raises:
+        PrivacyError: the options do not fit the unit.
+    """
     from coterie.privacy import PrivacyError
 
     needed = {"client": ("sampling_rate",), "record": ("examples", "batch_size")}
@@ -387,14 +413,14 @@ def _check_unit(unit: str, of_clients: Mapping[str, Any], of_records: Mapping[st
         raise PrivacyError(f"--unit {unit}: must be client or record")
     own, others, other = (of_clients, of_records, "record") if unit == "client" else (of_records, of_clients, "client")
     for name in _given(others):
-        raise PrivacyError(f"{_option(name)} belongs to --unit {other}: leave it out under --unit {unit}")
+        raise PrivacyError(f"{_option(name)} requires --unit {other}: omit it with --unit {unit}")
     for name in needed[unit]:
         if own[name] is None:
-            raise PrivacyError(f"--unit {unit} needs {_option(name)}")
+            raise PrivacyError(f"--unit {unit} requires {_option(name)}")
 
 
 def _record_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a RecordPlan calls them."""
+    """Arguments of a RecordPlan."""
     numbers = _given(options)
     numbers["num_examples"] = numbers.pop("examples")
     if "first_noise_multiplier" in numbers:
@@ -404,7 +430,7 @@ def _record_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
     elif "selection_epsilon" in numbers:
         from coterie.privacy import PrivacyError
 
-        raise PrivacyError("--selection-epsilon needs --selections, how often the client chooses")
+        raise PrivacyError("--selection-epsilon requires --selections, the number of selections")
     return {"selection_epsilon": _SELECTION_EPSILON, **numbers}
 
 
@@ -420,14 +446,14 @@ def _positive(name: str, value: float | None) -> float:
     from coterie.privacy import PrivacyError
 
     if value is None:
-        raise PrivacyError(f"{_option(name)} is needed")
+        raise PrivacyError(f"{_option(name)} is required")
     if not value > 0:
         raise PrivacyError(f"{_option(name)} must be positive, not {value}")
     return value
 
 
 def _accountants(sampler: str, opacus: bool) -> list[str]:
-    """Every accountant that covers the sampler; Opacus' import torch."""
+    """Every accountant that supports the sampler. Those of Opacus import torch."""
     from coterie.privacy import ACCOUNTANTS
 
     return [n for n, a in ACCOUNTANTS.items() if sampler in a.samplers and (opacus or not n.startswith("opacus"))]

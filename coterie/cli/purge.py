@@ -11,11 +11,11 @@ from coterie.cli.console import JsonFlag, console_for, print_json
 
 
 def purge(
-    database: Annotated[Path, typer.Argument(metavar="DATABASE", help="superlink.db of a SuperLink that is stopped.")],
-    logs: Annotated[bool, typer.Option("--logs", help="Delete the logs of these runs, too.")] = False,
+    database: Annotated[Path, typer.Argument(metavar="DATABASE", help="superlink.db of a stopped SuperLink.")],
+    logs: Annotated[bool, typer.Option("--logs", help="Also delete the logs of these runs.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete what runs that are over left in a SuperLink's database: questions and replies of clients."""
+    """Delete the messages of finished runs from a SuperLink's database: requests and replies of clients."""
     from coterie import deploy
 
     done = deploy.purge(database, logs)
@@ -35,8 +35,10 @@ def purge(
         return
     console = console_for(as_json)
     removed = f"{done.messages} messages, {done.objects} objects and {done.log_lines} log lines deleted"
-    lines = [f"{database}: {done.over} runs are over: {removed}; {done.before:,} bytes before, {done.after:,} now"]
+    lines = [f"{database}: {done.over} finished runs: {removed}; {done.before:,} bytes before, {done.after:,} now"]
     if done.unfinished:
-        lines.append(f"{done.unfinished} runs are not over and keep theirs: start the SuperLink, flwr stop them, purge")
+        lines.append(
+            f"{done.unfinished} unfinished runs are kept: start the SuperLink, flwr stop them, then purge again"
+        )
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)

@@ -25,7 +25,7 @@ _SILENCE = 5.0
 
 
 def settings_of(config: Path | None, assignments: list[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a TOML file, then those of ``--set``, then those with an option of their own."""
+    """Settings of a TOML file, overridden by ``--set``, overridden by dedicated options."""
     from coterie.server.config import RunConfig, combined
     from coterie.settings import ConfigError
 
@@ -36,7 +36,7 @@ def settings_of(config: Path | None, assignments: list[str], options: Mapping[st
         except OSError as error:
             raise ConfigError(f"{config} cannot be read: {error.strerror}") from None
         except ValueError as error:
-            raise ConfigError(f"{config} is not TOML: {error}") from None
+            raise ConfigError(f"{config} is not valid TOML: {error}") from None
         if "config" in values:  # a run folder's config.toml
             if not isinstance(values["config"], dict):
                 raise ConfigError(f"{config}: config = {values['config']!r} must be a table of settings")
@@ -45,7 +45,7 @@ def settings_of(config: Path | None, assignments: list[str], options: Mapping[st
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:
-            raise ConfigError(f"--set {assignment}: write it as key=value")
+            raise ConfigError(f"--set {assignment}: must be key=value")
         given[key.strip()] = value.strip()
     return combined(values, given, options)
 
@@ -54,21 +54,23 @@ def run(
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     assignments: Annotated[
         list[str],
-        typer.Option("--set", metavar="NAME=VALUE", help="Set a setting; the last part of its name is enough."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Set a setting by its full name or the last part; repeatable."
+        ),
     ] = [],  # noqa: B006
-    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Make the run reproducible; it is then not certified.")] = None,
+    engine: Annotated[str, typer.Option(help="Simulation engine: local or ray.")] = "local",
+    device: Annotated[str | None, typer.Option(help="Device: auto, cpu or cuda.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of a reproducible run; such runs are not certified.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: a new one under runs/.")] = None,
     budget_file: Annotated[
-        Path | None, typer.Option(help="Privacy budget that runs on the same clients share.")
+        Path | None, typer.Option(help="File of a privacy budget shared by runs on the same clients.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    keys: Annotated[bool, typer.Option("--keys", help="List all settings and stop.")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="List all settings and exit.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train. Without settings: private clustered models on handwritten digits (the demo)."""
+    """Run federated training in a simulation. Default: private clustered models on handwritten digits (the demo)."""
     if keys:
         _list_keys(as_json)
         return
@@ -107,11 +109,11 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
         print_json(result)
         return
     console.print(result_table(result, json.loads((folder.path / "privacy.json").read_text())))
-    console.print(f"run folder {folder.path}/   page {page}", soft_wrap=True)
+    console.print(f"run folder {folder.path}/   report {page}", soft_wrap=True)
 
 
 def _ready(config: Any) -> None:
-    """Find out now that data or device are missing; the clients find the data in memory."""
+    """Check data and device before the run starts; clients then use the loaded data."""
     from coterie.client import federation
     from coterie.datasets import OWN_DATA
     from coterie.settings import ConfigError
@@ -156,14 +158,14 @@ def _headline(folder: Any) -> str:
     trained = "clusters" if config.method.produces == "labels" else "models"
     return (
         f"[bold]{config.run.strategy}[/] on [bold]{config.data.dataset}[/]: {plan.clients} clients, "
-        f"{config.run.clusters or 'as yet unknown'} {trained}, "
+        f"{config.run.clusters or 'unknown number of'} {trained}, "
         f"{plan.rounds} {'round' if plan.rounds == 1 else 'rounds'}, {privacy_text}{where}"
     )
 
 
 @contextmanager
 def _progress(folder: Any, console: Console) -> Iterator[None]:
-    """A bar on a terminal, a plain line for every evaluated round elsewhere."""
+    """Show a progress bar on a terminal, or a line per evaluated round elsewhere."""
     rounds = folder.config.run.rounds
     exact = "exact accuracy" if folder.plan.private else "accuracy"
     name = "noisy mean accuracy" if folder.config.evaluation.evaluate == "private" else exact

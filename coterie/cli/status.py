@@ -20,24 +20,27 @@ if TYPE_CHECKING:
 
     from coterie.deploy import Status
 
-_LONGEST_DETAIL = 2000  # characters; it may quote text of clients
+_LONGEST_DETAIL = 2000  # characters; the detail may contain text from clients
 
 
 def status(
     connection: Annotated[
-        str | None, typer.Argument(metavar="CONNECTION", help="Of Flower's config.toml; default: its default one.")
+        str | None,
+        typer.Argument(
+            metavar="CONNECTION", help="Connection in Flower's config.toml; default: its default connection."
+        ),
     ] = None,
-    run: Annotated[int | None, typer.Option(min=0, help="Show this run; default: the latest ones.")] = None,
+    run: Annotated[int | None, typer.Option(min=0, help="Id of the run to show; default: the latest runs.")] = None,
     watch: Annotated[
-        float | None, typer.Option(min=1, metavar="SECONDS", help="Ask again and again, until Ctrl-C.")
+        float | None, typer.Option(min=1, metavar="SECONDS", help="Refresh every SECONDS until Ctrl-C.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """What goes on at a SuperLink: its nodes, its runs, and how far the latest or the asked one is."""
+    """Show the nodes and runs of a SuperLink, and the progress of the latest or the selected run."""
     from coterie import deploy
 
     if as_json and watch:
-        raise deploy.DeployError("--json and --watch: give one at a time")
+        raise deploy.DeployError("--json and --watch cannot be combined")
     console = console_for(False)
     try:
         while True:
@@ -56,7 +59,7 @@ def status(
 
 
 def _document(found: Status) -> dict[str, Any]:
-    """Ids are strings: they are larger than the numbers of many a reader of JSON. No privacy is epsilon null."""
+    """Ids are strings, because they exceed the integer range of some JSON parsers. Without privacy, epsilon is null."""
     progress = found.progress
     if progress is not None:
         progress = progress | {"epsilon": progress["epsilon"] if math.isfinite(progress["epsilon"]) else None}
@@ -89,11 +92,11 @@ def _document(found: Status) -> dict[str, Any]:
 
 
 def _show(found: Status, console: Console) -> None:
-    def say(text: str) -> None:
+    def show(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
     here = sum(node.status == "online" for node in found.nodes)
-    say(f"{found.connection} ({found.address}): {here} of {len(found.nodes)} nodes online")
+    show(f"{found.connection} ({found.address}): {here} of {len(found.nodes)} nodes online")
     if found.nodes:
         table = _table("node", "name", "status", "last seen", "online since (UTC)")
         for node in found.nodes:
@@ -102,7 +105,7 @@ def _show(found: Status, console: Console) -> None:
             table.add_row(str(node.id), name, node.status, seen, _written(node.online_since))
         console.print(table)
     if not found.runs:
-        say("no runs")
+        show("no runs")
         return
     table = _table("run", "status", "started (UTC)", "took")
     for run in found.runs:
@@ -110,8 +113,8 @@ def _show(found: Status, console: Console) -> None:
     console.print(table)
     shown = found.runs[0]
     if shown.detail:
-        say(f"run {shown.id}: {printable(shown.detail, most=_LONGEST_DETAIL)}")
-    say(f"run {shown.id}: " + ("no round finished" if found.progress is None else _far(found.progress)))
+        show(f"run {shown.id}: {printable(shown.detail, most=_LONGEST_DETAIL)}")
+    show(f"run {shown.id}: " + ("no completed round" if found.progress is None else _progress(found.progress)))
 
 
 def _table(*columns: str) -> Table:
@@ -121,14 +124,14 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _far(progress: Mapping[str, Any]) -> str:
+def _progress(progress: Mapping[str, Any]) -> str:
     spent = progress["epsilon"]
-    told = [f"round {progress['round']}/{progress['rounds']}", f"ε {'∞' if math.isinf(spent) else f'{spent:.3f}'}"]
+    parts = [f"round {progress['round']}/{progress['rounds']}", f"ε {'∞' if math.isinf(spent) else f'{spent:.3f}'}"]
     if progress["accuracy"] is not None:
-        told.append(f"accuracy {100 * progress['accuracy']:.1f} %")
+        parts.append(f"accuracy {100 * progress['accuracy']:.1f} %")
     if progress["dropped"] is not None:
-        told.append(f"{progress['dropped']} replies dropped")
-    return ", ".join(told)
+        parts.append(f"{progress['dropped']} replies dropped")
+    return ", ".join(parts)
 
 
 def _written(moment: datetime | None) -> str:
@@ -136,11 +139,11 @@ def _written(moment: datetime | None) -> str:
 
 
 def _span(seconds: float) -> str:
-    """In the two largest units: 41 s, 3 min 20 s, 2 h 5 min, 4 d 3 h."""
+    """Format in the two largest units: 41 s, 3 min 20 s, 2 h 5 min, 4 d 3 h."""
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    left, told = round(seconds), []
+    left, parts = round(seconds), []
     for unit, size in units:
         if left >= size:
-            told.append(f"{left // size} {unit}")
+            parts.append(f"{left // size} {unit}")
             left %= size
-    return " ".join(told[:2]) or "0 s"
+    return " ".join(parts[:2]) or "0 s"

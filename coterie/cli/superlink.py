@@ -8,9 +8,9 @@ import typer
 
 
 def superlink(
-    flags: Annotated[list[str] | None, typer.Argument(metavar="[FLAG...]", help="Those of flower-superlink.")] = None,
+    flags: Annotated[list[str] | None, typer.Argument(metavar="[FLAG...]", help="Flags of flower-superlink.")] = None,
 ) -> None:
-    """Flower's SuperLink, for many nodes: it waits up to 60 s for its database, not 5."""
+    """Run Flower's SuperLink for many nodes: it waits up to 60 s instead of 5 s for its database."""
     from coterie.deploy.superlink import serve
 
     serve(flags or ())

@@ -59,7 +59,7 @@ def _handle(message: Message, context: Context) -> Message:
             raise
         # Flower sends the text of an exception to the server, and the text may contain data.
         log(ERROR, "client %s: %s", client.client_id, error, exc_info=True)
-        raise ClientError(f"client {client.client_id} failed; its own log says why") from None
+        raise ClientError(f"client {client.client_id} failed; see its own log for details") from None
     finally:
         _wait(began, node)
     if isinstance(reply, ClientError):
@@ -74,15 +74,15 @@ def _deployed(node: Mapping[str, Any]) -> Client:
         ClientError: the configuration contradicts itself.
     """
     if ("epsilon" in node) != ("delta" in node):
-        raise ClientError("a client's budget is epsilon and delta: set both in its node configuration, or neither")
+        raise ClientError("epsilon and delta form one budget: set both or neither in the node configuration")
     budget = (float(node["epsilon"]), float(node["delta"])) if "epsilon" in node else None
     if budget and not (0 < budget[0] < math.inf and 0 < budget[1] < 1):
-        raise ClientError("a client's budget needs a finite epsilon above 0 and a delta between 0 and 1")
+        raise ClientError("a budget requires a finite epsilon above 0 and a delta between 0 and 1")
     for key in ("data", "budget-file"):
         if key in node and not os.path.isabs(str(node[key])):
-            raise ClientError(f"{key} in a client's node configuration must be an absolute path")
+            raise ClientError(f"{key} in the node configuration must be an absolute path")
     if ("input-shape" in node) != ("num-classes" in node):
-        raise ClientError("input-shape and num-classes declare a client's data: set both in its node configuration")
+        raise ClientError("input-shape and num-classes declare the data: set both or neither in the node configuration")
     declared = None
     if "input-shape" in node:
         try:
@@ -91,8 +91,8 @@ def _deployed(node: Mapping[str, Any]) -> Client:
             raise ClientError(f"node configuration: {error}") from None
     if budget and "data" in node and declared is None:
         raise ClientError(
-            "a client with a budget must declare what its data are, so that no server can learn it from refusals: set "
-            "input-shape and num-classes in its node configuration (coterie client --input-shape --num-classes)"
+            "a client with a budget must declare its data, so that rejections reveal nothing about them: set "
+            "input-shape and num-classes in the node configuration (coterie client --input-shape --num-classes)"
         )
     return Client(
         int(node["client-id"]),
@@ -117,7 +117,7 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Map
     from coterie.wire import RequestError
     from coterie.wire.requests import parse_plans
 
-    who = f"client {client.client_id} refuses"
+    who = f"client {client.client_id} rejects the request"
     try:
         if not isinstance(content.get(CONFIG), ConfigRecord) or not isinstance(content.get(MODELS), ArrayRecord):
             raise RequestError(f"a request needs a ConfigRecord {CONFIG!r} and an ArrayRecord {MODELS!r}")
@@ -130,18 +130,18 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Map
         raise ClientError(f"{who}: {error}") from None
     if config.dataset == OWN_DATA and client.data is None:
         raise ClientError(
-            f"{who}: the run is on clients' own data, and it has none; set data in its node configuration"
+            f"{who}: the run uses the clients' own data, but no data are configured; set data in the node configuration"
         )
     for key, value in (("dataset", config.dataset), ("model", config.model)):
         if ":" in value and value not in str(node.get("code", "")).split():
             raise ClientError(
-                f"{who}: {key} = {value!r} is code of the server's choice; to allow it, name it in code of the "
-                "client's node configuration"
+                f"{who}: {key} = {value!r} names code chosen by the server; to allow it, list it under code in the "
+                "node configuration"
             )
     if client.data is not None and client.declared is not None:
         asked = facts(config.dataset, config.input_shape, config.num_classes)
         if (asked.shape, asked.num_classes) != (client.declared.shape, client.declared.num_classes):
-            raise ClientError(f"{who}: the request is for {asked}; its node configuration declares {client.declared}")
+            raise ClientError(f"{who}: it is for {asked}, but the node configuration declares {client.declared}")
     return RecordDict({**content, CONFIG: ConfigRecord({**content.config_records[CONFIG], "data-dir": ""})})
 
 
@@ -157,7 +157,7 @@ def _reply_to(message_type: str, content: RecordDict, client: Client) -> ReplyOr
     cache = ReplyCache(Path(client.folder), client.client_id)
     with cache.lock():
         if (cached := cache.get(message_type, content)) is not None:
-            log(INFO, "client %s replays its reply to a repeated request", client.client_id)
+            log(INFO, "client %s replays the cached reply to a repeated request", client.client_id)
             return cached
         reply = HANDLERS[message_type](content, [client])[0]
         if isinstance(reply, RecordDict):
@@ -170,7 +170,7 @@ def _wait(began: float, node: Mapping[str, Any]) -> None:
     least = float(node.get("reply-seconds", 0.0))
     taken = time.monotonic() - began
     if least and taken > least:
-        log(WARNING, "a reply took %.3g s, more than reply-seconds = %g: raise it", taken, least)
+        log(WARNING, "a reply took %.3g s, longer than reply-seconds = %g: increase reply-seconds", taken, least)
     time.sleep(max(0.0, least - taken))
 
 

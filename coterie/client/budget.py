@@ -59,8 +59,8 @@ def spend(client: Client, folder: Path | None, plan: RecordPlan, round: int, eve
     """
     if folder is None:
         raise ClientError(
-            "a client counts what it reveals on its own disk; give it a folder for that: state-dir in its node "
-            "configuration (coterie run and flwr simulations use the run folder)"
+            "the client's ledger requires a state folder; set state-dir in the node configuration (coterie run and "
+            "flwr simulations use the run folder)"
         )
     try:
         ledger = _open(client, folder, plan)
@@ -70,11 +70,13 @@ def spend(client: Client, folder: Path | None, plan: RecordPlan, round: int, eve
             ledger.close()
     except (BudgetError, LedgerError, FileError, OSError) as error:
         if not client.deployed:
-            raise ClientError(f"client {client.client_id} refuses: {error}") from error
-        log(WARNING, "client %s refuses round %s: %s", client.client_id, round, error)
+            raise ClientError(f"client {client.client_id} rejects the request: {error}") from error
+        log(WARNING, "client %s rejects the request of round %s: %s", client.client_id, round, error)
         if isinstance(error, BudgetError):
-            raise ClientError(f"client {client.client_id} refuses: its budget does not allow this request") from None
-        raise ClientError(f"client {client.client_id} cannot charge its budget; its own log says why") from None
+            raise ClientError(
+                f"client {client.client_id} rejects the request: it exceeds the client's budget"
+            ) from None
+        raise ClientError(f"client {client.client_id} cannot charge its budget; see its own log for details") from None
 
 
 def _open(client: Client, folder: Path, plan: RecordPlan) -> ClientLedger:
@@ -117,8 +119,8 @@ def budget_path(client: Client, folder: Path) -> Path | None:
     aside = folder / f"budget-{fingerprint}.jsonl"
     if beside.exists() and aside.exists():
         raise LedgerError(
-            f"{beside} and {aside} both hold charges of the same data: add the lines of one to the other and "
-            "name it in budget-file of the node configuration"
+            f"{beside} and {aside} both contain charges for the same data: merge their lines into one file and "
+            "set budget-file in the node configuration to it"
         )
     if beside.exists() or (not aside.exists() and os.access(home, os.W_OK)):
         return beside

@@ -80,11 +80,11 @@ class DPSGD:
     def __post_init__(self) -> None:
         if not 1 <= self.batch_size <= self.num_examples:
             raise ValueError(
-                f"batch_size is {self.batch_size}; it must lie between 1 and the {self.num_examples} examples"
+                f"batch_size must lie between 1 and the number of examples, {self.num_examples}, not {self.batch_size}"
             )
         for name, least in (("epochs", 1), ("memory_mb", 1), ("noise_multiplier", 0), ("lr", 0)):
             if not least <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}, and finite")
+                raise ValueError(f"{name} must be finite and at least {least}, not {getattr(self, name)}")
         check_clip_norm(self.clip_norm)
 
     @property
@@ -255,8 +255,8 @@ def _wrapped(
     for name, layer in network.named_modules():
         for problem in ModuleValidator.VALIDATORS.get(type(layer), lambda _: [])(layer):
             raise ModelError(
-                f"DP-SGD: layer '{name}' ({type(layer).__name__}) has no gradient of one record: put GroupNorm in "
-                f"the place of batch normalisation, coterie.models.lstm in that of nn.LSTM. Opacus says: {problem}"
+                f"DP-SGD: layer '{name}' ({type(layer).__name__}) has no per-record gradients: replace batch "
+                f"normalisation by GroupNorm, and nn.LSTM by coterie.models.lstm. Opacus reports: {problem}"
             )
         if hasattr(layer, "inplace"):
             layer.inplace = False  # the same numbers, and hooks allow it

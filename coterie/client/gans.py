@@ -104,13 +104,13 @@ class GANTraining:
     def check(self, x: npt.NDArray[np.float32]) -> ClientError | None:
         """Return why no GAN can be trained on these records; None if one can."""
         if len(x) < 2:
-            return ClientError("a GAN needs at least 2 records; this client has fewer")
+            return ClientError("a GAN requires at least 2 records; this client has fewer")
         if not self.info.records_apart and self.batch(len(x)) < 2:
-            return ClientError(f"gan {self.info.name} normalises over a batch: set batch-size to 2 or more")
+            return ClientError(f"gan {self.info.name} normalises over a batch: set batch-size to at least 2")
         if not (x.min() >= -1 and x.max() <= 1):
             return ClientError(
-                f"records span {x.min():g} to {x.max():g}, and a GAN makes numbers in [-1, 1]: scale them by public "
-                "constants"
+                f"records must lie in [-1, 1], the range of the GAN, not in [{x.min():g}, {x.max():g}]: scale them by "
+                "public constants"
             )
         return None
 

@@ -43,7 +43,7 @@ _MOST_OWN_TESTS = 500
 _MOST_LOSS = 1e6
 
 _UNPAID_SCORES = (
-    "this client has a budget of its own, and evaluation is outside it: it refuses (set evaluate = off, or "
+    "this client has its own budget, which does not cover evaluation: request rejected (set evaluate = off, or "
     "diagnostics = true in its node configuration)"
 )
 

@@ -38,7 +38,7 @@ class Layers:
         shapes = dict(zip(whole.names, whole.shapes, strict=True))
         strange = [n for n, s in zip(sent.names, sent.shapes, strict=True) if shapes.get(n) != s]
         if strange:
-            raise ValueError(f"the message holds {', '.join(strange)}, which this client's network does not have so")
+            raise ValueError(f"the message contains {', '.join(strange)}, missing or shaped differently in the network")
         own = tuple(name for name in whole.names if name not in sent.names)
         return cls(whole, sent, Layout(own, tuple(shapes[name] for name in own)))
 

@@ -28,7 +28,7 @@ from coterie.wire import CentroidsRequest, GanRequest, LabelRequest, RequestErro
 
 ReplyOrError = RecordDict | ClientError
 
-_UNPAID = "this client has a budget of its own, and centroids of its records are outside it: it refuses"
+_UNPAID = "this client has its own budget, which does not cover centroids of its records: request rejected"
 
 
 def gan(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
@@ -135,7 +135,7 @@ def label(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
             replies.append(error)
             continue
         reply = RecordDict({REPLY: ConfigRecord({"client-id": client.client_id, "round": task.round})})
-        if request.tell and (client.diagnostics or not client.budget):
+        if request.release_counts and (client.diagnostics or not client.budget):
             reply[DIAGNOSTICS] = _counts(client, labels, shard.y, request.labels, task.federation.num_classes)
         replies.append(reply)
     return replies

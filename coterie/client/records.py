@@ -78,7 +78,7 @@ def noisy_model_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None
             refusals[i] = refusal
             continue
         except PrivacyError as unplanned:
-            refusals[i] = ClientError(f"client {client.client_id} refuses: {unplanned}")
+            refusals[i] = ClientError(f"client {client.client_id} rejects the request: {unplanned}")
             continue
         rng = Streams(task.seed).stream("losses", task.round, client.client_id, number)
         each = example_losses(task.network, layout, models, cohort.shard(i), task.training.device)
@@ -94,15 +94,17 @@ def check_paid(client: Client, task: Task, plan: RecordPlan, *, releases_losses:
         ClientError: the task has a choice or losses that the plan does not cover, or a seed at a client with a budget.
     """
     if (releases_losses or task.choose) and task.loss_bound is None:
-        raise ClientError(f"client {client.client_id} refuses: loss-bound is missing; losses of records need a bound")
+        raise ClientError(
+            f"client {client.client_id} rejects the request: loss-bound is required for losses of records"
+        )
     if task.choose and (plan.selection == "none" or (plan.selection == "exact" and client.budget)):
         raise ClientError(
-            f"client {client.client_id} refuses: it was asked to choose a cluster by loss, and its plan pays for no "
-            "such choice; use selection = gumbel"
+            f"client {client.client_id} rejects the request: its plan does not cover the choice of a cluster by loss; "
+            "use selection = gumbel"
         )
     if task.seed is not None and client.budget:
         raise ClientError(
-            f"client {client.client_id} refuses: whoever sends a seed knows the noise; run without one (seed = none)"
+            f"client {client.client_id} rejects the request: a seed reveals the noise; run without a seed (seed = none)"
         )
 
 

@@ -55,8 +55,8 @@ class ReplyCache:
             return recorddict_from_proto(ProtoRecordDict.FromString(path.read_bytes()))
         except (DecodeError, OSError) as error:
             raise ClientError(
-                f"the answer {self._folder.name}/{path.name} cannot be read, and may have been sent: move it away to "
-                "answer, and pay, anew"
+                f"the cached reply {self._folder.name}/{path.name} cannot be read, and may have been sent: move the "
+                "file away to compute, and charge, a new reply"
             ) from error
 
     def put(self, message_type: str, request: RecordDict, reply: RecordDict) -> None:

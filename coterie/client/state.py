@@ -43,7 +43,7 @@ class StateFile:
         try:
             return load_file(path)
         except (OSError, SafetensorError) as error:
-            raise ClientError(f"{path} cannot be read ({error}); move it away to let this client start anew") from error
+            raise ClientError(f"{path} cannot be read ({error}); move it away to restart with empty state") from error
 
     def write(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
         """Replace the state atomically.
@@ -59,7 +59,7 @@ class StateFile:
     def _file(self) -> Path:
         if self._path is None:
             raise ClientError(
-                "this method keeps something at the client between rounds; give the client a folder for it: "
-                "state-dir in its node configuration (coterie run and flwr simulations use the run folder)"
+                "this method keeps state at the client between rounds, which requires a state folder; set state-dir "
+                "in the node configuration (coterie run and flwr simulations use the run folder)"
             )
         return self._path

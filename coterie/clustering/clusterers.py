@@ -1,19 +1,19 @@
-"""Clusterers by name, on any matrix of distances between clients (LCFL's C).
+"""Clustering algorithms by name, for any matrix of distances between clients (LCFL's C).
 
 ===============  ============================================  ==============================================
-name             how                                           how many clusters
+name             algorithm                                     number of clusters
 ===============  ============================================  ==============================================
-k-medoids        FasterPAM (package kmedoids)                  as given, or the best number of 2 to 10
-agglomerative    average linkage (SciPy)                       as given, or the best number of 2 to 10
-dbscan           density, radius from the data (scikit-learn)  it finds them
-hdbscan          density at every scale (scikit-learn)         it finds them
+k-medoids        FasterPAM (package kmedoids)                  given, or the best from 2 to 10
+agglomerative    average linkage (SciPy)                       given, or the best from 2 to 10
+dbscan           density, radius from the data (scikit-learn)  determined by the algorithm
+hdbscan          density at every scale (scikit-learn)         determined by the algorithm
 ===============  ============================================  ==============================================
 
-Where the number is not given, clusters must stand out, else all clients are one: each of them must have a mean
-silhouette above 0.5, which Kaufman and Rousseeuw (Finding Groups in Data, 1990) call a reasonable structure. The best
-number of clusters is that whose worst cluster has the largest one. Points that a density leaves over as noise, and
-those that stand alone where the number is not given, join the cluster to which they are nearest in the mean. Clients
-that differ along a line and in nothing else may be cut in two: halves of a normal sample have silhouettes above 0.5.
+If the number is not given, every cluster must have a mean silhouette above 0.5, which Kaufman and Rousseeuw (Finding
+Groups in Data, 1990) call a reasonable structure; otherwise all clients form one cluster. The best number of clusters
+maximises the smallest mean silhouette of a cluster. Noise points of density-based algorithms, and singletons if the
+number is not given, join the cluster with the smallest mean distance. Clients that differ only along a line may be
+split in two, because the halves of a normal sample have silhouettes above 0.5.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from coterie.clustering.distances import FloatArray
 
 Labels = npt.NDArray[np.int64]
 
-#: Numbers of clusters to try where it is unknown, at most.
+#: Largest number of clusters to try if the number is unknown.
 MOST_CLUSTERS = 10
-#: Mean silhouette of a cluster above which it stands out.
+#: Minimum mean silhouette of a cluster if the number is unknown.
 STRUCTURE = 0.5
 
-# More clusters are cut than may remain, since clients that stand alone are none.
+# More clusters are cut than may remain, because singletons do not count as clusters.
 _MOST_CUTS = 2 * MOST_CLUSTERS
-# Neighbours that make a point dense, and DBSCAN's radius in units of the usual distance to the last of them.
+# Number of neighbours of a dense point, and DBSCAN's radius in units of the median distance to the last of them.
 _NEIGHBOURS = 5
 _RADIUS = 2.0
 
@@ -45,8 +45,8 @@ class Clustering:
     """Clusters of n clients.
 
     Attributes:
-        labels: (n,) in 0, 1, ..., in the order of their first clients.
-        silhouettes: mean silhouette of the worst cluster, for every number of clusters that was tried.
+        labels: (n,) in 0, 1, ..., numbered by the order of their first clients.
+        silhouettes: smallest mean silhouette of a cluster, by number of clusters tried.
     """
 
     labels: Labels
@@ -54,23 +54,23 @@ class Clustering:
 
 
 def cluster(distances: FloatArray, clusterer: str, num_clusters: int | None) -> Clustering:
-    """Clusters of n clients from their (n, n) distances.
+    """Cluster n clients by their (n, n) distances.
 
     Args:
         distances: symmetric, at least 0, with 0 on the diagonal.
         clusterer: a key of :data:`CLUSTERERS`.
-        num_clusters: k; None finds it.
+        num_clusters: k; None: it is determined.
 
     Raises:
-        ValueError: an unknown name, more clusters than clients, distances that make no sense, or a number for a
-            clusterer that takes none.
+        ValueError: the name is unknown, there are more clusters than clients, the distances are invalid, or a number
+            is given for an algorithm that determines it.
     """
     check_clusterer(clusterer, num_clusters)
     n = len(distances)
     if not (distances.shape == (n, n) and np.isfinite(distances).all() and distances.min(initial=0.0) >= 0):
         raise ValueError("distances must be finite numbers of shape (n, n), at least 0")
     if num_clusters is not None and not 1 <= num_clusters <= n:
-        raise ValueError(f"{num_clusters} clusters of {n} clients: ask for fewer clusters")
+        raise ValueError(f"num_clusters must lie between 1 and the number of clients, {n}, not {num_clusters}")
     one = np.zeros(n, np.int64)
     if num_clusters is not None:
         return Clustering(_in_order(_TOLD[clusterer](distances, num_clusters)) if num_clusters > 1 else one)
@@ -87,7 +87,7 @@ def cluster(distances: FloatArray, clusterer: str, num_clusters: int | None) -> 
 
 
 def check_clusterer(clusterer: str, num_clusters: int | None) -> None:
-    """Reject an unknown name, and a number of clusters where the algorithm finds it.
+    """Reject an unknown name, and a number of clusters for an algorithm that determines it.
 
     Raises:
         ValueError: see :func:`cluster`.
@@ -95,11 +95,11 @@ def check_clusterer(clusterer: str, num_clusters: int | None) -> None:
     if clusterer not in CLUSTERERS:
         raise ValueError(f"clusterer must be one of {', '.join(CLUSTERERS)}, not {clusterer!r}")
     if clusterer in _FOUND and num_clusters is not None:
-        raise ValueError(f"{clusterer} finds the number of clusters itself: set clusters to 0")
+        raise ValueError(f"{clusterer} determines the number of clusters itself: set clusters to 0")
 
 
 def worst_silhouette(distances: FloatArray, labels: Labels) -> float:
-    """The least mean silhouette of a cluster; a client alone has 0, and all in one cluster have 0."""
+    """The smallest mean silhouette of a cluster. Singletons have 0, as does a single cluster of all clients."""
     from sklearn.metrics import silhouette_samples
 
     if not 2 <= len(np.unique(labels)) < len(labels):
@@ -142,12 +142,12 @@ def _hdbscan(distances: FloatArray) -> Labels:
 
 
 def _dense(n: int) -> int:
-    """Points that make a neighbourhood dense: fewer where there are few clients."""
+    """Minimum number of points of a dense neighbourhood; smaller for few clients."""
     return min(_NEIGHBOURS, max(2, n // 8))
 
 
 def _with_noise(distances: FloatArray, labels: Labels) -> Labels:
-    """Noise, -1, in the cluster to which it is nearest in the mean; all of it in one where there is no cluster."""
+    """Assign noise (-1) to the cluster with the smallest mean distance, or all points to one if there is no cluster."""
     known = np.unique(labels[labels >= 0])
     if not len(known):
         return np.zeros(len(labels), np.int64)
@@ -156,13 +156,13 @@ def _with_noise(distances: FloatArray, labels: Labels) -> Labels:
 
 
 def _without_loners(distances: FloatArray, labels: Labels) -> Labels:
-    """Clusters of a single client given up."""
+    """Assign singletons to other clusters."""
     alone = np.bincount(labels)[labels] == 1
     return _in_order(_with_noise(distances, np.where(alone, -1, labels)))
 
 
 def _in_order(labels: Labels) -> Labels:
-    """The same clusters, numbered by their first clients."""
+    """Renumber clusters by their first clients."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     return np.asarray(np.argsort(np.argsort(first))[inverse], np.int64)
 

@@ -1,15 +1,15 @@
-"""The deep clustering network (Yang et al. 2017): an autoencoder whose codes k-means likes.
+"""The deep clustering network (Yang et al. 2017): an autoencoder trained for codes that k-means can cluster.
 
     minimise  sum_i |x_i - f_d(f_e(x_i))|^2 + lambda/2 |f_e(x_i) - C s_i|^2        PPFC-GAN, Equation (1)
 
-     1  f_e, f_d <- train on the first term alone, some epochs
+     1  f_e, f_d <- train on the first term only, for some epochs
      2  C, s <- k-means of the codes
      3  for some epochs:
-     4      f_e, f_d <- train on both terms with C and s held
-     5      C, s <- k-means of the codes, from C
-     6  of some starts, take the one with the least objective
+     4      f_e, f_d <- train on both terms with C and s fixed
+     5      C, s <- k-means of the codes, initialised with C
+     6  of several restarts, take the one with the smallest objective
 
-Without lines 3 to 5 it is an autoencoder and k-means in sequence: the ablation PPFC-GAN†.
+Without lines 3 to 5, it is an autoencoder followed by k-means: the ablation PPFC-GAN†.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from coterie.progress import ProgressCallback, ignore_progress
 
 Arrays = dict[str, npt.NDArray[Any]]
 
-# Points per forward pass when only codes are wanted.
+# Points per forward pass without gradients.
 _CHUNK = 8192
-# Between the seeds of two starts.
+# Difference of the seeds of two restarts.
 _APART = 1_000_003
-# Epochs between two states that are kept.
+# Epochs between two saved states.
 _KEEP_EVERY = 5
 _NETWORK, _OPTIMISER, _CENTROIDS, _LABELS, _EPOCH = "network/", "optimiser/", "centroids", "labels", "epoch"
 _BEST, _LEAST, _START = "best/", "least", "start"
@@ -43,23 +43,23 @@ _BEST, _LEAST, _START = "best/", "least", "start"
 
 @dataclass(frozen=True)
 class DCN:
-    """How a deep clustering network is trained.
+    """Training of a deep clustering network.
 
     Attributes:
         k: number of clusters.
-        pretrain_epochs: of line 1.
-        joint_epochs: of line 3; 0 leaves the sequence of autoencoder and k-means.
+        pretrain_epochs: epochs of line 1.
+        joint_epochs: epochs of line 3; 0: autoencoder and k-means in sequence.
         weight: lambda.
-        noise: standard deviation of Gaussian noise on what the autoencoder has to give back clean (Vincent et al. 2010,
-            the stacked denoising autoencoder that PPFC-GAN names); 0: none.
+        noise: standard deviation of the Gaussian noise on the input of the autoencoder, whose target is the clean
+            input (Vincent et al. 2010, the stacked denoising autoencoder named by PPFC-GAN); 0: none.
         encoder: a key of :data:`~coterie.models.autoencoder.ENCODERS`.
-        restarts: how many networks are trained; the one with the least objective is taken.
+        restarts: number of networks trained; the one with the smallest objective is used.
         lr: Adam's step size (Table A.8).
-        batch_part: size of a batch over the number of points (Table A.8).
-        precision: of the training's matrix products, "float32" or "bfloat16" (torch.autocast); where a processor has
-            instructions for it, the latter takes a third of the time.
-        seed: of first parameters, batches and k-means.
-        device: torch device, or "auto": a GPU where there is one.
+        batch_part: batch size as a share of the number of points (Table A.8).
+        precision: of matrix products in training, "float32" or "bfloat16" (torch.autocast). On processors with
+            bfloat16 instructions, the latter takes a third of the time.
+        seed: of initial parameters, batches and k-means.
+        device: torch device, or "auto": a GPU if available.
     """
 
     k: int
@@ -83,7 +83,7 @@ class DCN:
 
     @property
     def starts(self) -> int:
-        """How many networks are trained: one where nothing pulls codes to a scale at which they can be compared."""
+        """Number of networks trained: one without joint training, because codes then have no common scale."""
         return self.restarts if self.joint_epochs else 1
 
     def fit(
@@ -94,19 +94,21 @@ class DCN:
         keep: Callable[[Arrays], None] = lambda state: None,
         progress: ProgressCallback = ignore_progress,
     ) -> Labeller:
-        """What labels points by their codes' nearest centroid: of some starts the one with the least Equation (1).
+        """Train, and return the labeller of the restart with the smallest Equation (1).
+
+        It labels a point by the centroid nearest to its code.
 
         Args:
             points: (n, *shape).
-            state: what ``keep`` was last given, to go on from there.
-            keep: called now and then with all that the training needs to go on.
+            state: last argument of ``keep``, to resume from; None: start from the beginning.
+            keep: called periodically with the state that is required to resume.
             progress: called with progress reports.
 
         Raises:
-            ValueError: fewer points than clusters.
+            ValueError: there are fewer points than clusters.
         """
         if not self.k <= len(points):
-            raise ValueError(f"{len(points)} points cannot make {self.k} clusters")
+            raise ValueError(f"the number of points, {len(points)}, must be at least the number of clusters, {self.k}")
         x = torch.as_tensor(points.reshape(len(points), -1), device=self._device)
         state = dict(state or {})
         best = Labeller(points.shape[1:], self.k, self.encoder)
@@ -131,7 +133,7 @@ class DCN:
         keep: Callable[[Arrays], None],
         progress: ProgressCallback,
     ) -> tuple[Labeller, float]:
-        """One start, and its Equation (1)."""
+        """Return the labeller of one restart, and its Equation (1)."""
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(self.seed + start * _APART)
             network = Autoencoder(x.shape[1], linear_code=ENCODERS[self.encoder]).to(self._device)
@@ -163,11 +165,11 @@ class DCN:
         centroids: Tensor | None,
         labels: Tensor | None,
     ) -> None:
-        """Lines 1 and 4: one epoch, on both terms where there are centroids."""
+        """Lines 1 and 4: one epoch; on both terms if there are centroids."""
         rng = np.random.default_rng([self.seed, *when])
         size = max(2, math.ceil(self.batch_part * len(x)))
         for batch in torch.split(torch.as_tensor(rng.permutation(len(x)), device=self._device), size):
-            if len(batch) < 2:  # has no variance to normalise by
+            if len(batch) < 2:  # batch normalisation needs a variance
                 continue
             noise = self.noise * rng.standard_normal((len(batch), x.shape[1]), np.float32)
             dirty = x[batch] + torch.as_tensor(noise, device=self._device)
@@ -184,7 +186,7 @@ class DCN:
     def _cluster(
         self, network: Autoencoder, x: Tensor, when: tuple[int, int], start: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """(k, code) centroids of the codes, from ``start`` where there is one, and (n,) labels."""
+        """Return the (k, code) centroids of the codes, initialised with ``start`` if given, and (n,) labels."""
         network.eval()
         with torch.no_grad():
             codes = torch.cat([network.encoder(part) for part in torch.split(x, _CHUNK)])
@@ -197,7 +199,7 @@ class DCN:
 
     @torch.no_grad()
     def _objective(self, network: Autoencoder, x: Tensor, centroids: Tensor) -> float:
-        """Equation (1), the mean over points; without noise."""
+        """Return the mean of Equation (1) over points, without noise."""
         network.to(self._device).eval()
         total = 0.0
         for part in torch.split(x, _CHUNK):
@@ -224,7 +226,7 @@ def _keep_all(keep: Callable[[Arrays], None], so_far: Arrays, state: Arrays) -> 
 def _state(
     network: Autoencoder, adam: torch.optim.Optimizer, epoch: int, centroids: Tensor | None, labels: Tensor | None
 ) -> Arrays:
-    """Everything that the rest of the training depends on."""
+    """Return the state required to resume training."""
     state: Arrays = {_EPOCH: np.array(epoch)}
     state |= {_NETWORK + name: value.cpu().numpy() for name, value in network.state_dict().items()}
     for place, moments in adam.state_dict()["state"].items():
@@ -237,7 +239,7 @@ def _state(
 def _restore(
     network: Autoencoder, adam: torch.optim.Optimizer, state: Mapping[str, npt.NDArray[Any]]
 ) -> tuple[int, Tensor | None, Tensor | None]:
-    """Take over a state; its epochs, centroids and labels."""
+    """Load a state; return its number of epochs, centroids and labels."""
     device = next(network.parameters()).device
     network.load_state_dict(
         {key.removeprefix(_NETWORK): torch.tensor(value) for key, value in state.items() if key.startswith(_NETWORK)}

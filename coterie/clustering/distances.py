@@ -1,7 +1,7 @@
-"""How far clients are apart: by losses of each other's models, by parameters, by directions of updates.
+"""Distances between clients: by losses of each other's models, by parameters, and by directions of updates.
 
-Models may be large and many, so nothing here holds more than a few million numbers beside what it is given and the
-n x n numbers that it returns.
+Models may be large and many: in addition to arguments and the (n, n) result, each function allocates a few million
+numbers only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FloatArray = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Updates = npt.NDArray[np.float32] | Sequence[npt.NDArray[np.float32]]
 
-# Numbers of a pass over columns.
+# Numbers per block of columns.
 _CHUNK = 1 << 20
 
 
@@ -31,7 +31,7 @@ def loss_distances(losses: FloatArray) -> FloatArray:
 
 
 def profile_distances(losses: FloatArray) -> FloatArray:
-    """(n, n) mean over landmarks of |L_i(w_l) - L_j(w_l)|; for l in {i, j} alone it is LCFL's Equation (6).
+    """(n, n) mean over landmarks of |L_i(w_l) - L_j(w_l)|; restricted to l in {i, j} it is LCFL's Equation (6).
 
     Args:
         losses: (n, L) L_i(w_l), the profiles of n clients.
@@ -40,14 +40,14 @@ def profile_distances(losses: FloatArray) -> FloatArray:
 
 
 def parameter_distances(updates: Updates) -> FloatArray:
-    """(n, n) ||w_i - w_j|| of models that began at one, LCFL's Equation (1); from updates (n, d)."""
+    """(n, n) ||w_i - w_j||, LCFL's Equation (1), from the updates (n, d) of models with the same initial parameters."""
     products = gram(updates)
     squares = products.diagonal()
     return np.asarray(np.sqrt(np.maximum(squares[:, None] + squares - 2 * products, 0.0)))
 
 
 def cosines(updates: Updates) -> FloatArray:
-    """(n, n) cosine similarity of updates (n, d), CFL's Equation (4); an update of zero is like none, itself apart."""
+    """(n, n) cosine similarity of updates (n, d), CFL's Equation (4); of a zero update, 0 with all others."""
     products = gram(updates)
     norms = np.sqrt(products.diagonal())
     found = products / np.where(norms > 0, norms, 1.0) / np.where(norms > 0, norms, 1.0)[:, None]
@@ -56,7 +56,7 @@ def cosines(updates: Updates) -> FloatArray:
 
 
 def gram(updates: Updates, *, centred: bool = False) -> FloatArray:
-    """(n, n) inner products of updates (n, d), or of what sets them apart from their mean."""
+    """(n, n) inner products of updates (n, d), or of their deviations from the mean if ``centred``."""
     n, size = len(updates), len(updates[0])
     products = np.zeros((n, n))
     columns = max(_CHUNK // n, 1)

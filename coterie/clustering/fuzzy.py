@@ -1,6 +1,6 @@
-"""Fuzzy c-means (Dunn 1973, Bezdek 1981): every point belongs to every cluster a little.
+"""Fuzzy c-means (Dunn 1973, Bezdek 1981): every point belongs to every cluster to a degree.
 
-minimise  sum_ij u_ij^m |x_i - c_j|^2,  sum_j u_ij = 1,  by turns:
+minimise  sum_ij u_ij^m |x_i - c_j|^2,  sum_j u_ij = 1,  by alternating:
     u_ij <- |x_i - c_j|^(-2/(m-1)) / sum_l |x_i - c_l|^(-2/(m-1))
     c_j  <- sum_i u_ij^m x_i / sum_i u_ij^m
 """
@@ -13,7 +13,7 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 _MOST_ROUNDS = 300
-# Rows whose distances to all centroids are held at once.
+# Rows per block of distances to all centroids.
 _CHUNK = 8192
 
 
@@ -26,24 +26,24 @@ def fuzzy_c_means(
     restarts: int = 3,
     tolerance: float = 1e-4,
 ) -> FloatArray:
-    """(k, F) centroids of the best of a few starts.
+    """Return the (k, F) centroids of the best of several restarts.
 
     Args:
         points: (n, F), n at least k.
         k: number of clusters.
-        rng: seeds of the starts, by k-means++.
+        rng: seeds the k-means++ initialisation of each restart.
         fuzzifier: m, above 1; near 1 the clusters are hard, as in k-means.
-        restarts: number of starts.
-        tolerance: a start ends when no centroid moves by more than this part of the points' standard deviation.
+        restarts: number of restarts.
+        tolerance: a restart ends when no centroid moves by more than this share of the points' standard deviation.
 
     Raises:
-        ValueError: fewer points than clusters, or a fuzzifier of at most 1.
+        ValueError: there are fewer points than clusters, or the fuzzifier is at most 1.
     """
     x = np.asarray(points, np.float64)
     if not 1 <= k <= len(x):
-        raise ValueError(f"{len(x)} points cannot make {k} clusters")
+        raise ValueError(f"the number of points, {len(x)}, must be at least the number of clusters, {k}")
     if not fuzzifier > 1:
-        raise ValueError(f"the fuzzifier is {fuzzifier:g}; it must be above 1")
+        raise ValueError(f"fuzzifier must be greater than 1, not {fuzzifier:g}")
     still = tolerance * float(np.sqrt(x.var(axis=0).mean()))
     runs = [_descend(x, k, rng, fuzzifier, still) for _ in range(restarts)]
     return min(runs, key=lambda run: run[1])[0]
@@ -52,9 +52,9 @@ def fuzzy_c_means(
 def _descend(
     x: FloatArray, k: int, rng: np.random.Generator, fuzzifier: float, still: float
 ) -> tuple[FloatArray, float]:
-    """Centroids of one start, and the objective there."""
+    """Return the centroids of one restart, and their objective."""
     from scipy.spatial.distance import cdist
-    from sklearn.cluster import kmeans_plusplus  # not for clients that never cluster
+    from sklearn.cluster import kmeans_plusplus  # imported here: most clients do not cluster
 
     centroids, _ = kmeans_plusplus(x, k, random_state=int(rng.integers(2**31)))
     objective = np.inf
@@ -75,9 +75,9 @@ def _descend(
 
 
 def memberships(squares: FloatArray, fuzzifier: float) -> FloatArray:
-    """(n, k) u_ij of points at these squared distances; a point on a centroid belongs to it alone.
+    """(n, k) memberships u_ij from squared distances; a point on a centroid belongs to that cluster only.
 
-    Logarithms keep tiny and huge distances apart, whose powers would overflow near m = 1.
+    Logarithms avoid the overflow of powers for m near 1.
     """
     logs = -np.log(np.maximum(squares, 1e-300)) / (fuzzifier - 1)
     weights = np.exp(logs - logs.max(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""k-means by scikit-learn, with the settings that all methods of the package share."""
+"""k-means by scikit-learn, with the settings shared by all methods."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ _RESTARTS = 10
 
 
 def k_means(points: npt.ArrayLike, k: int, rng: np.random.Generator, *, start: FloatArray | None = None) -> FloatArray:
-    """Return the (k, F) centroids of the best of ten k-means++ starts, or from ``start`` alone.
+    """Return the (k, F) centroids of the best of ten k-means++ restarts, or of one run from ``start``.
 
     Args:
         points: (n, F), n at least k.
         k: number of clusters.
-        rng: seeds the starts.
-        start: (k, F) initial centroids.
+        rng: seeds the restarts.
+        start: (k, F) initial centroids; None: k-means++.
 
     Raises:
-        ValueError: fewer points than clusters.
+        ValueError: there are fewer points than clusters.
     """
     return np.asarray(_fit(points, k, rng, start).cluster_centers_, np.float64)
 
 
 def k_means_labels(points: npt.ArrayLike, k: int, rng: np.random.Generator) -> IntArray:
-    """Return the (n,) labels of :func:`k_means`; fewer than k are used where fewer points differ."""
+    """Return the (n,) labels of :func:`k_means`; fewer than k if there are fewer distinct points."""
     return np.asarray(_fit(points, k, rng, None).labels_, np.int64)
 
 
 def _fit(points: npt.ArrayLike, k: int, rng: np.random.Generator, start: FloatArray | None) -> KMeans:
-    from sklearn.cluster import KMeans  # slow to import; most clients never cluster
+    from sklearn.cluster import KMeans  # slow to import, and most clients do not cluster
     from sklearn.exceptions import ConvergenceWarning
 
     x = np.asarray(points)
     if not 1 <= k <= len(x):
-        raise ValueError(f"{len(x)} points cannot make {k} clusters")
+        raise ValueError(f"the number of points, {len(x)}, must be at least the number of clusters, {k}")
     init, starts = ("k-means++", _RESTARTS) if start is None else (start.astype(x.dtype), 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than k: some centroids are equal

@@ -1,20 +1,23 @@
-"""Mixtures of Gaussians on noisy updates: how the server of RC-DPFL finds groups of clients and how sure it is.
+"""Mixtures of Gaussians on noisy updates: how the server of RC-DPFL clusters clients and quantifies its uncertainty.
 
-RC-DPFL (papers/rc_dpfl), sections 4.1 to 4.4: the updates of a round that all clients start from one model are
-points about M means with the same spherical noise (Equations 3 and 4).
+RC-DPFL (papers/rc_dpfl), sections 4.1 to 4.4: if all clients start a round from the same model, their updates are
+points around M means with the same spherical noise (Equations 3 and 4).
 
-Updates are projected first. Their principal scores follow from the n x n Gram matrix of the n updates, so a model may
-be as large as memory holds. All n - 1 scores keep every distance; M means span M - 1 of them, and along the others
-noise of d >> n coordinates is about sqrt(d / n) times wider than along those, which no spherical model fits.
+Updates are projected first. Their principal scores follow from the n x n Gram matrix of the n updates, so models of
+any size that fits in memory are possible. All n - 1 scores preserve every distance; M means span M - 1 of them. Along
+the others, the noise of d >> n coordinates is about sqrt(d / n) times wider than along these, which no spherical model
+fits.
 
 Deviations from the paper
 - The authors project to 2 components and scale each to [0, 1] (``components=2, scaled=True``). Here M groups
-  get M - 1 components, and where M is unknown all candidates share those that stand out from noise (``spanned``),
-  unscaled. Four groups in a plane overlap: round 1 of 21 clients (Fashion-MNIST, rotations, N = 2000, full batch,
-  epsilon 5, 8 seeds) has an MSS of 2 to 8 in the authors' plane and of 27 to 44 in three components, and with M
-  unknown the plane gives 3 groups on every seed, three components 4.
-- Candidates must share a space: each in its own M - 1, two pairs of groups look like two perfect groups.
-- Appendix F.2 is not public: candidates are 2 to min(10, n/2), and one with a group of a single client is out.
+  use M - 1 components. If M is unknown, all candidates share the components that exceed noise (``spanned``). Nothing
+  is scaled. Four groups overlap in a plane: round 1 of 21 clients (Fashion-MNIST, rotations, N = 2000, full batch,
+  epsilon 5, 8 seeds) has an MSS of 2 to 8 in the authors' plane and of 27 to 44 in three components. With M unknown,
+  the plane gives 3 groups on every seed, three components give 4.
+- Candidates must share a space: with M - 1 components for each candidate, two pairs of groups look like two perfect
+  groups.
+- Appendix F.2 is not public: candidates are 2 to min(10, n/2), and those with a group of a single client are
+  excluded.
 """
 
 from __future__ import annotations
@@ -27,24 +30,24 @@ import numpy.typing as npt
 
 from coterie.clustering.distances import FloatArray, Updates, gram
 
-#: Numbers of groups to try where it is unknown, at most.
+#: Largest number of groups to try if the number is unknown.
 MOST_GROUPS = 10
-#: Least variance of a component relative to the widest coordinate's, so that groups without noise can be fitted.
+#: Minimum variance of a component relative to that of the widest coordinate; permits groups without noise.
 FLOOR = 1e-6
 
-# Steps of EM and the least gain of one, eigenvalues that are rounding.
+# Maximum number of EM steps and minimum gain per step; relative size of eigenvalues that are rounding errors.
 _STEPS, _TOLERANCE = 500, 1e-6
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A fitted mixture of m Gaussians of equal weights and one spherical variance.
+    """A fitted mixture of m Gaussians with equal weights and a common spherical variance.
 
     Attributes:
         means: (m, r).
         variance: of each coordinate within a component, Equation (4).
-        probabilities: (n, m) of each point's component, pi_i; rows sum to 1.
+        probabilities: (n, m) of the components of each point, pi_i; rows sum to 1.
         log_likelihood: mean over points.
     """
 
@@ -60,9 +63,9 @@ class Mixture:
 
     @property
     def mss(self) -> float:
-        """Minimum pairwise separation score, min of ||mu_a - mu_b|| / (2 sigma); above 3 groups are apart.
+        """Minimum pairwise separation score, min of ||mu_a - mu_b|| / (2 sigma); groups are separated above 3.
 
-        0 where two means are the same, infinite for a single component.
+        0 if two means are equal, infinite for a single component.
         """
         first, second = np.triu_indices(len(self.means), 1)
         between = np.linalg.norm(self.means[first] - self.means[second], axis=1)
@@ -70,7 +73,7 @@ class Mixture:
 
     @property
     def mpo(self) -> float:
-        """Maximum pairwise overlap 2 Q(MSS), in [0, 1]: how unsure the mixture is."""
+        """Maximum pairwise overlap 2 Q(MSS), in [0, 1]: the uncertainty of the mixture."""
         return math.erfc(self.mss / math.sqrt(2))
 
 
@@ -82,17 +85,17 @@ def cluster(
     components: int | None = None,
     scaled: bool = False,
 ) -> tuple[Mixture, dict[int, float]]:
-    """Algorithm 1's first stage: the mixture of updates, and the MSS of every number of groups that was possible.
+    """Algorithm 1's first stage: the mixture of updates, and the MSS of every possible number of groups.
 
     Args:
-        scores: (n, n - 1) by :func:`project`, of n updates that began at one model.
-        num_clusters: M; None finds it.
-        rng: for the starts of EM.
-        components: principal components; None for M - 1, or as many as stand out where M is unknown.
-        scaled: whether to stretch each to [0, 1], as the authors do with 2.
+        scores: (n, n - 1) by :func:`project`, of n updates from the same model.
+        num_clusters: M; None: it is determined.
+        rng: for the initialisation of EM.
+        components: number of principal components; None for M - 1, or for those that exceed noise if M is unknown.
+        scaled: scale each component to [0, 1], as the authors do with 2 components.
 
     Raises:
-        ValueError: numbers that make no sense; with M unknown fewer than 4 clients.
+        ValueError: an argument is invalid, or M is unknown and there are fewer than 4 clients.
     """
     if components is None:
         components = spanned(scores) if num_clusters is None else max(num_clusters - 1, 1)
@@ -107,21 +110,22 @@ def cluster(
 
 
 def project(updates: Updates, components: int | None = None) -> FloatArray:
-    """(n, min(components, n - 1)) principal scores of n updates (d,), the widest first; None gives all.
+    """(n, min(components, n - 1)) principal scores of n updates (d,), by decreasing variance; None: all components.
 
-    Beside the updates it holds a few million numbers. Of each component the first of its largest scores is positive.
+    In addition to the updates, it allocates a few million numbers. The sign of a component makes the first of its
+    largest scores positive.
 
     Raises:
-        ValueError: a number that is not finite, or fewer than one component.
+        ValueError: a number is not finite, or ``components`` is less than 1.
     """
     if components is not None and not components >= 1:
         raise ValueError(f"components must be at least 1, not {components}")
     products = gram(updates, centred=True)
     if not np.isfinite(products).all():
         broken = [i for i, update in enumerate(updates) if not np.isfinite(update).all()]
-        raise ValueError(f"updates {broken} hold numbers that are not finite; drop them before clustering")
+        raise ValueError(f"updates {broken} contain NaN or Inf; drop them before clustering")
     values, vectors = np.linalg.eigh(products)
-    values, vectors = values[:0:-1], vectors[:, :0:-1]  # the last is the mean's, 0
+    values, vectors = values[:0:-1], vectors[:, :0:-1]  # the last is 0, because updates are centred
     values = np.where(values > _ROUNDING * values.max(initial=0.0), values, 0.0)
     scores: FloatArray = (vectors * np.sqrt(values))[:, :components]
     length = np.abs(scores)
@@ -130,12 +134,12 @@ def project(updates: Updates, components: int | None = None) -> FloatArray:
 
 
 def spanned(scores: FloatArray) -> int:
-    """How many leading components stand out from noise, at least 1, of all n - 1 scores.
+    """Number of leading components of all n - 1 scores that exceed noise, at least 1.
 
-    By the profile likelihood of the logarithms of their variances, which are taken as two normal samples of one
-    variance (M. Zhu, A. Ghodsi: Automatic dimensionality selection from the scree plot via the use of profile
-    likelihood, Computational Statistics & Data Analysis 51, 2006). Fewer components than groups could span
-    all count.
+    It maximises the profile likelihood of the logarithms of their variances, modelled as two normal samples with a
+    common variance (M. Zhu, A. Ghodsi: Automatic dimensionality selection from the scree plot via the use of profile
+    likelihood, Computational Statistics & Data Analysis 51, 2006). If there are no more components than groups could
+    span, all count.
     """
     most = max(_most(len(scores)) - 1, 1)
     variances = (scores**2).sum(axis=0)
@@ -147,15 +151,15 @@ def spanned(scores: FloatArray) -> int:
 
 
 def fit(points: FloatArray, m: int, rng: np.random.Generator, restarts: int = 10) -> Mixture:
-    """The likeliest of ``restarts`` runs of EM on points (n, r), each from a k-means++ start.
+    """Fit points (n, r) by EM; of ``restarts`` runs with k-means++ initialisation, return the most likely mixture.
 
     Raises:
-        ValueError: m outside 1 to n, no coordinate, or a number that is not finite.
+        ValueError: m is not in 1 to n, r is 0, or a number is not finite.
     """
     if points.ndim != 2 or not points.shape[1] >= 1 or not np.isfinite(points).all():
-        raise ValueError(f"points must be finite numbers of shape (n, r), r at least 1; their shape is {points.shape}")
+        raise ValueError(f"points must be finite and of shape (n, r) with r >= 1, not {points.shape}")
     if not 1 <= m <= len(points):
-        raise ValueError(f"{m} groups of {len(points)} clients: their number must lie between 1 and that of clients")
+        raise ValueError(f"the number of groups must lie between 1 and the number of clients, {len(points)}, not {m}")
     from sklearn.cluster import kmeans_plusplus
 
     starts = (kmeans_plusplus(points, m, random_state=int(rng.integers(2**31)))[0] for _ in range(restarts))
@@ -163,31 +167,33 @@ def fit(points: FloatArray, m: int, rng: np.random.Generator, restarts: int = 10
 
 
 def choose(points: FloatArray, rng: np.random.Generator, most: int | None = None) -> tuple[Mixture, dict[int, float]]:
-    """The number of groups unknown: the mixture of 2 to ``most`` components with the largest MSS.
+    """Determine the number of groups: return the mixture of 2 to ``most`` components with the largest MSS.
 
     Args:
         points: (n, r).
-        rng: for the starts of EM.
-        most: components to try; None for min(10, n // 2).
+        rng: for the initialisation of EM.
+        most: largest number of components to try; None for min(10, n // 2).
 
     Returns:
-        The mixture, and the MSS of each number of components that left none with fewer than two points.
+        The mixture, and the MSS of each number of components that leaves at least two points in every component.
 
     Raises:
-        ValueError: no number of components does, as with fewer than 4 points.
+        ValueError: there is no such number, for example with fewer than 4 points.
     """
     mixtures = [fit(points, m, rng) for m in range(2, (_most(len(points)) if most is None else most) + 1)]
     allowed = {len(mixture.means): mixture for mixture in mixtures if _smallest(mixture) >= 2}
     if not allowed:
-        raise ValueError(f"no number of groups gives each two of the {len(points)} clients; give their number")
+        raise ValueError(
+            f"no number of groups leaves two of the {len(points)} clients in each; set the number of groups"
+        )
     scores = {m: mixture.mss for m, mixture in allowed.items()}
     return allowed[max(scores, key=lambda m: scores[m])], scores
 
 
 def switch_round(mpo: float, rounds: int) -> int:
-    """E_c = (1 - MPO) E / 2, rounded down: the last round that trusts the mixture; at least 1, the mixture's own."""
+    """E_c = (1 - MPO) E / 2, rounded down: the last round that uses the mixture; at least 1, its own round."""
     if not 0 <= mpo <= 1:
-        raise ValueError(f"an overlap lies between 0 and 1: {mpo}")
+        raise ValueError(f"mpo must lie in [0, 1], not {mpo}")
     return max(1, int((1 - mpo) * rounds / 2))
 
 
@@ -196,12 +202,12 @@ def _most(n: int) -> int:
 
 
 def _smallest(mixture: Mixture) -> int:
-    """Points of the component with the fewest."""
+    """Number of points in the smallest component."""
     return int(np.bincount(mixture.labels, minlength=len(mixture.means)).min())
 
 
 def _em(points: FloatArray, means: FloatArray) -> Mixture:
-    """EM from these means until the mean log-likelihood gains less than the tolerance."""
+    """Run EM from these means until the mean log-likelihood increases by less than the tolerance."""
     n, r = points.shape
     limits = np.finfo(np.float64)
     floor = FLOOR * float(points.var(axis=0).max()) + float(limits.eps * (points**2).max() + limits.tiny)

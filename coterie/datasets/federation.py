@@ -93,7 +93,7 @@ class Federation:
             DataError: the client does not exist.
         """
         if not 0 <= client_id < self.clients:
-            raise DataError(f"no client {client_id}; there are {self.clients}, from 0 to {self.clients - 1}")
+            raise DataError(f"client {client_id} does not exist; clients are numbered from 0 to {self.clients - 1}")
         if client_id not in self._shards:
             rows, group = self._split.train[client_id], int(self.group_of[client_id])
             x, y = self._prepare(self._source.train_x[rows], self._source.train_y[rows], group)
@@ -111,7 +111,7 @@ class Federation:
             DataError: the group does not exist.
         """
         if not 0 <= group < self.num_groups:
-            raise DataError(f"no group {group}; there are {self.num_groups}, from 0 to {self.num_groups - 1}")
+            raise DataError(f"group {group} does not exist; groups are numbered from 0 to {self.num_groups - 1}")
         if group not in self._tests:
             if len(self._group_aside):
                 aside = self.clients + np.flatnonzero(self._group_aside == group)
@@ -156,7 +156,7 @@ def _need_identity(transform: Transform, source: Source) -> None:
         same = False
     if not same:
         raise DataError(
-            f"features are made of images, and {source.name} holds {source.kind}; use features 'none' (transform None)"
+            f"features require images, but {source.name} contains {source.kind}; use features 'none' (transform None)"
         )
 
 
@@ -257,14 +257,14 @@ def _check_split(
             raise DataError(f"{name} is {value}; it must be at least 0" + (", and finite" if value == math.inf else ""))
     if dirichlet_alpha and classes_per_client:
         raise DataError(
-            f"dirichlet_alpha is {dirichlet_alpha:g} and classes_per_client {classes_per_client}: two ways to spread "
-            "labels; set one of them to 0"
+            f"dirichlet_alpha = {dirichlet_alpha:g} and classes_per_client = {classes_per_client} are alternatives; "
+            "set one of them to 0"
         )
     if not (non_iid_level == -1 or 0 <= non_iid_level <= 1):
-        raise DataError(f"non_iid_level is {non_iid_level}; it must be -1, for off, or from 0 to 1")
+        raise DataError(f"non_iid_level is {non_iid_level}; it must be -1 (off), or from 0 to 1")
     if non_iid_level >= 0 and (dirichlet_alpha or classes_per_client or validation):
         raise DataError(
-            f"non_iid_level is {non_iid_level:g}, which divides all data and spreads labels: set dirichlet_alpha, "
+            f"non_iid_level = {non_iid_level:g} divides all data and sets the label distribution: set dirichlet_alpha, "
             f"classes_per_client and validation to 0 (they are {dirichlet_alpha:g}, {classes_per_client} and "
             f"{validation}), or non_iid_level to -1"
         )
@@ -297,7 +297,7 @@ def _federate(
     elif (dirichlet_alpha or classes_per_client or non_iid_level >= 0) and not source.num_classes:
         name = "dirichlet_alpha" if dirichlet_alpha else "classes_per_client" if classes_per_client else "non_iid_level"
         off = -1 if name == "non_iid_level" else 0
-        raise DataError(f"{name} spreads labels, and {source.name} has real targets; set it to {off}")
+        raise DataError(f"{name} requires labels, but {source.name} has real targets; set it to {off}")
     elif dirichlet_alpha:
         split = by_dirichlet(source, clients, validation, dirichlet_alpha, samples_per_client, rng)
     elif classes_per_client:
@@ -322,12 +322,12 @@ def _check_natural(
 ) -> None:
     if non_iid_level >= 0:
         raise DataError(
-            f"{source.name} has {source.owners} natural clients, which hold what is theirs, at no level: set "
-            f"non_iid_level to -1 (it is {non_iid_level:g})"
+            f"{source.name} has {source.owners} natural clients, whose data are fixed: set non_iid_level to -1 "
+            f"(it is {non_iid_level:g})"
         )
     if len(proportions) > 1 or shift != "none" or dirichlet_alpha or classes_per_client:
         raise DataError(
-            f"{source.name} has {source.owners} natural clients, which differ as they are: set groups to 1, shift to "
+            f"{source.name} has {source.owners} natural clients, whose data are fixed: set groups to 1, shift to "
             f"none, and dirichlet_alpha and classes_per_client to 0 (they are {len(proportions)} groups, {shift}, "
             f"{dirichlet_alpha:g} and {classes_per_client})"
         )
@@ -348,8 +348,8 @@ def parse_groups(text: str) -> tuple[float, ...]:
         proportions = ()
     if len(proportions) < 2 or not all(p > 0 and math.isfinite(p) for p in proportions):
         raise DataError(
-            f"groups is '{text}'; write a number of groups from 1 to {_MAX_GROUPS}, such as 4, or positive "
-            "proportions, such as 2:1:1"
+            f"groups must be a number from 1 to {_MAX_GROUPS}, such as 4, or positive proportions, such as 2:1:1, not "
+            f"'{text}'"
         )
     return proportions
 

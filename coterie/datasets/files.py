@@ -37,7 +37,7 @@ _MAX_EXIF_BYTES = _MAX_HEADER_BYTES = 64 * 2**10
 _MAX_CLASSES_BYTES = 2**20
 #: Column names of labels and of real-valued targets.
 _TARGETS = ("label", "target")
-_NO_NUMBERS = "is no type of numbers; write whole numbers or floats"
+_NO_NUMBERS = "is not a numeric type; use integers or floats"
 # One in this many records is held out.
 _HELD_OUT = 5
 
@@ -72,7 +72,7 @@ class Records:
             return self, self
         train, test = self._only(~self.held_out), replace(self._only(self.held_out), problems=())
         if not len(train.y):
-            problem = f"{self.where}: all {len(self.y)} records are held out; add records, or give test data"
+            problem = f"{self.where}: all {len(self.y)} records are held out; add records or test data"
             train = replace(train, problems=(*train.problems, problem))
         return train, test
 
@@ -95,7 +95,7 @@ class Records:
         if self.labelled not in (None, num_classes > 0):
             has, column = ("labels", "target") if self.labelled else ("real targets", "label")
             raise DataError(
-                f"{self.where} holds {has}, and the run has {num_classes} classes; give it column {column!r}"
+                f"{self.where} contains {has}, but the run has {num_classes} classes; use a column {column!r}"
             )
         fitted = replace(self, x=examples, problems=self.problems + clamped)
         if num_classes == 0:
@@ -104,8 +104,8 @@ class Records:
         above = fitted.y >= num_classes
         if above.any():
             problem = (
-                f"{self.where}: a label is {fitted.y[above].max():g}, and the run has {num_classes} classes, from 0; "
-                "leave such records out, or start a run with more classes"
+                f"{self.where}: a label is {fitted.y[above].max():g}, but the run has {num_classes} classes, numbered "
+                "from 0; remove such records, or start a run with more classes"
             )
             fitted = replace(fitted._only(~above), problems=(*fitted.problems, problem))
         return replace(fitted, y=fitted.y.astype(np.int64))
@@ -116,17 +116,17 @@ class Records:
         if len(shape) == 1 and x.shape[1:] == shape:
             x = x.astype(np.float32)
             return (
-                (x, ()) if span is None else self._clamped(x, *span, f"numbers are declared in {span[0]:g}:{span[1]:g}")
+                (x, ()) if span is None else self._clamped(x, *span, f"the declared range is {span[0]:g}:{span[1]:g}")
             )
         rows = x.ndim == 2 and x.shape[1] == math.prod(shape)
         if len(shape) == 1 or not (rows or x.shape[1:] == shape or (1, *x.shape[1:]) == shape):
             last = x.shape[1:] == (*shape[1:], *shape[:1])
-            way = "put channels first: x.transpose(0, 3, 1, 2)" if last else "bring them to that shape"
-            raise DataError(f"{self.where} holds {self.what}, and the run's examples are {_sizes(shape)}; {way}")
+            way = "put channels first: x.transpose(0, 3, 1, 2)" if last else "convert them to that shape"
+            raise DataError(f"{self.where} contains {self.what}, but the run expects {_sizes(shape)}; {way}")
         problems: tuple[str, ...] = ()
         if x.dtype != np.uint8:
-            allowed = "whole numbers from 0 to 255" if self.whole else "fractions in [0, 1] where they are floats"
-            hint = f"pixels are {allowed} (.npz and .parquet tell whole numbers from floats, .csv holds whole numbers)"
+            allowed = "integers from 0 to 255" if self.whole else "floats in [0, 1]"
+            hint = f"pixels must be {allowed} (.npz and .parquet distinguish integers from floats; .csv has integers)"
             x, problems = self._clamped(x, 0, 255 if self.whole else 1, hint, whole=self.whole)
         return x.reshape(len(x), *shape).astype(np.uint8 if self.whole else np.float32), problems
 
@@ -147,8 +147,8 @@ class Records:
         if not wrong.any():
             return self
         problem = (
-            f"{self.where}: a label is {self.y[wrong][0]:g}; labels are whole numbers from 0; call real targets "
-            "'target'"
+            f"{self.where}: a label is {self.y[wrong][0]:g}; labels must be integers from 0; name the column of real "
+            "targets 'target'"
         )
         return replace(self._only(~wrong), problems=(*self.problems, problem))
 
@@ -174,7 +174,7 @@ def read(path: Path, shape: Shape | None) -> tuple[Records, Records | None]:
         if train is None and test is None:
             return _pictures(root, root, shape), None
         if train is None:
-            raise DataError(f"{root} holds test data and no train data; add train.* or the folder train")
+            raise DataError(f"{root} contains test data but no training data; add train.* or the folder train")
         return _part(train, root, shape), None if test is None else _part(test, root, shape)
     except OSError as error:
         raise DataError(f"{error.filename or root} cannot be read: {error.strerror or error}") from None
@@ -189,7 +189,7 @@ def find(folder: Path, stem: str) -> Path | None:
     found = [path for suffix in READERS if (path := folder / f"{stem}{suffix}").exists()]
     found += [folder / stem] if (folder / stem).is_dir() else []
     if len(found) > 1:
-        raise DataError(f"{folder} holds {' and '.join(path.name for path in found)}; keep one of them")
+        raise DataError(f"{folder} contains {' and '.join(path.name for path in found)}; keep one of them")
     return found[0] if found else None
 
 
@@ -211,9 +211,9 @@ def labels(y: npt.NDArray[np.float64], labelled: bool | None) -> str:
 def _file(path: Path) -> tuple[Records, Records | None]:
     forms = f"{', '.join(READERS)}, a folder of images, or a folder of train.* and test.*"
     if not path.exists():
-        raise DataError(f"{path} does not exist; a client's data are {forms}")
+        raise DataError(f"{path} does not exist; supported data: {forms}")
     if path.suffix.lower() not in READERS:
-        raise DataError(f"{path}: unsupported file type {path.suffix or '(no suffix)'}; a client's data are {forms}")
+        raise DataError(f"{path}: unsupported file type {path.suffix or '(no suffix)'}; supported data: {forms}")
     _need_regular(path)
     return READERS[path.suffix.lower()](path)
 
@@ -221,12 +221,12 @@ def _file(path: Path) -> tuple[Records, Records | None]:
 def _need_regular(path: Path) -> None:
     """Reject named pipes and devices: reading from them may never end."""
     if not path.is_file():
-        raise DataError(f"{path} is not a regular file; replace it with one, or with a symbolic link to one")
+        raise DataError(f"{path} is not a regular file; replace it by a regular file or a symbolic link to one")
 
 
 def _need_at_most(limit: int, size: int, where: str, action: str) -> None:
     if size > limit:
-        raise DataError(f"{where} {action} {size:,} bytes, and the limit is {limit:,}; make it smaller")
+        raise DataError(f"{where} {action} {size:,} bytes, but the limit is {limit:,}; reduce its size")
 
 
 def _part(path: Path, home: Path, shape: Shape | None) -> Records:
@@ -235,7 +235,9 @@ def _part(path: Path, home: Path, shape: Shape | None) -> Records:
         return _pictures(path, home, shape)
     records, more = _file(path)
     if more is not None:
-        raise DataError(f"{path} holds x_test, y_test, and {home} a file of each part: keep the ones or the other")
+        raise DataError(
+            f"{path} contains x_test and y_test, but {home} has separate test data; keep only one of the two"
+        )
     return records
 
 
@@ -251,13 +253,13 @@ def _npz(path: Path) -> tuple[Records, Records | None]:
         raise
     except Exception as error:  # whatever a broken archive makes zipfile and numpy say
         raise DataError(
-            f"{path} is not an archive of plain numbers ({_short(error)}); write it with numpy.savez(path, x=..., "
-            "y=...): pickled objects, which could run code, are not read"
+            f"{path} is not a numpy archive of numeric arrays ({_short(error)}); write it with numpy.savez(path, "
+            "x=..., y=...). Pickled objects are rejected because they could run code"
         ) from None
     needed = ["x", "y"] + (["x_test", "y_test"] if arrays.keys() & {"x_test", "y_test"} else [])
     for name in needed:
         if name not in arrays:
-            raise DataError(f"{path} has no array {name!r}; it needs {', '.join(needed)}")
+            raise DataError(f"{path} has no array {name!r}; expected {', '.join(needed)}")
     train = _records(f"{path}: x, y", arrays["x"], arrays["y"])
     return train, _records(f"{path}: x_test, y_test", arrays["x_test"], arrays["y_test"]) if needed[2:] else None
 
@@ -270,17 +272,17 @@ def _unpacked(archive: zipfile.ZipFile, member: str) -> int:
     """
     info = archive.getinfo(member)
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile limits no other method
-        raise ValueError(f"{member} is compressed by method {info.compress_type}, and not deflated")
+        raise ValueError(f"{member} has unsupported compression method {info.compress_type}; use deflate")
     with archive.open(info) as opened:
         start = io.BytesIO(opened.read(_MAX_HEADER_BYTES))
     version = np.lib.format.read_magic(start)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in readers:
-        raise ValueError(f"{member} has version {version} of NumPy's format, which plain numbers do not need")
+        raise ValueError(f"{member} has unsupported version {version} of NumPy's format")
     shape, _, dtype = readers[version](start)
     size = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or size > info.file_size - start.tell():
-        raise ValueError(f"{member} has shape {shape} of {dtype}, and {info.file_size:,} bytes")
+        raise ValueError(f"{member} has shape {shape} of {dtype}, but {info.file_size:,} bytes")
     return max(size, 8 * shape[0] if shape else 0)
 
 
@@ -298,13 +300,13 @@ def _csv(path: Path) -> tuple[Records, None]:
             names = _names(path, file)
             values = np.loadtxt(map(_one_line, _lines(file)), delimiter=",", quotechar='"', comments=None, ndmin=2)
     except csv.Error as error:
-        raise DataError(f"{path}: {error} in the first line; it needs column names between commas") from None
+        raise DataError(f"{path}: {error} in the first line; expected column names separated by commas") from None
     except ValueError as error:
         if isinstance(error, DataError):
             raise
         problem = (
-            f"{path}: {_short(error)} (rows counted from 0 below the first line); it needs a line of column names, "
-            "then numbers between commas"
+            f"{path}: {_short(error)} (rows counted from 0 below the first line); expected a line of column names, "
+            "then lines of numbers, separated by commas"
         )
         names, values = _csv_rows(path)
         if not set(names) & set(_TARGETS):
@@ -315,7 +317,7 @@ def _csv(path: Path) -> tuple[Records, None]:
     values = values if values.size else np.zeros((0, len(names)))
     own = _target(path, names)
     if values.shape[1] != len(names):  # rows with another number of columns; there may be only one row
-        problems += (f"{path}: the first line names {len(names)} columns, and rows have {values.shape[1]}",)
+        problems += (f"{path}: the first line names {len(names)} columns, but rows have {values.shape[1]}",)
         values = np.zeros((0, len(names)))
     x, y = np.delete(values, own, axis=1), values[:, own]
     return _records(str(path), x, y, whole=True, labelled=names[own] == "label", problems=problems), None
@@ -329,7 +331,7 @@ def _names(path: Path, file: TextIO) -> list[str]:
     """Read the column names from the first line."""
     first = next(_lines(file), "")
     if first is None:
-        raise DataError(f"{path}: the first line has more than {MAX_LINE:,} characters; it needs column names")
+        raise DataError(f"{path}: the first line has more than {MAX_LINE:,} characters; expected column names")
     return [name.strip() for name in next(csv.reader([first]), [])]
 
 
@@ -353,7 +355,7 @@ def _one_line(line: str | None) -> str:
     if line is None:
         raise ValueError(f"a line has more than {MAX_LINE:,} characters")
     if line.count('"') % 2:
-        raise ValueError("a quote is not closed in its line")
+        raise ValueError("a line has an unclosed quote")
     return line
 
 
@@ -377,7 +379,7 @@ def _parquet(path: Path) -> tuple[Records, None]:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise DataError(f"{path} is read with pyarrow, which is not there: pip install 'coterie[parquet]'") from None
+        raise DataError(f"{path}: reading parquet requires pyarrow: pip install 'coterie[parquet]'") from None
     try:
         with parquet.ParquetFile(path) as file:
             schema, groups = file.schema_arrow, file.metadata.num_row_groups
@@ -392,7 +394,7 @@ def _parquet(path: Path) -> tuple[Records, None]:
     except DataError:
         raise
     except Exception as error:  # whatever a broken file makes pyarrow say
-        raise DataError(f"{path} is not a parquet file ({_short(error)}); write it anew") from None
+        raise DataError(f"{path} is not a valid parquet file ({_short(error)}); write it again") from None
     # Use the schema: a missing value turns an integer column into floats.
     whole = all(pyarrow.types.is_integer(field.type) for i, field in enumerate(schema) if i != own)
     features = columns[:own] + columns[own + 1 :]
@@ -406,7 +408,7 @@ def _target(path: Path, names: Sequence[str]) -> int:
     if len(targets) != 1:
         some = _short(", ".join(names[:8]) + (", ..." if len(names) > 8 else ""))
         raise DataError(
-            f"{path} needs one column called label, or target for real targets, and has {len(targets)}; its columns "
+            f"{path} must have one column named label, or target for real targets, but has {len(targets)}; its columns "
             f"are {some or 'none'}"
         )
     return targets[0]
@@ -438,11 +440,11 @@ def _records(
     _need_numbers(where, x)
     _need_numbers(where, y)
     if y.ndim != 1 or x.ndim < 2 or len(x) != len(y):
-        raise DataError(f"{where} have shapes {x.shape} and {y.shape}; needed: (n, ...) and (n,), as many of both")
+        raise DataError(f"{where} must have shapes (n, ...) and (n,), not {x.shape} and {y.shape}")
     if not math.prod(x.shape[1:]):
-        raise DataError(f"{where}: there are no records, or none with features")
+        raise DataError(f"{where}: no records, or records without features")
     if not len(x):
-        problems += (f"{where}: there are no records, or none with features",)
+        problems += (f"{where}: no records, or records without features",)
     y = y.astype(np.float64)
     whole = x.dtype.kind in "iu" if whole is None else whole
     if x.dtype.kind == "f":
@@ -451,7 +453,7 @@ def _records(
     good = np.isfinite(x).reshape(len(x), math.prod(x.shape[1:])).all(axis=1) & np.isfinite(y)
     if not good.all():
         problems += (
-            f"{where}: record {good.argmin()}, counted from 0, holds NaN, a gap or infinity; mend it or leave it out",
+            f"{where}: record {good.argmin()}, counted from 0, has NaN, infinite or missing values; fix or remove it",
         )
         x, y = x[good], y[good]
     images = (1, *x.shape[1:])[-3:] if x.ndim in (3, 4) else None
@@ -489,7 +491,7 @@ def _sizes(shape: Shape) -> str:
 def _pictures(folder: Path, home: Path, shape: Shape | None) -> Records:
     """Read the images of FOLDER/CLASS/*; `home` holds the class names."""
     if shape is not None and (len(shape) != 3 or shape[0] not in (1, 3)):
-        raise DataError(f"{folder} holds images, of 1 or 3 channels, and the run's examples are {_sizes(shape)}")
+        raise DataError(f"{folder} contains images, which have 1 or 3 channels, but the run expects {_sizes(shape)}")
     names = _class_names(home / _CLASSES)
     x, y, held_out, sizes, problems = [], [], [], set(), []
     for room in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
@@ -508,8 +510,8 @@ def _pictures(folder: Path, home: Path, shape: Shape | None) -> Records:
             sizes.add(own.shape)
     if not x:
         problems.append(
-            f"{folder} holds no images: they lie in folders, one a class, as {folder}/0/*.png; read are "
-            f"{', '.join(_PICTURES)}; nor does it hold train{', train'.join(READERS)} or the folder train"
+            f"{folder} contains neither images in one folder per class, such as {folder}/0/*.png (supported: "
+            f"{', '.join(_PICTURES)}), nor train{', train'.join(READERS)}, nor the folder train"
         )
     what = f"images of {_sizes(sizes.pop())}" if len(sizes) == 1 else "images of different sizes"
     pixels = np.stack(x) if x else np.zeros((0, *(shape or (0,))), np.uint8)
@@ -525,9 +527,11 @@ def _class_names(path: Path) -> list[str] | None:
     try:
         names = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
     except ValueError as error:
-        raise DataError(f"{path} is not text ({error}); write the names of classes, one a line") from None
+        raise DataError(f"{path} is not a text file ({error}); write one class name per line") from None
     if len(set(names)) < len(names):
-        raise DataError(f"{path} names a class twice; each line is a class, 0, 1, ... in turn")
+        raise DataError(
+            f"{path} contains duplicate class names; each line is the name of one class, in the order 0, 1, ..."
+        )
     return names
 
 
@@ -536,10 +540,10 @@ def _label(room: Path, names: list[str] | None) -> int:
         return names.index(room.name)
     if names is None and room.name.isdecimal():
         return int(room.name)
-    listed = "there is none" if names is None else f"it lists {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
+    listed = "not found" if names is None else f"it lists {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
     raise DataError(
-        f"{room}: which class is {room.name!r}? Call folders 0, 1, ..., or list the names of all classes of the run, "
-        f"one a line, alike for all clients, in {_CLASSES} ({listed})"
+        f"{room}: unknown class {room.name!r}; name folders 0, 1, ..., or list all class names of the run, one per "
+        f"line and in the same order for all clients, in {_CLASSES} ({listed})"
     )
 
 
@@ -558,17 +562,19 @@ def _picture(file: Path, shape: Shape | None) -> tuple[Array, Array]:
             if width * height > MAX_PIXELS:
                 raise Image.DecompressionBombError(f"{width:,} x {height:,}")
             if len(image.info.get("exif", b"")) > _MAX_EXIF_BYTES:
-                raise ValueError(f"its Exif data have more than {_MAX_EXIF_BYTES:,} bytes")
+                raise ValueError(f"its Exif data exceed {_MAX_EXIF_BYTES:,} bytes")
             ImageOps.exif_transpose(image, in_place=True)
             image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{file} has too many pixels ({error}); the limit is {MAX_PIXELS:,}; scale it down") from None
+        raise DataError(f"{file} has too many pixels ({error}); the limit is {MAX_PIXELS:,}; reduce its size") from None
     except UnidentifiedImageError:
-        raise DataError(f"{file} is not an image that can be read: it is none of {', '.join(_FORMATS)}") from None
+        raise DataError(f"{file} is not a readable image: it is none of {', '.join(_FORMATS)}") from None
     except Exception as error:  # Pillow raises arbitrary errors for corrupt images
-        raise DataError(f"{file} is not an image that can be read ({_short(error)}); replace or remove it") from None
+        raise DataError(f"{file} is not a readable image ({_short(error)}); replace or remove it") from None
     if image.mode in ("I", "F") or ";" in image.mode:
-        raise DataError(f"{file} has pixels of more than 8 bits (Pillow's mode {image.mode}); save it with 8")
+        raise DataError(
+            f"{file} has more than 8 bits per pixel channel (Pillow mode {image.mode}); convert it to 8 bits"
+        )
     image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
     own = _channels_first(image)
     if shape is None:
@@ -590,7 +596,7 @@ class _Bounded(io.FileIO):
         data = super().read(-1 if size is None else size)
         self._left -= len(data)
         if self._left < 0:
-            raise ValueError("parts of the file are used again and again")
+            raise ValueError("parts of the file are referenced repeatedly")
         return data
 
 

@@ -91,9 +91,9 @@ class _Torchvision:
             from torchvision import datasets
         except (ImportError, OSError, RuntimeError) as error:  # raised by a build for another torch version
             raise DataError(
-                f"dataset '{name}' is read with torchvision, which cannot be imported ({error}); "
+                f"dataset '{name}' requires torchvision, which cannot be imported ({error}); "
                 "install the torchvision that matches your torch (`pip install torch torchvision`, one index), "
-                "or use dataset 'digits', which needs neither"
+                "or use dataset 'digits', which does not require it"
             ) from error
         return getattr(datasets, self.reader)  # type: ignore[no-any-return]
 

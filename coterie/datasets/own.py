@@ -81,7 +81,7 @@ class Declared(Facts):
         """
         shape = _shape(input_shape)
         if not str(num_classes).isdecimal():
-            raise DataError(f"num-classes = {num_classes!r}: must be a whole number, 0 for real targets")
+            raise DataError(f"num-classes = {num_classes!r}: must be an integer of at least 0; 0 for real targets")
         span = None
         if value_range:
             low, _, high = value_range.partition(":")
@@ -90,7 +90,7 @@ class Declared(Facts):
             except ValueError:
                 span = (math.nan, math.nan)
             if not (-math.inf < span[0] < span[1] < math.inf):
-                raise DataError(f"value-range = {value_range!r}: must be the least and the largest number, such as 0:1")
+                raise DataError(f"value-range = {value_range!r}: must be the minimum and the maximum, such as 0:1")
         return cls("images" if len(shape) == 3 else "vectors", shape, int(num_classes), span)
 
     __str__ = Facts.__str__
@@ -122,7 +122,7 @@ def _shape(text: str) -> Shape:
     parts = text.split("x")
     if len(parts) not in (1, 3) or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise DataError(
-            f"input-shape = {text!r}: must be channels, height and width of images, such as 1x28x28, or the number of "
+            f"input-shape = {text!r}: must be channels x height x width of images, such as 1x28x28, or the number of "
             "features, such as 16"
         )
     return tuple(map(int, parts))
@@ -154,7 +154,7 @@ class OwnFederation:
         deployed: Mapping[int, Declared | None] | None = None,
     ) -> None:
         if known.kind == "tokens":
-            raise DataError("the run's data are text; data of a client's own are images or vectors")
+            raise DataError("the run uses text, but clients' own data must be images or vectors")
         self.clients, self.num_groups, self.num_classes = len(paths), 1, known.num_classes
         self.group_of = np.zeros(self.clients, np.int64)
         self._paths, self._known, self._transform = paths, known, transform
@@ -170,7 +170,7 @@ class OwnFederation:
             DataError: the client does not exist, or its data cannot be read or do not match the run.
         """
         if client_id not in self._paths:
-            raise DataError(f"no client {client_id}; there are {self.clients}")
+            raise DataError(f"client {client_id} does not exist; there are {self.clients} clients")
         if client_id not in self._shards:
             known = self._known
             declared = self._deployed.get(client_id)
@@ -195,8 +195,8 @@ class OwnFederation:
         if found is None:
             name, clients = Path(path).name, self.clients
             raise DataError(
-                f"dataset 'own': {Path(path).parent} holds no data of client {client_id} of {clients} (clients = "
-                f"{clients}); needed: {name}{f', {name}'.join(READERS)} or a folder {name}"
+                f"dataset 'own': {Path(path).parent} has no data for client {client_id} of {clients} (clients = "
+                f"{clients}); expected {name}{f', {name}'.join(READERS)} or a folder {name}"
             )
         return str(found)
 
@@ -209,7 +209,7 @@ def own_federation(folder: str | None, clients: int, known: Facts, transform: Tr
         DataError: the folder is missing. Clients with no data, or data in two formats, fail when their shard is read.
     """
     if not folder:
-        raise DataError("dataset 'own' needs the folder of the clients' data: --data-dir DIR, or COTERIE_DATA=DIR")
+        raise DataError("dataset 'own' requires the folder of the clients' data: --data-dir DIR, or COTERIE_DATA=DIR")
     home = Path(folder).expanduser()
     return OwnFederation({client: str(home / f"client-{client}") for client in range(clients)}, known, transform)
 
@@ -248,7 +248,7 @@ def own_shard(
     train, test = _parts(path, shape, num_classes, span, strict)
     problems = tuple(dict.fromkeys(train.problems + test.problems))
     if problems:
-        log(WARNING, "client %s: some records are left out or clamped, first: %s", client_id, problems[0])
+        log(WARNING, "client %s: some records are dropped or clamped; the first problem is: %s", client_id, problems[0])
     rows = [np.arange(len(train.y))]
     alone = Federation(
         Source(path, train.x, train.y, test.x, test.y, num_classes, may_be_empty=not strict),
@@ -299,7 +299,9 @@ def describe(path: str, declared: Declared | None = None) -> str:
     given = test is not None
     train, test = (train, test) if test is not None else train.divided()
     total = len(train.y) + (0 if given or test is train else len(test.y))
-    held = f"{len(test.y)} more to test on" if given else f"{len(test.y)} held out"
+    held = f"{len(test.y)} more for testing" if given else f"{len(test.y)} held out"
     present = labels(np.concatenate([train.y, test.y]), train.labelled)
-    about = f"{total} {train.what}, {present}, {'none held out: tested on all' if test is train else held}"
-    return "; ".join([about, *(f"left out or clamped: {problem}" for problem in dict.fromkeys(problems))])
+    about = (
+        f"{total} {train.what}, {present}, {'none held out, so all are used for testing' if test is train else held}"
+    )
+    return "; ".join([about, *(f"dropped or clamped: {problem}" for problem in dict.fromkeys(problems))])

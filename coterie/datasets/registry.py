@@ -32,7 +32,7 @@ def load(name: str, data_dir: str | None = None) -> Source:
     if ":" in name:
         return _load(name, None)
     if name not in DATASETS:
-        raise DataError(f"{unknown('dataset', name, DATASETS)}, or module:function of your own")
+        raise DataError(f"{unknown('dataset', name, DATASETS)}, or a custom module:function")
     if not DATASETS[name].files:
         return _load(name, None)
     return _load(name, data_dir or os.environ.get("COTERIE_DATA") or None)
@@ -72,7 +72,7 @@ def _folder(info: DatasetInfo, data_dir: str | None) -> Path:
     """Return the folder that holds all the files of `info`."""
     ways = f"--data-dir DIR, COTERIE_DATA=DIR, or `{info.obtain}`"
     if data_dir is None and info.files:
-        raise DataError(f"dataset '{info.name}' needs a folder that holds {info.files[0]}: {ways}")
+        raise DataError(f"dataset '{info.name}' requires a folder with {info.files[0]}: {ways}")
     root = Path(data_dir or "").expanduser()
     for file in info.files:
         if not (root / file).is_file():
@@ -88,7 +88,7 @@ def _load_own(name: str) -> Source:
     except Exception as error:  # the import runs user code
         raise DataError(
             f"dataset '{name}': cannot import {function or '(nothing)'} from {module or '(nothing)'} "
-            f"({type(error).__name__}: {error}); write module:function, its folder on PYTHONPATH"
+            f"({type(error).__name__}: {error}); use module:function, with its folder on PYTHONPATH"
         ) from error
     if not callable(make):
         raise DataError(f"dataset '{name}': {function} is a {type(make).__name__}, not a function")

@@ -81,7 +81,7 @@ def label_shift(
     """
     _need_labels("label-shift", num_classes)
     if num_groups > num_classes:
-        raise DataError(f"shift 'label-shift' has {num_classes} distinct groups, one a class, not {num_groups}")
+        raise DataError(f"shift 'label-shift' has {num_classes} distinct groups, one per class, not {num_groups}")
     return x, (y + group) % num_classes
 
 
@@ -95,7 +95,7 @@ def lines(
     """
     if num_classes or x.shape[1:] != (1,):
         raise DataError(
-            f"shift 'lines' is for points with real targets, such as dataset 'lines-easy', not for examples of shape "
+            f"shift 'lines' requires points with real targets, such as dataset 'lines-easy', not examples of shape "
             f"{x.shape[1:]} in {num_classes} classes; use shift 'none'"
         )
     if num_groups > len(LINES):
@@ -117,13 +117,13 @@ SHIFTS: dict[str, Shift] = {
 def _need_labels(shift: str, num_classes: int) -> None:
     if not num_classes:
         raise DataError(
-            f"shift '{shift}' changes labels, and these data have real targets; use shift 'none' or 'lines'"
+            f"shift '{shift}' requires labels, but these data have real targets; use shift 'none' or 'lines'"
         )
 
 
 def _rotate(shift: str, x: Examples, degrees: float) -> Examples:
     if x.ndim != 4:
-        raise DataError(f"shift '{shift}' turns images, and these examples have shape {x.shape[1:]}; use shift 'none'")
+        raise DataError(f"shift '{shift}' requires images, not examples of shape {x.shape[1:]}; use shift 'none'")
     turns, rest = divmod(degrees, 90)
     if rest == 0 and (x.shape[2] == x.shape[3] or turns % 2 == 0):
         return np.rot90(x, int(turns), axes=(2, 3))

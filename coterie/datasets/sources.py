@@ -63,7 +63,7 @@ class Source:
         if self.train_x.shape[1:] != self.test_x.shape[1:] or self.kind != _kind(self.test_x):
             raise DataError(
                 f"{self.name}: train {self.kind} are {self.train_x.shape[1:]}, "
-                f"test {_kind(self.test_x)} {self.test_x.shape[1:]}; they must be alike"
+                f"test {_kind(self.test_x)} {self.test_x.shape[1:]}; they must match"
             )
         self._check_owners()
 
@@ -86,8 +86,8 @@ class Source:
         """
         if self.train_x.dtype != self.test_x.dtype:
             raise DataError(
-                f"{self.name}: train_x is {self.train_x.dtype} and test_x {self.test_x.dtype}; they must be alike to "
-                "be used as one"
+                f"{self.name}: train_x and test_x must have the same dtype to be merged, not {self.train_x.dtype} and "
+                f"{self.test_x.dtype}"
             )
         x, y = np.concatenate([self.train_x, self.test_x]), np.concatenate([self.train_y, self.test_y])
         return Source(self.name, x, y, x, y, self.num_classes)
@@ -97,14 +97,14 @@ class Source:
             raise DataError(f"{where} must be numpy arrays, not {type(x).__name__} and {type(y).__name__}")
         if x.ndim not in (2, 4) or y.shape != x.shape[:1] or not (x.size or self.may_be_empty):
             raise DataError(
-                f"{where} have shapes {x.shape} and {y.shape}; needed: images (n, C, H, W), tokens (n, L) or vectors "
-                "(n, F), and (n,), n > 0"
+                f"{where} have shapes {x.shape} and {y.shape}; expected images (n, C, H, W), tokens (n, L) or vectors "
+                "(n, F), and (n,), with n > 0"
             )
         target = "int64" if self.num_classes else "float32"
         if (x.ndim, x.dtype.name) not in _KINDS or y.dtype.name != target:
             raise DataError(
-                f"{where} are {x.dtype} and {y.dtype}, and num_classes is {self.num_classes}; needed: images float32 "
-                "or uint8, tokens int64, vectors float32; labels int64, or float32 targets where num_classes is 0"
+                f"{where} are {x.dtype} and {y.dtype}, and num_classes is {self.num_classes}; expected "
+                "float32 or uint8 images, int64 tokens or float32 vectors, int64 labels (0 classes: float32 targets)"
             )
         if any(array.dtype == np.float32 and not np.isfinite(array).all() for array in (x, y)):
             raise DataError(f"{where}: a value is not finite")
@@ -130,8 +130,8 @@ class Source:
                 )
             if owner.min() < 0 or owner.max() >= self.owners or not np.bincount(owner, minlength=self.owners).all():
                 raise DataError(
-                    f"{where} spans {owner.min()}..{owner.max()}; each owner 0..{self.owners - 1} needs rows of "
-                    "training and of test data: leave out the others and number the rest"
+                    f"{where} spans {owner.min()}..{owner.max()}; each owner 0..{self.owners - 1} needs "
+                    "rows of training and of test data: remove the others and renumber the rest"
                 )
 
 
@@ -176,4 +176,4 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message for a name not in `known`: it suggests the closest name and lists all."""
     names = sorted(known)
     nearest = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.0)[0]
-    return f"unknown {kind} '{name}'; the nearest is '{nearest}'; there are {', '.join(names)}"
+    return f"unknown {kind} '{name}'; did you mean '{nearest}'? Available: {', '.join(names)}"

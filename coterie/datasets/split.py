@@ -70,7 +70,7 @@ def by_owner(source: Source, clients: int, set_aside: int, samples_per_client: i
     """
     wanted = clients + set_aside
     if wanted > source.owners:
-        asked = f"{clients} clients" + (f" and {set_aside} set aside" if set_aside else "")
+        asked = f"{clients} clients" + (f" and {set_aside} validation clients" if set_aside else "")
         raise DataError(f"{source.name} has {source.owners} natural clients, not {asked}; use at most {source.owners}")
     train = _rows_by(source.train_owner, source.owners)
     test = _rows_by(source.test_owner, source.owners)
@@ -136,7 +136,7 @@ def by_classes(
         raise DataError(f"classes_per_client is {classes}; {source.name} has {source.num_classes} classes")
     if 0 < samples_per_client < classes:
         raise DataError(
-            f"samples_per_client is {samples_per_client}, and classes_per_client {classes}: each class needs an example"
+            f"samples_per_client is {samples_per_client}; it must be at least classes_per_client = {classes}"
         )
     everyone, size = clients + set_aside, samples_per_client or classes
     counts = np.zeros((everyone, source.num_classes), np.int64)
@@ -152,7 +152,9 @@ def by_classes(
         if counts[:, c].sum() > len(rows):
             raise _too_few(source, len(held), int(counts[:, c].sum()), len(rows), f" of class {c}")
         if len(held) and not len(tests[c]) and not set_aside:
-            raise DataError(f"{source.name} has no test {source.kind} of class {c}, which clients hold")
+            raise DataError(
+                f"{source.name} has no test {source.kind} of class {c}, but clients have training {source.kind} of it"
+            )
         if len(held) and not samples_per_client:
             counts[held, c] = _shares(len(rows), len(held))
         parts.append(np.split(rows, np.cumsum(counts[:, c])))
@@ -195,8 +197,8 @@ def by_level(source: Source, clients: int, level: float, samples_per_client: int
         if len(rows) < max(samples_per_client, 1):
             raise DataError(
                 f"client {i} has {len(rows)} of {source.name}'s {len(source.train_y)} {source.kind} at non_iid_level "
-                f"{level:g}, and needs {max(samples_per_client, 1)}; use fewer clients, a smaller samples_per_client "
-                "or a lower level"
+                f"{level:g}, but needs {max(samples_per_client, 1)}; use fewer clients, a smaller "
+                "samples_per_client or a lower level"
             )
     if samples_per_client:
         train = [rows[:samples_per_client] for rows in train]
@@ -268,6 +270,6 @@ def _rows_by(key: npt.NDArray[np.int64] | None, count: int) -> list[Rows]:
 
 def _too_few(source: Source, clients: int, needed: int, available: int, which: str = "") -> DataError:
     return DataError(
-        f"{clients} clients need {needed} of {source.name}'s {available} training {source.kind}{which}, each once; "
+        f"{clients} clients need {needed} training {source.kind}{which}, but {source.name} has {available}; "
         "use fewer clients or a smaller samples_per_client"
     )

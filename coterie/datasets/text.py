@@ -66,7 +66,7 @@ def _read_shakespeare(info: DatasetInfo, root: Path) -> Source:
         raise DataError(f"dataset '{info.name}': cannot read {path} ({error}); to get it: {info.obtain}") from error
     if not speeches:
         raise DataError(
-            f"dataset '{info.name}': {path} has no speaker with {_LEAST} characters; needed: blocks separated by "
+            f"dataset '{info.name}': {path} has no speaker with {_LEAST} characters; expected blocks separated by "
             f"blank lines, each a line `NAME:`, then text; to get it: {info.obtain}"
         )
     train_x, train_y, train_owner = _examples([speech[: _cut(speech)] for speech in speeches])
@@ -81,7 +81,7 @@ def _fetch_shakespeare(name: str, root: Path) -> Path:
         from torchvision.datasets.utils import download_url
     except (ImportError, OSError, RuntimeError) as error:
         raise DataError(
-            f"dataset '{name}' is downloaded with torchvision, which cannot be imported ({error})"
+            f"downloading dataset '{name}' requires torchvision, which cannot be imported ({error})"
         ) from error
     folder = root / "shakespeare"
     download_url(_URL, folder, "tinyshakespeare.txt", _MD5)

@@ -26,7 +26,7 @@ def _read_pendigits(info: DatasetInfo, root: Path) -> Source:
         _check_pendigits(rows)
     except (OSError, ValueError, OverflowError) as error:
         raise DataError(
-            f"dataset '{info.name}': {path} is not a csv file of {_COORDINATES} coordinates and a digit a row "
+            f"dataset '{info.name}': {path} is not a csv file of {_COORDINATES} coordinates and a digit per row "
             f"({error}); needed: {info.obtain}"
         ) from error
     rows = rows[np.lexsort(rows.T)]

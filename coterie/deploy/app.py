@@ -53,7 +53,7 @@ def bundle(path: Path) -> Bundle:
         raise DeployError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # of click, tomllib, zipfile and Flower's own checks
         reason = " ".join(str(error).split())
-        raise DeployError(f"{path}: is no Flower app: {reason or type(error).__name__}") from None
+        raise DeployError(f"{path}: not a valid Flower app: {reason or type(error).__name__}") from None
 
 
 def describe(content: bytes) -> Bundle:
@@ -69,7 +69,7 @@ def describe(content: bytes) -> Bundle:
 def checked_hash(text: str) -> str:
     """Return ``text`` in lower case. Raises :class:`DeployError` if it is not a hexadecimal SHA-256."""
     if not _HASH.fullmatch(text.lower()):
-        raise DeployError(f"--fab-hash {text}: must be 64 hexadecimal digits, as coterie fab-hash prints them")
+        raise DeployError(f"--fab-hash {text}: must be 64 hexadecimal digits, as printed by coterie fab-hash")
     return text.lower()
 
 
@@ -87,14 +87,14 @@ def trusted_entities(path: Path) -> dict[str, str]:
     except OSError as error:
         raise DeployError(f"{where} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
-        raise DeployError(f"{where} is not YAML: write a line KEY-ID: ssh-ed25519 ... for each key") from None
+        raise DeployError(f"{where} not valid YAML; expected one line KEY-ID: ssh-ed25519 ... per key") from None
     if not isinstance(keys, dict) or not keys:
-        raise DeployError(f"{where} has no key in it: write a line KEY-ID: ssh-ed25519 ... for each key")
+        raise DeployError(f"{where} contains no key; expected one line KEY-ID: ssh-ed25519 ... per key")
     for name, key in keys.items():
         try:
             public = load_ssh_public_key(key.encode()) if isinstance(name, str) and isinstance(key, str) else None
         except (ValueError, UnsupportedAlgorithm):
             public = None
         if not isinstance(public, ed25519.Ed25519PublicKey):
-            raise DeployError(f"{where} {name!r} is no Ed25519 public key in OpenSSH's format")
+            raise DeployError(f"{where} {name!r} is not an Ed25519 public key in OpenSSH format")
     return keys

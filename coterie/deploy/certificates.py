@@ -72,7 +72,7 @@ def create(folder: Path, nodes: int, hosts: Sequence[str], days: int = DAYS) -> 
     included. The operation is atomic. Raises :class:`DeployError`.
     """
     if not hosts:
-        raise DeployError("--host is needed: the name or address by which clients reach the SuperLink")
+        raise DeployError("--host is required: the name or IP address by which clients reach the SuperLink")
     names = _with_loopback(hosts)
     _refuse_taken(folder)
     authority = _Authority.new(max(days, AUTHORITY_DAYS))
@@ -90,7 +90,9 @@ def create(folder: Path, nodes: int, hosts: Sequence[str], days: int = DAYS) -> 
         with _staged(target.parent, files) as stage:
             stage.rename(target)  # fails if another process created it first
     except OSError as error:
-        raise DeployError(f"{folder} cannot be made: {error.strerror}; name a folder that is not there yet") from None
+        raise DeployError(
+            f"{folder} cannot be created: {error.strerror}; choose a folder that does not exist yet"
+        ) from None
     return Made(folder, tuple(files), tuple(range(nodes)), names, expires, authority.certificate.not_valid_after_utc)
 
 
@@ -145,20 +147,20 @@ class _Authority:
             key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
         except FileNotFoundError as error:
             raise DeployError(
-                f"{error.filename} is not there: bring ca.crt and ca.key of the authority back to {folder}, "
-                "or make a new one, without --more and --renew-server"
+                f"{error.filename} does not exist: restore ca.crt and ca.key of the certificate authority in {folder}, "
+                "or create a new authority, without --more and --renew-server"
             ) from None
         except OSError as error:
             raise DeployError(f"{error.filename} cannot be read: {error.strerror}") from None
         except (ValueError, TypeError):
             raise DeployError(
-                f"ca.crt and ca.key of {folder} are no certificate and key in PEM: restore them"
+                f"ca.crt and ca.key in {folder} are not a certificate and a key in PEM format: restore them"
             ) from None
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-            raise DeployError(f"{folder}/ca.key is not the key of {folder}/ca.crt: bring back the pair that belongs")
+            raise DeployError(f"{folder}/ca.key is not the key of {folder}/ca.crt: restore the matching pair")
         if certificate.not_valid_after_utc <= datetime.now(UTC):
             day = certificate.not_valid_after_utc.date()
-            raise DeployError(f"{folder}/ca.crt expired on {day}: make a new authority in another folder")
+            raise DeployError(f"{folder}/ca.crt expired on {day}: create a new authority in another folder")
         return cls(key, certificate)
 
     def end(self, days: int) -> datetime:
@@ -258,11 +260,11 @@ def _names_of(folder: Path) -> tuple[str, ...]:
 
 def _refuse_taken(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise DeployError(f"{folder} is a file: name a folder that is not there yet")
+        raise DeployError(f"{folder} is a file: choose a folder that does not exist yet")
     if folder.is_dir() and any(folder.iterdir()):
         raise DeployError(
-            f"{folder} is not empty, and no key is ever overwritten: add nodes to it with --more, "
-            "renew the server's certificate with --renew-server, or name another folder"
+            f"{folder} is not empty, and existing keys are never overwritten: add nodes with --more, "
+            "renew the server's certificate with --renew-server, or choose another folder"
         )
 
 

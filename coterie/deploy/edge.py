@@ -87,27 +87,27 @@ class Edge:
         if self.fab_hash is not None:
             object.__setattr__(self, "fab_hash", checked_hash(self.fab_hash))
         if (self.epsilon is None) != (self.delta is None):
-            raise DeployError("--epsilon and --delta are one budget: give both, or neither")
+            raise DeployError("--epsilon and --delta form one budget: give both or neither")
         if self.epsilon is not None and not 0 < self.epsilon < float("inf"):
             raise DeployError(f"--epsilon {self.epsilon}: must be positive")
         if self.delta is not None and not 0 < self.delta < 1:
             raise DeployError(f"--delta {self.delta}: must be between 0 and 1")
         if (self.input_shape is None) != (self.num_classes is None):
-            raise DeployError("--input-shape and --num-classes declare this client's data: give both, or neither")
+            raise DeployError("--input-shape and --num-classes declare this client's data: give both or neither")
         if self.epsilon is not None and self.input_shape is None:
             raise DeployError(
-                "--epsilon needs --input-shape and --num-classes: what is not declared here, a server could learn from "
-                "refusals"
+                "--epsilon requires --input-shape and --num-classes: without them, a server could infer the shape of "
+                "the data from rejected requests"
             )
         if self.value_range is not None and self.input_shape is None:
-            raise DeployError("--value-range needs --input-shape and --num-classes")
+            raise DeployError("--value-range requires --input-shape and --num-classes")
         if self.isolation not in ("subprocess", "process"):
             raise DeployError(f"--isolation {self.isolation}: must be subprocess or process")
         for key in self.settings:
             if key in _OWN_KEYS:
                 raise DeployError(f"--set {key}: use --{key}")
             if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
-                raise DeployError(f"--set {key}: a key is made of letters, digits, - and _")
+                raise DeployError(f"--set {key}: keys may contain letters, digits, - and _ only")
 
     @property
     def node_config(self) -> str:
@@ -180,7 +180,9 @@ def command(edge: Edge) -> list[str]:
     """
     program = shutil.which("flower-supernode", path=os.path.dirname(sys.executable))
     if program is None:
-        raise DeployError(f"there is no flower-supernode beside {sys.executable}: install coterie there, with pip")
+        raise DeployError(
+            f"flower-supernode not found beside {sys.executable}: install coterie in this environment with pip"
+        )
     pinned = [sys.executable, "-P", "-m", "coterie.deploy.supernode", edge.fab_hash] if edge.fab_hash else [program]
     signed = ["--trusted-entities", str(edge.trusted_entities)] if edge.trusted_entities else []
     return [
@@ -226,7 +228,7 @@ def _value(text: str) -> bool | int | float | str:
 
 
 def _quoted(value: bool | int | float | str) -> str:
-    """In TOML, where no string holds a quotation mark, at which Flower's parser would end it."""
+    """Format as TOML. Quotation marks in strings are escaped as \\u0022, because Flower's parser stops at them."""
     if not isinstance(value, str):
         return str(value).lower()
     return '"' + json.dumps(value, ensure_ascii=False)[1:-1].replace('\\"', "\\u0022").replace("\x7f", "\\u007f") + '"'
@@ -234,9 +236,9 @@ def _quoted(value: bool | int | float | str) -> str:
 
 def _data(path: Path, describe: Callable[[str], str]) -> str:
     if not os.path.exists(path):
-        raise DeployError(f"--data {path}: is not there, or in a folder that this user may not enter")
+        raise DeployError(f"--data {path}: does not exist, or this user cannot access its folder")
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
-        raise DeployError(f"--data {path}: this user may not read it")
+        raise DeployError(f"--data {path}: this user has no read permission")
     try:
         return describe(str(path))
     except (OSError, ValueError) as error:
@@ -247,16 +249,18 @@ def _key(path: Path) -> str:
     content = _read("--key", path)
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
-        raise DeployError(f"--key {path}: mode {mode:04o} opens it to others: chmod 600 it, or make a new one")
+        raise DeployError(f"--key {path}: mode {mode:04o} gives other users access: run chmod 600, or create a new key")
     try:
         key = load_ssh_private_key(content, None)
     except TypeError:
-        raise DeployError(f"--key {path}: has a passphrase, which no service can type: make one without") from None
+        raise DeployError(
+            f"--key {path}: is protected by a passphrase, which a service cannot enter: create a key without one"
+        ) from None
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise DeployError(
-            f"--key {path}: is no ECDSA P-384 private key in OpenSSH's format: take node-I.key of coterie certs, "
+            f"--key {path}: not an ECDSA P-384 private key in OpenSSH format: use node-I.key of coterie certs, "
             "or ssh-keygen -t ecdsa -b 384"
         )
     return f"ECDSA P-384, {path}"
@@ -267,16 +271,18 @@ def _ca(path: Path) -> str:
     try:
         every = x509.load_pem_x509_certificates(content)
     except ValueError:
-        raise DeployError(f"--ca {path}: holds no certificate in PEM: take ca.crt of coterie certs") from None
+        raise DeployError(f"--ca {path}: contains no certificate in PEM format: use ca.crt of coterie certs") from None
     authorities = [each for each in every if _is_authority(each)]
     if not authorities:
-        raise DeployError(f"--ca {path}: is a server's certificate, not an authority's: take ca.crt of coterie certs")
+        raise DeployError(
+            f"--ca {path}: is a server certificate, not that of a certificate authority: use ca.crt of coterie certs"
+        )
     now, end = datetime.now(UTC), max(each.not_valid_after_utc for each in authorities)
     if end <= now:
-        raise DeployError(f"--ca {path}: expired on {end.date()}: get the SuperLink's new ca.crt")
+        raise DeployError(f"--ca {path}: expired on {end.date()}: obtain the SuperLink's new ca.crt")
     begin = min(each.not_valid_before_utc for each in authorities)
     if begin > now:
-        raise DeployError(f"--ca {path}: is not valid before {begin:%Y-%m-%d %H:%M} UTC: set this machine's clock")
+        raise DeployError(f"--ca {path}: is not valid before {begin:%Y-%m-%d %H:%M} UTC: correct this machine's clock")
     return f"valid until {end.date()}, {path}"
 
 
@@ -286,7 +292,7 @@ def _app(edge: Edge) -> str:
         rules.append(f"only {edge.fab_hash}")
     if edge.trusted_entities:
         rules.append(f"signed by one of {len(trusted_entities(edge.trusted_entities))} keys")
-    return ", ".join(rules) or "whichever the operator sends; --fab-hash allows one alone"
+    return ", ".join(rules) or "any app that the operator sends; --fab-hash restricts it to one"
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:
@@ -300,7 +306,7 @@ def _read(option: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise DeployError(f"{option} {path}: is not there") from None
+        raise DeployError(f"{option} {path}: does not exist") from None
     except OSError as error:
         raise DeployError(f"{option} {path}: cannot be read: {error.strerror}") from None
 
@@ -311,7 +317,7 @@ def _state(folder: Path) -> str:
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise DeployError(
-            f"--state-dir {folder}: this user may not write to {place}: name a folder of the user's own, or chown it"
+            f"--state-dir {folder}: this user has no write permission for {place}: choose another folder, or chown it"
         )
     return str(folder)
 
@@ -323,9 +329,11 @@ def _port(port: int) -> str:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise DeployError(f"--port {port}: is taken, by another client perhaps: choose a free one") from None
-            raise DeployError(f"--port {port}: this user may not listen there: choose one above 1023") from None
-    return f"{port} of this machine is free"
+                raise DeployError(f"--port {port}: is in use, perhaps by another client: choose a free port") from None
+            raise DeployError(
+                f"--port {port}: this user has no permission to listen on it: choose a port above 1023"
+            ) from None
+    return f"{port} is free"
 
 
 def _superlink(address: str, ca: Path) -> str:
@@ -334,11 +342,13 @@ def _superlink(address: str, ca: Path) -> str:
     try:
         connection = socket.create_connection((host, port), _TIMEOUT)
     except socket.gaierror:
-        raise DeployError(f"{where} there is no host {host}: check the name, and this machine's DNS") from None
+        raise DeployError(f"{where} cannot resolve host {host}: check the name and this machine's DNS") from None
     except ConnectionRefusedError:
-        raise DeployError(f"{where} refused: does the SuperLink run, with its Fleet API on port {port}?") from None
+        raise DeployError(
+            f"{where} connection refused: is the SuperLink running, with its Fleet API on port {port}?"
+        ) from None
     except TimeoutError:
-        raise DeployError(f"{where} no answer in {_TIMEOUT:g} s: does a firewall stand between?") from None
+        raise DeployError(f"{where} no response within {_TIMEOUT:g} s: does a firewall block the connection?") from None
     except OSError as error:
         raise DeployError(f"{where} cannot be reached: {error.strerror}") from None
     context = ssl.create_default_context(cafile=str(ca))
@@ -346,25 +356,27 @@ def _superlink(address: str, ca: Path) -> str:
     try:
         with connection, context.wrap_socket(connection, server_hostname=host) as secure:
             if secure.selected_alpn_protocol() != "h2":
-                raise DeployError(f"{where} speaks TLS but not gRPC: take the port of the Fleet API, 9092 by default")
+                raise DeployError(f"{where} supports TLS but not gRPC: use the port of the Fleet API, 9092 by default")
             return f"{address}, {secure.version()}"
     except ssl.SSLCertVerificationError as error:
         raise DeployError(f"{where} {mistrust(error, host, ca)}") from None
     except OSError as error:
         why = getattr(error, "reason", None) or error.strerror or error
-        raise DeployError(f"{where} does not answer in TLS ({why}): was the SuperLink started --insecure?") from None
+        raise DeployError(f"{where} TLS handshake failed ({why}): was the SuperLink started with --insecure?") from None
 
 
 def mistrust(error: ssl.SSLCertVerificationError, host: str, ca: Path | str) -> str:
     """Explain why a server certificate was rejected, and how to fix it."""
     code = error.verify_code
     if code in _WRONG_NAMES:
-        return f"its certificate is not for {host}: use a name that is in it, or --renew-server --host {host}"
+        return (
+            f"its certificate is not valid for {host}: use a name in the certificate, or --renew-server --host {host}"
+        )
     if code == _EXPIRED:
-        return "its certificate has expired: coterie certs --renew-server, where ca.key is"
+        return "its certificate has expired: run coterie certs --renew-server on the machine with ca.key"
     if code == _NOT_YET_VALID:
-        return "its certificate is not valid yet: set this machine's clock"
-    return f"its certificate is not signed by {ca} ({error.verify_message}): get the ca.crt that belongs to it"
+        return "its certificate is not valid yet: correct this machine's clock"
+    return f"its certificate is not signed by {ca} ({error.verify_message}): obtain the matching ca.crt"
 
 
 def _parsed(address: str) -> tuple[str, int]:
@@ -380,6 +392,6 @@ def _parsed(address: str) -> tuple[str, int]:
             raise ValueError
     except ValueError:
         raise DeployError(
-            f"--superlink {address}: write it HOST:PORT, an IPv6 address in brackets, no scheme"
+            f"--superlink {address}: must be HOST:PORT without a scheme; write IPv6 addresses in brackets"
         ) from None
     return host, number

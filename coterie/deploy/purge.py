@@ -59,7 +59,7 @@ def purge(path: Path, logs: bool = False) -> Purged:
         why = "is in use: stop the SuperLink" if "locked" in str(error) else f"cannot be written: {error}"
         raise DeployError(f"{path}: {why}") from None
     except sqlite3.DatabaseError as error:
-        raise DeployError(f"{path}: is no database: {error}") from None
+        raise DeployError(f"{path}: not a database: {error}") from None
     finally:
         connection.close()
     return Purged(*counts, before, _size(path))
@@ -68,7 +68,7 @@ def purge(path: Path, logs: bool = False) -> Purged:
 def _check(connection: sqlite3.Connection, path: Path) -> None:
     found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not {"run", "task", *_MESSAGES, *_OBJECTS, *_SESSIONS, _LOGS} <= found:
-        raise DeployError(f"{path}: is no database of a SuperLink of flwr 1.39")
+        raise DeployError(f"{path}: not the database of a SuperLink of flwr 1.39")
 
 
 def _delete(connection: sqlite3.Connection, logs: bool) -> tuple[int, int, int, int, int]:
@@ -98,6 +98,6 @@ def _delete(connection: sqlite3.Connection, logs: bool) -> tuple[int, int, int, 
 def _size(path: Path) -> int:
     """Return the size of the database and its write-ahead files."""
     if not path.is_file():
-        raise DeployError(f"{path}: is not there")
+        raise DeployError(f"{path}: does not exist")
     files = (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-journal")))
     return sum(file.stat().st_size for file in files if file.exists())

@@ -112,15 +112,15 @@ def _connection(name: str | None) -> SuperLinkConnection:
     path = get_flwr_home() / FLOWER_CONFIG_FILE
     remedy = "add [superlink.NAME] with address and root-certificates"
     if not path.exists():
-        raise DeployError(f"{path}: is not there: {remedy} (docs/deployment.md), or set FLWR_HOME")
+        raise DeployError(f"{path}: does not exist: {remedy} (docs/deployment.md), or set FLWR_HOME")
     try:
         known = read_flower_config()[0].get("superlink", {})
         wanted = known.get("default") if name is None else name
         if wanted is None:
-            raise DeployError(f"{path}: names no default connection: give CONNECTION, or add default to [superlink]")
+            raise DeployError(f"{path}: has no default connection: give CONNECTION, or add default to [superlink]")
         if not isinstance(known.get(wanted), dict):
             there = ", ".join(key for key, value in known.items() if isinstance(value, dict)) or "none"
-            raise DeployError(f"{path}: has no connection {wanted} (there: {there}): {remedy}")
+            raise DeployError(f"{path}: has no connection {wanted} (available: {there}): {remedy}")
         link = parse_superlink_connection(known[wanted], wanted)
     except DeployError:
         raise
@@ -144,17 +144,18 @@ def _explained(link: SuperLinkConnection, run: int | None) -> Iterator[None]:
     except httpx.HTTPStatusError as error:
         said = FlowerError.from_json(error.response.text)
         if said is not None and said.code == ApiErrorCode.RUN_ID_NOT_FOUND:
-            raise DeployError(f"{where} there is no run {run}: coterie status lists the latest ones") from None
+            raise DeployError(f"{where} run {run} not found: coterie status lists the latest runs") from None
         if error.response.status_code == httpx.codes.UNAUTHORIZED:
-            raise DeployError(f"{where} does not know this account: flwr login {link.name}") from None
+            raise DeployError(f"{where} unknown account: run flwr login {link.name}") from None
         detail = said.message if said is not None else "is this the SuperLink's Control API?"
-        raise DeployError(f"{where} answers {error.response.status_code}: {detail}") from None
+        raise DeployError(f"{where} HTTP status {error.response.status_code}: {detail}") from None
     except httpx.RequestError as error:
         raise DeployError(f"{where} {_unreachable(error, link)}") from None
     except httpx.InvalidURL:
-        raise DeployError(f"{where} write address as HOST:PORT, without a scheme") from None
+        raise DeployError(f"{where} address must be HOST:PORT, without a scheme") from None
     except ssl.SSLError:
-        raise DeployError(f"{where} {link.root_certificates} holds no certificate in PEM: take ca.crt") from None
+        problem = f"{link.root_certificates} contains no certificate in PEM format: use ca.crt"
+        raise DeployError(f"{where} {problem}") from None
     except click.ClickException as error:
         raise DeployError(f"{where} {error.message}") from None
     except ValueError as error:
@@ -167,19 +168,19 @@ def _unreachable(error: BaseException, link: SuperLinkConnection) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return mistrust(cause, host, link.root_certificates or "an authority that this machine knows")
+            return mistrust(cause, host, link.root_certificates or "an authority that this machine trusts")
         if isinstance(cause, ssl.SSLError):
-            return f"does not answer in TLS ({cause.reason}): was the SuperLink started --insecure?"
+            return f"TLS handshake failed ({cause.reason}): was the SuperLink started with --insecure?"
         if isinstance(cause, socket.gaierror):
-            return f"there is no host {host}: check the name, and this machine's DNS"
+            return f"cannot resolve host {host}: check the name and this machine's DNS"
         if isinstance(cause, ConnectionRefusedError):
-            return f"refused: does the SuperLink run, with its Control API on port {port}?"
+            return f"connection refused: is the SuperLink running, with its Control API on port {port}?"
         if isinstance(cause, TimeoutError):
-            return "no answer: does a firewall stand between?"
+            return "no response: does a firewall block the connection?"
         cause = cause.__cause__ or cause.__context__
     if link.insecure:
-        return f"does not answer ({error}): is insecure = true wrong, and root-certificates missing?"
-    return f"does not answer ({error})"
+        return f"no valid response ({error}): does the SuperLink use TLS? Then replace insecure by root-certificates"
+    return f"no valid response ({error})"
 
 
 def _log(client: ControlHttpClient, run: int) -> str:

@@ -45,7 +45,7 @@ def pin(expected: str) -> None:
     """
     pull = getattr(flower, "_pull_and_store_message", None)
     if pull is None or not set(inspect.signature(pull).parameters) >= _NEEDED:
-        raise DeployError("--fab-hash: this version of flwr receives apps in another way; install flwr 1.39")
+        raise DeployError("--fab-hash: not supported with this version of flwr; install flwr 1.39")
     flower._pull_and_store_message = guarded(pull, expected)
 
 
@@ -73,14 +73,14 @@ def guarded(pull: Callable[..., int | None], expected: str) -> Callable[..., int
 
         def get_pinned(fab_hash: str, run_id: int) -> Fab:
             if fab_hash != expected:
-                raise RefusedError(f"its FAB is {fab_hash}")
+                raise RefusedError(f"its FAB has the hash {fab_hash}")
             fab = get_fab(fab_hash, run_id)
             if (found := hashlib.sha256(fab.content).hexdigest()) != expected:
-                raise RefusedError(f"the SuperLink sent the FAB {found} under its name")
+                raise RefusedError(f"the SuperLink sent a FAB with the hash {found} instead")
             app = describe(fab.content)
             if (runs[-1].fab_id, runs[-1].fab_version) != (app.id, app.version):
                 # Flower looks for an installed app by the names that the SuperLink gives
-                raise RefusedError(f"the SuperLink calls it {runs[-1].fab_id} {runs[-1].fab_version}")
+                raise RefusedError(f"the SuperLink names it {runs[-1].fab_id} {runs[-1].fab_version}")
             return fab
 
         try:
@@ -88,7 +88,7 @@ def guarded(pull: Callable[..., int | None], expected: str) -> Callable[..., int
         except RefusedError as refused:
             (message,) = received
             run_id = message.metadata.run_id
-            log(ERROR, "run %s is refused: %s; --fab-hash allows %s alone", run_id, refused, expected)
+            log(ERROR, "run %s rejected: %s; --fab-hash allows only %s", run_id, refused, expected)
             reply = Message(flower.FAB_VERIFICATION_ERROR, reply_to=message)
             flower._insert_message(reply, others["state"], others["object_store"])
             return run_id

@@ -186,11 +186,11 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Not supported: use :meth:`send_and_receive`."""
-        raise NotImplementedError("the local engine replies in the same call: use send_and_receive")
+        raise NotImplementedError("not supported by the local engine; use send_and_receive")
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Not supported: use :meth:`send_and_receive`."""
-        raise NotImplementedError("the local engine replies in the same call: use send_and_receive")
+        raise NotImplementedError("not supported by the local engine; use send_and_receive")
 
 
 def _identify() -> None:

@@ -22,7 +22,7 @@ def run_on_ray(main: Callable[[Grid], None], clients: int) -> None:
         EngineError: Ray is not installed.
     """
     if importlib.util.find_spec("ray") is None:
-        raise EngineError("the Ray engine needs Ray: pip install 'coterie[simulation]'; or use --engine local")
+        raise EngineError("the Ray engine requires Ray: pip install 'coterie[simulation]', or use --engine local")
     from flwr.simulation import run_simulation
 
     from coterie.client.app import app as client_app

@@ -1,4 +1,4 @@
-"""The networks of the papers, by name, and fixed features that can stand in front of them."""
+"""The networks of the papers, by name, and fixed features that can precede them."""
 
 from coterie.models.errors import ModelError
 from coterie.models.fixed import FEATURES, FeatureInfo, Features, deskew, features, hog, identity, pool2, random_conv

@@ -1,6 +1,6 @@
-"""The stacked autoencoders of PPFC-GAN (Table A.8), and what clients label their data with: an encoder and centroids.
+"""The stacked autoencoders of PPFC-GAN (Table A.8), and the labeller that clients receive: an encoder and centroids.
 
-A client looks at one record at a time, so the encoder that travels has no batch normalisation: its statistics are
+Clients label each record independently of others, so the labeller has no batch normalisation: its statistics are
 folded into the linear layers.
 """
 
@@ -17,19 +17,19 @@ from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 #: Widths of the encoder in Table A.8; the decoder mirrors them, and the last one is the code.
 WIDTHS = (500, 500, 2000, 10)
-# Examples per forward pass when only labels are wanted.
+# Examples per forward pass of the labeller.
 _CHUNK = 4096
 
 
 class Autoencoder(nn.Module):
     """Encoder and decoder of vectors (n, F).
 
-    Table A.8: ReLU and batch normalisation in every layer; neither at the decoder's end, no normalisation in the
-    first layer.
+    Table A.8: ReLU and batch normalisation in every layer, except for the last layer of the decoder, which has
+    neither, and the first layer, which has no normalisation.
 
     Args:
         features: F.
-        linear_code: leave ReLU and batch normalisation out behind the code.
+        linear_code: omit ReLU and batch normalisation after the code.
     """
 
     def __init__(self, features: int, *, linear_code: bool) -> None:
@@ -45,7 +45,7 @@ class Autoencoder(nn.Module):
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, code) codes and (n, F) reconstructions of (n, F) vectors."""
+        """Return (n, code) codes and (n, F) reconstructions of (n, F) vectors."""
         codes = self.encoder(x)
         return codes, self.decoder(codes)
 
@@ -55,12 +55,12 @@ def _normalised(inputs: int, outputs: int) -> list[nn.Module]:
 
 
 class Labeller(nn.Module):
-    """From examples to scores (n, k): minus the squared distance of the code to every centroid, Equation (4).
+    """Map examples to scores (n, k): the negative squared distance of the code to every centroid, Equation (4).
 
     Args:
         shape: of an example.
         k: number of centroids.
-        encoder: a key of :data:`ENCODERS`, or "none": examples are their own codes.
+        encoder: a key of :data:`ENCODERS`, or "none": the examples are the codes.
     """
 
     def __init__(self, shape: Sequence[int], k: int, encoder: str) -> None:
@@ -71,24 +71,24 @@ class Labeller(nn.Module):
         self.centroids = nn.Parameter(torch.zeros(k, sizes[-1]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, k) scores; the largest is the label."""
+        """Return (n, k) scores; the largest gives the label."""
         return -torch.cdist(self.encoder(x), self.centroids).square()
 
     @torch.no_grad()
     def label(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """(n,) index of the centroid nearest to each of (n, *shape) examples, some at a time."""
+        """Return the (n,) indices of the nearest centroids of (n, *shape) examples, computed in chunks."""
         parts = torch.split(torch.as_tensor(x), _CHUNK)
         found = [self(part.to(self.centroids.device)).argmax(dim=1).cpu() for part in parts]
         return np.asarray(torch.cat(found).numpy())
 
 
-#: Encoders by name, and whether their code is linear. Behind batch normalisation and ReLU codes hardly move towards
+#: Whether the code of an encoder is linear, by name. After batch normalisation and ReLU, codes hardly move towards
 #: centroids (docs/results.md).
 ENCODERS = {"sae": True, "sae-relu": False}
 
 
 def folded(encoder: nn.Sequential) -> list[nn.Linear]:
-    """The linear layers that compute what ``encoder`` does in evaluation, with ReLU where it has it."""
+    """Return linear layers equivalent to ``encoder`` in evaluation mode, with batch normalisation folded in."""
     layers: list[nn.Linear] = []
     for layer in encoder:
         if isinstance(layer, nn.Linear):

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class ModelError(ValueError):
-    """A network or a feature that is unavailable; the message states which and what to do."""
+    """A network or a feature is unavailable; the message states the solution."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message for a name that is not among `known`: the nearest one, then all."""
+    """Return the error message for a name that is not in `known`, with the nearest one and all others."""
     names = sorted(known)
     nearest = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.0)[0]
-    return f"unknown {kind} '{name}'; the nearest is '{nearest}'; there are {', '.join(names)}"
+    return f"unknown {kind} '{name}'; did you mean '{nearest}'? Available: {', '.join(names)}"

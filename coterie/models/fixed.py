@@ -1,4 +1,4 @@
-"""Fixed functions of images that can stand in front of a network. No statistics of data enter them."""
+"""Fixed functions of images that can precede a network. They do not depend on statistics of the data."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from coterie.models.errors import ModelError, unknown
 Images = npt.NDArray[np.float32]
 Features = Callable[[Images], Images]
 
-# Of `hog`: cells a side, orientations, the contrast below which a cell counts as flat, and the constants that bring
-# its values about zero and an image to a norm near 4, where a linear model learns well from clipped steps. Chosen on
-# Fashion-MNIST's training images; fixed in advance.
+# Of `hog`: cells per side, orientations, the contrast below which a cell counts as flat, and the constants that centre
+# its values and scale an image to a norm near 4, where a linear model learns well from clipped steps. They were chosen
+# on Fashion-MNIST's training images, and are fixed.
 _CELLS, _ORIENTATIONS, _FLAT, _CENTRE, _SCALE = 7, 8, 0.1, 0.25, 0.7
-# Of `random-conv`: filters, their width, the weight of the image beside them, and the length of the whole.
+# Of `random-conv`: number of filters, their width, the weight of the image relative to them, and the total norm.
 _FILTERS, _WIDTH, _PIXELS, _LENGTH = 16, 5, 0.7, 4.0
-# Images of a pass, which bounds its memory.
+# Images per chunk, which bounds the memory.
 _CHUNK = 256
 
 
 @dataclass(frozen=True)
 class FeatureInfo:
-    """A fixed function of float32 images (n, C, H, W), each image alone, to float32 (n, C', H', W')."""
+    """A fixed function of single images, from float32 (n, C, H, W) to float32 (n, C', H', W')."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ class FeatureInfo:
 
 
 def features(name: str) -> Features:
-    """The feature function called `name`, a key of `FEATURES`; the same object every time.
+    """Return the feature function `name`, a key of `FEATURES`; repeated calls return the same object.
 
     Raises:
         ModelError: unknown name.
@@ -45,7 +45,7 @@ def features(name: str) -> Features:
 
 
 def identity(x: Images) -> Images:
-    """The examples as they are; the same object."""
+    """Return the examples unchanged."""
     return x
 
 
@@ -62,11 +62,12 @@ def pool2(x: Images) -> Images:
 
 
 def deskew(x: Images) -> Images:
-    """Every image upright and in the middle, (n, C, H, W) to the same.
+    """Deskew and centre every image, (n, C, H, W) to (n, C, H, W).
 
-    Rows are moved sideways, in a square by up to 45 degrees, until the places of pixels across and down have no
-    covariance, each pixel weighed by how much brighter it is than the darkest (Y. LeCun et al.: Gradient-Based Learning
-    Applied to Document Recognition, Proceedings of the IEEE 86(11), 1998). Pixels of the edge stand for those outside.
+    Rows are shifted horizontally, by a slant of up to 45 degrees in square images, until the horizontal and vertical
+    pixel coordinates are uncorrelated. Pixels are weighted by their brightness above the darkest one (Y. LeCun et al.:
+    Gradient-Based Learning Applied to Document Recognition, Proceedings of the IEEE 86(11), 1998). Values outside the
+    image are those of the nearest edge pixels.
 
     Raises:
         ModelError: no images.
@@ -85,7 +86,7 @@ def deskew(x: Images) -> Images:
         dx, dy = across - middle_x[:, None], down - middle_y[:, None]
         spread = (weight.sum(axis=2) * dy**2).sum(axis=1) + np.float32(1e-6)
         slant = np.einsum("nyx,ny,nx->n", weight, dy, dx) / spread
-        back = np.zeros((len(weight), 2, 3), np.float32)  # to where a pixel comes from
+        back = np.zeros((len(weight), 2, 3), np.float32)  # from output to input coordinates
         back[:, 0, 0] = back[:, 1, 1] = 1
         back[:, 0, 1], back[:, 0, 2], back[:, 1, 2] = slant.clip(-1, 1), middle_x, middle_y
         grid = affine_grid(torch.as_tensor(back), list(x[part].shape), align_corners=False)
@@ -95,12 +96,12 @@ def deskew(x: Images) -> Images:
 
 
 def hog(x: Images) -> Images:
-    """Oriented gradients, (n, C, H, W) to (n, 8, 7, 7), for images of at least 7×7 in [-1, 1].
+    """Histograms of oriented gradients, (n, C, H, W) to (n, 8, 7, 7), for images of at least 7×7 in [-1, 1].
 
-    The gradient is Sobel's, and that of the channel in which it is strongest. Its length is divided between the two
-    nearest of 8 directions (dark to bright, 45 degrees apart), and spread over the 7×7 cells with weights that
-    fall off linearly (Dalal & Triggs, CVPR 2005). A cell is divided by the contrast of its neighbourhood, and the
-    square root taken, since noise costs least where features are even in size.
+    The gradient is the Sobel gradient of the channel in which it is strongest. Its norm is divided between the two
+    nearest of 8 directions (dark to bright, 45 degrees apart), and distributed over the 7×7 cells with linearly
+    decreasing weights (Dalal & Triggs, CVPR 2005). Each cell is divided by the contrast of its neighbourhood, followed
+    by a square root, because noise has the smallest effect on features of similar size.
 
     Raises:
         ModelError: images of less than 7 rows or columns, or no images.
@@ -115,7 +116,7 @@ def hog(x: Images) -> Images:
 
 
 def _gradient(x: Images) -> tuple[Images, Images]:
-    """Horizontal and vertical Sobel gradient (n, H, W) of the channel with the longest one; edges are repeated."""
+    """Horizontal and vertical Sobel gradient (n, H, W) of the channel with the largest norm; edges are repeated."""
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
     across, down = padded[..., 2:] - padded[..., :-2], padded[:, :, 2:] - padded[:, :, :-2]
     dx = (across[:, :, :-2] + 2 * across[:, :, 1:-1] + across[:, :, 2:]) / 4
@@ -127,7 +128,7 @@ def _gradient(x: Images) -> tuple[Images, Images]:
 
 
 def _oriented(dx: Images, dy: Images) -> Images:
-    """(n, 8, H, W) length of the gradient, divided between the two nearest directions."""
+    """(n, 8, H, W) norm of the gradient, divided between the two nearest directions."""
     length = np.hypot(dx, dy)
     angle = np.arctan2(dy, dx) * np.float32(_ORIENTATIONS / (2 * np.pi)) % _ORIENTATIONS  # in steps between directions
     channels = np.empty((len(dx), _ORIENTATIONS, *dx.shape[1:]), np.float32)
@@ -139,7 +140,7 @@ def _oriented(dx: Images, dy: Images) -> Images:
 
 @lru_cache(maxsize=8)
 def _spread(size: int) -> Images:
-    """(7, size) weights of the pixels of a row or column in each cell: a triangle two cells wide, of sum 1."""
+    """(7, size) weights of the pixels of a row or column in each cell: a triangle two cells wide, with sum 1."""
     width = size / _CELLS
     centres = (np.arange(_CELLS) + 0.5) * width - 0.5
     weights = np.maximum(1 - np.abs(np.arange(size) - centres[:, None]) / width, 0)
@@ -147,7 +148,7 @@ def _spread(size: int) -> Images:
 
 
 def _normalised(cells: Images) -> Images:
-    """Divide each cell by the contrast about it, weights 1-2-1 either way, and even out the values."""
+    """Divide each cell by the contrast of its neighbourhood (weights 1-2-1 in both directions) and take roots."""
     energy = np.pad((cells**2).sum(axis=1), ((0, 0), (1, 1), (1, 1)))
     energy = (energy[:, :-2] + 2 * energy[:, 1:-1] + energy[:, 2:]) / 4
     energy = (energy[..., :-2] + 2 * energy[..., 1:-1] + energy[..., 2:]) / 4
@@ -158,9 +159,9 @@ def _normalised(cells: Images) -> Images:
 def random_conv(x: Images) -> Images:
     """Random untrained filters, (n, C, H, W) to (n, 17, 7, 7), for images of at least 7×7 in [-1, 1].
 
-    Sixteen 5×5 filters, rectified, and the image itself, both averaged over 7×7 cells; each part without its mean and
-    with the same length in every image (A. Saxe et al.: On Random Weights and Unsupervised Feature Learning,
-    ICML 2011). The filters come from NumPy's legacy generator, whose stream is frozen, and are known to all.
+    The rectified responses of sixteen 5×5 filters and the image itself are averaged over 7×7 cells. Each part is
+    centred and normalised per image (A. Saxe et al.: On Random Weights and Unsupervised Feature Learning, ICML 2011).
+    The filters are public: they are drawn from NumPy's legacy generator, whose stream is frozen.
 
     Raises:
         ModelError: images of less than 7 rows or columns, or no images.
@@ -183,7 +184,7 @@ def random_conv(x: Images) -> Images:
 
 @lru_cache(maxsize=4)
 def _filters(channels: int) -> Images:
-    """(16, C, 5, 5) Gaussian filters, fading towards their edges, of sum 0 and norm 1."""
+    """(16, C, 5, 5) Gaussian filters that decrease towards their edges, with sum 0 and norm 1."""
     fading = np.hanning(_WIDTH + 2)[1:-1]
     drawn = np.random.RandomState(0).standard_normal((_FILTERS, channels, _WIDTH, _WIDTH))
     drawn *= np.sqrt(np.outer(fading, fading))
@@ -192,28 +193,28 @@ def _filters(channels: int) -> Images:
 
 
 def _unit(x: Images) -> Images:
-    """Each image's numbers without their mean, and of length 1 (a flat image: 0)."""
+    """Centre each image and scale it to norm 1; constant images become 0."""
     centred = x - x.mean(axis=(1, 2, 3), keepdims=True)
     return np.asarray(centred / (np.sqrt((centred**2).sum(axis=(1, 2, 3), keepdims=True)) + np.float32(1e-3)))
 
 
 def _need_images(name: str, x: npt.NDArray[np.generic], side: int) -> None:
     if x.ndim != 4:
-        raise ModelError(f"features '{name}' are made of images, not of examples of shape {x.shape[1:]}; use 'none'")
+        raise ModelError(f"features '{name}' require images, not examples of shape {x.shape[1:]}; use 'none'")
     if min(x.shape[2:]) < side:
         raise ModelError(
-            f"features '{name}' need images of at least {side}×{side}, not {x.shape[2]}×{x.shape[3]}; use 'none'"
+            f"features '{name}' require images of at least {side}×{side}, not {x.shape[2]}×{x.shape[3]}; use 'none'"
         )
 
 
-#: Every feature that is shipped.
+#: All features.
 FEATURES: dict[str, FeatureInfo] = {
     info.name: info
     for info in (
-        FeatureInfo("none", "the images as they are", identity),
+        FeatureInfo("none", "unchanged images", identity),
         FeatureInfo("pool2", "2×2 average pooling", pool2),
-        FeatureInfo("deskew", "the images upright and in the middle, by their moments", deskew),
+        FeatureInfo("deskew", "images deskewed and centred by their moments", deskew),
         FeatureInfo("hog", "oriented gradients: 8 directions in 7×7 cells", hog),
-        FeatureInfo("random-conv", "16 random filters, known to all, and the image, in 7×7 cells", random_conv),
+        FeatureInfo("random-conv", "16 fixed random filters and the image, in 7×7 cells", random_conv),
     )
 }

@@ -1,11 +1,11 @@
 """The generative adversarial networks of PPFC-GAN, its Tables A.5 to A.7, by name.
 
 A GAN is an `nn.ModuleDict` of two parts: `generator`, from (n, normals + categories) latent vectors to examples, and
-`discriminator`, from examples (n, *shape) to logits (n, 1), high where it takes them for real. Each has a variant with
-GroupNorm in place of batch normalisation (`-gn`), in which no example sees another: the one that DP-SGD can train.
+`discriminator`, from examples (n, *shape) to logits (n, 1) that are high for real examples. Each GAN has a variant with
+GroupNorm instead of batch normalisation (`-gn`), which treats examples independently, as DP-SGD requires.
 
-Batch normalisation has no running statistics: examples are generated in batches as large as those of training. torch
-is imported when a network is built.
+Batch normalisation has no running statistics, so examples are generated in batches of the size used in training.
+torch is imported when a network is built.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Shape = tuple[int, ...]
-#: A normalising layer for so many features, of vectors or images.
+#: Returns a normalisation layer from the number of features and whether they are of images.
 Norm = Callable[[int, bool], "nn.Module"]
 
 _SLOPE = 0.2  # of LeakyReLU, in all tables
@@ -34,17 +34,16 @@ class GANInfo:
     """A GAN and its optimisers.
 
     Attributes:
-        name: how it is asked for.
+        name: key of `GANS`.
         title: its layers.
         source: the paper's table.
-        normals: Gaussian numbers of a latent vector; a one-hot category stands behind them.
-        low: least number that the generator makes, in units of the data's range: 0 with a sigmoid at its end, -1
-            with tanh. The largest is 1.
-        shape: of the examples that it is for; None: of any, which it flattens.
-        parts: makes generator and discriminator, from (shape, latent size, normalising layer).
-        records_apart: whether no example sees another.
-        lr: Adam's step sizes, of generator and discriminator.
-        betas: Adam's.
+        normals: number of Gaussian entries of a latent vector; a one-hot category follows them.
+        low: smallest output of the generator: 0 for a final sigmoid, -1 for tanh. The largest is 1.
+        shape: supported shape of examples; None: any, which is flattened.
+        parts: builds generator and discriminator from (shape, latent size, normalisation layer).
+        records_apart: whether examples are treated independently.
+        lr: Adam's step sizes of generator and discriminator.
+        betas: Adam's betas.
     """
 
     name: str
@@ -60,35 +59,36 @@ class GANInfo:
 
 
 def gan_for(shape: Sequence[int], *, private: bool = False) -> str:
-    """Name of the GAN that suits examples of this shape: for the paper's images the paper's, else that of vectors.
+    """Return the name of the GAN for examples of this shape: the paper's for its images, otherwise that for vectors.
 
-    In Table A.7 the discriminator normalises what it sees first, real and made-up batches by themselves, and is blind
-    to their means: GroupNorm gives samples several times nearer to the data (docs/results.md).
+    For vectors it has GroupNorm. The discriminator of Table A.7 normalises real and generated batches separately in
+    its first layer, and cannot detect a difference of their means; GroupNorm gives samples several times nearer to
+    the data (docs/results.md).
 
     Args:
         shape: of an example.
-        private: whether no record may see another.
+        private: whether records must be treated independently.
     """
     fits = [info.name for info in GANS.values() if info.shape == tuple(shape) and info.records_apart == private]
     return fits[0] if fits else "gan-pendigits-gn"
 
 
 def check_gan(name: str, shape: Sequence[int]) -> None:
-    """Refuse a GAN that examples of this shape cannot have.
+    """Check that a GAN supports examples of this shape.
 
     Raises:
-        ModelError: an unknown name, or examples that it is not for.
+        ModelError: the name is unknown, or the shape is not supported.
     """
     if name not in GANS:
         raise ModelError(unknown("gan", name, GANS))
     wanted = GANS[name].shape
     if wanted not in (None, tuple(shape)):
         fits = gan_for(shape, private=GANS[name].records_apart)
-        raise ModelError(f"gan '{name}' makes examples of shape {wanted}, not {tuple(shape)}; use '{fits}'")
+        raise ModelError(f"gan '{name}' generates examples of shape {wanted}, not {tuple(shape)}; use '{fits}'")
 
 
 def build_gan(name: str, shape: Sequence[int], categories: int) -> nn.ModuleDict:
-    """A new GAN, as torch initialises it.
+    """Build a GAN with torch's default initialisation.
 
     Args:
         name: a key of `GANS`.
@@ -96,7 +96,7 @@ def build_gan(name: str, shape: Sequence[int], categories: int) -> nn.ModuleDict
         categories: length of the one-hot part of a latent vector, k.
 
     Raises:
-        ModelError: an unknown name, or examples that it is not for.
+        ModelError: the name is unknown, or the shape is not supported.
     """
     from torch import nn
 
@@ -131,7 +131,7 @@ def _relu(*layers: Any) -> list[Any]:
 
 
 def _grey_images(third: bool) -> Callable[[Shape, int, Norm], tuple[nn.Module, nn.Module]]:
-    """Table A.5; the third convolution of the discriminator is not in that of Fashion-MNIST."""
+    """Table A.5; the GAN for Fashion-MNIST lacks the third convolution of the discriminator."""
 
     def parts(shape: Shape, latent: int, norm: Norm) -> tuple[nn.Module, nn.Module]:
         from torch import nn
@@ -181,7 +181,7 @@ def _colour_images(shape: Shape, latent: int, norm: Norm) -> tuple[nn.Module, nn
 
 
 def _vectors(shape: Shape, latent: int, norm: Norm) -> tuple[nn.Module, nn.Module]:
-    """Table A.7, for 16 features there."""
+    """Table A.7, which has 16 features."""
     from torch import nn
 
     size = int(np.prod(shape))
@@ -221,7 +221,7 @@ _PLAIN = (
     ),
 )
 
-#: Every GAN that is shipped.
+#: All GANs.
 GANS: dict[str, GANInfo] = {
     info.name: info
     for plain in _PLAIN

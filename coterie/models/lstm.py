@@ -1,4 +1,4 @@
-"""An LSTM written out, since `nn.LSTM` has neither per-example gradients in Opacus nor a rule under `vmap`."""
+"""An explicit LSTM, because `nn.LSTM` supports neither per-example gradients in Opacus nor `vmap`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 class CharLSTM(nn.Module):
-    """From tokens (n, L), int64, to logits (n, vocabulary) of the next: embedding, one LSTM layer, output.
+    """Map tokens (n, L), int64, to logits (n, vocabulary) of the next token: embedding, one LSTM layer, output layer.
 
     Args:
         vocabulary: number of tokens.
-        embedding: size of a token's vector.
-        width: of the hidden state.
+        embedding: dimension of the embedding.
+        width: dimension of the hidden state.
     """
 
     def __init__(self, vocabulary: int, *, embedding: int, width: int) -> None:
@@ -24,7 +24,7 @@ class CharLSTM(nn.Module):
         self.output = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        inputs = self.input(self.embedding(tokens))  # of all steps at once: (n, L, 4 width)
+        inputs = self.input(self.embedding(tokens))  # for all steps: (n, L, 4 width)
         state = cell = inputs.new_zeros(len(tokens), self.width)
         for step in inputs.unbind(1):
             let_in, keep, new, let_out = (step + self.hidden(state)).chunk(4, dim=1)

@@ -1,8 +1,8 @@
 """The networks of the papers, by name.
 
-Every network is made of plain layers without buffers, dropout, batch normalisation or in-place operations,
-so that it works per example under Opacus and, as a function of its parameters, under `torch.func`. torch is
-imported when a network is built, so that listing names costs nothing.
+Networks consist of layers without buffers, dropout, batch normalisation or in-place operations, so that they work per
+example under Opacus and, as functions of their parameters, under `torch.func`. torch is imported when a network is
+built, so that listing names is fast.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 Builder = Callable[[Shape, int], "nn.Module"]
 
-#: Shape of an example, by what a network takes.
+#: Shape of an example, by kind of input.
 _SHAPES = {"images": "(C, H, W)", "tokens": "(L,)", "vectors": "(F,)"}
-# What networks take that flatten it.
+# Inputs of networks that flatten them.
 _FLAT = ("images", "vectors")
 
 
@@ -35,13 +35,13 @@ class ModelInfo:
     """A network.
 
     Attributes:
-        name: how it is asked for.
+        name: key of `MODELS`.
         title: its layers.
-        source: who uses it.
-        batched: a CPU runs a cohort best as batched matrix products.
-        builder: makes it, from the shape of an example and the number of classes.
-        takes: any of "images", "tokens" (of which there are as many as classes) and "vectors".
-        outputs: "logits", or one "number" for an example, for data without classes.
+        source: paper that uses it.
+        batched: whether training a cohort by batched matrix products is fastest on a CPU.
+        builder: builds the network from the shape of an example and the number of classes.
+        takes: supported inputs: "images", "tokens" (as many distinct ones as classes) or "vectors".
+        outputs: "logits", or a "number" per example for data without classes.
     """
 
     name: str
@@ -54,29 +54,29 @@ class ModelInfo:
 
 
 def build(name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
-    """A new network from examples (n, *input_shape) to logits (n, num_classes), as torch initialises it.
+    """Build a network from examples (n, *input_shape) to logits (n, num_classes), with torch's default initialisation.
 
     Args:
-        name: a key of `MODELS`, or `module:function` of the user's, called with (input_shape, num_classes).
+        name: a key of `MODELS`, or a custom `module:function`, called with (input_shape, num_classes).
         input_shape: (C, H, W) of images, (L,) of tokens, or (F,) of vectors.
-        num_classes: number of logits; 0 for a network that gives one real number, (n,).
+        num_classes: number of logits; 0 for a network that outputs one real number per example, (n,).
 
     Raises:
-        ModelError: unknown name, impossible shape, examples or classes that the network is not for, an image too
-            small for it, or a user's function that does not return a `torch.nn.Module`.
+        ModelError: the name is unknown; the network does not support the shape or the number of classes; or a custom
+            function does not return a `torch.nn.Module`.
     """
     shape = tuple(int(size) for size in input_shape)
     if len(shape) not in (1, 3) or not min(shape) >= 1:
         raise ModelError(
-            f"input_shape is {tuple(input_shape)}; it must be three positive sizes (C, H, W) of images, or one, "
-            "(L,) of tokens or (F,) of vectors"
+            f"input_shape is {tuple(input_shape)}; it must be (C, H, W) for images, (L,) for tokens or (F,) for "
+            "vectors, with positive sizes"
         )
     if not num_classes >= 0:
         raise ModelError(f"num_classes is {num_classes}; it must be at least 1, or 0 for regression")
     if ":" in name:
         return _build_own(name, shape, num_classes)
     if name not in MODELS:
-        raise ModelError(f"{unknown('model', name, MODELS)}, or module:function of your own")
+        raise ModelError(f"{unknown('model', name, MODELS)}, or a custom module:function")
     _check_fits(MODELS[name], shape, num_classes)
     return MODELS[name].builder(shape, num_classes)
 
@@ -87,31 +87,31 @@ def _check_fits(info: ModelInfo, shape: Shape, num_classes: int) -> None:
         takes = " or ".join(f"{kind} {_SHAPES[kind]}" for kind in info.takes)
         others = ", ".join(sorted(name for name, other in MODELS.items() if fitting & set(other.takes)))
         raise ModelError(
-            f"model '{info.name}' takes {takes}, not examples of shape {shape}; use another ({others}) or other data"
+            f"model '{info.name}' expects {takes}, not examples of shape {shape}; use {others}, or other data"
         )
     if (num_classes == 0) != (info.outputs == "number"):
         wanted = "0 (real targets)" if info.outputs == "number" else "at least 1"
         raise ModelError(
-            f"model '{info.name}' gives {'one number' if info.outputs == 'number' else 'logits'}: num_classes is "
-            f"{num_classes}, and must be {wanted}; use another model or other data"
+            f"model '{info.name}' outputs {'one number' if info.outputs == 'number' else 'logits'}: num_classes is "
+            f"{num_classes}, but must be {wanted}; use another model or other data"
         )
 
 
 def check_kind(name: str, kind: str) -> None:
-    """Refuse examples of a kind that a shipped network does not take; tokens and vectors have shapes alike.
+    """Check that a network in `MODELS` supports a kind of examples; tokens and vectors have similar shapes.
 
     Raises:
-        ModelError: it does not.
+        ModelError: the network does not support it.
     """
     if name in MODELS and kind not in MODELS[name].takes:
         others = ", ".join(sorted(other.name for other in MODELS.values() if kind in other.takes))
-        raise ModelError(f"model '{name}' takes {' or '.join(MODELS[name].takes)}, not {kind}; use another ({others})")
+        raise ModelError(f"model '{name}' expects {' or '.join(MODELS[name].takes)}, not {kind}; use {others}")
 
 
 def initialise(
     name: str, input_shape: Sequence[int], num_classes: int, seed: int
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """The parameters that `build` gives, as `drawn` draws them.
+    """Draw the initial parameters of a network from `build`; see `drawn`.
 
     Raises:
         ModelError: see `build`.
@@ -120,9 +120,9 @@ def initialise(
 
 
 def drawn(make: Callable[[], nn.Module], seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    """The parameters of what ``make`` builds right after `torch.manual_seed(seed)`, in `named_parameters` order.
+    """Return the parameters of ``make()`` called after `torch.manual_seed(seed)`, in `named_parameters` order.
 
-    torch's global generators are left as they were.
+    The state of torch's global generators is restored.
     """
     import torch
 
@@ -133,7 +133,7 @@ def drawn(make: Callable[[], nn.Module], seed: int) -> dict[str, npt.NDArray[np.
 
 
 def num_parameters(module: nn.Module) -> int:
-    """How many numbers a module learns."""
+    """Number of parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -238,8 +238,8 @@ def _regression(shape: Shape, num_classes: int) -> nn.Module:
 def _at_least(name: str, shape: Shape, side: int) -> Shape:
     if min(shape[1:]) < side:
         raise ModelError(
-            f"model '{name}' needs images of at least {side}×{side}, not {shape[1]}×{shape[2]}; use "
-            "'linear', 'mlp-32', or features that keep more of the image"
+            f"model '{name}' requires images of at least {side}×{side}, not {shape[1]}×{shape[2]}; use "
+            "'linear', 'mlp-32', or features of higher resolution"
         )
     return shape
 
@@ -253,7 +253,7 @@ def _build_own(name: str, shape: Shape, num_classes: int) -> nn.Module:
     except Exception as error:  # importing runs the user's code
         raise ModelError(
             f"model '{name}': cannot import {function or '(nothing)'} from {module or '(nothing)'} "
-            f"({type(error).__name__}: {error}); write module:function, its folder on PYTHONPATH"
+            f"({type(error).__name__}: {error}); use module:function, with its folder on PYTHONPATH"
         ) from error
     if not callable(make):
         raise ModelError(f"model '{name}': {function} is a {type(make).__name__}, not a function")
@@ -270,7 +270,7 @@ def _build_own(name: str, shape: Shape, num_classes: int) -> nn.Module:
     return built
 
 
-#: Every network that is shipped.
+#: All networks.
 MODELS: dict[str, ModelInfo] = {
     info.name: info
     for info in (

@@ -1,4 +1,4 @@
-"""ResNet-18 with GroupNorm in place of batch normalisation, which mixes examples: no per-example gradient fits it."""
+"""ResNet-18 with GroupNorm instead of batch normalisation, which mixes examples and has no per-example gradients."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch.nn.functional import relu
 
 
 class ResNet18(nn.Module):
-    """From images (n, C, H, W) to logits (n, num_classes): 11,181,642 parameters for three channels and ten classes.
+    """Map images (n, C, H, W) to logits (n, num_classes): 11,181,642 parameters for three channels and ten classes.
 
-    The layers are those of K. He et al. 2016 for ImageNet, as torchvision counts them.
+    The layers are those of K. He et al. 2016 for ImageNet, as in torchvision.
 
     Args:
         channels: C.
         num_classes: number of logits.
-        groups: of every normalisation.
+        groups: number of groups of every GroupNorm.
     """
 
     def __init__(self, channels: int, num_classes: int, *, groups: int = 32) -> None:
@@ -35,7 +35,7 @@ class ResNet18(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two convolutions and a way around them; the first of a wider block halves the image."""
+    """Two convolutions with a residual connection; the first halves the image if the block has more channels."""
 
     def __init__(self, before: int, after: int, groups: int) -> None:
         super().__init__()

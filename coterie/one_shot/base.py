@@ -47,9 +47,9 @@ class OneShotSettings(Settings):
     """Settings of every method that clusters records."""
 
     device_failures: float = setting(
-        0.0, "share of the clients that fail before they send anything, in a simulation", at_least=0, at_most=0.99
+        0.0, "share of clients that fail before they reply, in a simulation", at_least=0, at_most=0.99
     )
-    upload_limit: int = setting(256, "megabytes that the points of one client may take", at_least=1)
+    upload_limit: int = setting(256, "limit on the points of one client, in megabytes", at_least=1)
 
 
 class OneShot(ClusteredStrategy):
@@ -76,10 +76,10 @@ class OneShot(ClusteredStrategy):
         "non-iid-level": 0.5,
         "evaluate-every": 1,
     }
-    #: Options that matter only after the points have arrived.
-    afterwards: ClassVar[tuple[str, ...]] = ()
-    #: Artifacts with the points.
-    gathers: ClassVar[tuple[str, ...]] = ("points-*", _TRAFFIC)
+    #: Settings of the server, which do not affect the points that clients upload.
+    server_settings: ClassVar[tuple[str, ...]] = ()
+    #: Artifacts with the uploaded points.
+    upload_artifacts: ClassVar[tuple[str, ...]] = ("points-*", _TRAFFIC)
     #: Name of the encoder of :class:`~coterie.wire.LabelRequest`.
     encoder: str = "none"
 
@@ -94,14 +94,16 @@ class OneShot(ClusteredStrategy):
     ) -> None:
         super().__init__(plan, settings, clusters=clusters, **others)
         if plan.rounds != 1:
-            raise StrategyError(f"{self.name} takes one round, not {plan.rounds}: set rounds to 1")
+            raise StrategyError(f"{self.name} requires exactly one round, not {plan.rounds}: set rounds to 1")
         if plan.rate != 1:
-            raise StrategyError(f"{self.name} asks all clients: set sampling-rate to 1, not {plan.rate:g}")
+            raise StrategyError(
+                f"{self.name} requires the participation of all clients: set sampling-rate to 1, not {plan.rate:g}"
+            )
         self.shape = tuple(int(size) for size in example_shape)
         self.most = self.settings.upload_limit * 2**20 // (4 * int(np.prod(self.shape)))
         if not self.most:
             raise StrategyError(
-                f"upload-limit = {self.settings.upload_limit} MB is less than one record of shape {self.shape} takes"
+                f"upload-limit = {self.settings.upload_limit} MB is smaller than one record of shape {self.shape}"
             )
 
     # ---- what a method fills in ---------------------------------------------------------------------------
@@ -126,7 +128,7 @@ class OneShot(ClusteredStrategy):
 
     def evaluation(self) -> LabelRequest:
         """The request for labels, with counts if runs are evaluated."""
-        return LabelRequest(labels=self.clusters, encoder=self.encoder, tell=bool(self.evaluate_every))
+        return LabelRequest(labels=self.clusters, encoder=self.encoder, release_counts=bool(self.evaluate_every))
 
     def evaluation_due(self, number: int, last: bool) -> bool:
         """After the round: clients label their records in any case."""
@@ -162,7 +164,11 @@ class OneShot(ClusteredStrategy):
         missing = sorted(set(range(self.plan.clients)) - set(points))
         self.notes |= {"missing": missing, "points": {str(client): len(own) for client, own in points.items()}}
         if missing:
-            log(WARNING, "clients %s sent no points; the others' are clustered", ", ".join(map(str, missing)))
+            log(
+                WARNING,
+                "clients %s sent no points; clustering the points of the other clients",
+                ", ".join(map(str, missing)),
+            )
         labeller = self.cluster(points)  # line 2
         self._save_codes(points, labeller)
         learned = {name: value.detach().numpy() for name, value in labeller.named_parameters()}

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 class LocalCentroidsSettings(OneShotSettings):
     """Settings of k-FED and FFCM."""
 
-    local_centroids: int = setting(0, "centroids of each client, k'; 0: as many as clusters", at_least=0, tuned=True)
+    local_centroids: int = setting(
+        0, "number of centroids per client, k'; 0: the number of clusters", at_least=0, tuned=True
+    )
 
 
 class LocalCentroids(OneShot):

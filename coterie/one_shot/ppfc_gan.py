@@ -60,7 +60,7 @@ class PPFCGANSettings(OneShotSettings):
 
     gan: str | None = setting(
         None,
-        "GAN of the clients; auto: the one that suits the data, with GroupNorm at record level",
+        "GAN of the clients; auto: by the shape of the data, with GroupNorm at record level",
         choices=sorted(GANS),
         tuned=True,
     )
@@ -73,33 +73,33 @@ class PPFCGANSettings(OneShotSettings):
         tuned=True,
     )
     synthetic_samples: int = setting(
-        0, "samples of each client's GAN; 0: as many as it has records", at_least=0, tuned=True
+        0, "number of samples from each client's GAN; 0: its number of records", at_least=0, tuned=True
     )
     autoencoder: str = setting(
         "sae",
-        "autoencoder of the server: with a linear code, or with ReLU behind it (Table A.8 of the paper)",
+        "autoencoder of the server: with a linear code, or with ReLU after it (Table A.8 of the paper)",
         choices=("sae", "sae-relu"),
         tuned=True,
     )
-    pretrain_epochs: int = setting(10, "epochs of the autoencoder alone", at_least=0, tuned=True)
+    pretrain_epochs: int = setting(10, "epochs of pretraining the autoencoder alone", at_least=0, tuned=True)
     joint_epochs: int = setting(
-        15, "epochs of deep clustering after that; 0: k-means of the codes, the ablation", at_least=0, tuned=True
+        15, "epochs of joint training after pretraining; 0: k-means of the codes, the ablation", at_least=0, tuned=True
     )
     dcn_weight: float = setting(
-        4.0, "weight of the distance of codes from their centroids, lambda", at_least=0, tuned=True
+        4.0, "weight of the clustering loss, the distance of codes from their centroids, lambda", at_least=0, tuned=True
     )
     dcn_noise: float = setting(
         0.4,
-        "standard deviation of the noise that the autoencoder learns to remove; data span [-1, 1]",
+        "standard deviation of the noise that the autoencoder learns to remove; data lie in [-1, 1]",
         at_least=0,
         tuned=True,
     )
     dcn_restarts: int = setting(
-        2, "deep clustering networks, of which the one with the least objective is used", at_least=1, tuned=True
+        2, "number of deep clustering networks; the one with the smallest objective is used", at_least=1, tuned=True
     )
     precision: str = setting(
         "float32",
-        "precision of matrix products, except for DP-SGD; bfloat16 is faster where a processor has it",
+        "precision of matrix products, except for DP-SGD; bfloat16 is faster on processors that support it",
         choices=("float32", "bfloat16"),
         tuned=True,
     )
@@ -119,7 +119,7 @@ class PPFCGAN(OneShot):
     paper: ClassVar[str] = "Yan et al. 2022"
     row_wise: ClassVar[bool] = False
     units: ClassVar[tuple[str, ...]] = ("none", "record")
-    afterwards: ClassVar[tuple[str, ...]] = (
+    server_settings: ClassVar[tuple[str, ...]] = (
         "ppfc-gan.autoencoder",
         "ppfc-gan.pretrain-epochs",
         "ppfc-gan.joint-epochs",
@@ -147,12 +147,14 @@ class PPFCGAN(OneShot):
         except ModelError as error:
             raise StrategyError(str(error)) from None
         if private and not GANS[self.gan].records_apart:
-            raise StrategyError(f"gan {self.gan} normalises over records, which DP-SGD cannot: use {self.gan}-gn")
+            raise StrategyError(
+                f"gan {self.gan} normalises over records, which DP-SGD does not support: use {self.gan}-gn"
+            )
         if not settings.pretrain_epochs + settings.joint_epochs:
-            raise StrategyError("pretrain-epochs and joint-epochs are 0: the autoencoder would not be trained")
+            raise StrategyError("pretrain-epochs and joint-epochs must not both be 0: the autoencoder must be trained")
         if settings.synthetic_samples > self.most:
             raise StrategyError(
-                f"synthetic-samples = {settings.synthetic_samples}: upload-limit allows {self.most} of shape "
+                f"synthetic-samples = {settings.synthetic_samples}: upload-limit allows at most {self.most} of shape "
                 f"{self.shape}"
             )
         self.encoder, self.device = settings.autoencoder, device
@@ -186,8 +188,8 @@ class PPFCGAN(OneShot):
             self.notes["collapsed"] = collapsed
             log(
                 WARNING,
-                "samples of clients %s hardly differ from each other: their GANs collapsed, and clusters may miss "
-                "their records; try other features, gan or local-epochs",
+                "the GANs of clients %s collapsed: their samples hardly differ from each other, and clusters may not "
+                "represent their records; try other features, gan or local-epochs",
                 ", ".join(map(str, collapsed)),
             )
         network = DCN(

@@ -1,4 +1,4 @@
-"""Mechanisms, accounting, ledger and certificate. Imports nothing else of Coterie."""
+"""Mechanisms, accounting, ledger and certificate."""
 
 from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError
 from coterie.privacy.accounting import NO_PRIVACY, calibrate, composed, epsilon

@@ -1,10 +1,11 @@
-"""Accountants: what a list of events costs, by six ways of counting.
+"""Six accountants of the privacy cost of events.
 
-``pld`` and ``rdp`` are sound for both samplers and go through ``dp-accounting``; ``pld`` certifies. Opacus' two
-stand beside them for DP-SGD. ``theorem-4.2`` is RR-Cluster's bound as printed, kept to reproduce its tables.
+``pld`` and ``rdp`` are sound for both samplers and use ``dp-accounting``; certificates use ``pld`` by default. The two
+accountants of Opacus are for comparison, for DP-SGD. ``theorem-4.2`` is RR-Cluster's bound as printed, to reproduce its
+tables.
 
 ==================== ============================================================ =========================
-name                 how                                                          samplers
+name                 method                                                       samplers
 ==================== ============================================================ =========================
 pld                  privacy loss distributions on a grid, rounded up             poisson, fixed
 rdp                  Renyi orders 1.1 to 1024, converted by Canonne et al.        poisson, fixed
@@ -40,27 +41,28 @@ from scipy.special import gammaln, log_ndtr
 
 FloatArray = npt.NDArray[np.float64]
 
-# Privacy losses are rounded up to a grid: a coarser grid only ever reports a larger epsilon. This one is the coarsest;
-# where the losses of a release spread over less than four of its steps it is halved, at most so often.
+# Privacy losses are rounded up to a grid, so a coarser grid can only increase the reported epsilon. _GRID is the
+# coarsest step. If the standard deviation of a release's loss spans less than four steps, it is halved, at most
+# _HALVINGS times.
 _GRID = 1e-3
 _HALVINGS = 11
-# Steps that the standard deviation of one release's loss spans, and steps beyond which the grid is not refined.
+# Minimum number of steps per standard deviation of a release's loss, and maximum number of steps of a refined grid.
 _STEPS_PER_DEVIATION = 4
 _MOST_STEPS = 2**16
-# Probability that the rounding of the Fourier transforms may move, per composed event.
+# Bound on the probability mass moved by rounding errors of the Fourier transforms, per composed event.
 _ROUND_OFF = 1e-16
-# Mass of a privacy loss distribution that may be counted as infinite, per event.
+# Mass of a privacy loss distribution that may be treated as infinite loss, per event.
 _TAIL = 1e-15
-#: Below this noise the grid of losses no longer fits in memory; nothing of use lives there.
+#: Smallest useful noise multiplier; below it the grid of losses does not fit in memory.
 LEAST_NOISE = 0.05
-#: Above this noise nothing is gained any more.
+#: Largest useful noise multiplier.
 MOST_NOISE = 1e4
 
 SAMPLERS = ("poisson", "fixed")
 
 
 class PrivacyError(ValueError):
-    """A privacy parameter that makes no sense, or a target that cannot be met."""
+    """A privacy parameter is invalid, or a target cannot be met."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,10 @@ class Event:
     """One subsampled Gaussian release on one cohort.
 
     Attributes:
-        sampling_rate: q in (0, 1]: the probability with which each client takes part, or m / M.
+        sampling_rate: q in (0, 1]: the probability that a client participates, or m / M.
         noise_multiplier: noise standard deviation / L2 sensitivity of the whole release; 0 means no noise.
-        sampler: "poisson", every client by itself; adjacency is add/remove one. Or "fixed", m of M without
-            replacement; adjacency is to replace one client, or to make it absent.
+        sampler: "poisson": clients are sampled independently; adjacency is add/remove one. "fixed": m of M clients
+            without replacement; adjacency is to replace one client, or to make it absent.
     """
 
     sampling_rate: float
@@ -88,7 +90,7 @@ class Event:
 
 
 class Accountant:
-    """Epsilon of everything composed so far; composition is cheap enough to run live, round by round."""
+    """Epsilon of all composed events. Composition is fast enough for use in every round."""
 
     samplers: ClassVar[tuple[str, ...]] = SAMPLERS
     source: ClassVar[str] = "dp-accounting"
@@ -98,29 +100,29 @@ class Accountant:
         self._sampler: str | None = None
 
     def compose(self, event: Event, count: int = 1) -> None:
-        """Add ``count`` further rounds of ``event``.
+        """Compose ``count`` further events.
 
         Raises:
-            PrivacyError: this accountant has no bound for the event's sampler, an earlier event had another, or
-                ``count`` is negative.
+            PrivacyError: this accountant does not support the event's sampler, an earlier event had another sampler,
+                or ``count`` is negative.
         """
         if count < 0:
-            raise PrivacyError(f"an event cannot happen {count} times")
+            raise PrivacyError(f"count must be at least 0, not {count}")
         if event.sampler not in self.samplers:
-            raise PrivacyError(f"this accountant covers {' and '.join(self.samplers)} sampling, not {event.sampler}")
+            raise PrivacyError(f"this accountant supports {' and '.join(self.samplers)} sampling, not {event.sampler}")
         if self._sampler not in (None, event.sampler):
-            raise PrivacyError("poisson and fixed sampling have different adjacencies; they do not add up")
+            raise PrivacyError("poisson and fixed sampling have different adjacencies and cannot be composed")
         self._sampler = event.sampler
         self._unprotected = self._unprotected or event.noise_multiplier < LEAST_NOISE
         if count and not self._unprotected:
             self._compose(event, count)
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at ``delta`` of all events so far; inf once one had no noise."""
+        """Epsilon at ``delta`` of all events so far; inf if the noise of one is below ``LEAST_NOISE``."""
         return math.inf if self._unprotected else self._epsilon(delta)
 
     def with_rounds(self, event: Event, count: int) -> Accountant:
-        """A copy with ``count`` further rounds; this one stays as it is."""
+        """Return a copy with ``count`` further events composed."""
         other = copy.copy(self)
         other.compose(event, count)
         return other
@@ -135,8 +137,8 @@ class Accountant:
 class PldAccountant(Accountant):
     """Privacy loss distributions (Doroshenko et al., arXiv:2207.04380): one convolution a round, about 4 ms.
 
-    The grid follows from the events alone, so the same events cost the same in any order. A further event that calls
-    for another grid makes all of them be composed anew.
+    The grid is a function of the events, so the same events have the same cost in any order. If a further event
+    changes the grid, all events are composed again.
     """
 
     def __init__(self) -> None:
@@ -164,7 +166,7 @@ class PldAccountant(Accountant):
         return float(self._pld.get_epsilon_for_delta(delta)) if delta > 0 else math.inf
 
     def _seen(self, event: Event) -> Event:
-        """The release whose losses the grid must resolve."""
+        """Return the release whose losses the grid must resolve."""
         return event
 
     def _one(self, event: Event, grid: float) -> Any:
@@ -172,9 +174,10 @@ class PldAccountant(Accountant):
 
 
 class VisibleAccountant(PldAccountant):
-    """PLD against somebody who sees who takes part: with probability q a whole Gaussian release, else nothing.
+    """PLD against an adversary who observes participation: with probability q a full Gaussian release, else nothing.
 
-    The coins do not depend on data, so a round is the mixture of the two, and the observed coin reveals which.
+    Sampling does not depend on data, so a round is the mixture of the two cases, and the observed participation
+    reveals the case.
     """
 
     def _seen(self, event: Event) -> Event:
@@ -186,10 +189,10 @@ class VisibleAccountant(PldAccountant):
 
 
 def _grid_for(events: Sequence[tuple[Event, int]]) -> float:
-    """The step of the grid on which these events are composed: ``_GRID`` or a half, a quarter, ... of it.
+    """Return the step of the grid on which these events are composed: ``_GRID``, or a half, a quarter, ... of it.
 
     Rounding one loss up to a step of h adds about h^2 / 6 to its variance, so h is at most a quarter of the root mean
-    square of the losses' standard deviations, unless the range of the losses makes that too many steps.
+    square of the losses' standard deviations, unless this would require too many steps for the range of the losses.
     """
     variance = math.fsum(count * _deviation(event) ** 2 for event, count in events) / sum(n for _, n in events)
     least = max(_longest_loss(event) for event, _ in events) / _MOST_STEPS
@@ -198,13 +201,13 @@ def _grid_for(events: Sequence[tuple[Event, int]]) -> float:
 
 
 def _deviation(event: Event) -> float:
-    """About the standard deviation of the privacy loss of one event."""
+    """Approximate standard deviation of the privacy loss of one event."""
     mu = 1 / event.noise_multiplier
     return min(mu, event.sampling_rate * math.sqrt(math.expm1(min(mu**2, 700.0))))
 
 
 def _longest_loss(event: Event) -> float:
-    """About the largest privacy loss of one event that is not counted as infinite."""
+    """Approximate largest privacy loss of one event that is not treated as infinite."""
     mu = 1 / event.noise_multiplier
     return math.log1p(event.sampling_rate * math.expm1(min(10 * mu + mu**2 / 2, 700.0)))
 
@@ -274,7 +277,7 @@ _ORDERS = np.array(_DpAccountingRdp().orders)
 
 @contextmanager
 def _quiet_absl() -> Iterator[None]:
-    # dp-accounting warns for every Renyi order that it leaves out; leaving one out is safe.
+    # dp-accounting warns for every Renyi order that it omits, which is safe.
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -292,7 +295,7 @@ def _rdp_of(event: Event) -> FloatArray:
         sampled: Any = dp_accounting.PoissonSampledDpEvent(event.sampling_rate, gaussian)
     else:
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-        many = 10**12  # the bound depends on m / M alone
+        many = 10**12  # the bound depends on m / M only
         sampled = dp_accounting.SampledWithoutReplacementDpEvent(many, round(event.sampling_rate * many), gaussian)
     accountant = _DpAccountingRdp(orders=_ORDERS, neighboring_relation=relation)
     with _quiet_absl():
@@ -300,13 +303,13 @@ def _rdp_of(event: Event) -> FloatArray:
     curve = np.array(accountant.rdp)
     if event.sampler == "poisson":
         return curve
-    # The bound for sampling without replacement exceeds that of no sampling at rates near 1; both hold, since Renyi
-    # divergence is quasi-convex in the sample.
+    # At rates near 1, the bound for sampling without replacement exceeds the bound without sampling. Both hold,
+    # because Renyi divergence is quasi-convex in the sample.
     return np.asarray(np.minimum(curve, _ORDERS / (2 * event.noise_multiplier**2)))
 
 
 class _OpacusAccountant(Accountant):
-    """Opacus', which compose anew at every question: for calibration and checks, not for live use."""
+    """Accountants of Opacus. Every query composes all events again: for calibration and checks only."""
 
     samplers: ClassVar[tuple[str, ...]] = ("poisson",)
     source: ClassVar[str] = "opacus"
@@ -327,7 +330,7 @@ class _OpacusAccountant(Accountant):
         if not self._history:
             return 0.0
         with np.errstate(divide="ignore"), warnings.catch_warnings():  # its PRV takes log(1 - q), also at q = 1
-            warnings.filterwarnings("ignore", "Optimal order is the")  # safe, and usual while calibrating
+            warnings.filterwarnings("ignore", "Optimal order is the")  # safe, and common during calibration
             return float(accountant.get_epsilon(delta))
 
 
@@ -346,9 +349,9 @@ class OpacusPrvAccountant(_OpacusAccountant):
 class TheoremAccountant(Accountant):
     """RR-Cluster, Theorem 4.2 as printed, with the conversion of Theorem A.1 (Mironov, arXiv:1702.07476, Prop. 3).
 
-    eps_1(j) + eps_2(j) = j / (2 sigma^2), and infinite at j = infinity. It is a bound for *replace-one* adjacency
-    and a mechanism of L2 sensitivity 1, neither of which Algorithm 2 has (docs/privacy.md). Its tail terms do
-    not vanish with the noise, so its epsilon has a floor: :meth:`floor`.
+    eps_1(j) + eps_2(j) = j / (2 sigma^2), and infinite at j = infinity. The bound holds for *replace-one* adjacency
+    and a mechanism of L2 sensitivity 1; Algorithm 2 has neither (docs/privacy.md). Its tail terms do not vanish for
+    large noise, so its epsilon has a lower limit: :meth:`floor`.
     """
 
     samplers: ClassVar[tuple[str, ...]] = ("fixed",)
@@ -374,7 +377,7 @@ class TheoremAccountant(Accountant):
 
     @classmethod
     def floor(cls, sampling_rate: float, rounds: int, delta: float) -> float:
-        """The least epsilon of ``rounds`` rounds at any noise."""
+        """Return the smallest epsilon of ``rounds`` rounds at any noise."""
         return cls._convert(rounds * _theorem_curve(sampling_rate, 0.0), delta)
 
 
@@ -390,7 +393,7 @@ _INTEGERS = np.arange(2, 257, dtype=np.float64)
 
 @lru_cache(maxsize=256)
 def _theorem_curve(q: float, precision: float) -> FloatArray:
-    """Renyi curve of one round at orders 2 to 256; ``precision`` is 1 / sigma^2."""
+    """Return the Renyi curve of one round at orders 2 to 256; ``precision`` is 1 / sigma^2."""
     j = _INTEGERS
     per_order = j * precision / 2  # eps_1(j) + eps_2(j)
     # Terms j >= 3; min{2, (exp(eps(infinity)) - 1)^j} is 2.
@@ -417,17 +420,17 @@ ACCOUNTANTS: dict[str, type[Accountant]] = {
 
 
 def make_accountant(name: str) -> Accountant:
-    """A new accountant.
+    """Create an accountant by name.
 
     Raises:
-        PrivacyError: there is none of that name.
+        PrivacyError: the name is unknown.
     """
     if name not in ACCOUNTANTS:
-        raise PrivacyError(f"unknown accountant {name!r}; there are {', '.join(ACCOUNTANTS)}")
+        raise PrivacyError(f"unknown accountant {name!r}; available: {', '.join(ACCOUNTANTS)}")
     return ACCOUNTANTS[name]()
 
 
 def accountant_title(name: str) -> str:
-    """Accountant and version, as a certificate prints them."""
+    """Return accountant and version, as stated in a certificate."""
     source = ACCOUNTANTS[name].source
     return f"{source} {version(source)}, {name.upper()}" if source in ("dp-accounting", "opacus") else source

@@ -1,6 +1,6 @@
-"""What a run costs, and the noise that a target needs.
+"""Privacy cost of a run, and calibration of noise.
 
-Events say what happened (:class:`~coterie.privacy.accountants.Event`); accountants say what it costs.
+An :class:`~coterie.privacy.accountants.Event` describes a release; an accountant computes its cost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coterie.privacy.accountants import (
 
 #: The event of a round without noise at full participation.
 NO_PRIVACY = Event(1.0, 0.0)
-#: Rounding of a budget that a calibration met exactly.
+#: Tolerance for the rounding of a budget that a calibration meets exactly.
 SLACK = 1 + 1e-9
 
 
@@ -33,10 +33,10 @@ def check_delta(delta: float) -> None:
 
 
 def composed(events: Iterable[Event] | Mapping[Event, int], accountant: str = "pld") -> Accountant:
-    """An accountant that has composed all ``events``, given one by one or with their counts."""
+    """Return an accountant that has composed all ``events``, an iterable or counts."""
     total = make_accountant(accountant)
     ordered = sorted(Counter(events).items(), key=lambda each: (each[0].sampling_rate, each[0].noise_multiplier))
-    for event, count in ordered:  # in one order: rounding is the same whoever adds up
+    for event, count in ordered:  # in a fixed order, so that rounding is reproducible
         total.compose(event, count)
     return total
 
@@ -45,17 +45,17 @@ def epsilon(events: Iterable[Event] | Mapping[Event, int], delta: float, account
     """Epsilon at ``delta`` of all ``events`` together, for the adjacency of their sampler.
 
     Raises:
-        PrivacyError: delta outside (0, 1), an unknown accountant, or one that does not cover the sampler.
+        PrivacyError: delta is outside (0, 1), or the accountant is unknown or does not support the sampler.
     """
     check_delta(delta)
     return composed(events, accountant).epsilon(delta)
 
 
 def affordable(events: Mapping[Event, int], budget: float, delta: float, accountant: str = "pld") -> Counter[Event]:
-    """At least the events that a ledger with this budget accepts, in whatever order they are asked for.
+    """Return a superset of the events that a ledger with this budget accepts, in any order of requests.
 
-    All of them where they fit together; else of each kind no more than fit alone. They fit where Renyi's bound does, or
-    the ledger's own: a client's ledger takes either.
+    These are all events if they fit the budget together; otherwise, of each event, as many as fit without the others.
+    Events fit if their cost by RDP or by ``accountant`` does, because a client's ledger accepts either.
     """
 
     def fit(some: Mapping[Event, int]) -> bool:
@@ -80,15 +80,14 @@ def calibrate(
     accountant: str = "pld",
     tolerance: float = 1e-3,
 ) -> float:
-    """The least noise multiplier (to ``tolerance``, relative) with which ``rounds`` further rounds fit.
+    """Return the smallest noise multiplier (to the relative ``tolerance``) at which ``rounds`` further rounds fit.
 
-    The answer always lies on the private side: ``spent`` plus ``rounds`` events of it cost at most
-    ``target_epsilon``. ``spent`` may as well be events that are still to come at a noise that is fixed, such as
-    a first round of its own.
+    The result is on the private side: ``spent`` plus ``rounds`` events at this noise cost at most ``target_epsilon``.
+    ``spent`` may also contain future events with fixed noise, such as a first round with its own noise.
 
     Raises:
-        PrivacyError: epsilon not positive, delta outside (0, 1), rounds below 1, or no noise suffices (the
-            message gives the accountant's floor where it has one).
+        PrivacyError: epsilon is not positive, delta is outside (0, 1), rounds is less than 1, or no noise suffices
+            (the message states the accountant's lower limit, if it has one).
     """
     if not 0 < target_epsilon < math.inf:
         raise PrivacyError(f"epsilon must be positive and finite, not {target_epsilon}")
@@ -107,29 +106,29 @@ def calibrate(
             raise PrivacyError(
                 f"no noise reaches epsilon {target_epsilon:g} at delta {delta:g} by {accountant}: its bound for "
                 f"{rounds} rounds at rate {sampling_rate:g} is at least {floor:.4g} however large the noise; "
-                "ask for more, or count with rdp or pld"
+                "increase epsilon, or use accountant rdp or pld"
             )
     noise = least_noise(fits, tolerance)
     if noise is None:
         raise PrivacyError(
             f"no noise reaches epsilon {target_epsilon:g} at delta {delta:g} with {rounds} rounds at sampling "
             f"rate {sampling_rate:g}{' after what was already spent' if Counter(spent) else ''}: "
-            "ask for fewer rounds, a lower sampling rate, or a larger epsilon"
+            "use fewer rounds, a lower sampling rate, or a larger epsilon"
         )
     return noise
 
 
 def least_noise(fits: Callable[[float], bool], tolerance: float = 1e-3) -> float | None:
-    """The least noise multiplier that ``fits``, to ``tolerance`` and on the private side; None if none does.
+    """Return the smallest noise multiplier that ``fits``, to ``tolerance`` and on the private side; None if none does.
 
-    ``fits`` must be monotone: once true, true for any larger noise.
+    ``fits`` must be monotone: if it is true for some noise, it is true for any larger noise.
     """
     low, high = LEAST_NOISE, 1.0
     while not fits(high):
         low, high = high, 2 * high
         if high > MOST_NOISE:
             return None
-    if low < high / 2:  # the first guess was enough: find a bracket below it, without costly tiny noise
+    if low < high / 2:  # the first guess suffices: search a bracket below it, avoiding small noise, which is costly
         while high / 2 > LEAST_NOISE and fits(high / 2):
             high /= 2
         low = high / 2

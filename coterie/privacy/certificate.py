@@ -1,7 +1,7 @@
-"""The certificate: what a run guarantees, to whom, at which price, and what lies outside.
+"""The certificate: the guarantee of a run, its privacy unit and cost, and what it does not cover.
 
-It is derived from the ledger alone: the plan stands in its first line, the charges in the others. So anybody can
-derive it again (``coterie privacy check RUN``). Its JSON schema is ``privacy.schema.json`` beside this file.
+It is derived from the ledger only: the first line holds the plan, the others the charges. Anyone can verify it
+(``coterie privacy check RUN``). Its JSON schema is ``privacy.schema.json`` in this folder.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _HIDDEN = "{}: the amplification by sampling holds against those who cannot see 
 
 
 def plan_of(terms: Mapping[str, Any]) -> Plan | RecordPlan:
-    """The plan that a ledger's first line or a certificate describes."""
+    """Return the plan described by a ledger's first line or a certificate."""
     if terms["mechanism"] == RecordPlan.mechanism:
         return RecordPlan(**{key: value for key, value in terms.items() if key != "mechanism"})
     return plan_from_terms(terms)
 
 
 def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The certificate of a run, as JSON-ready values (null stands for infinity).
+    """Return the certificate of a run as JSON-ready values (None stands for infinity).
 
-    A run that was ended early is certified at its planned number of rounds, or at what its budget allows of them.
+    A run that stopped early is certified at its planned number of rounds, or at as many as its budget allows.
 
     Args:
         header: first line of the run's ledger: ``plan``; ``seed`` (null for secret randomness); ``diagnostics``
-            (what was computed from client data outside the mechanism); ``public`` (further public inputs);
-            ``tuned`` (settings that the guarantee takes as given, and what they were); ``unfounded`` (claims about the
-            method that give no guarantee, and why).
-        charges: its other lines, in order.
+            (values computed from client data outside the mechanism); ``public`` (further public inputs); ``tuned``
+            (settings whose selection the guarantee does not cover, with their values); ``unfounded`` (claims of the
+            method that give no guarantee, with the reason).
+        charges: the other lines, in order.
     """
     plan, charged = plan_of(header["plan"]), counted(charges)
     profiles = _profiles(header, plan, charges)
@@ -102,7 +102,7 @@ def _reasons(
     charged: Counter[Event],
     cost: float,
 ) -> list[str]:
-    """Return why a run is not certified; empty if it is."""
+    """Return the reasons why a run is not certified; empty if it is."""
     reasons = plan.reasons() + ([] if plan.private else list(header.get("unfounded", ())))
     if not plan.private:
         return reasons
@@ -133,32 +133,32 @@ def _covers(plan: Plan | RecordPlan) -> list[str]:
 def total(
     runs: Mapping[str, tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]], delta: float | None = None
 ) -> dict[str, Any]:
-    """What several client-level runs on the same clients cost together, composed from their ledgers.
+    """Compose the cost of several client-level runs on the same clients from their ledgers.
 
-    A run counts with what it has charged and what is still planned, as in its own certificate.
+    The cost of a run includes its charges and its remaining planned events, as in its certificate.
 
     Args:
         runs: first line and charges of each ledger, by name.
-        delta: at which epsilon is stated; None: the smallest of the runs'.
+        delta: delta at which epsilon is stated; None: the smallest delta of the runs.
 
     Raises:
-        PrivacyError: a run is not at client level, or two have different numbers of clients or adjacencies.
+        PrivacyError: a run is not at client level, or two runs have different numbers of clients or adjacencies.
     """
     plans: dict[str, Plan] = {}
     for name, (header, _) in runs.items():
         plan = plan_of(header["plan"])
         if not isinstance(plan, Plan) or plan.unit != "client":
-            raise PrivacyError(f"{name} has privacy unit {plan.unit}: the total is of client-level runs")
+            raise PrivacyError(f"{name} has privacy unit {plan.unit}: totals require client-level runs")
         plans[name] = plan
         first_name, first = next(iter(plans.items()))
         if plan.clients != first.clients:
             raise PrivacyError(
-                f"{first_name} has {first.clients} clients, {name} has {plan.clients}: not the same clients"
+                f"{first_name} has {first.clients} clients, but {name} has {plan.clients}: the clients must be the same"
             )
         if (plan.sampler, plan.adjacency) != (first.sampler, first.adjacency):
             raise PrivacyError(
-                f"{first_name} ({first.mechanism}) and {name} ({plan.mechanism}) have different adjacencies: they do "
-                "not add up"
+                f"{first_name} ({first.mechanism}) and {name} ({plan.mechanism}) have different adjacencies and cannot "
+                "be composed"
             )
     delta = min(plan.delta for plan in plans.values()) if delta is None else delta
     papers = {name: certificate(header, charges) for name, (header, charges) in runs.items()}
@@ -180,7 +180,7 @@ def total(
 
 
 def _shared_budget(charges: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """What all runs of a shared budget had been charged at this run's last charge."""
+    """Return the state of the shared budget at this run's last charge; None without a shared budget."""
     if not charges or "shared" not in charges[-1]:
         return None
     shared = dict(charges[-1]["shared"])
@@ -188,7 +188,7 @@ def _shared_budget(charges: Sequence[Mapping[str, Any]]) -> dict[str, Any] | Non
 
 
 def delta_reasons(plan: Plan | RecordPlan) -> list[str]:
-    """Why no run is certified at the plan's delta, if it is too large to mean anything."""
+    """Return why a run is not certified if the plan's delta is too large; empty otherwise."""
     unit, units = ("client", plan.clients) if isinstance(plan, Plan) else ("record", plan.num_examples)
     if plan.delta <= SLACK / units:
         return []
@@ -200,12 +200,12 @@ def delta_reasons(plan: Plan | RecordPlan) -> list[str]:
 
 @dataclass(frozen=True)
 class _Profile:
-    """Clients of one plan, and the events that each of them pays for at most; at client level, all clients.
+    """Clients with a common plan, and the maximum events of each; at client level, all clients.
 
     Attributes:
-        clients: how many they are.
-        plan: theirs; its epsilon and delta are the budget that their own ledgers keep.
-        events: as many as the budget allows of what was charged and what is still planned.
+        clients: number of clients.
+        plan: their plan; its epsilon and delta are the budget of their ledgers.
+        events: charged and remaining planned events, as far as the budget allows.
         overcharged: whether the run charged more than the budget allows.
     """
 
@@ -215,20 +215,20 @@ class _Profile:
     overcharged: bool
 
     def epsilon(self, delta: float, accountant: str) -> float:
-        """The most that one of these clients spends, at a delta no larger than its own."""
+        """Upper bound on the epsilon of one of these clients, at a delta no larger than that of its plan."""
         cost = epsilon(self.events, delta, accountant)
         limited = delta == self.plan.delta and accountant == self.plan.accountant and not self.overcharged
         return min(cost, self.plan.epsilon) if limited else cost
 
     def visible(self, delta: float) -> float:
-        """The same against those who see who takes part."""
+        """The same against an adversary who observes participation."""
         accountant = VisibleAccountant()
         for event, count in self.events.items():
             accountant.compose(event, count)
         return accountant.epsilon(delta)
 
     def described(self, delta: float) -> dict[str, Any]:
-        """The profile's line of the certificate."""
+        """Return the entry of the profile in the certificate."""
         numbers = ("num_examples", "batch_size", "noise_multiplier", "first_batch_size", "first_noise_multiplier")
         return {
             "clients": self.clients,
@@ -258,7 +258,7 @@ def _profiles(
 
 
 def _charged_to(own: RecordPlan, plan: RecordPlan, charges: Sequence[Mapping[str, Any]]) -> Counter[Event]:
-    """What a client with its own plan pays, at most, for the requests for which these charges of ``plan`` were made."""
+    """Return the maximum events of a client with the plan ``own`` for the requests charged under ``plan``."""
     charged = counted(charges)
     if own == plan:
         return charged
@@ -267,7 +267,7 @@ def _charged_to(own: RecordPlan, plan: RecordPlan, charges: Sequence[Mapping[str
     firsts = math.ceil((in_round_1 if first == later else charged)[first] / first_steps)
     laters = math.ceil(charged[later] / later_steps)
     if first == later and own.part(first=True) == own.part():
-        firsts = 0  # among the later ones already; where its own rounds differ, round 1 may have been of either kind
+        firsts = 0  # included in the later ones; if rounds of ``own`` differ, round 1 may have been of either kind
     choices_and_losses = {event for event in charged if event not in (first, later)} | _besides_steps(plan)
     return +(
         Counter({event: firsts * steps for event, steps in own.part(first=True).items()})
@@ -277,14 +277,14 @@ def _charged_to(own: RecordPlan, plan: RecordPlan, charges: Sequence[Mapping[str
 
 
 def _besides_steps(plan: RecordPlan) -> set[Event]:
-    """A client's choices and messages of losses, which are alike in all plans of a run."""
+    """Return the events of selections and losses, which are equal for all plans of a run."""
     sizes = range(1, min(plan.models_per_message, plan.compared) + 1)
     losses = {event for models in sizes for event in plan.losses(models)}
     return losses | ({selection_event(plan.selection_epsilon)} if plan.selection == "gumbel" else set())
 
 
 def planned_events(plan: Plan, charged: Counter[Event]) -> Counter[Event]:
-    """A client-level run's charges and, at the planned noise, what is still to come as far as the budget allows."""
+    """Return the charges of a client-level run and its remaining planned events, as far as the budget allows."""
     training = sum(count for event, count in charged.items() if not _is_evaluation(plan, event))
     evaluations = charged.total() - training
     planned = charged.copy()
@@ -293,7 +293,8 @@ def planned_events(plan: Plan, charged: Counter[Event]) -> Counter[Event]:
         planned[event] += max(0, count - done)
     if epsilon(planned, plan.delta, plan.accountant) <= plan.epsilon * SLACK:
         return planned
-    # More was planned than the budget allows, and the ledger refuses what does not fit: a public matter.
+    # More events are planned than the budget allows. The ledger rejects what does not fit, which depends on public
+    # values only.
     so_far, event = composed(charged, plan.accountant), plan.event()
     rounds = range(1, planned[event] - charged[event] + 1)
     fit = bisect_left(
@@ -307,7 +308,7 @@ def _is_evaluation(plan: Plan, event: Event) -> bool:
 
 
 def _accountants(plan: Plan | RecordPlan) -> list[str]:
-    """The plan's own first, then the others that cover its sampler; Opacus' answer slowly and are left out."""
+    """Return the plan's accountant, then the others that support its sampler; without those of Opacus (slow)."""
     others = [name for name, a in ACCOUNTANTS.items() if plan.sampler in a.samplers and not name.startswith("opacus")]
     if plan.mechanism != "paper":
         others = [name for name in others if certifies(name)]

@@ -1,4 +1,4 @@
-"""Whether a run's certificate follows from its ledger: everything is derived again, nothing is believed."""
+"""Verification of a run's certificate: everything is derived again from the ledger."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from coterie.privacy.ledger import LedgerError, count_of, event_of, read_chained
 from coterie.privacy.plan import Plan
 from coterie.privacy.record import RecordPlan
 
-# Rounding of sums in another order, or by another version of a library.
+# Tolerance for rounding in another order, or by another version of a library.
 _TOLERANCE = 1e-6
-# Says who derived a certificate, not what it promises.
+# Key of the version that derived a certificate, which is not part of the guarantee.
 _VERSION = "coterie"
 _WAY_OUT = "restore it from a copy, or start a new run with another --out: this run is not certified"
 
 
 def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """First line and charges of a run folder's ledger, which holds every charge that the folder gives evidence of.
+    """Return the first line and the charges of a run folder's ledger, verified against the folder's other files.
 
-    The checkpoint keeps how many charges there were when it was written, and the chain of the last one. No checkpoint
-    and no line of metrics.jsonl may be of a round that was not charged.
+    The checkpoint stores the number of charges when it was written, and the chain of the last one. Every round of the
+    checkpoint and of metrics.jsonl must have a charge.
 
     Raises:
-        LedgerError: the ledger is missing, damaged, shorter or another one; or a file that it is compared with is
-            damaged.
+        LedgerError: the ledger is missing, damaged, too short or of another run, or a file that it is compared with
+            is damaged.
     """
     ledger = run / "ledger.jsonl"
-    try:  # the ledger comes last: of a run that goes on meanwhile, it is never behind
+    try:  # read the ledger last, so that it is never behind the other files of a running run
         about = checkpoint_facts(run / "checkpoint" / "state.safetensors")
         metrics = run / "metrics.jsonl"
         lines = read_lines(metrics) if metrics.exists() else []
         for number, line in enumerate(lines, 1):
             if not isinstance(line.get("round"), int):
-                raise FileError(f"{metrics}, line {number}, is not the line of a round")
+                raise FileError(f"{metrics}, line {number}, does not describe a round")
     except FileError as error:
         raise LedgerError(f"{error}; {_WAY_OUT}") from None
     try:
@@ -52,16 +52,13 @@ def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     known, chain = about.get("charges", 0), about.get("chain")
     if known > len(charges):
         raise LedgerError(
-            f"{ledger} holds {len(charges)} charges, but the checkpoint was written after {known}; {_WAY_OUT}"
+            f"{ledger} contains {len(charges)} charges, but the checkpoint was written after {known}; {_WAY_OUT}"
         )
     if chain and chains[known] != chain:
-        raise LedgerError(
-            f"{ledger} is not the one with which the checkpoint was written: their chains disagree at charge {known}; "
-            f"{_WAY_OUT}"
-        )
+        raise LedgerError(f"{ledger} does not match the checkpoint: their chains differ at charge {known}; {_WAY_OUT}")
     plan = header.get("plan")
     plan = plan if isinstance(plan, Mapping) else {}
-    if plan.get("mechanism") == RecordPlan.mechanism:  # whose rounds may cost nothing
+    if plan.get("mechanism") == RecordPlan.mechanism:  # rounds may be free of charge
         return header, charges
     rounds = {"the checkpoint": about.get("round", 0)}
     rounds["metrics.jsonl"] = max((line["round"] for line in lines), default=0)
@@ -75,17 +72,17 @@ def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     evaluated = {line["round"] for line in lines if "accuracy" in line} if plan.get("evaluations") else set()
     for number in sorted(evaluated - {c["round"] for c in charges if c.get("for", "evaluation") == "evaluation"}):
         raise LedgerError(
-            f"metrics.jsonl of {run} holds a private accuracy of round {number}, which {ledger.name} does not charge; "
-            f"{_WAY_OUT}"
+            f"metrics.jsonl of {run} contains a private accuracy of round {number}, but no charge for it is in "
+            f"{ledger.name}; {_WAY_OUT}"
         )
     return header, charges
 
 
 def checkpoint_facts(path: Path) -> dict[str, Any]:
-    """The metadata of a checkpoint, without its tensors; empty if there is none.
+    """Return the metadata of a checkpoint without its tensors; empty if there is no checkpoint.
 
     Raises:
-        FileError: it is damaged.
+        FileError: the checkpoint is damaged.
     """
     if not path.exists():
         return {}
@@ -97,54 +94,55 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         good = False
     if not good:
-        raise FileError(f"{path} is damaged: it holds no checkpoint")
+        raise FileError(f"{path} is damaged: it contains no checkpoint")
     return dict(about)
 
 
 def check(
     header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]], stated: Mapping[str, Any] | None
 ) -> list[str]:
-    """What is wrong with a run's papers; an empty list when the certificate follows from the ledger.
+    """Return the problems of a run's ledger and certificate; empty if the certificate matches the ledger.
 
-    That every charge is for a release of the plan, that the epsilon beside each is what the charges up to it cost,
-    that all of them fit the budget, and that ``stated`` follows from them. Versions of software may differ.
+    Every charge must be for a release of the plan and state the epsilon of all charges up to it, all charges must fit
+    the budget, and ``stated`` must follow from them. Versions of software may differ.
 
     Args:
         header: first line of the ledger.
         charges: its other lines.
-        stated: privacy.json as it stands; None if the run has not written it yet.
+        stated: contents of privacy.json; None if it does not exist yet.
 
     Raises:
-        LedgerError: ``header`` describes no plan.
+        LedgerError: ``header`` contains no plan.
     """
     plan = _plan(header)
     problems = []
     for key, planned in (("delta", plan.delta), ("epsilon", plan.epsilon), ("accountant", plan.accountant)):
         if not _same(header.get(key), _finite(planned)):
-            problems.append(f"the ledger keeps {key} = {_said(header.get(key))}, its plan has {_said(planned)}")
+            problems.append(f"the ledger has {key} = {_format(header.get(key))}, but its plan has {_format(planned)}")
     allowed = _events(plan)
     live, spent = composed([], plan.accountant), 0.0
     for charge in charges:
         event, name = event_of(charge), f"charge {charge['charge']} (round {charge['round']})"
-        least = [e.noise_multiplier for e in allowed if _way(e) == _way(event)]
+        least = [e.noise_multiplier for e in allowed if _sampling(e) == _sampling(event)]
         if not least:
-            problems.append(f"{name} is for {event.sampler} sampling at rate {event.sampling_rate:g}: not planned")
+            rate = f"{event.sampling_rate:g}"
+            problems.append(f"{name} is for {event.sampler} sampling at rate {rate}, which is not planned")
         elif event.noise_multiplier < min(least):
             problems.append(f"{name} has noise {event.noise_multiplier:g}, less than the planned {min(least):g}")
         try:
             live.compose(event, count_of(charge))
         except PrivacyError as error:
-            return [*problems, f"nothing follows from the charges: {error}"]
+            return [*problems, f"the charges cannot be composed: {error}"]
         spent = live.epsilon(plan.delta)
         if not _same(charge.get("epsilon", "nothing"), _finite(spent)):
-            recorded = _said(charge.get("epsilon", "nothing"))
-            problems.append(f"{name} records epsilon {recorded} up to it; the charges amount to {_said(spent)}")
+            recorded = _format(charge.get("epsilon", "nothing"))
+            problems.append(f"{name} records epsilon {recorded}, but the charges up to it amount to {_format(spent)}")
     if not spent <= plan.epsilon * (1 + _TOLERANCE):
-        problems.append(f"the charges amount to epsilon {_said(spent)}, above the budget of {plan.epsilon:g}")
+        problems.append(f"the charges amount to epsilon {_format(spent)}, above the budget of {plan.epsilon:g}")
     if stated is not None:
         follows = certificate(header, charges)
-        for key, said, derived in _differences(_unversioned(stated), _unversioned(follows)):
-            problems.append(f"privacy.json says {key} = {_said(said)}; the ledger says {_said(derived)}")
+        for key, value, derived in _differences(_unversioned(stated), _unversioned(follows)):
+            problems.append(f"privacy.json has {key} = {_format(value)}, but the ledger gives {_format(derived)}")
     return problems
 
 
@@ -153,8 +151,8 @@ def _plan(header: Mapping[str, Any]) -> Plan | RecordPlan:
         return plan_of(header["plan"])
     except (KeyError, TypeError, PrivacyError) as error:
         raise LedgerError(
-            f"the ledger's first line describes no plan that this version knows ({error}): check it with the version "
-            "that wrote it"
+            f"the first line of the ledger contains no plan known to this version ({error}): use the version that "
+            "wrote it"
         ) from None
 
 
@@ -164,12 +162,12 @@ def _events(plan: Plan | RecordPlan) -> list[Event]:
     return [plan.event(), *([plan.evaluation_event()] if plan.evaluations else [])]
 
 
-def _way(event: Event) -> tuple[str, float]:
+def _sampling(event: Event) -> tuple[str, float]:
     return event.sampler, event.sampling_rate
 
 
 def _unversioned(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the versions of the software that derived it: another one derives the same certificate."""
+    """Remove software versions, because another version derives the same certificate."""
     rest = {key: value for key, value in document.items() if key != _VERSION}
     if "accountant" in rest:
         rest["accountant"] = re.sub(r" \d[^,]*(?=,)", "", str(rest["accountant"]))
@@ -177,7 +175,7 @@ def _unversioned(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differences(stated: Any, derived: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(key, stated, derived) wherever two documents differ; keys inside keys are joined by a dot."""
+    """Yield (key, stated, derived) for every difference of two documents; nested keys are joined by dots."""
     if isinstance(stated, Mapping) and isinstance(derived, Mapping):
         for name in dict.fromkeys([*derived, *stated]):
             inside = f"{key}.{name}" if key else str(name)
@@ -187,7 +185,7 @@ def _differences(stated: Any, derived: Any, key: str = "") -> Iterator[tuple[str
 
 
 class _Absent:
-    """Where one of two documents has no such key."""
+    """Placeholder for a key that one of two documents lacks."""
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -203,9 +201,9 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """As JSON has it: null stands for infinity."""
+    """Replace infinity by None, as in JSON."""
     return None if value == math.inf else value
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     return "nothing" if value is _Absent else json.dumps(_finite(value), ensure_ascii=False)

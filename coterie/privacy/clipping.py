@@ -1,4 +1,4 @@
-"""Clipping: what one client can add is bounded, whatever it sends."""
+"""Clipping, which bounds the contribution of any client."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from coterie.privacy.accountants import PrivacyError
 
 FloatArray = npt.NDArray[np.float64]
 
-#: Range of clipping norms. Every ratio of noise to sensitivity is the same outside of it; nothing of use lives there.
+#: Range of useful clipping norms. The ratio of noise to sensitivity does not depend on the clipping norm.
 LEAST_CLIP_NORM, MOST_CLIP_NORM = 1e-6, 1e6
 
-# Room for the rounding of norms and sums below the clipping norm.
+# Margin below the clipping norm for the rounding of norms and sums.
 _MARGIN = 1e-6
 
 
 def check_clip_norm(clip_norm: float) -> None:
-    """Refuse a clipping norm outside of its range.
+    """Check that a clipping norm is in its range.
 
     Raises:
         PrivacyError: it is NaN, too small or too large.
@@ -29,18 +29,18 @@ def check_clip_norm(clip_norm: float) -> None:
 
 
 def clip(update: npt.ArrayLike, clip_norm: float) -> FloatArray:
-    """``update`` in float64, scaled down to L2 norm at most ``clip_norm``; all zero if any entry is not finite.
+    """Return ``update`` in float64, scaled to L2 norm at most ``clip_norm``; zero if any entry is not finite.
 
     Args:
-        update: array of any shape, 0-d and empty included.
-        clip_norm: the bound C > 0; inf leaves finite updates as they are.
+        update: array of any shape, including 0-d and empty ones.
+        clip_norm: the bound C > 0; inf leaves finite updates unchanged.
     """
     array = np.asarray(update, dtype=np.float64)
     return clip_rows(array.reshape(1, -1), clip_norm).reshape(array.shape)
 
 
 def clip_rows(updates: npt.ArrayLike, clip_norm: float) -> FloatArray:
-    """:func:`clip` of every row of an (n, d) array."""
+    """Apply :func:`clip` to every row of an (n, d) array."""
     rows = _finite_rows(updates)
     if math.isinf(clip_norm):
         return rows
@@ -50,11 +50,11 @@ def clip_rows(updates: npt.ArrayLike, clip_norm: float) -> FloatArray:
 
 
 def clip_to_unit(updates: npt.ArrayLike, clip_norm: float) -> FloatArray:
-    """Every row of an (n, d) array, clipped to L2 norm ``clip_norm`` and divided by it: its norm is at most 1.
+    """Clip every row of an (n, d) array to L2 norm ``clip_norm`` and divide it by ``clip_norm``: its norm is at most 1.
 
-    A mechanism sums these rows, adds noise of standard deviation sigma, and multiplies by ``clip_norm`` afterwards. So
-    the ratio of noise to sensitivity is sigma for every clipping norm, however small or large. With ``clip_norm`` inf
-    finite rows stay as they are.
+    A mechanism sums these rows, adds noise of standard deviation sigma, and multiplies by ``clip_norm`` afterwards.
+    Thus the ratio of noise to sensitivity is sigma for every clipping norm. If ``clip_norm`` is inf, finite rows are
+    unchanged.
     """
     rows = _finite_rows(updates)
     if math.isinf(clip_norm):
@@ -65,21 +65,21 @@ def clip_to_unit(updates: npt.ArrayLike, clip_norm: float) -> FloatArray:
 
 
 def _finite_rows(updates: npt.ArrayLike) -> FloatArray:
-    """A float64 copy; rows with NaN or Inf are zero."""
+    """Return a float64 copy with zeros in rows that contain NaN or Inf."""
     rows = np.array(updates, dtype=np.float64)
     rows[~np.isfinite(rows).all(axis=1)] = 0.0
     return rows
 
 
 def _measured(rows: FloatArray, clip_norm: float) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.bool_]]:
-    """Rows divided by their largest entry, the lengths of these, that entry over C, and which rows are too long.
+    """Return rows divided by their largest entry, their norms, the ratio of that entry to C, and which rows exceed C.
 
-    Squares of 1e200 overflow and those of 1e-200 vanish, so rows are divided by their largest entry first.
+    The squares of 1e200 overflow and those of 1e-200 vanish, so rows are divided by their largest entry first.
     """
     largest = np.abs(rows).max(axis=1, initial=0.0)
     directions = rows / np.where(largest > 0, largest, 1.0)[:, None]
-    lengths = np.maximum(np.linalg.norm(directions, axis=1), 1.0)  # below 1 only where a row is zero
+    lengths = np.maximum(np.linalg.norm(directions, axis=1), 1.0)  # below 1 for zero rows only
     with np.errstate(over="ignore"):
-        ratio = largest / clip_norm  # inf is too long
+        ratio = largest / clip_norm  # inf counts as too long
         long = lengths * ratio > 1 - _MARGIN
     return directions, lengths, np.where(long, 1.0, ratio), long

@@ -1,13 +1,12 @@
-"""The ledger: a charge is on disk before the release it pays for, and is never reused or refunded.
+"""The ledger: every charge is synced to disk before its release, and is never reused or refunded.
 
-The first line describes the run: its plan, delta, budget and accountant. Every further line is a charge. A
-charge covers one attempt at one release. A round that is repeated after a crash is charged again, and the rounds
-that remain are calibrated anew so that everything together stays within the budget.
+The first line describes the run: its plan, delta, budget and accountant. Every further line is a charge, which covers
+one attempt at one release. A round that is repeated after a crash is charged again, and the remaining rounds are
+recalibrated so that the total stays within the budget.
 
-Every charge ends with a ``chain``: the beginning of the SHA-256 of the chain before it and the rest of its line. The
-first chain covers all bytes before its line, so that a ledger whose charges have none goes on with chains. A line that
-is lost or changed in the middle breaks the chain; a checkpoint keeps the last one, so that lines lost at the end are
-found as well.
+Every charge ends with a ``chain``: a prefix of the SHA-256 of the previous chain and the rest of the line. The first
+chain covers all preceding bytes, so a ledger without chains can be continued with chains. A lost or changed line in
+the middle breaks the chain. A checkpoint stores the last chain, so lost lines at the end are detected as well.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from coterie.privacy.accounting import SLACK, composed
 
 _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
 _FORMAT = 1
-_RESTORE = "; restore the ledger from a copy, or start anew with another file: this one certifies nothing"
+_RESTORE = "; restore the ledger from a copy, or use a new file: a damaged ledger gives no certificate"
 # A line of a ledger, and its chain, which is its last key.
 _CHAINED = re.compile(rb'(.*), "chain": "([0-9a-f]{16})"\}', re.DOTALL)
 
 
 class LedgerError(RuntimeError):
-    """The ledger cannot be used: another process has it, it is damaged, or it is another run's."""
+    """The ledger cannot be used: it is in use by another process, damaged, or of another run."""
 
 
 class BudgetError(PrivacyError):
-    """A further round would cost more than the run's budget."""
+    """A further charge would exceed the budget."""
 
 
 @dataclass
 class Permit:
-    """Allows the draws of one release, once. Only a :class:`Ledger` hands them out."""
+    """Single-use permission to draw the noise of one release. Only a :class:`Ledger` creates permits."""
 
     charge: int
     round: int
@@ -57,13 +56,13 @@ class Permit:
     _open: bool = field(default=True, repr=False)
 
     def use(self) -> None:
-        """Spend the permit.
+        """Use the permit.
 
         Raises:
-            LedgerError: it was spent before.
+            LedgerError: it was already used.
         """
         if not self._open:
-            raise LedgerError(f"charge {self.charge} paid for one release of round {self.round}, already made")
+            raise LedgerError(f"the permit of charge {self.charge} (round {self.round}) was already used")
         self._open = False
 
 
@@ -72,13 +71,13 @@ class Ledger:
 
     Args:
         delta: the delta at which epsilon is reported, in (0, 1).
-        epsilon: the budget; inf when the run has no privacy.
-        path: the file; None keeps the charges in memory, which no crash survives.
-        accountant: by which the budget is kept; pld and rdp are tracked beside it.
+        epsilon: the budget; inf for a run without privacy.
+        path: the file; None: the charges are kept in memory only, and do not survive a crash.
+        accountant: accountant of the budget; pld and rdp are also tracked.
         about: further entries of the first line; JSON-ready.
 
     Raises:
-        LedgerError: another process holds the file, a line of it cannot be read, or it is another run's.
+        LedgerError: the file is in use by another process, damaged, or of another run.
     """
 
     def __init__(
@@ -123,23 +122,23 @@ class Ledger:
 
     @property
     def events(self) -> Counter[Event]:
-        """What was charged."""
+        """All charged events."""
         return counted(self.charges)
 
     def spent(self, accountant: str | None = None) -> float:
-        """Epsilon of every charge ever made, by the ledger's own accountant or another one that it tracks."""
+        """Epsilon of all charges, by the ledger's accountant or another tracked one."""
         return self._live[accountant or self.accountant].epsilon(self.delta)
 
     def round(self, number: int, event: Event, count: int = 1, **details: Any) -> Permit:
-        """Charge one attempt at a release of round ``number``, sync it to disk, then allow its draws.
+        """Charge one attempt at a release of round ``number``, sync it to disk, and return its permit.
 
-        A shared budget is charged first, so that a crash in between counts too much, never too little.
+        A shared budget is charged first, so that a crash in between can only overcount.
 
         Args:
             number: the round, from 1.
-            event: what the release is, for the accountant.
-            count: how many such events it is (the steps of a client's DP-SGD).
-            details: further public facts to keep beside the charge.
+            event: event of the release.
+            count: number of such events (the steps of a client's DP-SGD).
+            details: further public entries of the charge.
 
         Raises:
             BudgetError: the charge would exceed this budget or the shared one; nothing was written.
@@ -158,31 +157,31 @@ class Ledger:
         return Permit(len(self.charges), number, event, cost)
 
     def share(self, budget: SharedBudget) -> None:
-        """Charge ``budget`` as well from here on, and close it with this ledger.
+        """Also charge ``budget`` from now on, and close it with this ledger.
 
         Raises:
-            LedgerError: charges of this ledger are not in ``budget``.
+            LedgerError: charges of this ledger are missing in ``budget``.
         """
         self._shared = budget
         for charge in self.charges:
             number = charge.get("shared", {}).get("charge", 0)
             if not 0 < number <= len(budget.charges) or event_of(budget.charges[number - 1]) != event_of(charge):
                 raise LedgerError(
-                    f"{budget.path} does not hold charge {charge['charge']} of this run: a run keeps the budget file "
-                    "with which it began"
+                    f"{budget.path} does not contain charge {charge['charge']} of this run: use the budget file with "
+                    "which the run started"
                 )
 
     def paid(self, number: int, charges: Mapping[Event, int], question: str) -> bool:
-        """Whether all these charges of a round were made for this question."""
+        """Whether all these charges of a round were made for the request with the digest ``question``."""
         made = counted(c for c in self.charges if c["round"] == number and c.get("question") == question)
         return all(made[event] >= count for event, count in charges.items())
 
     def again(self, number: int, event: Event) -> Permit:
-        """A permit for a replayed reply to a request that was charged before."""
+        """Return a permit for a replayed reply to a request that was already charged."""
         return Permit(len(self.charges), number, event, self.spent())
 
     def unpaid(self, number: int) -> Permit:
-        """Allows what this ledger need not pay for: answers of clients that paid by themselves, and of them alone."""
+        """Return a permit without a charge, for replies of clients that are charged in their own ledgers only."""
         return Permit(len(self.charges), number, None, self.spent())
 
     def _write(self, number: int, events: Mapping[Event, int], **details: Any) -> None:
@@ -215,17 +214,17 @@ class Ledger:
 
 
 class SharedBudget(Ledger):
-    """One budget for several client-level runs on the same clients: a ledger that holds the charges of all of them.
+    """One budget for several client-level runs on the same clients: a ledger with the charges of all of them.
 
     Args:
-        path: the file. It keeps the budget with which it was created; a new one takes ``epsilon`` and ``delta``.
+        path: the file. An existing file keeps its budget; a new one uses ``epsilon`` and ``delta``.
         clients: M of every run.
-        sampler: of every run; with it goes the adjacency.
+        sampler: sampler of every run, which defines the adjacency.
         epsilon: the budget of a new file.
         delta: the delta of a new file, in (0, 1).
 
     Raises:
-        LedgerError: another process holds the file, it is damaged, or it is for other clients or another sampler.
+        LedgerError: the file is in use by another process, damaged, or for other clients or another sampler.
     """
 
     def __init__(self, path: Path, *, clients: int, sampler: str, epsilon: float, delta: float) -> None:
@@ -234,7 +233,7 @@ class SharedBudget(Ledger):
         if path.exists() and b"\n" in _read(path):
             header, _ = read_ledger(path)
             if (header.get("clients"), header.get("sampler")) != (clients, sampler):
-                whose = "is no budget file"
+                whose = "is not a budget file"
                 if "clients" in header:
                     whose = f"is for {header['clients']} clients and {header['sampler']} sampling"
                 raise LedgerError(
@@ -247,7 +246,7 @@ class SharedBudget(Ledger):
         """Charge a release of round ``number`` of a run, as :meth:`round` does.
 
         Returns:
-            what the run's own ledger keeps of it.
+            entries for the charge in the run's own ledger.
 
         Raises:
             BudgetError: the charge would exceed the budget; nothing was written.
@@ -260,22 +259,22 @@ class SharedBudget(Ledger):
 
 
 class ClientLedger(Ledger):
-    """What one client has revealed, in every run that it took part in: it trusts no server to count.
+    """Ledger of one client over all of its runs, kept by the client itself, so that no server has to be trusted.
 
-    Its lines hold no epsilon, which would have to be composed anew whenever the client's process starts.
+    Its lines contain no epsilon, which would have to be composed again at every start of the client.
     """
 
     def spend(self, number: int, events: Mapping[Event, int]) -> int:
-        """Charge what round ``number`` will reveal, all of it or nothing, and sync it to disk before it is drawn.
+        """Charge all events of round ``number`` atomically, and sync them to disk before noise is drawn.
 
         Returns:
-            the number of its first charge, which no other attempt has.
+            the number of the first charge, which is unique to this attempt.
 
         Raises:
-            BudgetError: the budget does not allow it; nothing was written.
+            BudgetError: the charges would exceed the budget; nothing was written.
         """
         total = frozenset((self.events + Counter(events)).items())
-        # Any sound count is enough. Renyi's takes no time, and is above the budget in the last rounds alone.
+        # Any sound accountant suffices. RDP is fast, and exceeds the budget in the last rounds only.
         quick = "rdp" if self.accountant == "pld" else self.accountant
         if not (_cost(total, self.delta, quick) <= self.budget * SLACK):
             cost = _cost(total, self.delta, self.accountant)
@@ -289,7 +288,7 @@ class ClientLedger(Ledger):
         return first
 
     def record(self, number: int, events: Mapping[Event, int], **details: Any) -> None:
-        """Add charges of another ledger, whatever the budget: what was revealed counts."""
+        """Add charges of another ledger regardless of the budget, because these releases have happened."""
         self._write(number, events, **details)
 
 
@@ -299,17 +298,17 @@ def _cost(events: frozenset[tuple[Event, int]], delta: float, accountant: str) -
 
 
 def event_of(charge: Mapping[str, Any]) -> Event:
-    """What a line of a ledger charged."""
+    """Return the event of a charge."""
     return Event(charge["sampling_rate"], charge["noise_multiplier"], charge["sampler"])
 
 
 def count_of(charge: Mapping[str, Any]) -> int:
-    """How many such events it charged."""
+    """Return the number of events of a charge."""
     return int(charge.get("count", 1))
 
 
 def counted(charges: Iterable[Mapping[str, Any]]) -> Counter[Event]:
-    """What the lines of a ledger charged."""
+    """Return the events of all charges."""
     total: Counter[Event] = Counter()
     for charge in charges:
         total[event_of(charge)] += count_of(charge)
@@ -317,7 +316,7 @@ def counted(charges: Iterable[Mapping[str, Any]]) -> Counter[Event]:
 
 
 class Lines(NamedTuple):
-    """A ledger as it was read.
+    """The contents of a ledger.
 
     Attributes:
         header: the first line; None in an empty file.
@@ -331,25 +330,25 @@ class Lines(NamedTuple):
 
 
 def read_ledger(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """First line and charges of a ledger, which may be in use; nothing is written.
+    """Read the first line and the charges of a ledger, which may be in use.
 
     Raises:
-        LedgerError: there is none, or it is damaged.
+        LedgerError: the ledger is missing or damaged.
     """
     header, charges, _ = read_chained(path)
     return header, charges
 
 
 def read_chained(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
-    """As :func:`read_ledger`, and the chain up to each line, the first line included.
+    """Same as :func:`read_ledger`, with the chain up to each line, including the first one.
 
     Raises:
-        LedgerError: there is none, or it is damaged.
+        LedgerError: the ledger is missing or damaged.
     """
     content = _read(path)
     header, charges, chains = _parse(content[: content.rfind(b"\n") + 1], path)
     if header is None:
-        raise LedgerError(f"{path} is empty: nothing was planned or charged")
+        raise LedgerError(f"{path} is empty: it contains neither a plan nor charges")
     return header, charges, chains
 
 
@@ -365,7 +364,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def _chained(chain: str, charges: Iterable[Mapping[str, Any]]) -> tuple[bytes, str]:
-    """Lines for these charges, each with its chain, and the last chain."""
+    """Return lines for these charges with their chains, and the last chain."""
     lines = []
     for charge in charges:
         content = json.dumps(charge).encode()
@@ -375,13 +374,13 @@ def _chained(chain: str, charges: Iterable[Mapping[str, Any]]) -> tuple[bytes, s
 
 
 def _append(file: IO[bytes], path: Path, content: bytes) -> None:
-    """Append and sync; after a failure the file is as it was before.
+    """Append and sync; a failure leaves the file unchanged.
 
     Raises:
-        LedgerError: it cannot be written.
+        LedgerError: the file cannot be written.
     """
     if file.closed:
-        raise LedgerError(f"{path} is closed since it could not be written: continue with --resume")
+        raise LedgerError(f"{path} was closed after a write error: continue with --resume")
     size = os.fstat(file.fileno()).st_size
     try:
         left = content
@@ -391,7 +390,7 @@ def _append(file: IO[bytes], path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             file.truncate(size)
-        file.close()  # nothing may follow an incomplete line
+        file.close()  # prevent writes after an incomplete line
         raise LedgerError(
             f"{path} cannot be written: {error.strerror or error}; nothing was released for this charge: free the disk "
             "or make the file writable, then continue with --resume"
@@ -402,7 +401,7 @@ def _open_locked(path: Path) -> IO[bytes]:
     try:
         file = os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+b", buffering=0)
     except FileError as error:
-        raise LedgerError(f"{error}; a ledger must be a regular file that can be written") from None
+        raise LedgerError(f"{error}; a ledger must be a writable regular file") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -415,31 +414,31 @@ def _open_locked(path: Path) -> IO[bytes]:
 
 
 def _take_over(file: IO[bytes], path: Path, header: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
-    """All charges, and the chain up to the last.
+    """Return all charges, and the last chain; write the header if there are no charges.
 
-    An incomplete last line was never synced, so nothing was released for it: it is cut off.
+    An incomplete last line was never synced, so nothing was released for it, and it is removed.
     """
     content = _read(path)
     whole = content[: content.rfind(b"\n") + 1]
     before, charges, chains = _parse(whole, path)
-    if not charges:  # nothing was paid for: whoever opened it first is free to have planned something else
+    if not charges:  # without charges, another plan may replace the header
         first = json.dumps(header).encode() + b"\n"
         if whole != first or content != whole:
             file.truncate(0)
             _append(file, path, first)
         return [], _digest(first)
     if before != json.loads(json.dumps(header)):
-        raise LedgerError(f"{path} belongs to a run that was planned otherwise; choose another --out")
+        raise LedgerError(f"{path} belongs to a run with another plan; choose another --out")
     if whole != content:
         file.truncate(len(whole))
     return charges, chains[-1]
 
 
 def _parse(content: bytes, path: Path) -> Lines:
-    """The lines of a ledger.
+    """Parse the lines of a ledger.
 
     Raises:
-        LedgerError: a line is damaged, or its chain disagrees with the lines before it.
+        LedgerError: a line is damaged, or its chain does not match the preceding lines.
     """
     lines: list[dict[str, Any]] = []
     chains: list[str] = []
@@ -465,7 +464,7 @@ def _parse(content: bytes, path: Path) -> Lines:
         else:
             chain = before.hexdigest()[:16]
         if begun and (not chained or chained[2].decode() != chain):
-            raise LedgerError(f"{path}, line {number + 1}: its chain disagrees with the lines before it{_RESTORE}")
+            raise LedgerError(f"{path}, line {number + 1}: its chain does not match the preceding lines{_RESTORE}")
         chains.append(chain)
         lines.append(read)
     return Lines(lines[0] if lines else None, lines[1:], chains)

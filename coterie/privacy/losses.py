@@ -1,7 +1,7 @@
 """Losses of other clients' models on a client's own records, released with noise (LCFL at record level).
 
-Adding or removing one record moves the summed loss of each of m models by at most L, all of them together by at most
-L sqrt(m) in L2 norm: a Gaussian mechanism (docs/privacy.md, theorem 3). What it costs is
+Adding or removing one record changes the summed loss of each of m models by at most L, and all of them by at most
+L sqrt(m) in L2 norm: a Gaussian mechanism (docs/privacy.md, theorem 3). Its cost is
 :meth:`coterie.privacy.RecordPlan.losses`.
 """
 
@@ -17,13 +17,13 @@ from coterie.privacy.selection import unit_losses
 def noisy_losses(
     losses: npt.ArrayLike, bound: float, deviation: float, num_examples: int, rng: np.random.Generator
 ) -> FloatArray:
-    """(m,) mean loss of every model, noisy.
+    """Return the (m,) noisy mean losses of all models.
 
     Args:
         losses: (n, m) of every model on every record; clipped to [0, bound], NaN counts as ``bound``.
         bound: L, finite.
         deviation: of the noise on a sum, in units of L.
-        num_examples: N, public, by which sums are divided; not n, which a record changes.
+        num_examples: N, the public divisor of the sums; not n, which changes with a record.
         rng: the client's noise.
     """
     each = unit_losses(losses, bound)

@@ -1,7 +1,7 @@
-"""One frozen plan yields sampler, clipping, noise and accounting event together; nothing else draws noise.
+"""A frozen plan defines sampler, clipping, noise and accounting event together; nothing else draws noise.
 
-A plan is a mechanism (one file of :mod:`coterie.privacy.mechanisms` each) with its public numbers. What a round
-does with it:
+A plan is a mechanism (one file each in :mod:`coterie.privacy.mechanisms`) with its public parameters. Its use in a
+round:
 
     cohort        = plan.sample(coins)                  sampled clients
     contributions = plan.contributions(d)               clipped on arrival; secret
@@ -42,13 +42,13 @@ DIVISORS = ("fixed", "released")
 
 
 class Contributions(ABC):
-    """Updates of one cohort, clipped on arrival and divided by C; exact sums and labels, for the mechanism alone.
+    """Updates of one cohort, clipped on arrival and divided by C; exact sums and labels, accessible to mechanisms only.
 
-    ``draws`` independent rounds can be kept side by side, which is how the audit runs a mechanism 100,000 times;
-    a run has one. Labels then have shape (draws,) and updates (draws, d).
+    ``draws`` independent rounds can be stored together, as in the audit, which runs a mechanism 100,000 times; a run
+    has one. Labels then have shape (draws,) and updates (draws, d).
 
-    The first ``shared`` coordinates of an update are summed over all clients, whatever their labels, and noised
-    once; in a (k, d) sum that block is the same in every row. An update is clipped as one vector.
+    The first ``shared`` coordinates of an update are summed over all clients regardless of their labels, and receive
+    noise once; this block is the same in every row of a (k, d) sum. An update is clipped as one vector.
     """
 
     def __init__(self, plan: Plan, size: int, draws: int = 1, shared: int = 0) -> None:
@@ -70,8 +70,8 @@ class Summed(Contributions):
     """Sums on arrival: memory does not grow with the cohort.
 
     Attributes:
-        sums: (draws, k, d) of clipped updates, by redrawn label; the shared block in row 0 alone.
-        counts: (draws, k) clients, by the label that they chose.
+        sums: (draws, k, d) of clipped updates, by redrawn label; the shared block is in row 0 only.
+        counts: (draws, k) numbers of clients by chosen label.
     """
 
     def __init__(self, plan: Plan, size: int, draws: int = 1, shared: int = 0) -> None:
@@ -80,7 +80,7 @@ class Summed(Contributions):
         self.counts = np.zeros((draws, plan.num_clusters))
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
-        """Add to both sums; ``slot`` does not matter."""
+        """Add to both sums; ``slot`` is ignored."""
         every, clipped = np.arange(self.draws), self._clipped(update)
         self.sums[:, 0, : self.shared] += clipped[:, : self.shared]
         self.sums[every, redrawn_label, self.shared :] += clipped[:, self.shared :]
@@ -88,10 +88,10 @@ class Summed(Contributions):
 
 
 class Collected(Contributions):
-    """Single updates of clients, where the server may see them: they are private already, or nothing is.
+    """Updates of single clients, if the server may read them: they are already private, or the run has no privacy.
 
     Args:
-        plan: of the run.
+        plan: plan of the run.
         size: d.
         cohort: (m,) client of every slot.
         weights: (m,) public weight of every slot.
@@ -125,10 +125,10 @@ class Collected(Contributions):
 
 
 class Gathered(Contributions):
-    """Points of clients, any number of each, where the server may see them; see :class:`Collected`.
+    """Points of clients, any number per client, if the server may read them; see :class:`Collected`.
 
     Args:
-        plan: of the run.
+        plan: plan of the run.
         cohort: (m,) client of every slot.
     """
 
@@ -139,7 +139,7 @@ class Gathered(Contributions):
         self._bytes = 0
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
-        """Store one client's (n, *shape) points; in an unnamed file once they are many."""
+        """Store one client's (n, *shape) points, in an unnamed file if memory use would be large."""
         points = np.asarray(update, np.float32)
         self._bytes += points.nbytes
         if self._bytes > _SPOOL:
@@ -162,7 +162,7 @@ class SingleContributions(Protocol[R_co]):
 
 
 def _rows(count: int, size: int) -> npt.NDArray[np.float32]:
-    """(count, size) zeros; in an unnamed file if they are many."""
+    """(count, size) zeros; in an unnamed file if memory use would be large."""
     return np.zeros((count, size), np.float32) if 4 * count * size <= _SPOOL else _in_a_file(count, size)
 
 
@@ -174,16 +174,16 @@ def _in_a_file(count: int, size: int) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class MechanismOutput:
-    """Output of one or many draws of a mechanism; leading axis ``draws``.
+    """Output of one or more draws of a mechanism; the leading axis is ``draws``.
 
     ``scores`` and ``assigned`` are for the audit and never leave the server.
 
     Attributes:
         sums: (draws, k, d), noisy.
-        histogram: (draws, k), noisy; None when sizes are not released.
+        histogram: (draws, k), noisy; None if sizes are not released.
         divisors: (draws, k) D_j of the update.
-        scores: (draws, m, k) noisy identifiers by slot, where a mechanism has them.
-        assigned: (draws, m) cluster of each slot's update, where a mechanism has slots.
+        scores: (draws, m, k) noisy identifiers by slot, if the mechanism has them.
+        assigned: (draws, m) cluster of each slot's update, if the mechanism has slots.
     """
 
     sums: FloatArray
@@ -195,7 +195,7 @@ class MechanismOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """The release of one round: charged, and free to use; one subclass for each kind.
+    """The release of one round, which is charged and may be used freely; each kind has a subclass.
 
     Attributes:
         charge: number of its charge in the ledger.
@@ -212,9 +212,9 @@ class ReleasedSums(Released):
 
     Attributes:
         sums: (k, d) float64, noisy sums of clipped updates per cluster.
-        histogram: (k,) float64, noisy numbers of clients that chose each cluster; None when not released.
+        histogram: (k,) float64, noisy numbers of clients that chose each cluster; None if not released.
         divisors: (k,) float64, D_j of the update, from public constants and released values.
-        cohort: divisor of what all clusters share: qM, or the sum of released sizes.
+        cohort: divisor of coordinates shared by all clusters: qM, or the sum of released sizes.
     """
 
     sums: FloatArray
@@ -229,8 +229,8 @@ class ReleasedUpdates(Released):
 
     Attributes:
         clients: (n,) ids of the clients.
-        labels: (n,) clusters that they chose, or were assigned to.
-        assigned: (n,) clusters whose models they update; differ from ``labels`` if these were redrawn.
+        labels: (n,) chosen or assigned clusters.
+        assigned: (n,) clusters whose models the updates change; they differ from ``labels`` after redrawing.
         weights: (n,) public weights.
         updates: (n, d) float32.
     """
@@ -255,9 +255,9 @@ class ReleasedPoints(Released):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(ABC):
-    """Everything about a run's privacy that is fixed before its first round. All numbers are public.
+    """All privacy parameters of a run, which are fixed before its first round and public.
 
-    Build one with :meth:`calibrated`; the constructor takes the noise as given.
+    Use :meth:`calibrated` to calibrate the noise; the constructor takes a noise multiplier.
 
     Attributes:
         clients: M, the configured number of clients, never a number of replies.
@@ -268,8 +268,8 @@ class Plan(ABC):
         epsilon: the budget; inf without privacy.
         delta: of the guarantee.
         noise_multiplier: sigma_eff of a round; 0 without privacy.
-        identifier_share: part of 1 / sigma_eff^2 that goes to labels or their histogram; 0 releases neither.
-        rebalance_min: B, least size of a cluster in a round (RR-Cluster); 0 turns rebalancing off.
+        identifier_share: share of 1 / sigma_eff^2 for labels or their histogram; 0: neither is released.
+        rebalance_min: B, minimum size of a cluster in a round (RR-Cluster); 0: no rebalancing.
         divisor: D_j of the update: "fixed" (qM/k), or "released" (from released sizes, at least max(B, 1)).
         evaluations: number of planned private evaluations.
         evaluation_noise: standard deviation of the noise on the mean accuracy of a private evaluation.
@@ -297,15 +297,15 @@ class Plan(ABC):
     unit: ClassVar[str] = "client"
     adjacency: ClassVar[str]
     sampler: ClassVar[str]
-    #: Whether every client keeps a ledger of its own, which its part in a round is charged to (record level).
+    #: Whether every client keeps its own ledger, which is charged for its participation (record level).
     clients_account: ClassVar[bool] = False
     #: Whether clients redraw their own labels for rebalancing (by a matrix of released values).
     redraws: ClassVar[bool] = False
     #: Whether clients may keep state between rounds on which their updates depend.
     memory: ClassVar[bool] = True
-    #: Why a run of this mechanism is never certified; empty if it may be.
+    #: Reasons why runs of this mechanism are never certified; empty if they may be.
     flaws: ClassVar[tuple[str, ...]] = ()
-    #: Accountants that are valid for this mechanism (for `paper`: those that it prints).
+    #: Accountants that are valid for this mechanism (for `paper`: those used in the paper).
     accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp")
     #: Settings of privacy that this mechanism alone has; they are arguments of the constructor.
     options: ClassVar[tuple[str, ...]] = ()
@@ -327,7 +327,9 @@ class Plan(ABC):
             if not getattr(self, name) >= 1:
                 raise PrivacyError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}")
         if self.num_clusters > self.clients:
-            raise PrivacyError(f"{self.num_clusters} clusters for {self.clients} clients: ask for fewer clusters")
+            raise PrivacyError(
+                f"num clusters must be at most the number of clients, {self.clients}, not {self.num_clusters}"
+            )
         check_delta(self.delta)
         if self.divisor not in DIVISORS:
             raise PrivacyError(f"divisor must be {' or '.join(DIVISORS)}, not {self.divisor!r}")
@@ -340,26 +342,34 @@ class Plan(ABC):
             raise PrivacyError(f"evaluation noise must be positive, not {self.evaluation_noise}")
         if self.accountant not in self.accountants:
             known = ", ".join(self.accountants)
-            raise PrivacyError(f"{self.mechanism} is counted by {known}, not by {self.accountant!r}")
+            raise PrivacyError(
+                f"the accountant of mechanism {self.mechanism} must be one of {known}, not {self.accountant!r}"
+            )
 
     @classmethod
     def calibrated(cls, *, rounds: int, epsilon: float, delta: float, **numbers: Any) -> Plan:
-        """The plan whose ``rounds`` rounds and evaluations cost at most (epsilon, delta); numbers as in the class.
+        """Return the plan with the smallest noise whose rounds and evaluations cost at most (epsilon, delta).
+
+        Args:
+            rounds: T.
+            epsilon: the budget.
+            delta: of the guarantee.
+            numbers: further attributes of the class.
 
         Raises:
-            PrivacyError: a number makes no sense, or no noise suffices.
+            PrivacyError: a parameter is invalid, or no noise suffices.
         """
         numbers = {"identifier_share": cls.usual_share, "accountant": cls.accountants[0], **numbers}
         sketch = cls(rounds=rounds, epsilon=epsilon, delta=delta, noise_multiplier=1.0, **numbers)
         return sketch.recalibrated(sketch.noise_for(rounds, sketch._evaluations(sketch.evaluations)))
 
     def terms(self) -> dict[str, Any]:
-        """Every public number, JSON-ready (null stands for infinity)."""
+        """Return all parameters, JSON-ready (None stands for infinity)."""
         numbers = {name: None if value == math.inf else value for name, value in asdict(self).items()}
         return {"mechanism": self.mechanism, **numbers}
 
     def ledger(self, path: Path | None = None, **about: Any) -> Ledger:
-        """A ledger for this plan, in memory or in ``path``; its header holds the plan and ``about``."""
+        """Create a ledger for this plan, in memory or in ``path``; its header contains the plan and ``about``."""
         return Ledger(self.delta, self.epsilon, path, self.accountant, {"plan": self.terms(), **about})
 
     # ---- the numbers of a round ---------------------------------------------------------------------------
@@ -376,7 +386,7 @@ class Plan(ABC):
 
     @property
     def scale(self) -> float:
-        """C, by which the noisy sum of clipped updates in units of C is multiplied; 1 where nothing is clipped."""
+        """C, the factor of noisy sums of clipped updates in units of C; 1 without clipping."""
         return self.clip_norm if math.isfinite(self.clip_norm) else 1.0
 
     @property
@@ -386,12 +396,12 @@ class Plan(ABC):
 
     @property
     def noise_multiplier_updates(self) -> float:
-        """sigma_theta: noise standard deviation of the sums, over their sensitivity."""
+        """sigma_theta: noise standard deviation of the sums / their sensitivity."""
         return self.noise_multiplier / math.sqrt(1 - self.identifier_share)
 
     @property
     def noise_multiplier_counts(self) -> float | None:
-        """Noise standard deviation of the histogram or the one-hot identifiers; None when neither is released."""
+        """Noise standard deviation of the histogram or the one-hot identifiers; None if neither is released."""
         if not self.private:
             return 0.0
         return self.noise_multiplier / math.sqrt(self.identifier_share) if self.identifier_share else None
@@ -402,11 +412,11 @@ class Plan(ABC):
 
     def evaluation_event(self) -> Event:
         """The event of one private evaluation: every client adds its accuracy - 1/2 to a sum."""
-        sensitivity = 0.5 if self.sampler == "poisson" else 1.0  # an absent client adds nothing; another, the opposite
+        sensitivity = 0.5 if self.sampler == "poisson" else 1.0  # absent: 0; replaced: from -1/2 to 1/2
         return Event(1.0, self.evaluation_noise * self.clients / sensitivity, self.sampler)
 
     def releases(self) -> Collection[Event | None]:
-        """Events that a permit of :meth:`release` may be for; None: no charge."""
+        """Events for which :meth:`release` accepts a permit; None: no charge."""
         return {self.event()}
 
     def charges(self, request: Priced, cohort: IntArray | None = None) -> Counter[Event]:
@@ -414,8 +424,7 @@ class Plan(ABC):
 
         Args:
             request: the request.
-            cohort: (m,) its recipients. The events may depend on which public group of clients they are, and not on
-                what sampling keeps secret.
+            cohort: (m,) its recipients. The events may depend on public groups of clients, but not on secret sampling.
         """
         return Counter({self.event(): 1})
 
@@ -427,7 +436,7 @@ class Plan(ABC):
         return Counter({self.event(): self.rounds}) + Counter(self._evaluations(self.evaluations))
 
     def noise_for(self, rounds: int, besides: Mapping[Event, int] | None = None) -> float:
-        """The noise multiplier at which ``rounds`` rounds and other events fit the budget."""
+        """Return the noise multiplier at which ``rounds`` rounds and the events ``besides`` fit the budget."""
         return calibrate(
             self.epsilon,
             self.delta,
@@ -439,24 +448,24 @@ class Plan(ABC):
         )
 
     def recalibrated(self, noise_multiplier: float) -> Plan:
-        """This plan with another noise multiplier."""
+        """Return this plan with another noise multiplier."""
         return replace(self, noise_multiplier=noise_multiplier)
 
     # ---- a round ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def sample(self, rng: np.random.Generator) -> IntArray:
-        """Client ids in [0, M) of one round's cohort, in the order of the slots."""
+        """Sample the cohort of a round: client ids in [0, M), in the order of the slots."""
 
     @abstractmethod
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Contributions:
-        """Container for the updates of a cohort; ``size`` is d, all clusters share the first ``shared`` coordinates."""
+        """Create the container for updates of size d, whose first ``shared`` coordinates all clusters share."""
 
     def new_state(self) -> object | None:
-        """State of the mechanism over the rounds of one run, such as correlated noise; None: it needs none.
+        """Create the state of the mechanism for one run, such as correlated noise; None: there is no state.
 
-        It is created once per run, passed to every :meth:`release`, which may change it, and never leaves the memory
-        of the server: a run that resumes starts with a new one.
+        It is created once per run and passed to every :meth:`release`, which may change it. It stays in the memory of
+        the server: a resumed run starts with a new state.
         """
         return None
 
@@ -466,15 +475,15 @@ class Plan(ABC):
         return None
 
     def collected(self, size: int, cohort: IntArray) -> Collected:
-        """Container for updates that a method reads one by one.
+        """Create the container for updates that a method reads individually.
 
         Raises:
             PrivacyError: this mechanism releases noisy sums only.
         """
-        raise PrivacyError(f"mechanism {self.mechanism} releases noisy sums, never one client's update")
+        raise PrivacyError(f"mechanism {self.mechanism} releases noisy sums only, not single updates")
 
     def gathered(self, cohort: IntArray) -> Gathered:
-        """Container for points, which are read one by one.
+        """Create the container for points, which are read individually.
 
         Raises:
             PrivacyError: see :meth:`collected`.
@@ -483,13 +492,13 @@ class Plan(ABC):
         return Gathered(self, cohort)
 
     def max_update_norm(self, client: int, size: int, lr: float, first: bool) -> float:
-        """L2 norm above which a client's update is rejected; inf if the server clips it.
+        """L2 norm above which a client's update is rejected; inf if the server clips updates.
 
         Args:
             client: its id.
             size: d.
             lr: step size of the client.
-            first: whether it has round 1's batches.
+            first: whether it uses the batches of round 1.
         """
         return math.inf
 
@@ -502,7 +511,7 @@ class Plan(ABC):
         redraw: FloatArray,
         state: Any = None,
     ) -> MechanismOutput:
-        """The mechanism without a ledger: called by :meth:`release`, attacked by the audit."""
+        """Run the mechanism without a ledger: called by :meth:`release` and attacked by the audit."""
 
     def release(
         self,
@@ -513,18 +522,18 @@ class Plan(ABC):
         redraw: FloatArray | None = None,
         state: object | None = None,
     ) -> ReleasedSums:
-        """Release the noisy sums of one round, against a permit from the ledger.
+        """Release the noisy sums of one round; requires a permit from the ledger.
 
         Args:
             permit: unused permit for this plan's :meth:`event`.
-            contributions: of the cohort.
+            contributions: contributions of the cohort.
             streams: the server's randomness.
             attempt: number of this attempt in the run, so that a repeated round draws fresh noise.
             redraw: (k, k) matrix by which clients redrew their labels; None if they did not.
-            state: of the mechanism in this run (:meth:`new_state`).
+            state: state of the mechanism (:meth:`new_state`).
 
         Raises:
-            LedgerError: the permit was used, or is for another event.
+            LedgerError: the permit was already used, or is for another event.
         """
         self._spend(permit, self.releases())
         noise = streams.stream("noise", permit.round, attempt)
@@ -547,21 +556,21 @@ class Plan(ABC):
         )
 
     def release_each(self, permit: Permit, contributions: SingleContributions[R]) -> R:
-        """Release the contributions of single clients, where the server may see them; see :meth:`release`."""
+        """Release the contributions of single clients, if the server may read them; see :meth:`release`."""
         self._spend(permit, self.releases())
         return contributions.released(permit)
 
     def release_evaluation(self, permit: Permit, accuracies: Sequence[float], streams: Streams, attempt: int) -> float:
-        """Noisy mean accuracy of all M clients, against a permit; a missing client counts one half.
+        """Release the noisy mean accuracy of all M clients; missing clients count as one half.
 
         Args:
             permit: unused permit for :meth:`evaluation_event`.
-            accuracies: of the clients that replied; each is clipped to [0, 1].
+            accuracies: accuracies of the clients that replied; each is clipped to [0, 1].
             streams: the server's randomness.
             attempt: number of this attempt in the run.
 
         Raises:
-            LedgerError: the permit was used, or is for another event.
+            LedgerError: the permit was already used, or is for another event.
         """
         self._spend(permit, {self.evaluation_event()})
         noise = streams.stream("evaluation", permit.round, attempt)
@@ -572,9 +581,7 @@ class Plan(ABC):
 
     def _spend(self, permit: Permit, events: Collection[Event | None]) -> None:
         if permit.event not in events:
-            raise LedgerError(
-                f"charge {permit.charge} paid for {permit.event}, not for {' or '.join(map(str, events))}"
-            )
+            raise LedgerError(f"charge {permit.charge} is for {permit.event}, not for {' or '.join(map(str, events))}")
         permit.use()
 
     # ---- for the certificate ------------------------------------------------------------------------------

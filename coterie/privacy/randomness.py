@@ -1,4 +1,4 @@
-"""Where randomness comes from: separate streams, secret by default, reproducible only on request.
+"""Randomness: separate streams, secret by default, reproducible with a seed.
 
 A run without a seed draws every stream from a counter-mode AES generator keyed by the operating system. A run
 with a seed is reproducible and therefore never certified.
@@ -30,25 +30,25 @@ class Streams:
 
     @property
     def secret(self) -> bool:
-        """Whether these streams can be neither predicted nor repeated."""
+        """Whether these streams are unpredictable and not reproducible."""
         return self.seed is None
 
     def stream(self, name: str, *key: int) -> np.random.Generator:
-        """The generator called ``name`` for ``key`` (round, attempt).
+        """Return the generator ``name`` for ``key`` (round, attempt).
 
-        Seeded: a function of (seed, name, key) alone. Otherwise a new secret key at every call.
+        With a seed, it is a function of (seed, name, key). Without, every call uses a new secret key.
         """
         if self.seed is None:
-            # randomgen's bit generators implement NumPy's interface, which its stubs do not say.
+            # randomgen's bit generators implement NumPy's interface, but its stubs do not declare it.
             return np.random.Generator(AESCounter(key=secrets.randbits(128)))
         entropy = [self.seed, zlib.crc32(name.encode()), *key]
         return np.random.default_rng(np.random.SeedSequence(entropy))
 
 
 def gaussian(rng: np.random.Generator, std: float, shape: tuple[int, ...]) -> FloatArray:
-    """Gaussian noise in float64: half the sum of four draws, against attacks on floating-point gaps.
+    """Gaussian noise in float64: half the sum of four draws, against attacks on gaps between floating-point numbers.
 
-    It mitigates (Holohan and Braghin, arXiv:2107.10138, section 5); it proves nothing. ``std`` 0 gives zeros. Callers
+    This is a mitigation (Holohan and Braghin, arXiv:2107.10138, section 5), not a proof. ``std`` 0 gives zeros. Callers
     add noise in units of the sensitivity, so that ``std`` is a noise multiplier and never underflows.
 
     Raises:

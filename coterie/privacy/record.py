@@ -1,8 +1,8 @@
-"""Record-level privacy of one client that trains by DP-SGD, without a trusted party: its plan, for accounting.
+"""Plan of one client with record-level privacy, which trains by DP-SGD without a trusted party.
 
-Per-sample gradients clipped to c, noise z c on their sum, Poisson batches. A first round of full batches (RC-DPFL)
-or of another batch size, the choices of a cluster by loss, and the losses of other clients' models (LCFL) make one
-heterogeneous composition:
+Per-sample gradients are clipped to c, their sum receives noise z c, and batches are Poisson samples. A first round with
+full batches (RC-DPFL) or another batch size, private cluster selections by loss, and losses of other clients' models
+(LCFL) form one heterogeneous composition:
 
     K steps an epoch at rate 1 (or b_1 / N), then (E - 1) K floor(N / b) steps at rate b / N, selections, losses.
 
@@ -24,7 +24,7 @@ from coterie.privacy.accounting import check_delta, epsilon, least_noise
 from coterie.privacy.clipping import check_clip_norm
 from coterie.privacy.selection import selection_event
 
-# Ranges of counts, and what noise and budgets stay below: a server that proposes a plan is not trusted.
+# Ranges of counts, and limits of noise and budgets, because a server that proposes a plan is not trusted.
 _COUNTS = {
     "num_examples": (1, 10**9),
     "batch_size": (1, 10**9),
@@ -40,12 +40,12 @@ _MOST_EPSILON = 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class Revealed:
-    """What one reply reveals of a client's records.
+    """Information about a client's records that one reply releases.
 
     Attributes:
         losses: number of models whose losses are released, without training; 0: the client trains.
-        first_batch: whether it trains with the batches and the noise of round 1.
-        choice: whether it chooses a cluster by loss.
+        first_batch: whether the client trains with the batches and the noise of round 1.
+        choice: whether the client chooses a cluster by loss.
     """
 
     losses: int = 0
@@ -54,18 +54,18 @@ class Revealed:
 
 
 class Priced(Protocol):
-    """A request, as far as a plan prices it."""
+    """A request whose cost a plan computes."""
 
     @property
     def revealed(self) -> Revealed | None:
-        """What the reply reveals; None: nothing that a plan pays for."""
+        """Released information; None: no plan covers the reply."""
 
 
 class Pricing(Protocol):
-    """What a server and its clients charge by: the plan of a run, or of one client."""
+    """Basis of the charges of a server or a client: the plan of a run, or of one client."""
 
     def charges(self, request: Priced, cohort: npt.NDArray[np.int64] | None = None) -> Counter[Event]:
-        """Events of the replies to ``request`` by a cohort; None: by any."""
+        """Events of the replies of ``cohort`` to ``request``; None: of any cohort."""
 
 
 #: Ways for a client to choose a cluster by its losses.
@@ -74,27 +74,26 @@ SELECTIONS = ("none", "gumbel", "exact")
 
 @dataclass(frozen=True, kw_only=True)
 class RecordPlan:
-    """One client's DP-SGD over a whole run. All numbers are public.
+    """Public parameters of one client's DP-SGD over a whole run.
 
     Attributes:
-        num_examples: N, the client's records.
-        batch_size: b, expected size of a batch.
-        rounds: E, rounds in which the client takes part.
+        num_examples: N, number of the client's records.
+        batch_size: b, expected batch size.
+        rounds: E, number of rounds in which the client participates.
         epsilon: the budget.
         delta: of the guarantee.
         clip_norm: c, L2 bound of one record's gradient.
         noise_multiplier: z of every round, or of all but the first.
-        first_batch_size: expected size of round 1's batches; None for b. N means full batches.
-        first_noise_multiplier: z of round 1; None for the same as the others'.
+        first_batch_size: expected batch size of round 1; None for b. N means full batches.
+        first_noise_multiplier: z of round 1; None for that of the other rounds.
         local_epochs: K.
-        selection: how the client chooses a cluster by loss: "none" (it does not), "gumbel", or "exact" (the
-            papers', not private).
-        selections: how often it chooses.
-        selection_epsilon: of each choice.
+        selection: selection of a cluster by loss: "none", "gumbel", or "exact" (as in the papers; not private).
+        selections: number of selections.
+        selection_epsilon: epsilon of each selection.
         compared: largest number of models whose losses the client releases.
         loss_noise: noise multiplier of all these losses together.
-        models_per_message: of how many at a time.
-        accountant: by which the budget is kept.
+        models_per_message: number of models whose losses are released at a time.
+        accountant: accountant of the budget.
     """
 
     num_examples: int
@@ -147,7 +146,7 @@ class RecordPlan:
 
     @classmethod
     def from_terms(cls, terms: Any) -> RecordPlan:
-        """The plan that another machine describes: every number of :meth:`terms` but the mechanism, and no other.
+        """Return the plan described by another machine: all entries of :meth:`terms` except for the mechanism.
 
         Raises:
             PrivacyError: a term is missing, unknown, of another type or out of range.
@@ -155,7 +154,7 @@ class RecordPlan:
         names = {field.name for field in fields(cls)}
         hints = {name: hint for name, hint in get_type_hints(cls).items() if name in names}
         if not isinstance(terms, dict) or terms.keys() != hints.keys():
-            raise PrivacyError(f"a plan needs the terms {', '.join(hints)}, each once")
+            raise PrivacyError(f"a plan must have exactly the terms {', '.join(hints)}")
         for name, hint in hints.items():
             kinds = get_args(hint) or (hint,)
             if type(terms[name]) not in ((*kinds, int) if float in kinds else kinds):
@@ -167,13 +166,14 @@ class RecordPlan:
 
     @classmethod
     def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Any) -> RecordPlan:
-        """The plan with the least noise whose whole cost is at most (epsilon, delta).
+        """Return the plan with the smallest noise whose total cost is at most (epsilon, delta).
 
-        One z for all rounds. With ``first_noise_multiplier`` given, z of the others; with ``noise_multiplier``
-        given, z of round 1. With ``first_noise_ratio`` the noise of round 1 is so many times that of the others.
+        By default, one z for all rounds is calibrated. If ``first_noise_multiplier`` is given, z of the other rounds
+        is calibrated; if ``noise_multiplier`` is given, z of round 1. ``first_noise_ratio`` is the ratio of the noise
+        of round 1 to that of the other rounds.
 
         Raises:
-            PrivacyError: a number makes no sense, or no noise suffices.
+            PrivacyError: a parameter is invalid, or no noise suffices.
         """
         free = "first_noise_multiplier" if "noise_multiplier" in numbers else "noise_multiplier"
         plan = cls(**{"noise_multiplier": 1.0, **numbers})
@@ -188,22 +188,22 @@ class RecordPlan:
             raise PrivacyError(f"first noise ratio must be positive and finite, not {first_noise_ratio}")
         if not 0 < plan.epsilon < math.inf:
             raise PrivacyError(f"epsilon must be positive and finite, not {plan.epsilon}")
-        # What is fixed may be too much already; finding that out at every probe would take minutes.
+        # The fixed events may already exceed the budget; checking this first avoids minutes of search.
         possible = at(MOST_NOISE).cost() <= plan.epsilon
         noise = least_noise(lambda z: at(z).cost() <= plan.epsilon) if possible else None
         if noise is None:
             raise PrivacyError(
-                f"no {free.replace('_', ' ')} reaches epsilon {plan.epsilon:g} at delta {plan.delta:g} beside what is "
-                "fixed: ask for fewer rounds, smaller batches, or a larger epsilon"
+                f"no {free.replace('_', ' ')} reaches epsilon {plan.epsilon:g} at delta {plan.delta:g} with the fixed "
+                "events: use fewer rounds, smaller batches, or a larger epsilon"
             )
         return at(noise)
 
     def batch(self, first: bool) -> int:
-        """Expected size of a batch, in round 1 or in a later one."""
+        """Expected batch size of round 1 or of later rounds."""
         return (self.first_batch_size or self.batch_size) if first else self.batch_size
 
     def noise(self, first: bool) -> float:
-        """z of round 1 or of a later one."""
+        """z of round 1 or of later rounds."""
         return (self.first_noise_multiplier or self.noise_multiplier) if first else self.noise_multiplier
 
     def steps(self, batch_size: int) -> int:
@@ -214,22 +214,22 @@ class RecordPlan:
     def loss_deviation(self) -> float:
         """Standard deviation of the noise on one model's summed loss, in units of the bound L of a record's loss.
 
-        A record moves the sums of m models by at most L sqrt(m) together.
+        A record changes the sums of m models by at most L sqrt(m) in L2 norm.
         """
         return self.loss_noise * math.sqrt(self.compared)
 
     def losses(self, models: int) -> Counter[Event]:
-        """The event of telling the losses of so many models; all ``compared`` of them compose to the loss noise.
+        """The event of releasing the losses of ``models`` models; all ``compared`` of them compose to the loss noise.
 
         Raises:
-            PrivacyError: the plan has no losses to tell.
+            PrivacyError: the plan does not cover losses.
         """
         if not self.compared:
-            raise PrivacyError("this plan pays for no losses of other models")
+            raise PrivacyError("this plan does not cover losses of other models")
         return Counter({Event(1.0, self.loss_deviation / math.sqrt(models)): 1}) if models else Counter()
 
     def part(self, *, first: bool = False, chooses: bool = False) -> Counter[Event]:
-        """The events of one round: its steps, and the choice of a cluster by loss where there is one."""
+        """The events of one round: its steps, and the selection of a cluster by loss if it has one."""
         batch = self.batch(first)
         events = Counter({Event(batch / self.num_examples, self.noise(first)): self.steps(batch)})
         if chooses and self.selection == "gumbel":
@@ -237,20 +237,20 @@ class RecordPlan:
         return events
 
     def charges(self, request: Priced, cohort: npt.NDArray[np.int64] | None = None) -> Counter[Event]:
-        """The events of one reply to ``request``, whoever else receives it.
+        """The events of one reply to ``request``, independent of other recipients.
 
         Raises:
-            PrivacyError: the plan pays for no such reply.
+            PrivacyError: the plan does not cover the reply.
         """
         revealed = request.revealed
         if revealed is None:
-            raise PrivacyError(f"this plan pays for no reply to a {type(request).__name__}")
+            raise PrivacyError(f"this plan does not cover replies to {type(request).__name__}")
         if revealed.losses:
             return self.losses(revealed.losses)
         return self.part(first=revealed.first_batch, chooses=revealed.choice)
 
     def planned(self) -> Counter[Event]:
-        """Every event of the client's whole run."""
+        """All events of the client in the whole run."""
         events = self.part(first=True)
         for event, count in self.part().items():
             events[event] += (self.rounds - 1) * count
@@ -267,14 +267,14 @@ class RecordPlan:
     def max_update_norm(self, size: int, lr: float, *, first: bool = False) -> float:
         """L2 norm that an honest client's update of one round exceeds with probability below 1e-8.
 
-        Every step moves by lr / b times a sum of clipped gradients and noise. The batches of a round hold S b records
-        in the mean, and by Bernstein's inequality no more than S b + 6.5 sqrt(S b) + 14; the noise of S steps adds up
-        to a Gaussian of standard deviation z c sqrt(S) in each of d coordinates.
+        Every step changes the model by lr / b times a sum of clipped gradients and noise. The batches of a round
+        contain S b records on average and, by Bernstein's inequality, at most S b + 6.5 sqrt(S b) + 14. The noise of S
+        steps adds up to a Gaussian of standard deviation z c sqrt(S) in each of d coordinates.
 
         Args:
             size: d.
             lr: step size.
-            first: whether of round 1.
+            first: whether the update is of round 1.
         """
         batch = self.batch(first)
         steps = self.steps(batch)
@@ -284,15 +284,15 @@ class RecordPlan:
         return lr * self.clip_norm / batch * (gradients + noise)
 
     def cost(self, accountant: str | None = None) -> float:
-        """Epsilon of the client's whole run."""
+        """Epsilon of the client in the whole run."""
         return epsilon(self.planned(), self.delta, accountant or self.accountant)
 
     def terms(self) -> dict[str, Any]:
-        """Every public number, JSON-ready."""
+        """Return all parameters, JSON-ready."""
         return {"mechanism": self.mechanism, **asdict(self)}
 
     def reasons(self) -> list[str]:
-        """Why this plan is never certified, if it is not."""
+        """Reasons why runs of this plan are never certified."""
         if self.selection != "exact":
             return []
         return [

@@ -1,7 +1,7 @@
-"""Private choice of a label: Gumbel noise on losses (record-level), and noisy identifiers (rr-slot).
+"""Private selection of a label: Gumbel noise on losses (record level), and noisy identifiers (rr-slot).
 
-Both are exponential mechanisms. Their price is that of a Gaussian: a mechanism whose privacy loss stays in an
-interval of length e ("bounded range") is dominated by the Gaussian pair of shift
+Both are exponential mechanisms and are accounted for as Gaussians: a mechanism whose privacy loss lies in an interval
+of length e ("bounded range") is dominated by the Gaussian pair of shift
 
     mu(e) = 2 Phi^-1(1/2 + 1/2 tanh(e / 4)),
 
@@ -27,25 +27,26 @@ IntArray = npt.NDArray[np.int64]
 
 
 def selection_event(epsilon: float) -> Event:
-    """One choice by :func:`noisy_argmin`, for the accountant; add/remove one record."""
+    """Event of one selection by :func:`noisy_argmin`, under adding or removing one record."""
     if not 0 < epsilon < math.inf:
         raise PrivacyError(f"epsilon of a selection must be positive and finite, not {epsilon}")
-    mu = -2 * float(ndtri(expit(-epsilon / 2)))  # 1/2 + 1/2 tanh(e / 4) = expit(e / 2), which loses its digits near 1
+    mu = -2 * float(ndtri(expit(-epsilon / 2)))  # 1/2 + 1/2 tanh(e / 4) = expit(e / 2), which loses precision near 1
     if not LEAST_NOISE < 1 / max(mu, 1 / MOST_NOISE) < MOST_NOISE:
-        raise PrivacyError(f"epsilon of a selection is {epsilon:g}: of no use as noise, ask for 0.001 to 50")
+        raise PrivacyError(f"epsilon of a selection is {epsilon:g}, out of range; use 0.001 to 50")
     return Event(1.0, 1 / mu)
 
 
 def noisy_argmin(losses: npt.ArrayLike, bound: float, epsilon: float, rng: np.random.Generator) -> int:
-    """The cluster of least loss, chosen privately: RC-DPFL's choice by loss, made a mechanism.
+    """Select the model with the smallest loss privately: a private form of RC-DPFL's selection by loss.
 
-    Adding or removing one record moves every summed loss the same way, by at most ``bound``; with Gumbel noise of
-    scale ``bound / epsilon``, drawn in units of ``bound``, the privacy loss stays in an interval of length ``epsilon``.
+    Adding or removing one record changes all summed losses in the same direction, by at most ``bound``. With Gumbel
+    noise of scale ``bound / epsilon``, drawn in units of ``bound``, the privacy loss lies in an interval of length
+    ``epsilon``.
 
     Args:
         losses: (n, k) of every model on every record; clipped to [0, bound], NaN counts as ``bound``.
         bound: L, finite.
-        epsilon: of this one choice; :func:`selection_event` is its price.
+        epsilon: epsilon of this selection; its event is :func:`selection_event`.
         rng: the client's noise.
 
     Returns:
@@ -57,9 +58,9 @@ def noisy_argmin(losses: npt.ArrayLike, bound: float, epsilon: float, rng: np.ra
 
 
 def unit_losses(losses: npt.ArrayLike, bound: float) -> FloatArray:
-    """Losses clipped to [0, bound] and divided by ``bound``; NaN counts as ``bound``.
+    """Clip losses to [0, bound] and divide them by ``bound``; NaN counts as ``bound``.
 
-    Noise is added in these units, so that no value of ``bound`` changes its ratio to the sensitivity.
+    Noise is added in these units, so that its ratio to the sensitivity does not depend on ``bound``.
 
     Raises:
         PrivacyError: ``bound`` is NaN, too small or too large.
@@ -69,7 +70,7 @@ def unit_losses(losses: npt.ArrayLike, bound: float) -> FloatArray:
 
 
 def check_loss_bound(bound: float) -> None:
-    """Refuse a bound of a record's loss outside of its range.
+    """Check that the bound of a record's loss is in its range.
 
     Raises:
         PrivacyError: it is NaN, too small or too large.
@@ -81,10 +82,10 @@ def check_loss_bound(bound: float) -> None:
 
 
 def noisy_labels(labels: IntArray, num_clusters: int, gap: float, rng: np.random.Generator) -> IntArray:
-    """The exponential mechanism on one-hot identifiers: the true label with odds exp(gap) to each other one.
+    """The exponential mechanism on one-hot identifiers: the true label has odds exp(gap) to each other label.
 
     Args:
-        labels: any shape; -1 (no reply) draws uniformly.
+        labels: any shape; for -1 (no reply) a label is drawn uniformly.
         num_clusters: k.
         gap: eta.
         rng: the noise.
@@ -97,7 +98,7 @@ def noisy_labels(labels: IntArray, num_clusters: int, gap: float, rng: np.random
 
 
 def identifier_mu(gap: float, num_clusters: int) -> float:
-    """Shift of the Gaussian pair that dominates :func:`noisy_labels` when a label is replaced or withdrawn."""
+    """Shift of the Gaussian pair that dominates :func:`noisy_labels` if a label is replaced or removed."""
     total = math.exp(gap) + num_clusters - 1
     return float(-ndtri((num_clusters - 1) / total) - ndtri(1 / total))
 
@@ -106,7 +107,7 @@ def identifier_gap(mu: float, num_clusters: int) -> float:
     """The largest eta whose :func:`identifier_mu` is at most ``mu``."""
     if num_clusters == 1:
         return 0.0
-    most = 30.0  # labels are exact beyond any doubt
+    most = 30.0  # labels are practically exact
     if identifier_mu(most, num_clusters) <= mu:
         return most
     gap = float(brentq(lambda eta: identifier_mu(eta, num_clusters) - mu, 0.0, most, xtol=1e-10))

@@ -84,7 +84,7 @@ def write_report(runs: Sequence[Path | str | Run], out: Path | str) -> Path:
     """
     loaded = [run if isinstance(run, Run) else read_run(run) for run in runs]
     if not loaded:
-        raise ReportError("there is no run to report on; give at least one run folder")
+        raise ReportError("no runs given; give at least one run folder")
     out = Path(out)
     if out.is_dir():
         out = out / "report.html"

@@ -150,7 +150,7 @@ def save_figure(figure: Figure, path: Path | str) -> Path:
     path = Path(path)
     dates = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     if path.suffix.lower() not in dates:
-        raise ReportError(f"{path}: pictures end with {', '.join(dates)}")
+        raise ReportError(f"{path}: unsupported image format; use {', '.join(dates)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with drawing_style(), matplotlib.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):

@@ -244,13 +244,13 @@ def read_run(path: Path | str) -> Run:
     path = Path(path)
     if not (path / "config.toml").exists():
         what = "has no config.toml" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
-        raise ReportError(f"{path} is no run folder: it {what}; give the folder that `coterie run --out` wrote")
+        raise ReportError(f"{path} is not a run folder: it {what}; give a folder written by `coterie run --out`")
     try:
         tables = tomllib.loads(_text(path / "config.toml"))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ReportError(f"{path / 'config.toml'} is not valid TOML: {error}") from error
     if not isinstance(tables.get("config"), dict):
-        raise ReportError(f"{path / 'config.toml'} has no [config] table, so {path} is no run folder of coterie")
+        raise ReportError(f"{path / 'config.toml'} has no [config] table, so {path} is not a run folder")
     lines, unreadable_lines = read_rounds(path)
     outcome = read_outcome(path)
     diagnostics = None if outcome is None else outcome.pop("diagnostics")

@@ -87,7 +87,7 @@ class MessageBatch:
             self._run.statistics.received(content)
             client = self.client_of(reply)
             if client is None or client in answered:
-                self.drop(None, "nobody asked for it, or it came twice")
+                self.drop(None, "it matches no open request, or is a duplicate")
                 continue
             answered.add(client)
             if reply.has_error():
@@ -122,7 +122,7 @@ def message_content(run: RunContext, arrays: ArrayRecord, request: Request) -> R
     """
     if taken := run.config.keys() & request.keys():
         names = ", ".join(sorted(taken))
-        raise StrategyError(f"the configuration for clients sets {names}: the strategy sets that")
+        raise StrategyError(f"the client configuration must not set {names}: the strategy sets these fields")
     return RecordDict({MODELS: arrays, CONFIG: ConfigRecord({**run.config, **request.to_record()})})
 
 

@@ -172,8 +172,8 @@ def _recalibrate(strategy: RoundsStrategy, done: int, rounds: int) -> None:
     noise = plan.noise_for(remaining, spent)
     log(
         WARNING,
-        "a crash wasted charges; to stay within epsilon = %g the remaining %s round(s) have noise multiplier "
-        "%.3f in place of %.3f",
+        "charges were lost in a crash; to stay within epsilon = %g, the remaining %s round(s) use noise multiplier "
+        "%.3f instead of %.3f",
         plan.epsilon,
         remaining,
         noise,
@@ -187,7 +187,7 @@ def await_clients(registry: ClientRegistry, grid: Grid) -> None:
     if not registry.wait_for(grid, registry.clients):
         log(
             WARNING,
-            "%s of %s clients are here; the others contribute nothing until they come",
+            "%s of %s clients are registered; the others do not participate until they register",
             len(registry.nodes),
             registry.clients,
         )
@@ -203,8 +203,8 @@ def _require_clients(strategy: RoundsStrategy, grid: Grid, number: int) -> None:
     enough = registry.wait_for(grid, strategy.min_clients)
     if not enough and (strategy.plan.unit != "client" or not strategy.ledger.charges):
         raise StrategyError(
-            f"round {number}: {len(registry.nodes)} clients are here after {registry.wait:g} s, fewer than "
-            f"min-clients = {strategy.min_clients}; the rounds before are kept: see to the clients and resume"
+            f"round {number}: {len(registry.nodes)} clients are registered after {registry.wait:g} s, fewer than "
+            f"min-clients = {strategy.min_clients}; completed rounds are saved: check the clients, then resume"
         )
 
 
@@ -249,13 +249,13 @@ def _replies(
         short = least - (len(batch.messages) - len(silent))
         if short <= 0:
             return
-        log(WARNING, "round %s, attempt %s: no reply of clients %s", number, attempt, sorted(silent))
+        log(WARNING, "round %s, attempt %s: no reply from clients %s", number, attempt, sorted(silent))
         if attempt < _ATTEMPTS:
             strategy.registry.wait_for(grid, short, among=silent)
             messages = batch.repeat(silent)
     raise StrategyError(
-        f"round {number}: clients {sorted(silent)} gave no reply in {_ATTEMPTS} attempts, and min-replies = "
-        f"{strategy.min_replies:g}; the rounds before are kept: see to the clients and resume"
+        f"round {number}: no reply from clients {sorted(silent)} after {_ATTEMPTS} attempts, with min-replies = "
+        f"{strategy.min_replies:g}; completed rounds are saved: check the clients, then resume"
     )
 
 

@@ -83,7 +83,7 @@ class Phase(ABC, Generic[C, R]):
             lr = float(run.config.get("lr", math.inf))
             limit = plan.max_update_norm(client, layout.size, lr, training.first_batch)
             if limit < math.inf and (norm := float(np.linalg.norm(reply.update.astype(np.float64)))) > limit:
-                raise ReplyError(f"its update has norm {norm:.4g}; expected at most {limit:.4g}")
+                raise ReplyError(f"the update has norm {norm:.4g}, expected at most {limit:.4g}")
         return reply
 
     def received(self, reply: Reply) -> None:
@@ -96,7 +96,7 @@ class SumsPhase(Phase[Contributions, ReleasedSums]):
 
     def __post_init__(self) -> None:
         if self.clients is not None:
-            raise StrategyError("sums need a random cohort: a phase for chosen clients must be an UpdatesPhase")
+            raise StrategyError("sums require a random cohort: a phase for chosen clients must be an UpdatesPhase")
 
     def container(self, run: RunContext, cohort: IntArray) -> Contributions:
         """Sums on arrival; single updates for an aggregator that reads them."""

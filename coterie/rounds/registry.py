@@ -84,9 +84,9 @@ class ClientRegistry:
         for reply in replies:
             node = asked.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
-                log(WARNING, "a reply about a node's client-id is ignored: it answers no open request")
+                log(WARNING, "ignoring a reply with a client-id that matches no open request")
             elif reply.has_error():
-                log(WARNING, "node %s does not say who it is: %s", node, printable(reply.error.reason))
+                log(WARNING, "node %s did not send its client-id: %s", node, printable(reply.error.reason))
             else:
                 self._claims[node] = self._claim(node, reply)
         self._assign()
@@ -98,7 +98,7 @@ class ClientRegistry:
         client = record.get("client-id")
         if type(client) is int and 0 <= client < self.clients:
             return _Claim(client, record.get("repeats") is True)
-        log(WARNING, "node %s is left out: client-id %s", node, printable(repr(client)))
+        log(WARNING, "ignoring node %s: invalid client-id %s", node, printable(repr(client)))
         return _Claim(None)
 
     def _assign(self) -> None:
@@ -112,8 +112,8 @@ class ClientRegistry:
             if self._contested.get(client) != nodes:
                 log(
                     WARNING,
-                    "nodes %s all claim client-id %s: none of them is asked until only one is left. Stop the others "
-                    "or correct their client-id. A node that restarted is listed under its old id for up to a minute.",
+                    "nodes %s all claim client-id %s: all are ignored until only one remains. Stop the others or "
+                    "correct their client-id. A restarted node is listed under its old id for up to a minute.",
                     " and ".join(map(str, nodes)),
                     client,
                 )

@@ -45,7 +45,7 @@ def open_folder(
     given = {name: value for name, value in combined(values).items() if value != AUTO}
     if SETTINGS["resume"].parse(given.get("resume", False)):
         if not given.get("out"):
-            raise ConfigError("resume needs out, the folder of the run to continue")
+            raise ConfigError("resume requires out, the folder of the run to continue")
         return RunFolder.resume(Path(given["out"]), {k: v for k, v in given.items() if k not in ("out", "resume")})
     config = RunConfig(values, deployed=deployed)
     # Fail before a folder is created: on the network, on the noise multiplier, on a missing library.

@@ -18,7 +18,7 @@ def check(config: RunConfig) -> None:
             import prometheus_client  # noqa: F401
         except ImportError:
             raise ConfigError(
-                f"metrics-port = {config.deployment.metrics_port} needs prometheus-client, which is not installed: "
+                f"metrics-port = {config.deployment.metrics_port} requires prometheus-client, which is not installed: "
                 "pip install 'coterie[metrics]', or set metrics-port to 0"
             ) from None
 
@@ -44,8 +44,8 @@ def serve_metrics(folder: RunFolder, rounds: int) -> Iterator[None]:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise ConfigError(
-            f"metrics-port = {port}: cannot listen at {host} ({error.strerror}): "
-            "choose another metrics-port, or another metrics-host"
+            f"metrics-port = {port}: cannot listen on {host} ({error.strerror}): "
+            "choose another metrics-port or metrics-host"
         ) from None
 
     def observe(line: Mapping[str, Any]) -> None:

@@ -96,13 +96,13 @@ class RunFolder:
             FolderError: ``path`` exists and is not empty.
         """
         if (path / "config.toml").exists():
-            raise FolderError(f"{path} holds a run already: continue it with --resume, or choose another --out")
+            raise FolderError(f"{path} already contains a run: continue it with --resume, or choose another --out")
         if path.exists() and (not path.is_dir() or any(not _is_trace(entry) for entry in path.iterdir())):
             raise FolderError(f"{path} is not an empty folder: choose another --out")
         try:
             private_folder(path)
         except OSError as error:
-            raise FolderError(f"{path} cannot be made ({error.strerror}): choose another --out") from None
+            raise FolderError(f"{path} cannot be created ({error.strerror}): choose another --out") from None
         ledger = _opened(config.plan, path / _LEDGER, config, planning.about(config))
         document = {"config": nested(config.values), "versions": versions(), "machine": machine(config.training.device)}
         _replace(path / "config.toml", tomli_w.dumps(document).encode())
@@ -125,10 +125,10 @@ class RunFolder:
         try:
             stored = tomllib.loads(read_text(path / "config.toml"))["config"]
             if not isinstance(stored, dict):
-                raise ValueError("config is no table")
+                raise ValueError("config is not a table")
         except (FileError, ValueError, KeyError, RecursionError):
             raise FolderError(
-                f"{path} holds no run to resume: its config.toml cannot be read; restore it from a copy, or start a "
+                f"{path} contains no run to resume: its config.toml cannot be read; restore it from a copy, or start a "
                 "new run with another --out"
             ) from None
         config = RunConfig.stored(stored, settings)
@@ -136,8 +136,8 @@ class RunFolder:
         if changed:
             what = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in changed.items())
             raise FolderError(
-                f"{path} was run with other settings ({what}): a run resumes as it was planned; "
-                "leave them out, or start a new run with another --out"
+                f"{path} was run with other settings ({what}), which cannot change on resume; omit them, or start a "
+                "new run with another --out"
             )
         plan, about = _planned(path, config)
         checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
@@ -217,7 +217,7 @@ class RunFolder:
         """Why a run that completed its rounds failed; None otherwise."""
         try:
             path = self.path / "failure.json"
-            return str(read_object(path).get("reason", f"it failed before: {path}")) if path.exists() else None
+            return str(read_object(path).get("reason", f"the run failed before: {path}")) if path.exists() else None
         except FileError as error:
             raise FolderError(f"{error}{_WAY_OUT}") from None
 
@@ -329,7 +329,7 @@ def _opened(plan: Plan, path: Path, config: RunConfig, about: Mapping[str, Any])
             )
             ledger.share(budget)
         elif any("shared" in charge for charge in ledger.charges):
-            raise LedgerError(f"{path.parent} charges a shared budget: name the file with budget-file")
+            raise LedgerError(f"{path.parent} uses a shared budget: set budget-file to its file")
     except BaseException:
         ledger.close()
         raise
@@ -388,7 +388,7 @@ def _read_checkpoint(path: Path) -> tuple[Checkpoint | None, dict[str, Any] | No
             about = json.loads(file.metadata()[_ABOUT])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         if about.pop(_DIGEST, None) not in (None, _digest(about, tensors)):
-            raise ValueError("its content disagrees with its digest")
+            raise ValueError("its content does not match its digest")
         histogram, mean = tensors.pop(_HISTOGRAM, None), tensors.pop(_MEAN, None)
         kept = {key.removeprefix(_KEPT): tensors.pop(key) for key in sorted(tensors) if key.startswith(_KEPT)}
         names = about["names"]

@@ -46,10 +46,10 @@ def with_retries(grid: Grid) -> Grid:
         grid: of Flower; it is changed in place.
     """
     over_http = isinstance(grid, HttpGrid)
-    pull = _retried(_pull_safely(grid.pull_messages) if over_http else grid.pull_messages, "replies cannot be had")
+    pull = _retried(_pull_safely(grid.pull_messages) if over_http else grid.pull_messages, "cannot pull replies")
     for name, call in (
-        ("get_node_ids", _retried(grid.get_node_ids, "nodes cannot be listed")),
-        ("push_messages", _retried(grid.push_messages, "messages cannot be sent")),
+        ("get_node_ids", _retried(grid.get_node_ids, "cannot list nodes")),
+        ("push_messages", _retried(grid.push_messages, "cannot send messages")),
         ("pull_messages", _one_by_one(pull) if over_http else pull),
     ):
         setattr(grid, name, call)
@@ -82,7 +82,7 @@ def _pull_safely(pull: Callable[..., Iterable[Message]]) -> Callable[[list[str]]
         except _TRANSPORT_ERRORS:
             raise
         except Exception as error:
-            reason = printable(f"the reply cannot be read: {type(error).__name__}: {error}")
+            reason = printable(f"the reply cannot be parsed: {type(error).__name__}: {error}")
             return [error_reply(message_ids[0], reason)]
 
     return pull_one
@@ -95,7 +95,7 @@ def _retried(call: Callable[..., T], failed: str) -> Callable[..., T]:
             try:
                 return call(*repeatable)
             except Exception as error:
-                log(WARNING, "%s: %s; again in %g s", failed, printable(error), pause)
+                log(WARNING, "%s: %s; retrying in %g s", failed, printable(error), pause)
                 time.sleep(pause)
         return call(*repeatable)
 

@@ -65,7 +65,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     folder.write_models(trained, layout)
     guarantee = folder.certify()
     if strategy.statistics.asked and not strategy.statistics.accepted:
-        folder.failure = f"no client's reply could be used in the whole run{_most_common(strategy.statistics.dropped)}"
+        folder.failure = f"no valid reply in the whole run{_most_common(strategy.statistics.dropped)}"
         raise RunError(folder.failure)
     exact = _diagnostics(config, guarantee, folder, result)
     if exact is not None:
@@ -73,10 +73,10 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     outcome = _result(config, guarantee, folder, result, time.perf_counter() - started)
     folder.write_json("result.json", outcome)
     if strategy.statistics.dropped:
-        log(WARNING, "%s replies could not be used", strategy.statistics.dropped.total())
+        log(WARNING, "%s replies were dropped", strategy.statistics.dropped.total())
     if strategy.stopped:
         done, planned = outcome["rounds"], config.run.rounds
-        raise RunError(f"the budget ended the run after {done} of {planned} rounds; models and results are written")
+        raise RunError(f"the budget is exhausted after {done} of {planned} rounds; models and results are saved")
     return {**outcome, "diagnostics": exact}
 
 
@@ -119,7 +119,7 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
     return np.stack([layout.flatten(parameters) for parameters in drawn]), layout
 
 
-def _most_common(dropped: Counter[str], otherwise: str = ": none came") -> str:
+def _most_common(dropped: Counter[str], otherwise: str = ": no client replied") -> str:
     if not dropped:
         return otherwise
     reason, count = dropped.most_common(1)[0]

@@ -14,17 +14,17 @@ class RunSettings(Settings):
     """The method, its size, and the run folder. These settings have no table in files."""
 
     strategy: str = setting(
-        "ifca", "how clients are clustered and models trained", choices=sorted(STRATEGIES), tuned=True
+        "ifca", "method that clusters clients and trains models", choices=sorted(STRATEGIES), tuned=True
     )
     clusters: int = setting(
         4,
-        "number of models, k, or of clusters of records; 0: found by the method (rc-dpfl, lcfl, cfl)",
+        "number of models, k, or of clusters of records; 0: determined by the method (rc-dpfl, lcfl, cfl)",
         at_least=0,
         tuned=True,
     )
     rounds: int = setting(80, "number of rounds, T", at_least=1, tuned=True)
     stop_after: int = setting(
-        0, "end after this number of rounds, at the noise of all planned rounds; 0: never", at_least=0
+        0, "stop after this number of rounds, with the noise of all planned rounds; 0: never", at_least=0
     )
     seed: int | None = setting(None, "auto: secret randomness; a number: reproducible, not certified", at_least=0)
     out: str = setting("", "run folder; empty: a new one under runs/", allowed="a folder", place=True)
@@ -69,7 +69,7 @@ class DeploymentSettings(Settings):
     )
     metrics_port: int = setting(
         0,
-        "port of this machine where Prometheus reads round, epsilon and accuracy during the run; 0: none",
+        "port that serves round, epsilon and accuracy to Prometheus during the run; 0: none",
         at_least=0,
         at_most=65535,
         allowed="a port, 0 to 65535",

@@ -195,13 +195,13 @@ class CentroidsRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelRequest(Request):
-    """Label every record by the nearest centroid; return counts where ``tell`` and the client allow it."""
+    """Label every record by the nearest centroid; return counts if both ``release_counts`` and the client allow it."""
 
     verb: ClassVar[str] = LABEL
 
     labels: Clusters
     encoder: str
-    tell: bool
+    release_counts: bool
 
 
 #: The request of every verb.

@@ -159,7 +159,7 @@ def test_a_table_from_its_file_to_its_picture(tmp_path):
 
     with (tmp_path / "out" / "lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(BenchError, match="another process is at work"):
+        with pytest.raises(BenchError, match="is in use by another process"):
             run_all(table, tmp_path / "out", places=places, jobs=1)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("result.json")}
     again, _ = run_all(table, tmp_path / "out", places=places, jobs=1)
@@ -191,7 +191,7 @@ def test_curves_are_drawn_from_every_round_that_was_evaluated(tmp_path):
 def test_lines_are_drawn_over_their_data(tmp_path):
     some = read_table("rr-table9", rows=["IFCA", "FedAvg"])
     assert [row.name for row in some.rows] == ["FedAvg", "IFCA"]
-    with pytest.raises(BenchError, match="has no row 'IFCO'; its rows are 'FedAvg', 'IFCA'"):
+    with pytest.raises(BenchError, match="has no row 'IFCO'; available rows: 'FedAvg', 'IFCA'"):
         read_table("rr-table9", rows=["IFCO"])
     table = read_table("rr-table9", quick=True)
     from dataclasses import replace
@@ -209,15 +209,15 @@ def test_lines_are_drawn_over_their_data(tmp_path):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (("seeds = [7]", "seeds = [1]"), "must not see the seeds"),
-        (("validation-clients = 10", "epsilon = 8.0"), "test data must not choose"),
+        (("seeds = [7]", "seeds = [1]"), "must not use the reported seeds"),
+        (("validation-clients = 10", "epsilon = 8.0"), "test data must not be used"),
         (('tuned-at = "one"', 'tuned-at = "on"'), "unknown column"),
-        (('tune = ["lr"]', 'tune = ["clip"]'), "tuned key"),
-        (("paper = [12.5]", "paper = [1, 2, 3]"), "3 figures of the paper for 1 columns"),
+        (('tune = ["lr"]', 'tune = ["clip"]'), "tuned setting"),
+        (("paper = [12.5]", "paper = [1, 2, 3]"), "3 published values for 1 columns"),
         (('title = "Digits"', ""), "title"),
         (('title = "Digits"', 'title = ""\nscore = "accuracy@end"'), "end"),
         (('title = "Digits"', 'title = ""\nscore = "accuracy@5"\nplot = "curves"'), "without '@'"),
-        (('title = "Digits"', 'title = ""\nplot = "splits"'), "give one column"),
+        (('title = "Digits"', 'title = ""\nplot = "splits"'), "requires exactly one column"),
     ],
 )
 def test_a_table_that_makes_no_sense_is_refused(tmp_path, change, complaint):

@@ -164,7 +164,7 @@ def test_columns_are_chosen_by_how_their_names_begin(tmp_path, words, kept):
 
 def test_columns_that_are_not_there_are_refused(tmp_path):
     (tmp_path / "toy.toml").write_text(TABLE)
-    with pytest.raises(BenchError, match="toy has no column 'p = 0'; its columns are 'Digits, p = 0', "):
+    with pytest.raises(BenchError, match="toy has no column 'p = 0'; available columns: 'Digits, p = 0', "):
         read_table(str(tmp_path / "toy.toml"), columns=["p = 0"])
     (tmp_path / "toy.toml").write_text(TABLE.replace('name = "MNIST"', 'name = "MNIST"\ntuned-at = "Digits, p = 0"'))
     with pytest.raises(BenchError, match="'MNIST' is tuned in 'Digits, p = 0': choose that column too"):

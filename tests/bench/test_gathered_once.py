@@ -51,16 +51,16 @@ def cell(seed=0, central="", **changes):
 
 
 def test_ablations_send_the_same():
-    assert cell().sent == cell(joint_epochs=0).sent == cell(dcn_noise=0.1, dcn_restarts=3).sent != ""
+    assert cell().upload_key == cell(joint_epochs=0).upload_key == cell(dcn_noise=0.1, dcn_restarts=3).upload_key != ""
     others = [cell(seed=1), cell(local_epochs=3), cell(ema_decay=0.0), cell(strategy="kfed")]
-    assert len({cell().sent, *(other.sent for other in others)}) == 5
+    assert len({cell().upload_key, *(other.upload_key for other in others)}) == 5
 
 
 @pytest.mark.parametrize(
     "alone", [cell(privacy_unit="record"), cell(strategy="ifca"), cell(central="dcn"), Cell("row", "column", 0, {})]
 )
 def test_who_pays_or_gathers_no_points_shares_none(alone):
-    assert alone.sent == ""
+    assert alone.upload_key == ""
 
 
 def test_who_sends_the_same_waits_for_the_first(tmp_path):
@@ -69,8 +69,8 @@ def test_who_sends_the_same_waits_for_the_first(tmp_path):
     ]
     waiting = [first, second, other, plain, plain]
     assert _ready(waiting, {}, ()) == [first, other, plain, plain]
-    assert _ready([second, plain], {}, [first[0].sent]) == [plain]
-    assert _ready([second], {first[0].sent: tmp_path}, [first[0].sent]) == [second]
+    assert _ready([second, plain], {}, [first[0].upload_key]) == [plain]
+    assert _ready([second], {first[0].upload_key: tmp_path}, [first[0].upload_key]) == [second]
 
 
 def test_points_are_gathered_once(tmp_path):

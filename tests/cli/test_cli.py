@@ -115,12 +115,12 @@ def test_a_note_is_shown_once(coterie, caplog):
         (["--set", "rounds=1000", "--set", "epsilon=1e-9"], ["epsilon", "no noise reaches"]),
         (["--config", "none.toml"], ["none.toml"]),
         (["--config", "."], ["cannot be read"]),
-        (["--config", "broken.toml"], ["broken.toml", "not TOML"]),
+        (["--config", "broken.toml"], ["broken.toml", "not valid TOML"]),
         (["--config", "binary.toml"], ["binary.toml"]),
         (["--config", "number.toml"], ["number.toml"]),
         (["--engine", "cloud"], ["--engine cloud", "local", "ray"]),
         (["--seed", "-1"], ["seed = -1"]),
-        (["--resume"], ["resume needs", "out"]),
+        (["--resume"], ["resume requires", "out"]),
         (["--out", "letters"], ["letters", "not an empty folder"]),
         (["--out", "broken.toml"], ["broken.toml"]),
         (["--out", "broken.toml/run"], ["broken.toml"]),
@@ -177,7 +177,7 @@ def test_no_reply_in_the_whole_run_is_an_error(coterie, tmp_path, monkeypatch):
     status, out, err = coterie("run", *settings(), "--out", "run", "--json")
     assert status not in (0, None)
     assert out == ""
-    assert [line for line in err.splitlines() if line.startswith("error: no client's reply")]
+    assert [line for line in err.splitlines() if line.startswith("error: no valid reply")]
     assert not (tmp_path / "run" / "result.json").exists()
 
 
@@ -275,10 +275,10 @@ def test_files_of_clients_that_are_not_there_or_broken_are_found_before_the_run(
     words, place = own_files(tmp_path / "data")
     before = tree(tmp_path)
     assert_refused(coterie("run", *words), "--data-dir DIR")
-    assert_refused(coterie("run", *words, *place, "--set", "clients=4"), "no data of client 3 of 4", "clients = 4")
+    assert_refused(coterie("run", *words, *place, "--set", "clients=4"), "no data for client 3 of 4", "clients = 4")
     assert_refused(coterie("run", *words, *place, "--set", "num-classes=1"), "client-0.npz", "a label is 1")
     (tmp_path / "data" / "client-2" / "test.npz").write_text("broken")
-    assert_refused(coterie("run", *words, *place), "test.npz is not an archive")
+    assert_refused(coterie("run", *words, *place), "test.npz is not a numpy archive")
     (tmp_path / "data" / "client-2" / "test.npz").write_bytes(before["data/client-2/test.npz"])
     assert tree(tmp_path) == before
 
@@ -341,7 +341,7 @@ def test_a_run_that_its_budget_ends_has_a_page(coterie, tmp_path):
     tight = ["clients=20", "rounds=6", "local-epochs=1", "noise-multiplier=1.0", "sampling-rate=1.0", "epsilon=5"]
     status, _, err = coterie("run", *(word for key in tight for word in ("--set", key)), "--seed", "1", "--out", "one")
     assert status == 1
-    assert "the budget ended the run" in err
+    assert "the budget is exhausted" in err
     assert "Accuracy" in (tmp_path / "one" / "report.html").read_text()
 
 

@@ -85,13 +85,13 @@ def test_a_table_whose_data_are_elsewhere_says_so_and_fails(coterie, tmp_path):
     (tmp_path / "mine.toml").write_text(TABLE.replace("[set]", '[set]\ndataset = "mnist"'))
     status, out, _ = coterie("bench", "mine.toml", "--jobs", 1)
     assert status == 1
-    assert "[1] dataset 'mnist' needs a folder" in out
+    assert "[1] dataset 'mnist' requires a folder" in out
 
 
 def test_what_is_no_table_is_refused(coterie, tmp_path):
     assert_refused(coterie("bench", "rr-tabel1"), "rr-tabel1", "did you mean 'rr-table1'?")
     (tmp_path / "mine.toml").write_text("rows = 3")
-    assert_refused(coterie("bench", "mine.toml"), "mine.toml does not describe a table")
+    assert_refused(coterie("bench", "mine.toml"), "mine.toml is not a valid table")
 
 
 def test_a_result_names_no_folder_of_this_machine(coterie, tmp_path):

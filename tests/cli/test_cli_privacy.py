@@ -171,11 +171,11 @@ def test_record_level_epsilon_of_what_was_counted_by_hand(coterie):
         (["noise", "--epsilon", "4", *SETTING, "--identifier-share", "1"], ["identifier share"]),
         (["noise", "--epsilon", "1e-12", *SETTING, "--delta", "1e-12", "--sampling-rate", "1"], ["epsilon"]),
         (["noise", "--epsilon", "4", *SETTING, "--mechanism", "none"], ["--mechanism none", "rr-slot"]),
-        (["noise", "--epsilon", "4", *SETTING, "--clients", "3"], ["4 clusters", "3 clients"]),
+        (["noise", "--epsilon", "4", *SETTING, "--clients", "3"], ["clusters must be at most", "not 4"]),
         (["noise", "--epsilon", "4", *SETTING, "--accountant", "guess"], ["guess", "pld"]),
         (["noise", "--epsilon", "4", *SETTING, "--noise-multiplier", "1"], ["--noise-multiplier", "--unit record"]),
         (["noise", "--epsilon", "4", *SETTING, "--examples", "9"], ["--examples", "--unit record"]),
-        (["noise", "--epsilon", "4", "--delta", "1e-3", "--rounds", "9"], ["--unit client needs --sampling-rate"]),
+        (["noise", "--epsilon", "4", "--delta", "1e-3", "--rounds", "9"], ["--unit client requires --sampling-rate"]),
         (["noise", "--epsilon", "4", *SETTING, "--unit", "house"], ["--unit house", "client or record"]),
         (["noise", "--epsilon", "4", *RECORD, "--sampling-rate", "0.1"], ["--sampling-rate", "--unit client"]),
         (["noise", "--epsilon", "4", *RECORD, "--mechanism", "paper"], ["--mechanism", "--unit client"]),
@@ -189,7 +189,7 @@ def test_record_level_epsilon_of_what_was_counted_by_hand(coterie):
         (["noise", "--epsilon", "4", *RECORD, "--selection-epsilon", "1"], ["--selections"]),
         (["noise", "--epsilon", "4", *RECORD, "--accountant", "theorem-4.2"], ["poisson"]),
         (["noise", "--epsilon", "4", "--unit", "record", "--delta", "1e-3", "--rounds", "9"], ["--examples"]),
-        (["epsilon", *SETTING], ["--noise-multiplier is needed"]),
+        (["epsilon", *SETTING], ["--noise-multiplier is required"]),
         (["epsilon", "--noise-multiplier", "0", *SETTING], ["--noise-multiplier"]),
         (["epsilon", "--noise-multiplier", "nan", *SETTING], ["--noise-multiplier"]),
         (["epsilon", "--noise-multiplier", "inf", *SETTING], ["noise multiplier"]),
@@ -338,7 +338,7 @@ def test_papers_in_order(coterie, papers):
     before = tree(papers)
     status, out, err = coterie("privacy", "check", papers)
     assert (status, err) == (0, "")
-    assert out.splitlines()[-1] == "the certificate follows from the ledger"
+    assert out.splitlines()[-1] == "the certificate matches the ledger"
     assert "yes" in next(line for line in out.splitlines() if line.startswith("certified"))
     answer = answered(coterie("privacy", "check", papers, "--json"))
     assert answer["problems"] == []
@@ -385,9 +385,9 @@ def test_a_run_that_is_still_going_is_checked_as_far_as_it_got(coterie, papers):
 @pytest.mark.parametrize(
     ("line", "change", "parts"),
     [
-        (0, {"delta": 1e-3}, ["the ledger keeps delta"]),
-        (0, {"epsilon": 60.0}, ["the ledger keeps epsilon"]),
-        (0, {"accountant": "rdp"}, ["the ledger keeps accountant"]),
+        (0, {"delta": 1e-3}, ["the ledger has delta"]),
+        (0, {"epsilon": 60.0}, ["the ledger has epsilon"]),
+        (0, {"accountant": "rdp"}, ["the ledger has accountant"]),
         (2, {"noise_multiplier": 10.0}, ["charge 2 (round 2) records epsilon"]),
         (2, {"noise_multiplier": 0.5}, ["charge 2 (round 2) has noise 0.5, less than"]),
         (2, {"sampling_rate": 0.1}, ["charge 2 (round 2) is for", "not planned"]),
@@ -404,7 +404,7 @@ def test_a_forged_ledger_is_found_out(coterie, papers, line, change, parts):
     status, out, _ = coterie("privacy", "check", papers)
     assert status == 1
     assert out.count("problem: ") == len(found)
-    assert "follows" not in out
+    assert "matches the ledger" not in out
 
 
 def test_another_sampler_in_between_ends_the_check(coterie, papers):
@@ -412,7 +412,7 @@ def test_another_sampler_in_between_ends_the_check(coterie, papers):
     rewrite(papers / "ledger.jsonl", 3, lambda entry: entry.update(sampler=sampler[entry["sampler"]]))
     found = problems(coterie("privacy", "check", papers, "--json"))
     assert "charge 3 (round 2) is for" in found[0]
-    assert any("do not add up" in problem for problem in found)
+    assert any("cannot be composed" in problem for problem in found)
     status, out, _ = coterie("privacy", "check", papers)
     assert status == 1
     assert "problem: charge 3" in out
@@ -430,17 +430,17 @@ def test_charges_above_the_budget_are_a_problem_even_if_all_papers_agree(coterie
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        (lambda c: c.update(epsilon=0.99 * c["epsilon"]), "privacy.json says epsilon = "),
-        (lambda c: c.update(certified=False), "privacy.json says certified = false; the ledger says true"),
-        (lambda c: c.update(certified=1), "privacy.json says certified = 1; the ledger says true"),
-        (lambda c: c.update(mechanism="paper"), 'privacy.json says mechanism = "paper"'),
-        (lambda c: c.update(accountant="dp-accounting 0.6.0, RDP"), "privacy.json says accountant = "),
-        (lambda c: c.update(more=True), "privacy.json says more = true; the ledger says nothing"),
-        (lambda c: c.pop("adjacency"), "privacy.json says adjacency = nothing; the ledger says"),
-        (lambda c: c["accountants"].update(rdp=1.0), "privacy.json says accountants.rdp = 1.0"),
-        (lambda c: c["public_inputs"].update(clients=7), "privacy.json says public_inputs.clients = 7; the ledger"),
-        (lambda c: c["outside"].pop(), "privacy.json says outside = "),
-        (lambda c: c["charged"][0].update(charges=3), "privacy.json says charged = "),
+        (lambda c: c.update(epsilon=0.99 * c["epsilon"]), "privacy.json has epsilon = "),
+        (lambda c: c.update(certified=False), "privacy.json has certified = false, but the ledger gives true"),
+        (lambda c: c.update(certified=1), "privacy.json has certified = 1, but the ledger gives true"),
+        (lambda c: c.update(mechanism="paper"), 'privacy.json has mechanism = "paper"'),
+        (lambda c: c.update(accountant="dp-accounting 0.6.0, RDP"), "privacy.json has accountant = "),
+        (lambda c: c.update(more=True), "privacy.json has more = true, but the ledger gives nothing"),
+        (lambda c: c.pop("adjacency"), "privacy.json has adjacency = nothing, but the ledger gives"),
+        (lambda c: c["accountants"].update(rdp=1.0), "privacy.json has accountants.rdp = 1.0"),
+        (lambda c: c["public_inputs"].update(clients=7), "privacy.json has public_inputs.clients = 7, but the ledger"),
+        (lambda c: c["outside"].pop(), "privacy.json has outside = "),
+        (lambda c: c["charged"][0].update(charges=3), "privacy.json has charged = "),
     ],
 )
 def test_a_forged_certificate_is_found_out(coterie, papers, change, part):
@@ -473,9 +473,9 @@ def test_a_run_that_is_not_certified_says_why_and_is_in_order(coterie, tmp_path)
         ("ledger.jsonl", "", ["ledger.jsonl", "empty"]),
         ("ledger.jsonl", "dear diary\n", ["ledger.jsonl", "line 1"]),
         ("ledger.jsonl", "\udcff\n", ["ledger.jsonl", "it is not text"]),
-        ("ledger.jsonl", '{"ledger": 1}\n', ["describes no plan"]),
-        ("ledger.jsonl", '{"ledger": 1, "plan": {"mechanism": "magic"}}\n', ["describes no plan", "magic"]),
-        ("ledger.jsonl", '{"ledger": 1, "plan": {"mechanism": "joint"}}\n', ["describes no plan"]),
+        ("ledger.jsonl", '{"ledger": 1}\n', ["contains no plan"]),
+        ("ledger.jsonl", '{"ledger": 1, "plan": {"mechanism": "magic"}}\n', ["contains no plan", "magic"]),
+        ("ledger.jsonl", '{"ledger": 1, "plan": {"mechanism": "joint"}}\n', ["contains no plan"]),
         ("privacy.json", "{", ["privacy.json", "not valid JSON"]),
         ("privacy.json", "[]", ["privacy.json", "JSON object"]),
     ],
@@ -495,7 +495,7 @@ def test_the_plan_of_a_record_level_run_is_checked_too():
     header = {"ledger": 1, "delta": 1e-4, "epsilon": 30.0, "accountant": "pld", "plan": plan.terms()}
     assert check(header, ledger.charges, certificate(header, ledger.charges)) == []
     forged = [{**ledger.charges[0], "sampling_rate": 0.5}, *ledger.charges[1:]]
-    assert "charge 1 (round 1) is for poisson sampling at rate 0.5: not planned" in check(header, forged, None)
+    assert "charge 1 (round 1) is for poisson sampling at rate 0.5, which is not planned" in check(header, forged, None)
     with pytest.raises(LedgerError, match="no plan"):
         check({"ledger": 1}, [], None)
 
@@ -545,10 +545,10 @@ def test_runs_that_do_not_add_up_are_refused(coterie, tmp_path):
     record = RecordPlan(num_examples=60, batch_size=6, rounds=2, epsilon=8.0, delta=1e-4, noise_multiplier=2.0)
     (tmp_path / "record").mkdir()
     Ledger(1e-4, 8.0, tmp_path / "record" / "ledger.jsonl", about={"plan": record.terms()}).close()
-    assert_refused(coterie("privacy", "total", "one", "more"), "one has 100 clients, more has 200")
+    assert_refused(coterie("privacy", "total", "one", "more"), "one has 100 clients, but more has 200")
     assert_refused(coterie("privacy", "total", "one", "fixed"), "different adjacencies")
     assert_refused(coterie("privacy", "total", "one", "record"), "record has privacy unit record")
-    assert_refused(coterie("privacy", "total", "one", "one"), "named twice")
+    assert_refused(coterie("privacy", "total", "one", "one"), "must be distinct")
     assert_refused(coterie("privacy", "total", "one", "nowhere"), "nowhere", "cannot be read")
 
 
@@ -566,7 +566,7 @@ def test_a_budget_that_runs_share(coterie, tmp_path):
         "sampler": "poisson",
         "charges": 0,
     }
-    assert_refused(coterie("privacy", "budget", "b.jsonl", *new), "a budget never changes")
+    assert_refused(coterie("privacy", "budget", "b.jsonl", *new), "budgets cannot be changed")
     ledger = Ledger(1e-5, 9.0)
     ledger.share(SharedBudget(tmp_path / "b.jsonl", clients=100, sampler="poisson", epsilon=9.0, delta=1e-5))
     ledger.round(1, Event(0.2, 1.5))
@@ -610,7 +610,7 @@ def test_audit_for_people(coterie):
     assert out.splitlines()[0].split() == ["mechanism", "attack", "claim", "proved", "verdict"]
     assert out.count("holds") == 8  # seven attacks and the last sentence
     assert "control" not in out
-    assert "never its absence" in out.splitlines()[-1]
+    assert "but not its absence" in out.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -622,7 +622,7 @@ def test_audit_fails_when_a_mechanism_that_certifies_is_broken(coterie, monkeypa
     assert document(out)["violations"] == ["rr-slot: another client in the slot (gaussian identifiers)"]
     status, out, _ = coterie(*words)
     assert status == 1
-    assert "trust no certificate" in out.splitlines()[-1]
+    assert "do not trust certificates" in out.splitlines()[-1]
 
 
 def test_audit_fails_when_noise_is_missing(coterie, monkeypatch):
@@ -637,7 +637,7 @@ def test_audit_without_power_fails_and_says_so(coterie):
     status, out, _ = coterie("audit", "--mechanism", "paper", "--draws", 1000)
     assert status == 1
     assert "--draws" in out.splitlines()[-1]
-    assert "trust no certificate" not in out
+    assert "do not trust certificates" not in out
 
 
 def test_audit_refuses_what_it_does_not_know(coterie):

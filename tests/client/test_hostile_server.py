@@ -51,7 +51,7 @@ BUDGET = {"epsilon": 5.0, "delta": 1e-4}
 DECLARED = {"input-shape": "1x4x4", "num-classes": CLASSES}
 GAN = {"gan": "gan-pendigits-gn", "labels": 2, "samples": 4, "average": 0.0, "precision": "float32"}
 CENTROIDS = {"local": "k-means", "local-centroids": 2}
-LABEL = {"labels": 2, "encoder": "none", "tell": True}
+LABEL = {"labels": 2, "encoder": "none", "release-counts": True}
 
 
 def plans(**changes):
@@ -253,11 +253,11 @@ def test_data_are_read_after_the_charge_and_never_for_a_refused_request(tmp_path
 
     monkeypatch.setattr("coterie.datasets.own.own_shard", unreadable)
     failed = world.ask("train", HONEST)
-    assert failed[:2] == ("error", "client 0 failed; its own log says why")
+    assert failed[:2] == ("error", "client 0 failed; see its own log for details")
     assert charges == [1]  # the charge was on disk
     for number in range(2, 10):
         left = world.ask("train", {**HONEST, "round": number})
-    assert left[1] == "client 0 refuses: its budget does not allow this request"
+    assert left[1] == "client 0 rejects the request: it exceeds the client's budget"
     assert len(charges) == len(world.charges) < 9
 
 
@@ -318,7 +318,7 @@ def test_a_refusal_does_not_tell_what_was_spent_elsewhere(tmp_path):
                 break
         texts.append(left)
     assert texts[0] == texts[1]
-    assert texts[0][1] == "client 0 refuses: its budget does not allow this request"
+    assert texts[0][1] == "client 0 rejects the request: it exceeds the client's budget"
 
 
 @pytest.mark.parametrize("spent", [0, 2])
@@ -363,7 +363,7 @@ def test_a_damaged_old_ledger_is_not_ignored(tmp_path, damage):
     (tmp_path / "world" / "state").mkdir()
     damage(tmp_path / "world" / "state" / "client-0.ledger.jsonl")
     left = world.ask("train", HONEST)
-    assert left[:2] == ("error", "client 0 cannot charge its budget; its own log says why")
+    assert left[:2] == ("error", "client 0 cannot charge its budget; see its own log for details")
     assert world.charges == []
 
 
@@ -398,17 +398,17 @@ def test_replies_wait_where_the_owner_wants_it(tmp_path):
 @pytest.mark.parametrize(
     ("node", "complaint"),
     [
-        ({"input-shape": ...}, "set both in its node configuration"),
-        ({"input-shape": ..., "num-classes": ...}, "a client with a budget must declare what its data are"),
+        ({"input-shape": ...}, "set both or neither in the node configuration"),
+        ({"input-shape": ..., "num-classes": ...}, "a client with a budget must declare its data"),
         ({"input-shape": "4by4"}, "input-shape = '4by4': must be"),
-        ({"num-classes": "two"}, "num-classes = 'two': must be a whole number"),
+        ({"num-classes": "two"}, "num-classes = 'two': must be an integer"),
         ({"value-range": "1:0"}, "value-range = '1:0': must be"),
         ({"value-range": "0:nan"}, "value-range = '0:nan': must be"),
         ({"epsilon": 0.0}, "a finite epsilon above 0"),
         ({"epsilon": math.inf}, "a finite epsilon above 0"),
         ({"delta": 1.0}, "a delta between 0 and 1"),
-        ({"delta": ...}, "set both in its node configuration, or neither"),
-        ({"budget-file": "budget.jsonl"}, "budget-file in a client's node configuration must be an absolute path"),
+        ({"delta": ...}, "set both or neither in the node configuration"),
+        ({"budget-file": "budget.jsonl"}, "budget-file in the node configuration must be an absolute path"),
     ],
 )
 def test_a_node_configuration_that_makes_no_sense(tmp_path, node, complaint):
@@ -424,7 +424,7 @@ def test_a_budget_file_in_use_by_another_process_is_refused(tmp_path):
     with (tmp_path / "world" / "data" / BUDGET_FILE).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         left = world.ask("train", {**CHEAP, "round": 2})
-    assert left[:2] == ("error", "client 0 cannot charge its budget; its own log says why")
+    assert left[:2] == ("error", "client 0 cannot charge its budget; see its own log for details")
     assert len(world.charges) == 1
     assert world.ask("train", {**CHEAP, "round": 2})[0] == "reply"
 
@@ -440,7 +440,7 @@ def test_two_budget_files_of_the_same_data_are_refused(tmp_path, monkeypatch):
     assert len(read_ledger(aside)[1]) == 2
     (tmp_path / "world" / "data" / BUDGET_FILE).write_bytes(aside.read_bytes())
     left = world.ask("train", {**CHEAP, "round": 3})
-    assert left[:2] == ("error", "client 0 cannot charge its budget; its own log says why")
+    assert left[:2] == ("error", "client 0 cannot charge its budget; see its own log for details")
 
 
 def test_a_named_budget_file_is_used(tmp_path):

@@ -28,4 +28,4 @@ def test_a_node_registers_without_importing_pytorch():
 
 def test_a_node_whose_configuration_contradicts_itself_does_not_register():
     reply, error = registered()
-    assert (reply, "must declare what its data are" in error) == ("", True)
+    assert (reply, "must declare its data" in error) == ("", True)

@@ -103,7 +103,9 @@ def test_own_data_stand_in_for_those_of_any_data_set(tmp_path):
 
 def test_without_data_of_its_own_a_client_uses_its_own_environment(folder, monkeypatch, caplog):
     monkeypatch.delenv("COTERIE_DATA", raising=False)
-    with pytest.raises(ClientError, match="the run is on clients' own data, and it has none; set data in its node"):
+    with pytest.raises(
+        ClientError, match="the run uses the clients' own data, but no data are configured; set data in the node"
+    ):
         ask(question(**{"data-dir": str(folder)})[0])
     embedded, layout = question((1, 8, 8), 10, **SPLIT, dataset="digits")
     assert np.any(update(ask(embedded), layout))
@@ -111,7 +113,7 @@ def test_without_data_of_its_own_a_client_uses_its_own_environment(folder, monke
     for own in (None, "/of/its/own"):
         if own:
             monkeypatch.setenv("COTERIE_DATA", own)
-        with pytest.raises(ClientError, match="client 0 failed; its own log says why"):
+        with pytest.raises(ClientError, match="client 0 failed; see its own log for details"):
             ask(mnist)
         assert str(folder) not in caplog.text
         assert "COTERIE_DATA=DIR" in caplog.text
@@ -120,13 +122,15 @@ def test_without_data_of_its_own_a_client_uses_its_own_environment(folder, monke
 
 def test_a_server_chooses_no_code_to_import():
     content, layout = question((1, 1, 1), 2, **SPLIT, dataset="toys:pixels")
-    with pytest.raises(ClientError, match="client 0 refuses: dataset = 'toys:pixels' is code of the server's choice"):
+    with pytest.raises(
+        ClientError, match="client 0 rejects the request: dataset = 'toys:pixels' names code chosen by the server"
+    ):
         ask(content)
-    with pytest.raises(ClientError, match="dataset = 'toys:pixels' is code"):
+    with pytest.raises(ClientError, match="dataset = 'toys:pixels' names code"):
         ask(content, code="toys:blobs toys:pixel")
     assert np.any(update(ask(content, code="toys:blobs toys:pixels"), layout))
     content["config"]["model"] = "no_such_module:make"
-    with pytest.raises(ClientError, match="model = 'no_such_module:make' is code"):
+    with pytest.raises(ClientError, match="model = 'no_such_module:make' names code"):
         ask(content, code="toys:pixels")
 
 
@@ -136,9 +140,9 @@ def test_every_verb_is_guarded(verb, monkeypatch):
     context = Context(run_id=1, node_id=1, node_config={"client-id": 0}, state=RecordDict(), run_config={})
     content, _ = question()
     of_verbs = {"gan": "gan-pendigits", "labels": 2, "samples": 1, "average": 0.0, "precision": "float32"}
-    of_verbs |= {"local": "k-means", "local-centroids": 1, "encoder": "none", "tell": False, "compared": 1}
+    of_verbs |= {"local": "k-means", "local-centroids": 1, "encoder": "none", "release-counts": False, "compared": 1}
     content["config"] = ConfigRecord({**content["config"], **of_verbs})
-    with pytest.raises(ClientError, match="it has none; set data"):
+    with pytest.raises(ClientError, match="no data are configured; set data"):
         app(Message(content, dst_node_id=1, message_type=verb), context)
 
 
@@ -148,16 +152,16 @@ def test_what_is_wrong_with_its_data_stays_with_the_client(tmp_path, caplog):
     np.savez(path, x=np.full((3, *SHAPE), 7.25), y=[0, 1, 0])
     content, layout = question()
     assert np.any(update(ask(content, data=str(path)), layout))  # pixels are clamped
-    assert "left out or clamped, first: " in caplog.text
+    assert "dropped or clamped; the first problem is: " in caplog.text
     assert "mine.npz: x, y: a pixel is 7.25" in caplog.text
     path.write_text("no archive")
     own_shard.cache_clear()
     with pytest.raises(ClientError) as refusal:
         ask(content, data=str(path))
-    assert str(refusal.value) == "client 0 failed; its own log says why"
+    assert str(refusal.value) == "client 0 failed; see its own log for details"
     assert refusal.value.__cause__ is None
-    assert "mine.npz is not an archive" in caplog.text
-    with pytest.raises(ClientError, match="data in a client's node configuration must be an absolute path"):
+    assert "mine.npz is not a numpy archive" in caplog.text
+    with pytest.raises(ClientError, match="data in the node configuration must be an absolute path"):
         ask(question()[0], data="mine.npz")
 
 

@@ -169,15 +169,15 @@ def test_clusters_must_stand_out(clusterer):
 @pytest.mark.parametrize(
     ("distances", "clusterer", "k", "complaint"),
     [
-        (np.zeros((3, 3)), "k-medoids", 4, "4 clusters of 3 clients: ask for fewer"),
-        (np.zeros((3, 3)), "agglomerative", 0, "0 clusters of 3 clients"),
+        (np.zeros((3, 3)), "k-medoids", 4, "num_clusters must lie between 1 and the number of clients, 3, not 4"),
+        (np.zeros((3, 3)), "agglomerative", 0, "num_clusters must lie between 1 and the number of clients, 3, not 0"),
         (np.full((3, 3), np.nan), "k-medoids", 2, "finite numbers"),
         (np.full((3, 3), np.inf), "dbscan", None, "finite numbers"),
         (-np.ones((3, 3)), "k-medoids", 2, "at least 0"),
         (np.zeros((3, 2)), "hdbscan", None, r"shape \(n, n\)"),
         (np.zeros((3, 3)), "k-means", 2, "must be one of k-medoids, agglomerative, dbscan, hdbscan, not 'k-means'"),
-        (np.zeros((3, 3)), "dbscan", 2, "dbscan finds the number of clusters itself: set clusters to 0"),
-        (np.zeros((3, 3)), "hdbscan", 2, "hdbscan finds the number of clusters itself"),
+        (np.zeros((3, 3)), "dbscan", 2, "dbscan determines the number of clusters itself: set clusters to 0"),
+        (np.zeros((3, 3)), "hdbscan", 2, "hdbscan determines the number of clusters itself"),
     ],
 )
 def test_what_makes_no_sense(distances, clusterer, k, complaint):

@@ -230,6 +230,6 @@ def test_a_last_batch_of_one_point_is_left_out():
 
 
 def test_too_few_points_are_refused_before_anything_is_trained(losses):
-    with pytest.raises(ValueError, match="2 points cannot make 3 clusters"):
+    with pytest.raises(ValueError, match="the number of points, 2, must be at least the number of clusters, 3"):
         network().fit(blobs()[:2])
     assert losses == []

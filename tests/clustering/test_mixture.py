@@ -90,7 +90,7 @@ def test_memory_of_the_projection_does_not_grow_with_the_model():
 def test_numbers_that_are_not_finite_are_refused_by_client(broken):
     updates = np.zeros((5, 10), np.float32)
     updates[3, 7] = broken
-    with pytest.raises(ValueError, match=r"updates \[3\] hold numbers that are not finite"):
+    with pytest.raises(ValueError, match=r"updates \[3\] contain NaN or Inf"):
         gmm.project(updates)
     with pytest.raises(ValueError, match="finite"):
         gmm.fit(updates, 2, rng())
@@ -162,7 +162,7 @@ def test_switch_round_by_hand(mpo, rounds, last):
 
 @pytest.mark.parametrize("mpo", [math.nan, -0.1, 1.1])
 def test_an_overlap_out_of_range_is_refused(mpo):
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="mpo must lie in"):
         gmm.switch_round(mpo, 10)
 
 
@@ -220,12 +220,12 @@ def test_equal_points_are_told_apart_by_nobody(value):
 
 @pytest.mark.parametrize("m", [0, 6])
 def test_more_groups_than_clients_are_refused(m):
-    with pytest.raises(ValueError, match=f"{m} groups of 5 clients"):
+    with pytest.raises(ValueError, match=f"number of clients, 5, not {m}"):
         gmm.fit(np.zeros((5, 2)), m, rng())
 
 
 def test_points_without_coordinates_are_refused():
-    with pytest.raises(ValueError, match=r"r at least 1; their shape is \(1, 0\)"):
+    with pytest.raises(ValueError, match=r"with r >= 1, not \(1, 0\)"):
         gmm.fit(gmm.project(np.ones((1, 3), np.float32)), 1, rng())
 
 
@@ -293,7 +293,7 @@ def test_a_component_of_one_client_is_out():
     # Two tight groups of five and somebody far away: three components would be the most confident.
     points = np.concatenate([rng(1).normal(0, 0.1, 5), rng(2).normal(1, 0.1, 5), [1000.0]])[:, None]
     assert np.bincount(gmm.fit(points, 3, rng()).labels).min() == 1
-    with pytest.raises(ValueError, match="no number of groups gives each two of the 11 clients"):
+    with pytest.raises(ValueError, match="no number of groups leaves two of the 11 clients in each"):
         gmm.choose(points, rng(), most=3)
     pair = np.concatenate([points, [[1000.1]]])
     chosen, scores = gmm.choose(pair, rng())
@@ -313,7 +313,7 @@ def test_candidates_end_at_ten_and_at_half_of_the_clients():
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_too_few_clients_to_find_their_number(n):
-    with pytest.raises(ValueError, match=f"no number of groups gives each two of the {n} clients; give their number"):
+    with pytest.raises(ValueError, match=f"no number of groups leaves two of the {n} clients in each"):
         cluster(np.eye(n, dtype=np.float32), None, rng())
 
 

@@ -84,7 +84,7 @@ def test_missing_files_name_the_folder_the_file_and_the_ways_out(tmp_path, monke
     monkeypatch.delenv("COTERIE_DATA", raising=False)
     ways = ("--data-dir DIR", "COTERIE_DATA", "coterie datasets --download mnist --data-dir DIR")
     cases = {
-        None: "needs a folder",
+        None: "requires a folder",
         str(tmp_path / "absent"): f"{tmp_path / 'absent'} does not exist",
         str(tmp_path): f"{tmp_path} has no MNIST/raw/train-images-idx3-ubyte",
     }

@@ -51,11 +51,11 @@ def test_lines_are_well_separated():
     ("dataset", "shift", "groups", "complaint"),
     [
         ("lines-easy", "lines", "5", "shift 'lines' has 4 distinct groups, not 5"),
-        ("digits", "lines", "4", "shift 'lines' is for points with real targets"),
-        ("lines-easy", "rotation", "4", r"'rotation' turns images, and these examples have shape \(1,\)"),
-        ("lines-easy", "rotation-90", "1", "'rotation-90' turns images"),
-        ("lines-hard", "label-shift", "4", "'label-shift' changes labels, and these data have real targets"),
-        ("lines-hard", "label-permutation", "4", "'label-permutation' changes labels"),
+        ("digits", "lines", "4", "shift 'lines' requires points with real targets"),
+        ("lines-easy", "rotation", "4", r"'rotation' requires images, not examples of shape \(1,\)"),
+        ("lines-easy", "rotation-90", "1", "'rotation-90' requires images"),
+        ("lines-hard", "label-shift", "4", "'label-shift' requires labels, but these data have real targets"),
+        ("lines-hard", "label-permutation", "4", "'label-permutation' requires labels"),
     ],
 )
 def test_shifts_that_do_not_fit_are_refused(dataset, shift, groups, complaint):

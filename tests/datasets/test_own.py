@@ -180,7 +180,7 @@ def test_train_and_test_may_be_given(tmp_path, write):
     named = shard(write_npz(tmp_path / "one", x[:40], y[:40], x_test=x[40:], y_test=y[40:]))
     assert_same(found, named)
     assert describe(str(tmp_path / "own")).startswith("40 ")
-    assert describe(str(tmp_path / "own")).endswith("classes 0..3, 20 more to test on")
+    assert describe(str(tmp_path / "own")).endswith("classes 0..3, 20 more for testing")
 
 
 def held_out(path):
@@ -217,9 +217,9 @@ def test_few_records_are_tested_on_themselves_or_refused(tmp_path):
     path = write_npz(tmp_path / "kept", x[kept], y[kept])
     found = shard(path)
     assert found.test.x is found.x
-    assert describe(str(path)).endswith("none held out: tested on all")
+    assert describe(str(path)).endswith("none held out, so all are used for testing")
     path = write_npz(tmp_path / "held", x[~kept], y[~kept])
-    with pytest.raises(DataError, match=r"all \d+ records are held out; add records, or give test data"):
+    with pytest.raises(DataError, match=r"all \d+ records are held out; add records or test data"):
         shard(path)
 
 
@@ -271,25 +271,28 @@ def folder(path, *files):
 
 
 ARCHIVES = {
-    "is not an archive of plain numbers .*pickled objects, which could run code": (np.array([{1: 2}] * 12), Y),
-    r"x, y have shapes \(12, 1, 6, 5\) and \(5,\)": (X, Y[:5]),
-    r"have shapes .* and \(12, 1\); needed: \(n, ...\) and \(n,\)": (X, Y[:, None]),
-    r"x, y have shapes \(12,\)": (X[:, 0, 0, 0], Y),
-    "there are no records": (X[:0], Y[:0]),
-    "<U3 is no type of numbers": (X.astype(str), Y),
-    "bool is no type of numbers": (X, Y.astype(bool)),
-    "record 3, counted from 0, holds NaN": (np.where(np.arange(12)[:, None, None] == 3, np.nan, X[:, 0] / 255), Y),
-    "record 5, .* infinity": (np.where(np.arange(12)[:, None, None] == 5, 1e300, X[:, 0] / 255), Y),
-    "record 7, .* holds NaN": (X, np.where(np.arange(12) == 7, np.nan, Y)),
-    "a label is -1; labels are whole numbers from 0": (X, np.where(Y == 0, -1, Y)),
-    r"a label is 0\.5; labels are whole": (X, np.where(Y == 0, 0.5, Y)),
-    "a label is 4, and the run has 4 classes, from 0": (X, np.where(Y == 0, 4, Y)),
-    "holds images of 1x5x5, and the run's examples are 1x6x5; bring": (X[:, :, :5], Y),
+    "is not a numpy archive of numeric arrays .*Pickled objects are rejected because they could run code": (
+        np.array([{1: 2}] * 12),
+        Y,
+    ),
+    r"x, y must have shapes .*, not \(12, 1, 6, 5\) and \(5,\)": (X, Y[:5]),
+    r"must have shapes .*, not .* and \(12, 1\)": (X, Y[:, None]),
+    r"x, y must have shapes .*, not \(12,\)": (X[:, 0, 0, 0], Y),
+    "no records": (X[:0], Y[:0]),
+    "<U3 is not a numeric type": (X.astype(str), Y),
+    "bool is not a numeric type": (X, Y.astype(bool)),
+    "record 3, counted from 0, has NaN": (np.where(np.arange(12)[:, None, None] == 3, np.nan, X[:, 0] / 255), Y),
+    "record 5, .* infinite": (np.where(np.arange(12)[:, None, None] == 5, 1e300, X[:, 0] / 255), Y),
+    "record 7, .* has NaN": (X, np.where(np.arange(12) == 7, np.nan, Y)),
+    "a label is -1; labels must be integers from 0": (X, np.where(Y == 0, -1, Y)),
+    r"a label is 0\.5; labels must be integers": (X, np.where(Y == 0, 0.5, Y)),
+    "a label is 4, but the run has 4 classes, numbered from 0": (X, np.where(Y == 0, 4, Y)),
+    "contains images of 1x5x5, but the run expects 1x6x5; convert": (X[:, :, :5], Y),
     r"images of 6x5x1, .* put channels first: x.transpose\(0, 3, 1, 2\)": (X[:, 0, :, :, None], Y),
-    "records of 20 numbers, and the run's examples are 1x6x5": (X.reshape(12, 30)[:, :20], Y),
-    r"a pixel is \d{4,}; pixels are whole numbers from 0 to 255": (X.astype(int) * 256, Y),
-    r"a pixel is -\d+; pixels are whole": (X.astype(int) - 300, Y),
-    r"a pixel is \d+; pixels are fractions in \[0, 1\] where they are floats": (X.astype(float), Y),
+    "records of 20 numbers, but the run expects 1x6x5": (X.reshape(12, 30)[:, :20], Y),
+    r"a pixel is \d{4,}; pixels must be integers from 0 to 255": (X.astype(int) * 256, Y),
+    r"a pixel is -\d+; pixels must be integers": (X.astype(int) - 300, Y),
+    r"a pixel is \d+; pixels must be floats in \[0, 1\]": (X.astype(float), Y),
 }
 
 
@@ -301,20 +304,20 @@ def test_what_is_wrong_in_an_archive_is_said(tmp_path, complaint):
 
 NAMES = ",".join("p" * 30)
 TABLES = {
-    "one column called label, or target for real targets, and has 0; its columns are none": "",
-    "and has 0; its columns are 1, 2, 3": "1,2,3\n1,2,3\n",
-    "and has 2; its columns are label, target, a": "label,target,a\n1,2,3\n",
+    "one column named label, or target for real targets, but has 0; its columns are none": "",
+    "but has 0; its columns are 1, 2, 3": "1,2,3\n1,2,3\n",
+    "but has 2; its columns are label, target, a": "label,target,a\n1,2,3\n",
     "could not convert string '1;2;3'": "a;b;label\n1;2;3\n",
-    "there are no records": "label,a\n",
-    "none with features": "label\n1\n",
+    "no records": "label,a\n",
+    "records without features": "label\n1\n",
     "could not convert string 'red' to float64 at row 1, column 2": "label,a\n1,2\n1,red\n",
     "could not convert string ''": "label,a\n1,\n",
-    "record 0, counted from 0, holds NaN, a gap or infinity": "label,a\n1,nan\n",
+    "record 0, counted from 0, has NaN, infinite or missing values": "label,a\n1,nan\n",
     "columns changed from 2 to 1": "label,a\n1,2\n1\n",
-    "names 2 columns, and rows have 3": "label,a\n1,2,3\n",
+    "names 2 columns, but rows have 3": "label,a\n1,2,3\n",
     "a label is -1; labels": "label,a\n-1,2\n",
-    "holds real targets, and the run has 4 classes; give it column 'label'": f"target,{NAMES}\n1{',1' * 30}\n",
-    r"a pixel is 0\.5; pixels are whole numbers .*\.csv holds whole": f"label,{NAMES}\n1{',0.5' * 30}\n",
+    "contains real targets, but the run has 4 classes; use a column 'label'": f"target,{NAMES}\n1{',1' * 30}\n",
+    r"a pixel is 0\.5; pixels must be integers .*\.csv has integers": f"label,{NAMES}\n1{',0.5' * 30}\n",
 }
 
 
@@ -330,15 +333,15 @@ def test_what_is_wrong_in_parquet_is_said(tmp_path):
 
     path = tmp_path / "own.parquet"
     for columns, complaint in (
-        ({"label": [1, 2], "a": ["red", "blue"]}, "column 'a': string is no type of numbers"),
-        ({"label": [1, 2], "a": [1, None]}, "record 1, counted from 0, holds NaN, a gap"),
+        ({"label": [1, 2], "a": ["red", "blue"]}, "column 'a': string is not a numeric type"),
+        ({"label": [1, 2], "a": [1, None]}, "record 1, counted from 0, has NaN"),
         ({"a": [1, 2]}, "its columns are a"),
         ({"label": np.zeros(0), "a": np.zeros(0)}, "no records"),
     ):
         parquet.write_table(pyarrow.table(columns), path)
         with pytest.raises(DataError, match=complaint):
             shard(path, (1,))
-    with pytest.raises(DataError, match="is not a parquet file"):
+    with pytest.raises(DataError, match="is not a valid parquet file"):
         shard(text(path, "PAR1 it is not"))
 
 
@@ -349,24 +352,24 @@ def test_without_pyarrow_the_way_to_it_is_said(tmp_path, monkeypatch):
 
 
 FOLDERS = {
-    r"none.npz does not exist; a client's data are \.npz, \.csv, \.parquet, a folder": lambda p: p / "none.npz",
-    r"data.txt: unsupported file type \.txt; a client's data are": lambda p: text(p / "data.txt", "1"),
+    r"none.npz does not exist; supported data: \.npz, \.csv, \.parquet, a folder": lambda p: p / "none.npz",
+    r"data.txt: unsupported file type \.txt; supported data:": lambda p: text(p / "data.txt", "1"),
     r"unsupported file type \(no suffix\)": lambda p: text(p / "data", "1"),
-    "a.npz is not an archive of plain numbers": lambda p: text(p / "a.npz", "no zip"),
-    "b.npz is not an archive of plain numbers": lambda p: text(p / "b.npz", ""),
-    "has no array 'y'; it needs x, y$": lambda p: folder(p / "b", ("a.npz", {"x": X})) / "a.npz",
-    "has no array 'y_test'; it needs x, y, x_test, y_test": lambda p: write_npz(p / "a", X, Y, x_test=X),
-    "own/0/broken.png is not an image that can be read": lambda p: broken_picture(p / "own"),
-    "deep.png has pixels of more than 8 bits": lambda p: deep_picture(p / "own"),
-    r"own/bird: which class is 'bird'\? .* in classes.txt \(there is none\)": lambda p: unnamed_class(p / "own"),
-    r"'bird'\? .* \(it lists cat, dog\)": lambda p: unnamed_class(p / "own", "cat\ndog"),
-    "classes.txt names a class twice": lambda p: unnamed_class(p / "own", "bird\nbird"),
-    "own holds no images: they lie in folders, one a class": lambda p: folder(p / "own"),
-    "own holds test data and no train data": lambda p: folder(p / "own", ("test", {"x": X, "y": Y})),
-    "x_test, y_test, and .* keep the ones": lambda p: folder(
+    "a.npz is not a numpy archive of numeric arrays": lambda p: text(p / "a.npz", "no zip"),
+    "b.npz is not a numpy archive of numeric arrays": lambda p: text(p / "b.npz", ""),
+    "has no array 'y'; expected x, y$": lambda p: folder(p / "b", ("a.npz", {"x": X})) / "a.npz",
+    "has no array 'y_test'; expected x, y, x_test, y_test": lambda p: write_npz(p / "a", X, Y, x_test=X),
+    "own/0/broken.png is not a (readable|supported) image": lambda p: broken_picture(p / "own"),
+    "deep.png has more than 8 bits per pixel": lambda p: deep_picture(p / "own"),
+    r"own/bird: unknown class 'bird'; .* in classes.txt \(not found\)": lambda p: unnamed_class(p / "own"),
+    r"'bird'; .* \(it lists cat, dog\)": lambda p: unnamed_class(p / "own", "cat\ndog"),
+    "classes.txt contains duplicate class names": lambda p: unnamed_class(p / "own", "bird\nbird"),
+    "own contains neither images in one folder per class": lambda p: folder(p / "own"),
+    "own contains test data but no training data": lambda p: folder(p / "own", ("test", {"x": X, "y": Y})),
+    "x_test and y_test, but .* keep only one": lambda p: folder(
         p / "own", ("train", {"x": X, "y": Y, "x_test": X, "y_test": Y})
     ),
-    "own holds train.npz and train.csv; keep one of them": lambda p: (
+    "own contains train.npz and train.csv; keep one of them": lambda p: (
         text(folder(p / "own", ("train", {"x": X, "y": Y})) / "train.csv", "").parent
     ),
 }
@@ -387,17 +390,17 @@ def test_nothing_is_ever_unpickled(tmp_path):
         np.savez(path, x=np.array([Trap()], object), y=[0])
     (tmp_path / "b.npz").write_bytes(pickle.dumps(Trap()))
     for name in ("a.npz", "b.npz"):
-        with pytest.raises(DataError, match="are not read"):
+        with pytest.raises(DataError, match="are rejected"):
             describe(str(tmp_path / name))
     assert not (tmp_path / "sprung").exists()
 
 
 def test_labels_are_no_targets_and_pictures_no_vectors(tmp_path):
-    with pytest.raises(DataError, match="holds labels, and the run has 0 classes; give it column 'target'"):
+    with pytest.raises(DataError, match="contains labels, but the run has 0 classes; use a column 'target'"):
         shard(write_csv(tmp_path / "a", X, Y), (30,), 0)
-    with pytest.raises(DataError, match="holds images, of 1 or 3 channels, and the run's examples are 30 numbers"):
+    with pytest.raises(DataError, match="contains images, which have 1 or 3 channels, but the run expects 30 numbers"):
         shard(write_pictures(tmp_path / "b", X, Y), (30,))
-    with pytest.raises(DataError, match="features are made of images"):
+    with pytest.raises(DataError, match="features require images"):
         shard(write_npz(tmp_path / "c", *vectors()), (7,), transform=features("pool2"))
 
 
@@ -428,15 +431,15 @@ def test_a_federation_of_files(tmp_path):
     assert [len(s.y) + len(s.test.y) for s in shards] == [30, 20, 10]
     assert data.shard(1) is shards[1]
     assert own_federation(str(tmp_path), 3, known, features("pool2")) is data
-    with pytest.raises(DataError, match="no client 3; there are 3"):
+    with pytest.raises(DataError, match="client 3 does not exist; there are 3 clients"):
         data.shard(3)
     with pytest.raises(
-        DataError, match=r"holds no data of client 3 of 4 \(clients = 4\); needed: client-3.npz, client-3.csv"
+        DataError, match=r"has no data for client 3 of 4 \(clients = 4\); expected client-3.npz, client-3.csv"
     ):
         own_federation(str(tmp_path), 4, known, None).shard(3)
-    with pytest.raises(DataError, match="needs the folder of the clients' data: --data-dir"):
+    with pytest.raises(DataError, match="requires the folder of the clients' data: --data-dir"):
         own_federation(None, 3, known, None)
-    with pytest.raises(DataError, match="the run's data are text"):
+    with pytest.raises(DataError, match="the run uses text"):
         own_federation(str(tmp_path), 3, facts("shakespeare", "", "none"), None)
     write_npz(tmp_path / "client-1", x, y)
     with pytest.raises(DataError, match=r"client-1\.npz and client-1\.csv; keep one"):
@@ -485,7 +488,7 @@ def test_records_that_do_not_fit_are_left_out_and_the_others_stay(tmp_path, capl
         own = kept(tmp_path / name)
         assert len(rows(own)) == others
         assert set(own.y) <= {0, 1, 2, 3}
-        assert f"client 0: some records are left out or clamped, first: {tmp_path / name}" in caplog.text
+        assert f"client 0: some records are dropped or clamped; the first problem is: {tmp_path / name}" in caplog.text
         with pytest.raises(DataError):
             shard(tmp_path / name)
     write_npz(tmp_path / "archive", np.where(np.arange(12)[:, None, None, None] == 1, np.nan, X / 255), Y)
@@ -527,7 +530,7 @@ def test_a_row_with_another_number_of_cells_is_left_out_even_if_it_is_alone(tmp_
     path = write_csv(tmp_path / "own", X[:1], Y[:1])
     path.write_text(path.read_text().rstrip("\n") + ",7\n")
     assert len(rows(kept(path))) == 0
-    with pytest.raises(DataError, match="the first line names 31 columns, and rows have 32"):
+    with pytest.raises(DataError, match="the first line names 31 columns, but rows have 32"):
         shard(path)
 
 
@@ -546,10 +549,10 @@ def test_a_gap_in_a_parquet_column_changes_no_other_record(tmp_path):
 
 def test_what_the_owner_declares_is_checked_before_a_run(tmp_path):
     write_npz(tmp_path / "own", X.astype(int), np.where(np.arange(12) == 5, 9, Y))
-    assert "left out or clamped: " in describe(str(tmp_path / "own.npz"), Declared.parse("1x6x5", 4))
+    assert "dropped or clamped: " in describe(str(tmp_path / "own.npz"), Declared.parse("1x6x5", 4))
     assert "a label is 9" in describe(str(tmp_path / "own.npz"), Declared.parse("1x6x5", 4))
-    assert "left out" not in describe(str(tmp_path / "own.npz"), Declared.parse("1x6x5", 10))
-    with pytest.raises(DataError, match="the run's examples are 1x5x5"):
+    assert "dropped" not in describe(str(tmp_path / "own.npz"), Declared.parse("1x6x5", 10))
+    with pytest.raises(DataError, match="but the run expects 1x5x5"):
         describe(str(tmp_path / "own.npz"), Declared.parse("1x5x5", 10))
     for shape, classes, span in (("1x6", 4, ""), ("1x6x5", -1, ""), ("1x6x5", "x", ""), ("4", 2, "1"), ("4", 2, "1:1")):
         with pytest.raises(DataError, match="must be"):

@@ -84,7 +84,7 @@ def test_label_permutations_use_up_all_there_are_and_no_more():
 def test_label_shift_wraps():
     images = np.zeros((4, 1, 1, 1), np.float32)
     assert shifted("label-shift", 3, 4, x=images, y=np.array([0, 6, 7, 9]))[1].tolist() == [3, 9, 0, 2]
-    with pytest.raises(DataError, match="10 distinct groups, one a class, not 11"):
+    with pytest.raises(DataError, match="10 distinct groups, one per class, not 11"):
         shifted("label-shift", 0, 11)
 
 
@@ -101,19 +101,11 @@ def test_lines_are_added_to_the_targets():
 @pytest.mark.parametrize(
     ("name", "arguments", "complaint"),
     [
-        (
-            "rotation",
-            {"x": np.zeros((6, 4), np.int64)},
-            r"'rotation' turns images, and these examples have shape \(4,\)",
-        ),
-        ("rotation-90", {"x": np.zeros((6, 4), np.float32)}, "'rotation-90' turns images"),
-        ("label-shift", {"num_classes": 0}, "'label-shift' changes labels, and these data have real targets"),
-        ("label-permutation", {"num_classes": 0}, "'label-permutation' changes labels"),
-        (
-            "lines",
-            {},
-            r"'lines' is for points with real targets, .* not for examples of shape \(2, 9, 9\) in 10 classes",
-        ),
+        ("rotation", {"x": np.zeros((6, 4), np.int64)}, r"'rotation' requires images, not examples of shape \(4,\)"),
+        ("rotation-90", {"x": np.zeros((6, 4), np.float32)}, "'rotation-90' requires images"),
+        ("label-shift", {"num_classes": 0}, "'label-shift' requires labels, but these data have real targets"),
+        ("label-permutation", {"num_classes": 0}, "'label-permutation' requires labels"),
+        ("lines", {}, r"'lines' requires points with real targets, .* not examples of shape \(2, 9, 9\) in 10 classes"),
         ("lines", {"x": np.zeros((6, 2), np.float32), "num_classes": 0}, r"'lines' .* of shape \(2,\) in 0 classes"),
         ("lines", {"x": np.zeros((6, 1), np.float32)}, r"'lines' .* of shape \(1,\) in 10 classes"),
     ],

@@ -30,10 +30,10 @@ def small_source(**changes):
 def test_unknown_names_get_the_nearest():
     with pytest.raises(
         DataError,
-        match=r"'FashionMNIST'; the nearest is 'fashion-mnist'; .* digits, emnist, fashion-mnist, femnist, lines-easy",
+        match=r"'FashionMNIST'; did you mean 'fashion-mnist'\? .* digits, emnist, fashion-mnist, femnist, lines-easy",
     ):
         load("FashionMNIST")
-    with pytest.raises(DataError, match="the nearest is 'digits'"):
+    with pytest.raises(DataError, match="did you mean 'digits'"):
         download("digit", "/nowhere")
 
 
@@ -117,7 +117,7 @@ def test_kinds_of_examples_and_owners():
         ({"test_x": np.array([[1, -1], [0, 0]])}, r"test_x and test_y: tokens span -1..1"),
         ({"test_x": np.zeros((2, 2), np.float32)}, r"train tokens are \(2,\), test vectors \(2,\)"),
         ({"train_x": np.zeros((4, 2), np.int32)}, "are int32 and int64"),
-        ({"num_classes": 0}, "labels int64, or float32 targets where num_classes is 0"),
+        ({"num_classes": 0}, "int64 labels .0 classes: float32 targets"),
         ({"test_owner": None}, "test_owner must be an int64 array of shape .2,., as the other .* not NoneType"),
         ({"train_owner": None}, "train_owner must be an int64 array of shape .4,."),
         ({"train_owner": np.array([0, 0, 1])}, r"shape \(4,\), .* not int64 \(3,\)"),

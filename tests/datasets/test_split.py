@@ -85,9 +85,9 @@ def test_at_most_so_many_random_rows_of_each_owner(named):
     ("arguments", "complaint"),
     [
         ({"clients": 6}, "numbered has 5 natural clients, not 6 clients; use at most 5"),
-        ({"clients": 4, "validation": 2}, "has 5 natural clients, not 4 clients and 2 set aside"),
+        ({"clients": 4, "validation": 2}, "has 5 natural clients, not 4 clients and 2 validation clients"),
         ({"clients": 4, "groups": "2"}, r"set groups to 1, shift to none, .* \(they are 2 groups, none, 0 and 0\)"),
-        ({"clients": 4, "shift": "label-shift"}, "5 natural clients, which differ as they are"),
+        ({"clients": 4, "shift": "label-shift"}, "5 natural clients, whose data are fixed"),
         ({"clients": 4, "dirichlet_alpha": 0.5}, "dirichlet_alpha and classes_per_client to 0 .*0.5 and 0"),
         ({"clients": 4, "classes_per_client": 3}, "dirichlet_alpha and classes_per_client to 0 .*0 and 3"),
         ({"clients": 4, "non_iid_level": 0}, r"numbered has 5 natural clients, .*non_iid_level to -1 \(it is 0\)"),
@@ -252,7 +252,7 @@ def test_classes_are_drawn_at_random(named):
 
 def test_a_class_without_test_rows_is_refused(named):
     source = numbered(np.arange(100) % 10, np.arange(9))
-    with pytest.raises(DataError, match="numbered has no test images of class 9, which clients hold"):
+    with pytest.raises(DataError, match="numbered has no test images of class 9, but clients have"):
         plain(named(source), clients=5, classes_per_client=2)
 
 
@@ -338,7 +338,7 @@ def test_nothing_is_held_out_at_a_level(named):
         np.testing.assert_array_equal(test.y, (np.concatenate([source.train_y, source.test_y]) + group) % 10)
     assert source.whole is source.whole
     mixed = dataclasses.replace(source, test_x=np.zeros(source.test_x.shape, np.uint8))
-    with pytest.raises(DataError, match="numbered: train_x is float32 and test_x uint8; they must be alike"):
+    with pytest.raises(DataError, match="numbered: train_x and test_x must have the same dtype"):
         plain(named(mixed), clients=6, non_iid_level=1)
 
 
@@ -358,40 +358,43 @@ def test_the_shift_of_a_group_comes_on_top(named, spread):
         ({"dirichlet_alpha": -1}, "dirichlet_alpha is -1; it must be at least 0"),
         ({"dirichlet_alpha": float("nan")}, "dirichlet_alpha is nan"),
         ({"dirichlet_alpha": float("inf")}, "dirichlet_alpha is inf; it must be at least 0, and finite"),
-        ({"dirichlet_alpha": 1, "samples_per_client": 71}, "20 clients need 1420 of digits's 1400 training images"),
-        ({"dirichlet_alpha": 1, "clients": 1401}, "1401 clients need 1401 of digits's 1400"),
+        ({"dirichlet_alpha": 1, "samples_per_client": 71}, "20 clients need 1420 training images, but digits has 1400"),
+        ({"dirichlet_alpha": 1, "clients": 1401}, "1401 clients need 1401 training images, but digits has 1400"),
         ({"dataset": "lines-easy", "shift": "lines", "dirichlet_alpha": 1}, "lines-easy has real targets; set it to 0"),
         ({"classes_per_client": -1}, "classes_per_client is -1; it must be at least 0"),
         ({"classes_per_client": 11}, "classes_per_client is 11; digits has 10 classes"),
-        ({"classes_per_client": 3, "dirichlet_alpha": 0.5}, "0.5 and classes_per_client 3: .* set one of them to 0"),
-        ({"classes_per_client": 3, "samples_per_client": 2}, "samples_per_client is 2, and classes_per_client 3"),
+        ({"classes_per_client": 3, "dirichlet_alpha": 0.5}, "0.5 and classes_per_client = 3 .* set one of them to 0"),
+        (
+            {"classes_per_client": 3, "samples_per_client": 2},
+            "samples_per_client is 2; it must be at least classes_per_client = 3",
+        ),
         (
             {"dataset": "lines-easy", "shift": "lines", "classes_per_client": 1},
-            "classes_per_client spreads labels, and lines-easy has real targets; set it to 0",
+            "classes_per_client requires labels, but lines-easy has real targets; set it to 0",
         ),
         (
             {"classes_per_client": 10, "samples_per_client": 100},
-            r"20 clients need 200 of digits's \d+ training images of class \d, each once; use fewer clients",
+            r"20 clients need 200 training images of class \d, but digits has \d+; use fewer clients",
         ),
         *(
-            ({"non_iid_level": p}, f"non_iid_level is {p}; it must be -1, for off, or from 0 to 1")
+            ({"non_iid_level": p}, rf"non_iid_level is {p}; it must be -1 \(off\), or from 0 to 1")
             for p in (-0.5, 1.01, float("nan"))
         ),
-        ({"non_iid_level": 0, "dirichlet_alpha": 0.5}, r"non_iid_level is 0, .*\(they are 0.5, 0 and 0\)"),
+        ({"non_iid_level": 0, "dirichlet_alpha": 0.5}, r"non_iid_level = 0 .*\(they are 0.5, 0 and 0\)"),
         ({"non_iid_level": 0.0, "classes_per_client": 3}, r"set dirichlet_alpha, .*\(they are 0, 3 and 0\)"),
         ({"non_iid_level": 1, "validation": 4}, r"\(they are 0, 0 and 4\), or non_iid_level to -1"),
         (
             {"non_iid_level": 1, "samples_per_client": 100},
-            r"client \d+ has 8\d of digits's 1797 images at non_iid_level 1, and needs 100; use fewer clients",
+            r"client \d+ has 8\d of digits's 1797 images at non_iid_level 1, but needs 100; use fewer clients",
         ),
         ({"non_iid_level": 0, "clients": 1798}, "client 1797 has 0 of digits's 1797 images .* needs 1"),
         (
             {"dataset": "lines-easy", "shift": "lines", "non_iid_level": 0},
-            "non_iid_level spreads labels, and lines-easy has real targets; set it to -1",
+            "non_iid_level requires labels, but lines-easy has real targets; set it to -1",
         ),
         ({"validation": -1}, "validation is -1"),
         ({"validation": 3}, "validation: 3 clients in groups 1:1:1:1 leave group 3 without a client"),
-        ({"clients": 1000, "validation": 500, "samples_per_client": 20}, "need 5000 of digits's"),
+        ({"clients": 1000, "validation": 500, "samples_per_client": 20}, "need 5000 training images, but digits"),
     ],
 )
 def test_impossible_splits_are_refused(arguments, complaint):
@@ -425,7 +428,7 @@ def test_validation_holds_rows_that_no_client_has_and_no_test_row(named, reuse, 
         assert not trained & set(held)
         np.testing.assert_array_equal(test.y, (source.train_y[np.array(held) - 1] + group) % 10)
         assert all(shard.test is test for shard in shards if shard.group == group)
-    with pytest.raises(DataError, match="no client 10; there are 10"):
+    with pytest.raises(DataError, match="client 10 does not exist"):
         federation.shard(10)
     if not arguments:
         everything = [*trained, *rows(federation.test_set(0)), *rows(federation.test_set(1))]
@@ -480,6 +483,6 @@ def test_tokens_and_vectors_pass_as_they_are(named):
 def test_features_of_what_is_no_image_are_refused(transform):
     plain("lines-easy", clients=2, transform=lambda x: x)
     with pytest.raises(
-        DataError, match="features are made of images, and lines-easy holds vectors; use features 'none'"
+        DataError, match="features require images, but lines-easy contains vectors; use features 'none'"
     ):
         plain("lines-easy", clients=2, transform=transform)

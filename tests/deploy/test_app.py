@@ -111,9 +111,9 @@ def test_the_hash_is_that_of_what_is_sent(coterie, tmp_path):
 
 
 def test_what_is_no_app(coterie, tmp_path):
-    assert_refused(coterie("fab-hash", tmp_path), "is no Flower app", "pyproject.toml")
+    assert_refused(coterie("fab-hash", tmp_path), "not a valid Flower app", "pyproject.toml")
     (tmp_path / "text").write_text("text")
-    assert_refused(coterie("fab-hash", tmp_path / "text"), "is no Flower app")
+    assert_refused(coterie("fab-hash", tmp_path / "text"), "not a valid Flower app")
     assert_refused(coterie("fab-hash", tmp_path / "none"), "cannot be read: No such file")
 
 
@@ -186,9 +186,9 @@ def test_any_other_is_refused(pulled, lie, downloads, caplog):
     assert answer == 7  # Flower pushes the reply, and goes on
     assert bool(asked) == downloads
     assert reply.error.reason == "The FAB could not be verified."
-    (line,) = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
-    assert line.startswith("run 7 is refused: ")
-    assert line.endswith(f"--fab-hash allows {pulled.pinned} alone")
+    (line,) = [record.getMessage() for record in caplog.records if "rejected" in record.getMessage()]
+    assert line.startswith("run 7 rejected: ")
+    assert line.endswith(f"--fab-hash allows only {pulled.pinned}")
 
 
 def test_nothing_to_receive(pulled):
@@ -263,8 +263,8 @@ def test_only_the_pinned_app_runs(tmp_path):
     # Without a pin, the code that runs is what the server sent, though a package of that name is installed.
     assert [(tmp_path / f"trace-{i}").exists() for i in range(3)] == [True, False, True]
     assert [(tmp_path / f"home-{i}" / "apps").exists() for i in range(3)] == [True, False, True]
-    (refusal,) = [line for line in logs[1].read_text().splitlines() if "refused" in line]
-    assert f"its FAB is {bundle(app).hash}; --fab-hash allows {bundle(ROOT).hash} alone" in refusal
+    (refusal,) = [line for line in logs[1].read_text().splitlines() if "rejected" in line]
+    assert f"its FAB has the hash {bundle(app).hash}; --fab-hash allows only {bundle(ROOT).hash}" in refusal
     assert "Traceback" not in logs[1].read_text()
 
 

@@ -185,12 +185,12 @@ def test_a_renewed_server_keeps_its_names_or_gets_new_ones(copy):
     ("words", "parts"),
     [
         (["--nodes", "1", "--host", "a"], ["copy", "not empty", "--more", "--renew-server"]),
-        (["--nodes", "1"], ["--host is needed"]),
-        (["--host", "a"], ["--nodes is needed"]),
-        (["--more"], ["--nodes is needed"]),
+        (["--nodes", "1"], ["--host is required"]),
+        (["--host", "a"], ["--nodes is required"]),
+        (["--more"], ["--nodes is required"]),
         (["--more", "--nodes", "1", "--host", "a"], ["--host", "--renew-server"]),
-        (["--more", "--renew-server"], ["one at a time"]),
-        (["--renew-server", "--nodes", "1"], ["--nodes", "no use"]),
+        (["--more", "--renew-server"], ["cannot be combined"]),
+        (["--renew-server", "--nodes", "1"], ["--nodes cannot be used"]),
         (["--renew-server", "--host", "https://a"], ["--host https://a", "without scheme"]),
         (["--renew-server", "--host", "a:9092"], ["--host a:9092"]),
         (["--renew-server", "--host", "300.1.1.1"], ["--host 300.1.1.1"]),
@@ -229,9 +229,9 @@ def test_without_a_sound_authority_nothing_is_vouched_for(copy, clock, change):
     (copy / "ca.key").write_bytes((copy / "server.key").read_bytes())
     refuses("not the key of")
     (copy / "ca.key").write_text("torn")
-    refuses("no certificate and key")
+    refuses("not a certificate and a key")
     (copy / "ca.key").unlink()
-    refuses("bring ca.crt and ca.key")
+    refuses("restore ca.crt and ca.key")
     (copy / "ca.key").write_bytes(key)
     change(copy)
     with clock(days=3651):

@@ -84,7 +84,7 @@ def test_check_stops_there_and_writes_nothing(coterie, pki, tmp_path, executed):
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == ["data", "key", "ca", "app", "state", "port", "superlink"]
     assert lines[0].endswith(f"12 images of 1x28x28, from {tmp_path / 'my data'}")
-    assert lines[-1] == "all is well"
+    assert lines[-1] == "all checks passed"
     assert executed == []
     assert tree(tmp_path) == before
 
@@ -229,7 +229,7 @@ def test_where_state_lies(tmp_path, monkeypatch):
 
 def test_without_a_supernode(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(DeployError, match="no flower-supernode beside"):
+    with pytest.raises(DeployError, match="flower-supernode not found beside"):
         command(given(tmp_path))
 
 
@@ -244,9 +244,9 @@ def test_without_a_supernode(tmp_path, monkeypatch):
         (["--epsilon", "nan", "--delta", 0.1], ["--epsilon nan"]),
         (["--epsilon", "inf", "--delta", 0.1], ["--epsilon inf"]),
         (["--epsilon", 1, "--delta", 1], ["--delta 1"]),
-        (["--epsilon", 1, "--delta", 0.1], ["--epsilon needs --input-shape and --num-classes"]),
+        (["--epsilon", 1, "--delta", 0.1], ["--epsilon requires --input-shape and --num-classes"]),
         (["--num-classes", 2], ["--input-shape", "--num-classes", "both"]),
-        (["--value-range", "0:1"], ["--value-range needs"]),
+        (["--value-range", "0:1"], ["--value-range requires"]),
         (["--isolation", "container"], ["--isolation container", "subprocess"]),
         (["--set", "client-id=4"], ["--set client-id", "--client-id"]),
         (["--set", "two words=4"], ["--set two words"]),
@@ -285,7 +285,7 @@ def wrong(coterie, pki, executed):
 
 
 def test_data(wrong, machine):
-    wrong("--data", "nowhere", "is not there", data="nowhere")
+    wrong("--data", "nowhere", "does not exist", data="nowhere")
 
     def describe(path):
         raise DataError("images.npy and labels.npy differ in length: make them again")
@@ -301,13 +301,13 @@ def key_file(path, key):
 
 
 def test_key(wrong, pki, tmp_path):
-    wrong("--key", "is not there", key=tmp_path / "none")
+    wrong("--key", "does not exist", key=tmp_path / "none")
     wrong("--key", "cannot be read: Is a directory", key=tmp_path)
     for mode in (0o640, 0o604, 0o660):
         open_one = shutil.copy(pki / "nodes" / "node-0.key", tmp_path / "open.key")
         os.chmod(open_one, mode)
         wrong("--key", f"mode 0{mode:o}", "chmod 600", key=open_one)
-    no = "no ECDSA P-384 private key"
+    no = "not an ECDSA P-384 private key"
     wrong(no, key=key_file(tmp_path / "p256", ec.generate_private_key(ec.SECP256R1())))
     wrong(no, key=key_file(tmp_path / "ed25519", ed25519.Ed25519PrivateKey.generate()))
     public = shutil.copy(pki / "nodes" / "node-0.pub", tmp_path / "public")
@@ -321,16 +321,16 @@ def test_key_with_a_passphrase(wrong, tmp_path):
         pytest.skip("no ssh-keygen on this machine")
     make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "secret", "-f", tmp_path / "locked"]
     subprocess.run(make, check=True)
-    wrong("passphrase", "make one without", key=tmp_path / "locked")
+    wrong("passphrase", "create a key without", key=tmp_path / "locked")
 
 
 def test_ca(wrong, pki, tmp_path, clock):
     for name, days in (("old", -4000), ("new", 2)):
         with clock(days):
             create(tmp_path / name, 1, ["superlink"])
-    wrong("--ca", "is not there", ca=tmp_path / "none")
+    wrong("--ca", "does not exist", ca=tmp_path / "none")
     wrong("--ca", "no certificate", ca=pki / "ca.key")
-    wrong("--ca", "server's certificate", "ca.crt", ca=pki / "server.crt")
+    wrong("--ca", "server certificate", "ca.crt", ca=pki / "server.crt")
     wrong("--ca", "expired on", "new ca.crt", ca=tmp_path / "old" / "ca.crt")
     wrong("--ca", "not valid before", "clock", ca=tmp_path / "new" / "ca.crt")
 
@@ -355,13 +355,13 @@ def test_keys_of_apps(wrong, coterie, pki, tmp_path, executed):
     file = tmp_path / "keys.yaml"
     wrong("--trusted-entities", "cannot be read", trusted_entities=file)
     for text, said in (
-        ("", "has no key"),  # Flower would verify nothing
-        ("{}", "has no key"),
-        ("[1", "is not YAML"),
-        ("- a\n- b\n", "has no key"),
-        ("reviewer: ssh-ed25519 AAAA\n", "'reviewer' is no Ed25519 public key"),
-        ("reviewer: 7\n", "'reviewer' is no Ed25519 public key"),
-        (f"{good}other: {public(ec.generate_private_key(ec.SECP384R1()))}\n", "'other' is no Ed25519 public key"),
+        ("", "contains no key"),  # Flower would verify nothing
+        ("{}", "contains no key"),
+        ("[1", "not valid YAML"),
+        ("- a\n- b\n", "contains no key"),
+        ("reviewer: ssh-ed25519 AAAA\n", "'reviewer' is not an Ed25519 public key"),
+        ("reviewer: 7\n", "'reviewer' is not an Ed25519 public key"),
+        (f"{good}other: {public(ec.generate_private_key(ec.SECP384R1()))}\n", "'other' is not an Ed25519 public key"),
     ):
         file.write_text(text)
         wrong("--trusted-entities", said, trusted_entities=file)
@@ -376,16 +376,16 @@ def test_keys_of_apps(wrong, coterie, pki, tmp_path, executed):
 
 def test_state_folder(wrong, tmp_path):
     (tmp_path / "file").write_text("")
-    wrong("--state-dir", "may not write", str(tmp_path / "file"), state_dir=tmp_path / "file" / "state")
+    wrong("--state-dir", "no write permission", str(tmp_path / "file"), state_dir=tmp_path / "file" / "state")
     if os.geteuid():  # root may write anywhere
         (tmp_path / "closed").mkdir(mode=0o500)
-        wrong("--state-dir", "may not write", state_dir=tmp_path / "closed" / "state")
+        wrong("--state-dir", "no write permission", state_dir=tmp_path / "closed" / "state")
 
 
 def test_port(wrong):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        wrong(f"--port {port}", "is taken", port=port)
+        wrong(f"--port {port}", "is in use", port=port)
 
 
 def test_every_failure_is_told_at_once(coterie, pki, executed):
@@ -433,7 +433,7 @@ def test_nobody_listens(coterie, pki):
 
 
 def test_an_unknown_host(coterie, pki):
-    refused(coterie, words(pki, 1, superlink="nowhere.invalid:9092"), "there is no host nowhere.invalid", "DNS")
+    refused(coterie, words(pki, 1, superlink="nowhere.invalid:9092"), "cannot resolve host nowhere.invalid", "DNS")
 
 
 def test_no_answer(coterie, pki, monkeypatch):
@@ -444,7 +444,7 @@ def test_no_answer(coterie, pki, monkeypatch):
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
-        refused(coterie, words(pki, full.getsockname()[1]), "no answer in 0.5 s", "firewall")
+        refused(coterie, words(pki, full.getsockname()[1]), "no response within 0.5 s", "firewall")
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_no_answer(coterie, pki, monkeypatch):
 def test_no_tls_there(coterie, pki, monkeypatch, serve):
     monkeypatch.setattr(edge, "_TIMEOUT", 0.5)
     with listening(serve) as port:
-        refused(coterie, words(pki, port), "does not answer in TLS", "--insecure")
+        refused(coterie, words(pki, port), "TLS handshake failed", "--insecure")
 
 
 def test_the_wrong_port_of_the_superlink(coterie, pki):
@@ -483,8 +483,8 @@ def test_the_wrong_name(coterie, pki, tmp_path):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with listening(tls(tmp_path)) as port:
-        refused(coterie, words(pki, port), "not for localhost", "--renew-server --host localhost")
-        refused(coterie, words(pki, port, superlink=f"127.0.0.1:{port}"), "not for 127.0.0.1")
+        refused(coterie, words(pki, port), "not valid for localhost", "--renew-server --host localhost")
+        refused(coterie, words(pki, port, superlink=f"127.0.0.1:{port}"), "not valid for 127.0.0.1")
 
 
 @pytest.mark.parametrize(("days", "parts"), [(-10, ["has expired", "--renew-server"]), (2, ["not valid yet", "clock"])])

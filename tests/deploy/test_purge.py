@@ -119,8 +119,8 @@ def test_what_flower_deletes_stays_in_the_file_until_it_is_purged(coterie, super
     assert SECRET + b"0000" in held(superlink.path)
     status, out, _ = coterie("purge", superlink.path)
     assert status == 0
-    assert "1 runs are over: 0 messages, 0 objects and 0 log lines deleted" in out
-    assert "1 runs are not over and keep theirs" in out
+    assert "1 finished runs: 0 messages, 0 objects and 0 log lines deleted" in out
+    assert "1 unfinished runs are kept" in out
     assert SECRET + b"0000" not in held(superlink.path)
     assert SECRET + b"0010" in held(superlink.path)
 
@@ -134,13 +134,13 @@ def test_a_superlink_that_runs(coterie, superlink):
 
 
 def test_what_is_no_database(coterie, tmp_path):
-    assert_refused(coterie("purge", tmp_path / "none"), "is not there")
-    assert_refused(coterie("purge", tmp_path), "is not there")
+    assert_refused(coterie("purge", tmp_path / "none"), "does not exist")
+    assert_refused(coterie("purge", tmp_path), "does not exist")
     (tmp_path / "text").write_text("text " * 1000)
-    assert_refused(coterie("purge", tmp_path / "text"), "is no database")
+    assert_refused(coterie("purge", tmp_path / "text"), "not a database")
     with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as connection:
         connection.execute("CREATE TABLE run (run_id INTEGER)")
-    assert_refused(coterie("purge", tmp_path / "other.db"), "is no database of a SuperLink of flwr 1.39")
+    assert_refused(coterie("purge", tmp_path / "other.db"), "not the database of a SuperLink of flwr 1.39")
 
 
 def test_a_database_that_may_not_be_written(coterie, superlink):

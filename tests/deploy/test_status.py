@@ -35,8 +35,8 @@ def main(grid, context):
     log(WARNING, "reply of client 3 dropped: %s", logs.printable("failed\\nround 9/9: epsilon 0.001 (1.00 s)"))
     while not Path(context.run_config["end"]).exists():
         time.sleep(0.1)
-    log(WARNING, "4 replies could not be used")
-    raise ValueError("the budget ended the run")
+    log(WARNING, "4 replies were dropped")
+    raise ValueError("the budget is exhausted")
 """
 PYPROJECT = """
 [build-system]
@@ -105,7 +105,7 @@ def test_a_superlink_its_nodes_and_a_run(coterie, pki, tmp_path, connections):
         until(lambda: open_port(control) and open_port(fleet), server, log)
         nothing = {"connection": "here", "address": f"localhost:{control}", "nodes": [], "runs": [], "progress": None}
         assert asked() == nothing
-        assert_refused(coterie("status", "--run", 5), "connection here", "there is no run 5")
+        assert_refused(coterie("status", "--run", 5), "connection here", "run 5 not found")
 
         for number in (0, 1):
             flwr("supernode", "register", pki / "nodes" / f"node-{number}.pub", "here", "--name", f"client {number}")
@@ -138,11 +138,11 @@ def test_a_superlink_its_nodes_and_a_run(coterie, pki, tmp_path, connections):
         end.touch()
         until(lambda: asked()["runs"][0]["status"] == "finished:failed", server, log)
         found = asked("--run", run["id"])
-        assert "the budget ended the run" in found["runs"][0]["detail"]
+        assert "the budget is exhausted" in found["runs"][0]["detail"]
         assert found["progress"] == {"run": run["id"], **progress, "dropped": 4}
 
         connections(f'[superlink.here]\naddress = "127.0.0.1:{control}"\ninsecure = true\n')
-        assert_refused(coterie("status", "here"), "connection here", "does not answer", "root-certificates")
+        assert_refused(coterie("status", "here"), "connection here", "no valid response", "root-certificates")
         connections(f'[superlink.here]\naddress = "localhost:{fleet}"\nroot-certificates = "{pki}/ca.crt"\n')
         assert_refused(coterie("status", "here"), "connection here")  # the Fleet API in place of the Control API
 
@@ -164,7 +164,7 @@ def test_text_of_others_is_escaped_on_the_terminal(coterie, monkeypatch):
 
 def test_no_configuration(coterie, tmp_path, connections):
     before = tree(tmp_path)
-    assert_refused(coterie("status"), "flwr/config.toml", "is not there", "FLWR_HOME")
+    assert_refused(coterie("status"), "flwr/config.toml", "does not exist", "FLWR_HOME")
     assert tree(tmp_path) == before
 
 
@@ -172,15 +172,19 @@ def test_no_configuration(coterie, tmp_path, connections):
     ("text", "words", "parts"),
     [
         ("", [], ["no default connection", "CONNECTION"]),
-        ('[superlink.a]\naddress = "a:1"\n[superlink.b]\naddress = "b:1"\n', ["c"], ["connection c (there: a, b)"]),
-        ('[superlink]\ndefault = "c"\n', [], ["connection c (there: none)", "root-certificates"]),
+        ('[superlink.a]\naddress = "a:1"\n[superlink.b]\naddress = "b:1"\n', ["c"], ["connection c (available: a, b)"]),
+        ('[superlink]\ndefault = "c"\n', [], ["connection c (available: none)", "root-certificates"]),
         ("[superlink", [], ["config.toml"]),
         ('[superlink.a]\naddress = "a:1"\nroot-certificates = "ca.crt"\n', ["a"], ["root-certificates", "absolute"]),
         ("[superlink.a]\naddress = 5\n", ["a"], ["address"]),
         ('[superlink.a]\naddress = "a:1"\nroot-certificates = "/nowhere/ca.crt"\n', ["a"], ["/nowhere/ca.crt"]),
         ('[superlink.a]\naddress = "a:b"\ninsecure = true\n', ["a"], ["HOST:PORT"]),
         ('[superlink.a]\naddress = "http://a:1"\ninsecure = true\n', ["a"], ["connection a"]),
-        ('[superlink.a]\naddress = "nowhere.invalid:1"\ninsecure = true\n', ["a"], ["no host nowhere.invalid", "DNS"]),
+        (
+            '[superlink.a]\naddress = "nowhere.invalid:1"\ninsecure = true\n',
+            ["a"],
+            ["cannot resolve host nowhere.invalid", "DNS"],
+        ),
     ],
 )
 def test_a_connection_that_is_none(coterie, connections, text, words, parts):
@@ -191,7 +195,7 @@ def test_a_connection_that_is_none(coterie, connections, text, words, parts):
 def test_a_local_superlink_is_not_started(coterie, connections, monkeypatch):
     monkeypatch.setattr("flwr.cli.constant.LOCAL_SUPERLINK_HTTP_API_PORT", str(free_port()))
     connections('[superlink.a]\naddress = ":local:"\n')
-    assert_refused(coterie("status", "a"), "connection a (127.0.0.1:", "refused", "does the SuperLink run")
+    assert_refused(coterie("status", "a"), "connection a (127.0.0.1:", "refused", "is the SuperLink running")
 
 
 def test_json_once_or_again_and_again(coterie):
@@ -223,7 +227,7 @@ def test_tls_that_fails(coterie, pki, tmp_path, connections):
         connections(f'[superlink.a]\naddress = "localhost:{port}"\nroot-certificates = "{pki}/ca.key"\n')
         assert_refused(coterie("status", "a"), "connection a", f"{pki}/ca.key", "no certificate")
         connections(f'[superlink.a]\naddress = "localhost:{port}"\n')
-        assert_refused(coterie("status", "a"), "connection a", "an authority that this machine knows")
+        assert_refused(coterie("status", "a"), "connection a", "an authority that this machine trusts")
 
 
 @pytest.mark.parametrize("insecure", [True, False])
@@ -235,7 +239,7 @@ def test_another_program(coterie, connections, insecure):
 
     with listening(serve) as port:
         connections(f'[superlink.a]\naddress = "localhost:{port}"\ninsecure = {str(insecure).lower()}\n')
-        expected = ["answers 404", "Control API"] if insecure else ["does not answer in TLS", "--insecure"]
+        expected = ["HTTP status 404", "Control API"] if insecure else ["TLS handshake failed", "--insecure"]
         assert_refused(coterie("status", "a"), "connection a", *expected)
 
 

@@ -35,7 +35,7 @@ RUN = {
 # Of rounds 2, 3, 5, 6 and 7; what is huge in round 4 is clipped, and what comes twice in round 8 counts once.
 WHY = (
     "hidden.weight is float32 (32, 1)",
-    "the update holds NaN",
+    "the update contains NaN",
     "label is 99",
     "parameters are",
     "round is 1, expected",

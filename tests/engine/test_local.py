@@ -193,7 +193,7 @@ def test_a_client_that_repeats_its_work_starts_from_what_it_remembered(tmp_path,
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_clients_tell_reaches_the_watcher(workers):
     content, _ = question()
-    talking = {"dataset": "toys:talking", "labels": 2, "encoder": "none", "tell": False}
+    talking = {"dataset": "toys:talking", "labels": 2, "encoder": "none", "release-counts": False}
     content["config"] = ConfigRecord({**content["config"], **talking})
     heard = []
     grid = LocalGrid(12, workers, heard.append)
@@ -213,7 +213,7 @@ def points_question(verb):
     asked |= {"gan": "gan-pendigits", "samples": 4, "average": 0.9, "precision": "float32"}
     drawn = {name: value.detach().numpy() for name, value in build_gan("gan-pendigits", (4,), 3).named_parameters()}
     if verb == "query.label":
-        asked |= {"encoder": "none", "tell": True}
+        asked |= {"encoder": "none", "release-counts": True}
         drawn = {"centroids": np.eye(3, 4, dtype=np.float32)}
     layout = Layout.of(drawn)
     record = ConfigRecord({**config, **asked, "round": 1})

@@ -85,7 +85,7 @@ def test_all_models_are_listed_with_their_facts():
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_logits(name, shape):
     if name == "lenet" and min(shape[1:]) < 12:
-        with pytest.raises(ModelError, match=r"'lenet' needs images of at least 12×12, not 8×8"):
+        with pytest.raises(ModelError, match=r"'lenet' requires images of at least 12×12, not 8×8"):
             build(name, shape, 7)
         return
     assert build(name, shape, 7)(torch.rand(3, *shape)).shape == (3, 7)
@@ -94,7 +94,7 @@ def test_logits(name, shape):
 @pytest.mark.parametrize(("name", "side"), [("cnn-tiny", 4), ("cnn-small", 4), ("lenet", 12)])
 def test_smallest_image(name, side):
     assert build(name, (1, side, side), 2)(torch.rand(1, 1, side, side)).shape == (1, 2)
-    with pytest.raises(ModelError, match=f"'{name}' needs images of at least {side}×{side}, not {side}×{side - 1}"):
+    with pytest.raises(ModelError, match=f"'{name}' requires images of at least {side}×{side}, not {side}×{side - 1}"):
         build(name, (1, side, side - 1), 2)
 
 
@@ -159,10 +159,10 @@ def test_initialise_leaves_the_global_generator_alone():
 
 
 def test_unknown_names_get_the_nearest():
-    with pytest.raises(ModelError, match=r"unknown model 'mlp32'; the nearest is 'mlp-32'; there are cnn-small, "):
+    with pytest.raises(ModelError, match=r"unknown model 'mlp32'; did you mean 'mlp-32'\? Available: cnn-small, "):
         build("mlp32", SHAPE, 10)
     with pytest.raises(
-        ModelError, match="unknown features 'pool'; the nearest is 'pool2'; there are deskew, hog, none, pool2, r"
+        ModelError, match=r"unknown features 'pool'; did you mean 'pool2'\? Available: deskew, hog, none, pool2, r"
     ):
         features("pool")
 
@@ -171,9 +171,9 @@ def test_unknown_names_get_the_nearest():
     ("shape", "classes", "complaint"),
     [
         ((28, 28), 10, r"input_shape is \(28, 28\)"),
-        ((1, 0, 8), 10, r"three positive sizes \(C, H, W\) of images, or one, \(L,\) of tokens or \(F,\) of vectors"),
-        ((0,), 10, "three positive sizes"),
-        (SHAPE, 0, "model 'linear' gives logits: num_classes is 0, and must be at least 1"),
+        ((1, 0, 8), 10, r"it must be \(C, H, W\) for images, \(L,\) for tokens or \(F,\) for vectors"),
+        ((0,), 10, "with positive sizes"),
+        (SHAPE, 0, "model 'linear' outputs logits: num_classes is 0, but must be at least 1"),
         (SHAPE, -1, "num_classes is -1; it must be at least 1, or 0 for regression"),
     ],
 )
@@ -189,18 +189,13 @@ def test_impossible_shapes(shape, classes, complaint):
             "cnn-tiny",
             (24,),
             66,
-            r"'cnn-tiny' takes images \(C, H, W\), not .* \(24,\); use another \(linear, lstm-char, mlp-200, mlp",
+            r"'cnn-tiny' expects images \(C, H, W\), not .* \(24,\); use linear, lstm-char, mlp-200, mlp",
         ),
-        ("lenet", (5,), 0, r"'lenet' takes images \(C, H, W\)"),
-        (
-            "lstm-char",
-            SHAPE,
-            10,
-            r"'lstm-char' takes tokens \(L,\), not examples of shape \(1, 28, 28\); use another \(cnn",
-        ),
-        ("regression", SHAPE, 0, r"'regression' takes vectors \(F,\)"),
-        ("lstm-char", (24,), 0, "'lstm-char' gives logits: num_classes is 0, and must be at least 1"),
-        ("regression", (5,), 3, r"'regression' gives one number: num_classes is 3, and must be 0 \(real targets\)"),
+        ("lenet", (5,), 0, r"'lenet' expects images \(C, H, W\)"),
+        ("lstm-char", SHAPE, 10, r"'lstm-char' expects tokens \(L,\), not examples of shape \(1, 28, 28\); use cnn"),
+        ("regression", SHAPE, 0, r"'regression' expects vectors \(F,\)"),
+        ("lstm-char", (24,), 0, "'lstm-char' outputs logits: num_classes is 0, but must be at least 1"),
+        ("regression", (5,), 3, r"'regression' outputs one number: num_classes is 3, but must be 0 \(real targets\)"),
     ],
 )
 def test_networks_refuse_data_that_they_are_not_for(name, shape, classes, complaint):
@@ -284,7 +279,7 @@ def test_networks_that_flatten_images_take_vectors():
 def test_tokens_and_vectors_have_shapes_alike_and_are_told_apart_by_name():
     check_kind("mlp-32", "vectors")
     check_kind("anybodys:own", "tokens")
-    with pytest.raises(ModelError, match=r"'mlp-32' takes images or vectors, not tokens; use another \(lstm-char\)"):
+    with pytest.raises(ModelError, match=r"'mlp-32' expects images or vectors, not tokens; use lstm-char"):
         check_kind("mlp-32", "tokens")
 
 
@@ -295,7 +290,7 @@ def test_pool2_averages_and_crops():
     assert pooled.tolist() == [[[[2.5, 4.5], [10.5, 12.5]], [[22.5, 24.5], [30.5, 32.5]]]]
     with pytest.raises(ModelError, match="at least 2×2, not 1×4"):
         features("pool2")(x[:, :, :1])
-    with pytest.raises(ModelError, match=r"'pool2' are made of images, not of examples of shape \(24,\)"):
+    with pytest.raises(ModelError, match=r"'pool2' require images, not examples of shape \(24,\)"):
         features("pool2")(np.zeros((3, 24), np.float32))
 
 
@@ -359,9 +354,9 @@ def test_hog_of_other_sizes(shape):
 
 
 def test_hog_needs_a_pixel_a_cell():
-    with pytest.raises(ModelError, match="'hog' need images of at least 7×7, not 6×8"):
+    with pytest.raises(ModelError, match="'hog' require images of at least 7×7, not 6×8"):
         hog(np.zeros((1, 1, 6, 8), np.float32))
-    with pytest.raises(ModelError, match="'hog' are made of images"):
+    with pytest.raises(ModelError, match="'hog' require images"):
         hog(np.zeros((1, 1), np.int64))
 
 
@@ -441,7 +436,7 @@ def test_deskew_moves_channels_together_and_by_45_degrees_at_most():
     flat = np.full((1, 1, 6, 8), 0.3, np.float32)
     np.testing.assert_allclose(deskew(flat), flat, atol=1e-6)
     assert deskew(flat[:0]).shape == (0, 1, 6, 8)
-    with pytest.raises(ModelError, match=r"'deskew' are made of images, not of examples of shape \(16,\)"):
+    with pytest.raises(ModelError, match=r"'deskew' require images, not examples of shape \(16,\)"):
         deskew(np.zeros((3, 16), np.float32))
 
 
@@ -457,7 +452,7 @@ def test_random_conv_is_the_same_for_all_and_of_one_length(shape):
     np.testing.assert_allclose(lengths[1], 0.7 * lengths[0], rtol=0.02)
     np.testing.assert_allclose([part.mean(axis=(1, 2, 3)) for part in parts], 0, atol=1e-5)
     assert np.abs(random_conv(np.full((1, *shape), 0.3, np.float32))[0, 16]).max() < 1e-3
-    with pytest.raises(ModelError, match="'random-conv' need images of at least 7×7"):
+    with pytest.raises(ModelError, match="'random-conv' require images of at least 7×7"):
         random_conv(images[:, :, :6])
 
 

@@ -258,15 +258,15 @@ def too_long(content):
 
 
 SPOILED = {
-    "NaN": (instead([[0, 0, np.nan, 0]]), "the points hold NaN or Inf"),
-    "range": (instead([[0, 0, 1.5, 0]]), "the points span 0 to 1.5, expected -1 to 1"),
-    "count": (instead(np.zeros((5, 4))), "it sent 5 points, expected 1 to 3"),
-    "none": (instead(np.zeros((0, 4))), "it sent 0 points, expected 1 to 3"),
-    "shape": (instead(np.zeros((3, 5))), "its points are (5,), expected (4,)"),
+    "NaN": (instead([[0, 0, np.nan, 0]]), "the points contain NaN or Inf"),
+    "range": (instead([[0, 0, 1.5, 0]]), "the points lie in [0, 1.5], expected [-1, 1]"),
+    "count": (instead(np.zeros((5, 4))), "the number of points is 5, expected 1 to 3"),
+    "none": (instead(np.zeros((0, 4))), "the number of points is 0, expected 1 to 3"),
+    "shape": (instead(np.zeros((3, 5))), "the points have shape (5,), expected (4,)"),
     "too long": (too_long, "points has 1048752 bytes, too many for float32 (3, 4)"),
     "another round": (lambda content: swapped(content, round=2), "round is 2, expected 1"),
     "another client": (lambda content: swapped(content, **{"client-id": 7}), "client-id is 7, expected 2"),
-    "nothing": (lambda content: [RecordDict()], "it needs a ConfigRecord 'reply' and an ArrayRecord 'update'"),
+    "nothing": (lambda content: [RecordDict()], "expected a ConfigRecord 'reply' and an ArrayRecord 'update'"),
 }
 
 
@@ -290,7 +290,7 @@ def test_a_bad_upload_is_refused_by_name_and_the_rest_goes_on(tmp_path, reasons,
 
 def test_an_upload_that_comes_twice_counts_once(tmp_path, reasons):
     outcome = execute(tmp_path / "run", SETTINGS, Wire(lambda client, content: [content] * (1 + (client == 2))))
-    assert reasons == [(None, "nobody asked for it, or it came twice")]
+    assert reasons == [(None, "it matches no open request, or is a duplicate")]
     assert outcome["notes"]["missing"] == []
     assert outcome["messages_up"] == 2 * CLIENTS + 1
 
@@ -300,7 +300,7 @@ def test_the_number_of_samples_is_what_was_asked_for(tmp_path, reasons):
         return instead(np.zeros((6, 4)))(content) if client == 5 else [content]
 
     outcome = execute(tmp_path / "run", {**GAN, "synthetic-samples": 7}, Wire(spoil))
-    assert reasons == [(5, "it sent 6 points, expected 7")]
+    assert reasons == [(5, "the number of points is 6, expected 7")]
     assert set(outcome["notes"]["points"].values()) == {7}
 
 
@@ -341,7 +341,7 @@ def test_a_label_reply_of_another_round_client_or_form_is_dropped(tmp_path, reas
         1: "round is 2, expected 1",
         3: "client-id is 4, expected 3",
         5: "client-id is 5.0, expected 5",
-        7: "it needs a ConfigRecord 'reply'",
+        7: "expected a ConfigRecord 'reply'",
     }
 
 
@@ -520,8 +520,8 @@ def test_without_privacy_the_certificate_says_why_there_is_none(tmp_path, settin
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"rounds": 2}, "kfed takes one round, not 2: set rounds to 1"),
-        ({"sampling-rate": 0.5}, "kfed asks all clients: set sampling-rate to 1"),
+        ({"rounds": 2}, "kfed requires exactly one round, not 2: set rounds to 1"),
+        ({"sampling-rate": 0.5}, "kfed requires the participation of all clients: set sampling-rate to 1"),
         ({"privacy-unit": "client"}, "kfed supports privacy-unit none, not 'client'"),
         ({"privacy-unit": "record", "samples-per-client": 6}, "kfed supports privacy-unit none, not 'record'"),
         ({"device-failures": 1}, "device-failures = 1"),
@@ -530,13 +530,16 @@ def test_without_privacy_the_certificate_says_why_there_is_none(tmp_path, settin
         ({"rebalance-min": 2}, "rebalance"),
         ({"strategy": "ffcm", "fuzzifier": 1}, "fuzzifier = 1: must be a finite number above 1"),
         ({"clusters": 0}, "kfed does not find their number"),
-        ({"strategy": "ppfc-gan", "rounds": 3}, "ppfc-gan takes one round, not 3"),
+        ({"strategy": "ppfc-gan", "rounds": 3}, "ppfc-gan requires exactly one round, not 3"),
         ({"strategy": "ppfc-gan", "privacy-unit": "client"}, "ppfc-gan supports privacy-unit none or record"),
         ({"strategy": "ppfc-gan", "gan": "gan-mnist"}, "'gan-mnist' makes examples of shape"),
         ({"strategy": "ppfc-gan", "gan": "gan-minst"}, "did you mean 'gan-mnist'"),
-        ({"strategy": "ppfc-gan", "pretrain-epochs": 0, "joint-epochs": 0}, "the autoencoder would not be trained"),
-        ({"strategy": "ppfc-gan", "synthetic-samples": 65537, "upload-limit": 1}, "upload-limit allows 65536"),
-        ({**RECORDS, "gan": "gan-pendigits"}, "gan-pendigits normalises over records, which DP-SGD cannot: use gan-pe"),
+        ({"strategy": "ppfc-gan", "pretrain-epochs": 0, "joint-epochs": 0}, "the autoencoder must be trained"),
+        ({"strategy": "ppfc-gan", "synthetic-samples": 65537, "upload-limit": 1}, "upload-limit allows at most 65536"),
+        (
+            {**RECORDS, "gan": "gan-pendigits"},
+            "gan-pendigits normalises over records, which DP-SGD does not support: use gan-pe",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_it_starts(changes, complaint):
@@ -555,7 +558,7 @@ def nothing(rounds=1, **numbers):
         ({"device_failures": 1.0}, "ffcm.device-failures = 1.0: must be a finite number at least 0 and at most 0.99"),
         ({"device_failures": -0.1}, "device-failures"),
         ({"device_failures": float("nan")}, "device-failures"),
-        ({"example_shape": (3, 400, 300), "upload_limit": 1}, r"less than one record of shape \(3, 400, 300\) takes"),
+        ({"example_shape": (3, 400, 300), "upload_limit": 1}, r"smaller than one record of shape \(3, 400, 300\)"),
         ({"local_centroids": -1}, "ffcm.local-centroids = -1: must be"),
         ({"fuzzifier": float("nan")}, "ffcm.fuzzifier = nan: must be"),
     ],
@@ -608,7 +611,7 @@ def test_no_mechanism_of_client_level_gives_points_away():
         delta=1e-5,
         noise_multiplier=1.0,
     )
-    with pytest.raises(PrivacyError, match="never one client's update"):
+    with pytest.raises(PrivacyError, match="not single updates"):
         plan.gathered(np.arange(10))
 
 
@@ -693,7 +696,7 @@ def test_what_clients_are_asked_for(asked, sent):
     assert strategy_of(KFED, nothing(), **own).request() == CentroidsRequest(local="k-means", local_centroids=sent)
     fuzzy = strategy_of(FFCM, nothing(), **own, fuzzifier=1.7)
     assert fuzzy.request() == CentroidsRequest(local="fuzzy-c-means", local_centroids=sent, fuzzifier=1.7)
-    assert fuzzy.evaluation() == LabelRequest(labels=3, encoder="none", tell=True)
+    assert fuzzy.evaluation() == LabelRequest(labels=3, encoder="none", release_counts=True)
     gan = strategy_of(
         PPFCGAN,
         nothing(),
@@ -705,7 +708,7 @@ def test_what_clients_are_asked_for(asked, sent):
         evaluate_every=0,
     )
     assert gan.request() == GanRequest(gan="gan-pendigits-gn", labels=3, samples=9, average=0.9, precision="bfloat16")
-    assert gan.evaluation() == LabelRequest(labels=3, encoder="sae", tell=False)
+    assert gan.evaluation() == LabelRequest(labels=3, encoder="sae", release_counts=False)
 
 
 def test_a_gan_that_collapsed_is_named(tmp_path, caplog):
@@ -715,7 +718,7 @@ def test_a_gan_that_collapsed_is_named(tmp_path, caplog):
 
     outcome = execute(tmp_path / "run", GAN, Wire(same))
     assert (outcome["notes"]["collapsed"], outcome["notes"]["missing"]) == ([3, 7], [])
-    assert "samples of clients 3, 7 hardly differ from each other: their GANs collapsed" in caplog.text
+    assert "the GANs of clients 3, 7 collapsed: their samples hardly differ from each other" in caplog.text
 
 
 def test_settings_reach_the_deep_clustering_network(tmp_path, monkeypatch):

@@ -90,9 +90,9 @@ def test_fixed_size_costs_more_than_poisson_since_it_covers_more():
 
 
 def test_an_accountant_refuses_a_sampler_that_it_does_not_cover():
-    with pytest.raises(PrivacyError, match="covers fixed sampling, not poisson"):
+    with pytest.raises(PrivacyError, match="supports fixed sampling, not poisson"):
         epsilon([Event(0.1, 1.0)], 1e-5, "theorem-4.2")
-    with pytest.raises(PrivacyError, match="covers poisson sampling, not fixed"):
+    with pytest.raises(PrivacyError, match="supports poisson sampling, not fixed"):
         epsilon([Event(0.1, 1.0, "fixed")], 1e-5, "opacus-rdp")
     with pytest.raises(PrivacyError, match="sampler must be poisson or fixed"):
         Event(0.1, 1.0, "shuffled")
@@ -213,7 +213,7 @@ def test_fixed_cohorts_cost_more_as_they_grow_up_to_everybody(accountant):
 
 
 def test_nothing_happens_less_than_never():
-    with pytest.raises(PrivacyError, match="cannot happen -3 times"):
+    with pytest.raises(PrivacyError, match="count must be at least 0, not -3"):
         epsilon({Event(0.1, 1.0): -3}, 1e-5)
 
 
@@ -256,7 +256,7 @@ def test_noise_is_finite_and_not_negative(noise):
 def test_other_errors():
     with pytest.raises(PrivacyError, match="rounds must be at least 1"):
         calibrate(1.0, 1e-5, 0.1, 0)
-    with pytest.raises(PrivacyError, match="unknown accountant 'moments'; there are pld, rdp, opacus-rdp"):
+    with pytest.raises(PrivacyError, match="unknown accountant 'moments'; available: pld, rdp, opacus-rdp"):
         epsilon([Event(0.1, 1.0)], 1e-5, "moments")
 
 

@@ -97,7 +97,7 @@ def test_losses_are_paid_for_beside_the_steps_and_the_choices():
 
 
 def test_a_plan_without_losses_pays_for_none():
-    with pytest.raises(PrivacyError, match="pays for no losses of other models"):
+    with pytest.raises(PrivacyError, match="does not cover losses of other models"):
         replace(PLAN, compared=0).losses(3)
 
 
@@ -120,7 +120,7 @@ def test_the_server_charges_a_message_of_losses_by_its_models_and_late_clients_n
     level = RecordLevel.of((PLAN,), clients=5, num_clusters=2, weights="examples")
     assert level.charges(LossesRequest(compared=7)) == PLAN.charges(LossesRequest(compared=7)) == PLAN.losses(7)
     assert level.charges(TrainRequest()) == PLAN.part()
-    with pytest.raises(PrivacyError, match="pays for no reply to a EvaluateRequest"):
+    with pytest.raises(PrivacyError, match="does not cover replies to EvaluateRequest"):
         level.charges(EvaluateRequest())
     paid = level.releases()
     assert {None} | set(PLAN.part()) | {e for m in range(1, 33) for e in PLAN.losses(m)} <= set(paid)

@@ -270,7 +270,7 @@ def test_a_repeated_round_counts_once_with_its_last_line(tmp_path):
         ({"config.toml": "strategy = 'ifca'"}, r"no \[config\] table"),
         ({"config.toml": "[config"}, "not valid TOML"),
         ({"config.toml": "[config]", "result.json": "{"}, "not valid JSON"),
-        ({"config.toml": "[config]", "privacy.json": "[]"}, "a JSON object was expected"),
+        ({"config.toml": "[config]", "privacy.json": "[]"}, "expected a JSON object"),
     ],
 )
 def test_what_is_no_run_folder_is_refused_by_name(tmp_path, files, message):

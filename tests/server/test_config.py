@@ -434,7 +434,7 @@ def test_own_data_are_described_by_public_facts():
         ({"input-shape": ""}, "dataset = 'own' needs input-shape, public shape of an example"),
         ({"num-classes": "auto"}, "dataset = 'own' needs num-classes, public number of classes"),
         ({"num-classes": -1}, "num-classes = -1: must be 'auto' or a whole number, at least 0"),
-        ({"input-shape": "8x8"}, "input-shape = '8x8': must be channels, height and width"),
+        ({"input-shape": "8x8"}, "input-shape = '8x8': must be channels x height x width"),
         ({"dataset": "digits"}, "input-shape = '1x8x8' is for dataset = 'own'; 'digits' has its own"),
         ({"dataset": "digits", "input-shape": ""}, "num-classes = 10 is for dataset = 'own'"),
         ({"groups": "2"}, "groups = '2': clients' own data are not split or shifted; set it to '1'"),

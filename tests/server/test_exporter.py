@@ -121,7 +121,7 @@ def test_a_port_that_is_taken(folder, port):
 def test_a_library_that_is_missing_is_told_before_there_is_a_folder(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(
-        ConfigError, match=r"metrics-port = 1 needs prometheus-client.*pip install 'coterie\[metrics\]'"
+        ConfigError, match=r"metrics-port = 1 requires prometheus-client.*pip install 'coterie\[metrics\]'"
     ):
         open_folder(TINY | {"metrics-port": 1, "out": str(tmp_path / "run")}, tmp_path)
     assert not (tmp_path / "run").exists()

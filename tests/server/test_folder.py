@@ -377,7 +377,7 @@ def test_runs_with_a_budget_file_charge_it_and_certify_what_all_have_spent(tmp_p
     events = {folder.plan.event(): 6}
     together = pytest.approx(epsilon(events, folder.plan.delta), rel=1e-6)
     assert stated == {"other_charges": 3, "epsilon": together, "delta": folder.plan.delta, "epsilon_budget": 4.0}
-    with pytest.raises(LedgerError, match="b charges a shared budget: name the file with budget-file"):
+    with pytest.raises(LedgerError, match="b uses a shared budget: set budget-file to its file"):
         RunFolder.resume(tmp_path / "b", {"budget-file": ""})
     with closing(RunFolder.resume(tmp_path / "b", {})) as folder, pytest.raises(BudgetError, match=r"budget\.jsonl"):
         folder.ledger.round(4, folder.plan.event())

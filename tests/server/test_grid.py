@@ -219,7 +219,7 @@ def test_a_reply_that_cannot_be_read_costs_one_reply(served, slept, bad, caplog)
     for i, message_id in enumerate(ids):
         if i == bad:
             assert replies[message_id].error.code == ErrorCode.UNKNOWN
-            assert "cannot be read: DecodeError" in replies[message_id].error.reason
+            assert "cannot be parsed: DecodeError" in replies[message_id].error.reason
         else:
             assert replies[message_id].content["n"]["n"] == i
     assert slept == []

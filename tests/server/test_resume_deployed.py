@@ -130,7 +130,7 @@ def test_another_question_of_the_same_round_is_charged(clients, tmp_path, monkey
         finish(RunFolder.create(path, RunConfig(SETTINGS)), Deployed(clients, ("train", 2)))
     folder = RunFolder.resume(path, {})
     folder.resumed.models[:] += 1
-    with pytest.raises(RunError, match="the budget ended the run after 2 of 3 rounds"):
+    with pytest.raises(RunError, match="the budget is exhausted after 2 of 3 rounds"):
         finish(folder, Deployed(clients))
     assert paid(path / "ledger.jsonl") == [1, 2, 2]
     assert paid(clients / "0" / "client-0.ledger.jsonl") == [1, 2, 2]

@@ -204,9 +204,7 @@ def test_a_private_evaluation_is_all_that_is_known_of_accuracy(tmp_path):
 
 def test_a_budget_that_ends_before_the_rounds_is_an_error_that_keeps_everything(tmp_path):
     settings = {**SETTINGS, "noise-multiplier": 1.0, "rounds": 6, "epsilon": 3.5}
-    with pytest.raises(
-        RunError, match=r"the budget ended the run after \d of 6 rounds; models and results are written"
-    ):
+    with pytest.raises(RunError, match=r"the budget is exhausted after \d of 6 rounds; models and results are saved"):
         execute(tmp_path / "run", settings)
     outcome = json.loads((tmp_path / "run" / "result.json").read_text())
     assert 0 < outcome["rounds"] < 6
@@ -307,7 +305,7 @@ def test_when_all_clients_fail_every_round_is_charged_and_the_run_is_an_error(tm
 
     monkeypatch.setitem(HANDLERS, TRAIN, fail)
     path = tmp_path / "run"
-    with pytest.raises(RunError, match="no client's reply could be used") as caught:
+    with pytest.raises(RunError, match="no valid reply in the whole run") as caught:
         execute(path, {**SETTINGS, "seed": seed})
     assert ("disk is gone" in str(caught.value)) is (seed == 7)  # a certified run says nothing of a client
     assert [line["round"] for line in lines(path, "ledger.jsonl")] == [1, 2]
@@ -318,7 +316,7 @@ def test_resuming_a_run_that_failed_does_not_make_it_a_success(tmp_path, monkeyp
     monkeypatch.setitem(HANDLERS, TRAIN, lambda content, clients: 1 / 0)
     path = tmp_path / "run"
     for settings in (SETTINGS, None):
-        with pytest.raises(RunError, match="no client's reply could be used"):
+        with pytest.raises(RunError, match="no valid reply in the whole run"):
             execute(path, settings)
     assert not (path / "result.json").exists()
 

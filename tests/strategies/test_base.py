@@ -154,7 +154,7 @@ def test_without_clipping_an_update_that_overflows_is_dropped(value):
     huge = pack_update(np.full(4, value, np.float32), LAYOUT)
     moved, strategy = start(Stub(lambda client, content: [replaced(content, huge) if client == 3 else content]))
     np.testing.assert_allclose(moved, UP, rtol=1e-6)
-    assert strategy.statistics.dropped == {f"its update has norm {2 * value:.4g}; expected at most 1e+18": 1}
+    assert strategy.statistics.dropped == {f"the update has norm {2 * value:.4g}, expected at most 1e+18": 1}
 
 
 def test_a_reply_that_comes_twice_counts_once():
@@ -495,7 +495,7 @@ def test_a_client_that_two_nodes_claim_is_not_asked_until_one_is_left(caplog):
     warnings = [r.getMessage() for r in caplog.records if "claim" in r.getMessage()]
     assert len(warnings) == 2  # rounds 2 and 5, not 3
     for text in warnings:
-        assert text.startswith("nodes 4 and 20 all claim client-id 3: none of them is asked until only one is left.")
+        assert text.startswith("nodes 4 and 20 all claim client-id 3: all are ignored until only one remains.")
 
 
 def test_of_nodes_that_claim_one_client_from_the_start_none_is_asked(caplog):
@@ -536,8 +536,8 @@ def test_a_client_id_that_is_none_is_left_out_and_logged_in_one_line(client, cap
     with caplog.at_level(logging.WARNING, "flwr"):
         _, strategy = start(Odd([2, 3]))
     assert strategy.present == [1]
-    (text,) = [r.getMessage() for r in caplog.records if "is left out" in r.getMessage()]
-    assert text.startswith("node 3 is left out: client-id ")
+    (text,) = [r.getMessage() for r in caplog.records if "ignoring node" in r.getMessage()]
+    assert text.startswith("ignoring node 3: invalid client-id ")
     assert text.isprintable()
     assert len(text) < 250
 
@@ -554,7 +554,7 @@ def test_a_node_whose_error_is_hostile_text_is_logged_in_one_line(caplog):
     with caplog.at_level(logging.WARNING, "flwr"):
         _, strategy = start(Failing([2, 3]))
     assert strategy.present == [1]
-    texts = [r.getMessage() for r in caplog.records if "does not say" in r.getMessage()]
+    texts = [r.getMessage() for r in caplog.records if "did not send its client-id" in r.getMessage()]
     assert texts
     assert all(text.startswith("node 3 ") and text.isprintable() and len(text) < 250 for text in texts)
 
@@ -663,7 +663,9 @@ def test_sizes_of_other_clusters_are_forgotten():
 @pytest.mark.parametrize("key", ["redraw", "cluster", "choose", "record-plans", "round"])
 def test_a_configuration_changes_no_request(key):
     """Clients would execute what no plan has priced."""
-    with pytest.raises(StrategyError, match=f"the configuration for clients sets {key}: the strategy sets that"):
+    with pytest.raises(
+        StrategyError, match=f"the client configuration must not set {key}: the strategy sets these fields"
+    ):
         start(Stub(), nothing(), FedAvg, config={key: 1})
 
 

@@ -41,7 +41,7 @@ def test_a_client_beyond_the_planned_number_is_never_asked(caplog):
     grid = Coming([2, 3], [2, 3, CLIENTS + 1], client_of=lambda node: node - 1)
     start(grid, nothing(rounds=3), rounds=3)
     assert grid.rounds == [[2, 3]] * 3
-    assert f"node {CLIENTS + 1} is left out: client-id {CLIENTS}" in [r.getMessage() for r in caplog.records]
+    assert f"ignoring node {CLIENTS + 1}: invalid client-id {CLIENTS}" in [r.getMessage() for r in caplog.records]
 
 
 @pytest.mark.parametrize("plan", [nothing(rounds=4), private(rounds=4)], ids=["none", "joint"])

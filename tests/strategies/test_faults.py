@@ -113,7 +113,7 @@ def test_a_client_that_failed_has_replied():
 
 def test_a_run_ends_where_too_few_reply_however_often_they_are_asked():
     grid = Faulty((1, 4))
-    with pytest.raises(StrategyError, match=r"round 1: clients \[1, 4\] gave no reply in 3 attempts.*and resume"):
+    with pytest.raises(StrategyError, match=r"round 1: no reply from clients \[1, 4\] after 3 attempts.*then resume"):
         start(grid, min_replies=1.0)
     assert grid.attempts == [EVERYBODY, [1, 4], [1, 4]]
 
@@ -145,10 +145,10 @@ def test_at_client_level_a_round_is_charged_and_released_whatever_came(method):
 
 def test_a_round_begins_when_enough_clients_are_there():
     grid = Coming([2, 3], [2, 3])
-    with pytest.raises(StrategyError, match="round 1: 2 clients are here after 0 s, fewer than min-clients = 3"):
+    with pytest.raises(StrategyError, match="round 1: 2 clients are registered after 0 s, fewer than min-clients = 3"):
         start(grid, nothing(rounds=2), rounds=2, min_clients=3)
     grid = Coming([2, 3, 4], [2])
-    with pytest.raises(StrategyError, match="round 2: 1 clients are here"):
+    with pytest.raises(StrategyError, match="round 2: 1 clients are registered"):
         start(grid, nothing(rounds=2), rounds=2, min_clients=3)
     assert grid.rounds == [[2, 3, 4]]
 

@@ -534,7 +534,7 @@ def test_client_level_privacy_is_refused_with_the_reason():
         ({"metric": "hash"}, "lcfl.metric = 'hash': must be loss, params, gradcos"),
         ({"cluster_optimizer": "fedopt"}, "lcfl.cluster-optimizer = 'fedopt': must be fedavg, fedprox"),
         ({"clusterer": "k-means"}, "lcfl.clusterer = 'k-means': must be k-medoids"),
-        ({"clusterer": "dbscan"}, "dbscan finds the number of clusters itself: set clusters to 0"),
+        ({"clusterer": "dbscan"}, "dbscan determines the number of clusters itself: set clusters to 0"),
         ({"landmarks": -1}, "lcfl.landmarks = -1: must be a whole number, at least 0"),
         ({"warm_up_rounds": -1}, "lcfl.warm-up-rounds = -1: must be"),
         ({"models_per_message": 0}, "lcfl.models-per-message = 0: must be a whole number, at least 1"),

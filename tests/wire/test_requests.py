@@ -18,7 +18,7 @@ CONFIG = {"round": 1}
 OF_VERBS = {
     "train.gan": {"gan": "gan-pendigits", "labels": 2, "samples": 1, "average": 0.0, "precision": "float32"},
     "train.centroids": {"local": "k-means", "local-centroids": 1},
-    "query.label": {"labels": 2, "encoder": "none", "tell": False},
+    "query.label": {"labels": 2, "encoder": "none", "release-counts": False},
     "query.losses": {"compared": 3},
 }
 
@@ -98,7 +98,7 @@ def test_a_request_is_read_as_it_was_sent_and_every_field_is_needed(verb):
     assert (request.verb, request.round, request.cluster) == (verb, 1, 2)
     assert REQUESTS[verb].from_record(request.to_record()) == request
     assert sent.items() <= request.to_record().items()
-    for key in sent.keys() - {"record-plans", "cluster", "tell"}:
+    for key in sent.keys() - {"record-plans", "cluster", "release-counts"}:
         with pytest.raises(RequestError, match=f"{key} is missing"):
             REQUESTS[verb].from_record({name: value for name, value in sent.items() if name != key})
 

@@ -1,4 +1,4 @@
-"""Mechanisms, one file each; a new one is a file and a line here."""
+"""Mechanisms, one file each. A new mechanism requires a file and an entry here."""
 
 import math
 from collections.abc import Mapping
@@ -9,18 +9,18 @@ from coterie.privacy.mechanisms.joint import Joint, NoPrivacy
 from coterie.privacy.mechanisms.rr_cluster import IDENTIFIERS, Paper, RRSlot, move_members, redraw_matrix
 from coterie.privacy.plan import Plan
 
-#: Every plan by its mechanism's name.
+#: Plans by the name of their mechanism.
 PLANS: dict[str, type[Plan]] = {plan.mechanism: plan for plan in (Joint, RRSlot, Paper, NoPrivacy)}
 
-#: Mechanisms that a configuration can name, with a line for a person who chooses.
+#: Mechanisms available in configurations, with one-line descriptions.
 MECHANISMS = {name: plan.title for name, plan in PLANS.items() if plan.unit == "client"}
 
 
 def plan_from_terms(terms: Mapping[str, Any]) -> Plan:
-    """The plan that :meth:`Plan.terms` describes.
+    """Return the plan described by :meth:`Plan.terms`.
 
     Args:
-        terms: every number of the plan by name, None for infinity, and its mechanism.
+        terms: the mechanism and all parameters of the plan by name, with None for infinity.
     """
     values: dict[str, Any] = {key: math.inf if value is None else value for key, value in terms.items()}
     return PLANS[values.pop("mechanism")](**values)

@@ -1,11 +1,11 @@
 """Record-level privacy without a trusted party: each client trains by DP-SGD and keeps its own ledger.
 
-What reaches the server is private already, so the server may look at every update and may weigh, cluster and add
-up as it likes. It plans for all clients (their numbers of records, batches and budgets are public), asks, and
-believes nothing: an update longer than clipping and noise allow is dropped, and weights come from the plan.
+Updates are private before they reach the server, which may read, weight, cluster and sum them in any way. The server
+plans for all clients, whose numbers of records, batch sizes and budgets are public, and validates replies: it drops
+updates whose norm exceeds what clipping and noise allow, and takes weights from the plan.
 
-The run's ledger is that of a client with the largest budget. Its first line holds the plans of all clients, so that the
-certificate can state the epsilon of each of them. What a client really spent is in its own ledger, which it writes
+The run's ledger is that of a client with the largest budget. Its first line contains the plans of all clients, so that
+the certificate can state the epsilon of each. The actual spending of a client is in its own ledger, which it writes
 before it replies (client/budget.py).
 """
 
@@ -27,12 +27,12 @@ from coterie.privacy.plan import Collected, Contributions, IntArray, MechanismOu
 from coterie.privacy.randomness import FloatArray
 from coterie.privacy.record import Priced, RecordPlan
 
-#: How clients of one cluster are weighed: by the public numbers of their records, or all alike.
+#: Weights of the clients of a cluster: their public numbers of records, or equal.
 WEIGHTS = ("examples", "equal")
 
 
 class Weighted(Contributions):
-    """Sums of w_i times the update, and of w_i, by label; w_i is public."""
+    """Sums of w_i times the update, and of w_i, by label, with public weights w_i."""
 
     def __init__(self, plan: RecordLevel, size: int) -> None:
         super().__init__(plan, size)
@@ -41,17 +41,17 @@ class Weighted(Contributions):
         self.totals = np.zeros(plan.num_clusters)
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
-        """All clients take part, so a slot is a client."""
+        """Add to both sums; all clients participate, so a slot is a client."""
         self.sums[label] += self.weights[slot] * np.asarray(update, np.float64)
         self.totals[label] += self.weights[slot]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordLevel(Plan):
-    """The server's view of clients that run DP-SGD. Build it with :meth:`of`.
+    """The server's plan for clients that run DP-SGD. Create it with :meth:`of`.
 
     Attributes:
-        of_clients: the plans of clients 0, 1, ...; the others have them in turn.
+        of_clients: the plans of clients 0, 1, ..., assigned cyclically to further clients.
         weights: one of :data:`WEIGHTS`.
     """
 
@@ -59,7 +59,7 @@ class RecordLevel(Plan):
     weights: str = "examples"
 
     mechanism: ClassVar[str] = RecordPlan.mechanism
-    title: ClassVar[str] = "DP-SGD in every client, which trusts nobody"
+    title: ClassVar[str] = "DP-SGD at every client, without a trusted party"
     unit: ClassVar[str] = RecordPlan.unit
     adjacency: ClassVar[str] = RecordPlan.adjacency
     sampler: ClassVar[str] = RecordPlan.sampler
@@ -68,10 +68,10 @@ class RecordLevel(Plan):
 
     @classmethod
     def of(cls, plans: tuple[RecordPlan, ...], *, clients: int, num_clusters: int, weights: str) -> RecordLevel:
-        """The plan of a server for clients that have these plans in turn.
+        """Create the plan of a server for clients to which these plans are assigned cyclically.
 
         Raises:
-            PrivacyError: numbers that do not fit together.
+            PrivacyError: a parameter is invalid.
         """
         if weights not in WEIGHTS:
             raise PrivacyError(f"weights must be {' or '.join(WEIGHTS)}, not {weights!r}")
@@ -92,11 +92,11 @@ class RecordLevel(Plan):
 
     @property
     def worst(self) -> RecordPlan:
-        """The plan with the largest budget, by which the run's ledger counts."""
+        """The plan with the largest budget, which the run's ledger charges."""
         return _largest(self.of_clients[: self.clients])
 
     def of_client(self, client: int) -> RecordPlan:
-        """One client's plan."""
+        """Return the plan of a client."""
         return self.of_clients[client % len(self.of_clients)]
 
     def weight_of_clients(self) -> FloatArray:
@@ -106,7 +106,7 @@ class RecordLevel(Plan):
         return np.array([float(self.of_client(client).num_examples) for client in range(self.clients)])
 
     def ledger(self, path: Path | None = None, **about: Any) -> Ledger:
-        """The ledger of a client with the largest budget; its first line holds the public plans of all clients."""
+        """Create the ledger of a client with the largest budget; its first line contains the plans of all clients."""
         worst = self.worst
         profiles = [
             {"clients": len(range(place, self.clients, len(self.of_clients))), "plan": plan.terms()}
@@ -124,7 +124,7 @@ class RecordLevel(Plan):
         return json.dumps(terms)
 
     def charges(self, request: Priced, cohort: IntArray | None = None) -> Counter[Event]:
-        """What a request costs a client with the largest budget that takes part from the start."""
+        """Events of a request for a client with the largest budget that participates from the start."""
         return self.worst.charges(request)
 
     def max_update_norm(self, client: int, size: int, lr: float, first: bool) -> float:
@@ -136,15 +136,15 @@ class RecordLevel(Plan):
         return np.arange(self.clients)
 
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Weighted:
-        """Weighted sums on arrival."""
+        """Create weighted sums, computed on arrival."""
         return Weighted(self, size)
 
     def collected(self, size: int, cohort: IntArray) -> Collected:
-        """Every update by itself: it was private when it left the client."""
+        """Create the container for single updates, which are private when they leave the client."""
         return Collected(self, size, cohort, self.weight_of_clients()[cohort])
 
     def releases(self) -> Collection[Event | None]:
-        """Steps of any round, choices, losses, and what clients that came late pay by themselves."""
+        """Events of steps, selections and losses; None for late clients, charged in their own ledgers only."""
         worst = self.worst
         paid = {event for first in (True, False) for event in worst.part(first=first, chooses=True)}
         sizes = range(1, worst.models_per_message + 1) if worst.compared else ()
@@ -158,12 +158,12 @@ class RecordLevel(Plan):
         redraw: FloatArray,
         state: object | None = None,
     ) -> MechanismOutput:
-        """The clients drew the noise; what they sent is divided by the weights of those who sent it."""
+        """Return weighted sums, with the sums of weights as divisors; clients have added the noise."""
         totals = contributions.totals
         return MechanismOutput(contributions.sums[None], None, np.where(totals > 0, totals, 1.0)[None])
 
     def reasons(self) -> list[str]:
-        """Why runs are never certified, if they are not."""
+        """Reasons why runs of this plan are never certified."""
         return self.worst.reasons()
 
 

@@ -1,12 +1,12 @@
 """The joint mechanism: client-level privacy with a trusted server, and the default.
 
-A client's label never leaves the trusted server, so only what the models are computed from needs noise.
+A client's label never leaves the trusted server, so noise is only required for the inputs of the models.
 
-     1  each of the M clients takes part with probability q, by secret coins
-     2  it picks its label c (a function of its own data and released models); with rebalancing it redraws c' from
+     1  each of the M clients participates with probability q, by secret coins
+     2  it chooses its label c (a function of its own data and released models); with rebalancing it redraws c' from
         row c of a matrix R of *earlier* released histograms; it trains and replies with its update u
-     3  the server clips to norm C, builds the one-hots itself, and sums on arrival
-     4  histogram  ~h  = sum e_c + N(0, sigma_h^2 I),                          where sizes are used at all
+     3  the server clips u to norm C, builds the one-hots itself, and sums on arrival
+     4  histogram  ~h  = sum e_c + N(0, sigma_h^2 I),                          if cluster sizes are used
      5  sums       S_j = C (sum over c' = j of clip(u, C) / C + N(0, sigma_theta^2 I)),   for every j
      6  divisors   D_j = qM/k, or max(B, 1, (~h R)_j);  never a true count
 
@@ -30,16 +30,16 @@ from coterie.privacy.accountants import PrivacyError
 from coterie.privacy.plan import Collected, IntArray, MechanismOutput, Plan, Summed
 from coterie.privacy.randomness import FloatArray, gaussian
 
-# Norm of an update that nothing clips: its square, and sums of many, are finite in float32.
+# Largest norm of an unclipped update: its square, and sums of many updates, are finite in float32.
 _MOST_NORM = 1e18
 
 
 @dataclass(frozen=True, kw_only=True)
 class Joint(Plan):
-    """Noise on sums and sizes together; labels stay with the server. See the module for the mechanism."""
+    """Noise on sums and cluster sizes; labels stay with the server. See the module for the mechanism."""
 
     mechanism: ClassVar[str] = "joint"
-    title: ClassVar[str] = "noise on the sums and counts of the trusted server; labels stay with it (default)"
+    title: ClassVar[str] = "noise on sums and counts at the trusted server, which keeps labels secret (default)"
     adjacency: ClassVar[str] = "add/remove one client, at a fixed public number of clients"
     sampler: ClassVar[str] = "poisson"
     redraws: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class Joint(Plan):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.rebalance_min or self.divisor == "released") and self.noise_multiplier_counts is None:
-            raise PrivacyError("rebalancing and released divisors read cluster sizes: set identifier-share above 0")
+            raise PrivacyError("rebalancing and released divisors require cluster sizes: set identifier-share above 0")
 
     def sample(self, rng: np.random.Generator) -> IntArray:
         """Line 1."""
@@ -81,7 +81,7 @@ class Joint(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class NoPrivacy(Joint):
-    """Exact sums and counts, nothing clipped, epsilon infinite: ``privacy-unit = "none"``."""
+    """Exact sums and counts without clipping, with infinite epsilon: ``privacy-unit = "none"``."""
 
     clip_norm: float = math.inf
     epsilon: float = math.inf
@@ -95,9 +95,9 @@ class NoPrivacy(Joint):
     flaws: ClassVar[tuple[str, ...]] = ("no privacy was asked for (privacy-unit = none)",)
 
     def max_update_norm(self, client: int, size: int, lr: float, first: bool) -> float:
-        """What keeps models, their norms and their sums finite in float32."""
+        """Limit that keeps models, their norms and their sums finite in float32."""
         return _MOST_NORM
 
     def collected(self, size: int, cohort: IntArray) -> Collected:
-        """Every update by itself, all of one weight."""
+        """Create the container for single updates with equal weights."""
         return Collected(self, size, cohort, np.ones(len(cohort)))

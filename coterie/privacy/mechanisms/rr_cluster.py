@@ -82,12 +82,12 @@ def redraw_matrix(histogram: npt.ArrayLike, minimum: float) -> FloatArray:
     """Return the row-stochastic (k, k) matrix that moves surplus above ``minimum`` to clusters below it.
 
     Algorithm 1, lines 9 and 10, for the joint mechanism: client i with label c draws its new label from row c. The
-    expected sizes h R reach min(B, sum(h) / k) in every cluster, where h are the released sizes with negative ones
-    taken as zero (docs/privacy.md, lemma 1).
+    expected sizes h R are at least min(B, sum(h) / k) in every cluster, where h are the released sizes with negative
+    values replaced by zero (docs/privacy.md, lemma 1).
 
     Args:
-        histogram: (k,) released cluster sizes; noise may have made some of them negative.
-        minimum: B, the smallest size wanted.
+        histogram: (k,) released cluster sizes; noise may make them negative.
+        minimum: B, the minimum size.
     """
     sizes = np.maximum(np.asarray(histogram, dtype=np.float64), 0.0)
     num_clusters = len(sizes)
@@ -95,9 +95,9 @@ def redraw_matrix(histogram: npt.ArrayLike, minimum: float) -> FloatArray:
     surplus = np.maximum(sizes - target, 0.0)
     deficit = np.maximum(target - sizes, 0.0)
     matrix = np.eye(num_clusters)
-    if not (deficit.sum() > 0 and surplus.sum() > 0):  # rounding alone can leave a deficit without a surplus
+    if not (deficit.sum() > 0 and surplus.sum() > 0):  # rounding errors can leave a deficit without a surplus
         return matrix
-    # The deficit never exceeds the surplus, since the target is at most the mean; every donor gives alike.
+    # The deficit never exceeds the surplus, because the target is at most the mean; all donors give the same share.
     leaving = np.divide(surplus, sizes, out=np.zeros(num_clusters), where=sizes > 0)
     leaving *= min(1.0, deficit.sum() / surplus.sum())
     matrix -= np.diag(leaving)
@@ -110,14 +110,14 @@ def move_members(
 ) -> IntArray:
     """Fill clusters below ``minimum`` with members of large clusters, drawn uniformly at random.
 
-    Algorithm 2, lines 12 and 13. A function of (labels, coins) alone.
+    Algorithm 2, lines 12 and 13. A function of (labels, coins) only.
 
     Args:
-        labels: (draws, m) cluster of every member; -1 for slots without one, which stay so.
+        labels: (draws, m) cluster of every member; -1 for slots without a member, which are unchanged.
         num_clusters: k.
         minimum: B; 0 moves no client.
         rng: the coins.
-        protected: who may be moved: as repaired (:func:`surplus_members`), or as printed (:func:`large_members`).
+        protected: move members as repaired (:func:`surplus_members`) or as printed (:func:`large_members`).
 
     Returns:
         (draws, m) clusters after the moves.
@@ -159,10 +159,10 @@ def _ranks(keys: FloatArray) -> IntArray:
 
 
 class Slots(Contributions):
-    """Everything by slot, since the partition is known only when all identifiers are.
+    """Labels and updates by slot, because the partition requires all identifiers.
 
     Attributes:
-        labels: (draws, m); -1 where no reply came.
+        labels: (draws, m); -1 for missing replies.
         updates: (draws, d) clipped updates by slot.
     """
 
@@ -172,13 +172,13 @@ class Slots(Contributions):
         self.updates: dict[int, npt.NDArray[np.float32]] = {}
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
-        """Keep label and update; clients do not redraw here."""
+        """Store label and update; clients do not redraw labels."""
         self.labels[:, slot] = label
         # Algorithm 1, line 11; rounding stays within the clipping margin
         self.updates[slot] = self._clipped(update).astype(np.float32)
 
     def sums(self, assigned: IntArray, num_clusters: int) -> FloatArray:
-        """(draws, k, d) sums of updates by the cluster that each slot was assigned to."""
+        """(draws, k, d) sums of updates by the assigned cluster of each slot."""
         total = np.zeros((self.draws, num_clusters, self.size))
         every = np.arange(self.draws)
         for slot, update in self.updates.items():
@@ -199,29 +199,29 @@ class RRSlot(Plan):
     identifiers: str = "gaussian"
 
     mechanism: ClassVar[str] = "rr-slot"
-    title: ClassVar[str] = "RR-Cluster's noisy identifiers with a cohort of fixed size, made right"
+    title: ClassVar[str] = "RR-Cluster's noisy identifiers with a cohort of fixed size, corrected"
     adjacency: ClassVar[str] = "replace one client, or make it absent, at fixed public numbers of clients and of slots"
     sampler: ClassVar[str] = "fixed"
     options: ClassVar[tuple[str, ...]] = ("identifiers",)
     noisy_labels: ClassVar[bool] = True
     usual_share: ClassVar[float] = 0.2
     memory: ClassVar[bool] = False
-    #: How far a one-hot identifier moves when the client of its slot is another one.
+    #: Sensitivity of a one-hot identifier to replacing the client of its slot.
     identifier_sensitivity: ClassVar[float] = math.sqrt(2)
-    #: Who may be moved: members beyond B alone, or every member of a cluster of at least B (Algorithm 2, line 12).
+    #: Whether only members beyond B may be moved, or every member of a cluster of at least B (Algorithm 2, line 12).
     protected: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rebalance_min != int(self.rebalance_min):
-            raise PrivacyError(f"rebalance-min counts members and must be a whole number, not {self.rebalance_min}")
+            raise PrivacyError(f"rebalance-min must be an integer, not {self.rebalance_min}")
         if self.identifiers not in IDENTIFIERS:
             raise PrivacyError(f"identifiers must be {' or '.join(IDENTIFIERS)}, not {self.identifiers!r}")
         self._check_identifiers()
 
     def _check_identifiers(self) -> None:
         if self.num_clusters > 1 and not self.identifier_share:
-            raise PrivacyError(f"{self.mechanism} makes labels noisy: set identifier-share above 0")
+            raise PrivacyError(f"mechanism {self.mechanism} adds noise to labels: set identifier-share above 0")
 
     @property
     def cohort_size(self) -> int:
@@ -235,14 +235,14 @@ class RRSlot(Plan):
 
     @property
     def noise_multiplier_counts(self) -> float | None:
-        """sigma_s, the noise's standard deviation on a one-hot; None where labels are not made noisy by it."""
+        """sigma_s, the noise standard deviation of one-hot identifiers; None if they receive no Gaussian noise."""
         if not self.identifier_share or self.identifiers != "gaussian":
             return None
         return self.identifier_sensitivity * self.noise_multiplier / math.sqrt(self.identifier_share)
 
     @property
     def identifier_gap(self) -> float | None:
-        """eta of the exponential mechanism: the true label is exp(eta) times as likely as each other one."""
+        """eta of the exponential mechanism: the true label is exp(eta) times as likely as each other label."""
         if not self.identifier_share or self.identifiers != "exponential":
             return None
         mu = math.sqrt(self.identifier_share) / self.noise_multiplier if self.noise_multiplier else math.inf
@@ -253,7 +253,7 @@ class RRSlot(Plan):
         return rng.permutation(self.clients)[: self.cohort_size]
 
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Slots:
-        """By slot."""
+        """Create the container for contributions by slot."""
         return Slots(self, size, draws, shared)
 
     def perturb(
@@ -291,11 +291,11 @@ class RRSlot(Plan):
 class Paper(RRSlot):
     """RR-Cluster as printed: donors of at least B members, unprotected, and true counts as divisors.
 
-    ``identifier_share`` 0 is Algorithm 1 without line 7, for identifiers that need no noise: labels stay exact.
+    ``identifier_share`` 0 is Algorithm 1 without line 7, for identifiers that require no noise: labels are exact.
 
     Attributes:
-        identifier_noise: standard deviation of the noise on one-hots, *not charged*, as Appendix C has it
-            (it adds N(0, 1), whatever the budget); 0 takes it from the identifiers' share.
+        identifier_noise: standard deviation of the noise on one-hots, *not charged*, as in Appendix C, which adds
+            N(0, 1) for any budget; 0: it follows from the identifiers' share.
     """
 
     accountant: str = "theorem-4.2"
@@ -327,19 +327,19 @@ class Paper(RRSlot):
     def _check_identifiers(self) -> None:
         if not 0 <= self.identifier_noise < math.inf or (self.identifier_noise and self.identifier_share):
             raise PrivacyError(
-                f"identifier noise must be finite and at least 0, and replaces a share (set identifier-share to 0), "
-                f"not {self.identifier_noise} beside a share of {self.identifier_share}"
+                "identifier noise must be finite and at least 0, and requires identifier-share = 0, not "
+                f"{self.identifier_noise} with a share of {self.identifier_share}"
             )
         if self.identifiers != "gaussian":
-            raise PrivacyError("mechanism paper has gaussian identifiers; rr-slot has exponential ones")
+            raise PrivacyError("mechanism paper supports gaussian identifiers only; use rr-slot for exponential ones")
 
     def reasons(self) -> list[str]:
-        """Return the flaws, and identifiers that are outside the budget."""
+        """Return the flaws, including identifiers outside the budget."""
         uncharged = f"identifiers have noise of deviation {self.identifier_noise:g} that is outside the budget"
         return super().reasons() + ([uncharged] if self.identifier_noise else [])
 
     def _identify(self, labels: IntArray, noise: np.random.Generator) -> tuple[FloatArray | None, IntArray]:
-        """Algorithm 2, lines 10 and 11; a client without a reply is in no group."""
+        """Algorithm 2, lines 10 and 11; clients without a reply are in no group."""
         scores, noisy = super()._identify(labels, noise)
         exact = self.num_clusters > 1 and scores is None
         return scores, np.where(labels >= 0, labels if exact else noisy, -1)
