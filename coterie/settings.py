@@ -174,9 +174,9 @@ def _declaration(table: str, each: Any, hint: Any) -> Setting:
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     kind = next(one for one in kinds if one is not types.NoneType)
     bounds = about.pop("bounds")
-    numbers = {int: ("a whole number, ", "a whole number"), float: ("a finite number ", "a finite number")}
+    numbers = {int: ("an integer, ", "an integer"), float: ("a finite number ", "a finite number")}
     if not about["allowed"]:
-        stem, alone = numbers.get(kind, ("", "true or false" if kind is bool else "a text"))
+        stem, alone = numbers.get(kind, ("", "true or false" if kind is bool else "a string"))
         about["allowed"] = stem + bounds if bounds else alone
     name = ".".join(filter(None, (table, each.name.replace("_", "-"))))
     assert each.default is not MISSING, f"{name} has no default"

@@ -136,7 +136,7 @@ def _execute(folder: Any, engine: str) -> dict[str, Any]:
     config = folder.config
     if engine == "local":
         workers = workers_for(config.batched, config.training.device, len(os.sched_getaffinity(0)))
-        grid = LocalGrid(config.data.clients, workers, folder.working_on)
+        grid = LocalGrid(config.data.clients, workers, folder.report_progress)
         try:
             return run_once(folder, grid)
         finally:

@@ -147,7 +147,7 @@ class OneShot(ClusteredStrategy):
         def on_points_received(client: int, received: FloatArray) -> None:
             self._save_points(client, received)
             arrived.add(client)
-            self.recorder.working_on(f"points of {len(arrived)} of {self.plan.clients} clients")
+            self.recorder.report_progress(f"points of {len(arrived)} of {self.plan.clients} clients")
 
         spec = self.reply_spec()
         released = yield from self.points(

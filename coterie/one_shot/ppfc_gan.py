@@ -208,7 +208,7 @@ class PPFCGAN(OneShot):
             every,
             state=self.recorder.load_artifact(_STATE),
             keep=lambda state: self.recorder.save_artifact(_STATE, state),
-            progress=self.recorder.working_on,
+            progress=self.recorder.report_progress,
         )
         self.recorder.save_artifact(_STATE, {})
         return labeller

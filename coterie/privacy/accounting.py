@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 
 from coterie.privacy.accountants import (
     LEAST_NOISE,
@@ -24,6 +25,8 @@ from coterie.privacy.accountants import (
 NO_PRIVACY = Event(1.0, 0.0)
 #: Tolerance for the rounding of a budget that a calibration meets exactly.
 SLACK = 1 + 1e-9
+# Steps of interpolation after which the search for noise bisects.
+_INTERPOLATIONS = 5
 
 
 def check_delta(delta: float) -> None:
@@ -89,16 +92,31 @@ def calibrate(
         PrivacyError: epsilon is not positive, delta is outside (0, 1), rounds is less than 1, or no noise suffices
             (the message states the accountant's lower limit, if it has one).
     """
+    return _calibrated(
+        target_epsilon, delta, sampling_rate, rounds, sampler, frozenset(Counter(spent).items()), accountant, tolerance
+    )
+
+
+@lru_cache(maxsize=128)
+def _calibrated(
+    target_epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    rounds: int,
+    sampler: str,
+    spent: frozenset[tuple[Event, int]],
+    accountant: str,
+    tolerance: float,
+) -> float:
     if not 0 < target_epsilon < math.inf:
         raise PrivacyError(f"epsilon must be positive and finite, not {target_epsilon}")
     check_delta(delta)
     if rounds < 1:
         raise PrivacyError(f"rounds must be at least 1, not {rounds}")
-    before = composed(spent, accountant)
+    before = composed(dict(spent), accountant)
 
-    def fits(noise: float) -> bool:
-        event = Event(sampling_rate, noise, sampler)
-        return before.with_rounds(event, rounds).epsilon(delta) <= target_epsilon
+    def cost(noise: float) -> float:
+        return before.with_rounds(Event(sampling_rate, noise, sampler), rounds).epsilon(delta)
 
     if isinstance(before, TheoremAccountant):
         floor = before.floor(sampling_rate, rounds, delta)
@@ -108,21 +126,33 @@ def calibrate(
                 f"{rounds} rounds at rate {sampling_rate:g} is at least {floor:.4g} however large the noise; "
                 "increase epsilon, or use accountant rdp or pld"
             )
-    noise = least_noise(fits, tolerance)
+    noise = least_noise(cost, target_epsilon, tolerance)
     if noise is None:
         raise PrivacyError(
             f"no noise reaches epsilon {target_epsilon:g} at delta {delta:g} with {rounds} rounds at sampling "
-            f"rate {sampling_rate:g}{' after what was already spent' if Counter(spent) else ''}: "
+            f"rate {sampling_rate:g}{' after what was already spent' if spent else ''}: "
             "use fewer rounds, a lower sampling rate, or a larger epsilon"
         )
     return noise
 
 
-def least_noise(fits: Callable[[float], bool], tolerance: float = 1e-3) -> float | None:
-    """Return the smallest noise multiplier that ``fits``, to ``tolerance`` and on the private side; None if none does.
+def least_noise(cost: Callable[[float], float], target: float, tolerance: float = 1e-3) -> float | None:
+    """Return the smallest noise multiplier of ``cost`` at most ``target``, to ``tolerance``; None if there is none.
 
-    ``fits`` must be monotone: if it is true for some noise, it is true for any larger noise.
+    The cost at the returned value is at most ``target``. The search brackets the value within a factor of two, and
+    finds it on a geometric grid by interpolation, since a cost is expensive to compute and smooth.
+
+    Args:
+        cost: decreasing in the noise multiplier.
+        target: the budget.
+        tolerance: relative step of the grid.
     """
+    costs: dict[float, float] = {}
+
+    def fits(noise: float) -> bool:
+        costs[noise] = cost(noise)
+        return costs[noise] <= target
+
     low, high = LEAST_NOISE, 1.0
     while not fits(high):
         low, high = high, 2 * high
@@ -132,7 +162,23 @@ def least_noise(fits: Callable[[float], bool], tolerance: float = 1e-3) -> float
         while high / 2 > LEAST_NOISE and fits(high / 2):
             high /= 2
         low = high / 2
-    while high / low > 1 + tolerance:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    steps = 1
+    while (high / low) ** (1 / steps) > 1 + tolerance:
+        steps *= 2
+    grid = {0: low, steps: high}
+
+    def at(index: int) -> float:
+        if index not in grid:
+            half = index & -index  # half the distance of the points between which bisection finds this one
+            grid[index] = math.sqrt(at(index - half) * at(index + half))
+        return grid[index]
+
+    below, above, tried = 0, steps, 0
+    while above - below > 1:
+        index, tried = (below + above) // 2, tried + 1
+        first, last = costs.get(at(below), math.inf), costs[at(above)]
+        if tried <= _INTERPOLATIONS and first < math.inf and 0 < last < first:
+            share = math.log(first / target) / math.log(first / last)
+            index = min(max(below + math.ceil(share * (above - below)), below + 1), above - 1)
+        below, above = (below, index) if fits(at(index)) else (index, above)
+    return at(above)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
 import numpy as np
@@ -165,6 +166,7 @@ class RecordPlan:
         return plan
 
     @classmethod
+    @lru_cache(maxsize=64)
     def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Any) -> RecordPlan:
         """Return the plan with the smallest noise whose total cost is at most (epsilon, delta).
 
@@ -190,7 +192,7 @@ class RecordPlan:
             raise PrivacyError(f"epsilon must be positive and finite, not {plan.epsilon}")
         # The fixed events may already exceed the budget; checking this first avoids minutes of search.
         possible = at(MOST_NOISE).cost() <= plan.epsilon
-        noise = least_noise(lambda z: at(z).cost() <= plan.epsilon) if possible else None
+        noise = least_noise(lambda z: at(z).cost(), plan.epsilon) if possible else None
         if noise is None:
             raise PrivacyError(
                 f"no {free.replace('_', ' ')} reaches epsilon {plan.epsilon:g} at delta {plan.delta:g} with the fixed "

@@ -50,7 +50,7 @@ class Recorder(Protocol):
     def load_artifact(self, name: str) -> dict[str, npt.NDArray[Any]] | None:
         """The arrays last stored under this name in this run, also before a crash; None if there are none."""
 
-    def working_on(self, what: str) -> None:
+    def report_progress(self, what: str) -> None:
         """Report progress within a long round."""
 
 
@@ -70,5 +70,5 @@ class NullRecorder:
         """None."""
         return None
 
-    def working_on(self, what: str) -> None:
+    def report_progress(self, what: str) -> None:
         """Ignored."""

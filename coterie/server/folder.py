@@ -208,7 +208,7 @@ class RunFolder:
                 own.unlink(missing_ok=True)
                 os.link(file, own)  # files are replaced, never written into
 
-    def working_on(self, what: str) -> None:
+    def report_progress(self, what: str) -> None:
         """Call ``on_progress``."""
         self.on_progress(what)
 

@@ -251,7 +251,7 @@ class LCFL(ClusteredStrategy):
                     f"models-per-message = {len(part)} makes messages of {models.nbytes / 1e9:.1f} GB; set it to "
                     f"{max(1, _MOST_BYTES * len(part) // models.nbytes)} or less"
                 )
-            self.recorder.working_on(f"{len(clients)} clients compare {begin} of {many} models")
+            self.recorder.report_progress(f"{len(clients)} clients compare {begin} of {many} models")
             request = LossesRequest(compared=len(part))
             released = yield from self.updates(
                 request, models, clients=clients, joined_late=joined_late, reply_layout=losses_layout(len(part))

@@ -119,7 +119,7 @@ def _checked(key: str, value: Any, kinds: tuple[Any, ...], limits: tuple[Any, ..
         raise RequestError(f"{key} is {shown}; expected {' or '.join(_KINDS[kind] for kind in kinds)}")
     for limit in limits:
         if isinstance(limit, Bounds) and not isinstance(value, str) and value not in limit:
-            what = "a finite number" if type(value) is float else "a whole number"
+            what = "a finite number" if type(value) is float else "an integer"
             raise RequestError(f"{key} is {shown}; expected {what} in {limit}")
         if isinstance(limit, OneOf) and isinstance(value, str) and value not in limit.words:
             raise RequestError(f"{key} is {shown}; expected one of {', '.join(limit.words)}")
@@ -130,4 +130,4 @@ def _checked(key: str, value: Any, kinds: tuple[Any, ...], limits: tuple[Any, ..
     return value
 
 
-_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_KINDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}

@@ -87,7 +87,7 @@ class EvaluationReply(Diagnostics):
         """Check the cluster and the group."""
         for key, value, bound in (("cluster", self.cluster, num_clusters), ("group", self.group, num_clients)):
             if value >= bound:
-                raise ReplyError(f"{key} is {value}; expected a whole number in [0, {bound})")
+                raise ReplyError(f"{key} is {value}; expected an integer in [0, {bound})")
         if assigned is not None and self.cluster != assigned:
             raise ReplyError(f"cluster is {self.cluster}; the server assigned cluster {assigned}")
 

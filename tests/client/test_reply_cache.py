@@ -147,6 +147,6 @@ def test_another_app_of_the_client_waits_for_the_answer(ask, tmp_path):
 
 @pytest.mark.parametrize("number", ["../../elsewhere", "1/../x"])
 def test_a_server_names_no_file(ask, tmp_path, number):
-    with pytest.raises(ClientError, match=r"round is '.*'; expected a whole number"):
+    with pytest.raises(ClientError, match=r"round is '.*'; expected an integer"):
         ask(number)
     assert not list(tmp_path.rglob("*elsewhere*"))

@@ -532,7 +532,7 @@ def test_without_privacy_the_certificate_says_why_there_is_none(tmp_path, settin
         ({"clusters": 0}, "kfed does not find their number"),
         ({"strategy": "ppfc-gan", "rounds": 3}, "ppfc-gan requires exactly one round, not 3"),
         ({"strategy": "ppfc-gan", "privacy-unit": "client"}, "ppfc-gan supports privacy-unit none or record"),
-        ({"strategy": "ppfc-gan", "gan": "gan-mnist"}, "'gan-mnist' makes examples of shape"),
+        ({"strategy": "ppfc-gan", "gan": "gan-mnist"}, "'gan-mnist' generates examples of shape"),
         ({"strategy": "ppfc-gan", "gan": "gan-minst"}, "did you mean 'gan-mnist'"),
         ({"strategy": "ppfc-gan", "pretrain-epochs": 0, "joint-epochs": 0}, "the autoencoder must be trained"),
         ({"strategy": "ppfc-gan", "synthetic-samples": 65537, "upload-limit": 1}, "upload-limit allows at most 65536"),

@@ -11,7 +11,14 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from coterie.privacy import NO_PRIVACY, Event, PrivacyError, calibrate, composed, epsilon
-from coterie.privacy.accountants import TheoremAccountant, VisibleAccountant, _symmetrised_pld, gaussian_delta
+from coterie.privacy.accountants import (
+    LEAST_NOISE,
+    TheoremAccountant,
+    VisibleAccountant,
+    _symmetrised_pld,
+    gaussian_delta,
+)
+from coterie.privacy.accounting import least_noise
 
 TABLE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "noise_multipliers.csv"
 
@@ -170,6 +177,45 @@ def test_calibration_lands_on_the_private_side(accountant):
     noise = calibrate(3.0, 1e-5, 0.2, 40, accountant=accountant)
     assert epsilon([Event(0.2, noise)] * 40, 1e-5, accountant) <= 3.0
     assert epsilon([Event(0.2, 0.99 * noise)] * 40, 1e-5, accountant) > 3.0
+
+
+def bisected(cost, target, low, high, tolerance):
+    """The plain search within a factor of two."""
+    while high / low > 1 + tolerance:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if cost(middle) <= target else (middle, high)
+    return high
+
+
+COSTS = {
+    "a power": lambda z: 3 / z**1.7,
+    "an exponential": lambda z: math.expm1(1 / z**2) if z > 0.1 else math.inf,
+    "steps": lambda z: math.ceil(40 / z),
+    "infinite below 0.9": lambda z: 2 / z if z >= 0.9 else math.inf,
+    "flat, then zero": lambda z: 5.0 if z < 0.8 else 0.0,
+}
+
+
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-6, 0.2])
+@pytest.mark.parametrize("target", [0.02, 0.9, 1.0, 4.999, 5.0, 30.0])
+@pytest.mark.parametrize("name", COSTS)
+def test_interpolation_finds_what_bisection_finds(name, target, tolerance):
+    asked = []
+
+    def cost(noise):
+        asked.append(noise)
+        return COSTS[name](noise)
+
+    found = least_noise(cost, target, tolerance)
+    assert COSTS[name](found) <= target
+    if found > LEAST_NOISE * 2:
+        high = 2.0 ** math.ceil(math.log2(found))
+        assert found == bisected(COSTS[name], target, high / 2, high, tolerance)
+    assert len(asked) == len(set(asked))
+
+
+def test_no_noise_is_none():
+    assert least_noise(lambda noise: 2.0, 1.0) is None
 
 
 def test_more_noise_costs_less_and_more_rounds_or_clients_cost_more():

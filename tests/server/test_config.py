@@ -74,7 +74,7 @@ def test_values_are_coerced_from_strings():
         ({"sampling-rate": math.nan}, ["sampling-rate = nan"]),
         ({"identifier-share": 0}, ["identifier-share = 0"]),
         ({"identifier-share": 1}, ["identifier-share = 1"]),
-        ({"rounds": 2.5}, ["rounds = 2.5", "whole number"]),
+        ({"rounds": 2.5}, ["rounds = 2.5", "an integer"]),
         ({"rounds": 0}, ["rounds = 0"]),
         ({"rounds": "1e999"}, ["rounds = '1e999'"]),
         ({"clients": math.nan}, ["clients = nan"]),
@@ -401,7 +401,7 @@ def test_clients_may_have_terms_of_their_own():
         ({"privacy-unit": "client"}, "rc-dpfl supports privacy-unit record or none"),  # said, so not replaced
         ({"strategy": "oracle", "clusters": 0}, "oracle does not find their number"),
         ({"selection": "loud"}, "must be gumbel, exact"),
-        ({"accountant": "theorem-4.2"}, "dp-sgd is counted by pld, rdp"),
+        ({"accountant": "theorem-4.2"}, "the accountant of mechanism dp-sgd must be one of pld, rdp"),
     ],
 )
 def test_what_record_level_cannot_do_is_refused(wrong, complaint):
@@ -433,7 +433,7 @@ def test_own_data_are_described_by_public_facts():
     [
         ({"input-shape": ""}, "dataset = 'own' needs input-shape, public shape of an example"),
         ({"num-classes": "auto"}, "dataset = 'own' needs num-classes, public number of classes"),
-        ({"num-classes": -1}, "num-classes = -1: must be 'auto' or a whole number, at least 0"),
+        ({"num-classes": -1}, "num-classes = -1: must be 'auto' or an integer, at least 0"),
         ({"input-shape": "8x8"}, "input-shape = '8x8': must be channels x height x width"),
         ({"dataset": "digits"}, "input-shape = '1x8x8' is for dataset = 'own'; 'digits' has its own"),
         ({"dataset": "digits", "input-shape": ""}, "num-classes = 10 is for dataset = 'own'"),

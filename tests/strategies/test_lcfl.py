@@ -93,7 +93,7 @@ class Kept:
     def save_artifact(self, name, arrays):
         self.evidence[name] = arrays
 
-    def working_on(self, what):
+    def report_progress(self, what):
         self.said.append(what)
 
 
@@ -535,9 +535,9 @@ def test_client_level_privacy_is_refused_with_the_reason():
         ({"cluster_optimizer": "fedopt"}, "lcfl.cluster-optimizer = 'fedopt': must be fedavg, fedprox"),
         ({"clusterer": "k-means"}, "lcfl.clusterer = 'k-means': must be k-medoids"),
         ({"clusterer": "dbscan"}, "dbscan determines the number of clusters itself: set clusters to 0"),
-        ({"landmarks": -1}, "lcfl.landmarks = -1: must be a whole number, at least 0"),
+        ({"landmarks": -1}, "lcfl.landmarks = -1: must be an integer, at least 0"),
         ({"warm_up_rounds": -1}, "lcfl.warm-up-rounds = -1: must be"),
-        ({"models_per_message": 0}, "lcfl.models-per-message = 0: must be a whole number, at least 1"),
+        ({"models_per_message": 0}, "lcfl.models-per-message = 0: must be an integer, at least 1"),
         ({"warm_up_rounds": 4}, "warm-up-rounds = 4 of 4 rounds leave none for clusters"),
         (
             {"warm_up_rounds": 3, "averaging": Averaging(0.5)},

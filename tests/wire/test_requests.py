@@ -49,11 +49,11 @@ def test_a_good_record_is_read_and_other_keys_are_ignored():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"many": 0}, r"many is 0; expected a whole number in \[1, 10\]"),
+        ({"many": 0}, r"many is 0; expected an integer in \[1, 10\]"),
         ({"many": 11}, "many is 11; expected"),
-        ({"many": 2.0}, "many is 2.0; expected a whole number$"),
-        ({"many": True}, "many is True; expected a whole number$"),
-        ({"many": "3"}, "many is '3'; expected a whole number$"),
+        ({"many": 2.0}, "many is 2.0; expected an integer$"),
+        ({"many": True}, "many is True; expected an integer$"),
+        ({"many": "3"}, "many is '3'; expected an integer$"),
         ({"step": 0}, r"step is 0; expected a finite number in \(0, 1\]"),
         ({"step": math.nan}, "step is nan; expected"),
         ({"step": math.inf}, "step is inf; expected"),
