@@ -190,7 +190,7 @@ def bisected(cost, target, low, high, tolerance):
 COSTS = {
     "a power": lambda z: 3 / z**1.7,
     "an exponential": lambda z: math.expm1(1 / z**2) if z > 0.1 else math.inf,
-    "steps": lambda z: math.ceil(40 / z),
+    "steps": lambda z: math.floor(40 / z),
     "infinite below 0.9": lambda z: 2 / z if z >= 0.9 else math.inf,
     "flat, then zero": lambda z: 5.0 if z < 0.8 else 0.0,
 }
