@@ -167,7 +167,7 @@ def test_columns_that_are_not_there_are_refused(tmp_path):
     with pytest.raises(BenchError, match="toy has no column 'p = 0'; available columns: 'Digits, p = 0', "):
         read_table(str(tmp_path / "toy.toml"), columns=["p = 0"])
     (tmp_path / "toy.toml").write_text(TABLE.replace('name = "MNIST"', 'name = "MNIST"\ntuned-at = "Digits, p = 0"'))
-    with pytest.raises(BenchError, match="'MNIST' is tuned in 'Digits, p = 0': choose that column too"):
+    with pytest.raises(BenchError, match="'MNIST' is tuned in column 'Digits, p = 0': add that column"):
         read_table(str(tmp_path / "toy.toml"), columns=["MNIST"])
     (tmp_path / "toy.toml").write_text(TABLE.replace('central = "km"', 'central = "kn"'))
     with pytest.raises(BenchError, match="kn"):
@@ -185,7 +185,7 @@ def test_other_references(monkeypatch, tmp_path, method):
         fit = DCN.fit
         monkeypatch.setattr(DCN, "fit", lambda self, x, **how: seen.setdefault("fit", (self, fit(self, x, **how)))[1])
     result = cluster(method, config(**changes), tmp_path / "run", said.append)
-    assert said[0] == "1797 records in one place"
+    assert said[0] == "1797 pooled records"
     released, exact = (
         json.loads((tmp_path / "run" / f"{name}.json").read_text()) for name in ("result", "diagnostics")
     )
