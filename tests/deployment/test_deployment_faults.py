@@ -53,8 +53,8 @@ def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
     assert result["epsilon"] <= RUN["epsilon"] * (1 + 1e-9)
     assert [line["replies"]["accepted"] for line in lines] == [3] * rounds
     said = stack.log(run_id)
-    assert all(f"no reply of clients [{client}]" in said for client in (0, 1))
-    assert "client 2 replays its reply to a repeated request" in stack.logs("clientapp-2")
+    assert all(f"no reply from clients [{client}]" in said for client in (0, 1))
+    assert "client 2 replays the cached reply to a repeated request" in stack.logs("clientapp-2")
     for client in range(3):
         # No charge is lost, and none is made for a question that is only asked again.
         assert stack.paid(client) == list(range(1, rounds + 1))
