@@ -180,6 +180,7 @@ def test_auto_is_not_set_and_every_source_means_the_same(strategy, unit, tmp_pat
         ({"strategy": "kfed", "dataset": "own", "input-shape": "16", "num-classes": 3}, "non-iid-level", -1.0),
         ({"strategy": "kfed", "non-iid-level": -1}, "non-iid-level", -1.0),  # given, though it is the default of others
         ({"dataset": "own", "input-shape": "16", "num-classes": 0}, "model", "regression"),
+        ({"dataset": "own", "input-shape": "16", "num-classes": 3}, "model", "mlp-32"),
         ({"dataset": "own", "input-shape": "16", "num-classes": 0, "model": "mlp-32"}, "model", "mlp-32"),
     ],
 )
