@@ -31,6 +31,7 @@ class LocalCentroidsSettings(OneShotSettings):
 class LocalCentroids(OneShot):
     """Merges centroids of all clients."""
 
+    point_name: ClassVar[str] = "local centroids"
     settings: LocalCentroidsSettings
     #: Clustering algorithm of the clients.
     local: ClassVar[str]

@@ -117,6 +117,7 @@ class PPFCGAN(OneShot):
     name: ClassVar[str] = "ppfc-gan"
     title: ClassVar[str] = "deep clustering of records by samples of clients' GANs"
     paper: ClassVar[str] = "Yan et al. 2022"
+    point_name: ClassVar[str] = "synthetic samples"
     row_wise: ClassVar[bool] = False
     units: ClassVar[tuple[str, ...]] = ("none", "record")
     server_settings: ClassVar[tuple[str, ...]] = (

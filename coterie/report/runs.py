@@ -145,7 +145,7 @@ class Run:
         return str(self.config.get("dataset", "unknown data"))
 
     @property
-    def of_records(self) -> bool:
+    def clusters_records(self) -> bool:
         """Whether the run clusters records, in one round, from points that clients send."""
         return clusters_records(self.strategy)
 

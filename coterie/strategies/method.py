@@ -37,8 +37,10 @@ class Method(ABC):
     #: Whether a client's label is a function of its own data and released values alone. Every method declares it:
     #: client-level privacy needs True.
     row_wise: ClassVar[bool]
-    #: What a run trains: models, or one model with which clients label their records.
+    #: Result of a run: models, or one model with which clients label their records.
     produces: ClassVar[Literal["models", "labels"]] = "models"
+    #: Plural name of the points that clients upload if the method clusters records; used in reports.
+    point_name: ClassVar[str] = "points"
     #: Whether the method has cluster labels to rebalance or models to re-seed.
     clustered: ClassVar[bool] = True
     #: Whether a client knows its label before it trains.
