@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 # Largest header of NumPy's format; 128 bytes for the shapes in use.
-_MOST_HEADER = 1024
+_MAX_HEADER = 1024
 
 
 class ReplyError(ValueError):
@@ -277,7 +277,7 @@ def _read(name: str, array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.flo
     """
     if array.dtype != "float32" or tuple(array.shape) != shape or any(type(size) is not int for size in array.shape):
         raise ReplyError(f"{name} is {array.dtype} {tuple(array.shape)}, expected float32 {shape}")
-    if len(array.data) > _MOST_HEADER + 4 * int(np.prod(shape)):
+    if len(array.data) > _MAX_HEADER + 4 * int(np.prod(shape)):
         raise ReplyError(f"{name} has {len(array.data)} bytes, too many for float32 {shape}")
     try:
         return _unpack(array, shape)

@@ -232,7 +232,7 @@ def privacy_curve(
 ) -> None:
     """Plot epsilon over rounds for each accountant."""
     from coterie.privacy import Event, PrivacyError, calibrate, composed
-    from coterie.privacy.accountants import LEAST_NOISE
+    from coterie.privacy.accountants import MIN_NOISE
     from coterie.privacy.accounting import check_delta
 
     if (noise_multiplier is None) == (epsilon is None):
@@ -241,9 +241,9 @@ def privacy_curve(
     if epsilon is not None:
         noise_multiplier = calibrate(epsilon, delta, sampling_rate, rounds, sampler=sampler)
     event = Event(sampling_rate, _positive("noise_multiplier", noise_multiplier), sampler)
-    if event.noise_multiplier < LEAST_NOISE:
+    if event.noise_multiplier < MIN_NOISE:
         raise PrivacyError(
-            f"--noise-multiplier {noise_multiplier}: must be at least {LEAST_NOISE:g}; below it epsilon is infinite"
+            f"--noise-multiplier {noise_multiplier}: must be at least {MIN_NOISE:g}; below it epsilon is infinite"
         )
     # Denser at the start, where the curves bend.
     steps = sorted({max(1, round(rounds * (i / _POINTS) ** 1.5)) for i in range(_POINTS + 1)})

@@ -38,9 +38,9 @@ from coterie.messages import (
 from coterie.privacy import clip_rows
 
 # Test examples of a client with personal layers, whose network is evaluated for this client only.
-_MOST_OWN_TESTS = 500
+_MAX_OWN_TESTS = 500
 # Reported loss of a diverged model: messages hold finite numbers only.
-_MOST_LOSS = 1e6
+_MAX_LOSS = 1e6
 
 _UNPAID_SCORES = (
     "this client has its own budget, which does not cover evaluation: request rejected (set evaluate = off, or "
@@ -91,7 +91,7 @@ def _losses(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError
     if cohort.task.plans:
         values, refusals = noisy_model_losses(cohort)
     else:
-        values = np.minimum(cohort.losses, _MOST_LOSS)
+        values = np.minimum(cohort.losses, _MAX_LOSS)
     layout = losses_layout(len(cohort.models))
     return [
         refusal or _reply(cohort, client, 0, 0, row, layout)
@@ -201,7 +201,7 @@ def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
 
 def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:
     """Return every n-th example of a large test set, starting at a place that depends on the client."""
-    stride = -(-len(test.y) // _MOST_OWN_TESTS)
+    stride = -(-len(test.y) // _MAX_OWN_TESTS)
     return test.x[client_id % stride :: stride], test.y[client_id % stride :: stride]
 
 

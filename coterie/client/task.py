@@ -25,7 +25,7 @@ from coterie.datasets import OWN_DATA, Federation, OwnFederation, Shard, facts, 
 from coterie.messages import CONFIG, MODELS, Layout, unpack_models
 from coterie.privacy import RecordPlan
 from coterie.wire import REQUESTS, ClientConfig, DataSpec, LossesRequest, Request, RequestError, TrainRequest
-from coterie.wire.requests import MOST_CLUSTERS, parse_plans
+from coterie.wire.requests import MAX_CLUSTERS, parse_plans
 
 LAST_LABEL, LABELS, OWN = "label", "labels", "own"
 # Batch size of a full batch: above any number of records.
@@ -212,8 +212,8 @@ def read_message(message_type: str, content: RecordDict) -> tuple[ClientConfig, 
     """
     config, request = ClientConfig.from_record(content[CONFIG]), REQUESTS[message_type].from_record(content[CONFIG])
     record = content.array_records[MODELS]
-    if len({key.partition("/")[0] for key in record}) > MOST_CLUSTERS:
-        raise RequestError(f"there are more than {MOST_CLUSTERS} models")
+    if len({key.partition("/")[0] for key in record}) > MAX_CLUSTERS:
+        raise RequestError(f"there are more than {MAX_CLUSTERS} models")
     try:
         models, layout = unpack_models(record)
     except (ValueError, TypeError, MemoryError) as error:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 from coterie.privacy.accountants import (
-    LEAST_NOISE,
-    MOST_NOISE,
+    MAX_NOISE,
+    MIN_NOISE,
     Accountant,
     Event,
     PrivacyError,
@@ -153,13 +153,13 @@ def least_noise(cost: Callable[[float], float], target: float, tolerance: float 
         costs[noise] = cost(noise)
         return costs[noise] <= target
 
-    low, high = LEAST_NOISE, 1.0
+    low, high = MIN_NOISE, 1.0
     while not fits(high):
         low, high = high, 2 * high
-        if high > MOST_NOISE:
+        if high > MAX_NOISE:
             return None
     if low < high / 2:  # the first guess suffices: search a bracket below it, avoiding small noise, which is costly
-        while high / 2 > LEAST_NOISE and fits(high / 2):
+        while high / 2 > MIN_NOISE and fits(high / 2):
             high /= 2
         low = high / 2
     steps = 1

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from coterie.privacy.accountants import ACCOUNTANTS, MOST_NOISE, Event, PrivacyError
+from coterie.privacy.accountants import ACCOUNTANTS, MAX_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import calibrate, check_delta
 from coterie.privacy.clipping import check_clip_norm, clip_to_unit
 from coterie.privacy.ledger import Ledger, LedgerError, Permit
@@ -319,8 +319,8 @@ class Plan(ABC):
             raise PrivacyError(f"sampling rate must lie in (0, 1], not {self.sampling_rate}")
         if self.private or self.clip_norm != math.inf:
             check_clip_norm(self.clip_norm)
-        if not 0 <= self.noise_multiplier <= MOST_NOISE:
-            raise PrivacyError(f"noise multiplier must lie in [0, {MOST_NOISE:g}], not {self.noise_multiplier}")
+        if not 0 <= self.noise_multiplier <= MAX_NOISE:
+            raise PrivacyError(f"noise multiplier must lie in [0, {MAX_NOISE:g}], not {self.noise_multiplier}")
         if not 0 <= self.identifier_share < 1:
             raise PrivacyError(f"identifier share must lie in [0, 1), not {self.identifier_share}")
         for name in ("clients", "num_clusters", "rounds"):

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
-from coterie.privacy.accountants import MOST_NOISE, Event, PrivacyError
+from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import check_delta, epsilon, least_noise
 from coterie.privacy.clipping import check_clip_norm
 from coterie.privacy.selection import selection_event
@@ -35,8 +35,8 @@ _COUNTS = {
     "selections": (0, 10**6),
     "compared": (0, 10**6),
 }
-_MOST_NOISE = 100 * MOST_NOISE
-_MOST_EPSILON = 1e12
+_MAX_NOISE = 100 * MAX_NOISE
+_MAX_EPSILON = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +135,8 @@ class RecordPlan:
             ("first noise", self.first_noise_multiplier),
             ("loss noise", self.loss_noise),
         ):
-            if noise is not None and not 0 < noise <= _MOST_NOISE:
-                raise PrivacyError(f"{name} multiplier must be positive and at most {_MOST_NOISE:g}, not {noise}")
+            if noise is not None and not 0 < noise <= _MAX_NOISE:
+                raise PrivacyError(f"{name} multiplier must be positive and at most {_MAX_NOISE:g}, not {noise}")
         if not self.epsilon > 0:
             raise PrivacyError(f"epsilon must be positive, not {self.epsilon}")
         selection_event(self.selection_epsilon)
@@ -161,8 +161,8 @@ class RecordPlan:
             if type(terms[name]) not in ((*kinds, int) if float in kinds else kinds):
                 raise PrivacyError(f"{name.replace('_', ' ')} must not be {terms[name]!r:.60}")
         plan = cls(**terms)
-        if not plan.epsilon <= _MOST_EPSILON:
-            raise PrivacyError(f"epsilon must be at most {_MOST_EPSILON:g}, not {plan.epsilon}")
+        if not plan.epsilon <= _MAX_EPSILON:
+            raise PrivacyError(f"epsilon must be at most {_MAX_EPSILON:g}, not {plan.epsilon}")
         return plan
 
     @classmethod
@@ -191,7 +191,7 @@ class RecordPlan:
         if not 0 < plan.epsilon < math.inf:
             raise PrivacyError(f"epsilon must be positive and finite, not {plan.epsilon}")
         # The fixed events may already exceed the budget; checking this first avoids minutes of search.
-        possible = at(MOST_NOISE).cost() <= plan.epsilon
+        possible = at(MAX_NOISE).cost() <= plan.epsilon
         noise = least_noise(lambda z: at(z).cost(), plan.epsilon) if possible else None
         if noise is None:
             raise PrivacyError(

@@ -28,7 +28,7 @@ _Key: TypeAlias = tuple[int, str, str, int]
 _POLL = 3.0
 # Seconds without any reply after which silent nodes are probed, and after which a repeated request is sent again;
 # doubled each time, up to the second number.
-_PATIENCE, _MOST_PATIENCE = 30.0, 120.0
+_PATIENCE, _MAX_PATIENCE = 30.0, 120.0
 # The same, in units of these, before the first reply: every node may need that long.
 _FIRST_REPLY = 4
 # Seconds for a look for one reply, before the next one is looked for.
@@ -108,7 +108,7 @@ class Exchange:
         due = [request for request in asked.values() if now >= request.due]
         self._send([(request, request.message) for request in due], now)
         for request in due:
-            request.due, request.pause = now + request.pause, min(2 * request.pause, _MOST_PATIENCE)
+            request.due, request.pause = now + request.pause, min(2 * request.pause, _MAX_PATIENCE)
         return self._replies(asked, now, math.inf if timeout is None else timeout)
 
     def _send(self, sent: Sequence[tuple[_Request, Message]], now: float) -> None:

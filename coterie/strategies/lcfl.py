@@ -78,7 +78,7 @@ OPTIMIZERS = ("fedavg", "fedprox")
 
 _LABELS, _FIRST, _LANDMARKS, _PROFILES, _CENTRES = "labels", "first", "landmarks", "profiles", "centres"
 # Bytes of models in one message, beyond which machines and networks give up.
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -246,10 +246,10 @@ class LCFL(ClusteredStrategy):
         for begin in range(0, many, self.settings.models_per_message):
             part = range(begin, min(begin + self.settings.models_per_message, many))
             models = np.stack([model(i) for i in part])
-            if len(part) > 1 and models.nbytes > _MOST_BYTES:
+            if len(part) > 1 and models.nbytes > _MAX_BYTES:
                 raise StrategyError(
                     f"models-per-message = {len(part)} makes messages of {models.nbytes / 1e9:.1f} GB; set it to "
-                    f"{max(1, _MOST_BYTES * len(part) // models.nbytes)} or less"
+                    f"{max(1, _MAX_BYTES * len(part) // models.nbytes)} or less"
                 )
             self.recorder.report_progress(f"{len(clients)} clients compare {begin} of {many} models")
             request = LossesRequest(compared=len(part))

@@ -19,20 +19,20 @@ from flwr.app import ConfigRecord, RecordDict
 
 from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, LABEL, LOSSES, PLACES_OF_CLIENTS, TRAIN
 from coterie.privacy import PrivacyError, RecordPlan, Revealed
-from coterie.privacy.clipping import LEAST_CLIP_NORM, MOST_CLIP_NORM
-from coterie.privacy.selection import LEAST_LOSS_BOUND, MOST_LOSS_BOUND
+from coterie.privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM
+from coterie.privacy.selection import MAX_LOSS_BOUND, MIN_LOSS_BOUND
 from coterie.wire.fields import Bounds, Fields, Length, OneOf, RequestError
 
-MOST_CLUSTERS = 10_000
+MAX_CLUSTERS = 10_000
 # Record-level plans in one request.
-_MOST_PLANS = 10_000
+_MAX_PLANS = 10_000
 # Rows of a redraw matrix may be off by rounding.
 _ROUNDING = 1e-6
 
 Count = Annotated[int, Bounds(1, 1_000_000_000)]
 Size = Annotated[int, Bounds(0, 1_000_000_000)]
 Seed = Annotated[int, Bounds(0, 2**63 - 1)]
-Clusters = Annotated[int, Bounds(1, MOST_CLUSTERS)]
+Clusters = Annotated[int, Bounds(1, MAX_CLUSTERS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class ClientConfig(DataSpec):
     lr: Annotated[float, Bounds(0, 1e3, above=True)]
     seed: Annotated[int | None, Bounds(0, 2**63 - 1)]
     clients_dir: str | None
-    loss_bound: Annotated[float | None, Bounds(LEAST_LOSS_BOUND, MOST_LOSS_BOUND)]
+    loss_bound: Annotated[float | None, Bounds(MIN_LOSS_BOUND, MAX_LOSS_BOUND)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Request(Fields):
     record_plans: Annotated[str | None, Length(10_000_000)] = None
     additive: bool = False
     assign: Annotated[str | None, OneOf(("loss", "nearest"))] = None
-    cluster: Annotated[int | None, Bounds(0, MOST_CLUSTERS)] = None
+    cluster: Annotated[int | None, Bounds(0, MAX_CLUSTERS)] = None
 
     @property
     def revealed(self) -> Revealed | None:
@@ -119,10 +119,10 @@ class TrainRequest(Request):
 
     first_batch: bool = False
     choose: bool = False
-    clip: Annotated[float | None, Bounds(LEAST_CLIP_NORM, MOST_CLIP_NORM)] = None
+    clip: Annotated[float | None, Bounds(MIN_CLIP_NORM, MAX_CLIP_NORM)] = None
     penalty: Annotated[str | None, Length(64)] = None
     penalty_weight: Annotated[float | None, Bounds(0, 1e6)] = None
-    redraw: Annotated[tuple[float, ...] | None, Length(MOST_CLUSTERS), Bounds(0, 1)] = None
+    redraw: Annotated[tuple[float, ...] | None, Length(MAX_CLUSTERS), Bounds(0, 1)] = None
     rebalance_train: Annotated[str | None, OneOf(("own", "assigned"))] = None
 
     def __post_init__(self) -> None:
@@ -223,8 +223,8 @@ def parse_plans(text: str | None) -> tuple[RecordPlan, ...]:
         listed = json.loads(text)
     except (ValueError, RecursionError):
         raise RequestError("record-plans is not JSON") from None
-    if not isinstance(listed, list) or not 1 <= len(listed) <= _MOST_PLANS:
-        raise RequestError(f"record-plans must be a list of 1 to {_MOST_PLANS} plans")
+    if not isinstance(listed, list) or not 1 <= len(listed) <= _MAX_PLANS:
+        raise RequestError(f"record-plans must be a list of 1 to {_MAX_PLANS} plans")
     try:
         return tuple(RecordPlan.from_terms(terms) for terms in listed)
     except PrivacyError as error:

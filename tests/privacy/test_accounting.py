@@ -12,7 +12,7 @@ from scipy.stats import binom, norm
 
 from coterie.privacy import NO_PRIVACY, Event, PrivacyError, calibrate, composed, epsilon
 from coterie.privacy.accountants import (
-    LEAST_NOISE,
+    MIN_NOISE,
     TheoremAccountant,
     VisibleAccountant,
     _symmetrised_pld,
@@ -208,7 +208,7 @@ def test_interpolation_finds_what_bisection_finds(name, target, tolerance):
 
     found = least_noise(cost, target, tolerance)
     assert COSTS[name](found) <= target
-    if found > LEAST_NOISE * 2:
+    if found > MIN_NOISE * 2:
         high = 2.0 ** math.ceil(math.log2(found))
         assert found == bisected(COSTS[name], target, high / 2, high, tolerance)
     assert len(asked) == len(set(asked))

@@ -231,11 +231,11 @@ def test_every_model_travels_once_to_each_client_in_messages_of_bounded_size(at_
 
 
 def test_messages_that_are_too_large_are_refused_with_the_number_that_works(monkeypatch):
-    monkeypatch.setattr(lcfl, "_MOST_BYTES", 4 * 3)  # three models of one number
+    monkeypatch.setattr(lcfl, "_MAX_BYTES", 4 * 3)  # three models of one number
     with pytest.raises(StrategyError, match=r"models-per-message = 8 makes messages of 0.0 GB; set it to 3 or less"):
         start()
     assert labels(start(models_per_message=3)[1]) == LABELS
-    monkeypatch.setattr(lcfl, "_MOST_BYTES", 3)  # a model that trains can travel
+    monkeypatch.setattr(lcfl, "_MAX_BYTES", 3)  # a model that trains can travel
     assert labels(start(models_per_message=1)[1]) == LABELS
 
 
