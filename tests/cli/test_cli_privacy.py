@@ -619,7 +619,7 @@ def test_audit_fails_when_a_mechanism_that_certifies_is_broken(coterie, monkeypa
     words = ("audit", "--mechanism", "rr-slot", "--draws", 60_000)
     status, out, err = coterie(*words, "--json")
     assert (status, err) == (1, "")
-    assert document(out)["violations"] == ["rr-slot: another client in the slot (gaussian identifiers)"]
+    assert document(out)["violations"] == ["rr-slot: replaced client (gaussian identifiers)"]
     status, out, _ = coterie(*words)
     assert status == 1
     assert "do not trust certificates" in out.splitlines()[-1]
@@ -630,7 +630,7 @@ def test_audit_fails_when_noise_is_missing(coterie, monkeypatch):
     monkeypatch.setattr(Joint, "noise_multiplier_updates", property(lambda plan: scale(plan) / 2))
     status, out, _ = coterie("audit", "--mechanism", "joint", "--draws", 60_000, "--json")
     assert status == 1
-    assert "joint: one client more, its update oversized" in document(out)["violations"]
+    assert "joint: additional client with an oversized update" in document(out)["violations"]
 
 
 def test_audit_without_power_fails_and_says_so(coterie):
