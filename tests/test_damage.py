@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from coterie.privacy import epsilon
-from coterie.privacy.ledger import counted, read_ledger
+from coterie.privacy.ledger import count_events, read_ledger
 
 ROUNDS = 4
 #: The run, cut short after three of four rounds: what lies ahead must be calibrated and charged.
@@ -213,7 +213,7 @@ def test_a_damaged_file_ends_in_one_line_or_does_no_harm(coterie, run, made, nam
     assert charges[: len(true)] == true
     if command == "resume":
         stated = json.loads((run / "privacy.json").read_text())
-        assert stated["epsilon"] == pytest.approx(epsilon(counted(charges), header["delta"], header["accountant"]))
+        assert stated["epsilon"] == pytest.approx(epsilon(count_events(charges), header["delta"], header["accountant"]))
 
 
 def full_disk(*_):

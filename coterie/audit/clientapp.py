@@ -22,7 +22,7 @@ from coterie.client.app import app
 from coterie.engine import LocalGrid
 from coterie.messages import CONFIG, MODELS, TRAIN, Layout, pack_models, read_reply
 from coterie.privacy import Event, RecordPlan, read_ledger
-from coterie.privacy.ledger import counted
+from coterie.privacy.ledger import count_events
 
 # Randomness is secret, so audits are not reproducible: fewer than one in a million fails by chance.
 _CONFIDENCE = 1 - 1e-7
@@ -102,4 +102,4 @@ def _update(state: Path, data: Path, round: int) -> FloatArray:
 
 def _charges(state: Path) -> dict[Event, int]:
     """Return the charges in a client's ledger."""
-    return dict(counted(read_ledger(state / _BUDGET)[1]))
+    return dict(count_events(read_ledger(state / _BUDGET)[1]))

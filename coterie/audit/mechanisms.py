@@ -256,7 +256,7 @@ def _shift(attack: CoupledAttack, update: FloatArray, streams: Streams) -> float
             contributions.add(slot, 0, 0, np.ones(_SIZE))
         if update_of_slot is not None:
             contributions.add(0, 0, 0, update_of_slot)
-        released.append(plan.release(Ledger(plan.delta).round(1, plan.event()), contributions, streams, 1))
+        released.append(plan.release(Ledger(plan.delta).charge_round(1, plan.event()), contributions, streams, 1))
     one, other = released
     apart = (other.sums - one.sums) / plan.scale
     apart[1:, : attack.shared] = 0.0  # every row repeats the shared block
@@ -280,7 +280,7 @@ def _measure_evaluation(plan: Plan, streams: Streams) -> Finding:
 
 
 def _evaluation(plan: Plan, accuracies: Sequence[float], streams: Streams) -> float:
-    permit = Ledger(plan.delta).round(1, plan.evaluation_event())
+    permit = Ledger(plan.delta).charge_round(1, plan.evaluation_event())
     return plan.release_evaluation(permit, accuracies, streams, 1)
 
 

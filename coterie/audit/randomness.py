@@ -88,7 +88,7 @@ def resolution(streams: Streams) -> Finding:
     # Noise of deviation 2 is an unscaled sum of four draws (privacy/randomness.py), so no product hides a gap.
     plan = _plan(Joint, noise_multiplier=2.0)
     contributions = plan.contributions(_NUMBERS)
-    released = plan.release(Ledger(plan.delta).round(1, plan.event()), contributions, streams, 1)
+    released = plan.release(Ledger(plan.delta).charge_round(1, plan.event()), contributions, streams, 1)
     tails = released.sums[0].view(np.uint64) & np.uint64((1 << _BITS) - 1)
     return binomial_test(
         "all", "noise with 16 trailing zero bits", 2.0**-_BITS, int((tails == 0).sum()), _NUMBERS, "greater"

@@ -42,7 +42,7 @@ _MAX_OWN_TESTS = 500
 # Reported loss of a diverged model: messages hold finite numbers only.
 _MAX_LOSS = 1e6
 
-_UNPAID_SCORES = (
+_EVALUATION_NOT_COVERED = (
     "this client has its own budget, which does not cover evaluation: request rejected (set evaluate = off, or "
     "diagnostics = true in its node configuration)"
 )
@@ -64,8 +64,8 @@ def _train(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]
     """
     cohort = Cohort.of(TRAIN, content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
-    if cohort.unpaid:
-        return list(cohort.unpaid)
+    if cohort.budget_errors:
+        return list(cohort.budget_errors)
     if cohort.task.plans:
         chosen, updates, refusals = train_privately(cohort)
         labels = redrawn = cohort.labels(chosen)
@@ -86,8 +86,8 @@ def _losses(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError
     """Return the mean loss of every received model on the client's training data (LCFL)."""
     cohort = Cohort.of(LOSSES, content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
-    if cohort.unpaid:
-        return list(cohort.unpaid)
+    if cohort.budget_errors:
+        return list(cohort.budget_errors)
     if cohort.task.plans:
         values, refusals = noisy_model_losses(cohort)
     else:
@@ -146,7 +146,7 @@ def _assign(models: Vectors, labels: Labels, updates: Vectors, clip: float) -> t
 def evaluate(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
     """Return the accuracy of each client's model, chosen on its training data or assigned, on held-out data."""
     if any(client.budget and not client.diagnostics for client in clients):
-        return [ClientError(_UNPAID_SCORES)] * len(clients)
+        return [ClientError(_EVALUATION_NOT_COVERED)] * len(clients)
     cohort = Cohort.of(EVALUATE, content, clients)
     labels = cohort.choose()
     if cohort.task.assignment_rule == "nearest":

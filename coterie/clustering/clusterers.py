@@ -76,7 +76,7 @@ def cluster(distances: FloatArray, clusterer: str, num_clusters: int | None) -> 
         return Clustering(_in_order(_TOLD[clusterer](distances, num_clusters)) if num_clusters > 1 else one)
     if clusterer in _TOLD:
         cuts = [_TOLD[clusterer](distances, k) for k in range(2, min(_MAX_CUTS, n // 2) + 1)]
-        tried = [labels for cut in cuts if (labels := _without_loners(distances, cut)).max() < MAX_CLUSTERS]
+        tried = [labels for cut in cuts if (labels := _without_singletons(distances, cut)).max() < MAX_CLUSTERS]
     else:
         tried = [_in_order(_FOUND[clusterer](distances))] if n > 2 else []
     silhouettes = {int(labels.max()) + 1: worst_silhouette(distances, labels) for labels in reversed(tried)}
@@ -155,7 +155,7 @@ def _with_noise(distances: FloatArray, labels: Labels) -> Labels:
     return np.where(labels >= 0, labels, known[to_cluster.argmin(axis=1)])
 
 
-def _without_loners(distances: FloatArray, labels: Labels) -> Labels:
+def _without_singletons(distances: FloatArray, labels: Labels) -> Labels:
     """Assign singletons to other clusters."""
     alone = np.bincount(labels)[labels] == 1
     return _in_order(_with_noise(distances, np.where(alone, -1, labels)))

@@ -126,7 +126,7 @@ def _calibrated(
                 f"{rounds} rounds at rate {sampling_rate:g} is at least {floor:.4g} however large the noise; "
                 "increase epsilon, or use accountant rdp or pld"
             )
-    noise = least_noise(cost, target_epsilon, tolerance)
+    noise = min_noise(cost, target_epsilon, tolerance)
     if noise is None:
         raise PrivacyError(
             f"no noise reaches epsilon {target_epsilon:g} at delta {delta:g} with {rounds} rounds at sampling "
@@ -136,7 +136,7 @@ def _calibrated(
     return noise
 
 
-def least_noise(cost: Callable[[float], float], target: float, tolerance: float = 1e-3) -> float | None:
+def min_noise(cost: Callable[[float], float], target: float, tolerance: float = 1e-3) -> float | None:
     """Return the smallest noise multiplier of ``cost`` at most ``target``, to ``tolerance``; None if there is none.
 
     The cost at the returned value is at most ``target``. The search brackets the value within a factor of two, and

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
-from coterie.privacy.accounting import check_delta, epsilon, least_noise
+from coterie.privacy.accounting import check_delta, epsilon, min_noise
 from coterie.privacy.clipping import check_clip_norm
 from coterie.privacy.selection import selection_event
 
@@ -40,7 +40,7 @@ _MAX_EPSILON = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Revealed:
+class ReleaseSpec:
     """Information about a client's records that one reply releases.
 
     Attributes:
@@ -54,18 +54,18 @@ class Revealed:
     choice: bool = False
 
 
-class Priced(Protocol):
+class PricedRequest(Protocol):
     """A request whose cost a plan computes."""
 
     @property
-    def revealed(self) -> Revealed | None:
+    def release_spec(self) -> ReleaseSpec | None:
         """Released information; None: no plan covers the reply."""
 
 
 class Pricing(Protocol):
     """Basis of the charges of a server or a client: the plan of a run, or of one client."""
 
-    def charges(self, request: Priced, cohort: npt.NDArray[np.int64] | None = None) -> Counter[Event]:
+    def charges(self, request: PricedRequest, cohort: npt.NDArray[np.int64] | None = None) -> Counter[Event]:
         """Events of the replies of ``cohort`` to ``request``; None: of any cohort."""
 
 
@@ -192,7 +192,7 @@ class RecordPlan:
             raise PrivacyError(f"epsilon must be positive and finite, not {plan.epsilon}")
         # The fixed events may already exceed the budget; checking this first avoids minutes of search.
         possible = at(MAX_NOISE).cost() <= plan.epsilon
-        noise = least_noise(lambda z: at(z).cost(), plan.epsilon) if possible else None
+        noise = min_noise(lambda z: at(z).cost(), plan.epsilon) if possible else None
         if noise is None:
             raise PrivacyError(
                 f"no {free.replace('_', ' ')} reaches epsilon {plan.epsilon:g} at delta {plan.delta:g} with the fixed "
@@ -238,18 +238,18 @@ class RecordPlan:
             events[selection_event(self.selection_epsilon)] += 1
         return events
 
-    def charges(self, request: Priced, cohort: npt.NDArray[np.int64] | None = None) -> Counter[Event]:
+    def charges(self, request: PricedRequest, cohort: npt.NDArray[np.int64] | None = None) -> Counter[Event]:
         """The events of one reply to ``request``, independent of other recipients.
 
         Raises:
             PrivacyError: the plan does not cover the reply.
         """
-        revealed = request.revealed
-        if revealed is None:
+        release_spec = request.release_spec
+        if release_spec is None:
             raise PrivacyError(f"this plan does not cover replies to {type(request).__name__}")
-        if revealed.losses:
-            return self.losses(revealed.losses)
-        return self.part(first=revealed.first_batch, chooses=revealed.choice)
+        if release_spec.losses:
+            return self.losses(release_spec.losses)
+        return self.part(first=release_spec.first_batch, chooses=release_spec.choice)
 
     def planned(self) -> Counter[Event]:
         """All events of the client in the whole run."""

@@ -127,7 +127,7 @@ class EvaluationExchange:
         accuracies = [float(value) for value in values if isinstance(value, int | float)]
         attempt = run.attempt
         details: dict[str, Any] = {"for": "evaluation", "noise": run.plan.evaluation_noise}
-        permit = run.ledger.round(number, run.plan.evaluation_event(), **details)
+        permit = run.ledger.charge_round(number, run.plan.evaluation_event(), **details)
         accuracy = run.plan.release_evaluation(permit, accuracies, run.streams, attempt)
         return MetricRecord({"accuracy": accuracy, "epsilon": permit.epsilon, "epsilon_rdp": run.ledger.spent("rdp")})
 

@@ -1,4 +1,4 @@
-"""Requests of a server, one frozen dataclass a verb.
+"""Requests of a server, one frozen dataclass per message type.
 
 A message holds one, and the run's configuration, in one ConfigRecord. The server's plan prices the request that the
 client executes. A client reads both before it charges, computes or opens anything.
@@ -18,7 +18,7 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, LABEL, LOSSES, PLACES_OF_CLIENTS, TRAIN
-from coterie.privacy import PrivacyError, RecordPlan, Revealed
+from coterie.privacy import PrivacyError, RecordPlan, ReleaseSpec
 from coterie.privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM
 from coterie.privacy.selection import MAX_LOSS_BOUND, MIN_LOSS_BOUND
 from coterie.wire.fields import Bounds, Fields, Length, OneOf, RequestError
@@ -87,7 +87,7 @@ class Request(Fields):
         cluster: cluster of the one model that was sent; None: all models were sent, and the client chooses.
     """
 
-    verb: ClassVar[str]
+    message_type: ClassVar[str]
 
     round: Annotated[int, Bounds(0, 1_000_000)] = 0
     record_plans: Annotated[str | None, Length(10_000_000)] = None
@@ -96,7 +96,7 @@ class Request(Fields):
     cluster: Annotated[int | None, Bounds(0, MAX_CLUSTERS)] = None
 
     @property
-    def revealed(self) -> Revealed | None:
+    def release_spec(self) -> ReleaseSpec | None:
         """What the reply reveals of a client's records, for a plan to price; None: nothing that a plan pays for."""
         return None
 
@@ -115,7 +115,7 @@ class TrainRequest(Request):
         rebalance_train: which model a client trains whose label was redrawn.
     """
 
-    verb: ClassVar[str] = TRAIN
+    message_type: ClassVar[str] = TRAIN
 
     first_batch: bool = False
     choose: bool = False
@@ -134,9 +134,9 @@ class TrainRequest(Request):
                 raise RequestError("redraw is not a square matrix whose rows sum to 1")
 
     @property
-    def revealed(self) -> Revealed:
+    def release_spec(self) -> ReleaseSpec:
         """One round of DP-SGD, and the choice of a cluster where the client chooses."""
-        return Revealed(first_batch=self.first_batch, choice=self.choose)
+        return ReleaseSpec(first_batch=self.first_batch, choice=self.choose)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,28 +147,28 @@ class LossesRequest(Request):
         compared: number of these models.
     """
 
-    verb: ClassVar[str] = LOSSES
+    message_type: ClassVar[str] = LOSSES
 
     compared: Clusters
 
     @property
-    def revealed(self) -> Revealed:
+    def release_spec(self) -> ReleaseSpec:
         """The losses."""
-        return Revealed(losses=self.compared)
+        return ReleaseSpec(losses=self.compared)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRequest(Request):
     """Return exact diagnostics, outside every guarantee."""
 
-    verb: ClassVar[str] = EVALUATE
+    message_type: ClassVar[str] = EVALUATE
 
 
 @dataclass(frozen=True, kw_only=True)
 class GanRequest(Request):
     """Train a GAN and return samples of it (PPFC-GAN)."""
 
-    verb: ClassVar[str] = GAN
+    message_type: ClassVar[str] = GAN
 
     gan: str
     labels: Clusters
@@ -177,16 +177,16 @@ class GanRequest(Request):
     precision: Annotated[str, OneOf(("float32", "bfloat16"))]
 
     @property
-    def revealed(self) -> Revealed:
+    def release_spec(self) -> ReleaseSpec:
         """One round of DP-SGD."""
-        return Revealed()
+        return ReleaseSpec()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CentroidsRequest(Request):
     """Return centroids of the records (k-FED, FFCM)."""
 
-    verb: ClassVar[str] = CENTROIDS
+    message_type: ClassVar[str] = CENTROIDS
 
     local: Annotated[str, OneOf(("k-means", "fuzzy-c-means"))]
     local_centroids: Clusters
@@ -197,16 +197,16 @@ class CentroidsRequest(Request):
 class LabelRequest(Request):
     """Label every record by the nearest centroid; return counts if both ``release_counts`` and the client allow it."""
 
-    verb: ClassVar[str] = LABEL
+    message_type: ClassVar[str] = LABEL
 
     labels: Clusters
     encoder: str
     release_counts: bool
 
 
-#: The request of every verb.
+#: Requests by message type.
 REQUESTS: dict[str, type[Request]] = {
-    request.verb: request
+    request.message_type: request
     for request in (TrainRequest, LossesRequest, EvaluateRequest, GanRequest, CentroidsRequest, LabelRequest)
 }
 
@@ -231,11 +231,11 @@ def parse_plans(text: str | None) -> tuple[RecordPlan, ...]:
         raise RequestError(f"record-plans: {error}") from None
 
 
-def digest(verb: str, content: RecordDict) -> str:
+def digest(message_type: str, content: RecordDict) -> str:
     """Equal for equal messages: a client gives the same reply to them, and the server charges them once.
 
     Paths and devices, which may change when a run is resumed, do not count.
     """
     config: dict[str, Any] = {k: v for k, v in content[CONFIG].items() if k not in PLACES_OF_CLIENTS}
     same = RecordDict({**content, CONFIG: ConfigRecord(config)})
-    return hashlib.sha256(f"{verb} {same.object_id}".encode()).hexdigest()
+    return hashlib.sha256(f"{message_type} {same.object_id}".encode()).hexdigest()

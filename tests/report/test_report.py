@@ -317,8 +317,8 @@ def test_a_certificate_from_the_ledger_is_shown(tmp_path):
         **numbers, noise_multiplier=1.0, identifier_share=0.2, epsilon=20.0, evaluations=1, evaluation_noise=0.1
     )
     ledger = plan.ledger(tuned={"lr": 0.2})
-    ledger.round(1, plan.event())
-    ledger.round(1, plan.evaluation_event())
+    ledger.charge_round(1, plan.event())
+    ledger.charge_round(1, plan.evaluation_event())
     document = certificate({"plan": plan.terms(), "tuned": {"lr": 0.2}}, ledger.charges)
     text = words(page(make_run(tmp_path / "slots", certificate=document)))
     for value in (

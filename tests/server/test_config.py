@@ -358,12 +358,12 @@ def test_methods_of_record_level_have_defaults_of_their_own():
     assert RunConfig({"strategy": "rc-dpfl", "privacy-unit": "none", "clients": 12})["privacy-unit"] == "none"
     level = config.plan
     assert level.unit == "record"
-    (plan,) = level.of_clients
+    (plan,) = level.client_plans
     assert (plan.num_examples, plan.batch_size, plan.first_batch_size, plan.selections) == (100, 10, 100, 2)
     assert plan.cost() <= 8.0
-    (plan,) = RunConfig({**RECORD, "strategy": "f-cdpfl", "first-batch-size": 50}).plan.of_clients
+    (plan,) = RunConfig({**RECORD, "strategy": "f-cdpfl", "first-batch-size": 50}).plan.client_plans
     assert (plan.first_batch_size, plan.selections, plan.selection) == (50, 3, "gumbel")
-    (plan,) = RunConfig({**RECORD, "strategy": "fedavg", "privacy-unit": "record"}).plan.of_clients
+    (plan,) = RunConfig({**RECORD, "strategy": "fedavg", "privacy-unit": "record"}).plan.client_plans
     assert (plan.first_batch_size, plan.selections, plan.selection) == (None, 0, "none")
 
 
@@ -377,7 +377,7 @@ def test_clients_alone_all_take_part_without_privacy():
 def test_clients_may_have_terms_of_their_own():
     profiles = "epsilon=2 batch-size=20; samples-per-client=50 delta=1e-5"
     level = RunConfig({**RECORD, "profiles": profiles}).plan
-    first, second = level.of_clients
+    first, second = level.client_plans
     assert (first.epsilon, first.batch_size, first.num_examples, first.delta) == (2.0, 20, 100, 1e-4)
     assert (second.epsilon, second.batch_size, second.num_examples, second.delta) == (8.0, 10, 50, 1e-5)
     assert level.worst is second
@@ -425,7 +425,7 @@ def test_own_data_are_described_by_public_facts():
     for method in ("ppfc-gan", "kfed"):  # whose defaults divide a data set
         assert RunConfig({**OWN, "strategy": method, "clusters": 3})["non-iid-level"] == -1.0
     record = RunConfig({**OWN, "strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 50})
-    assert record.plan.of_clients[0].num_examples == 50
+    assert record.plan.client_plans[0].num_examples == 50
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,7 @@ def test_the_certificate_states_the_largest_epsilon_of_all_profiles(tmp_path):
     ledger = level.ledger(tmp_path / "ledger.jsonl", seed=None)
     for number in (1, 2, 3):
         for event, count in level.charges(TrainRequest(first_batch=number == 1)).items():
-            ledger.round(number, event, count)
+            ledger.charge_round(number, event, count)
     ledger.close()
     paper = certificate(*read_ledger(tmp_path / "ledger.jsonl"))
     assert paper["certified"] is True
@@ -442,12 +442,12 @@ def test_no_record_of_a_real_client_makes_room_for_another(tmp_path):
 def test_a_release_at_record_level_must_be_paid_for():
     level = plan(2, choices=1)
     contributions, ledger = level.contributions(4), level.ledger()
-    paid = ledger.round(1, next(iter(level.worst.part())))
+    paid = ledger.charge_round(1, next(iter(level.worst.part())))
     level.release(paid, contributions, Streams(0), 1)
     with pytest.raises(LedgerError, match="already used"):
         level.release(paid, contributions, Streams(0), 1)
     with pytest.raises(LedgerError, match="not for"):
-        level.release(ledger.round(2, Event(0.5, 3.0)), contributions, Streams(0), 2)
+        level.release(ledger.charge_round(2, Event(0.5, 3.0)), contributions, Streams(0), 2)
 
 
 @pytest.mark.parametrize("half", [{"epsilon": 2.0}, {"delta": 1e-5}])
