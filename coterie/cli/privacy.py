@@ -75,8 +75,8 @@ def privacy_epsilon(
     from coterie.privacy import Event, RecordPlan
     from coterie.privacy import epsilon as cost
 
-    client_options = {"sampling_rate": sampling_rate, "sampler": sampler}
-    record_options = {
+    client_args = {"sampling_rate": sampling_rate, "sampler": sampler}
+    record_args = {
         "examples": examples,
         "batch_size": batch_size,
         "first_batch_size": first_batch_size,
@@ -85,11 +85,11 @@ def privacy_epsilon(
         "selections": selections,
         "selection_epsilon": selection_epsilon,
     }
-    _check_unit(unit, client_options, record_options)
+    _check_unit(unit, client_args, record_args)
     noise = _positive("noise_multiplier", noise_multiplier)
     if unit == "record":
         plan = RecordPlan(
-            rounds=rounds, epsilon=math.inf, delta=delta, noise_multiplier=noise, **_record_numbers(record_options)
+            rounds=rounds, epsilon=math.inf, delta=delta, noise_multiplier=noise, **_record_numbers(record_args)
         )
         events, sampler, adjacency = plan.planned(), plan.sampler, plan.adjacency
     else:
@@ -141,14 +141,14 @@ def privacy_noise(
     as_json: JsonFlag = False,
 ) -> None:
     """Calibrate the noise to a target epsilon."""
-    client_options = {
+    client_args = {
         "sampling_rate": sampling_rate,
         "mechanism": mechanism,
         "identifier_share": identifier_share,
         "clients": clients,
         "clusters": clusters,
     }
-    record_options = {
+    record_args = {
         "examples": examples,
         "batch_size": batch_size,
         "noise_multiplier": noise_multiplier,
@@ -158,11 +158,9 @@ def privacy_noise(
         "selections": selections,
         "selection_epsilon": selection_epsilon,
     }
-    _check_unit(unit, client_options, record_options)
+    _check_unit(unit, client_args, record_args)
     target = {"rounds": rounds, "epsilon": epsilon, "delta": delta, **_given({"accountant": accountant})}
-    answer(
-        _record_noise(record_options, target) if unit == "record" else _client_noise(client_options, target), as_json
-    )
+    answer(_record_noise(record_args, target) if unit == "record" else _client_noise(client_args, target), as_json)
 
 
 def _client_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
@@ -402,7 +400,7 @@ def _stated(path: Path) -> dict[str, Any] | None:
 # ---- options ------------------------------------------------------------------------------------------------
 
 
-def _check_unit(unit: str, client_options: Mapping[str, Any], record_options: Mapping[str, Any]) -> None:
+def _check_unit(unit: str, client_args: Mapping[str, Any], record_args: Mapping[str, Any]) -> None:
     """Reject an unknown unit, options of the other unit, and missing options.
 
     Raises:
@@ -413,9 +411,9 @@ def _check_unit(unit: str, client_options: Mapping[str, Any], record_options: Ma
     needed = {"client": ("sampling_rate",), "record": ("examples", "batch_size")}
     if unit not in needed:
         raise PrivacyError(f"--unit {unit}: must be client or record")
-    own, others, other = client_options, record_options, "record"
+    own, others, other = client_args, record_args, "record"
     if unit == "record":
-        own, others, other = record_options, client_options, "client"
+        own, others, other = record_args, client_args, "client"
     for name in _given(others):
         raise PrivacyError(f"{_option(name)} requires --unit {other}: omit it with --unit {unit}")
     for name in needed[unit]:

@@ -505,7 +505,7 @@ class RunConfig:
                 )
             if not own and value is not None:
                 raise ConfigError(
-                    f"{declared.key} = {value!r} applies to dataset = 'own' only; leave it out with {data.dataset!r}"
+                    f"{declared.key} = {value!r} is for dataset = 'own'; leave it out with {data.dataset!r}"
                 )
         if not own:
             return

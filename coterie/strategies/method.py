@@ -93,7 +93,7 @@ class Method(ABC):
                 "(or no privacy), and a method that chooses labels before training"
             )
         if not cls.clustered and plan.num_clusters != 1:
-            raise StrategyError(f"{cls.name} trains one model, not {plan.num_clusters}: set clusters to 1")
+            raise StrategyError(f"clusters = {plan.num_clusters}: {cls.name} trains one model; set it to 1")
         if plan.rebalance_min and "client" not in cls.units:
             raise StrategyError(f"{cls.name} does not support rebalancing; set rebalance-min to 0")
         if not cls.clustered and plan.rebalance_min:

@@ -119,7 +119,7 @@ def test_a_client_with_a_budget_gives_nothing_that_it_does_not_pay_for(tmp_path)
     rich = Client(0, str(tmp_path / "own"), (8.0, 1e-5))
     (answer,) = ask("train.gan", question(tmp_path, gan="gan-pendigits", samples=0), [rich])
     assert isinstance(answer, ClientError)
-    assert "asked without record-level privacy: it refuses" in str(answer)
+    assert "requires record-level privacy: request rejected" in str(answer)
     for plans in ({}, {"record-plans": terms()[1]}):  # a plan does not pay for exact centroids
         (answer,) = ask(
             "train.centroids", question(tmp_path, **{"local": "k-means", "local-centroids": 8}, **plans), [rich]

@@ -529,7 +529,7 @@ def test_without_privacy_the_certificate_says_why_there_is_none(tmp_path, settin
         ({"local-centroids": -1}, "local-centroids = -1"),
         ({"rebalance-min": 2}, "rebalance"),
         ({"strategy": "ffcm", "fuzzifier": 1}, "fuzzifier = 1: must be a finite number above 1"),
-        ({"clusters": 0}, "kfed does not find their number"),
+        ({"clusters": 0}, "kfed does not determine the number of clusters"),
         ({"strategy": "ppfc-gan", "rounds": 3}, "ppfc-gan requires exactly one round, not 3"),
         ({"strategy": "ppfc-gan", "privacy-unit": "client"}, "ppfc-gan supports privacy-unit none or record"),
         ({"strategy": "ppfc-gan", "gan": "gan-mnist"}, "'gan-mnist' generates examples of shape"),

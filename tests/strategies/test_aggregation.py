@@ -252,7 +252,7 @@ def test_at_record_level_the_server_may_take_a_median_of_private_replies():
 
 # ---- refusals ------------------------------------------------------------------------------------------------
 
-AT_CLIENT_LEVEL = r"aggregator = {} needs privacy-unit record or none: .*sum, which clipping bounds by C.*; use mean"
+AT_CLIENT_LEVEL = r"aggregator = {} requires privacy-unit record or none: .*sum, which clipping bounds by C.*; use mean"
 
 
 @pytest.mark.parametrize("name", ROBUST)
@@ -292,7 +292,10 @@ def test_settings():
     for values, text in (
         ({"aggregator": "medain"}, "did you mean 'median'"),
         ({"aggregator": "krum", "byzantine-share": 0.5}, "byzantine-share = 0.5: must be a finite number at least 0"),
-        ({"aggregator": "median", "divisor": "fixed"}, "aggregator = median has no divisor: set divisor to auto"),
+        (
+            {"aggregator": "median", "divisor": "fixed"},
+            "aggregator = median does not use a divisor: set divisor to auto",
+        ),
     ):
         with pytest.raises(ConfigError, match=re.escape(text)):
             RunConfig({**none, **values})

@@ -358,7 +358,7 @@ def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):
     )
     assert strategy.statistics.accepted == 0
     reasons = " ".join(strategy.statistics.dropped)
-    assert "asked without record-level privacy" in reasons
+    assert "which requires record-level privacy" in reasons
     assert "does not cover evaluation" in reasons
     assert not result.evaluate_metrics_clientapp
     unseeded = {key: value for key, value in CONFIG.items() if key != "seed"}
@@ -587,7 +587,7 @@ def test_a_client_with_a_budget_of_its_own_tells_losses_under_a_plan_and_without
     wary = Client(0, str(tmp_path), (1.0, 1e-5))
     asked = {"client": wary, "seed": None}
     (answer,) = tell(None, APART, **asked)
-    assert "asked without record-level privacy" in str(answer)
+    assert "which requires record-level privacy" in str(answer)
     terms = client_plan(compared=2, loss_noise=8.0)
     (answer,) = tell([terms], APART, client=wary)
     assert "a seed reveals the noise" in str(answer)
