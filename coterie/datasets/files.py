@@ -494,14 +494,12 @@ def _pictures(folder: Path, home: Path, shape: Shape | None) -> Records:
         raise DataError(f"{folder} contains images, which have 1 or 3 channels, but the run expects {_sizes(shape)}")
     names = _class_names(home / _CLASSES)
     x, y, held_out, sizes, problems = [], [], [], set(), []
-    for class_folder in sorted(
-        entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")
-    ):
-        for file in sorted(class_folder.iterdir()):
+    for subfolder in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+        for file in sorted(subfolder.iterdir()):
             if file.suffix.lower() not in _PICTURES or file.name.startswith("."):
                 continue
             try:
-                label = _label(class_folder, names)
+                label = _label(subfolder, names)
                 own, asked = _picture(file, shape)
             except DataError as error:
                 problems.append(str(error))
@@ -537,15 +535,15 @@ def _class_names(path: Path) -> list[str] | None:
     return names
 
 
-def _label(class_folder: Path, names: list[str] | None) -> int:
-    if names is not None and class_folder.name in names:
-        return names.index(class_folder.name)
-    if names is None and class_folder.name.isdecimal():
-        return int(class_folder.name)
+def _label(subfolder: Path, names: list[str] | None) -> int:
+    if names is not None and subfolder.name in names:
+        return names.index(subfolder.name)
+    if names is None and subfolder.name.isdecimal():
+        return int(subfolder.name)
     listed = "not found" if names is None else f"it lists {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
     raise DataError(
-        f"{class_folder}: unknown class {class_folder.name!r}; name folders 0, 1, ..., or list all class names of the run, one per "
-        f"line and in the same order for all clients, in {_CLASSES} ({listed})"
+        f"{subfolder}: unknown class {subfolder.name!r}; name folders 0, 1, ..., or list all class names of the run, one "
+        f"per line and in the same order for all clients, in {_CLASSES} ({listed})"
     )
 
 
