@@ -542,8 +542,8 @@ def _label(subfolder: Path, names: list[str] | None) -> int:
         return int(subfolder.name)
     listed = "not found" if names is None else f"it lists {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
     raise DataError(
-        f"{subfolder}: unknown class {subfolder.name!r}; name folders 0, 1, ..., or list all class names of the run, one "
-        f"per line and in the same order for all clients, in {_CLASSES} ({listed})"
+        f"{subfolder}: unknown class {subfolder.name!r}; name folders 0, 1, ..., or list all class names of the run, "
+        f"one per line and in the same order for all clients, in {_CLASSES} ({listed})"
     )
 
 
