@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 #: Bytes of the largest file that is read.
-LARGEST = 1 << 30
+MAX_FILE_BYTES = 1 << 30
 
 #: Mode of a new file.
 PRIVATE = 0o600
@@ -55,8 +55,8 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     problem = ""
     if not stat.S_ISREG(about.st_mode):
         problem = f"it is {_KINDS.get(stat.S_IFMT(about.st_mode), 'not a file')}, not a regular file"
-    elif about.st_size > LARGEST:
-        problem = f"its size of {about.st_size:,} bytes exceeds the limit of {LARGEST:,}"
+    elif about.st_size > MAX_FILE_BYTES:
+        problem = f"its size of {about.st_size:,} bytes exceeds the limit of {MAX_FILE_BYTES:,}"
     if problem:
         os.close(descriptor)
         raise FileError(f"{path} cannot be read: {problem}")
@@ -116,7 +116,7 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_bytes(path: Path, most: int = LARGEST) -> bytes:
+def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
     """The first ``most`` bytes of a regular file.
 
     Raises:

@@ -29,8 +29,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 MODELS, CONFIG, UPDATE, REPLY, DIAGNOSTICS = "models", "config", "update", "reply", "diagnostics"
 TRAIN, LOSSES, EVALUATE, IDENTITY = "train", "query.losses", "evaluate", "query.identity"
 GAN, CENTROIDS, LABEL = "train.gan", "train.centroids", "query.label"
-#: Verbs whose replies a client charges at record level.
-PAID = (TRAIN, GAN, LOSSES)
+#: Message types whose replies a client charges at record level.
+CHARGED_REQUESTS = (TRAIN, GAN, LOSSES)
 #: Key of a request's configuration: the plans of clients at record level.
 RECORD_PLANS = "record-plans"
 #: Keys of a message that may change when a run is resumed and do not affect the reply.
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 # Largest header of NumPy's format; 128 bytes for the shapes in use.
-_MOST_HEADER = 1024
+_MAX_HEADER = 1024
 
 
 class ReplyError(ValueError):
@@ -91,18 +91,18 @@ def losses_layout(models: int) -> Layout:
 
 @dataclass(frozen=True)
 class PointsSpec:
-    """A reply of n points in the data space, where the client chooses n.
+    """Specification of a reply of n points in the data space.
 
     Attributes:
         shape: of one point.
-        most: largest n; the smallest is 1.
-        exactly: the required n; 0: any from 1 to ``most``.
+        max_points: maximum n; the minimum is 1.
+        num_points: the required n; 0: any from 1 to ``max_points``.
         low, high: range of every number.
     """
 
     shape: tuple[int, ...]
-    most: int
-    exactly: int = 0
+    max_points: int
+    num_points: int = 0
     low: float = -1.0
     high: float = 1.0
 
@@ -112,10 +112,10 @@ class PointsSpec:
         Raises:
             ReplyError: it is not allowed.
         """
-        if self.exactly and rows != self.exactly:
-            raise ReplyError(f"the number of points is {rows}, expected {self.exactly}")
-        if not 1 <= rows <= self.most:
-            raise ReplyError(f"the number of points is {rows}, expected 1 to {self.most}")
+        if self.num_points and rows != self.num_points:
+            raise ReplyError(f"the number of points is {rows}, expected {self.num_points}")
+        if not 1 <= rows <= self.max_points:
+            raise ReplyError(f"the number of points is {rows}, expected 1 to {self.max_points}")
 
 
 def pack_models(models: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:
@@ -277,7 +277,7 @@ def _read(name: str, array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.flo
     """
     if array.dtype != "float32" or tuple(array.shape) != shape or any(type(size) is not int for size in array.shape):
         raise ReplyError(f"{name} is {array.dtype} {tuple(array.shape)}, expected float32 {shape}")
-    if len(array.data) > _MOST_HEADER + 4 * int(np.prod(shape)):
+    if len(array.data) > _MAX_HEADER + 4 * int(np.prod(shape)):
         raise ReplyError(f"{name} has {len(array.data)} bytes, too many for float32 {shape}")
     try:
         return _unpack(array, shape)

@@ -1,6 +1,6 @@
-"""Declarations of settings, their values as they are read from text or TOML, and names that earlier versions used.
+"""Declarations of settings, parsing of their values, and names of earlier versions.
 
-Every part of Coterie declares its settings as a frozen dataclass beside its code, one table each:
+Each part of Coterie declares its settings as a frozen dataclass, one per table:
 
     @dataclass(frozen=True)
     class LCFLSettings(Settings):
@@ -21,14 +21,14 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
-#: The value of a setting that is not set. It then has the method's, the data set's, or its own default.
+#: Value of a setting that is not set; the method, the data set or the setting provides the default.
 AUTO = "auto"
 
 _SETTING = "setting"
 
 
 class ConfigError(ValueError):
-    """An invalid configuration; the message names the setting, the value, and what is allowed."""
+    """An invalid configuration; the message names the setting, its value, and the allowed values."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,17 @@ class Setting:
     """The declaration of one setting.
 
     Attributes:
-        name: its full name, such as ``privacy.epsilon``.
+        name: full name, such as ``privacy.epsilon``.
         kind: int, float, str or bool.
-        optional: whether None is a value: it is written "auto", and its meaning depends on other settings.
-        default: its default.
-        help: one line.
+        optional: whether None is allowed; it is written "auto", and its meaning depends on other settings.
+        default: default value.
+        help: one-line description.
         allowed: description of the allowed values.
         ok: whether a value of the right type is allowed.
-        tuned: whether it is usually tuned on results, outside the guarantee of one run.
+        tuned: whether it is usually tuned on results, outside the guarantee of a single run.
         client: whether clients receive it.
-        place: whether it may change when a run resumes: paths, timeouts, ports.
-        only: the setting on which its use depends, and the values of that with which it is used.
+        place: whether it may change when a run is resumed: paths, timeouts, ports.
+        only: name of a setting on which it depends, and the values of that setting for which it has an effect.
     """
 
     name: str
@@ -68,11 +68,11 @@ class Setting:
 
     @property
     def shown_default(self) -> Any:
-        """The default as it is written to files."""
+        """The default as written to files."""
         return AUTO if self.default is None else self.default
 
     def parse(self, value: Any) -> Any:
-        """``value``, or the number or flag that a text stands for.
+        """Convert ``value``, which may be text, to the type of the setting, and check it.
 
         Raises:
             ConfigError: it has the wrong type or is not allowed.
@@ -81,9 +81,9 @@ class Setting:
             return None
         parsed = _convert(self.kind, value)
         if parsed is None or not self.ok(parsed):
-            words = f"{AUTO!r} or " if self.optional else ""
-            hint = nearest(str(value), self.allowed.split(", ")) if self.kind is str else ""
-            raise ConfigError(f"{self.name} = {value!r}: must be {words}{self.allowed}{hint}")
+            auto = f"{AUTO!r} or " if self.optional else ""
+            hint = suggestion(str(value), self.allowed.split(", ")) if self.kind is str else ""
+            raise ConfigError(f"{self.name} = {value!r}: must be {auto}{self.allowed}{hint}")
         return parsed
 
 
@@ -104,31 +104,31 @@ def setting(
     place: bool = False,
     only: tuple[str, Collection[Any]] | None = None,
 ) -> Any:
-    """A field of a :class:`Settings` dataclass; numbers are finite.
+    """Declare a field of a :class:`Settings` dataclass; numbers must be finite.
 
     Args:
-        default: its default; None where it depends on other settings.
-        help: one line.
+        default: default value; None if it depends on other settings.
+        help: one-line description.
         at_least, above, at_most, below: bounds of a number.
-        choices: all values of a text.
-        custom: whether ``module:function`` is allowed beside the choices.
-        allowed: description of the allowed values; derived from bounds and choices where it is empty.
-        check: whether a number within the bounds is allowed.
+        choices: allowed values of a string.
+        custom: whether ``module:function`` is allowed as well.
+        allowed: description of the allowed values; by default derived from bounds and choices.
+        check: returns whether a number within the bounds is allowed.
         tuned, client, place, only: see :class:`Setting`.
     """
-    words = tuple(choices)
+    names = tuple(choices)
 
     def ok(value: Any) -> bool:
         if isinstance(value, str):
-            return not words or value in words or (custom and ":" in value)
+            return not names or value in names or (custom and ":" in value)
         if isinstance(value, bool):
             return True
         return math.isfinite(value) and at_least <= value <= at_most and above < value < below and check(value)
 
     limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
     bounds = " and ".join(f"{name} {limit:g}" for name, limit in limits.items() if math.isfinite(limit))
-    if words:
-        allowed = allowed or ", ".join(words) + (", or module:function" if custom else "")
+    if names:
+        allowed = allowed or ", ".join(names) + (", or module:function" if custom else "")
     about = {"help": help, "allowed": allowed, "bounds": bounds, "ok": ok}
     about |= {"tuned": tuned, "client": client, "place": place, "only": only}
     return field(default=default, metadata={_SETTING: about})
@@ -136,7 +136,7 @@ def setting(
 
 @dataclass(frozen=True)
 class Settings:
-    """Base of frozen dataclasses of settings; values are checked when an object is made.
+    """Base of frozen dataclasses of settings; the constructor checks all values.
 
     Raises:
         ConfigError: a value has the wrong type or is not allowed.
@@ -152,17 +152,17 @@ class Settings:
     @classmethod
     @cache
     def declared(cls) -> dict[str, Setting]:
-        """The declaration of every field."""
+        """Return the declaration of every field."""
         hints = get_type_hints(cls)
         return {each.name: _declaration(cls.table, each, hints[each.name]) for each in fields(cls)}
 
     @classmethod
     def named(cls) -> dict[str, Setting]:
-        """The declarations by the full names of the settings."""
+        """Return the declarations by full name."""
         return {declared.name: declared for declared in cls.declared().values()}
 
     def values(self) -> dict[str, Any]:
-        """Every value by the full name of its setting; None is written "auto"."""
+        """Return all values by full name; None is written "auto"."""
         return {
             declared.name: AUTO if getattr(self, name) is None else getattr(self, name)
             for name, declared in self.declared().items()
@@ -184,10 +184,10 @@ def _declaration(table: str, each: Any, hint: Any) -> Setting:
 
 
 def _convert(kind: type, value: Any) -> Any:
-    """``value`` as ``kind``; None if it cannot be converted."""
+    """Return ``value`` as ``kind``; None if it cannot be converted."""
     if kind is bool:
-        words = {"true": True, "false": False}
-        return value if isinstance(value, bool) else words.get(str(value).lower())
+        flags = {"true": True, "false": False}
+        return value if isinstance(value, bool) else flags.get(str(value).lower())
     if isinstance(value, bool) or value is None:
         return None
     try:
@@ -199,9 +199,9 @@ def _convert(kind: type, value: Any) -> Any:
         return None
 
 
-def nearest(word: str, words: Iterable[str]) -> str:
-    """A hint at the most similar of some words; empty if there is none."""
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return a hint at the most similar name; empty if there is none."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -217,7 +217,7 @@ def flat(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`flat`; plain names come first, as TOML needs."""
+    """Invert :func:`flat`; plain names come first, as TOML requires."""
     found = {name: value for name, value in values.items() if "." not in name}
     for name, value in values.items():
         table, dot, key = name.rpartition(".")
@@ -237,8 +237,8 @@ RENAMED = {
 }
 
 
-def current(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run folder with their present names, which may lack the table."""
+def with_current_names(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run folder with their current names, which may lack the table."""
     return {
         RENAMED.get(name, name): AUTO if (name, value) in (("seed", "none"), ("num-classes", "none")) else value
         for name, value in flat(stored).items()

@@ -27,10 +27,11 @@ def page():
     lines = [
         "# Settings",
         "",
-        "`make settings` writes this page. A setting is given on the command line (`--set`, the last part of its",
-        "name is enough), in a TOML file (`--config`), or in Flower's run configuration (`--run-config`, by its",
-        "full name). What is given wins over the default of the method, that over the default of the data set,",
-        "and that over the default below. `auto` is the same as not given.",
+        "`make settings` writes this page. A setting is given on the command line (`--set`, the last part of",
+        "its name suffices), in a TOML file (`--config`), or in Flower's run configuration",
+        "(`--run-config`, by full name). Explicit values take precedence over the defaults of the method,",
+        "these over the defaults of the data set, and these over the defaults below. `auto` means that a",
+        "setting is not set.",
     ]
     for table in (*COMMON, *(method.settings_class for method in STRATEGIES.values())):
         declared = table.declared().values()

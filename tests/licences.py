@@ -1,6 +1,6 @@
-"""Every package that Coterie needs, and its licence: ``python -m tests.licences`` writes docs/dependencies.md.
+"""Packages and licences of a deployment: ``python -m tests.licences`` writes docs/dependencies.md.
 
-Names and versions are those of requirements.lock, licences those that the installed packages state themselves.
+Names and versions are from requirements.lock, licences from the metadata of the installed packages.
 """
 
 import re
@@ -17,15 +17,15 @@ UNLOCKED = ("torch", "torchvision")
 ELSEWHERE = {"colorama": "BSD-3-Clause"}
 _HEAD = """# Dependencies
 
-`make licences` writes this table from `requirements.lock` and from what the installed packages state. It lists what
-a deployed Coterie needs, with the extras `metrics` and `parquet`. `torch` and `torchvision` are not locked; their
-builds for GPUs bring Triton (MIT) and NVIDIA's CUDA libraries (`nvidia-*`, `cuda-*`), which have licences of
-NVIDIA's own.
+`make licences` writes this table from `requirements.lock` and the metadata of the installed
+packages. It lists the packages of a deployment, with the extras `metrics` and `parquet`. `torch`
+and `torchvision` are not locked; their GPU builds install Triton (MIT) and NVIDIA's CUDA libraries
+(`nvidia-*`, `cuda-*`) under NVIDIA licences.
 
-Coterie itself is under Apache-2.0. `kmedoids` is under the GPL, version 3 or later: whoever distributes an image or a
-package that contains it follows the GPL's terms for the whole.
+Coterie is licensed under Apache-2.0. `kmedoids` is licensed under the GPL, version 3 or later:
+images and packages that contain it must be distributed as a whole under the terms of the GPL.
 
-`make sbom` writes a bill of materials of everything that is installed, development tools included, to
+`make sbom` writes a bill of materials of all installed packages, development tools included, to
 `build/sbom.cdx.json` (CycloneDX).
 
 | Package | Version | Licence |

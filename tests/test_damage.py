@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from coterie.privacy import epsilon
-from coterie.privacy.ledger import counted, read_ledger
+from coterie.privacy.ledger import count_events, read_ledger
 
 ROUNDS = 4
 #: The run, cut short after three of four rounds: what lies ahead must be calibrated and charged.
@@ -49,7 +49,7 @@ def run(made, tmp_path):
 
 
 # A command does no more than so many seconds of work, however busy the machine is; what waits for ever is ended.
-MOST_SECONDS, HANGS = 5, 120
+MAX_SECONDS, HANGS = 5, 120
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def in_time():
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert time.process_time() - began < MOST_SECONDS
+    assert time.process_time() - began < MAX_SECONDS
 
 
 def words(command, run):
@@ -213,7 +213,7 @@ def test_a_damaged_file_ends_in_one_line_or_does_no_harm(coterie, run, made, nam
     assert charges[: len(true)] == true
     if command == "resume":
         stated = json.loads((run / "privacy.json").read_text())
-        assert stated["epsilon"] == pytest.approx(epsilon(counted(charges), header["delta"], header["accountant"]))
+        assert stated["epsilon"] == pytest.approx(epsilon(count_events(charges), header["delta"], header["accountant"]))
 
 
 def full_disk(*_):

@@ -200,7 +200,7 @@ def test_a_missing_parameter():
 
 # ---- points ----------------------------------------------------------------------------------------------------------
 
-EXPECTED = PointsSpec((2, 3), most=5)
+EXPECTED = PointsSpec((2, 3), max_points=5)
 POINTS = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 2, 3)
 
 
@@ -229,7 +229,7 @@ def spoiled(value):
 @pytest.mark.parametrize("exactly", [False, True])
 def test_good_points_are_read(rows, exactly):
     points = np.resize(POINTS, (rows, 2, 3))
-    expected = PointsSpec((2, 3), most=5, exactly=rows if exactly else 0)
+    expected = PointsSpec((2, 3), max_points=5, num_points=rows if exactly else 0)
     for array in (pack_points(points)["points"], Array(points)):
         found = points_of(with_points(array), expected)
         np.testing.assert_array_equal(found, points)
@@ -308,7 +308,7 @@ def test_what_are_no_such_points(array, complaint):
 
 
 def test_a_number_of_points_that_was_fixed():
-    exact = PointsSpec((2, 3), most=5, exactly=3)
+    exact = PointsSpec((2, 3), max_points=5, num_points=3)
     for many in (2, 4):
         with pytest.raises(ReplyError, match=f"the number of points is {many}, expected 3"):
             points_of(points_reply(POINTS[:many]), exact)
@@ -316,7 +316,7 @@ def test_a_number_of_points_that_was_fixed():
 
 
 def test_points_in_another_range():
-    unit = PointsSpec((2, 3), most=5, low=0.0, high=0.5)
+    unit = PointsSpec((2, 3), max_points=5, low=0.0, high=0.5)
     assert len(points_of(points_reply(np.abs(POINTS) / 2), unit)) == 4
     with pytest.raises(ReplyError, match=r"expected \[0, 0\.5\]"):
         points_of(points_reply(), unit)

@@ -1,7 +1,7 @@
 """Attack on a client's gradients through Flower's ClientApp, by a malicious server.
 
 Every draw uses a new client with its own data, state folder and budget. The server sends several requests with a
-network in which only the victim's record has a gradient. A reply is one step on a full batch and must be charged; the
+network in which only the victim's record has a gradient. Each reply is one full-batch step and must be charged; the
 claim is the total charge in the clients' ledgers.
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from coterie.audit.findings import Finding, FloatArray, dominated, never
+from coterie.audit.findings import Finding, FloatArray, dominance_test, zero_count_test
 from coterie.audit.runs import quiet
 from coterie.client.app import app
 from coterie.engine import LocalGrid
 from coterie.messages import CONFIG, MODELS, TRAIN, Layout, pack_models, read_reply
 from coterie.privacy import Event, RecordPlan, read_ledger
-from coterie.privacy.ledger import counted
+from coterie.privacy.ledger import count_events
 
 # Randomness is secret, so audits are not reproducible: fewer than one in a million fails by chance.
 _CONFIDENCE = 1 - 1e-7
@@ -30,9 +30,9 @@ _LAYOUT = Layout(("output.weight", "output.bias"), ((2, 2), (2,)))
 # Records (1, 0) of class 0 have no gradient, the victim (0, 1) of class 1 has (1, -1) in every weight that it uses.
 _MODEL = np.array([[50, 50, -50, -50, 0, 0]], np.float32)
 _VICTIM = np.array([0, 1, 0, -1, 1, -1]) / 2
-_RECORDS, _ANSWERS, _LR = 4, 4, 0.05
+_RECORDS, _REPLIES, _LR = 4, 4, 0.05
 _PLAN = RecordPlan(
-    num_examples=_RECORDS, batch_size=_RECORDS, rounds=_ANSWERS, epsilon=50.0, delta=1e-5, noise_multiplier=1.0
+    num_examples=_RECORDS, batch_size=_RECORDS, rounds=_REPLIES, epsilon=50.0, delta=1e-5, noise_multiplier=1.0
 )
 _BUDGET = "budget.jsonl"
 _CONFIG: dict[str, Any] = {
@@ -60,23 +60,23 @@ _CONFIG: dict[str, Any] = {
 
 
 def audit_client_app(clients: int) -> list[Finding]:
-    """Audit one additional record in a client's data; randomness is secret: a client with a budget accepts no seed."""
+    """Audit one additional record in a client's data; randomness is secret, because budgets exclude seeds."""
     LocalGrid(1)  # messages need a sender
-    worlds, unpaid, charged = [], 0, {}
+    worlds, uncharged, charged = [], 0, {}
     with quiet(), tempfile.TemporaryDirectory() as folder:
         for victim in (False, True):
             data = _data(Path(folder), victim)
             scores = np.zeros((clients, 1))
             for number in range(clients):
                 state = Path(folder, f"{victim}-{number}")
-                scores[number] = sum(_answer(state, data, turn) @ _VICTIM for turn in range(1, _ANSWERS + 1))
+                scores[number] = sum(_update(state, data, round) @ _VICTIM for round in range(1, _REPLIES + 1))
                 charged = _charges(state)
-                unpaid += _ANSWERS - sum(charged.values())
+                uncharged += _REPLIES - sum(charged.values())
             worlds.append(scores)
-    name = f"a record more, {_ANSWERS} answers of the ClientApp"
+    name = f"additional record, {_REPLIES} replies of the ClientApp"
     return [
-        never("dp-sgd", "an answer of the ClientApp without a charge", unpaid),
-        dominated("dp-sgd", name, charged, (worlds[0], worlds[1]), confidence=_CONFIDENCE),
+        zero_count_test("dp-sgd", "uncharged reply of the ClientApp", uncharged),
+        dominance_test("dp-sgd", name, charged, (worlds[0], worlds[1]), confidence=_CONFIDENCE),
     ]
 
 
@@ -89,17 +89,17 @@ def _data(folder: Path, victim: bool) -> Path:
     return path
 
 
-def _answer(state: Path, data: Path, turn: int) -> FloatArray:
+def _update(state: Path, data: Path, round: int) -> FloatArray:
     """Return the update of a reply, in units of the step of one clipped gradient."""
     node: dict[str, Any] = {"client-id": 0, "state-dir": str(state), "epsilon": 50.0, "delta": 1e-5, "data": str(data)}
     node |= {"input-shape": "2", "num-classes": 2, "budget-file": str(state / _BUDGET)}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
-    content = RecordDict({MODELS: pack_models(_MODEL, _LAYOUT), CONFIG: ConfigRecord({**_CONFIG, "round": turn})})
-    reply = app(Message(content, dst_node_id=1, message_type=TRAIN, group_id=str(turn)), context).content
-    update = read_reply(reply, client_id=0, round=turn, num_clusters=1, layout=_LAYOUT).update
+    content = RecordDict({MODELS: pack_models(_MODEL, _LAYOUT), CONFIG: ConfigRecord({**_CONFIG, "round": round})})
+    reply = app(Message(content, dst_node_id=1, message_type=TRAIN, group_id=str(round)), context).content
+    update = read_reply(reply, client_id=0, round=round, num_clusters=1, layout=_LAYOUT).update
     return -update.astype(np.float64) * _RECORDS / (_LR * _PLAN.clip_norm)
 
 
 def _charges(state: Path) -> dict[Event, int]:
     """Return the charges in a client's ledger."""
-    return dict(counted(read_ledger(state / _BUDGET)[1]))
+    return dict(count_events(read_ledger(state / _BUDGET)[1]))

@@ -20,7 +20,7 @@ from coterie.privacy.accountants import gaussian_delta
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
-# Of both worlds.
+# Values in both worlds.
 Pair = tuple[FloatArray, FloatArray]
 
 #: Privacy losses e at which delta(e) is certified.
@@ -57,7 +57,7 @@ class Finding:
     control: bool = False
 
     @property
-    def wrong(self) -> bool:
+    def failed(self) -> bool:
         """Whether a guarantee is broken, or a control was not detected."""
         return self.violated != self.control
 
@@ -79,26 +79,28 @@ class Finding:
         }
 
 
-def counted(mechanism: str, attack: str, claim: float, hits: int, trials: int, tail: str = "two-sided") -> Finding:
-    """Exact binomial test: ``trials`` independent events of probability ``claim`` each, of which ``hits`` happened."""
+def binomial_test(
+    mechanism: str, attack: str, claim: float, hits: int, trials: int, tail: str = "two-sided"
+) -> Finding:
+    """Exact binomial test: ``hits`` of ``trials`` independent events occurred, which have probability ``claim``."""
     p_value = binomtest(hits, trials, claim, tail).pvalue
     return Finding(mechanism, attack, "rate", claim, hits / trials, (), bool(p_value < SIGNIFICANCE))
 
 
-def never(mechanism: str, attack: str, times: int) -> Finding:
-    """Return the finding for an event that must never happen."""
-    return Finding(mechanism, attack, "count", 0.0, float(times), (), times > 0)
+def zero_count_test(mechanism: str, attack: str, occurrences: int) -> Finding:
+    """Test that an event never occurs."""
+    return Finding(mechanism, attack, "count", 0.0, float(occurrences), (), occurrences > 0)
 
 
-def same_variance(mechanism: str, attack: str, noises: Pair, control: bool = False) -> Finding:
-    """F-test: the noise has the same variance in both worlds."""
+def variance_test(mechanism: str, attack: str, noises: Pair, control: bool = False) -> Finding:
+    """F-test of equal noise variance in both worlds."""
     ratio = float(np.var(noises[0]) / np.var(noises[1]))
     degrees = noises[0].size - 1
     p_value = 2 * min(f_distribution.sf(ratio, degrees, degrees), f_distribution.cdf(ratio, degrees, degrees))
     return Finding(mechanism, attack, "ratio", 1.0, ratio, (), bool(p_value < SIGNIFICANCE), control)
 
 
-def dominated(
+def dominance_test(
     mechanism: str,
     attack: str,
     events: Mapping[Event, int],

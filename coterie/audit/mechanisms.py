@@ -9,10 +9,10 @@ half Clopper-Pearson bounds of 99.9 % certify
     delta_lb(e) = TPR_lo - exp(e) FPR_hi               against the claimed delta(e), at e = 1/2, 1, 2.
 
 All clients participate (q = 1); amplification is tested separately. ``paper`` and an ``rr-slot`` whose identifiers are
-charged at sensitivity 1 are controls: an audit that does not break them has no power.
+charged at sensitivity 1 are controls: an audit that does not detect them has no power.
 
 Two measurements need no such statistics. The difference of two releases with the *same* noise is the shift itself
-(:func:`_coupled`), measured for updates of every length. The noise must have the same variance in both worlds.
+(:func:`_measure_shift`), measured for updates of many norms. The noise must have the same variance in both worlds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie.audit.findings import Finding, FloatArray, dominated, same_variance
+from coterie.audit.findings import Finding, FloatArray, dominance_test, variance_test
 from coterie.privacy import Event, Joint, Ledger, Plan, RRSlot, Streams
 from coterie.privacy.mechanisms import Paper
 from coterie.privacy.plan import MechanismOutput
@@ -50,7 +50,7 @@ class Attack:
         plan: the mechanism under attack, with full participation.
         worlds: for each world, the member of every slot.
         mu: the claimed shift of the dominating Gaussian pair.
-        look: returns the adversary's view (draws, features).
+        view: returns the adversary's view (draws, features).
         control: whether the claim is known to be wrong, so that the attack must succeed.
     """
 
@@ -58,7 +58,7 @@ class Attack:
     plan: Plan
     worlds: tuple[Sequence[Member], Sequence[Member]]
     mu: float
-    look: Callable[[MechanismOutput], FloatArray]
+    view: Callable[[MechanismOutput], FloatArray]
     control: bool = False
 
 
@@ -66,14 +66,14 @@ def audit_mechanisms(mechanisms: Sequence[str], draws: int, streams: Streams) ->
     """Run every attack on ``mechanisms``."""
     of = mechanisms.__contains__
     return [
-        *(_run(a, draws, streams, i) for i, a in enumerate(attacks()) if of(a.plan.mechanism)),
-        *(_coupled(a, streams) for a in couples() if of(a.plan.mechanism)),
+        *(_run_attack(a, draws, streams, i) for i, a in enumerate(attacks()) if of(a.plan.mechanism)),
+        *(_measure_shift(a, streams) for a in coupled_attacks() if of(a.plan.mechanism)),
         *(
-            _evaluated(kind(clients=20, num_clusters=1, noise_multiplier=1.0, **_NUMBERS), streams)
+            _measure_evaluation(kind(clients=20, num_clusters=1, noise_multiplier=1.0, **_NUMBERS), streams)
             for kind in (Joint, RRSlot)
             if of(kind.mechanism)
         ),
-        *(_leak(a, streams, i) for i, a in enumerate(leaks()) if of(a.plan.mechanism)),
+        *(_compare_variance(a, streams, i) for i, a in enumerate(divisor_attacks()) if of(a.plan.mechanism)),
     ]
 
 
@@ -93,7 +93,7 @@ _NUMBERS: dict[str, Any] = {"sampling_rate": 1.0, "rounds": 1, "clip_norm": 1.0,
 
 
 def attacks() -> list[Attack]:
-    """Return every attack on releases."""
+    """Return the attacks on releases."""
     # sigma_theta = 1, sigma_h = 5.
     noise: dict[str, Any] = {"noise_multiplier": 1 / math.sqrt(1.04), "identifier_share": 0.04 / 1.04}
     joint = Joint(clients=3, num_clusters=2, **noise, **_NUMBERS)
@@ -102,8 +102,8 @@ def attacks() -> list[Attack]:
     more = ([None, *others], [(0, _HUGE), *others])
     many = ([None, *others * 4], [(0, _HUGE), *others * 4])
     found = [
-        Attack("one client more, its update oversized", joint, more, _mu(joint), _all),
-        Attack("one client more, seen in the models", divided, many, _mu(divided), _models),
+        Attack("additional client with an oversized update", joint, more, _mu(joint), _all),
+        Attack("additional client, seen in the models only", divided, many, _mu(divided), _models),
     ]
     # sigma_theta = 1; sigma_s = 2 where identifiers are Gaussian: mu^2 = 2 / 4 + 1.
     slot = {"clients": 8, "num_clusters": 4, "rebalance_min": 2, **_NUMBERS}
@@ -113,39 +113,37 @@ def attacks() -> list[Attack]:
     strength = math.sqrt(1.5)
     for kind in ("gaussian", "exponential"):
         plan = RRSlot(noise_multiplier=1 / strength, identifier_share=1 / 3, identifiers=kind, **slot)
-        found.append(Attack(f"another client in the slot ({kind} identifiers)", plan, swap, _mu(plan), _slot))
-        found.append(Attack(f"nobody in the slot ({kind} identifiers)", plan, gone, _mu(plan), _slot))
+        found.append(Attack(f"replaced client ({kind} identifiers)", plan, swap, _mu(plan), _slot))
+        found.append(Attack(f"removed client ({kind} identifiers)", plan, gone, _mu(plan), _slot))
     understated = _Understated(noise_multiplier=1 / math.sqrt(1.25), identifier_share=0.2, **slot)
     found.append(Attack("identifiers charged at sensitivity 1", understated, swap, _mu(understated), _slot, True))
     # Labels without noise (Algorithm 1): the claim is 1 / sigma_theta.
     pair = Paper(clients=12, num_clusters=2, rebalance_min=4, noise_multiplier=1.0, **_NUMBERS)
     small, donor = [(0, 0 * _AXIS)] * 3, [(1, _AXIS)] * 8
     found.append(
-        Attack("the sqrt(5) pair", pair, ([None, *small, *donor], [(0, -_HUGE), *small, *donor]), 1.0, _sums, True)
+        Attack("shift of sqrt(5) C", pair, ([None, *small, *donor], [(0, -_HUGE), *small, *donor]), 1.0, _sums, True)
     )
     flip = Paper(clients=100, num_clusters=4, rebalance_min=12, noise_multiplier=1.0, **_NUMBERS)
     eleven, crowd = [(0, _AXIS)] * 11, [(2, -_AXIS)] * 88
-    found.append(
-        Attack("the donor flip", flip, ([None, *eleven, *crowd], [(0, _AXIS), *eleven, *crowd]), 1.0, _sums, True)
-    )
+    found.append(Attack("donor flip", flip, ([None, *eleven, *crowd], [(0, _AXIS), *eleven, *crowd]), 1.0, _sums, True))
     return found
 
 
-def leaks() -> list[Attack]:
-    """Return every attack on divisors: updates are zero, and the noise variance of one model is compared."""
+def divisor_attacks() -> list[Attack]:
+    """Return the attacks on divisors: updates are zero, and the noise variance of one model is compared."""
     zero = np.zeros(1)
     twelve: list[Member] = [(0, zero)] * 11
     worlds = ([None, *twelve], [(0, zero), *twelve])
     numbers = {"clients": 12, "num_clusters": 1, "noise_multiplier": 1.0, **_NUMBERS}
     return [
-        Attack("variance of the noise (fixed divisors)", Joint(**numbers), worlds, 1.0, _models),
-        Attack("variance of the noise", RRSlot(**numbers), worlds, 1.0, _models),
-        Attack("variance of the noise (true counts)", Paper(**numbers), worlds, 1.0, _models, True),
+        Attack("noise variance (fixed divisors)", Joint(**numbers), worlds, 1.0, _models),
+        Attack("noise variance", RRSlot(**numbers), worlds, 1.0, _models),
+        Attack("noise variance (true counts)", Paper(**numbers), worlds, 1.0, _models, True),
     ]
 
 
 @dataclass(frozen=True)
-class Coupled:
+class CoupledAttack:
     """Neighbouring worlds with the same noise, so that their releases differ only by the shift.
 
     Attributes:
@@ -163,16 +161,16 @@ class Coupled:
     others: int = 1
 
 
-def couples() -> list[Coupled]:
-    """Return every attack with common noise."""
+def coupled_attacks() -> list[CoupledAttack]:
+    """Return the attacks with common noise."""
     noise: dict[str, Any] = {"noise_multiplier": 1 / math.sqrt(1.04), "identifier_share": 0.04 / 1.04}
     joint = Joint(clients=3, num_clusters=2, **noise, **{**_NUMBERS, "clip_norm": 0.3})
     slot = RRSlot(clients=3, num_clusters=1, noise_multiplier=1.0, **{**_NUMBERS, "clip_norm": 0.3})
     return [
-        Coupled("one update of any length, the same noise", joint),
-        Coupled("one update of any length, a shared block", joint, shared=_SIZE // 2),
-        Coupled("one update beside thousands of others", joint, others=4000),
-        Coupled("another update of any length, the same noise", slot, replaced=True),
+        CoupledAttack("update of any norm, common noise", joint),
+        CoupledAttack("update of any norm, shared block", joint, shared=_SIZE // 2),
+        CoupledAttack("update of any norm among 4,000 other clients", joint, others=4000),
+        CoupledAttack("replaced update of any norm, common noise", slot, replaced=True),
     ]
 
 
@@ -213,24 +211,24 @@ def _draw(plan: Plan, members: Sequence[Member], size: int, draws: int, streams:
     return plan.perturb(contributions, noise, coins, np.eye(plan.num_clusters))
 
 
-def _run(attack: Attack, draws: int, streams: Streams, number: int) -> Finding:
+def _run_attack(attack: Attack, draws: int, streams: Streams, number: int) -> Finding:
     worlds = []
     for world, members in enumerate(attack.worlds):
         parts = [
-            attack.look(_draw(attack.plan, members, _SIZE, min(_CHUNK, draws - done), streams, number, world, done))
+            attack.view(_draw(attack.plan, members, _SIZE, min(_CHUNK, draws - done), streams, number, world, done))
             for done in range(0, draws, _CHUNK)
         ]
         worlds.append(np.concatenate(parts))
     claim = {Event(1.0, 1 / attack.mu): 1}
-    return dominated(attack.plan.mechanism, attack.name, claim, (worlds[0], worlds[1]), attack.control)
+    return dominance_test(attack.plan.mechanism, attack.name, claim, (worlds[0], worlds[1]), attack.control)
 
 
-def _coupled(attack: Coupled, streams: Streams) -> Finding:
-    """Measure the maximum shift over updates of every length; it may exceed the claim only by rounding."""
+def _measure_shift(attack: CoupledAttack, streams: Streams) -> Finding:
+    """Measure the maximum shift over updates of many norms; it may exceed the claim only by rounding."""
     mu = _mu(attack.plan)
     with np.errstate(all="ignore"):  # for mechanisms without clipping or noise
         updates = list(_updates(attack.plan.clip_norm))
-        if attack.others > 1:  # rounding depends on the direction, not on the length
+        if attack.others > 1:  # rounding depends on the direction, not on the norm
             updates = updates[:_DIRECTIONS]
         shift = float(np.max([_shift(attack, update, streams) for update in updates]))
     violated = not shift <= mu * (1 + _ROUNDING)
@@ -248,17 +246,17 @@ def _updates(clip_norm: float) -> Iterator[FloatArray]:
     yield np.array([np.inf, 0.0, -np.inf, 0.0])
 
 
-def _shift(attack: Coupled, update: FloatArray, streams: Streams) -> float:
+def _shift(attack: CoupledAttack, update: FloatArray, streams: Streams) -> float:
     """Return the distance of two releases, charged and drawn as in a run, in standard deviations of the noise."""
     plan, first, second = attack.plan, -update if attack.replaced else None, update
     released = []
-    for own in (first, second):
+    for update_of_slot in (first, second):
         contributions = plan.contributions(_SIZE, shared=attack.shared)
         for slot in range(1, 1 + attack.others):
             contributions.add(slot, 0, 0, np.ones(_SIZE))
-        if own is not None:
-            contributions.add(0, 0, 0, own)
-        released.append(plan.release(Ledger(plan.delta).round(1, plan.event()), contributions, streams, 1))
+        if update_of_slot is not None:
+            contributions.add(0, 0, 0, update_of_slot)
+        released.append(plan.release(Ledger(plan.delta).charge_round(1, plan.event()), contributions, streams, 1))
     one, other = released
     apart = (other.sums - one.sums) / plan.scale
     apart[1:, : attack.shared] = 0.0  # every row repeats the shared block
@@ -269,25 +267,27 @@ def _shift(attack: Coupled, update: FloatArray, streams: Streams) -> float:
     return float(np.linalg.norm(shifts))
 
 
-def _evaluated(plan: Plan, streams: Streams) -> Finding:
-    """Measure how far any reported accuracy moves a private evaluation; both evaluations use the same noise."""
+def _measure_evaluation(plan: Plan, streams: Streams) -> Finding:
+    """Measure how far one reported accuracy can move a private evaluation; all evaluations use the same noise."""
     others, event = [0.5] * (plan.clients - 1), plan.evaluation_event()
     absent = [0.0] if plan.sampler == "fixed" else []  # another client may replace it
     least = _evaluation(plan, others + absent, streams)
     moved = max(abs(_evaluation(plan, [*others, own], streams) - least) for own in (0.0, 1.0, 1e9, -1e9, math.nan))
     mu, shift = 1 / event.noise_multiplier, moved / plan.evaluation_noise
-    return Finding(plan.mechanism, "one accuracy of any size", "mu", mu, shift, (), not shift <= mu * (1 + _ROUNDING))
+    return Finding(
+        plan.mechanism, "private evaluation with any accuracy", "mu", mu, shift, (), not shift <= mu * (1 + _ROUNDING)
+    )
 
 
 def _evaluation(plan: Plan, accuracies: Sequence[float], streams: Streams) -> float:
-    permit = Ledger(plan.delta).round(1, plan.evaluation_event())
+    permit = Ledger(plan.delta).charge_round(1, plan.evaluation_event())
     return plan.release_evaluation(permit, accuracies, streams, 1)
 
 
-def _leak(attack: Attack, streams: Streams, number: int) -> Finding:
+def _compare_variance(attack: Attack, streams: Streams, number: int) -> Finding:
     """F-test on the noise of a large model: it detects a divisor that depends on a true count."""
     noises = [
-        attack.look(_draw(attack.plan, members, _DIVISOR_SIZE, _DIVISOR_DRAWS, streams, number, 2 + world)).ravel()
+        attack.view(_draw(attack.plan, members, _DIVISOR_SIZE, _DIVISOR_DRAWS, streams, number, 2 + world)).ravel()
         for world, members in enumerate(attack.worlds)
     ]
-    return same_variance(attack.plan.mechanism, attack.name, (noises[0], noises[1]), attack.control)
+    return variance_test(attack.plan.mechanism, attack.name, (noises[0], noises[1]), attack.control)

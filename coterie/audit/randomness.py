@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie.audit.findings import Finding, counted, never
+from coterie.audit.findings import Finding, binomial_test, zero_count_test
 from coterie.privacy import Joint, Ledger, Plan, RRSlot, Streams
 
 _CLIENTS, _RATE = 8, 0.25
@@ -38,12 +38,12 @@ def poisson_sampler(streams: Streams) -> list[Finding]:
     """Exact binomial tests that coins are independent between clients and between rounds."""
     q, took_part = _RATE, _participation(_plan(Joint), streams)  # (rounds, clients)
     tests = [
-        ("clients take part at the sampling rate", q, took_part),
-        ("two clients take part together", q * q, took_part[:, ::2] & took_part[:, 1::2]),
-        ("a client takes part in two rounds", q * q, took_part[::2] & took_part[1::2]),
-        ("a cohort is empty", (1 - q) ** _CLIENTS, ~took_part.any(axis=1)),
+        ("participation of a client", q, took_part),
+        ("participation of two clients", q * q, took_part[:, ::2] & took_part[:, 1::2]),
+        ("participation of a client in two rounds", q * q, took_part[::2] & took_part[1::2]),
+        ("empty cohort", (1 - q) ** _CLIENTS, ~took_part.any(axis=1)),
     ]
-    return [counted("joint", name, rate, int(hits.sum()), hits.size) for name, rate, hits in tests]
+    return [binomial_test("joint", name, rate, int(hits.sum()), hits.size) for name, rate, hits in tests]
 
 
 def slot_sampler(streams: Streams) -> list[Finding]:
@@ -53,11 +53,15 @@ def slot_sampler(streams: Streams) -> list[Finding]:
     pair = m * (m - 1) / (_CLIENTS * (_CLIENTS - 1))
     first_two, two_rounds = took_part[:, 0] & took_part[:, 1], took_part[::2, 0] & took_part[1::2, 0]
     return [
-        counted("rr-slot", "two clients take part together", pair, int(first_two.sum()), first_two.size),
-        counted(
-            "rr-slot", "a client takes part in two rounds", (m / _CLIENTS) ** 2, int(two_rounds.sum()), two_rounds.size
+        binomial_test("rr-slot", "participation of two clients", pair, int(first_two.sum()), first_two.size),
+        binomial_test(
+            "rr-slot",
+            "participation of a client in two rounds",
+            (m / _CLIENTS) ** 2,
+            int(two_rounds.sum()),
+            two_rounds.size,
         ),
-        never("rr-slot", "a cohort has another size", int((sizes != m).sum())),
+        zero_count_test("rr-slot", "cohort of another size", int((sizes != m).sum())),
     ]
 
 
@@ -74,8 +78,8 @@ def keys() -> list[Finding]:
     outputs = {tuple(g.random_raw(2).tolist()) for g in generators}
     constant = 128 - int((bits.any(axis=0) & ~bits.all(axis=0)).sum())
     return [
-        never("all", f"repeats among {_KEYS} secret streams", _KEYS - len(outputs)),
-        never("all", "bits of a key that are always the same", constant),
+        zero_count_test("all", f"repeated first outputs among {_KEYS} secret streams", _KEYS - len(outputs)),
+        zero_count_test("all", "constant key bits", constant),
     ]
 
 
@@ -84,9 +88,11 @@ def resolution(streams: Streams) -> Finding:
     # Noise of deviation 2 is an unscaled sum of four draws (privacy/randomness.py), so no product hides a gap.
     plan = _plan(Joint, noise_multiplier=2.0)
     contributions = plan.contributions(_NUMBERS)
-    released = plan.release(Ledger(plan.delta).round(1, plan.event()), contributions, streams, 1)
+    released = plan.release(Ledger(plan.delta).charge_round(1, plan.event()), contributions, streams, 1)
     tails = released.sums[0].view(np.uint64) & np.uint64((1 << _BITS) - 1)
-    return counted("all", "noise that ends in 16 zero bits", 2.0**-_BITS, int((tails == 0).sum()), _NUMBERS, "greater")
+    return binomial_test(
+        "all", "noise with 16 trailing zero bits", 2.0**-_BITS, int((tails == 0).sum()), _NUMBERS, "greater"
+    )
 
 
 def _plan(kind: type[Plan], noise_multiplier: float = 1.0) -> Plan:

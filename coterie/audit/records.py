@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from coterie.audit.findings import Finding, FloatArray, dominated
+from coterie.audit.findings import Finding, FloatArray, dominance_test
 from coterie.client.dpsgd import DPSGD, Vectors, train_privately
 from coterie.datasets import Shard, TestSet
 from coterie.messages import Layout
@@ -30,18 +30,22 @@ _LR = 0.05
 _ROUNDING = 1e-5
 
 
-def audit_records(streams: Streams, answers: int) -> list[Finding]:
-    """Audit gradients, losses and choices of one client under addition or removal of one record."""
+def audit_records(streams: Streams, replies: int) -> list[Finding]:
+    """Audit gradients, losses and selections of one client under addition or removal of one record."""
     attacks = [
-        ("a record more, full batches", _plan(batch_size=_RECORDS, noise_multiplier=1.0), answers),
-        ("a record more, Poisson batches", _plan(batch_size=1, noise_multiplier=0.5), answers),
-        ("a record more, eight answers", _plan(batch_size=_RECORDS, noise_multiplier=8**0.5, rounds=8), answers // 4),
+        ("additional record, full batches", _plan(batch_size=_RECORDS, noise_multiplier=1.0), replies),
+        ("additional record, Poisson batches", _plan(batch_size=1, noise_multiplier=0.5), replies),
+        (
+            "additional record, eight replies",
+            _plan(batch_size=_RECORDS, noise_multiplier=8**0.5, rounds=8),
+            replies // 4,
+        ),
     ]
     return [
         *(_gradients(*attack, streams, number) for number, attack in enumerate(attacks)),
-        *(_coupled(batched) for batched in (True, False)),
-        _losses(streams, answers),
-        _choices(streams, 2 * answers),
+        *(_measure_shift(batched) for batched in (True, False)),
+        _losses(streams, replies),
+        _selections(streams, 2 * replies),
     ]
 
 
@@ -53,8 +57,10 @@ def _plan(**numbers: Any) -> RecordPlan:
 
 
 def _network() -> tuple[nn.Sequential, Layout, Vectors]:
-    """Two layers, and (1, d) parameters of which record (1, 0) of class 0 has no gradient, and (0, 1) of class 1 a huge
-    one."""
+    """Return two layers and their (1, d) parameters.
+
+    Record (1, 0) of class 0 has no gradient, and (0, 1) of class 1 a very large one.
+    """
     network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     first, second = np.eye(2), 100 * np.array([[1.0, 1.0], [-1.0, -1.0]])
     layout = Layout.of(dict(network.named_parameters()))
@@ -90,26 +96,26 @@ def _updates(
     return moved.astype(np.float64) / settings.step_size
 
 
-def _gradients(attack: str, plan: RecordPlan, answers: int, streams: Streams, place: int) -> Finding:
+def _gradients(attack: str, plan: RecordPlan, replies: int, streams: Streams, place: int) -> Finding:
     """Compare the victim's influence on updates, summed over rounds, with the client's charges for these rounds."""
-    direction = _victims_gradient(plan)
+    direction = _victim_gradient(plan)
     worlds = []
     for victim in (False, True):
-        scores = np.zeros((answers, 1))
+        scores = np.zeros((replies, 1))
         for number in range(plan.rounds):
-            for done in range(0, answers, _CHUNK):
+            for done in range(0, replies, _CHUNK):
                 coins, noise = (streams.stream(n, place, victim, number, done) for n in ("batches", "gradients"))
-                count = min(_CHUNK, answers - done)
+                count = min(_CHUNK, replies - done)
                 updates = _updates(_settings(plan), victim, coins, noise, count)
                 scores[done : done + count, 0] += updates @ direction
         worlds.append(scores)
     events: Counter[Event] = Counter()
     for number in range(plan.rounds):
         events += plan.part(first=number == 0)
-    return dominated(_MECHANISM, attack, events, (worlds[0], worlds[1]))
+    return dominance_test(_MECHANISM, attack, events, (worlds[0], worlds[1]))
 
 
-def _victims_gradient(plan: RecordPlan, batched: bool = True) -> FloatArray:
+def _victim_gradient(plan: RecordPlan, batched: bool = True) -> FloatArray:
     """Return the difference (d,) of noiseless full-batch steps with and without the victim."""
     settings = replace(_settings(plan), batch_size=_RECORDS, noise_multiplier=0.0)
     rng = np.random.default_rng(0)
@@ -117,23 +123,22 @@ def _victims_gradient(plan: RecordPlan, batched: bool = True) -> FloatArray:
     return np.asarray(there - gone)
 
 
-def _coupled(batched: bool) -> Finding:
+def _measure_shift(batched: bool) -> Finding:
     """Measure the maximum influence of one record on a sum of gradients of every length, without noise."""
     norm = 200 * math.sqrt(2)  # of the victim's gradient, nearly
     norms = [norm / length for length in (*np.linspace(0.9, 1.3, 41), 2.0, 100.0)]
     moved = [
-        np.linalg.norm(_victims_gradient(_plan(batch_size=1, clip_norm=c, noise_multiplier=1.0), batched))
-        for c in norms
+        np.linalg.norm(_victim_gradient(_plan(batch_size=1, clip_norm=c, noise_multiplier=1.0), batched)) for c in norms
     ]
-    way = "all clients at once" if batched else "one client at a time"
+    mode = "batched clients" if batched else "sequential clients"
     violated = not max(moved) <= 1 + _ROUNDING
-    return Finding(_MECHANISM, f"a gradient of any length ({way})", "mu", 1.0, float(max(moved)), (), violated)
+    return Finding(_MECHANISM, f"gradient of any norm ({mode})", "mu", 1.0, float(max(moved)), (), violated)
 
 
-# ---- losses and choices -----------------------------------------------------------------------------------
+# ---- losses and selections --------------------------------------------------------------------------------
 
 
-def _losses(streams: Streams, answers: int) -> Finding:
+def _losses(streams: Streams, replies: int) -> Finding:
     """Audit noisy losses of four models for which the victim's losses are maximal."""
     bound, plan = 4.0, _plan(batch_size=1, noise_multiplier=1.0, compared=4, loss_noise=1.0)
     others = np.ones((_RECORDS - 1, plan.compared))
@@ -141,20 +146,20 @@ def _losses(streams: Streams, answers: int) -> Finding:
     worlds = []
     for world, each in enumerate((others, np.concatenate([others, victim]))):
         rng = streams.stream("losses", world)
-        told = [noisy_losses(each, bound, plan.loss_deviation, _RECORDS, rng) for _ in range(answers)]
-        worlds.append(np.array(told))
+        released = [noisy_losses(each, bound, plan.loss_deviation, _RECORDS, rng) for _ in range(replies)]
+        worlds.append(np.array(released))
     claim = plan.losses(plan.compared)
-    return dominated(_MECHANISM, "a record more, losses of models", claim, (worlds[0], worlds[1]))
+    return dominance_test(_MECHANISM, "additional record, losses of models", claim, (worlds[0], worlds[1]))
 
 
-def _choices(streams: Streams, answers: int) -> Finding:
-    """Audit a private choice between two models; all other records together prefer the second by half a loss."""
+def _selections(streams: Streams, replies: int) -> Finding:
+    """Audit a private selection between two models; the other records prefer the second by half the loss bound."""
     bound, e = 4.0, 1.0
     others, victim = np.array([[bound / 2, 0.0]]), np.array([[-1.0, np.inf]])
     worlds = []
     for world, each in enumerate((others, np.concatenate([others, victim]))):
         rng = streams.stream("choice", world)
-        chosen = [noisy_argmin(each, bound, e, rng) == 0 for _ in range(answers)]
+        chosen = [noisy_argmin(each, bound, e, rng) == 0 for _ in range(replies)]
         worlds.append(np.array(chosen, np.float64)[:, None])
     claim = {selection_event(e): 1}
-    return dominated(_MECHANISM, "a record more, a private choice", claim, (worlds[0], worlds[1]))
+    return dominance_test(_MECHANISM, "additional record, private selection", claim, (worlds[0], worlds[1]))

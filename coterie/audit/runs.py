@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from coterie.audit.findings import BoolArray, Finding, FloatArray, counted, dominated, same_variance
+from coterie.audit.findings import BoolArray, Finding, FloatArray, binomial_test, dominance_test, variance_test
 from coterie.datasets import Source
 from coterie.engine import LocalGrid
 from coterie.messages import IDENTITY, REPLY, UPDATE, Layout, pack_models, pack_update
@@ -94,10 +94,10 @@ def _whole_runs(seed: int, runs: int) -> list[Finding]:
                 empty += grid.empty
             worlds.append(scores)
         plan = _plan(_CLIENTS, _CLUSTERS, _RATE, _NOISE)
-        name = f"a client more in a whole run ({method.name})"
-        findings.append(dominated("joint", name, {plan.event(): _ROUNDS}, (worlds[0], worlds[1])))
-        asked = f"nobody is asked in a round ({method.name})"
-        findings.append(counted("joint", asked, (1 - _RATE) ** _CLIENTS, empty, 2 * runs * _ROUNDS))
+        name = f"additional client in a complete run ({method.name})"
+        findings.append(dominance_test("joint", name, {plan.event(): _ROUNDS}, (worlds[0], worlds[1])))
+        empty_name = f"empty cohort in a complete run ({method.name})"
+        findings.append(binomial_test("joint", empty_name, (1 - _RATE) ** _CLIENTS, empty, 2 * runs * _ROUNDS))
     return findings
 
 
@@ -131,10 +131,10 @@ def divisors(seed: int, size: int = 5000, rounds: int = 16) -> list[Finding]:
 
     A divisor that depends on the cohort or the replies reveals whether client 0 was sampled or replied.
     """
-    (silent, _), (replying, asked) = (_noises(seed, size, rounds, replies) for replies in (False, True))
+    (silent, _), (replying, sampled) = (_noises(seed, size, rounds, replies) for replies in (False, True))
     return [
-        same_variance("joint", "variance of the noise, a client is asked or not", (replying[~asked], replying[asked])),
-        same_variance("joint", "variance of the noise, a client replies or not", (silent, replying)),
+        variance_test("joint", "noise variance, client sampled or not", (replying[~sampled], replying[sampled])),
+        variance_test("joint", "noise variance, client replies or not", (silent, replying)),
     ]
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _send: ProgressCallback = ignore_progress  # to the parent process, in a worker
 
 # Polling interval for progress reports of runs, in seconds.
-_LOOK = 0.2
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def _run(
                     running[future] = cell, folder
                 ended: set[Future[Any]] = set()
                 while not ended:
-                    ended, _ = wait(running, _LOOK, FIRST_COMPLETED)
+                    ended, _ = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
                     for report in drain_progress(reports):
                         progress(report)
                 for future in ended:

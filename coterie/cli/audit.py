@@ -36,9 +36,9 @@ def audit(
             raise PrivacyError(f"--{option} {unknown[0]}: must be {', '.join(known)}")
     parts = part or (["mechanisms"] if mechanism else list(PARTS))
     findings = attack(mechanism or list(MECHANISMS), draws, seed, parts)
-    wrong = [f for f in findings if f.wrong]
+    failed = [f for f in findings if f.failed]
     if as_json:
-        violations = [f"{f.mechanism}: {f.attack}" for f in wrong]
+        violations = [f"{f.mechanism}: {f.attack}" for f in failed]
         document = {"draws": draws, "seed": seed, "violations": violations, "findings": [f.as_dict() for f in findings]}
         print_json(document)
     else:
@@ -46,24 +46,24 @@ def audit(
         for column in ("mechanism", "attack", "claim", "proved", "verdict"):
             table.add_column(column, no_wrap=column != "attack")
         for f in findings:
-            style = "red" if f.wrong else "yellow" if f.control else "green"
+            style = "red" if f.failed else "yellow" if f.control else "green"
             verdict = ("broken" if f.violated else "holds") + (" (control)" if f.control else "")
             claim = f"{_SYMBOLS.get(f.quantity, f.quantity)} {f.claim:.3g}"
             table.add_row(f.mechanism, f.attack, claim, f"{f.bound:.3g}", f"[{style}]{verdict}[/{style}]")
         out = console_for(as_json)
         out.print(table)
         out.print(_sentence(findings), soft_wrap=True)
-    if wrong:
+    if failed:
         raise typer.Exit(1)
 
 
 def _sentence(findings: Sequence[Finding]) -> str:
-    broken = sum(f.wrong and not f.control for f in findings)
-    withstood = sum(f.wrong and f.control for f in findings)
+    broken = sum(f.failed and not f.control for f in findings)
+    undetected = sum(f.failed and f.control for f in findings)
     if broken:
         return f"[red]{broken} attack(s) violate a claim: do not trust certificates of this version.[/red]"
-    if withstood:
-        return f"[red]{withstood} control(s) not broken, so the audit is inconclusive: increase --draws.[/red]"
+    if undetected:
+        return f"[red]{undetected} control(s) not broken, so the audit is inconclusive: increase --draws.[/red]"
     controls = any(f.control for f in findings)
     power = ", and every control is broken, so the attacks have power" if controls else ""
     claims = "Every claim holds" if not all(f.control for f in findings) else "No claim was attacked"

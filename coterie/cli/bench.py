@@ -37,13 +37,13 @@ def bench(
     as_json: JsonFlag = False,
 ) -> None:
     """Reproduce a table of a paper: published values, ours, and the difference. Finished runs are reused."""
-    from coterie import bench as room
+    from coterie import bench as benchmarks
 
     if name is None:
         _list_tables(as_json)
         return
     own = range(seeds) if seeds else ()
-    table = room.read_table(name, quick=quick, seeds=own, rows=row or (), columns=column or ())
+    table = benchmarks.read_table(name, quick=quick, seeds=own, rows=row or (), columns=column or ())
     logging.getLogger("flwr").setLevel(logging.WARNING)
     console, started = console_for(as_json), time.perf_counter()
     folder, kept = (out or Path("bench") / (each + ("-quick" if quick else "")) for each in (table.name, table.like))
@@ -51,12 +51,12 @@ def bench(
     command = _command(name, quick, seeds, row or (), column or ())
     done: list[Any] = []
     try:
-        with _progress(console, room.count(table)) as (seen, progress):
+        with _progress(console, benchmarks.count(table)) as (seen, progress):
             folder.mkdir(parents=True, exist_ok=True)
             if table.plot == "surfaces":
-                document = room.surface(table, command=command, seen=seen)
+                document = benchmarks.surface(table, command=command, seen=seen)
             else:
-                done, tuned = room.run_all(
+                done, tuned = benchmarks.run_all(
                     table,
                     kept,
                     places=places,
@@ -64,16 +64,16 @@ def bench(
                     seen=lambda one, n: seen(_summary(one), n),
                     progress=progress,
                 )
-                document = room.document(table, done, tuned, command=command, device=_device(device))
+                document = benchmarks.document(table, done, tuned, command=command, device=_device(device))
     except KeyboardInterrupt:
         print("interrupted; run the same command again to continue", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
     document = _without_folder(str(data_dir or os.environ.get("COTERIE_DATA") or ""), document)
     document["minutes"] = round((time.perf_counter() - started) / 60, 1)
     (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
-    (folder / "table.md").write_text(room.markdown(document))
-    room.write_csv(document, folder / "table.csv")
-    picture = room.draw(document, folder / "table.png")
+    (folder / "table.md").write_text(benchmarks.markdown(document))
+    benchmarks.write_csv(document, folder / "table.csv")
+    picture = benchmarks.draw(document, folder / "table.png")
     if as_json:
         print_json(document)
     else:
@@ -83,10 +83,10 @@ def bench(
 
 
 def _list_tables(as_json: bool) -> None:
-    from coterie import bench as room
+    from coterie import bench as benchmarks
 
-    tables = {each: room.read_table(each) for each in room.table_names()}
-    rows = {n: {"what": t.title, "from": t.source, "runs": room.count(t)} for n, t in tables.items()}
+    tables = {each: benchmarks.read_table(each) for each in benchmarks.table_names()}
+    rows = {n: {"what": t.title, "from": t.source, "runs": benchmarks.count(t)} for n, t in tables.items()}
     listing("tables", rows, as_json)
 
 
@@ -99,9 +99,9 @@ def _command(name: str, quick: bool, seeds: int | None, rows: Sequence[str], col
 
 
 def _show(console: Console, document: Any, files: str) -> None:
-    from coterie import bench as room
+    from coterie import bench as benchmarks
 
-    views, notes = room.console_tables(document, console.width)
+    views, notes = benchmarks.console_tables(document, console.width)
     for view in views:
         console.print(view)
     for note in notes:

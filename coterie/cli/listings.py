@@ -35,14 +35,14 @@ def datasets(
     as_json: JsonFlag = False,
 ) -> None:
     """List the data sets and the shifts that create hidden groups."""
-    from coterie import datasets as room
+    from coterie import datasets as data
 
     if download is not None:
         folder = data_dir or os.environ.get("COTERIE_DATA")
         if not folder:
-            raise room.DataError("--download requires --data-dir DIR or COTERIE_DATA")
+            raise data.DataError("--download requires --data-dir DIR or COTERIE_DATA")
         console = console_for(as_json)
-        console.print(f"{download} is in {room.download(download, str(folder))}")
+        console.print(f"{download} is in {data.download(download, str(folder))}")
         return
     rows = {
         name: {
@@ -53,9 +53,9 @@ def datasets(
             "test": info.test_size,
             "how to get it": info.obtain,
         }
-        for name, info in sorted(room.DATASETS.items())
+        for name, info in sorted(data.DATASETS.items())
     }
-    rows[room.OWN_DATA] = {
+    rows[data.OWN_DATA] = {
         "what": "each client's own data: an archive, a table or images",
         "shape": "input-shape",
         "classes": "num-classes",
@@ -63,7 +63,7 @@ def datasets(
         "test": None,
         "how to get it": "DIR/client-0.npz (or .csv, .parquet, a folder), client-1.npz, ...: docs/deployment.md",
     }
-    listing(f"data sets (shifts: {', '.join(sorted(room.SHIFTS))})", rows, as_json)
+    listing(f"data sets (shifts: {', '.join(sorted(data.SHIFTS))})", rows, as_json)
 
 
 def models(as_json: JsonFlag = False) -> None:

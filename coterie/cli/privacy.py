@@ -75,8 +75,8 @@ def privacy_epsilon(
     from coterie.privacy import Event, RecordPlan
     from coterie.privacy import epsilon as cost
 
-    of_clients = {"sampling_rate": sampling_rate, "sampler": sampler}
-    of_records = {
+    client_args = {"sampling_rate": sampling_rate, "sampler": sampler}
+    record_args = {
         "examples": examples,
         "batch_size": batch_size,
         "first_batch_size": first_batch_size,
@@ -85,11 +85,11 @@ def privacy_epsilon(
         "selections": selections,
         "selection_epsilon": selection_epsilon,
     }
-    _check_unit(unit, of_clients, of_records)
+    _check_unit(unit, client_args, record_args)
     noise = _positive("noise_multiplier", noise_multiplier)
     if unit == "record":
         plan = RecordPlan(
-            rounds=rounds, epsilon=math.inf, delta=delta, noise_multiplier=noise, **_record_numbers(of_records)
+            rounds=rounds, epsilon=math.inf, delta=delta, noise_multiplier=noise, **_record_numbers(record_args)
         )
         events, sampler, adjacency = plan.planned(), plan.sampler, plan.adjacency
     else:
@@ -141,14 +141,14 @@ def privacy_noise(
     as_json: JsonFlag = False,
 ) -> None:
     """Calibrate the noise to a target epsilon."""
-    of_clients = {
+    client_args = {
         "sampling_rate": sampling_rate,
         "mechanism": mechanism,
         "identifier_share": identifier_share,
         "clients": clients,
         "clusters": clusters,
     }
-    of_records = {
+    record_args = {
         "examples": examples,
         "batch_size": batch_size,
         "noise_multiplier": noise_multiplier,
@@ -158,9 +158,9 @@ def privacy_noise(
         "selections": selections,
         "selection_epsilon": selection_epsilon,
     }
-    _check_unit(unit, of_clients, of_records)
+    _check_unit(unit, client_args, record_args)
     target = {"rounds": rounds, "epsilon": epsilon, "delta": delta, **_given({"accountant": accountant})}
-    answer(_record_noise(of_records, target) if unit == "record" else _client_noise(of_clients, target), as_json)
+    answer(_record_noise(record_args, target) if unit == "record" else _client_noise(client_args, target), as_json)
 
 
 def _client_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def privacy_curve(
 ) -> None:
     """Plot epsilon over rounds for each accountant."""
     from coterie.privacy import Event, PrivacyError, calibrate, composed
-    from coterie.privacy.accountants import LEAST_NOISE
+    from coterie.privacy.accountants import MIN_NOISE
     from coterie.privacy.accounting import check_delta
 
     if (noise_multiplier is None) == (epsilon is None):
@@ -241,9 +241,9 @@ def privacy_curve(
     if epsilon is not None:
         noise_multiplier = calibrate(epsilon, delta, sampling_rate, rounds, sampler=sampler)
     event = Event(sampling_rate, _positive("noise_multiplier", noise_multiplier), sampler)
-    if event.noise_multiplier < LEAST_NOISE:
+    if event.noise_multiplier < MIN_NOISE:
         raise PrivacyError(
-            f"--noise-multiplier {noise_multiplier}: must be at least {LEAST_NOISE:g}; below it epsilon is infinite"
+            f"--noise-multiplier {noise_multiplier}: must be at least {MIN_NOISE:g}; below it epsilon is infinite"
         )
     # Denser at the start, where the curves bend.
     steps = sorted({max(1, round(rounds * (i / _POINTS) ** 1.5)) for i in range(_POINTS + 1)})
@@ -310,10 +310,10 @@ def privacy_spent(
     """Show the privacy spending of a record-level client over all runs, and its budget."""
     from coterie.privacy import epsilon as cost
     from coterie.privacy import read_ledger
-    from coterie.privacy.ledger import counted
+    from coterie.privacy.ledger import count_events
 
     header, charges = read_ledger(ledger)
-    events = counted(charges)
+    events = count_events(charges)
     answer(
         {
             "epsilon": cost(events, header["delta"], header["accountant"]),
@@ -367,7 +367,7 @@ def privacy_budget(
     from coterie.privacy import Event, PrivacyError, SharedBudget, read_ledger
     from coterie.privacy import epsilon as cost
     from coterie.privacy.accounting import check_delta
-    from coterie.privacy.ledger import counted
+    from coterie.privacy.ledger import count_events
 
     if epsilon is not None or delta is not None or clients is not None:
         if file.exists():
@@ -380,7 +380,7 @@ def privacy_budget(
     header, charges = read_ledger(file)
     if "clients" not in header:
         raise PrivacyError(f"{file} is not a budget file")
-    spent = {"epsilon": cost(counted(charges), header["delta"]), "epsilon_budget": header["epsilon"]}
+    spent = {"epsilon": cost(count_events(charges), header["delta"]), "epsilon_budget": header["epsilon"]}
     answer({**spent, **{key: header[key] for key in ("delta", "clients", "sampler")}, "charges": len(charges)}, as_json)
 
 
@@ -400,7 +400,7 @@ def _stated(path: Path) -> dict[str, Any] | None:
 # ---- options ------------------------------------------------------------------------------------------------
 
 
-def _check_unit(unit: str, of_clients: Mapping[str, Any], of_records: Mapping[str, Any]) -> None:
+def _check_unit(unit: str, client_args: Mapping[str, Any], record_args: Mapping[str, Any]) -> None:
     """Reject an unknown unit, options of the other unit, and missing options.
 
     Raises:
@@ -411,7 +411,9 @@ def _check_unit(unit: str, of_clients: Mapping[str, Any], of_records: Mapping[st
     needed = {"client": ("sampling_rate",), "record": ("examples", "batch_size")}
     if unit not in needed:
         raise PrivacyError(f"--unit {unit}: must be client or record")
-    own, others, other = (of_clients, of_records, "record") if unit == "client" else (of_records, of_clients, "client")
+    own, others, other = client_args, record_args, "record"
+    if unit == "record":
+        own, others, other = record_args, client_args, "client"
     for name in _given(others):
         raise PrivacyError(f"{_option(name)} requires --unit {other}: omit it with --unit {unit}")
     for name in needed[unit]:

@@ -44,7 +44,7 @@ def status(
     console = console_for(False)
     try:
         while True:
-            found = deploy.ask(connection, run)
+            found = deploy.query_status(connection, run)
             if as_json:
                 print_json(_document(found))
             else:

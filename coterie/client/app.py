@@ -21,6 +21,7 @@ from coterie.client.state import ClientError
 from coterie.datasets import OWN_DATA, DataError, Declared, facts
 from coterie.messages import (
     CENTROIDS,
+    CHARGED_REQUESTS,
     CONFIG,
     EVALUATE,
     GAN,
@@ -28,7 +29,6 @@ from coterie.messages import (
     LABEL,
     LOSSES,
     MODELS,
-    PAID,
     RECORD_PLANS,
     TRAIN,
 )
@@ -152,7 +152,7 @@ def _reply_to(message_type: str, content: RecordDict, client: Client) -> ReplyOr
     from coterie.client.handlers import HANDLERS  # imports PyTorch
     from coterie.client.reply_cache import ReplyCache
 
-    if not (client.folder and message_type in PAID and RECORD_PLANS in content[CONFIG]):
+    if not (client.folder and message_type in CHARGED_REQUESTS and RECORD_PLANS in content[CONFIG]):
         return HANDLERS[message_type](content, [client])[0]
     cache = ReplyCache(Path(client.folder), client.client_id)
     with cache.lock():

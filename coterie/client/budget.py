@@ -22,7 +22,16 @@ from flwr.common.logger import log
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.files import FileError, private_folder, read_bytes
-from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, Priced, Pricing, RecordPlan, read_ledger
+from coterie.privacy import (
+    BudgetError,
+    ClientLedger,
+    Event,
+    LedgerError,
+    PricedRequest,
+    Pricing,
+    RecordPlan,
+    read_ledger,
+)
 from coterie.privacy.ledger import count_of, event_of
 
 #: Name of the file beside the data.
@@ -30,7 +39,7 @@ BUDGET_FILE = ".coterie-budget.jsonl"
 _TAKEN_OVER = "taken_over"
 
 
-def charge(client: Client, folder: Path | None, plan: RecordPlan, round: int, request: Priced) -> int:
+def charge(client: Client, folder: Path | None, plan: RecordPlan, round: int, request: PricedRequest) -> int:
     """Charge the reply to a request, priced by the client's own plan; see :func:`spend`.
 
     Raises:

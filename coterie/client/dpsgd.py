@@ -42,9 +42,9 @@ Generators = Sequence[np.random.Generator]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 # Records in a physical batch: bounds activations; larger batches are no faster.
-_MOST_RECORDS = 256
+_MAX_RECORDS = 256
 # Numbers in a float64 copy: 4 MB, which the allocator reuses. Copies of 32 MB take up to 5 times as long.
-_MOST_NUMBERS = 2**19
+_MAX_NUMBERS = 2**19
 
 
 @dataclass(frozen=True)
@@ -311,13 +311,13 @@ def _gradients(
 
 def _chunk(numbers: int, memory_mb: int) -> int:
     """Return the physical batch size, given the float32 numbers per record."""
-    return max(1, min(_MOST_RECORDS, memory_mb * 2**20 // (4 * numbers)))
+    return max(1, min(_MAX_RECORDS, memory_mb * 2**20 // (4 * numbers)))
 
 
 def _clipped_sum(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
     """Return the (d,) float64 sum of clipped gradients in units of the clipping norm, computed in parts."""
     flat = [gradient.flatten(1) for gradient in gradients]
-    some = max(1, _MOST_NUMBERS // sum(part.shape[1] for part in flat))
+    some = max(1, _MAX_NUMBERS // sum(part.shape[1] for part in flat))
     total: Tensor = flat[0].new_zeros((), dtype=torch.float64)
     for parts in zip(*(torch.split(part, some) for part in flat), strict=True):
         records = torch.cat(parts, dim=1).double()

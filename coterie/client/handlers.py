@@ -38,11 +38,11 @@ from coterie.messages import (
 from coterie.privacy import clip_rows
 
 # Test examples of a client with personal layers, whose network is evaluated for this client only.
-_MOST_OWN_TESTS = 500
+_MAX_OWN_TESTS = 500
 # Reported loss of a diverged model: messages hold finite numbers only.
-_MOST_LOSS = 1e6
+_MAX_LOSS = 1e6
 
-_UNPAID_SCORES = (
+_EVALUATION_NOT_COVERED = (
     "this client has its own budget, which does not cover evaluation: request rejected (set evaluate = off, or "
     "diagnostics = true in its node configuration)"
 )
@@ -64,8 +64,8 @@ def _train(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]
     """
     cohort = Cohort.of(TRAIN, content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
-    if cohort.unpaid:
-        return list(cohort.unpaid)
+    if cohort.budget_errors:
+        return list(cohort.budget_errors)
     if cohort.task.plans:
         chosen, updates, refusals = train_privately(cohort)
         labels = redrawn = cohort.labels(chosen)
@@ -86,12 +86,12 @@ def _losses(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError
     """Return the mean loss of every received model on the client's training data (LCFL)."""
     cohort = Cohort.of(LOSSES, content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
-    if cohort.unpaid:
-        return list(cohort.unpaid)
+    if cohort.budget_errors:
+        return list(cohort.budget_errors)
     if cohort.task.plans:
         values, refusals = noisy_model_losses(cohort)
     else:
-        values = np.minimum(cohort.losses, _MOST_LOSS)
+        values = np.minimum(cohort.losses, _MAX_LOSS)
     layout = losses_layout(len(cohort.models))
     return [
         refusal or _reply(cohort, client, 0, 0, row, layout)
@@ -146,7 +146,7 @@ def _assign(models: Vectors, labels: Labels, updates: Vectors, clip: float) -> t
 def evaluate(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
     """Return the accuracy of each client's model, chosen on its training data or assigned, on held-out data."""
     if any(client.budget and not client.diagnostics for client in clients):
-        return [ClientError(_UNPAID_SCORES)] * len(clients)
+        return [ClientError(_EVALUATION_NOT_COVERED)] * len(clients)
     cohort = Cohort.of(EVALUATE, content, clients)
     labels = cohort.choose()
     if cohort.task.assignment_rule == "nearest":
@@ -201,7 +201,7 @@ def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
 
 def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:
     """Return every n-th example of a large test set, starting at a place that depends on the client."""
-    stride = -(-len(test.y) // _MOST_OWN_TESTS)
+    stride = -(-len(test.y) // _MAX_OWN_TESTS)
     return test.x[client_id % stride :: stride], test.y[client_id % stride :: stride]
 
 

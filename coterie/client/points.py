@@ -17,7 +17,7 @@ from coterie.client.budget import charge
 from coterie.client.dpsgd import DPSGD
 from coterie.client.gans import GANTraining, Samples, train_gan_privately, train_gans
 from coterie.client.identity import Client
-from coterie.client.records import check_paid
+from coterie.client.records import check_covered
 from coterie.client.state import ClientError
 from coterie.client.task import LABELS, Cohort, Labels
 from coterie.clustering import fuzzy_c_means, k_means
@@ -28,7 +28,7 @@ from coterie.wire import CentroidsRequest, GanRequest, LabelRequest, RequestErro
 
 ReplyOrError = RecordDict | ClientError
 
-_UNPAID = "this client has its own budget, which does not cover centroids of its records: request rejected"
+_BUDGET_MISMATCH = "this client has its own budget, which does not cover centroids of its records: request rejected"
 
 
 def gan(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
@@ -36,8 +36,8 @@ def gan(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
     cohort = Cohort.of(GAN, content, clients)
     request = cohort.request
     assert isinstance(request, GanRequest)
-    if cohort.unpaid:
-        return list(cohort.unpaid)
+    if cohort.budget_errors:
+        return list(cohort.budget_errors)
     if request.gan not in networks.GANS:
         raise RequestError(f"gan is {request.gan[:60]!r}; expected one of {', '.join(networks.GANS)}")
     network = _gan(request.gan, cohort.task.federation.input_shape, request.labels)
@@ -75,7 +75,7 @@ def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, config: GANTraini
     task, client = cohort.task, cohort.clients[i]
     plan = task.plan(client.client_id)
     try:
-        check_paid(client, task, plan)
+        check_covered(client, task, plan)
         number = charge(client, cohort.folders[i], plan, task.round, cohort.request)
     except ClientError as refusal:
         return refusal
@@ -98,7 +98,7 @@ def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, config: GANTraini
 def centroids(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
     """Return centroids of each client's records by k-means (k-FED) or fuzzy c-means (FFCM)."""
     if any(client.budget for client in clients):  # regardless of the plan in the request
-        return [ClientError(_UNPAID)] * len(clients)
+        return [ClientError(_BUDGET_MISMATCH)] * len(clients)
     cohort = Cohort.of(CENTROIDS, content, clients)
     request = cohort.request
     assert isinstance(request, CentroidsRequest)

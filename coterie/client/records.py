@@ -34,7 +34,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
         plan = task.plan(client.client_id)
         key: tuple[int, ...] = (task.round, client.client_id)
         try:
-            check_paid(client, task, plan)
+            check_covered(client, task, plan)
             key = (*key, charge(client, folder, plan, task.round, cohort.request))  # before data are read
         except ClientError as refusal:
             refusals[i] = refusal
@@ -72,7 +72,7 @@ def noisy_model_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None
     for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
         plan = task.plan(client.client_id)
         try:
-            check_paid(client, task, plan, releases_losses=True)
+            check_covered(client, task, plan, releases_losses=True)
             number = charge(client, folder, plan, task.round, cohort.request)  # before data are read
         except ClientError as refusal:
             refusals[i] = refusal
@@ -82,12 +82,12 @@ def noisy_model_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None
             continue
         rng = Streams(task.seed).stream("losses", task.round, client.client_id, number)
         each = example_losses(task.network, layout, models, cohort.shard(i), task.training.device)
-        assert task.loss_bound is not None  # check_paid
+        assert task.loss_bound is not None  # see check_covered
         released[i] = noisy_losses(each, task.loss_bound, plan.loss_deviation, plan.num_examples, rng)
     return released, refusals
 
 
-def check_paid(client: Client, task: Task, plan: RecordPlan, *, releases_losses: bool = False) -> None:
+def check_covered(client: Client, task: Task, plan: RecordPlan, *, releases_losses: bool = False) -> None:
     """Check that the plan covers what a task releases.
 
     Raises:
@@ -114,5 +114,5 @@ def _choose(cohort: Cohort, i: int, plan: RecordPlan, rng: np.random.Generator) 
         return int(cohort.losses[i].argmin())
     task = cohort.task
     each = example_losses(task.network, cohort.layers.whole, cohort.models, cohort.shard(i), task.training.device)
-    assert task.loss_bound is not None  # check_paid
+    assert task.loss_bound is not None  # see check_covered
     return noisy_argmin(each, task.loss_bound, plan.selection_epsilon, rng)

@@ -25,17 +25,17 @@ from coterie.datasets import OWN_DATA, Federation, OwnFederation, Shard, facts, 
 from coterie.messages import CONFIG, MODELS, Layout, unpack_models
 from coterie.privacy import RecordPlan
 from coterie.wire import REQUESTS, ClientConfig, DataSpec, LossesRequest, Request, RequestError, TrainRequest
-from coterie.wire.requests import MOST_CLUSTERS, parse_plans
+from coterie.wire.requests import MAX_CLUSTERS, parse_plans
 
 LAST_LABEL, LABELS, OWN = "label", "labels", "own"
-# Batch size of a full batch: above any number of records.
-_WHOLE = 2**31
+# Batch size of a full batch, which exceeds any number of records.
+_FULL_BATCH = 2**31
 
 Labels = npt.NDArray[np.int64]
 
-_UNPAID = (
-    "this client has a budget of its own, and was asked without record-level privacy: it refuses (set "
-    "privacy-unit = record, or take epsilon out of its node configuration)"
+_BUDGET_MISMATCH = (
+    "this client has its own budget, which requires record-level privacy: request rejected (set privacy-unit = "
+    "record, or remove epsilon from its node configuration)"
 )
 
 
@@ -52,8 +52,8 @@ class Task:
         round: number of the round.
         seed: of a reproducible run.
         redraw: (k * k,) matrix by which labels are redrawn; empty: none.
-        trained_cluster: which model a client trains: of the redrawn cluster ("assigned") or of the chosen one ("own").
-        assignment_rule: "loss" chooses the cluster of least loss; "nearest" is FeSEM's nearest centre.
+        trained_cluster: the model that a client trains: of the redrawn cluster ("assigned") or the chosen one ("own").
+        assignment_rule: "loss" chooses the cluster with the smallest loss; "nearest" is FeSEM's nearest centre.
         clip: FeSEM's bound on the distance that a client's model may move; inf without privacy.
         folder: state folder of simulated clients.
         cluster: the cluster of the received model if the server assigned it; None: the client chooses.
@@ -91,7 +91,7 @@ class Task:
         model_spec = (config.model, data.input_shape, data.num_classes)
         plans = _plans(request.record_plans)
         terms = request if isinstance(request, TrainRequest) else TrainRequest()
-        batch = _WHOLE if terms.first_batch and not plans else config.batch_size
+        batch = _FULL_BATCH if terms.first_batch and not plans else config.batch_size
         return cls(
             federation=data,
             model_spec=model_spec,
@@ -119,7 +119,7 @@ class Task:
         return _network(*self.model_spec, self.additive)
 
     def plan(self, client_id: int) -> RecordPlan:
-        """The client's record-level plan."""
+        """Return the client's record-level plan."""
         return self.plans[client_id % len(self.plans)]
 
     def shard(self, client: Client) -> Shard:
@@ -134,7 +134,7 @@ class Task:
         return shard if len(shard.y) <= most else replace(shard, x=shard.x[:most], y=shard.y[:most])
 
     def rng(self, client_id: int) -> np.random.Generator:
-        """Randomness of the client in this round, independent of all other clients."""
+        """Return the generator of the client in this round, independent of all other clients."""
         return np.random.default_rng(None if self.seed is None else [self.seed, self.round, client_id])
 
 
@@ -142,8 +142,8 @@ def federation(config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Fed
     """Load the clients' data of a configuration; cached between calls.
 
     Args:
-        config: of the run; its data set is split, unless clients have their own data.
-        clients: whose own data, if any, are read with the shape and classes of the run.
+        config: configuration of the run; its data set is partitioned unless clients have their own data.
+        clients: clients whose own data, if any, are read with the shape and classes of the run.
 
     Raises:
         DataError: the data are not available.
@@ -197,7 +197,7 @@ def _initial_own(layers: Layers, name: str, input_shape: tuple[int, ...], num_cl
 
 
 def torch_device(name: str) -> str:
-    """The torch device of the setting `device`."""
+    """Return the torch device of the setting `device`."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return name
@@ -212,8 +212,8 @@ def read_message(message_type: str, content: RecordDict) -> tuple[ClientConfig, 
     """
     config, request = ClientConfig.from_record(content[CONFIG]), REQUESTS[message_type].from_record(content[CONFIG])
     record = content.array_records[MODELS]
-    if len({key.partition("/")[0] for key in record}) > MOST_CLUSTERS:
-        raise RequestError(f"there are more than {MOST_CLUSTERS} models")
+    if len({key.partition("/")[0] for key in record}) > MAX_CLUSTERS:
+        raise RequestError(f"the message has more than {MAX_CLUSTERS} models")
     try:
         models, layout = unpack_models(record)
     except (ValueError, TypeError, MemoryError) as error:
@@ -227,7 +227,7 @@ def read_message(message_type: str, content: RecordDict) -> tuple[ClientConfig, 
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of one message, and its content. Data are loaded on first use."""
+    """The clients of one message and its content. Data are loaded on first use."""
 
     request: Request
     task: Task
@@ -240,7 +240,7 @@ class Cohort:
         """Read a message.
 
         Raises:
-            RequestError: it is out of bounds.
+            RequestError: a field is missing or out of bounds.
         """
         config, request, models, layout = read_message(message_type, content)
         return cls(request, Task.of(config, request, clients), models, layout, clients)
@@ -264,10 +264,10 @@ class Cohort:
         return Layers.of(self.task.network, self.layout)
 
     @property
-    def unpaid(self) -> list[ClientError]:
+    def budget_errors(self) -> list[ClientError]:
         """One error per client if a client has a budget and the request has no record-level plan; otherwise empty."""
         paid = self.task.plans or not any(client.budget for client in self.clients)
-        return [] if paid else [ClientError(_UNPAID)] * len(self.clients)
+        return [] if paid else [ClientError(_BUDGET_MISMATCH)] * len(self.clients)
 
     @property
     def is_stateful(self) -> bool:
@@ -299,7 +299,7 @@ class Cohort:
         return np.stack([state.get(OWN, initial) for state in self.states])
 
     def choose(self) -> Labels:
-        """(n,) index of the model with the least loss on each client's training data."""
+        """Return the (n,) index of the model with the smallest loss on each client's training data."""
         if len(self.models) == 1:
             return np.zeros(len(self.clients), np.int64)
         return np.asarray(self.losses.argmin(axis=1))

@@ -29,12 +29,12 @@ from coterie.clustering.distances import FloatArray
 Labels = npt.NDArray[np.int64]
 
 #: Largest number of clusters to try if the number is unknown.
-MOST_CLUSTERS = 10
+MAX_CLUSTERS = 10
 #: Minimum mean silhouette of a cluster if the number is unknown.
 STRUCTURE = 0.5
 
 # More clusters are cut than may remain, because singletons do not count as clusters.
-_MOST_CUTS = 2 * MOST_CLUSTERS
+_MAX_CUTS = 2 * MAX_CLUSTERS
 # Number of neighbours of a dense point, and DBSCAN's radius in units of the median distance to the last of them.
 _NEIGHBOURS = 5
 _RADIUS = 2.0
@@ -75,8 +75,8 @@ def cluster(distances: FloatArray, clusterer: str, num_clusters: int | None) -> 
     if num_clusters is not None:
         return Clustering(_in_order(_TOLD[clusterer](distances, num_clusters)) if num_clusters > 1 else one)
     if clusterer in _TOLD:
-        cuts = [_TOLD[clusterer](distances, k) for k in range(2, min(_MOST_CUTS, n // 2) + 1)]
-        tried = [labels for cut in cuts if (labels := _without_loners(distances, cut)).max() < MOST_CLUSTERS]
+        cuts = [_TOLD[clusterer](distances, k) for k in range(2, min(_MAX_CUTS, n // 2) + 1)]
+        tried = [labels for cut in cuts if (labels := _without_singletons(distances, cut)).max() < MAX_CLUSTERS]
     else:
         tried = [_in_order(_FOUND[clusterer](distances))] if n > 2 else []
     silhouettes = {int(labels.max()) + 1: worst_silhouette(distances, labels) for labels in reversed(tried)}
@@ -155,7 +155,7 @@ def _with_noise(distances: FloatArray, labels: Labels) -> Labels:
     return np.where(labels >= 0, labels, known[to_cluster.argmin(axis=1)])
 
 
-def _without_loners(distances: FloatArray, labels: Labels) -> Labels:
+def _without_singletons(distances: FloatArray, labels: Labels) -> Labels:
     """Assign singletons to other clusters."""
     alone = np.bincount(labels)[labels] == 1
     return _in_order(_with_noise(distances, np.where(alone, -1, labels)))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 
-_MOST_ROUNDS = 300
+_MAX_ROUNDS = 300
 # Rows per block of distances to all centroids.
 _CHUNK = 8192
 
@@ -58,7 +58,7 @@ def _descend(
 
     centroids, _ = kmeans_plusplus(x, k, random_state=int(rng.integers(2**31)))
     objective = np.inf
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         sums, totals, objective = np.zeros_like(centroids), np.zeros(k), 0.0
         for begin in range(0, len(x), _CHUNK):
             part = x[begin : begin + _CHUNK]

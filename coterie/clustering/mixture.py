@@ -31,7 +31,7 @@ import numpy.typing as npt
 from coterie.clustering.distances import FloatArray, Updates, gram
 
 #: Largest number of groups to try if the number is unknown.
-MOST_GROUPS = 10
+MAX_GROUPS = 10
 #: Minimum variance of a component relative to that of the widest coordinate; permits groups without noise.
 FLOOR = 1e-6
 
@@ -198,7 +198,7 @@ def switch_round(mpo: float, rounds: int) -> int:
 
 
 def _most(n: int) -> int:
-    return min(MOST_GROUPS, n // 2)
+    return min(MAX_GROUPS, n // 2)
 
 
 def _smallest(mixture: Mixture) -> int:

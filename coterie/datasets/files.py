@@ -494,12 +494,12 @@ def _pictures(folder: Path, home: Path, shape: Shape | None) -> Records:
         raise DataError(f"{folder} contains images, which have 1 or 3 channels, but the run expects {_sizes(shape)}")
     names = _class_names(home / _CLASSES)
     x, y, held_out, sizes, problems = [], [], [], set(), []
-    for room in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
-        for file in sorted(room.iterdir()):
+    for subfolder in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+        for file in sorted(subfolder.iterdir()):
             if file.suffix.lower() not in _PICTURES or file.name.startswith("."):
                 continue
             try:
-                label = _label(room, names)
+                label = _label(subfolder, names)
                 own, asked = _picture(file, shape)
             except DataError as error:
                 problems.append(str(error))
@@ -535,15 +535,15 @@ def _class_names(path: Path) -> list[str] | None:
     return names
 
 
-def _label(room: Path, names: list[str] | None) -> int:
-    if names is not None and room.name in names:
-        return names.index(room.name)
-    if names is None and room.name.isdecimal():
-        return int(room.name)
+def _label(subfolder: Path, names: list[str] | None) -> int:
+    if names is not None and subfolder.name in names:
+        return names.index(subfolder.name)
+    if names is None and subfolder.name.isdecimal():
+        return int(subfolder.name)
     listed = "not found" if names is None else f"it lists {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
     raise DataError(
-        f"{room}: unknown class {room.name!r}; name folders 0, 1, ..., or list all class names of the run, one per "
-        f"line and in the same order for all clients, in {_CLASSES} ({listed})"
+        f"{subfolder}: unknown class {subfolder.name!r}; name folders 0, 1, ..., or list all class names of the run, "
+        f"one per line and in the same order for all clients, in {_CLASSES} ({listed})"
     )
 
 

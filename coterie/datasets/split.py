@@ -12,7 +12,7 @@ from coterie.datasets.sources import DataError, Source
 Rows = npt.NDArray[np.int64]
 
 #: Minimum size of a client's test set in `by_dirichlet` and `by_classes`.
-_LEAST_TESTS = 32
+_MIN_TESTS = 32
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def by_dirichlet(
         raise _too_few(source, everyone, everyone * max(size, 1), available)
     by_class = [rng.permutation(rows) for rows in _rows_by(source.train_y, source.num_classes)]
     tests = _rows_by(source.test_y, source.num_classes)
-    test_size = max(_LEAST_TESTS, len(source.test_y) // clients)
+    test_size = max(_MIN_TESTS, len(source.test_y) // clients)
     left = np.array([len(rows) for rows in by_class])
     preferences = rng.dirichlet(np.full(source.num_classes, alpha), size=everyone)
     train, test = ([np.empty(0, np.int64)] * everyone for _ in range(2))
@@ -161,7 +161,7 @@ def by_classes(
     train = [rng.permutation(np.concatenate([part[i] for part in parts])) for i in range(everyone)]
     if set_aside:
         return Split(train)
-    test_size = max(_LEAST_TESTS, len(source.test_y) // clients)
+    test_size = max(_MIN_TESTS, len(source.test_y) // clients)
     wanted = np.diff(np.cumsum(counts, axis=1) * test_size // counts.sum(axis=1, keepdims=True), prepend=0)
     return Split(train, [_take(tests, own, rng) for own in wanted])
 

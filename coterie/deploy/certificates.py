@@ -50,7 +50,7 @@ _NODE_FILE = re.compile(r"node-(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Made:
+class CreatedCertificates:
     """Files written by a call: ``files`` (within ``folder``) for ``nodes`` (numbers), and their expiry dates (UTC).
 
     ``names`` are the names in the server certificate, if it was created; ``authority_expires`` is the expiry date of
@@ -65,7 +65,7 @@ class Made:
     authority_expires: datetime
 
 
-def create(folder: Path, nodes: int, hosts: Sequence[str], days: int = DAYS) -> Made:
+def create(folder: Path, nodes: int, hosts: Sequence[str], days: int = DAYS) -> CreatedCertificates:
     """Create an authority with a server and nodes 0 to ``nodes`` - 1 in a new or empty ``folder``.
 
     ``hosts`` are the DNS names or IP addresses by which clients reach the SuperLink; its own machine is always
@@ -81,7 +81,7 @@ def create(folder: Path, nodes: int, hosts: Sequence[str], days: int = DAYS) -> 
         "ca.crt": authority.certificate.public_bytes(Encoding.PEM),
         "ca.key": _pem(authority.key),
         "superexec.secret": secrets.token_hex(32).encode(),
-        **authority.vouch("server", "Coterie SuperLink", names, expires, key_name="server.key"),
+        **authority.issue("server", "Coterie SuperLink", names, expires, key_name="server.key"),
         **_node_files(authority, range(nodes), expires),
     }
     target = folder.resolve()
@@ -93,10 +93,12 @@ def create(folder: Path, nodes: int, hosts: Sequence[str], days: int = DAYS) -> 
         raise DeployError(
             f"{folder} cannot be created: {error.strerror}; choose a folder that does not exist yet"
         ) from None
-    return Made(folder, tuple(files), tuple(range(nodes)), names, expires, authority.certificate.not_valid_after_utc)
+    return CreatedCertificates(
+        folder, tuple(files), tuple(range(nodes)), names, expires, authority.certificate.not_valid_after_utc
+    )
 
 
-def add_nodes(folder: Path, nodes: int, days: int = DAYS) -> Made:
+def add_nodes(folder: Path, nodes: int, days: int = DAYS) -> CreatedCertificates:
     """Add ``nodes`` nodes, numbered after the existing ones, signed by the authority of ``folder``.
 
     Raises :class:`DeployError`, also if ca.key is missing or the authority has expired.
@@ -108,10 +110,12 @@ def add_nodes(folder: Path, nodes: int, days: int = DAYS) -> Made:
     expires = authority.end(days)
     files = _node_files(authority, numbers, expires)
     _replace(folder, files)
-    return Made(folder, tuple(files), tuple(numbers), (), expires, authority.certificate.not_valid_after_utc)
+    return CreatedCertificates(
+        folder, tuple(files), tuple(numbers), (), expires, authority.certificate.not_valid_after_utc
+    )
 
 
-def renew_server(folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> Made:
+def renew_server(folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> CreatedCertificates:
     """Renew certificate and key of the server with the authority of ``folder``; keep its names unless ``hosts``.
 
     Raises :class:`DeployError`, also if ca.key is missing or the authority has expired.
@@ -119,9 +123,9 @@ def renew_server(folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> M
     authority = _Authority.read(folder)
     names = _with_loopback(hosts or _names_of(folder))
     expires = authority.end(days)
-    files = authority.vouch("server", "Coterie SuperLink", names, expires, key_name="server.key")
+    files = authority.issue("server", "Coterie SuperLink", names, expires, key_name="server.key")
     _replace(folder, files)
-    return Made(folder, tuple(files), (), names, expires, authority.certificate.not_valid_after_utc)
+    return CreatedCertificates(folder, tuple(files), (), names, expires, authority.certificate.not_valid_after_utc)
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,7 @@ class _Authority:
         end = min(datetime.now(UTC) + timedelta(days=days), self.certificate.not_valid_after_utc)
         return end.replace(microsecond=0)
 
-    def vouch(self, stem: str, name: str, names: Sequence[str], end: datetime, key_name: str) -> dict[str, bytes]:
+    def issue(self, stem: str, name: str, names: Sequence[str], end: datetime, key_name: str) -> dict[str, bytes]:
         """Sign ``stem``.crt for a new key, which is stored in ``key_name``."""
         key = ec.generate_private_key(ec.SECP384R1())
         extensions = {
@@ -224,7 +228,7 @@ def _node_files(authority: _Authority, numbers: Sequence[int], end: datetime) ->
         files[f"{stem}.key"] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         files[f"{stem}.pub"] = public + f" node-{number}\n".encode()
         name = f"supernode-{number}"
-        files |= authority.vouch(stem, name, (name, *_LOOPBACK), end, key_name=f"{stem}.tls.key")
+        files |= authority.issue(stem, name, (name, *_LOOPBACK), end, key_name=f"{stem}.tls.key")
     return files
 
 

@@ -359,13 +359,13 @@ def _superlink(address: str, ca: Path) -> str:
                 raise DeployError(f"{where} supports TLS but not gRPC: use the port of the Fleet API, 9092 by default")
             return f"{address}, {secure.version()}"
     except ssl.SSLCertVerificationError as error:
-        raise DeployError(f"{where} {mistrust(error, host, ca)}") from None
+        raise DeployError(f"{where} {explain_verification_error(error, host, ca)}") from None
     except OSError as error:
         why = getattr(error, "reason", None) or error.strerror or error
         raise DeployError(f"{where} TLS handshake failed ({why}): was the SuperLink started with --insecure?") from None
 
 
-def mistrust(error: ssl.SSLCertVerificationError, host: str, ca: Path | str) -> str:
+def explain_verification_error(error: ssl.SSLCertVerificationError, host: str, ca: Path | str) -> str:
     """Explain why a server certificate was rejected, and how to fix it."""
     code = error.verify_code
     if code in _WRONG_NAMES:

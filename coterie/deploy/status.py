@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from coterie.deploy.edge import mistrust
+from coterie.deploy.edge import explain_verification_error
 from coterie.deploy.errors import DeployError
 from coterie.logs import read_rounds
 
@@ -69,7 +69,7 @@ class Status:
     progress: dict[str, Any] | None
 
 
-def ask(connection: str | None = None, run: int | None = None) -> Status:
+def query_status(connection: str | None = None, run: int | None = None) -> Status:
     """Query the SuperLink of a connection in Flower's configuration.
 
     Args:
@@ -168,7 +168,9 @@ def _unreachable(error: BaseException, link: SuperLinkConnection) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return mistrust(cause, host, link.root_certificates or "an authority that this machine trusts")
+            return explain_verification_error(
+                cause, host, link.root_certificates or "an authority that this machine trusts"
+            )
         if isinstance(cause, ssl.SSLError):
             return f"TLS handshake failed ({cause.reason}): was the SuperLink started with --insecure?"
         if isinstance(cause, socket.gaierror):

@@ -1,4 +1,4 @@
-"""One-shot clustering of records, the frame of PPFC-GAN, k-FED and FFCM.
+"""One-shot clustering of records, the base of PPFC-GAN, k-FED and FFCM.
 
      1  every client i sends points X_i, computed from its records
      2  the server clusters the union of all X_i: an encoder (or none) and k centroids
@@ -8,7 +8,7 @@ Details
 - Clients without a valid reply before the deadline are ignored; the notes list them.
 - The run folder stores points on arrival. A resumed run sends the request to the remaining clients only.
 - Labels stay at the clients. With exact diagnostics, clients report numbers of records by label and class.
-- Device failures can be simulated: a number of clients, drawn at random, receive no request. All clients label.
+- Device failures can be simulated: a random subset of clients receives no request. All clients label their records.
 """
 
 from __future__ import annotations
@@ -47,19 +47,20 @@ class OneShotSettings(Settings):
     """Settings of every method that clusters records."""
 
     device_failures: float = setting(
-        0.0, "share of clients that fail before they reply, in a simulation", at_least=0, at_most=0.99
+        0.0, "simulated share of clients that fail before they reply", at_least=0, at_most=0.99
     )
-    upload_limit: int = setting(256, "limit on the points of one client, in megabytes", at_least=1)
+    upload_limit: int = setting(256, "maximum size of the points of one client, in megabytes", at_least=1)
 
 
 class OneShot(ClusteredStrategy):
     """One round: points of every client, one clustering of all, labels at the clients.
 
     Args:
-        plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments; of one round and model.
+        plan: plan of one round and one model; for this and other arguments see
+            :class:`~coterie.strategies.ClusteredStrategy`.
         settings: of the method.
         example_shape: shape of a record.
-        clusters: k, of records.
+        clusters: k, number of clusters of records.
     """
 
     clustered: ClassVar[bool] = False
@@ -100,13 +101,13 @@ class OneShot(ClusteredStrategy):
                 f"{self.name} requires the participation of all clients: set sampling-rate to 1, not {plan.rate:g}"
             )
         self.shape = tuple(int(size) for size in example_shape)
-        self.most = self.settings.upload_limit * 2**20 // (4 * int(np.prod(self.shape)))
-        if not self.most:
+        self.max_points = self.settings.upload_limit * 2**20 // (4 * int(np.prod(self.shape)))
+        if not self.max_points:
             raise StrategyError(
                 f"upload-limit = {self.settings.upload_limit} MB is smaller than one record of shape {self.shape}"
             )
 
-    # ---- what a method fills in ---------------------------------------------------------------------------
+    # ---- to be implemented by a method --------------------------------------------------------------------
 
     @abstractmethod
     def request(self) -> Request:
@@ -114,24 +115,24 @@ class OneShot(ClusteredStrategy):
 
     def reply_spec(self) -> PointsSpec:
         """Bounds of a reply."""
-        return PointsSpec(self.shape, self.most)
+        return PointsSpec(self.shape, self.max_points)
 
     @abstractmethod
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
-        """Line 2, from the (n_i, *shape) points of every client that sent some."""
+        """Line 2, from the (n_i, *shape) points of all clients with a reply."""
 
     # ---- the round ----------------------------------------------------------------------------------------
 
     def initial_parameters(self, draw: Callable[..., Parameters]) -> Parameters:
-        """None: the first request carries no model."""
+        """None: the first request contains no model."""
         return {}
 
     def evaluation(self) -> LabelRequest:
-        """The request for labels, with counts if runs are evaluated."""
+        """The request for labels, with counts if the run is evaluated."""
         return LabelRequest(labels=self.clusters, encoder=self.encoder, release_counts=bool(self.evaluate_every))
 
     def evaluation_due(self, number: int, last: bool) -> bool:
-        """After the round: clients label their records in any case."""
+        """After the round: clients always label their records."""
         return last
 
     def round(self, number: int, models: Models) -> Round:
@@ -185,10 +186,10 @@ class OneShot(ClusteredStrategy):
         scores["clients_labelled"] = len(contents)
         return scores
 
-    # ---- pieces -------------------------------------------------------------------------------------------
+    # ---- stored points and codes --------------------------------------------------------------------------
 
     def _failed(self) -> set[int]:
-        """Clients whose devices fail, in a simulation; the same ones when a run goes on."""
+        """Clients with simulated device failures; a resumed run has the same ones."""
         many, failed = round(self.settings.device_failures * self.plan.clients), self.recorder.load_artifact(_FAILED)
         if not many:
             return set()
@@ -199,7 +200,7 @@ class OneShot(ClusteredStrategy):
         return set(failed["clients"].tolist())
 
     def _load_points(self) -> dict[int, FloatArray]:
-        """Points that arrived before the run was interrupted."""
+        """Points received before the run was interrupted."""
         stored = {client: self.recorder.load_artifact(_artifact(client)) for client in range(self.plan.clients)}
         return {client: arrays["points"] for client, arrays in stored.items() if arrays}
 
@@ -210,7 +211,7 @@ class OneShot(ClusteredStrategy):
         self.recorder.save_artifact(_TRAFFIC, traffic)
 
     def _save_codes(self, points: Mapping[int, FloatArray], labeller: Labeller) -> None:
-        """Store codes and labels of some points."""
+        """Store codes and labels of a sample of points."""
         import torch
 
         owners = np.repeat(list(points), [len(own) for own in points.values()])

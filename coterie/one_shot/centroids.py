@@ -1,4 +1,4 @@
-"""The frame of k-FED and FFCM: clients send centroids of their records, which the server merges into k."""
+"""The base of k-FED and FFCM: clients send centroids of their records, which the server merges into k."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class LocalCentroidsSettings(OneShotSettings):
 class LocalCentroids(OneShot):
     """Merges centroids of all clients."""
 
+    point_name: ClassVar[str] = "local centroids"
     settings: LocalCentroidsSettings
     #: Clustering algorithm of the clients.
     local: ClassVar[str]
@@ -44,12 +45,12 @@ class LocalCentroids(OneShot):
         return self.settings.local_centroids or self.clusters
 
     def request(self) -> CentroidsRequest:
-        """How many centroids, and by which method."""
+        """The number of centroids and the clustering algorithm."""
         return CentroidsRequest(local=self.local, local_centroids=self.local_centroids)
 
     def reply_spec(self) -> PointsSpec:
         """At most the requested number of centroids; fewer if a client has fewer records."""
-        return PointsSpec(self.shape, min(self.most, self.local_centroids))
+        return PointsSpec(self.shape, min(self.max_points, self.local_centroids))
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
         """(k, F) centroids of the centroids of all clients."""

@@ -1,7 +1,7 @@
-"""FFCM: fuzzy c-means in every client, and k-means of what they found.
+"""FFCM: fuzzy c-means at every client, and k-means of the resulting centroids.
 
 Stallmann, Wilbik, "Towards Federated Clustering: A Federated Fuzzy c-Means Algorithm (FFCM)", 2022, in one round,
-as the second baseline of papers/ppfc_gan takes it.
+as in the second baseline of papers/ppfc_gan.
 
     client i
      1  V_i <- k' centroids of X_i by fuzzy c-means with fuzzifier m; send them
@@ -11,8 +11,8 @@ as the second baseline of papers/ppfc_gan takes it.
      3  label of x <- argmin_r |x - c_r|
 
 Details
-- m = 1.1 is the authors' later code. At m = 2, a common default, centroids of many features fall together.
-- The authors repeat lines 1 and 2; papers/ppfc_gan counts one round.
+- m = 1.1 follows the authors' later code. At m = 2, a common default, centroids coincide if there are many features.
+- The authors repeat lines 1 and 2; papers/ppfc_gan uses one round.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""k-FED: one round of k-means in every client, whose centroids the server seeds far apart and averages once.
+"""k-FED: one round of k-means at every client; the server merges the centroids by farthest-point seeding.
 
 Dennis, Li, Smith, "Heterogeneity for the Win: One-Shot Federated Clustering", ICML 2021, Algorithm 2; the first
 baseline of papers/ppfc_gan.
@@ -14,11 +14,11 @@ baseline of papers/ppfc_gan.
      6  label of x <- argmin_r |x - c_r|
 
 Details
-- Where k' is no less than k, M starts from one centroid of that client: k of them would leave line 3 nothing to do, and
-  at clients of one class all would lie in that class.
-- Line 1 is k-means++ with restarts, in place of the spectral start of its Algorithm 1 (Awasthi and Sheffet), which the
-  authors' code leaves out too. A client with fewer records than k' sends one centroid a record.
-- Line 6 is that of papers/ppfc_gan. k-FED itself gives a record the label of its local centroid.
+- If k' is at least k, M starts from one centroid of that client: with k of them, line 3 would have no effect, and for
+  a client with one class all seeds would belong to that class.
+- Line 1 is k-means++ with restarts instead of the spectral initialisation of its Algorithm 1 (Awasthi and Sheffet),
+  which the authors' code omits as well. A client with fewer records than k' sends one centroid per record.
+- Line 6 follows papers/ppfc_gan. In k-FED itself, a record has the label of its local centroid.
 """
 
 from __future__ import annotations

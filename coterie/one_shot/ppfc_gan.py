@@ -15,15 +15,15 @@ Yan, Liu, Qi, Zhang, "Privacy-Preserving Federated Deep Clustering based on GAN"
      7  label of x <- argmin_j |f_e(x) - c_j|                                                    Equation (4)
 
 Details
-- The generator ascends log D(G(z)), which has the same fixed point as line 2 and gradients from the first step on.
-- Samples are those of the generator's average (``ema_decay``), several times nearer to the records than those of the
-  last one (docs/results.md).
-- ``joint_epochs`` = 0 trains the autoencoder alone and clusters its codes in sequence: the paper's PPFC-GAN†.
-- The paper's Theorem 1 is no guarantee: it has delta = O(s/n) for s samples of n records, which is of order 1 at s = n,
-  names no epsilon, and nothing is clipped or noised. At record level (privacy-unit = record) the discriminator is
+- The generator maximises log D(G(z)), which has the same fixed point as line 2 and no vanishing initial gradients.
+- Samples are drawn from a moving average of the generator (``ema_decay``); they are several times closer to the records
+  than those of the last generator (docs/results.md).
+- ``joint_epochs`` = 0 trains the autoencoder first and then clusters its codes: the paper's PPFC-GAN†.
+- The paper's Theorem 1 gives no guarantee: its delta = O(s/n) for s samples of n records is of order 1 at s = n, it
+  states no epsilon, and nothing is clipped or noised. At record level (privacy-unit = record) the discriminator is
   trained by DP-SGD instead, in a network without batch normalisation: generator and samples are then post-processing.
 - The notes list clients whose samples hardly differ from each other: their GANs collapsed.
-- The encoder travels with its batch normalisation folded in, so that a record's label is its own matter.
+- The server folds batch normalisation into the encoder, so that the label of a record does not depend on others.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from coterie.models.autoencoder import Labeller
 
 _STATE = "dcn-state"
-# Share of the standard deviation of all samples below which a GAN has collapsed.
-_ALIKE = 0.01
+# Share of the standard deviation of all samples below which a GAN counts as collapsed.
+_COLLAPSED_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ class PPFCGAN(OneShot):
     name: ClassVar[str] = "ppfc-gan"
     title: ClassVar[str] = "deep clustering of records by samples of clients' GANs"
     paper: ClassVar[str] = "Yan et al. 2022"
+    point_name: ClassVar[str] = "synthetic samples"
     row_wise: ClassVar[bool] = False
     units: ClassVar[tuple[str, ...]] = ("none", "record")
     server_settings: ClassVar[tuple[str, ...]] = (
@@ -152,10 +153,10 @@ class PPFCGAN(OneShot):
             )
         if not settings.pretrain_epochs + settings.joint_epochs:
             raise StrategyError("pretrain-epochs and joint-epochs must not both be 0: the autoencoder must be trained")
-        if settings.synthetic_samples > self.most:
+        if settings.synthetic_samples > self.max_points:
             raise StrategyError(
-                f"synthetic-samples = {settings.synthetic_samples}: upload-limit allows at most {self.most} of shape "
-                f"{self.shape}"
+                f"synthetic-samples = {settings.synthetic_samples}: upload-limit allows at most {self.max_points} "
+                f"samples of shape {self.shape}"
             )
         self.encoder, self.device = settings.autoencoder, device
 
@@ -175,15 +176,15 @@ class PPFCGAN(OneShot):
 
     def reply_spec(self) -> PointsSpec:
         """Line 4."""
-        return PointsSpec(self.shape, self.most, exactly=self.settings.synthetic_samples)
+        return PointsSpec(self.shape, self.max_points, num_points=self.settings.synthetic_samples)
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
         """Line 5."""
         from coterie.clustering.dcn import DCN  # imports torch
 
         every = union(points)
-        least = _ALIKE * _spread(every)
-        collapsed = [client for client, own in points.items() if len(own) > 1 and _spread(own) < least]
+        least = _COLLAPSED_SHARE * _mean_deviation(every)
+        collapsed = [client for client, own in points.items() if len(own) > 1 and _mean_deviation(own) < least]
         if collapsed:
             self.notes["collapsed"] = collapsed
             log(
@@ -214,6 +215,6 @@ class PPFCGAN(OneShot):
         return labeller
 
 
-def _spread(points: FloatArray) -> float:
+def _mean_deviation(points: FloatArray) -> float:
     """Mean over coordinates of the deviation of (n, *shape) points."""
     return float(points.std(axis=0).mean())

@@ -30,7 +30,7 @@ from coterie.privacy.plan import (
     ReleasedUpdates,
 )
 from coterie.privacy.randomness import Streams, gaussian
-from coterie.privacy.record import SELECTIONS, Priced, Pricing, RecordPlan, Revealed
+from coterie.privacy.record import SELECTIONS, PricedRequest, Pricing, RecordPlan, ReleaseSpec
 from coterie.privacy.selection import noisy_argmin, selection_event
 
 __all__ = [
@@ -54,17 +54,17 @@ __all__ = [
     "Paper",
     "Permit",
     "Plan",
-    "Priced",
+    "PricedRequest",
     "Pricing",
     "PrivacyError",
     "RRSlot",
     "RecordLevel",
     "RecordPlan",
+    "ReleaseSpec",
     "Released",
     "ReleasedPoints",
     "ReleasedSums",
     "ReleasedUpdates",
-    "Revealed",
     "SharedBudget",
     "Streams",
     "calibrate",

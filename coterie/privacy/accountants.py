@@ -48,15 +48,15 @@ _GRID = 1e-3
 _HALVINGS = 11
 # Minimum number of steps per standard deviation of a release's loss, and maximum number of steps of a refined grid.
 _STEPS_PER_DEVIATION = 4
-_MOST_STEPS = 2**16
+_MAX_STEPS = 2**16
 # Bound on the probability mass moved by rounding errors of the Fourier transforms, per composed event.
 _ROUND_OFF = 1e-16
 # Mass of a privacy loss distribution that may be treated as infinite loss, per event.
 _TAIL = 1e-15
 #: Smallest useful noise multiplier; below it the grid of losses does not fit in memory.
-LEAST_NOISE = 0.05
+MIN_NOISE = 0.05
 #: Largest useful noise multiplier.
-MOST_NOISE = 1e4
+MAX_NOISE = 1e4
 
 SAMPLERS = ("poisson", "fixed")
 
@@ -113,12 +113,12 @@ class Accountant:
         if self._sampler not in (None, event.sampler):
             raise PrivacyError("poisson and fixed sampling have different adjacencies and cannot be composed")
         self._sampler = event.sampler
-        self._unprotected = self._unprotected or event.noise_multiplier < LEAST_NOISE
+        self._unprotected = self._unprotected or event.noise_multiplier < MIN_NOISE
         if count and not self._unprotected:
             self._compose(event, count)
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at ``delta`` of all events so far; inf if the noise of one is below ``LEAST_NOISE``."""
+        """Epsilon at ``delta`` of all events so far; inf if the noise of one is below ``MIN_NOISE``."""
         return math.inf if self._unprotected else self._epsilon(delta)
 
     def with_rounds(self, event: Event, count: int) -> Accountant:
@@ -195,7 +195,7 @@ def _grid_for(events: Sequence[tuple[Event, int]]) -> float:
     square of the losses' standard deviations, unless this would require too many steps for the range of the losses.
     """
     variance = math.fsum(count * _deviation(event) ** 2 for event, count in events) / sum(n for _, n in events)
-    least = max(_longest_loss(event) for event, _ in events) / _MOST_STEPS
+    least = max(_longest_loss(event) for event, _ in events) / _MAX_STEPS
     step = max(math.sqrt(variance) / _STEPS_PER_DEVIATION, least, _GRID * 2.0**-_HALVINGS)
     return _GRID * 2.0 ** min(0, math.floor(math.log2(step / _GRID)))
 

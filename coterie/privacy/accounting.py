@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 from coterie.privacy.accountants import (
-    LEAST_NOISE,
-    MOST_NOISE,
+    MAX_NOISE,
+    MIN_NOISE,
     Accountant,
     Event,
     PrivacyError,
@@ -126,7 +126,7 @@ def _calibrated(
                 f"{rounds} rounds at rate {sampling_rate:g} is at least {floor:.4g} however large the noise; "
                 "increase epsilon, or use accountant rdp or pld"
             )
-    noise = least_noise(cost, target_epsilon, tolerance)
+    noise = min_noise(cost, target_epsilon, tolerance)
     if noise is None:
         raise PrivacyError(
             f"no noise reaches epsilon {target_epsilon:g} at delta {delta:g} with {rounds} rounds at sampling "
@@ -136,7 +136,7 @@ def _calibrated(
     return noise
 
 
-def least_noise(cost: Callable[[float], float], target: float, tolerance: float = 1e-3) -> float | None:
+def min_noise(cost: Callable[[float], float], target: float, tolerance: float = 1e-3) -> float | None:
     """Return the smallest noise multiplier of ``cost`` at most ``target``, to ``tolerance``; None if there is none.
 
     The cost at the returned value is at most ``target``. The search brackets the value within a factor of two, and
@@ -153,13 +153,13 @@ def least_noise(cost: Callable[[float], float], target: float, tolerance: float 
         costs[noise] = cost(noise)
         return costs[noise] <= target
 
-    low, high = LEAST_NOISE, 1.0
+    low, high = MIN_NOISE, 1.0
     while not fits(high):
         low, high = high, 2 * high
-        if high > MOST_NOISE:
+        if high > MAX_NOISE:
             return None
     if low < high / 2:  # the first guess suffices: search a bracket below it, avoiding small noise, which is costly
-        while high / 2 > LEAST_NOISE and fits(high / 2):
+        while high / 2 > MIN_NOISE and fits(high / 2):
             high /= 2
         low = high / 2
     steps = 1

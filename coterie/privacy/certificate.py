@@ -16,7 +16,7 @@ from typing import Any
 
 from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError, VisibleAccountant, accountant_title
 from coterie.privacy.accounting import SLACK, affordable, composed, epsilon
-from coterie.privacy.ledger import counted
+from coterie.privacy.ledger import count_events
 from coterie.privacy.mechanisms import plan_from_terms
 from coterie.privacy.plan import Plan, certifies
 from coterie.privacy.record import RecordPlan
@@ -52,7 +52,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
             method that give no guarantee, with the reason).
         charges: the other lines, in order.
     """
-    plan, charged = plan_of(header["plan"]), counted(charges)
+    plan, charged = plan_of(header["plan"]), count_events(charges)
     profiles = _profiles(header, plan, charges)
     delta = min(profile.plan.delta for profile in profiles)
     by_accountant = {name: max(each.epsilon(delta, name) for each in profiles) for name in _accountants(plan)}
@@ -164,7 +164,7 @@ def total(
     papers = {name: certificate(header, charges) for name, (header, charges) in runs.items()}
     reasons = [f"{name}: {reason}" for name, paper in papers.items() for reason in paper["reasons"]]
     reasons += delta_reasons(replace(first, delta=delta))
-    events = sum((planned_events(plan, counted(runs[name][1])) for name, plan in plans.items()), Counter[Event]())
+    events = sum((planned_events(plan, count_events(runs[name][1])) for name, plan in plans.items()), Counter[Event]())
     cost = epsilon(events, delta)
     return {
         "epsilon": _finite(cost),
@@ -242,7 +242,7 @@ class _Profile:
 def _profiles(
     header: Mapping[str, Any], plan: Plan | RecordPlan, charges: Sequence[Mapping[str, Any]]
 ) -> list[_Profile]:
-    charged = counted(charges)
+    charged = count_events(charges)
     over = epsilon(charged, plan.delta, plan.accountant) > plan.epsilon * SLACK
     if isinstance(plan, Plan):
         return [_Profile(plan.clients, plan, planned_events(plan, charged), over)]
@@ -259,11 +259,11 @@ def _profiles(
 
 def _charged_to(own: RecordPlan, plan: RecordPlan, charges: Sequence[Mapping[str, Any]]) -> Counter[Event]:
     """Return the maximum events of a client with the plan ``own`` for the requests charged under ``plan``."""
-    charged = counted(charges)
+    charged = count_events(charges)
     if own == plan:
         return charged
     ((first, first_steps),), ((later, later_steps),) = plan.part(first=True).items(), plan.part().items()
-    in_round_1 = counted(charge for charge in charges if charge.get("round") == 1)
+    in_round_1 = count_events(charge for charge in charges if charge.get("round") == 1)
     firsts = math.ceil((in_round_1 if first == later else charged)[first] / first_steps)
     laters = math.ceil(charged[later] / later_steps)
     if first == later and own.part(first=True) == own.part():

@@ -12,7 +12,7 @@ from coterie.privacy.accountants import PrivacyError
 FloatArray = npt.NDArray[np.float64]
 
 #: Range of useful clipping norms. The ratio of noise to sensitivity does not depend on the clipping norm.
-LEAST_CLIP_NORM, MOST_CLIP_NORM = 1e-6, 1e6
+MIN_CLIP_NORM, MAX_CLIP_NORM = 1e-6, 1e6
 
 # Margin below the clipping norm for the rounding of norms and sums.
 _MARGIN = 1e-6
@@ -24,8 +24,8 @@ def check_clip_norm(clip_norm: float) -> None:
     Raises:
         PrivacyError: it is NaN, too small or too large.
     """
-    if not LEAST_CLIP_NORM <= clip_norm <= MOST_CLIP_NORM:
-        raise PrivacyError(f"clipping norm must lie in [{LEAST_CLIP_NORM:g}, {MOST_CLIP_NORM:g}], not {clip_norm:g}")
+    if not MIN_CLIP_NORM <= clip_norm <= MAX_CLIP_NORM:
+        raise PrivacyError(f"clipping norm must lie in [{MIN_CLIP_NORM:g}, {MAX_CLIP_NORM:g}], not {clip_norm:g}")
 
 
 def clip(update: npt.ArrayLike, clip_norm: float) -> FloatArray:

@@ -123,13 +123,13 @@ class Ledger:
     @property
     def events(self) -> Counter[Event]:
         """All charged events."""
-        return counted(self.charges)
+        return count_events(self.charges)
 
     def spent(self, accountant: str | None = None) -> float:
         """Epsilon of all charges, by the ledger's accountant or another tracked one."""
         return self._live[accountant or self.accountant].epsilon(self.delta)
 
-    def round(self, number: int, event: Event, count: int = 1, **details: Any) -> Permit:
+    def charge_round(self, number: int, event: Event, count: int = 1, **details: Any) -> Permit:
         """Charge one attempt at a release of round ``number``, sync it to disk, and return its permit.
 
         A shared budget is charged first, so that a crash in between can only overcount.
@@ -171,16 +171,16 @@ class Ledger:
                     "which the run started"
                 )
 
-    def paid(self, number: int, charges: Mapping[Event, int], question: str) -> bool:
-        """Whether all these charges of a round were made for the request with the digest ``question``."""
-        made = counted(c for c in self.charges if c["round"] == number and c.get("question") == question)
+    def is_charged(self, number: int, charges: Mapping[Event, int], digest: str) -> bool:
+        """Whether the ledger contains these charges of a round for the request with this digest."""
+        made = count_events(c for c in self.charges if c["round"] == number and c.get("question") == digest)
         return all(made[event] >= count for event, count in charges.items())
 
-    def again(self, number: int, event: Event) -> Permit:
+    def replay_permit(self, number: int, event: Event) -> Permit:
         """Return a permit for a replayed reply to a request that was already charged."""
         return Permit(len(self.charges), number, event, self.spent())
 
-    def unpaid(self, number: int) -> Permit:
+    def uncharged_permit(self, number: int) -> Permit:
         """Return a permit without a charge, for replies of clients that are charged in their own ledgers only."""
         return Permit(len(self.charges), number, None, self.spent())
 
@@ -243,7 +243,7 @@ class SharedBudget(Ledger):
         super().__init__(delta, epsilon, path, about={"clients": clients, "sampler": sampler})
 
     def charge(self, number: int, event: Event, count: int) -> dict[str, Any]:
-        """Charge a release of round ``number`` of a run, as :meth:`round` does.
+        """Charge a release of round ``number`` of a run, as :meth:`charge_round` does.
 
         Returns:
             entries for the charge in the run's own ledger.
@@ -252,7 +252,7 @@ class SharedBudget(Ledger):
             BudgetError: the charge would exceed the budget; nothing was written.
         """
         try:
-            permit = self.round(number, event, count)
+            permit = self.charge_round(number, event, count)
         except BudgetError as error:
             raise BudgetError(f"{self.path}: {error}") from None
         return {"charge": permit.charge, "epsilon": permit.epsilon, "delta": self.delta, "epsilon_budget": self.budget}
@@ -307,7 +307,7 @@ def count_of(charge: Mapping[str, Any]) -> int:
     return int(charge.get("count", 1))
 
 
-def counted(charges: Iterable[Mapping[str, Any]]) -> Counter[Event]:
+def count_events(charges: Iterable[Mapping[str, Any]]) -> Counter[Event]:
     """Return the events of all charges."""
     total: Counter[Event] = Counter()
     for charge in charges:

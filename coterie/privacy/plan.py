@@ -5,7 +5,7 @@ round:
 
     cohort        = plan.sample(coins)                  sampled clients
     contributions = plan.contributions(d)               clipped on arrival; secret
-    permit        = ledger.round(t, plan.event())       charged, on disk
+    permit        = ledger.charge_round(t, plan.event())       charged, on disk
     released      = plan.release(permit, contributions, streams, attempt)
 """
 
@@ -23,12 +23,12 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from coterie.privacy.accountants import ACCOUNTANTS, MOST_NOISE, Event, PrivacyError
+from coterie.privacy.accountants import ACCOUNTANTS, MAX_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import calibrate, check_delta
 from coterie.privacy.clipping import check_clip_norm, clip_to_unit
 from coterie.privacy.ledger import Ledger, LedgerError, Permit
 from coterie.privacy.randomness import FloatArray, Streams, gaussian
-from coterie.privacy.record import Priced
+from coterie.privacy.record import PricedRequest
 
 IntArray = npt.NDArray[np.int64]
 R_co = TypeVar("R_co", covariant=True)
@@ -298,7 +298,7 @@ class Plan(ABC):
     adjacency: ClassVar[str]
     sampler: ClassVar[str]
     #: Whether every client keeps its own ledger, which is charged for its participation (record level).
-    clients_account: ClassVar[bool] = False
+    clients_keep_ledgers: ClassVar[bool] = False
     #: Whether clients redraw their own labels for rebalancing (by a matrix of released values).
     redraws: ClassVar[bool] = False
     #: Whether clients may keep state between rounds on which their updates depend.
@@ -312,15 +312,15 @@ class Plan(ABC):
     #: Whether the server uses noisy labels of single clients, which need a share of the privacy.
     noisy_labels: ClassVar[bool] = False
     #: Default share of identifiers.
-    usual_share: ClassVar[float] = 0.0
+    default_identifier_share: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.sampling_rate <= 1:
             raise PrivacyError(f"sampling rate must lie in (0, 1], not {self.sampling_rate}")
         if self.private or self.clip_norm != math.inf:
             check_clip_norm(self.clip_norm)
-        if not 0 <= self.noise_multiplier <= MOST_NOISE:
-            raise PrivacyError(f"noise multiplier must lie in [0, {MOST_NOISE:g}], not {self.noise_multiplier}")
+        if not 0 <= self.noise_multiplier <= MAX_NOISE:
+            raise PrivacyError(f"noise multiplier must lie in [0, {MAX_NOISE:g}], not {self.noise_multiplier}")
         if not 0 <= self.identifier_share < 1:
             raise PrivacyError(f"identifier share must lie in [0, 1), not {self.identifier_share}")
         for name in ("clients", "num_clusters", "rounds"):
@@ -359,7 +359,7 @@ class Plan(ABC):
         Raises:
             PrivacyError: a parameter is invalid, or no noise suffices.
         """
-        numbers = {"identifier_share": cls.usual_share, "accountant": cls.accountants[0], **numbers}
+        numbers = {"identifier_share": cls.default_identifier_share, "accountant": cls.accountants[0], **numbers}
         sketch = cls(rounds=rounds, epsilon=epsilon, delta=delta, noise_multiplier=1.0, **numbers)
         return sketch.recalibrated(sketch.noise_for(rounds, sketch._evaluations(sketch.evaluations)))
 
@@ -419,7 +419,7 @@ class Plan(ABC):
         """Events for which :meth:`release` accepts a permit; None: no charge."""
         return {self.event()}
 
-    def charges(self, request: Priced, cohort: IntArray | None = None) -> Counter[Event]:
+    def charges(self, request: PricedRequest, cohort: IntArray | None = None) -> Counter[Event]:
         """Events of releasing the replies to ``request``; the permit of the last one allows the release.
 
         Args:

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
-from coterie.privacy.accountants import MOST_NOISE, Event, PrivacyError
-from coterie.privacy.accounting import check_delta, epsilon, least_noise
+from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
+from coterie.privacy.accounting import check_delta, epsilon, min_noise
 from coterie.privacy.clipping import check_clip_norm
 from coterie.privacy.selection import selection_event
 
@@ -35,12 +35,12 @@ _COUNTS = {
     "selections": (0, 10**6),
     "compared": (0, 10**6),
 }
-_MOST_NOISE = 100 * MOST_NOISE
-_MOST_EPSILON = 1e12
+_MAX_NOISE = 100 * MAX_NOISE
+_MAX_EPSILON = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Revealed:
+class ReleaseSpec:
     """Information about a client's records that one reply releases.
 
     Attributes:
@@ -54,18 +54,18 @@ class Revealed:
     choice: bool = False
 
 
-class Priced(Protocol):
+class PricedRequest(Protocol):
     """A request whose cost a plan computes."""
 
     @property
-    def revealed(self) -> Revealed | None:
+    def release_spec(self) -> ReleaseSpec | None:
         """Released information; None: no plan covers the reply."""
 
 
 class Pricing(Protocol):
     """Basis of the charges of a server or a client: the plan of a run, or of one client."""
 
-    def charges(self, request: Priced, cohort: npt.NDArray[np.int64] | None = None) -> Counter[Event]:
+    def charges(self, request: PricedRequest, cohort: npt.NDArray[np.int64] | None = None) -> Counter[Event]:
         """Events of the replies of ``cohort`` to ``request``; None: of any cohort."""
 
 
@@ -135,8 +135,8 @@ class RecordPlan:
             ("first noise", self.first_noise_multiplier),
             ("loss noise", self.loss_noise),
         ):
-            if noise is not None and not 0 < noise <= _MOST_NOISE:
-                raise PrivacyError(f"{name} multiplier must be positive and at most {_MOST_NOISE:g}, not {noise}")
+            if noise is not None and not 0 < noise <= _MAX_NOISE:
+                raise PrivacyError(f"{name} multiplier must be positive and at most {_MAX_NOISE:g}, not {noise}")
         if not self.epsilon > 0:
             raise PrivacyError(f"epsilon must be positive, not {self.epsilon}")
         selection_event(self.selection_epsilon)
@@ -161,8 +161,8 @@ class RecordPlan:
             if type(terms[name]) not in ((*kinds, int) if float in kinds else kinds):
                 raise PrivacyError(f"{name.replace('_', ' ')} must not be {terms[name]!r:.60}")
         plan = cls(**terms)
-        if not plan.epsilon <= _MOST_EPSILON:
-            raise PrivacyError(f"epsilon must be at most {_MOST_EPSILON:g}, not {plan.epsilon}")
+        if not plan.epsilon <= _MAX_EPSILON:
+            raise PrivacyError(f"epsilon must be at most {_MAX_EPSILON:g}, not {plan.epsilon}")
         return plan
 
     @classmethod
@@ -191,8 +191,8 @@ class RecordPlan:
         if not 0 < plan.epsilon < math.inf:
             raise PrivacyError(f"epsilon must be positive and finite, not {plan.epsilon}")
         # The fixed events may already exceed the budget; checking this first avoids minutes of search.
-        possible = at(MOST_NOISE).cost() <= plan.epsilon
-        noise = least_noise(lambda z: at(z).cost(), plan.epsilon) if possible else None
+        possible = at(MAX_NOISE).cost() <= plan.epsilon
+        noise = min_noise(lambda z: at(z).cost(), plan.epsilon) if possible else None
         if noise is None:
             raise PrivacyError(
                 f"no {free.replace('_', ' ')} reaches epsilon {plan.epsilon:g} at delta {plan.delta:g} with the fixed "
@@ -238,18 +238,18 @@ class RecordPlan:
             events[selection_event(self.selection_epsilon)] += 1
         return events
 
-    def charges(self, request: Priced, cohort: npt.NDArray[np.int64] | None = None) -> Counter[Event]:
+    def charges(self, request: PricedRequest, cohort: npt.NDArray[np.int64] | None = None) -> Counter[Event]:
         """The events of one reply to ``request``, independent of other recipients.
 
         Raises:
             PrivacyError: the plan does not cover the reply.
         """
-        revealed = request.revealed
-        if revealed is None:
+        release_spec = request.release_spec
+        if release_spec is None:
             raise PrivacyError(f"this plan does not cover replies to {type(request).__name__}")
-        if revealed.losses:
-            return self.losses(revealed.losses)
-        return self.part(first=revealed.first_batch, chooses=revealed.choice)
+        if release_spec.losses:
+            return self.losses(release_spec.losses)
+        return self.part(first=release_spec.first_batch, chooses=release_spec.choice)
 
     def planned(self) -> Counter[Event]:
         """All events of the client in the whole run."""

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import expit, ndtri
 
-from coterie.privacy.accountants import LEAST_NOISE, MOST_NOISE, Event, PrivacyError
+from coterie.privacy.accountants import MAX_NOISE, MIN_NOISE, Event, PrivacyError
 
 #: Range of the bound L of a record's loss.
-LEAST_LOSS_BOUND, MOST_LOSS_BOUND = 1e-6, 1e6
+MIN_LOSS_BOUND, MAX_LOSS_BOUND = 1e-6, 1e6
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ def selection_event(epsilon: float) -> Event:
     if not 0 < epsilon < math.inf:
         raise PrivacyError(f"epsilon of a selection must be positive and finite, not {epsilon}")
     mu = -2 * float(ndtri(expit(-epsilon / 2)))  # 1/2 + 1/2 tanh(e / 4) = expit(e / 2), which loses precision near 1
-    if not LEAST_NOISE < 1 / max(mu, 1 / MOST_NOISE) < MOST_NOISE:
+    if not MIN_NOISE < 1 / max(mu, 1 / MAX_NOISE) < MAX_NOISE:
         raise PrivacyError(f"epsilon of a selection is {epsilon:g}, out of range; use 0.001 to 50")
     return Event(1.0, 1 / mu)
 
@@ -75,9 +75,9 @@ def check_loss_bound(bound: float) -> None:
     Raises:
         PrivacyError: it is NaN, too small or too large.
     """
-    if not LEAST_LOSS_BOUND <= bound <= MOST_LOSS_BOUND:
+    if not MIN_LOSS_BOUND <= bound <= MAX_LOSS_BOUND:
         raise PrivacyError(
-            f"the bound of a record's loss must lie in [{LEAST_LOSS_BOUND:g}, {MOST_LOSS_BOUND:g}], not {bound:g}"
+            f"the bound of a record's loss must lie in [{MIN_LOSS_BOUND:g}, {MAX_LOSS_BOUND:g}], not {bound:g}"
         )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from coterie.files import FileError, open_regular
 
 #: Errors raised by reading an incomplete file.
-BROKEN = (FileError, OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
+READ_ERRORS = (FileError, OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Node:
     Attributes:
         number: its number; `parent` is the number of the cluster it was split from, None for the first.
         born, ended: rounds; `ended` is None while it trains.
-        why: reason for its end, `split` or `stationary`; None while it trains.
+        end_reason: reason for its end, `split` or `stationary`; None while it trains.
         clients: ids of its clients.
         cluster: index of its model, None after it was split.
         similarity: maximum similarity between its two halves at the split.
@@ -68,7 +68,7 @@ class Node:
     parent: int | None
     born: int
     ended: int | None
-    why: str | None
+    end_reason: str | None
     clients: tuple[int, ...]
     cluster: int | None
     similarity: float | None
@@ -79,7 +79,7 @@ def read_pairs(path: Path) -> Pairs | None:
     try:
         with os.fdopen(open_regular(path), "rb") as opened, np.load(opened, allow_pickle=False) as file:
             pairs = Pairs(file["matrix"], file["clients"], file["labels"])
-    except BROKEN:
+    except READ_ERRORS:
         return None
     n = pairs.clients.size
     whole = n and pairs.matrix.shape == (n, n) and pairs.clients.shape == pairs.labels.shape == (n,)
@@ -104,12 +104,12 @@ def read_tree(notes: Mapping[str, Any]) -> tuple[Node, ...]:
                 parent=node["parent"],
                 born=int(node["born"]),
                 ended=None if node["ended"] is None else int(node["ended"]),
-                why=node["why"],
+                end_reason=node["why"],
                 clients=tuple(map(int, node["clients"])),
                 cluster=None if node["cluster"] is None else int(node["cluster"]),
                 similarity=None if node["similarity"] is None else float(node["similarity"]),
             )
-    except BROKEN:
+    except READ_ERRORS:
         return ()
     return tuple(tree.values())
 
@@ -128,4 +128,4 @@ def leaves(tree: Sequence[Node]) -> list[Node]:
 
 def split_rounds(tree: Sequence[Node]) -> list[int]:
     """Return the rounds in which a cluster was split."""
-    return sorted({node.ended for node in tree if node.why == "split" and node.ended is not None})
+    return sorted({node.ended for node in tree if node.end_reason == "split" and node.ended is not None})

@@ -16,10 +16,10 @@ from coterie.report import formats
 from coterie.report.evidence import Node, Pairs, leaves
 from coterie.report.plots import (
     CLUSTER_COLOURS,
-    GAP,
+    EN_SPACE,
     GROUP_COLOURS,
     INK,
-    MOST_LABELS,
+    MAX_LABELS,
     MUTED,
     LineEnd,
     cycle,
@@ -27,8 +27,8 @@ from coterie.report.plots import (
     label_ends,
 )
 
-MOST_CELLS = 300
-_ACROSS = 4
+MAX_CELLS = 300
+_COLUMNS = 4
 
 # Grey marks clients that were not compared. Few shades keep the embedded images small.
 _NEAR_TO_FAR = LinearSegmentedColormap.from_list("distance", ["#082a4a", GROUP_COLOURS[0], "#9fcbe6", "#f7fafc"], N=64)
@@ -48,7 +48,7 @@ def distance_figure(pairs: Pairs) -> Figure:
         figure = Figure(figsize=(9.0, 5.4), facecolor="white")
         axes = figure.add_axes((0.05, 0.07, 0.528, 0.88))
         _draw_matrix(axes, pairs, _NEAR_TO_FAR, scale)
-        axes.set_xlabel(f"{n} clients, cluster by cluster")
+        axes.set_xlabel(f"{n} clients, ordered by cluster")
         edges = [0, *pairs.borders.tolist(), n]
         ends = []
         for start, end in sorted(pairwise(edges), key=lambda edge: edge[0] - edge[1]):
@@ -58,9 +58,9 @@ def distance_figure(pairs: Pairs) -> Figure:
             axes.plot(
                 [beside, beside], [n - start, n - end], color=colour, linewidth=5, clip_on=False, solid_capstyle="butt"
             )
-            ends.append(LineEnd(n, n - (start + end) / 2, f"cluster {label}{GAP}{formats.clients(size)}", colour))
+            ends.append(LineEnd(n, n - (start + end) / 2, f"cluster {label}{EN_SPACE}{formats.clients(size)}", colour))
         axes.set_xlim(0, n)
-        label_ends(axes, ends[: 2 * MOST_LABELS])
+        label_ends(axes, ends[: 2 * MAX_LABELS])
         _colour_bar(figure, (0.89, 0.25, 0.016, 0.5), _NEAR_TO_FAR, scale, "distance")
     return figure
 
@@ -72,13 +72,13 @@ def similarity_figure(matrices: Mapping[int, Pairs], order: Sequence[int]) -> Fi
         matrices: matrices by round, at least one.
         order: clients in the order of the final clusters.
     """
-    deep = -(-len(matrices) // _ACROSS)
+    deep = -(-len(matrices) // _COLUMNS)
     with drawing_style():
         figure = Figure(figsize=(9.0, 2.3 * deep), facecolor="white")
         grid = figure.add_gridspec(
-            deep, _ACROSS, left=0.01, right=0.89, bottom=0.03 / deep, top=1 - 0.13 / deep, wspace=0.06, hspace=0.16
+            deep, _COLUMNS, left=0.01, right=0.89, bottom=0.03 / deep, top=1 - 0.13 / deep, wspace=0.06, hspace=0.16
         )
-        panels = [figure.add_subplot(grid[place // _ACROSS, place % _ACROSS]) for place in range(len(matrices))]
+        panels = [figure.add_subplot(grid[place // _COLUMNS, place % _COLUMNS]) for place in range(len(matrices))]
         scale = draw_similarities(panels, [pairs.ordered(order) for pairs in matrices.values()])
         for axes, number in zip(panels, matrices, strict=True):
             axes.set_title(f"round {number}", fontsize=9, fontweight="normal", pad=4)
@@ -131,7 +131,7 @@ def tree_figure(tree: Sequence[Node], last: int) -> Figure:
             begin = node.born if parent is None or parent.ended is None else parent.ended
             colour = _draw_node(axes, node, last, begin, height[node.number], above, len(node.clients) / total)
             if node.cluster is not None:
-                label = f"cluster {node.cluster}{GAP}{formats.clients(len(node.clients))}"
+                label = f"cluster {node.cluster}{EN_SPACE}{formats.clients(len(node.clients))}"
                 labels.append(LineEnd(last, height[node.number], label, colour))
         axes.set_xlim(0, 1.01 * last)
         axes.set_ylim(-0.6, max(len(ends) - 1, 1) + 0.6 if len(ends) > 1 else 0.6)
@@ -151,7 +151,7 @@ def _draw_node(axes: Axes, node: Node, last: int, begin: float, y: float, above:
     if above is not None:
         axes.plot([begin, begin], [above, y], color=MUTED, linewidth=1.2, solid_capstyle="butt")
     axes.plot([begin, stop], [y, y], style, color=colour, linewidth=thick, solid_capstyle="butt")
-    if node.why == "split":
+    if node.end_reason == "split":
         axes.plot(stop, y, "o", color=INK, markerfacecolor="white", markersize=6, markeredgewidth=1.4, zorder=4)
         if node.similarity is not None:
             axes.annotate(
@@ -169,7 +169,7 @@ def _draw_node(axes: Axes, node: Node, last: int, begin: float, y: float, above:
     return colour
 
 
-def block_means(matrix: np.ndarray, most: int = MOST_CELLS) -> np.ndarray:
+def block_means(matrix: np.ndarray, most: int = MAX_CELLS) -> np.ndarray:
     """Downsample the matrix to at most `most` cells per side: the mean of known values, NaN if there are none."""
     cells = min(len(matrix), most)
     edges = np.linspace(0, len(matrix), cells + 1).astype(int)[:-1]

@@ -7,7 +7,7 @@ from typing import Any
 MISSING = "–"
 NBSP = "\u00a0"
 # Two Gaussians whose means are twice this many standard deviations apart (RC-DPFL, section 4.2.1).
-_APART = 3
+_SEPARATED = 3
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -102,8 +102,8 @@ def mixture(notes: Mapping[str, Any] | None) -> str:
     """Describe the mixture fitted to the first updates (RC-DPFL); empty if there is none."""
     if not notes or "mss" not in notes:
         return ""
-    apart = "apart" if notes["mss"] > _APART else "not apart"
+    separated = "well separated" if notes["mss"] > _SEPARATED else "not well separated"
     return (
-        f"{notes['clusters']} groups in the first updates, {apart}: minimum separation score {notes['mss']:.3g} (above "
-        f"{_APART} is apart), overlap {notes['mpo']:.2g}, trusted up to round {notes['switch_round']}"
+        f"{notes['clusters']} groups in the first updates, {separated}: minimum separation score {notes['mss']:.3g} "
+        f"(threshold {_SEPARATED}), overlap {notes['mpo']:.2g}, used up to round {notes['switch_round']}"
     )

@@ -18,11 +18,11 @@ from coterie.files import FileError, open_regular
 from coterie.report import formats, records
 from coterie.report.evidence import leaves, read_pairs, similarity_files, split_rounds
 from coterie.report.evidence_plots import distance_figure, similarity_figure, tree_figure
-from coterie.report.plots import accuracy_figure, cluster_figure, comparison_figure, run_line
+from coterie.report.plots import accuracy_figure, cluster_figure, comparison_figure, run_style
 from coterie.report.runs import ReportError, Run, read_run
 from coterie.report.template import PAGE
 
-_TOLD_IN_WORDS = {
+_PROSE_KEYS = {
     "unit",
     "certified",
     "reasons",
@@ -38,7 +38,7 @@ _TOLD_IN_WORDS = {
 }
 
 
-_MOST_MATRICES = 12
+_MAX_MATRICES = 12
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class _Section:
     run: Run
     anchor: str
     summary: str
-    standing: str
+    status: str
     scores: list[_Tile]
     privacy: list[_Tile]
-    effort: list[_Tile]
+    resources: list[_Tile]
     accuracy: Markup | None
     clusters: Markup | None
     evidence: list[tuple[Markup, str]]
@@ -104,31 +104,31 @@ def _render(runs: Sequence[Run]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals["fmt"] = formats
     several = len(runs) > 1
-    of_records = all(run.of_records for run in runs)
-    curves = several and not of_records and any(r.accuracy is not None for run in runs for r in run.rounds)
+    clusters_records = all(run.clusters_records for run in runs)
+    curves = several and not clusters_records and any(r.accuracy is not None for run in runs for r in run.rounds)
     return environment.from_string(PAGE).render(
         title=f"{len(runs)} runs compared" if several else f"{runs[0].strategy} · {runs[0].dataset}",
         sections=[_section(run, f"run-{index}") for index, run in enumerate(runs, 1)],
-        comparison=_svg(comparison_figure(runs), "comparison", "Mean accuracy of every run") if curves else None,
-        of_records=of_records,
+        comparison=_svg(comparison_figure(runs), "comparison", "Mean accuracy of each run") if curves else None,
+        clusters_records=clusters_records,
         records=records,
-        colours=[run_line(index)[0] for index in range(len(runs))],
+        colours=[run_style(index)[0] for index in range(len(runs))],
         differences=_differences(runs) if several else [],
     )
 
 
 def _section(run: Run, anchor: str) -> _Section:
-    evaluated = any(r.accuracy is not None for r in run.rounds) and not run.of_records
+    evaluated = any(r.accuracy is not None for r in run.rounds) and not run.clusters_records
     released = any(r.histogram is not None for r in run.rounds)
-    evidence, unreadable = _points(run, anchor) if run.of_records else _evidence(run, anchor)
+    evidence, unreadable = _points(run, anchor) if run.clusters_records else _evidence(run, anchor)
     return _Section(
         run=run,
         anchor=anchor,
         summary=_summary(run),
-        standing=_standing(run),
+        status=_status(run),
         scores=_scores(run),
         privacy=[_privacy_tile(run)],
-        effort=_effort(run),
+        resources=_resources(run),
         accuracy=_svg(accuracy_figure(run), f"{anchor}-accuracy", "Accuracy by round") if evaluated else None,
         clusters=_svg(cluster_figure(run), f"{anchor}-clusters", "Cluster sizes by round") if released else None,
         evidence=evidence,
@@ -144,10 +144,9 @@ def _section(run: Run, anchor: str) -> _Section:
 
 def _points(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str]]:
     """Return figures of the clustered points with captions, and the files that could not be read."""
-    drawn, unreadable = records.pictures(run)
+    drawn, unreadable = records.point_figures(run)
     return [
-        (_svg(picture.figure, f"{anchor}-points-{number}", picture.name), picture.caption)
-        for number, picture in enumerate(drawn)
+        (_svg(each.figure, f"{anchor}-points-{number}", each.title), each.caption) for number, each in enumerate(drawn)
     ], unreadable
 
 
@@ -156,8 +155,11 @@ def _traffic(run: Run) -> list[tuple[str, str, str]]:
     total = run.traffic
     if not total:
         return []
-    ways = (("down", "from the server to clients"), ("up", "from clients to the server"))
-    return [(words, f"{total[f'messages_{way}']:,}", formats.size(total[f"bytes_{way}"])) for way, words in ways]
+    directions = (("down", "from the server to clients"), ("up", "from clients to the server"))
+    return [
+        (label, f"{total[f'messages_{direction}']:,}", formats.size(total[f"bytes_{direction}"]))
+        for direction, label in directions
+    ]
 
 
 def _evidence(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str]]:
@@ -167,8 +169,8 @@ def _evidence(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str
     path = run.path / "evidence" / "distances.npz"
     if (distances := read_pairs(path)) is not None:
         caption = (
-            "The distance between every two clients: within a good cluster it is small (dark). Lines run between "
-            "clusters; a client's distance to itself is left out."
+            "Pairwise distances between clients; dark means close. Lines separate clusters, within which distances "
+            "should be small. The diagonal is omitted."
         )
         name = "Distances between clients"
         drawn.append((_svg(distance_figure(distances), f"{anchor}-distances", name), caption))
@@ -178,14 +180,14 @@ def _evidence(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str
     if tree:
         last = max([1] + [r.number for r in run.rounds] + [node.ended or node.born for node in tree])
         caption = (
-            "The tree of splits: a line for every cluster, as thick as it has clients. A ring is a split, with the "
-            "largest similarity between the two halves; a square is a cluster that came to rest, whose model then "
-            "stays as it is."
+            "The tree of splits, with one line per cluster, whose width is proportional to its number of clients. A "
+            "ring marks a split, with the maximum similarity between the two halves; a square marks a stationary "
+            "cluster, whose model no longer changes."
         )
         drawn.append((_svg(tree_figure(tree, last), f"{anchor}-tree", "Splits by round"), caption))
     files = similarity_files(run.path)
     at = [number for number in files if number in split_rounds(tree) or number == max(files)]
-    at = at if len(at) <= _MOST_MATRICES else [*at[: _MOST_MATRICES - 1], at[-1]]
+    at = at if len(at) <= _MAX_MATRICES else [*at[: _MAX_MATRICES - 1], at[-1]]
     read = {number: read_pairs(files[number]) for number in at}
     unreadable += [files[number].name for number, pairs in read.items() if pairs is None]
     matrices = {number: pairs for number, pairs in read.items() if pairs is not None}
@@ -193,9 +195,9 @@ def _evidence(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str
         found = [client for leaf in leaves(tree) for client in sorted(leaf.clients)]
         order = found or matrices[max(matrices)].ordered().clients.tolist()
         caption = (
-            "Cosine similarity between the updates of every two clients, where clusters were split and at the end; "
-            "clients are ordered by the clusters found in the end. Grey pairs were not compared: they were apart "
-            "already, or did not reply."
+            "Pairwise cosine similarity of client updates, in the rounds with splits and in the last one. Clients are "
+            "ordered by their final cluster. Grey pairs were not compared: the clients were already in different "
+            "clusters, or one of them did not reply."
         )
         name = "Similarities between clients"
         drawn.append((_svg(similarity_figure(matrices, order), f"{anchor}-similarities", name), caption))
@@ -207,7 +209,7 @@ def _facts(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
     charged = certificate.get("charged") or ()
     return [
         *((f"ε by {name}", formats.epsilon(value)) for name, value in (certificate.get("accountants") or {}).items()),
-        *_pairs({key: value for key, value in certificate.items() if key not in _TOLD_IN_WORDS}),
+        *_pairs({key: value for key, value in certificate.items() if key not in _PROSE_KEYS}),
         *(
             (
                 "charged" if len(charged) == 1 else f"charged ({number})",
@@ -234,15 +236,15 @@ def _summary(run: Run) -> str:
     parts = []
     if "clients" in config:
         groups = run.outcome.get("groups")
-        hidden = f" in {groups} hidden groups" if groups and not run.of_records else ""
+        hidden = f" in {groups} hidden groups" if groups and not run.clusters_records else ""
         parts.append(f"{config['clients']} clients{hidden}")
-    if run.of_records:
+    if run.clusters_records:
         parts += [f"{config['clusters']} clusters of records"] if "clusters" in config else []
         level = config.get("non-iid-level", -1)
         parts += [] if level == -1 else [f"non-IID level {formats.number(level)}"]
     elif "clusters" in config:
-        parts.append(f"{config['clusters']} models" if config["clusters"] else "as many models as groups were found")
-    if run.of_records:
+        parts.append(f"{config['clusters']} models" if config["clusters"] else "one model per detected group")
+    if run.clusters_records:
         parts.append("one round")
     elif "rounds" in config:
         rate = f" at sampling rate {config['sampling-rate']}" if "sampling-rate" in config else ""
@@ -255,7 +257,7 @@ def _summary(run: Run) -> str:
     return ", ".join(parts)
 
 
-def _standing(run: Run) -> str:
+def _status(run: Run) -> str:
     """Return the text of the badge."""
     if run.unit == "none":
         return "not private"
@@ -267,15 +269,15 @@ def _standing(run: Run) -> str:
 def _scores(run: Run) -> list[_Tile]:
     """Return the score tiles: exact diagnostics, or a noisy accuracy."""
     outcome = run.outcome
-    if run.of_records:
+    if run.clusters_records:
         return [
             _Tile("NMI", formats.index(outcome["nmi"]), "normalised mutual information of clusters and classes"),
-            _Tile("Kappa", formats.index(outcome["kappa"]), "agreement beyond chance, after matching"),
-            _Tile("Adjusted Rand", formats.index(outcome["ari"]), "pairs of records that are told alike"),
-            _Tile("Accuracy", formats.percent(outcome["accuracy"]), "of records, clusters matched to classes"),
+            _Tile("Kappa", formats.index(outcome["kappa"]), "chance-corrected agreement after matching"),
+            _Tile("Adjusted Rand", formats.index(outcome["ari"]), "chance-corrected agreement on pairs of records"),
+            _Tile("Accuracy", formats.percent(outcome["accuracy"]), "share of records, clusters matched to classes"),
         ]
     if run.noisy:
-        note = "over all clients, each with its own model; the noise is part of what ε pays for"
+        note = "mean over all clients, each with its own model; ε covers this release"
         return [_Tile("Noisy mean accuracy", formats.percent(outcome["accuracy"]), note)]
     groups = [
         (accuracy, group) for group, accuracy in enumerate(outcome["group_accuracy"] or ()) if accuracy is not None
@@ -289,15 +291,15 @@ def _scores(run: Run) -> list[_Tile]:
         _Tile(
             "Clusters found",
             formats.of_total(outcome["groups_found"], outcome["groups"]),
-            "" if matched is None else f"{formats.percent(matched)} of clients in the right one",
+            "" if matched is None else f"{formats.percent(matched)} of clients assigned correctly",
         ),
     ]
 
 
-def _effort(run: Run) -> list[_Tile]:
+def _resources(run: Run) -> list[_Tile]:
     """Return the tiles of time, traffic and participation, which the guarantee does not cover."""
     outcome, notes, traffic = run.outcome, run.notes, run.traffic
-    if not run.of_records:
+    if not run.clusters_records:
         training = outcome["seconds_training"]
         rounds, each = formats.number(outcome["rounds"]), formats.duration(outcome["seconds_per_round"])
         return [
@@ -307,21 +309,13 @@ def _effort(run: Run) -> list[_Tile]:
                 f"{rounds} rounds, {each} each",
             )
         ]
-    heard, missing = notes.get("points"), notes.get("missing") or []
-    note = f"without {formats.listed(missing)}" if missing else "" if heard is None else "nobody was missing"
+    points, missing = notes.get("points"), notes.get("missing") or []
+    note = f"missing: {formats.listed(missing)}" if missing else "" if points is None else "none missing"
     return [
-        _Tile(
-            "Clients heard", formats.of_total(None if heard is None else len(heard), run.config.get("clients")), note
-        ),
-        _Tile("Time", formats.duration(outcome["seconds_total"]), "one round, and labelling"),
+        _Tile("Replies", formats.of_total(None if points is None else len(points), run.config.get("clients")), note),
+        _Tile("Time", formats.duration(outcome["seconds_total"]), "one round, including labelling"),
         *(
-            [
-                _Tile(
-                    "Sent",
-                    formats.size(traffic["bytes_up"]),
-                    f"by clients; {formats.size(traffic['bytes_down'])} to them",
-                )
-            ]
+            [_Tile("Upload", formats.size(traffic["bytes_up"]), f"download: {formats.size(traffic['bytes_down'])}")]
             if traffic
             else []
         ),
@@ -334,47 +328,44 @@ def _privacy_tile(run: Run) -> _Tile:
         notes += [] if run.finished else ["spent so far"]
         notes += [] if run.delta is None else [f"δ = {formats.number(run.delta)}"]
         notes += [f"per {run.unit}"]
-    note = ", ".join(notes) or "privacy is turned off"
+    note = ", ".join(notes) or "privacy is disabled"
     reasons = run.certificate.get("reasons")
     if reasons and run.finished and not run.certified and run.unit != "none":
         note += f"; {reasons[0]}"
-    return _Tile("Privacy loss ε", formats.epsilon(run.epsilon), note, _standing(run), run.certified)
+    return _Tile("Privacy loss ε", formats.epsilon(run.epsilon), note, _status(run), run.certified)
 
 
 def _guarantee(run: Run) -> list[str]:
     """Describe the certificate in plain language, one string per paragraph."""
     if run.unit == "none":
         return [
-            "This run makes no privacy promise (ε = ∞): its models are exact functions of the clients' data, "
-            "and whoever holds them may learn about any client."
+            "This run provides no privacy guarantee (ε = ∞): its models are exact functions of the clients' data and "
+            "may reveal information about any client."
         ]
     loss, delta = formats.epsilon(run.epsilon), formats.number(run.delta)
     if not run.finished:
-        words = [f"The run has not ended. It has spent ε = {loss} so far; a certificate is issued at its end."]
+        paragraphs = [f"The run is not finished. It has spent ε = {loss} so far; the certificate is issued at the end."]
     elif not run.certified:
-        words = [
-            f"The accountant's number is ε = {loss} at δ = {delta}, but it is not a guarantee that "
-            "this program stands behind."
-        ]
+        paragraphs = [f"The accountant reports ε = {loss} at δ = {delta}, but the guarantee is not certified."]
     elif math.isinf(run.epsilon):
-        words = ["The certificate bounds nothing: ε = ∞."]
+        paragraphs = ["The certificate gives no bound: ε = ∞."]
     else:
-        one = {"client": "one client, with all the data it holds", "record": "one training record"}
+        one = {"client": "one client with all of its data", "record": "one training record"}
         factor = formats.number(float(f"{math.exp(min(run.epsilon, 700.0)):.2g}"))
-        change = "Exchange or leave out" if run.certificate.get("sampler") == "fixed" else "Leave out"
-        words = [
+        change = "removing or replacing" if run.certificate.get("sampler") == "fixed" else "removing"
+        paragraphs = [
             f"This run satisfies {run.unit}-level differential privacy with ε = {loss} at δ = {delta}.",
-            f"{change} any {one.get(run.unit, f'one {run.unit}')}: nothing that this run can publish "
-            f"becomes more than e^ε ≈ {factor} times as likely or as unlikely by it, except for a further "
-            f"probability of at most δ = {delta}.",
+            f"For every set of published outcomes, {change} {one.get(run.unit, f'one {run.unit}')} changes the "
+            f"probability by a factor of at most e^ε ≈ {factor}, up to an additive δ = {delta}.",
         ]
     visible = run.certificate.get("epsilon_participation_visible")
-    hidden = "which records are in which batch" if run.unit == "record" else "who takes part in which round"
+    hidden = "the records of each batch" if run.unit == "record" else "the cohort of each round"
     if visible is not None and run.finished and visible >= run.epsilon:  # less only where a loose bound made epsilon
-        words.append(
-            f"This counts on nobody seeing {hidden}. Against somebody who does see it, ε is {formats.epsilon(visible)}."
+        paragraphs.append(
+            f"This assumes that the adversary does not observe {hidden}. Against an adversary who does, "
+            f"ε = {formats.epsilon(visible)}."
         )
-    return words
+    return paragraphs
 
 
 def _differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:

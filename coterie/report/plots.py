@@ -27,8 +27,8 @@ CLUSTER_COLOURS = (
 )
 INK, MUTED, GRID = "#1b2330", "#5c6675", "#e6e9ee"
 LINE_STYLES = ("-", "--", "-.", ":")
-MOST_LABELS = 10
-GAP = "\u2002"  # an en space, which SVG does not collapse
+MAX_LABELS = 10
+EN_SPACE = "\u2002"  # an en space, which SVG does not collapse
 SMOOTHING = 10
 
 _STYLE: dict[Any, Any] = {
@@ -90,7 +90,7 @@ def comparison_figure(runs: Sequence[Run]) -> Figure:
             rounds, accuracy = _accuracy(run)
             shown += accuracy
             if rounds:
-                colour, style = run_line(index)
+                colour, style = run_style(index)
                 axes.plot(rounds, accuracy, style, color=colour, linewidth=1.9, marker=_marker(rounds), markersize=3)
                 ends.append(LineEnd(rounds[-1], accuracy[-1], str(index + 1), colour, bold=True))
         _finish_accuracy(axes, shown, max((r.number for run in runs for r in run.rounds), default=1))
@@ -127,9 +127,9 @@ def privacy_figure(curves: Mapping[str, Sequence[tuple[int, float]]], title: str
         ends: list[LineEnd] = []
         for index, (name, points) in enumerate(curves.items()):
             rounds, values = zip(*points, strict=True)
-            colour, style = run_line(index)
+            colour, style = run_style(index)
             axes.plot(rounds, values, style, color=colour, linewidth=1.9, marker=_marker(rounds), markersize=3)
-            ends.append(LineEnd(rounds[-1], values[-1], f"{name}{GAP}{formats.epsilon(values[-1])}", colour))
+            ends.append(LineEnd(rounds[-1], values[-1], f"{name}{EN_SPACE}{formats.epsilon(values[-1])}", colour))
         axes.set_xlim(0, max(end.round for end in ends))
         axes.set_ylim(0, 1.06 * max(end.value for end in ends))
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 2.5, 5, 10]))
@@ -170,7 +170,7 @@ class LineEnd(NamedTuple):
     bold: bool = False
 
 
-def run_line(index: int) -> tuple[str, str]:
+def run_style(index: int) -> tuple[str, str]:
     """Colour and line style of the run at `index`, counted from 0, in a comparison."""
     return cycle(GROUP_COLOURS, index)
 
@@ -217,13 +217,13 @@ def _draw_accuracy(figure: Figure, run: Run, left: float, right: float, bottom: 
         numbers = [r.number for r in evaluated]
         axes.plot(numbers, groups[:, group], style, color=colour, linewidth=1.1, alpha=0.9)
         if math.isfinite(groups[-1, group]):
-            label = f"group {group}{GAP}{formats.percent(groups[-1, group])}"
+            label = f"group {group}{EN_SPACE}{formats.percent(groups[-1, group])}"
             ends.append(LineEnd(numbers[-1], float(groups[-1, group]), label, colour))
-    if len(ends) > MOST_LABELS:
+    if len(ends) > MAX_LABELS:
         ends = []
     if rounds:
         axes.plot(rounds, accuracy, color=INK, linewidth=2.4, marker=_marker(rounds), markersize=4)
-        ends.append(LineEnd(rounds[-1], accuracy[-1], f"mean{GAP}{formats.percent(accuracy[-1])}", INK, bold=True))
+        ends.append(LineEnd(rounds[-1], accuracy[-1], f"mean{EN_SPACE}{formats.percent(accuracy[-1])}", INK, bold=True))
     _finish_accuracy(axes, [*accuracy, *groups.ravel().tolist()], max((r.number for r in run.rounds), default=1))
     if run.noisy and rounds:
         axes.set_ylabel("noisy mean accuracy")
@@ -268,7 +268,7 @@ def _draw_clusters(axes: Axes, run: Run) -> None:
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not released:
-        _say(axes, "This run released no cluster sizes.")
+        _show_message(axes, "This run released no cluster sizes.")
         return
     numbers = np.array([r.number for r in released])
     sizes = np.array(_rectangle([r.histogram or () for r in released]))  # rounds × clusters
@@ -299,7 +299,7 @@ def _draw_clusters(axes: Axes, run: Run) -> None:
     axes.axhline(0, color="#aab2bf", linewidth=0.8)
     axes.set_ylabel("clients in a round")
     axes.set_xlim(0, 1.01 * numbers[-1])
-    label_ends(axes, ends if len(ends) <= MOST_LABELS else [])
+    label_ends(axes, ends if len(ends) <= MAX_LABELS else [])
 
 
 def _running_mean(sizes: np.ndarray) -> np.ndarray:
@@ -319,7 +319,7 @@ def _finish_accuracy(axes: Axes, values: Sequence[float], last: int) -> None:
     axes.set_ylabel("accuracy")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not finite:
-        _say(axes, "No round was evaluated.")
+        _show_message(axes, "No round was evaluated.")
         return
     margin = 0.06 * max(max(finite) - min(finite), 0.1)
     axes.set_ylim(max(0.0, min(finite) - margin), min(1.005, max(finite) + margin))
@@ -368,7 +368,7 @@ def label_ends(axes: Axes, ends: Sequence[LineEnd]) -> None:
         )
 
 
-def _say(axes: Axes, sentence: str) -> None:
+def _show_message(axes: Axes, sentence: str) -> None:
     axes.set_yticks([])
     axes.grid(False)
     axes.text(0.5, 0.5, sentence, transform=axes.transAxes, ha="center", va="center", color=MUTED, fontsize=10)

@@ -1,4 +1,4 @@
-"""Points that clients sent for clustering of records, and the codes of a sample of them."""
+"""Points uploaded for the clustering of records, and the codes of a sample of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from coterie.files import open_regular
-from coterie.report.evidence import BROKEN
+from coterie.report.evidence import READ_ERRORS
 
 #: Minimum and maximum number of plotted points; the first ones are used.
-FEWEST, MOST = 5, 1000
+MIN_POINTS, MAX_POINTS = 5, 1000
 _PERPLEXITY, _STEPS = 30, 500
 
 
@@ -50,7 +50,7 @@ def read_points(path: Path) -> np.ndarray | None:
     try:
         with os.fdopen(open_regular(path), "rb") as opened, np.load(opened, allow_pickle=False) as file:
             points = np.asarray(file["points"], np.float32)
-    except BROKEN:
+    except READ_ERRORS:
         return None
     return points if points.ndim > 1 and points.size and np.isfinite(points).all() else None
 
@@ -63,14 +63,14 @@ def read_codes(path: Path) -> Codes | None:
             n = len(labels)
             points, codes = (np.asarray(file[name], np.float32).reshape(n, -1) for name in ("points", "codes"))
             sample = Codes(points, codes, labels, clients)
-    except BROKEN:
+    except READ_ERRORS:
         return None
     shaped = labels.shape == clients.shape == (n,) and labels.min(initial=0) >= 0
     return sample if n and shaped and np.isfinite(points).all() and np.isfinite(codes).all() else None
 
 
-def plane(vectors: np.ndarray) -> np.ndarray:
-    """Embed at least :data:`FEWEST` vectors (n, F) in the plane, (n, 2), by t-SNE with a fixed seed."""
+def embed(vectors: np.ndarray) -> np.ndarray:
+    """Embed at least :data:`MIN_POINTS` vectors (n, F) in the plane, (n, 2), by t-SNE with a fixed seed."""
     from sklearn.manifold import TSNE
 
     spread = min(vectors.shape) >= 2 and np.ptp(vectors, axis=0).max() > 0

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from coterie.report.plots import CLUSTER_COLOURS, GROUP_COLOURS, INK, MUTED, drawing_style
 
 #: Maximum number of plotted points per client, and of plotted clients.
-ACROSS, MOST_CLIENTS = 10, 20
+MAX_PER_CLIENT, MAX_CLIENTS = 10, 20
 
 _TILE, _SPACE, _MARGIN = "#f2f4f7", 0.12, 0.1
 _PAPER_TO_INK = LinearSegmentedColormap.from_list("ink", [_TILE, INK])
@@ -29,8 +29,8 @@ def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -
         strokes: whether features are pen positions, with x and y alternating.
     """
     clients = list(points)
-    if len(clients) > MOST_CLIENTS:
-        clients = [clients[place] for place in _spread(len(clients), MOST_CLIENTS)]
+    if len(clients) > MAX_CLIENTS:
+        clients = [clients[place] for place in _spread(len(clients), MAX_CLIENTS)]
     shape = points[clients[0]].shape[1:]
     high = shape[1] / shape[2] if len(shape) == 3 else 1.0
     step = high + _SPACE
@@ -38,7 +38,7 @@ def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -
     with drawing_style():
         figure = Figure(figsize=(9.0, tall), facecolor="white")
         axes = figure.add_axes((0.13, 0.05 / tall, 0.865, 1 - 0.1 / tall))
-        axes.set_xlim(0, ACROSS * (1 + _SPACE) - _SPACE)
+        axes.set_xlim(0, MAX_PER_CLIENT * (1 + _SPACE) - _SPACE)
         axes.set_ylim(len(clients) * step - _SPACE, 0)
         axes.set_aspect("equal", anchor="W")
         axes.set_axis_off()
@@ -48,7 +48,7 @@ def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -
             top = down * step
             axes.text(-0.2, top + high / 2 - 0.02, f"client {client}", ha="right", va="bottom")
             axes.text(-0.2, top + high / 2 + 0.06, f"{len(own):,} sent", ha="right", va="top", color=MUTED, fontsize=8)
-            for across, place in enumerate(_spread(len(own), ACROSS)):
+            for across, place in enumerate(_spread(len(own), MAX_PER_CLIENT)):
                 left = across * (1 + _SPACE)
                 if len(shape) == 3:
                     _draw_image(axes, own[place], (left, left + 1, top + high, top))
@@ -63,19 +63,19 @@ def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -
     return figure
 
 
-def plane_figure(pictures: Mapping[str, np.ndarray], labels: np.ndarray) -> Figure:
-    """Plot points in the plane, coloured by cluster and with the cluster number at its centre; one panel per picture.
+def embedding_figure(views: Mapping[str, np.ndarray], labels: np.ndarray) -> Figure:
+    """Plot two-dimensional points, coloured by cluster, with the cluster number at its centre; one panel per view.
 
     Args:
-        pictures: (n, 2) by title.
+        views: (n, 2) by title.
         labels: (n,) cluster of each point.
     """
     small = len(labels) > 500
     with drawing_style():
         figure = Figure(figsize=(9.0, 4.5), facecolor="white")
-        panels = figure.subplots(1, len(pictures), squeeze=False)[0]
+        panels = figure.subplots(1, len(views), squeeze=False)[0]
         figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, top=0.94, wspace=0.04)
-        for axes, (title, places) in zip(panels, pictures.items(), strict=True):
+        for axes, (title, places) in zip(panels, views.items(), strict=True):
             axes.set_title(title, fontsize=9, fontweight="normal", pad=5)
             axes.set_xticks([])
             axes.set_yticks([])
@@ -85,7 +85,7 @@ def plane_figure(pictures: Mapping[str, np.ndarray], labels: np.ndarray) -> Figu
                 own, colour = places[labels == label], CLUSTER_COLOURS[label % len(CLUSTER_COLOURS)]
                 axes.plot(*own.T, "o", color=colour, markersize=2.8 if small else 4.5, alpha=0.7, markeredgewidth=0)
             for label in np.unique(labels).tolist():
-                _name_cluster(axes, places[labels == label], label)
+                _label_cluster(axes, places[labels == label], label)
     return figure
 
 
@@ -111,7 +111,7 @@ def _line(values: np.ndarray, strokes: bool) -> np.ndarray:
     return np.asarray(_MARGIN + (1 - 2 * _MARGIN) * inside)
 
 
-def _name_cluster(axes: Axes, own: np.ndarray, label: int) -> None:
+def _label_cluster(axes: Axes, own: np.ndarray, label: int) -> None:
     """Label a cluster with its number at the point nearest to its centre."""
     x, y = own[np.linalg.norm(own - np.median(own, axis=0), axis=1).argmin()]
     colour = CLUSTER_COLOURS[label % len(CLUSTER_COLOURS)]

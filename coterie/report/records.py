@@ -10,63 +10,68 @@ from matplotlib.figure import Figure
 from scipy.optimize import linear_sum_assignment
 
 from coterie.report import formats
-from coterie.report.points import FEWEST, MOST, plane, point_files, read_codes, read_points
-from coterie.report.points_plots import MOST_CLIENTS, plane_figure, samples_figure
+from coterie.report.points import MAX_POINTS, MIN_POINTS, embed, point_files, read_codes, read_points
+from coterie.report.points_plots import MAX_CLIENTS, embedding_figure, samples_figure
 from coterie.report.runs import Run
 
-_SYNTHETIC = "ppfc-gan"
 
-
-class Picture(NamedTuple):
+class CaptionedFigure(NamedTuple):
     """A figure with its title and caption."""
 
     figure: Figure
-    name: str
+    title: str
     caption: str
 
 
-def found(run: Run) -> list[str]:
+def describe_scores(run: Run) -> list[str]:
     """Describe the agreement of clusters with classes, one sentence per item; empty without scores."""
     outcome = run.outcome
     if outcome["accuracy"] is None or not outcome["confusion"]:
         return []
     counts = np.array(outcome["confusion"])
-    words = [
-        f"{formats.percent(outcome['accuracy'])} of {counts.sum():,} records are in the cluster that is matched to "
-        "their class, one to one. Kappa is what of this is beyond chance; NMI and the adjusted Rand index need no "
-        "matching."
+    sentences = [
+        f"After one-to-one matching of clusters to classes, {formats.percent(outcome['accuracy'])} of "
+        f"{counts.sum():,} records are in the cluster of their class. Kappa corrects this share for agreement by "
+        "chance; NMI and the adjusted Rand index do not depend on the matching."
     ]
-    homes: dict[int, list[int]] = {}
+    majorities: dict[int, list[int]] = {}
     for each in np.flatnonzero(2 * counts.max(axis=0) > counts.sum(axis=0)).tolist():
-        homes.setdefault(int(counts[:, each].argmax()), []).append(each)
-    words += [
-        f"Classes {formats.listed(classes)} share cluster {cluster}, which holds most of each."
-        for cluster, classes in sorted(homes.items())
+        majorities.setdefault(int(counts[:, each].argmax()), []).append(each)
+    sentences += [
+        f"Cluster {cluster} contains the majority of classes {formats.listed(classes)}."
+        for cluster, classes in sorted(majorities.items())
         if len(classes) > 1
     ]
     empty = np.flatnonzero(counts.sum(axis=1) == 0).tolist()
-    return words + ([f"No record is in cluster{'s' * (len(empty) > 1)} {formats.listed(empty)}."] if empty else [])
+    if empty:
+        sentences.append(
+            f"Clusters {formats.listed(empty)} are empty." if len(empty) > 1 else f"Cluster {empty[0]} is empty."
+        )
+    return sentences
 
 
-def told(run: Run) -> list[str]:
+def describe_points(run: Run) -> list[str]:
     """Describe received points and missing clients, one sentence per item; empty if there are no points."""
     points, missing = run.notes.get("points") or {}, run.notes.get("missing") or []
     if not points:
         return []
     sizes = sorted(points.values())
     each = f"{sizes[0]:,} each" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,} each"
-    words = [
-        f"{formats.clients(len(points))} sent {sum(sizes):,} {_what(run)}, {each}, in one round; the server clustered "
-        "them together, and clients labelled their own records by what it found."
+    sentences = [
+        f"In one round, {formats.clients(len(points))} sent {sum(sizes):,} {_point_name(run)} ({each}). The server "
+        "clustered all of them, and clients labelled their records with the result."
     ]
     if collapsed := run.notes.get("collapsed"):
-        words.append(f"Samples of {_who(collapsed)} hardly differ from each other: clusters may miss what is there.")
+        sentences.append(
+            f"Samples of {_client_list(collapsed)} hardly differ from each other, so the clusters may not represent "
+            "their records."
+        )
     if missing:
-        return [*words, f"{_who(missing).capitalize()} sent nothing: the clusters were found without them."]
-    return [*words, "Nobody was missing."]
+        return [*sentences, f"{_client_list(missing).capitalize()} sent no points; their data did not contribute."]
+    return [*sentences, "All clients replied."]
 
 
-def by_class(run: Run) -> list[tuple[int, list[tuple[int, int]]]]:
+def confusion_rows(run: Run) -> list[tuple[int, list[tuple[int, int]]]]:
     """Return (cluster, [(records, percent of the class) per class]) per cluster, in matched order."""
     if not run.outcome["confusion"]:
         return []
@@ -78,7 +83,7 @@ def by_class(run: Run) -> list[tuple[int, list[tuple[int, int]]]]:
     return [(cluster, list(zip(counts[cluster].tolist(), shares[cluster].tolist(), strict=True))) for cluster in order]
 
 
-def pictures(run: Run) -> tuple[list[Picture], list[str]]:
+def point_figures(run: Run) -> tuple[list[CaptionedFigure], list[str]]:
     """Return figures of the received points, and the files that could not be read."""
     files = point_files(run.path)
     read = {client: read_points(path) for client, path in files.items()}
@@ -92,38 +97,42 @@ def pictures(run: Run) -> tuple[list[Picture], list[str]]:
     codes = read_codes(path)
     if codes is None:
         return drawn, unreadable + [path.name] * path.exists()
-    if len(codes.labels) >= FEWEST:
-        labels = codes.labels[:MOST]
-        many = f"{len(labels):,} of the points" if len(labels) < _all(points) else "All points"
+    if len(codes.labels) >= MIN_POINTS:
+        labels = codes.labels[:MAX_POINTS]
+        selected = f"A sample of {len(labels):,} points" if len(labels) < _total(points) else "All points"
         caption = (
-            f"{many} in the plane (t-SNE keeps neighbours together; distances between heaps mean little), coloured by "
-            "the cluster that the server gave them; its number stands in its middle."
+            f"{selected} in a two-dimensional t-SNE embedding, coloured by cluster; numbers mark the clusters. t-SNE "
+            "preserves neighbourhoods; distances between groups of points carry little meaning."
         )
-        views = {"in the space of the data": plane(codes.points[:MOST])}
+        views = {"input space": embed(codes.points[:MAX_POINTS])}
         if codes.encoded:
-            views["as codes of the autoencoder, where they were clustered"] = plane(codes.codes[:MOST])
-        drawn.append(Picture(plane_figure(views, labels), "Points in the plane", caption))
+            views["code space of the autoencoder, in which the points were clustered"] = embed(codes.codes[:MAX_POINTS])
+        drawn.append(CaptionedFigure(embedding_figure(views, labels), "Embedding of the points", caption))
     return drawn, unreadable
 
 
-def _samples(run: Run, points: dict[int, np.ndarray], shape: Sequence[int]) -> Picture:
+def _samples(run: Run, points: dict[int, np.ndarray], shape: Sequence[int]) -> CaptionedFigure:
     pen = run.dataset == "pendigits" and shape == (16,)
-    lines = "the features in order, from -1 to 1" if len(shape) != 3 else ""
-    look = "the way of the pen, from the dot on" if pen else lines
-    some = "" if len(points) <= MOST_CLIENTS else f", of {MOST_CLIENTS} of {len(points)} clients"
-    caption = f"Up to ten {_what(run)} of every client{some}: what left it, in place of its records."
-    return Picture(
-        samples_figure(points, strokes=pen), "Points of every client", caption + (f" A line is {look}." if look else "")
-    )
+    caption = f"Up to ten {_point_name(run)} of every client"
+    if len(points) > MAX_CLIENTS:
+        caption = f"Up to ten {_point_name(run)} of each of {MAX_CLIENTS} clients (of {len(points)})"
+    caption += ": the data that clients upload in place of their records."
+    if pen:
+        caption += " A line is the path of the pen, starting at the dot."
+    elif len(shape) != 3:
+        caption += " A line shows the features in order, from -1 to 1."
+    return CaptionedFigure(samples_figure(points, strokes=pen), "Points of every client", caption)
 
 
-def _what(run: Run) -> str:
-    return "synthetic samples" if run.strategy == _SYNTHETIC else "local centroids"
+def _point_name(run: Run) -> str:
+    from coterie.methods import STRATEGIES
+
+    return STRATEGIES[run.strategy].point_name
 
 
-def _all(points: dict[int, np.ndarray]) -> int:
+def _total(points: dict[int, np.ndarray]) -> int:
     return sum(map(len, points.values()))
 
 
-def _who(clients: list[int]) -> str:
+def _client_list(clients: list[int]) -> str:
     return f"client{'s' * (len(clients) > 1)} {formats.listed(clients)}"

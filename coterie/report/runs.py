@@ -10,7 +10,7 @@ from typing import Any
 
 from coterie.files import FileError, read_bytes, read_object
 from coterie.report.evidence import Node, read_tree
-from coterie.settings import current
+from coterie.settings import with_current_names
 
 _OUTCOME = (
     "accuracy",
@@ -145,7 +145,7 @@ class Run:
         return str(self.config.get("dataset", "unknown data"))
 
     @property
-    def of_records(self) -> bool:
+    def clusters_records(self) -> bool:
         """Whether the run clusters records, in one round, from points that clients send."""
         return clusters_records(self.strategy)
 
@@ -256,7 +256,7 @@ def read_run(path: Path | str) -> Run:
     diagnostics = None if outcome is None else outcome.pop("diagnostics")
     return Run(
         path=path,
-        config={name.rpartition(".")[2]: value for name, value in current(tables["config"]).items()},
+        config={name.rpartition(".")[2]: value for name, value in with_current_names(tables["config"]).items()},
         versions=tables.get("versions", {}),
         machine=tables.get("machine", {}),
         rounds=tuple(_parse_round(line) for line in lines),

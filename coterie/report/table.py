@@ -42,7 +42,7 @@ def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> T
     for label, value in _privacy(certificate):
         table.add_row(label, value)
     table.add_section()
-    table.add_row("Rounds", Text(_effort(result)))
+    table.add_row("Rounds", Text(_timing(result)))
     return table
 
 
@@ -52,7 +52,7 @@ def _scores(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
     groups = result.get("group_accuracy") or ()
     noisy = result.get("evaluate") == "private"
     accuracy = Text(formats.percent(result.get("accuracy")), "bold")
-    if noisy:  # nothing else was released
+    if noisy:  # the only released score
         return [("Noisy mean accuracy", accuracy)]
     return [
         ("Accuracy", accuracy),
@@ -64,15 +64,15 @@ def _scores(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
 
 
 def _record_scores(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
-    """Return scores of record clusters against classes, and the clients that sent nothing."""
+    """Return scores of record clusters against classes, and the clients without a reply."""
     missing = (result.get("notes") or {}).get("missing")
-    silent = formats.MISSING if missing is None else formats.listed(missing) if missing else "nobody"
+    missing_text = formats.MISSING if missing is None else formats.listed(missing) if missing else "none"
     return [
         ("NMI", Text(formats.index(result.get("nmi")), "bold")),
         ("Kappa", formats.index(result.get("kappa"))),
         ("Adjusted Rand", formats.index(result.get("ari"))),
-        ("Accuracy", f"{formats.percent(result.get('accuracy'))} of records, clusters matched to classes"),
-        ("Clients missing", silent),
+        ("Accuracy", f"{formats.percent(result.get('accuracy'))} of records, with clusters matched to classes"),
+        ("Clients missing", missing_text),
     ]
 
 
@@ -90,14 +90,14 @@ def _privacy(certificate: Mapping[str, Any]) -> list[tuple[str, Text]]:
     return [*rows, ("Certified", Text.assemble(("no", "bold yellow"), f": {reasons}"))]
 
 
-def _effort(result: Mapping[str, Any]) -> str:
+def _timing(result: Mapping[str, Any]) -> str:
     training = result.get("seconds_training")
     parts = [
         f"{formats.number(result.get('rounds'))} in {formats.duration(training)}",
         f"{formats.duration(result.get('seconds_per_round'))} each",
     ]
     if result.get("seconds_total") is not None:
-        parts.append(f"{formats.duration(result['seconds_total'])} in all")
+        parts.append(f"{formats.duration(result['seconds_total'])} in total")
     if result.get("peak_rss_mb") is not None:
         parts.append(f"peak memory {result['peak_rss_mb']:.0f} MB")
     return ", ".join(parts)

@@ -33,12 +33,12 @@ PAGE = r"""{% macro badge(text, good) %}
 {% if section.accuracy %}
 <figure>
   <div class="canvas">{{ section.accuracy }}</div>
-  <figcaption>Held-out accuracy: {{ 'the noisy mean over all clients, a private release.' if run.noisy else 'the mean over clients (bold) and every hidden group.' }}
-  {%- if run.accounted %} Beneath, the privacy loss ε spent up to each round.
-  {%- else %} There is no privacy loss to draw: ε = ∞.{% endif %}</figcaption>
+  <figcaption>Held-out accuracy: {{ 'the private noisy mean over all clients.' if run.noisy else 'the mean over clients (bold) and per hidden group.' }}
+  {%- if run.accounted %} Lower panel: cumulative privacy loss ε.
+  {%- else %} The privacy loss is infinite (ε = ∞) and not plotted.{% endif %}</figcaption>
 </figure>
 {% else %}
-<p>No round was evaluated, so there is no accuracy to draw.</p>
+<p>No round was evaluated, so no accuracy is available.</p>
 {% endif %}
 {% endmacro %}
 
@@ -48,13 +48,13 @@ PAGE = r"""{% macro badge(text, good) %}
 {% if section.clusters %}
 <figure>
   <div class="canvas">{{ section.clusters }}</div>
-  <figcaption>Released noisy size of each cluster in each round's cohort (dots; noise can make it negative) and its mean over the last ten
+  <figcaption>Released noisy size of each cluster in each round's cohort (dots; can be negative because of noise) and its mean over the last ten
   rounds (lines).
-  {%- if section.reseeded %} An arrow marks a re-seeding: the starving model it points to was overwritten with a perturbed copy of the fullest.
+  {%- if section.reseeded %} An arrow marks a re-seeding, from the copied model to the model that its perturbed copy replaced.
   {%- endif %}</figcaption>
 </figure>
 {% else %}
-<p>This run released no cluster sizes, so there is nothing to draw.</p>
+<p>This run released no cluster sizes.</p>
 {% endif %}
 {% if fmt.mixture(run.outcome.get("notes")) %}
 <p>{{ fmt.mixture(run.outcome.get("notes")) }}.</p>
@@ -62,8 +62,8 @@ PAGE = r"""{% macro badge(text, good) %}
 {% endmacro %}
 
 {% macro confusion(run) %}
-{% if run.outcome.confusion and not run.of_records %}
-<h4>Found against true: clients of every hidden group in every cluster, at the end</h4>
+{% if run.outcome.confusion and not run.clusters_records %}
+<h4>Confusion matrix: clients by cluster and hidden group, at the end of the run</h4>
 <div class="card wide">
 <table>
   <thead><tr><th>cluster</th>{% for _ in run.outcome.confusion[0] %}<th class="number">group {{ loop.index0 }}</th>{% endfor %}</tr></thead>
@@ -77,13 +77,13 @@ PAGE = r"""{% macro badge(text, good) %}
 </table>
 </div>
 {% endif %}
-{% if run.outcome.confusion and run.of_records %}
-<h4>Found against true: records of every class in every cluster, shaded by the share of the class</h4>
+{% if run.outcome.confusion and run.clusters_records %}
+<h4>Confusion matrix: records by cluster and class, shaded by the share of the class</h4>
 <div class="card wide">
 <table class="heat">
   <thead><tr><th>cluster</th>{% for _ in run.outcome.confusion[0] %}<th class="number">class {{ loop.index0 }}</th>{% endfor %}</tr></thead>
   <tbody>
-  {% for cluster, cells in records.by_class(run) %}
+  {% for cluster, cells in records.confusion_rows(run) %}
   <tr><th scope="row">{{ cluster }}</th>
     {%- for count, share in cells %}<td class="number" style="--share: {{ share }}%">{{ count }}</td>{% endfor %}</tr>
   {% endfor %}
@@ -94,28 +94,28 @@ PAGE = r"""{% macro badge(text, good) %}
 {% endmacro %}
 
 {% macro scored(run) %}
-{% for sentence in records.found(run) %}
+{% for sentence in records.describe_scores(run) %}
 <p>{{ sentence }}</p>
 {% else %}
-<p>The records were not scored: their labels stay with the clients.</p>
+<p>No scores are available, because labels stay with the clients.</p>
 {% endfor %}
 {% endmacro %}
 
 {% macro sent(run) %}
-{% for sentence in records.told(run) %}
+{% for sentence in records.describe_points(run) %}
 <p>{{ sentence }}</p>
 {% endfor %}
 {% endmacro %}
 
 {% macro evidence(section) %}
 {% if section.evidence or section.unreadable %}
-<h3>{{ 'What clients sent' if section.run.of_records else 'What the clusters were found from' }}</h3>
+<h3>{{ 'Uploaded points' if section.run.clusters_records else 'Clustering evidence' }}</h3>
 {% if section.unreadable %}
-<p class="notice">Left out, since it cannot be read: evidence/{{ section.unreadable | join(', evidence/') }}.</p>
+<p class="notice">Unreadable files, omitted: evidence/{{ section.unreadable | join(', evidence/') }}.</p>
 {% endif %}
-{% for picture, caption in section.evidence %}
+{% for figure, caption in section.evidence %}
 <figure>
-  <div class="canvas">{{ picture }}</div>
+  <div class="canvas">{{ figure }}</div>
   <figcaption>{{ caption }}</figcaption>
 </figure>
 {% endfor %}
@@ -126,24 +126,24 @@ PAGE = r"""{% macro badge(text, good) %}
 {% set run = section.run %}
 {% if not run.finished %}
 <p class="notice"><strong>This run is unfinished:</strong> {{ run.rounds | length }}
-  {%- if run.config.rounds is defined %} of {{ run.config.rounds }}{% endif %} rounds. What follows is where it stands.</p>
+  {%- if run.config.rounds is defined %} of {{ run.config.rounds }}{% endif %} rounds. The report shows its current state.</p>
 {% endif %}
 {% if run.unreadable_lines %}
 <p class="notice">{{ run.unreadable_lines }} unreadable line{{ 's' if run.unreadable_lines > 1 }} of metrics.jsonl or diagnostics.jsonl
-  {{- ' were' if run.unreadable_lines > 1 else ' was' }} left out.</p>
+  {{- ' were' if run.unreadable_lines > 1 else ' was' }} skipped.</p>
 {% endif %}
 {% if run.exact %}
 <section class="part">
 <p class="kind good">Released and charged</p>
-{{ tiles(section.privacy, run.of_records) }}
-{{ '' if run.of_records else clusters(section) }}
+{{ tiles(section.privacy, run.clusters_records) }}
+{{ '' if run.clusters_records else clusters(section) }}
 {{ evidence(section) }}
 </section>
 <section class="part">
 <p class="kind bad">Exact diagnostics: outside the guarantee</p>
-<p class="notice">These figures come from clients without noise. ε does not cover them: do not publish them with the models.</p>
-{{ tiles(section.scores + section.effort, run.of_records) }}
-{% if run.of_records %}
+<p class="notice">These values are computed without noise and are not covered by ε: do not publish them with the models.</p>
+{{ tiles(section.scores + section.resources, run.clusters_records) }}
+{% if run.clusters_records %}
 <h3>Clusters of records</h3>
 {{ scored(run) }}
 {{ sent(run) }}
@@ -153,8 +153,8 @@ PAGE = r"""{% macro badge(text, good) %}
 {{ confusion(run) }}
 </section>
 {% else %}
-{{ tiles(section.scores + section.privacy + section.effort, run.of_records) }}
-{% if run.of_records %}
+{{ tiles(section.scores + section.privacy + section.resources, run.clusters_records) }}
+{% if run.clusters_records %}
 <h3>Clusters of records</h3>
 {{ scored(run) }}
 {{ sent(run) }}
@@ -172,8 +172,8 @@ PAGE = r"""{% macro badge(text, good) %}
 <table>
   <thead><tr><th></th><th class="number">messages</th><th class="number">bytes</th></tr></thead>
   <tbody>
-  {% for way, messages, bytes in section.traffic %}
-  <tr><th scope="row">{{ way }}</th><td class="number">{{ messages }}</td><td class="number">{{ bytes }}</td></tr>
+  {% for direction, messages, bytes in section.traffic %}
+  <tr><th scope="row">{{ direction }}</th><td class="number">{{ messages }}</td><td class="number">{{ bytes }}</td></tr>
   {% endfor %}
   </tbody>
 </table>
@@ -182,16 +182,16 @@ PAGE = r"""{% macro badge(text, good) %}
 
 <h3>Privacy</h3>
 <div class="card">
-  {{ badge(section.standing, run.certified) }}
+  {{ badge(section.status, run.certified) }}
   {% for paragraph in section.guarantee %}
   <p{% if loop.first %} class="lead"{% endif %}>{{ paragraph }}</p>
   {% endfor %}
   {% if run.certificate.get('reasons') and run.finished and not run.certified %}
-  <h4>Why it is not certified</h4>
+  <h4>Why this run is not certified</h4>
   <ul>{% for reason in run.certificate.reasons %}<li>{{ reason }}</li>{% endfor %}</ul>
   {% endif %}
   {% if run.certificate.get('covers') and run.unit != 'none' %}
-  <h4>What it covers</h4>
+  <h4>Covered by the guarantee</h4>
   <ul>{% for item in run.certificate.covers %}<li>{{ item }}</li>{% endfor %}</ul>
   {% endif %}
   {% if run.certificate.get('outside') and run.unit != 'none' %}
@@ -202,7 +202,7 @@ PAGE = r"""{% macro badge(text, good) %}
   <div class="columns">
     <div>
       <h4>Mechanism</h4>{{ table(section.facts) }}
-      {% if section.tuned %}<h4>Chosen outside the guarantee</h4>{{ table(section.tuned) }}{% endif %}
+      {% if section.tuned %}<h4>Tuned outside the guarantee</h4>{{ table(section.tuned) }}{% endif %}
     </div>
     {% if section.public_inputs %}
     <div><h4>Public inputs, not protected</h4>{{ table(section.public_inputs) }}</div>
@@ -313,22 +313,22 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
 {{ body(sections[0]) }}
 {% else %}
   <h1>{{ title }}</h1>
-  <p class="summary">Numbers in the figure and in the tables are those of the runs below.</p>
+  <p class="summary">Runs are numbered in the order of the sections below.</p>
 </header>
 {% if comparison %}
 <figure>
   <div class="canvas">{{ comparison }}</div>
-  <figcaption>Held-out accuracy, mean over clients. A line ends where its run ended.</figcaption>
+  <figcaption>Held-out accuracy, mean over clients. Each line ends at the last round of its run.</figcaption>
 </figure>
-{% elif not of_records %}
-<p>No run was evaluated, so there is no accuracy to draw.</p>
+{% elif not clusters_records %}
+<p>No run was evaluated, so no accuracy is available.</p>
 {% endif %}
 <h3>Results</h3>
 <div class="card wide">
 <table>
   <thead><tr>
     <th></th><th>run</th><th>strategy</th><th>dataset</th><th class="number">accuracy</th>
-    {% if of_records %}
+    {% if clusters_records %}
     <th class="number">NMI</th><th class="number">kappa</th><th class="number">adjusted<br>Rand</th>
     {% else %}
     <th class="number">worst<br>group</th><th class="number">clusters<br>found</th><th class="number">clustering<br>accuracy</th>
@@ -346,7 +346,7 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
     <td>{{ run.strategy }}</td>
     <td>{{ run.dataset }}</td>
     <td class="number"><strong>{{ fmt.percent(outcome.accuracy) }}</strong>{{ ' (noisy)' if run.noisy }}</td>
-    {% if of_records %}
+    {% if clusters_records %}
     {% for score in (outcome.nmi, outcome.kappa, outcome.ari) %}<td class="number">{{ fmt.index(score) }}</td>{% endfor %}
     {% else %}
     <td class="number">{{ fmt.percent(outcome.worst_group_accuracy) }}</td>
@@ -363,7 +363,7 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
   </tbody>
 </table>
 {% if sections | selectattr('run.exact') | list %}
-<p class="note">Of runs with privacy, accuracies{{ ' and scores' if of_records else ' and clusters' }} that are not marked noisy are exact diagnostics: outside the guarantee.</p>
+<p class="note">For runs with privacy, accuracies{{ ' and scores' if clusters_records else ' and clusters' }} not marked as noisy are exact diagnostics outside the guarantee.</p>
 {% endif %}
 </div>
 {% if differences %}
@@ -388,7 +388,7 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
 </section>
 {% endfor %}
 {% endif %}
-<footer>Hidden groups and everyone's held-out data are known only in an experiment. What ε covers, and what it does not, stands under Privacy.</footer>
+<footer>Hidden groups and held-out data of all clients are available in experiments only. The section Privacy lists what ε covers.</footer>
 </main>
 </body>
 </html>

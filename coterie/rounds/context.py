@@ -21,7 +21,7 @@ Models: TypeAlias = npt.NDArray[np.float32]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 # Largest number of distinct reasons for dropped replies that are counted.
-_MOST_REASONS, _OTHER_REASONS = 100, "other reasons"
+_MAX_REASONS, _OTHER_REASONS = 100, "other reasons"
 
 
 class StrategyError(ValueError):
@@ -57,7 +57,7 @@ class Statistics:
 
     def drop(self, reason: str) -> None:
         """Count a dropped reply."""
-        known = reason in self.dropped or len(self.dropped) < _MOST_REASONS
+        known = reason in self.dropped or len(self.dropped) < _MAX_REASONS
         self.dropped[reason if known else _OTHER_REASONS] += 1
 
     def next_round(self) -> dict[str, Any]:

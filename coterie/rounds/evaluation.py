@@ -21,7 +21,7 @@ from coterie.rounds.context import Models, RunContext
 from coterie.rounds.exchange import MessageBatch
 from coterie.wire import Request, Summary
 
-_MOST_KEYS = 100
+_MAX_KEYS = 100
 _LONGEST_KEY = 100
 
 #: Keys of a round's metrics that the server computes: released, charged, or no secret.
@@ -127,7 +127,7 @@ class EvaluationExchange:
         accuracies = [float(value) for value in values if isinstance(value, int | float)]
         attempt = run.attempt
         details: dict[str, Any] = {"for": "evaluation", "noise": run.plan.evaluation_noise}
-        permit = run.ledger.round(number, run.plan.evaluation_event(), **details)
+        permit = run.ledger.charge_round(number, run.plan.evaluation_event(), **details)
         accuracy = run.plan.release_evaluation(permit, accuracies, run.streams, attempt)
         return MetricRecord({"accuracy": accuracy, "epsilon": permit.epsilon, "epsilon_rdp": run.ledger.spent("rdp")})
 
@@ -143,7 +143,7 @@ def mean_of_clients(contents: Sequence[RecordDict]) -> MetricRecord:
         for key, value in _scalars(content).items():
             values.setdefault(key, []).append(value)
     counts = Counter({key: len(values[key]) for key in sorted(values)})
-    shares = {key: [value / count for value in values[key]] for key, count in counts.most_common(_MOST_KEYS)}
+    shares = {key: [value / count for value in values[key]] for key, count in counts.most_common(_MAX_KEYS)}
     return MetricRecord({key: sum(parts) for key, parts in shares.items()})
 
 
@@ -155,6 +155,6 @@ def _scalars(content: RecordDict) -> dict[str, float]:
     found: dict[str, float] = {}
     for key, value in reported.items():
         usable = key not in SERVER_KEYS and len(key) <= _LONGEST_KEY and key.isprintable()
-        if usable and isinstance(value, int | float) and math.isfinite(value) and len(found) < _MOST_KEYS:
+        if usable and isinstance(value, int | float) and math.isfinite(value) and len(found) < _MAX_KEYS:
             found[key] = float(value)
     return found

@@ -67,7 +67,7 @@ class MessageBatch:
         return Message(
             content,
             dst_node_id=self._run.registry.nodes[client],
-            message_type=self.request.verb,
+            message_type=self.request.message_type,
             group_id=str(self.request.round),
         )
 
@@ -109,7 +109,7 @@ class MessageBatch:
         plan, reason = self._run.plan, printable(reason)
         certified = plan.private and self._run.streams.secret
         self._run.statistics.drop("reply" if certified else reason)
-        if not certified or plan.clients_account:  # participation is public at record level
+        if not certified or plan.clients_keep_ledgers:  # participation is public at record level
             known = {"round": self.request.round, "client": client, "reason": reason}
             log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason, extra=known)
 
@@ -130,7 +130,7 @@ def batch_digest(run: RunContext, request: Request, models: Models, assignments:
     """Digest of all messages of an exchange, whoever receives them."""
     message = message_content(run, pack_models(models, run.layout), request)
     pairs = None if assignments is None else sorted(assignments.items())
-    return hashlib.sha256(f"{digest(request.verb, message)} {pairs}".encode()).hexdigest()
+    return hashlib.sha256(f"{digest(request.message_type, message)} {pairs}".encode()).hexdigest()
 
 
 class Exchange(Generic[C, R]):
@@ -189,29 +189,29 @@ class Exchange(Generic[C, R]):
 
     def _charged_before_sending(self) -> Permit | None:
         registry, phase = self._run.registry, self._phase
-        if not self._run.plan.clients_account or not registry.idempotent >= registry.nodes.keys():
+        if not self._run.plan.clients_keep_ledgers or not registry.idempotent >= registry.nodes.keys():
             return None
         return self._charged(batch_digest(self._run, self.request, phase.models, phase.assignments))
 
-    def _charged(self, question: str = "") -> Permit:
-        """Charge the replies; a repeated request, by its digest, is charged once."""
+    def _charged(self, request_digest: str = "") -> Permit:
+        """Charge the replies; a repeated request, identified by its digest, is charged once."""
         ledger, plan, number = self._run.ledger, self._run.plan, self.request.round
         pricing: Pricing = plan
-        if self._phase.joined_late and plan.clients_account:  # these clients pay alone, for no more than they missed
-            return ledger.unpaid(number)
+        if self._phase.joined_late and plan.clients_keep_ledgers:  # charged by the clients only
+            return ledger.uncharged_permit(number)
         charges = pricing.charges(self.request, self.cohort)
         if not charges:  # the release then needs a plan that allows it
-            return ledger.unpaid(number)
-        if question and ledger.paid(number, charges, question):
-            return ledger.again(number, next(iter(charges)))
+            return ledger.uncharged_permit(number)
+        if request_digest and ledger.is_charged(number, charges, request_digest):
+            return ledger.replay_permit(number, next(iter(charges)))
         details: dict[str, Any] = {"for": "training"}
-        if not plan.clients_account:
+        if not plan.clients_keep_ledgers:
             details["noise_multiplier_updates"] = plan.noise_multiplier_updates
             details["noise_multiplier_counts"] = plan.noise_multiplier_counts
-        if question:
-            details["question"] = question
+        if request_digest:
+            details["question"] = request_digest
         for event, count in charges.items():
-            permit = ledger.round(number, event, count, **details)
+            permit = ledger.charge_round(number, event, count, **details)
         return permit
 
 

@@ -150,7 +150,7 @@ def _starting_point(strategy: RoundsStrategy, initial_arrays: ArrayRecord) -> tu
         strategy.layout = checkpoint.layout
         _resize(strategy, checkpoint.models)
         return checkpoint.models, checkpoint.mean, checkpoint.round
-    if strategy.plan.clients_account:  # after a crash in round 1, clients receive the same request again
+    if strategy.plan.clients_keep_ledgers:  # after a crash in round 1, clients receive the same request again
         strategy.recorder.checkpoint(Checkpoint(0, models, strategy.layout, None, None, {}), {})
     return models, None, 0
 
@@ -158,7 +158,7 @@ def _starting_point(strategy: RoundsStrategy, initial_arrays: ArrayRecord) -> tu
 def _recalibrate(strategy: RoundsStrategy, done: int, rounds: int) -> None:
     """After a crash that wasted charges: recalibrate the noise of the remaining rounds to the budget."""
     plan, spent, remaining = strategy.plan, strategy.ledger.events, rounds - done
-    if plan.clients_account:  # every client has its own ledger, and drops out when its budget is spent
+    if plan.clients_keep_ledgers:  # every client has its own ledger, and drops out when its budget is spent
         return
     if strategy.evaluate == "private" and (every := strategy.evaluate_every):
         spent += Counter({plan.evaluation_event(): strategy.evaluations(rounds, every) - done // every})

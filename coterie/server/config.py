@@ -1,8 +1,8 @@
-"""The configuration of a run: settings from their sources, one precedence, and what follows from them.
+"""Configuration of a run: merging of settings from all sources, and values derived from them.
 
-A setting that is given explicitly wins over the default of the method, that over the default of the data set, and that
-over the setting's own. "auto" is the same as not given. The rules are the same for the command line, a TOML file and
-Flower's run configuration; everything is checked before anything starts.
+Explicit values take precedence over the defaults of the method, these over the defaults of the data set, and these over
+the default of the setting. "auto" means that a setting is not set. The same rules apply to the command line, TOML files
+and Flower's run configuration. All settings are checked before a run starts.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
 from coterie.rounds import Aggregator, Averaging, StrategyError
 from coterie.server import planning
 from coterie.server.settings import DeploymentSettings, EvaluationSettings, RunSettings
-from coterie.settings import AUTO, RENAMED, ConfigError, Setting, Settings, current, flat, nearest
+from coterie.settings import AUTO, RENAMED, ConfigError, Setting, Settings, flat, suggestion, with_current_names
 from coterie.strategies import ClusteredStrategy, Reseeding
 from coterie.strategies.settings import AggregationSettings, TrainingSettings
 
 S = TypeVar("S", bound=Settings)
 
-#: The tables that every run has, in the order in which they are listed.
+#: The tables of every run, in display order.
 COMMON: tuple[type[Settings], ...] = (
     RunSettings,
     DataSettings,
@@ -42,17 +42,17 @@ COMMON: tuple[type[Settings], ...] = (
 
 _COMMON: dict[str, Setting] = {name: each for table in COMMON for name, each in table.named().items()}
 
-#: Every setting by its full name: those of all runs, then those of each method.
+#: All settings by full name: common settings, then those of each method.
 SETTINGS: dict[str, Setting] = _COMMON | {
     name: each for method in STRATEGIES.values() for name, each in method.settings_class.named().items()
 }
 
 _STRATEGY = "strategy"
 _UNIT = "privacy.privacy-unit"
-_KNOWN = "`coterie run --keys` lists all settings"
+_KEYS_HINT = "`coterie run --keys` lists all settings"
 
-# Settings that split one data set among clients, with the values that leave the clients' own data unchanged.
-_UNSPLIT = {
+# Settings that partition or shift a data set, with the values required for clients' own data.
+_UNPARTITIONED = {
     "data.groups": "1",
     "data.shift": "none",
     "data.dirichlet-alpha": 0.0,
@@ -66,10 +66,10 @@ _UNSPLIT = {
 
 
 def full_name(name: str, method: type[ClusteredStrategy]) -> str:
-    """The full name of a setting that all runs or the method have; the last part of it is enough.
+    """Return the full name of a common setting or one of the method, from its full name or its last part.
 
     Raises:
-        ConfigError: there is no such setting.
+        ConfigError: the setting does not exist.
     """
     if name in SETTINGS:
         return name
@@ -80,18 +80,18 @@ def full_name(name: str, method: type[ClusteredStrategy]) -> str:
     if others:
         return others[0]
     new = RENAMED.get(name)
-    hint = f": it is now {new!r}" if new else nearest(name, [*keys, *SETTINGS])
-    raise ConfigError(f"unknown setting {name!r}{hint} ({_KNOWN})")
+    hint = f": it is now {new!r}" if new else suggestion(name, [*keys, *SETTINGS])
+    raise ConfigError(f"unknown setting {name!r}{hint} ({_KEYS_HINT})")
 
 
 def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by full name from several sources, of which later ones win.
+    """Merge values from several sources, by full name; later sources take precedence.
 
     Args:
         sources: names or their last parts, also in tables.
 
     Raises:
-        ConfigError: an unknown name, or one that a source sets twice.
+        ConfigError: a name is unknown, or a source sets it twice.
     """
     tables = [flat(source) for source in sources]
     chosen = [table[_STRATEGY] for table in tables if table.get(_STRATEGY, AUTO) != AUTO]
@@ -102,7 +102,7 @@ def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in table.items():
             full = full_name(name, method)
             if full in named:
-                raise ConfigError(f"{name} = {value!r}: {full} is set twice, to {named[full]!r} as well")
+                raise ConfigError(f"{name} = {value!r}: {full} is set twice (also to {named[full]!r})")
             named[full] = value
         found |= named
     return found
@@ -114,7 +114,7 @@ def _method(strategy: Any) -> type[ClusteredStrategy]:
 
 
 def applicable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by full name, without the settings of methods other than the chosen one."""
+    """Return values by full name, without the settings of other methods."""
     named = combined(values)
     used = _used(_method(named.get(_STRATEGY, AUTO)))
     return {name: value for name, value in named.items() if name in used}
@@ -125,18 +125,18 @@ def _explicit(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _used(method: type[ClusteredStrategy]) -> dict[str, Setting]:
-    """The settings of a run with the method, by full name."""
+    """Return the settings of a run with the method, by full name."""
     return _COMMON | method.settings_class.named()
 
 
 def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of every setting that the run uses: explicit > method > data set > default.
+    """Return the value of every setting of the run; precedence: explicit, method, data set, default.
 
     Args:
-        given: values by full name; "auto" is not given.
+        given: values by full name; "auto" means not set.
 
     Raises:
-        ConfigError: a setting is given that the method does not use.
+        ConfigError: the method does not use a given setting.
     """
     method = _method(given.get(_STRATEGY, AUTO))
     used = _used(method)
@@ -144,26 +144,26 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in explicit.items():
         if name not in used:
             raise ConfigError(f"{name} = {value!r}: strategy = {method.name!r} does not use it; leave it out")
-    unit = explicit.get(_UNIT, _units_first(method))
+    unit = explicit.get(_UNIT, _default_unit(method))
     of_method = {full_name(key, method): value for key, value in method.default_settings(unit).items()}
     values = {name: declared.default for name, declared in used.items()}
-    return values | _of_data(explicit) | {_UNIT: unit} | of_method | _unsplit(explicit) | explicit
+    return values | _dataset_defaults(explicit) | {_UNIT: unit} | of_method | _own_data_values(explicit) | explicit
 
 
-def _units_first(method: type[ClusteredStrategy]) -> str:
+def _default_unit(method: type[ClusteredStrategy]) -> str:
     default: str = SETTINGS[_UNIT].default
     return default if default in method.units else method.units[0]
 
 
-def _of_data(explicit: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults of the data set."""
+def _dataset_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of the data set."""
     regression = explicit.get("data.dataset") == OWN_DATA and str(explicit.get("data.num-classes")) == "0"
     return {"training.model": "regression"} if regression else {}
 
 
-def _unsplit(explicit: Mapping[str, Any]) -> dict[str, Any]:
-    """The only values that the clients' own data allow; no method has a say in these."""
-    return _UNSPLIT if explicit.get("data.dataset") == OWN_DATA else {}
+def _own_data_values(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values required for clients' own data, whatever the defaults of the method."""
+    return _UNPARTITIONED if explicit.get("data.dataset") == OWN_DATA else {}
 
 
 def _table(kind: type[S], values: Mapping[str, Any]) -> S:
@@ -175,33 +175,33 @@ def _table(kind: type[S], values: Mapping[str, Any]) -> S:
 
 
 class RunConfig:
-    """A validated configuration: one object for each table of settings, and what follows from them.
+    """A validated configuration: one object per table of settings, and derived values.
 
     Args:
-        values: settings by full name or its last part, also in tables; others take their defaults.
-        deployed: whether clients are deployed instead of simulated, which decides what ``evaluate = "auto"`` is.
+        values: settings by full name or its last part, also in tables; other settings have their defaults.
+        deployed: whether clients are deployed instead of simulated, on which ``evaluate = "auto"`` depends.
 
     Attributes:
         run, data, training, aggregation, privacy, record_level, evaluation, deployment: the tables of every run.
         options: the method's own table.
 
     Raises:
-        ConfigError: an unknown setting, a value that is not allowed, or a combination that cannot work.
+        ConfigError: a setting is unknown, a value is not allowed, or settings are incompatible.
     """
 
     def __init__(self, values: Mapping[str, Any], *, deployed: bool = False) -> None:
         given = combined(values)
         values = resolved(given)
         self._read(values)
-        self._not_evaluated = ""
+        self._evaluation_warning = ""
         if self.evaluation.evaluate is None:
             self._read({**values, "evaluation.evaluate": self._automatic_evaluation(deployed)})
-        self._check_used(given)
-        self._check_together()
+        self._check_effective(given)
+        self._check_combinations()
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> RunConfig:
-        """The configuration of a run folder, also of an earlier version.
+        """Return the configuration of a run folder, also of an earlier version.
 
         Args:
             values: its table of settings.
@@ -210,7 +210,7 @@ class RunConfig:
         Raises:
             ConfigError: see the class.
         """
-        return cls(combined(applicable(current(values)), _explicit(changes or {})))
+        return cls(combined(applicable(with_current_names(values)), _explicit(changes or {})))
 
     def _read(self, values: Mapping[str, Any]) -> None:
         self.run = _table(RunSettings, values)
@@ -225,7 +225,7 @@ class RunConfig:
 
     @property
     def tables(self) -> tuple[Settings, ...]:
-        """Every table."""
+        """All tables."""
         return (
             self.run,
             self.data,
@@ -240,11 +240,11 @@ class RunConfig:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Every value by the full name of its setting, as it is written to files."""
+        """All values by full name, as written to files."""
         return {name: value for table in self.tables for name, value in table.values().items()}
 
     def __getitem__(self, name: str) -> Any:
-        """The value of a setting by its full name, or the last part of it; None where it is "auto"."""
+        """Return the value of a setting by its full name or its last part; None if it is "auto"."""
         full = full_name(name, self.method)
         value = self.values[full]
         return None if value == AUTO and SETTINGS[full].optional else value
@@ -257,11 +257,11 @@ class RunConfig:
 
     @property
     def declared(self) -> dict[str, Setting]:
-        """The declaration of every setting of the run, by full name."""
+        """The declarations of all settings of the run, by full name."""
         return _used(self.method)
 
     def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-        """Settings in which two runs differ, with both values; paths, timeouts and ports do not count."""
+        """Return the settings in which two runs differ, with both values; paths, timeouts and ports are ignored."""
         here, there = self.values, other.values
         return {
             name: (here.get(name), there.get(name))
@@ -269,7 +269,7 @@ class RunConfig:
             if not SETTINGS[name].place and here.get(name) != there.get(name)
         }
 
-    # ---- what follows from the settings -------------------------------------------------------------------
+    # ---- derived values -----------------------------------------------------------------------------------
 
     @property
     def method(self) -> type[ClusteredStrategy]:
@@ -284,7 +284,7 @@ class RunConfig:
 
     @property
     def models(self) -> int:
-        """Initial number of models; 0 if the method finds it."""
+        """Initial number of models; 0 if the method determines it."""
         return 1 if self.method.produces == "labels" else self.run.clusters
 
     @cached_property
@@ -296,7 +296,7 @@ class RunConfig:
 
     @property
     def examples(self) -> tuple[tuple[int, ...], int]:
-        """Shape of an example, behind fixed features, and the number of classes."""
+        """Shape of an example after the fixed features, and the number of classes."""
         features = networks.features(self.training.features)
         return features(np.zeros((1, *self.facts.shape), np.float32)).shape[1:], self.facts.num_classes
 
@@ -304,7 +304,7 @@ class RunConfig:
         """The configured strategy.
 
         Args:
-            plan: of the run; :func:`~coterie.server.planning.sketch` gives one for checks.
+            plan: plan of the run; :func:`~coterie.server.planning.sketch` returns one for checks.
             wiring: further arguments of :class:`~coterie.strategies.ClusteredStrategy`, such as a ledger.
         """
         known: dict[str, Callable[[], Any]] = {
@@ -333,7 +333,7 @@ class RunConfig:
 
     @property
     def partition_seed(self) -> int:
-        """Seed of the split of data among simulated clients: the run's seed, or 0."""
+        """Seed of the partition among simulated clients: the run's seed, or 0."""
         return self.run.seed or 0
 
     @property
@@ -371,7 +371,7 @@ class RunConfig:
 
     @cached_property
     def plan(self) -> Plan:
-        """The privacy plan, its noise calibrated (about half a second).
+        """The privacy plan with calibrated noise, which takes about half a second.
 
         Raises:
             PrivacyError: no noise reaches the target.
@@ -390,7 +390,7 @@ class RunConfig:
 
     def warnings(self) -> list[str]:
         """Warnings to show before the run starts."""
-        return ([self._not_evaluated] if self._not_evaluated else []) + planning.warnings(self)
+        return ([self._evaluation_warning] if self._evaluation_warning else []) + planning.warnings(self)
 
     # ---- checks -------------------------------------------------------------------------------------------
 
@@ -403,12 +403,16 @@ class RunConfig:
         try:
             _ = RunConfig({**self.values, "evaluation.evaluate": "private"}).plan
         except (ConfigError, PrivacyError) as error:
-            self._not_evaluated = f"evaluate = 'auto' is off: private evaluations cannot be planned ({error})"
+            self._evaluation_warning = f"evaluate = 'auto' is off: private evaluations cannot be planned ({error})"
             return "off"
         return "private"
 
-    def _check_used(self, given: Mapping[str, Any]) -> None:
-        """Refuse settings that were given and have no effect beside the others."""
+    def _check_effective(self, given: Mapping[str, Any]) -> None:
+        """Check that all given settings have an effect.
+
+        Raises:
+            ConfigError: another setting disables one of them.
+        """
         values = self.values
         for name, value in given.items():
             only = SETTINGS[name].only
@@ -422,22 +426,22 @@ class RunConfig:
                 continue
             other, allowed = only
             raise ConfigError(
-                f"{name} = {value!r} has an effect with {other} = {' or '.join(allowed)} only, and {other} is "
-                f"{values[other]!r}; leave it out"
+                f"{name} = {value!r} has no effect with {other} = {values[other]!r}, only with "
+                f"{' or '.join(allowed)}; leave it out"
             )
 
-    def _check_together(self) -> None:
+    def _check_combinations(self) -> None:
         run, unit, clients = self.run, self.privacy.privacy_unit, self.data.clients
         try:
             if run.clusters == 0 and not self.method.finds_clusters:
-                raise ConfigError(f"clusters = 0: {run.strategy} does not find their number; set it")
+                raise ConfigError(f"clusters = 0: {run.strategy} does not determine the number of clusters; set it")
             self._check_data()
             if unit == "record":
                 planning.check_records(self)
             if not self.models <= clients:
                 raise ConfigError(
-                    f"clusters = {run.clusters}: more clusters than clients ({clients}); lower clusters or raise "
-                    "clients"
+                    f"clusters = {run.clusters} exceeds the number of clients ({clients}): reduce clusters or "
+                    "increase clients"
                 )
             self._check_participation()
             self._check_evaluation()
@@ -452,11 +456,11 @@ class RunConfig:
     def _check_participation(self) -> None:
         deployment, clients = self.deployment, self.data.clients
         if not deployment.min_clients <= clients:
-            raise ConfigError(f"min-clients = {deployment.min_clients}: there are {clients} clients")
+            raise ConfigError(f"min-clients = {deployment.min_clients} exceeds the number of clients ({clients})")
         if deployment.min_replies and self.privacy.privacy_unit == "client":
             raise ConfigError(
-                f"min-replies = {deployment.min_replies:g}: with privacy-unit client a round is released regardless of "
-                "its replies, since a repeated request would reveal their number; set it to 0"
+                f"min-replies = {deployment.min_replies:g}: with privacy-unit = client, rounds are released regardless "
+                "of the number of replies, which repeated requests would reveal; set it to 0"
             )
         if not self.method.clustered and self.aggregation.reseed_every:
             raise ConfigError(
@@ -468,50 +472,53 @@ class RunConfig:
         if self.evaluation.evaluate != "private":
             return
         if self.privacy.privacy_unit == "none":
-            raise ConfigError("evaluate = 'private' has no budget to charge: set privacy-unit or evaluate")
+            raise ConfigError("evaluate = 'private' requires privacy: change privacy-unit or evaluate")
         if self.data.validation_clients:
             raise ConfigError(
                 f"validation-clients = {self.data.validation_clients} with evaluate = 'private': the records of one "
-                "validation client are test data of many clients, so the noise would not hide it; set "
+                "validation client are test data of many clients, so the noise does not protect it; set "
                 "validation-clients to 0, or evaluate to diagnostic or off"
             )
 
     def _check_shared_budget(self) -> None:
         """Check that a run with a shared budget can be certified."""
-        wrong = {
+        settings = {
             "privacy-unit": (self.privacy.privacy_unit, self.privacy.privacy_unit != "client"),
             "mechanism": (self.privacy.mechanism, bool(PLANS[self.privacy.mechanism].flaws)),
             "seed": (self.seed, self.seed is not None),
         }
-        for name, (value, refused) in wrong.items():
-            if refused:
+        for name, (value, invalid) in settings.items():
+            if invalid:
                 raise ConfigError(
-                    f"budget-file with {name} = {value!r}: a shared budget is for certified runs with client-level "
+                    f"budget-file with {name} = {value!r}: a shared budget requires certified runs with client-level "
                     f"privacy; leave out budget-file or change {name}"
                 )
 
     def _check_data(self) -> None:
-        """Settings of clients' own data: required for these, refused for others."""
+        """Check the settings of clients' own data: required for these, rejected for other data sets."""
         data, own = self.data, self.data.dataset == OWN_DATA
         for field, value in (("input_shape", data.input_shape or None), ("num_classes", data.num_classes)):
             declared = data.declared()[field]
             if own and value is None:
                 raise ConfigError(
-                    f"dataset = 'own' needs {declared.key}, {declared.help.removeprefix('own: ')}; set it"
+                    f"dataset = 'own' requires {declared.key}, {declared.help.removeprefix('own: ')}; set it"
                 )
             if not own and value is not None:
-                raise ConfigError(f"{declared.key} = {value!r} is for dataset = 'own'; {data.dataset!r} has its own")
+                raise ConfigError(
+                    f"{declared.key} = {value!r} is for dataset = 'own'; leave it out with {data.dataset!r}"
+                )
         if not own:
             return
         _ = self.facts
         values = self.values
-        for name, neutral in _UNSPLIT.items():
+        for name, neutral in _UNPARTITIONED.items():
             if values[name] != neutral:
                 raise ConfigError(
-                    f"{name} = {values[name]!r}: clients' own data are not split or shifted; set it to {neutral!r}"
+                    f"{name} = {values[name]!r}: clients' own data are neither partitioned nor shifted; set it to "
+                    f"{neutral!r}"
                 )
         if data.samples_per_client and self.privacy.privacy_unit != "record":
             raise ConfigError(
-                f"samples-per-client = {data.samples_per_client}: clients keep all of their own data, and only "
-                "record-level privacy needs a public number of records; set it to 0"
+                f"samples-per-client = {data.samples_per_client}: clients use all of their own data, and only "
+                "record-level privacy requires a public number of records; set it to 0"
             )

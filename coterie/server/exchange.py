@@ -28,11 +28,11 @@ _Key: TypeAlias = tuple[int, str, str, int]
 _POLL = 3.0
 # Seconds without any reply after which silent nodes are probed, and after which a repeated request is sent again;
 # doubled each time, up to the second number.
-_PATIENCE, _MOST_PATIENCE = 30.0, 120.0
+_PATIENCE, _MAX_PATIENCE = 30.0, 120.0
 # The same, in units of these, before the first reply: every node may need that long.
 _FIRST_REPLY = 4
 # Seconds for a look for one reply, before the next one is looked for.
-_LOOK = 2.0
+_POLL_SECONDS = 2.0
 # Largest number of times that a lost request is sent.
 _ATTEMPTS = 3
 
@@ -108,7 +108,7 @@ class Exchange:
         due = [request for request in asked.values() if now >= request.due]
         self._send([(request, request.message) for request in due], now)
         for request in due:
-            request.due, request.pause = now + request.pause, min(2 * request.pause, _MOST_PATIENCE)
+            request.due, request.pause = now + request.pause, min(2 * request.pause, _MAX_PATIENCE)
         return self._replies(asked, now, math.inf if timeout is None else timeout)
 
     def _send(self, sent: Sequence[tuple[_Request, Message]], now: float) -> None:
@@ -157,7 +157,11 @@ class Exchange:
         return None
 
     def _send_probes(self, asked: dict[_Key, _Request], now: float) -> None:
-        silent = [request for (_, verb, *_), request in asked.items() if verb != IDENTITY and now >= request.probe_due]
+        silent = [
+            request
+            for (_, message_type, *_), request in asked.items()
+            if message_type != IDENTITY and now >= request.probe_due
+        ]
         probes = [
             Message(RecordDict(), request.message.metadata.dst_node_id, IDENTITY, ttl=request.message.metadata.ttl)
             for request in silent
@@ -208,7 +212,7 @@ class _Pulls:
         """The reply to a message; empty if it is not here yet."""
         seconds = 0.0
         if message_id not in self._running:
-            self._running[message_id], seconds = (self._started(message_id), time.monotonic()), _LOOK
+            self._running[message_id], seconds = (self._started(message_id), time.monotonic()), _POLL_SECONDS
         future, _ = self._running[message_id]
         if not wait([future], seconds).done:
             return []

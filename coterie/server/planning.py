@@ -1,4 +1,4 @@
-"""The privacy plan of a configuration, what its certificate states beside it, and warnings about its noise."""
+"""Privacy plan of a configuration, further contents of its certificate, and warnings about its noise."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from coterie import models as networks
 from coterie.privacy import PLANS, Plan, RecordLevel, RecordPlan
-from coterie.settings import ConfigError, Setting, nearest
+from coterie.settings import ConfigError, Setting, suggestion
 
 if TYPE_CHECKING:
     from coterie.server.config import RunConfig
 
 
 def delta(config: RunConfig) -> float:
-    """The resolved delta; "auto" is 1/(100 M), or 1/(100 records) at record level."""
+    """Return the resolved delta; "auto" is 1/(100 M), or 1/(100 records) at record level."""
     if config.privacy.delta is not None:
         return config.privacy.delta
     record = config.privacy.privacy_unit == "record"
@@ -22,7 +22,7 @@ def delta(config: RunConfig) -> float:
 
 
 def plan(config: RunConfig) -> Plan:
-    """The privacy plan; its noise is calibrated unless it is given.
+    """Return the privacy plan; its noise is calibrated unless it is set.
 
     Raises:
         PrivacyError: no noise reaches the target.
@@ -35,7 +35,7 @@ def plan(config: RunConfig) -> Plan:
 
 
 def sketch(config: RunConfig) -> Plan:
-    """A plan without calibrated noise, for fast checks."""
+    """Return a plan without calibrated noise, for fast checks."""
     noise = config.privacy.noise_multiplier or 1.0
     if config.privacy.privacy_unit == "record":
         return _record_level(config, noise)
@@ -76,7 +76,7 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
 
 
 def _rebalance_min(config: RunConfig) -> float:
-    """B; "auto" is 0, or a third of a cluster's expected members in a round for a method that always rebalances."""
+    """Return B; "auto" is 0, or a third of a cluster's expected members for a method that always rebalances."""
     if config.aggregation.rebalance_min is not None:
         return config.aggregation.rebalance_min
     if not config.method.rebalances:
@@ -85,23 +85,27 @@ def _rebalance_min(config: RunConfig) -> float:
 
 
 def _identifier_share(config: RunConfig) -> float:
-    """Share of a round's privacy for labels or sizes; 0 if they are not used."""
+    """Return the share of a round's privacy for labels or sizes; 0 if they are not used."""
     privacy = config.privacy
     reads_sizes = bool(config.reseeding or _rebalance_min(config) or privacy.divisor == "released")
     noisy_labels = config.models > 1 and PLANS[privacy.mechanism].noisy_labels
     if not (reads_sizes or noisy_labels) or _uncharged(config):
         return 0.0
-    return PLANS[privacy.mechanism].usual_share if privacy.identifier_share is None else privacy.identifier_share
+    return (
+        PLANS[privacy.mechanism].default_identifier_share
+        if privacy.identifier_share is None
+        else privacy.identifier_share
+    )
 
 
 def _uncharged(config: RunConfig) -> float:
-    """Noise on identifiers outside the budget."""
+    """Return the noise on identifiers outside the budget."""
     used = "identifier_noise" in PLANS[config.privacy.mechanism].options and config.models > 1
     return config.privacy.identifier_noise if used else 0.0
 
 
 def _evaluations(config: RunConfig) -> int:
-    """Number of private evaluations in the run."""
+    """Return the number of private evaluations in the run."""
     every = config.evaluation.evaluate_every if config.evaluation.evaluate == "private" else 0
     return config.method.evaluations(config.run.rounds, every)
 
@@ -113,38 +117,37 @@ def check_records(config: RunConfig) -> None:
     """Check the settings that record-level privacy requires.
 
     Raises:
-        ConfigError: one of them is missing or wrong.
+        ConfigError: one of them is missing or invalid.
     """
     if config.data.samples_per_client == 0:
-        raise ConfigError(
-            "samples-per-client = 0: at record level the number of a client's records is a public constant; set it"
-        )
+        raise ConfigError("samples-per-client = 0: record level requires a public number of records per client; set it")
     if config.aggregation.sampling_rate != 1:
         raise ConfigError(
-            f"sampling-rate = {config.aggregation.sampling_rate}: at record level all clients take part in every "
+            f"sampling-rate = {config.aggregation.sampling_rate}: at record level all clients participate in every "
             "round; set it to 1"
         )
     for name in ("rebalance-min", "reseed-every"):
         if config[name]:
             raise ConfigError(
-                f"{name} = {config[name]}: reads noisy cluster sizes of client-level privacy; set it to 0"
+                f"{name} = {config[name]} requires noisy cluster sizes, which only client-level privacy releases; "
+                "set it to 0"
             )
     if config.evaluation.evaluate == "private":
-        raise ConfigError("evaluate = 'private' is for client-level privacy: at record level use diagnostic or off")
+        raise ConfigError("evaluate = 'private' requires client-level privacy: at record level use diagnostic or off")
     for each in _record_plans(config, 1.0):
         if each.num_examples > config.data.samples_per_client:
             raise ConfigError("profiles: samples-per-client of a profile must be at most that of the run")
 
 
 def _profile_settings(config: RunConfig) -> dict[str, Setting]:
-    """The settings of a client profile, by the last part of their names."""
+    """Return the settings of a client profile, by the last part of their names."""
     names = ("privacy.epsilon", "privacy.delta", "training.batch-size", "data.samples-per-client")
     declared = config.declared
     return {declared[name].key: declared[name] for name in names}
 
 
 def _profiles(config: RunConfig) -> list[dict[str, Any]]:
-    """Settings of clients 0, 1, ..., in turn."""
+    """Return the settings of clients 0, 1, ..., assigned cyclically."""
     known = _profile_settings(config)
     found = []
     for part in config.record_level.profiles.split(";"):
@@ -152,15 +155,15 @@ def _profiles(config: RunConfig) -> list[dict[str, Any]]:
         for assignment in part.split():
             name, _, value = assignment.partition("=")
             if name not in known:
-                hint = nearest(name, known)
-                raise ConfigError(f"profiles: {assignment!r}: must set one of {', '.join(known)}{hint}")
+                hint = suggestion(name, known)
+                raise ConfigError(f"profiles: {assignment!r} must set one of {', '.join(known)}{hint}")
             own[name] = known[name].parse(value)
         found.append(own)
     return found
 
 
 def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[RecordPlan, ...]:
-    """The plans of clients 0, 1, ..., in turn; calibrated unless ``noise`` is given."""
+    """Return the plans of clients 0, 1, ..., assigned cyclically; calibrated unless ``noise`` is given."""
     level, privacy = config.record_level, config.privacy
     choices = config.method.max_selections(config.run.rounds)
     plans = []
@@ -206,7 +209,7 @@ def _record_level(config: RunConfig, noise: float | None = None) -> RecordLevel:
 
 
 def about(config: RunConfig) -> dict[str, Any]:
-    """What the ledger's header holds beside the plan, for the certificate."""
+    """Return the entries of the ledger's header for the certificate, beside the plan."""
     declared = config.declared
     return {
         "seed": config.seed,
@@ -222,7 +225,7 @@ def about(config: RunConfig) -> dict[str, Any]:
 
 
 def _diagnostics(config: RunConfig) -> list[str]:
-    """What the run reveals outside the guarantee."""
+    """Return descriptions of what the run reveals outside the guarantee."""
     client_level, evaluation = config.privacy.privacy_unit == "client", config.evaluation
     if client_level:
         replies = "the total number of replies that could not be used"
@@ -245,7 +248,7 @@ def _diagnostics(config: RunConfig) -> list[str]:
 
 
 def warnings(config: RunConfig) -> list[str]:
-    """Warnings about delta and noise."""
+    """Return warnings about delta and noise."""
     unit = config.privacy.privacy_unit
     if unit == "none":
         return []
@@ -253,30 +256,30 @@ def warnings(config: RunConfig) -> list[str]:
     many = config.data.clients if unit == "client" else config.data.samples_per_client
     if config.delta > 1 / (10 * many):
         found.append(
-            f"delta = {config.delta:g} is above 1/(10 {unit}s) = {1 / (10 * many):g}: publishing one {unit} at random "
+            f"delta = {config.delta:g} exceeds 1/(10 {unit}s) = {1 / (10 * many):g}: publishing one random {unit} "
             f"satisfies delta = 1/{unit}s; use it only to compare with papers"
         )
     return found if config.method.produces == "labels" else found + _noise_warning(config)
 
 
 def _noise_warning(config: RunConfig) -> list[str]:
-    """A warning if the noise of the run moves a model further than all updates together can."""
+    """Return a warning if the noise of the run moves a model further than all updates together can."""
     plan, clients = config.plan, config.data.clients
     size = sum(value.size for value in networks.initialise(config.training.model, *config.examples, 0).values())
     members = plan.expected_members
     if isinstance(plan, RecordLevel):
-        own = plan.of_clients[0]
+        own = plan.client_plans[0]
         steps = own.rounds * own.local_epochs * (own.num_examples // own.batch_size)
         noise = own.noise_multiplier * math.sqrt(size / (steps * members)) / own.batch_size
         remedy = "use more records in larger batches, more clients"
     else:
-        moved = 1 if plan.sampler == "poisson" else 2  # one client more, or another in its place
+        moved = 1 if plan.sampler == "poisson" else 2  # an additional client, or a replaced one
         noise = moved * plan.noise_multiplier_updates * math.sqrt(size / plan.rounds) / members
-        remedy = f"use privacy-unit = record, about {math.ceil(noise) * clients} clients in place of {clients}"
+        remedy = f"use privacy-unit = record, about {math.ceil(noise) * clients} clients instead of {clients}"
     if noise <= 1:
         return []
     return [
-        f"the noise drowns the signal: over the run it moves a model {noise:.3g} times as far as clipping lets all "
-        f"updates together ({size} parameters, {members:.3g} clients a model and round, noise multiplier "
+        f"the noise dominates the signal: over the run it moves a model {noise:.3g} times as far as all clipped "
+        f"updates can ({size} parameters, {members:.3g} clients per model and round, noise multiplier "
         f"{plan.noise_multiplier:.3g}); {remedy}, a smaller model, or a larger epsilon"
     ]

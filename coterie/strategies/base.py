@@ -1,8 +1,8 @@
-"""The base class of every strategy: the tools of a method, and Flower's hooks.
+"""Base class of all strategies: helpers for methods, and Flower's hooks.
 
 A method (one file per paper) defines a round, which yields phases; each phase is one exchange of
-:mod:`coterie.rounds`. :meth:`ClusteredStrategy.start` runs the rounds. :mod:`coterie.strategies.method` documents what
-a method declares.
+:mod:`coterie.rounds`. :meth:`ClusteredStrategy.start` runs the rounds. :mod:`coterie.strategies.method` documents the
+declarations of a method.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _LATEST_WEIGHT = 0.25
 
 @dataclass
 class _Open:
-    """What is open between two of Flower's hooks: the method's round with its phase, and an exchange."""
+    """State between two of Flower's hooks: the round of the method with its phase, and the exchange."""
 
     round: Round | None = None
     phase: Phase[Any, Any] | None = None
@@ -66,40 +66,42 @@ class _Open:
 
 
 class ClusteredStrategy(Method, RoundsStrategy):
-    """A Flower ``Strategy`` that trains one model per cluster under a privacy plan. An instance is for one run.
+    """A Flower ``Strategy`` that trains one model per cluster under a privacy plan. Each run needs its own instance.
 
     Args:
         plan: participation, per-round release and privacy cost; also M, k and T.
         settings: of the method, a :attr:`settings_class`; None: its defaults.
-        clusters: number of clusters; 0: the method finds it; None: that of the plan.
+        clusters: number of clusters; 0: determined by the method; None: that of the plan.
         ledger: records charges; None keeps them in memory.
         streams: randomness; None is secret randomness.
         server_lr: eta, step size of the server.
-        reseeding: when to re-seed models without clients; None: never.
-        averaging: which released models to average; None returns the last ones.
-        aggregator: how the updates of a cluster are aggregated; None: the mean. Others need a plan without privacy or
-            at record level.
-        rebalance_train: whether a client that rebalancing moves trains the model of its "own" cluster or of the
-            "assigned" one; the latter needs clients that redraw their labels.
-        evaluate: "diagnostic", exact and outside every guarantee, or "private", noisy and charged: the plan must
+        reseeding: schedule of re-seeding models without clients; None: never.
+        averaging: the released models to average; None returns the last ones.
+        aggregator: aggregator of a cluster's updates; None: the mean. Others require a plan without privacy or at
+            record level.
+        rebalance_train: model that a client trains if rebalancing changes its cluster: of its "own" cluster or of the
+            "assigned" one; the latter requires clients that redraw their labels.
+        evaluate: "diagnostic", exact and outside every guarantee, or "private", noisy and charged; the plan must then
             include as many ``evaluations`` as :meth:`evaluations` returns.
-        evaluate_every: number of rounds between evaluations; the last round is evaluated, too. 0: never.
+        evaluate_every: number of rounds between evaluations; the last round is always evaluated. 0: never.
         recorder: stores checkpoints and metrics.
         resume_from: a checkpoint of the same run.
-        evaluate_metrics_aggr_fn: evaluation replies to one MetricRecord; default: mean over clients of every scalar.
-            A :class:`~coterie.wire.Summary` receives valid replies only. If it raises, this evaluation has no metrics.
+        evaluate_metrics_aggr_fn: aggregates evaluation replies to one MetricRecord; default: mean over clients of every
+            scalar. A :class:`~coterie.wire.Summary` receives valid replies only. If it raises, the evaluation has no
+            metrics.
         registration_timeout: seconds to wait for all M clients before round 1, and later for the clients that a round
             requires.
         min_clients: number of registered clients that a round requires. At client level it applies to round 1 only:
             later the end of a run would reveal how many clients are present.
-        min_replies: share of the requested replies that a round requires; silent clients receive the request again, a
-            few times. Not at client level, where every round is charged and released regardless of replies.
+        min_replies: share of the requested replies that a round requires; clients without a reply receive the request a
+            few more times. Not available at client level, where every round is charged and released regardless of
+            replies.
 
     Attributes:
         histogram: (k,) running mean of released histograms; None before the first.
         state: arrays of the method between rounds; part of checkpoints.
-        notes: what the method reports of this round, JSON-ready; from released values.
-        stopped: why the run ended before its last round; None otherwise.
+        notes: JSON-ready notes of the method on the current round, from released values.
+        stopped: reason why the run ended before its last round; None otherwise.
         registry: the registered clients.
         statistics: counts of requests and replies.
         layout: of one model, available after :meth:`start`; a method may replace it.
@@ -133,7 +135,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
     ) -> None:
         self.settings = settings or self.settings_class()
         if type(self.settings) is not self.settings_class:
-            raise StrategyError(f"{self.name} has {self.settings_class.__name__}, not {type(settings).__name__}")
+            raise StrategyError(f"{self.name} requires {self.settings_class.__name__}, not {type(settings).__name__}")
         if clusters is not None and clusters < 0:
             raise StrategyError(f"clusters must be at least 0, not {clusters}")
         self.clusters = plan.num_clusters if clusters is None else clusters
@@ -185,7 +187,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
         joined_late: bool = False,
         reply_layout: Layout | None = None,
     ) -> Steps[ReleasedUpdates]:
-        """Send a request to clients; receive their single updates, which few mechanisms allow.
+        """Send a request to clients; receive individual updates, which few mechanisms allow.
 
         For the arguments see :meth:`sums` and :class:`~coterie.rounds.Phase`.
         """
@@ -242,13 +244,13 @@ class ClusteredStrategy(Method, RoundsStrategy):
         """Run all rounds, with the signature and result of ``flwr.serverapp.strategy.Strategy.start``.
 
         ``num_rounds`` must not exceed the plan's rounds, which determine the noise. Clients receive the configs. If
-        the ledger rejects a charge the run ends: the result holds the models so far, :attr:`stopped` the reason.
+        the ledger rejects a charge, the run ends: the result has the latest models, :attr:`stopped` the reason.
 
         Raises:
             StrategyError: more rounds than planned.
         """
         if num_rounds > self.plan.rounds:
-            raise StrategyError(f"{num_rounds} rounds asked for, but the plan's noise is for {self.plan.rounds}")
+            raise StrategyError(f"num_rounds = {num_rounds} exceeds the {self.plan.rounds} rounds of the plan")
         self.summary()
         self._open = _Open()
         train = train_config or ConfigRecord()
@@ -256,7 +258,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
 
     @cached_property
     def mechanism_state(self) -> object | None:
-        """State of the plan's mechanism over the rounds of the run; in memory only."""
+        """State of the plan's mechanism between rounds; in memory only."""
         return self.plan.new_state()
 
     @property
@@ -265,12 +267,12 @@ class ClusteredStrategy(Method, RoundsStrategy):
         return self._open.exchange.batch if self._open.exchange else None
 
     def close_exchange(self, kind: type[E]) -> E | None:
-        """The open exchange, which is closed by this; None if none of this kind is open."""
+        """Close and return the open exchange; None if none of this kind is open."""
         exchange, self._open.exchange = self._open.exchange, None
         return exchange if isinstance(exchange, kind) else None
 
     def context(self) -> RunContext:
-        """The run as it is now, for an exchange."""
+        """The current state of the run, for an exchange."""
         return RunContext(
             plan=self.plan,
             ledger=self.ledger,
@@ -296,7 +298,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Messages of the method's next phase to a fresh cohort."""
+        """Messages of the method's next phase to a newly sampled cohort."""
         models, self.layout = unpack_models(arrays)
         if self._open.round is None or self._open.phase is None:
             self._open.round = self.round(server_round, models)
@@ -354,7 +356,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Diagnostics of the clients, outside every guarantee; or their noisy mean accuracy, which is charged."""
         exchange, private = self.close_exchange(EvaluationExchange), self.evaluate == "private"
-        if exchange is None:  # a subclass that evaluates in its own way
+        if exchange is None:  # a subclass has its own evaluation
             return None
         contents = list(exchange.collect(replies, self.plan.num_clusters, private=private).values())
         return exchange.release(contents) if private else exchange.metrics(contents)

@@ -1,8 +1,8 @@
 """CFL: clustered federated learning by recursive bipartition of the clients.
 
 F. Sattler, K.-R. Mueller, W. Samek: Clustered Federated Learning (papers/cfl; NeurIPS 2019 workshop; the long version
-is IEEE TNNLS 32, 2021, arXiv:1910.01991). Where FedAvg stands still, clients whose data agree have updates near zero,
-and those whose data do not pull in different directions: the angles between updates tell them apart.
+is IEEE TNNLS 32, 2021, arXiv:1910.01991). At a stationary point of FedAvg, clients with congruent data have updates
+near zero, and other clients have updates in different directions: the angles between updates separate them.
 
     Algorithm 1, FederatedLearning(theta, c)
      1  repeat
@@ -23,25 +23,27 @@ and those whose data do not pull in different directions: the angles between upd
 Line 10 is exact in O(n^2): its optimum is the cut of the least edge of a maximum spanning tree of the similarities.
 
 Deviations from the paper
-- All clusters train side by side, a round at a time; |D_i| are public weights (equal without privacy).
-- No cluster splits or stops in the first ``first_split`` rounds, and two clients are not split, as in the authors'
-  public notebook. It bisects by complete linkage; line 10 is the paper's.
-- Lengths of updates depend on network, data and steps, so no eps_1 and eps_2 fit all: the notebook's 0.4 and 1.6 end a
-  run of smaller steps before its first split. By default they are 0.2 and 0.5 times the longest update of the first
-  round, and shrink as the step size does; a cluster then stops when its mean update is below 0.01 of that.
-- Clients that train for long on few data pull apart though they are alike, and line 9 would split them for ever. The
-  halves must be coherent: the mean similarity within each above the largest between them, which it never is then.
-- A split, and a stop, wait for a round in which every member has replied. A cluster that stopped trains no more, and
-  the run ends when all have.
-- ``clusters``: no split beyond so many; 0 is the paper's.
-- A client that comes later goes down the tree (long version, section 5): at each split it trains from that theta* and
-  joins the side whose mean direction is nearer to its own.
+- All clusters train in parallel, round by round; |D_i| are public weights (equal without privacy).
+- No cluster is split or stopped in the first ``first_split`` rounds, and clusters of two clients are not split, as in
+  the authors' public notebook. The notebook bisects by complete linkage; this implementation follows line 10.
+- Norms of updates depend on network, data and steps, so no fixed eps_1 and eps_2 suit all settings: with smaller steps,
+  the notebook's 0.4 and 1.6 end a run before its first split. By default they are 0.2 and 0.5 times the largest update
+  norm of the first round and scale with the step size; a cluster stops when the norm of its mean update is below 0.01
+  times that norm.
+- Clients with similar data that train for many steps on few records diverge, and line 9 would split them repeatedly.
+  The halves must therefore be coherent: the mean similarity within each half exceeds the largest similarity between
+  them, which does not hold for such clients.
+- A cluster is split or stopped only in a round in which all of its members reply. A stopped cluster no longer trains;
+  the run ends when all clusters have stopped.
+- ``clusters`` limits the number of clusters; 0 means no limit, as in the paper.
+- A client that joins late descends the tree (long version, section 5): at each split it trains from that theta* and
+  joins the half whose mean direction is closer to its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import Any, ClassVar
 
@@ -55,36 +57,35 @@ from coterie.settings import Settings, setting
 from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.method import Models, Round, Steps
 
-#: A threshold that is found.
-# eps_1 and eps_2, and the eps_1 at which a cluster stops, in units of the longest update of the first round.
-_PARTS = (0.2, 0.5, 0.01)
+# Defaults of eps_1, eps_2 and the stopping threshold, in units of the largest update norm of the first round.
+_RELATIVE_THRESHOLDS = (0.2, 0.5, 0.01)
 _TREE, _LEAF, _ANCHORS, _SIDES, _UNIT = "tree", "leaf", "anchors", "sides", "unit"
 SPLIT, STATIONARY = "split", "stationary"
-_WHY = (None, SPLIT, STATIONARY)
-# By how much clients are more alike within a half than between halves, at least.
+_END_REASONS = (None, SPLIT, STATIONARY)
+# Minimum margin of the mean similarity within a half over the largest between the halves.
 _GAP = 0.05
-# Rounds between two stored matrices of similarities without a split, and largest number of clients for them.
-_KEEP_EVERY, _KEEP_AMONG = 10, 200
+# Rounds between two stored similarity matrices without a split, and the maximum number of clients for them.
+_STORE_EVERY, _STORE_MAX_CLIENTS = 10, 200
 
 
 @dataclass(frozen=True)
 class Node:
-    """A cluster, as long as it was one.
+    """A cluster in the tree of splits.
 
     Attributes:
-        parent: number of the cluster that it comes from; None at the root.
-        born: round after which it was.
-        cluster: index of its model; None once it was split.
+        parent: number of the cluster it was split from; None at the root.
+        born: round at the end of which it was created.
+        cluster: index of its model; None after it was split.
         ended: round in which it was split or stopped; None while it trains.
-        why: "split" or "stationary", then.
-        similarity: the largest between its two halves, once it was split.
+        end_reason: "split" or "stationary"; None while it trains.
+        similarity: the largest similarity between its two halves; None if it was not split.
     """
 
     parent: int | None
     born: int
     cluster: int | None
     ended: int | None = None
-    why: str | None = None
+    end_reason: str | None = None
     similarity: float | None = None
 
 
@@ -112,7 +113,7 @@ class CFLSettings(Settings):
 
 
 class CFL(ClusteredStrategy):
-    """One model at first; a cluster that stands still though its clients do not is split in two."""
+    """Starts with one model; splits a stationary cluster whose clients still have large updates."""
 
     name: ClassVar[str] = "cfl"
     title: ClassVar[str] = "recursive bipartition by the directions of updates"
@@ -130,19 +131,19 @@ class CFL(ClusteredStrategy):
 
     @classmethod
     def check(cls, plan: Plan, **options: Any) -> None:
-        """Refuse rounds of a part of the clients, in which no split could ever be."""
+        """Require full participation: a split compares all clients of a cluster."""
         super().check(plan, **options)
         if plan.rate != 1:
             raise StrategyError(f"cfl compares all clients of a cluster: set sampling-rate to 1, not {plan.rate:g}")
 
     def initial_models(self, models: Models) -> Models:
-        """One."""
+        """One model."""
         return super().initial_models(models)[:1]
 
     def round(self, number: int, models: Models) -> Round:
-        """Lines 2 to 4 in all clusters, then lines 5 and 8 to 12 in those that stand still."""
+        """Lines 2 to 4 in all clusters, then lines 5 and 8 to 12 in stationary ones."""
         if number == 1:
-            self._keep_tree([Node(None, 0, 0)], np.full(self.plan.clients, -1, np.int64))
+            self._store_tree([Node(None, 0, 0)], np.full(self.plan.clients, -1, np.int64))
         yield from self._place_late()
         before, known, leaf = self.assignments(number), self.nodes, self.state[_LEAF].copy()
         nodes = known.copy()
@@ -165,7 +166,7 @@ class CFL(ClusteredStrategy):
                 continue
             if longest < incongruent:  # line 12
                 if moved < converged:
-                    nodes[n] = replace(node, ended=number, why=STATIONARY)
+                    nodes[n] = replace(node, ended=number, end_reason=STATIONARY)
             elif len(rows) > 2 and not 0 < self.clusters <= len(models):
                 alike = cosines(updates)  # line 8
                 side, closest = bipartition(alike)  # line 10
@@ -173,88 +174,102 @@ class CFL(ClusteredStrategy):
                     self._warn(node.cluster)
                     continue
                 leaf[clients] = len(nodes) + side
-                nodes[n] = replace(node, cluster=None, ended=number, why=SPLIT, similarity=closest)
+                nodes[n] = replace(node, cluster=None, ended=number, end_reason=SPLIT, similarity=closest)
                 nodes += [Node(n, number, node.cluster), Node(n, number, len(models))]  # line 11
                 models = np.concatenate([models, models[node.cluster, None]])
-                self._keep_split(models[-1], [_direction(updates[side == half]) for half in (0, 1)])
+                self._store_split(models[-1], [_direction(updates[side == half]) for half in (0, 1)])
         split = len(nodes) > len(known)
         changed = nodes != known or number == 1 or "late" in self.notes
-        self._keep_tree(nodes, leaf)
+        self._store_tree(nodes, leaf)
         if changed:
-            self.notes["tree"] = self._drawn()
+            self.notes["tree"] = self._tree_notes()
         self.notes |= {"clusters": len(models), "norms": norms}
-        if split or self.finished or (number % _KEEP_EVERY == 0 and self.plan.clients <= _KEEP_AMONG):
+        if split or self.finished or (number % _STORE_EVERY == 0 and self.plan.clients <= _STORE_MAX_CLIENTS):
             self._save_similarities(number, released, leaves, before)
         return models
 
     def _norms(self, number: int, updates: Models) -> list[float]:
-        """eps_1 and eps_2 of this round, and eps_1 to stop: configured or estimated, scaled with the step size."""
+        """eps_1, eps_2 and the stopping threshold of this round: configured, or relative to the first round."""
         if number == 1:
             self.state[_UNIT] = np.array([max((np.linalg.norm(update) for update in updates), default=0.0)])
         unit = float(self.state[_UNIT][0]) * self.step_size(number)
         first, second = self.settings.stationary_norm, self.settings.incongruent_norm
-        thresholds = zip((first, second, first), _PARTS, strict=True)
-        return [part * unit if norm is None else norm for norm, part in thresholds]
+        thresholds = zip((first, second, first), _RELATIVE_THRESHOLDS, strict=True)
+        return [factor * unit if norm is None else norm for norm, factor in thresholds]
 
     def _warn(self, cluster: int) -> None:
-        """Say once that a cluster cannot be split."""
+        """Warn once per cluster that it cannot be split."""
         if cluster not in self._warned:
             log(
                 WARNING,
-                "cluster %s stands still though its clients do not, but no two parts of it agree within themselves: "
-                "either no two clients are alike (then each does better alone: strategy = local), or all are and train "
-                "for long on few data; it stays together",
+                "cluster %s is stationary and its clients have large updates, but it has no coherent bipartition and "
+                "is not split: either no two clients are similar (use strategy = local), or all clients are similar "
+                "and train for many steps on few records",
                 cluster,
             )
         self._warned.add(cluster)
 
     def assignments(self, number: int) -> Mapping[int, int]:
-        """The model of every client that has come."""
+        """The model of every client in the tree."""
         nodes = self.nodes
         return {i: int(nodes[n].cluster or 0) for i, n in enumerate(self.state[_LEAF].tolist()) if n >= 0}
 
     @property
     def finished(self) -> bool:
-        """Line 12, of all clusters."""
+        """Line 12 for all clusters."""
         return _TREE in self.state and all(node.ended is not None for node in self.nodes)
 
     # ---- the tree -----------------------------------------------------------------------------------------
 
     @property
     def nodes(self) -> list[Node]:
-        """All clusters that ever were, in order of birth: the children of split number s are 2s + 1 and 2s + 2."""
+        """All clusters, in order of creation: the children of split number s are 2s + 1 and 2s + 2."""
         found = []
         for row in self.state[_TREE].tolist():
-            parent, born, cluster, ended, why, similarity = (None if np.isnan(value) else value for value in row)
+            parent, born, cluster, ended, end_reason, similarity = (None if np.isnan(value) else value for value in row)
             whole = [None if value is None else int(value) for value in (parent, cluster, ended)]
-            found.append(Node(whole[0], int(born or 0), whole[1], whole[2], _WHY[int(why or 0)], similarity))
+            found.append(
+                Node(whole[0], int(born or 0), whole[1], whole[2], _END_REASONS[int(end_reason or 0)], similarity)
+            )
         return found
 
-    def _keep_tree(self, nodes: list[Node], leaf: Indices) -> None:
-        """Keep the tree and the leaf of every client, -1 for those that have not come."""
-        rows = [(n.parent, n.born, n.cluster, n.ended, _WHY.index(n.why), n.similarity) for n in nodes]
+    def _store_tree(self, nodes: list[Node], leaf: Indices) -> None:
+        """Store the tree and the leaf of every client; -1 for clients without one."""
+        rows = [(n.parent, n.born, n.cluster, n.ended, _END_REASONS.index(n.end_reason), n.similarity) for n in nodes]
         self.state = {**self.state, _TREE: np.array(rows, np.float64), _LEAF: leaf}
 
-    def _keep_split(self, model: Models, directions: list[FloatArray]) -> None:
-        """Keep what a client that comes later needs to find its side."""
+    def _store_split(self, model: Models, directions: list[FloatArray]) -> None:
+        """Store the model and the mean directions of a split, by which late clients are placed."""
         anchors, sides = model[None], np.stack(directions)[None].astype(np.float32)
         if _ANCHORS in self.state:
             anchors = np.concatenate([self.state[_ANCHORS], anchors])
             sides = np.concatenate([self.state[_SIDES], sides])
         self.state = {**self.state, _ANCHORS: anchors, _SIDES: sides}
 
-    def _drawn(self) -> list[dict[str, Any]]:
+    def _tree_notes(self) -> list[dict[str, Any]]:
         """The tree with the clients of every cluster, JSON-ready."""
         nodes = self.nodes
         clients = [np.flatnonzero(self.state[_LEAF] == n).tolist() for n in range(len(nodes))]
         for n in range(len(nodes) - 1, 0, -1):  # children come after their parents
             clients[int(nodes[n].parent or 0)] += clients[n]
-        return [{"node": n, **asdict(node), "clients": sorted(clients[n])} for n, node in enumerate(nodes)]
+        return [
+            {
+                "node": n,
+                "parent": node.parent,
+                "born": node.born,
+                "cluster": node.cluster,
+                "ended": node.ended,
+                "why": node.end_reason,
+                "similarity": node.similarity,
+                "clients": sorted(clients[n]),
+            }
+            for n, node in enumerate(nodes)
+        ]
 
     def _save_similarities(
         self, number: int, released: ReleasedUpdates, leaves: Indices, before: Mapping[int, int]
     ) -> None:
-        """Keep the similarities of the round's updates within each cluster."""
+        """Store the similarities of the round's updates within each cluster."""
         many = self.plan.clients
         matrix = np.full((many, many), np.nan, np.float32)
         for n in np.unique(leaves):
@@ -265,10 +280,10 @@ class CFL(ClusteredStrategy):
             f"similarities-{number:04d}", {"matrix": matrix, "clients": np.arange(many), "labels": labels}
         )
 
-    # ---- clients that come later --------------------------------------------------------------------------
+    # ---- late clients -------------------------------------------------------------------------------------
 
     def _place_late(self) -> Steps[None]:
-        """Give a leaf to every client that is here and has none."""
+        """Assign a leaf to every registered client without one."""
         nodes, leaf = self.nodes, self.state[_LEAF].copy()
         at = {client: 0 for client in self.present if leaf[client] < 0}
         for s in range(len(nodes) // 2):  # splits, the first one first
@@ -279,26 +294,26 @@ class CFL(ClusteredStrategy):
             released = yield from self.updates(
                 self.training(), self.state[_ANCHORS][s, None], clients=here, joined_late=True
             )
-            at = {client: n for client, n in at.items() if client not in here}  # who is silent is asked again
+            at = {client: n for client, n in at.items() if client not in here}
             for client, update in zip(released.clients.tolist(), released.updates, strict=True):
                 at[client] = children[cosines([update, *self.state[_SIDES][s]])[0, 1:].argmax()]
         if at:
             leaf[list(at)] = list(at.values())
-            self._keep_tree(nodes, leaf)
+            self._store_tree(nodes, leaf)
             self.notes["late"] = sorted(at)
 
 
 def bipartition(similarities: FloatArray) -> tuple[Indices, float]:
-    """The two halves of n clients whose largest similarity between them is least, Equation (6), and that similarity.
+    """The bipartition with the smallest maximum similarity between the halves, Equation (6), and that similarity.
 
-    Exact in O(n^2): every bipartition cuts an edge of a maximum spanning tree that is no less than its least one, and
-    cutting that one alone reaches it.
+    Exact in O(n^2): every bipartition cuts an edge of a maximum spanning tree, hence one at least as large as its
+    smallest edge; cutting only the smallest edge attains this bound.
 
     Args:
         similarities: (n, n), symmetric; n is at least 2.
 
     Returns:
-        (n,) 0 for the half of the first client, 1 for the other; and the largest similarity between the two.
+        (n,) 0 for the half of the first client, 1 for the other; and the largest similarity between the halves.
     """
     n = len(similarities)
     nearest, parent = similarities[0].copy(), np.zeros(n, np.int64)
@@ -318,7 +333,7 @@ def bipartition(similarities: FloatArray) -> tuple[Indices, float]:
 
 
 def _coherent(similarities: FloatArray, side: Indices, closest: float) -> bool:
-    """Whether clients are more alike within each half, in the mean, than the two closest are between them."""
+    """Whether the mean similarity within each half exceeds the largest similarity between the halves."""
     for half in (0, 1):
         own = similarities[np.ix_(side == half, side == half)]
         if len(own) > 1 and not own[~np.eye(len(own), dtype=bool)].mean() > closest + _GAP:

@@ -1,4 +1,4 @@
-"""f-CDPFL: clients that run DP-SGD choose their cluster by loss in every round; IFCA at record level.
+"""f-CDPFL: DP-SGD clients choose their cluster by loss in every round; IFCA at record level.
 
 A. Ghosh et al. 2020 (strategies/ifca.py) and Y. Mansour, M. Mohri, J. Ro, A. T. Suresh: Three Approaches for
 Personalization, arXiv:2002.10619, as a baseline of RC-DPFL (papers/rc_dpfl, section 5.1).
@@ -10,7 +10,7 @@ Personalization, arXiv:2002.10619, as a baseline of RC-DPFL (papers/rc_dpfl, sec
      5      theta_m <- theta_m + weighted mean of u_i over R(i) = m, for every m
 
 Deviations from the paper
-- The choice in line 3 is private and charged by default, as in strategies/rc_dpfl.py.
+- The choice in line 3 is private and charged by default; see strategies/rc_dpfl.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coterie.strategies.method import Models, Round
 
 
 class FCDPFL(IFCA):
-    """IFCA whose clients run DP-SGD."""
+    """IFCA with DP-SGD at the clients."""
 
     name: ClassVar[str] = "f-cdpfl"
     title: ClassVar[str] = "clients choose by loss in every round; DP-SGD at the clients"
@@ -33,7 +33,7 @@ class FCDPFL(IFCA):
 
     @classmethod
     def max_selections(cls, rounds: int) -> int:
-        """In every round."""
+        """One per round."""
         return rounds
 
     def round(self, number: int, models: Models) -> Round:

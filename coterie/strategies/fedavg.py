@@ -11,9 +11,9 @@ DP-FedAvg (McMahan et al. 2018, arXiv:1710.06963, fixed-denominator estimator).
      5      w_(t+1) <- w_t + 1 / D * sum over k in S_t of (w_k - w_t)
 
 Deviations from the paper
-- Every client counts once, not n_k times: weights by number of examples would reveal them.
-- Under client-level privacy D is qM, the expected number of clients; without, their number. At record level the
-  mean is weighed by public numbers of records: it is RC-DPFL's baseline DPFedAvg (Noble et al. 2021).
+- All clients have equal weights instead of n_k, because weights by number of examples would reveal these numbers.
+- Under client-level privacy, D is qM, the expected number of clients; without privacy, it is their number. At record
+  level the mean is weighted by public numbers of records, which gives RC-DPFL's baseline DPFedAvg (Noble et al. 2021).
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ NeurIPS 2023, Algorithm 1 (IFCA-CAM). A base of RR-Cluster (papers/rr_cluster, T
      8      server: Theta_g <- mean of all global updates; theta_j <- mean of the updates of its members
 
 Deviations from the paper
-- Line 6 descends in both parts at once; the paper alternates between them and warms the global one up.
-- Both updates are clipped as one vector of norm C: one client, one charge. The global block is summed over the
-  whole cohort and noised once, with the same deviation as a cluster's.
-- Divisors: qM for the global block, D_j for a cluster's (see ifca.py).
+- Line 6 trains both parts jointly; the paper alternates between them, with a warm-up of the global part.
+- Both updates are clipped jointly to norm C, as one vector with one charge. The global block is summed over the whole
+  cohort and receives noise once, with the same standard deviation as a cluster block.
+- Divisors: qM for the global block, D_j for a cluster block (see ifca.py).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from coterie.strategies.ifca import IFCA
 from coterie.strategies.method import Models, Parameters, Round
 from coterie.wire import EvaluateRequest, TrainRequest
 
-# Where the parts are in the names of parameters.
+# Prefixes of parameter names.
 _GLOBAL, _CLUSTER = "global.", "cluster."
 
 
 class FedCAM(IFCA):
     """A global and a cluster model whose outputs are added.
 
-    ``initial_arrays`` of ``start`` hold ``global.*`` first, then ``cluster.*``; every row of models repeats the former.
+    ``initial_arrays`` of ``start`` hold ``global.*`` first, then ``cluster.*``; all rows of models share ``global.*``.
     """
 
     name: ClassVar[str] = "fedcam"
@@ -46,7 +46,7 @@ class FedCAM(IFCA):
 
     @property
     def shared(self) -> int:
-        """Numbers in the global block."""
+        """Size of the global block."""
         sizes = zip(self.layout.names, self.layout.sizes, strict=True)
         return sum(size for name, size in sizes if name.startswith(_GLOBAL))
 
@@ -56,7 +56,7 @@ class FedCAM(IFCA):
         return self.step(models, released)  # line 8
 
     def initial_models(self, models: Models) -> Models:
-        """Line 1: one global part for all."""
+        """Line 1: one global part for all clusters."""
         every = super().initial_models(models)
         every[:, : self.shared] = every[0, : self.shared]
         return every

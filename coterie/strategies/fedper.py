@@ -13,12 +13,12 @@ arXiv:1912.00818, Algorithms 1 and 2. A baseline of RR-Cluster (papers/rr_cluste
      6  in every round: send W_B; receive the W_B_j; W_B <- their mean
 
 Deviations from the paper
-- Clients take part by chance and count alike; updates travel in place of base layers (see fedavg.py).
-- Every head starts from the same public values, so that the first base layers fit all of them.
-- A client that never took part is evaluated with the head of line 1.
+- Clients are sampled at random with equal weights and send updates instead of base layers (see fedavg.py).
+- All heads start from the same public values, which match the initial base layers.
+- A client that has not participated is evaluated with the head of line 1.
 
-A client's update depends on its head, and that on the rounds in which it took part. The proof of ``joint`` allows
-this, that of ``rr-slot`` does not (docs/privacy.md).
+A client's update depends on its head, which depends on the rounds in which the client participated. The proof of
+``joint`` covers this, that of ``rr-slot`` does not (docs/privacy.md).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class FedPerSettings(Settings):
 
 
 class FedPer(FedAvg):
-    """One global body; the last layers stay at the client, in its own file.
+    """One global body; the last layers stay at the client, in its state file.
 
-    ``initial_arrays`` of ``start`` hold the base layers alone: clients add their own layers.
+    ``initial_arrays`` of ``start`` hold the base layers only: clients add their personal layers.
     """
 
     name: ClassVar[str] = "fedper"
@@ -63,7 +63,7 @@ class FedPer(FedAvg):
         """Line 5: the base layers.
 
         Raises:
-            StrategyError: the network has no layer left to share, or none is to be personal.
+            StrategyError: no layer would be personal, or none shared.
         """
         whole, personal_layers = draw(), self.settings.personal_layers
         layers = list(dict.fromkeys(name.rpartition(".")[0] for name in whole))

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients stay near the global model.
+"""FedProx: FedAvg with a proximal term that keeps clients near the global model.
 
 T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith: Federated Optimization in Heterogeneous
 Networks, MLSys 2020, arXiv:1812.06127, Algorithm 2. A baseline of RR-Cluster (papers/rr_cluster, Table 5).
@@ -13,7 +13,7 @@ Networks, MLSys 2020, arXiv:1812.06127, Algorithm 2. A baseline of RR-Cluster (p
 Deviations from the paper
 - The minimiser of line 4 is a number of epochs of SGD with mu (w - w^t) added to the gradient
   (client/penalties.py), the same number for every client.
-- Clients are drawn uniformly and weighted alike; updates travel in place of models (see fedavg.py).
+- Clients are sampled uniformly with equal weights and send updates instead of models (see fedavg.py).
 """
 
 from __future__ import annotations

@@ -13,15 +13,15 @@ Better Personalization, World Wide Web 2023, arXiv:2108.08647, Algorithm 1. A ba
      5      every client i: W_i <- LocalUpdate(theta_(r_i)), several local steps
 
 Deviations from the paper
-- A cohort takes part in a round, in the order 5, 3, 4: a client trains from the centre that it was assigned to
-  last (its first one by a coin), and the centre nearest to the result is its new one.
-- Under privacy its model is the end of its *clipped* update, W_i = theta_(r_i) + clip(u_i, C): then
-  W_i - theta_j for the nearest j is no longer than C either, so line 4 is a sum of vectors of norm at most C.
-- The client finds the nearest centre itself, since it has all of them, and keeps r_i: a label is then a function
-  of its own data, its own past and released values ("row-wise"), which client-level privacy needs. The server
-  would find the same.
-- All centres start equal and part as their members do (line 1 leaves it open). Centres that start far apart would
-  keep whoever came to them by chance.
+- A sampled cohort participates in each round, in the order 5, 3, 4: a client trains from its last assigned centre
+  (initially a random one) and is then assigned to the centre nearest to the result.
+- Under privacy, the client's model is the result of the *clipped* update, W_i = theta_(r_i) + clip(u_i, C). For the
+  nearest j, the norm of W_i - theta_j is then at most C as well, so line 4 is a sum of vectors of norm at most C.
+- The client, which receives all centres, computes the nearest one and stores r_i. The label is then a function of its
+  own data, its own past and released values ("row-wise"), as client-level privacy requires. The server would obtain
+  the same label.
+- All centres start equal and diverge with their members (line 1 does not specify this). With distant initial centres,
+  clients would stay in their random initial clusters.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FeSEM(ClusteredStrategy):
         return self.step(models, released)  # line 4
 
     def training(self) -> TrainRequest:
-        """Line 3, and C, within which a client's model must stay."""
+        """Line 3, and C, the bound on the distance that a client's model moves."""
         bound = float(self.plan.clip_norm)
         return TrainRequest(assign="nearest", clip=bound if math.isfinite(bound) else None)
 

@@ -15,11 +15,11 @@ RR-Cluster, Algorithm 2 (IFCA), with a plan of ``rebalance_min = B``.
      9      server: theta_j^(t+1) <- theta_j^(t) + eta / D_j * sum of the updates with label j
 
 Deviations from the paper
-- Updates travel instead of models and are summed with a public divisor D_j in place of the true number of
-  members, as client-level privacy asks; without privacy D_j is that number, as printed.
+- Clients send updates instead of models. Their sum is divided by a public divisor D_j instead of the true number of
+  members, as client-level privacy requires; without privacy, D_j is that number, as in the paper.
 - Local steps run over shuffled mini-batches for a number of epochs.
-- Rebalancing belongs to the mechanism (privacy/mechanisms/rr_cluster.py); starving models are re-seeded
-  (strategies/reseeding.py), which Algorithm 1 leaves to several restarts.
+- Rebalancing is part of the mechanism (privacy/mechanisms/rr_cluster.py). Models without clients are re-seeded
+  (strategies/reseeding.py); Algorithm 1 relies on several restarts instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from coterie.strategies.method import Models, Round
 
 
 class IFCA(ClusteredStrategy):
-    """One model per cluster; every client picks the one with the least loss on its training data."""
+    """One model per cluster; every client chooses the one with the smallest loss on its training data."""
 
     name: ClassVar[str] = "ifca"
     title: ClassVar[str] = "iterative federated clustering, private sums and counts, optional rebalancing"
@@ -47,7 +47,7 @@ class IFCA(ClusteredStrategy):
         return self.step(models, released)  # line 9
 
     def initial_models(self, models: Models) -> Models:
-        """Line 1: k different models; from a single one, k perturbed at its own scale."""
+        """Line 1: k different models; copies of a single model are perturbed at its standard deviation."""
         every = super().initial_models(models)
         if len(models) == 1 and len(every) > 1:
             rng = self.streams.stream("models")

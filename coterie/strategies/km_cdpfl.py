@@ -11,9 +11,9 @@ M. Werner, L. He, S. P. Karimireddy, M. Jordan, M. Jaggi: Provably Personalized 
 
 Deviations from the paper
 - RC-DPFL states only that k-means runs on the noisy updates at the end of each round. Line 5 follows: a client's
-  model is where its training ended, and the members' mean is the cluster's.
-- k-means works on all principal scores of the updates, in which distances are those of the updates themselves.
-- A client that did not answer stays where it was.
+  model is the result of its training, and the model of a cluster is the mean over its members.
+- k-means uses all principal component scores of the updates, which preserve the distances between updates.
+- A client without a reply keeps its cluster.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LABELS = "labels"
 
 
 class KMCDPFL(ClusteredStrategy):
-    """k-means on the updates of every round; models of equal index need not be of equal clusters."""
+    """k-means on the updates of every round; cluster indices of different rounds need not correspond."""
 
     name: ClassVar[str] = "km-cdpfl"
     title: ClassVar[str] = "k-means on the updates of every round; DP-SGD at the clients"
@@ -61,5 +61,5 @@ class KMCDPFL(ClusteredStrategy):
         return updated
 
     def assignments(self, number: int) -> Mapping[int, int]:
-        """The last clusters; at first one for all, since all models are equal."""
+        """The last clusters; initially cluster 0 for all clients, since all models are equal."""
         return dict(enumerate(self.state.get(_LABELS, np.zeros(self.plan.clients, np.int64)).tolist()))

@@ -1,7 +1,8 @@
 """LCFL: loss-based clustered federated learning.
 
 E. Gu, Y. Chen, H. Wen, X. Cai, D. Han: LCFL, clustered federated learning based on local loss (papers/lcfl),
-Algorithm 1. Clients are close when each other's models do well on their data; the server never sees a gradient.
+Algorithm 1. Two clients are close if the model of each has a low loss on the data of the other; the server receives no
+gradients.
 
      1  for client i in [M] in parallel do
      2      for t = 0 to T - 1 do
@@ -23,19 +24,20 @@ Algorithm 1. Clients are close when each other's models do well on their data; t
     18  end
 
 Deviations from the paper
-- All clients start from one model (line 3): models that began apart differ for no reason of their data.
-- The T steps of line 2 are the local epochs of any round, and this is the first round.
-- Clients send losses, and the server takes the differences of line 8, which say less. Models travel in messages of
-  ``models_per_message``, each model once to each client.
-- ``landmarks = L``: every client evaluates the same L models, drawn by chance, in place of all M. Clients are then as
-  far apart as their losses of these (Equation (6) over all landmarks in place of i and j); with L = M it is line 13.
-- ``warm_up_rounds``: rounds of FedAvg before line 1. The paper's tables have equal figures for LCFL and FedAvg after 5
-  of 60 iterations, which Algorithm 1 does not explain, and such rounds do.
+- All clients start from one model (line 3): different initial models would differ independently of the data.
+- The T steps of line 2 are the local epochs of a round, which is the first one.
+- Clients send losses, from which the server computes the differences of line 8, which reveal less. Messages contain
+  ``models_per_message`` models; each model is sent once to each client.
+- ``landmarks = L``: every client evaluates the same L randomly drawn models instead of all M. The distance of two
+  clients is that of their losses on these models (Equation (6) over all landmarks instead of i and j); with L = M it
+  is that of line 13.
+- ``warm_up_rounds``: rounds of FedAvg before line 1. The paper's tables report equal figures for LCFL and FedAvg after
+  5 of 60 iterations; Algorithm 1 does not explain this, but such rounds do.
 - Line 17 starts from the mean of the members' warmed-up models (section II-B) and is FedAvg or FedProx.
-- Where k is not given, all clients may be one cluster (clusterers.py). The run ends if no two clients are alike: if
-  most gain less from any other client's model than half of what clients gain from their own.
-- A client that did not answer joins when it comes: it reports its losses of the models that are best for each cluster,
-  and belongs where the members' mean of these losses is nearest; by another metric, where their mean update is.
+- If k is not given, all clients may form one cluster (clusterers.py). The run ends if no two clients are similar: for
+  most clients, the gain from any other client's model is less than half of the typical gain from a client's own model.
+- A client without a reply joins later: it reports its losses on the best model of each cluster and joins the cluster
+  whose members have the closest mean losses; with other metrics, the cluster with the closest mean update.
 """
 
 from __future__ import annotations
@@ -66,19 +68,19 @@ from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.method import Models, Round, Steps
 from coterie.wire import LossesRequest
 
-_BETWEEN: dict[str, Callable[[Updates], FloatArray]] = {
+_DISTANCES: dict[str, Callable[[Updates], FloatArray]] = {
     "params": parameter_distances,
     "gradcos": lambda updates: 1 - cosines(updates),
 }
 
-#: Ways to tell clients apart: Equations (2) and (1), and 1 - the cosine of CFL.
-METRICS = ("loss", *_BETWEEN)
-#: Ways to train the model of a cluster.
+#: Distances between clients: Equations (2) and (1), and one minus the cosine similarity of CFL.
+METRICS = ("loss", *_DISTANCES)
+#: Training algorithms for the model of a cluster.
 OPTIMIZERS = ("fedavg", "fedprox")
 
 _LABELS, _FIRST, _LANDMARKS, _PROFILES, _CENTRES = "labels", "first", "landmarks", "profiles", "centres"
-# Bytes of models in one message, beyond which machines and networks give up.
-_MOST_BYTES = 1 << 30
+# Maximum size of the models in one message, in bytes.
+_MAX_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,10 @@ class LCFLSettings(Settings):
 
 
 class LCFL(ClusteredStrategy):
-    """Clusters from how well clients' first models do on each other's data."""
+    """Clusters clients by the losses of their first models on each other's data."""
 
     name: ClassVar[str] = "lcfl"
-    title: ClassVar[str] = "any clusterer, on losses of each other's first models; then FedAvg or FedProx"
+    title: ClassVar[str] = "clustering by losses on each other's first models; then FedAvg or FedProx"
     paper: ClassVar[str] = "LCFL, Algorithm 1"
     units: ClassVar[tuple[str, ...]] = ("none", "record")
     row_wise: ClassVar[bool] = False
@@ -126,15 +128,15 @@ class LCFL(ClusteredStrategy):
         super().__init__(plan, settings, **others)
         warm_up = self.settings.warm_up_rounds
         if not warm_up < plan.rounds:
-            raise StrategyError(f"warm-up-rounds = {warm_up} of {plan.rounds} rounds leave none for clusters")
+            raise StrategyError(f"warm-up-rounds = {warm_up} must be less than rounds = {plan.rounds}")
         try:
             check_clusterer(self.settings.clusterer, self.clusters or None)
         except ValueError as error:
             raise StrategyError(str(error)) from None
         if self.averaging.begins_after(plan.rounds) < warm_up:
             raise StrategyError(
-                f"average-last = {self.averaging.last:g} begins before there are clusters, in round {warm_up + 1}: "
-                f"set it to at most {1 - warm_up / plan.rounds:g}"
+                f"average-last = {self.averaging.last:g} begins before the clustering in round {warm_up + 1}: set it "
+                f"to at most {1 - warm_up / plan.rounds:g}"
             )
 
     def round(self, number: int, models: Models) -> Round:
@@ -145,7 +147,7 @@ class LCFL(ClusteredStrategy):
             released = yield from self.sums(self.training(), models[:1])
             return self.step(models[:1], released)[:1]  # FedAvg
         if _LABELS not in self.state:
-            return (yield from self._find(models[:1]))  # lines 1-15
+            return (yield from self._cluster_clients(models[:1]))  # lines 1-15
         yield from self._place_late()
         request = self.training()
         if self.settings.cluster_optimizer == "fedprox":
@@ -161,15 +163,15 @@ class LCFL(ClusteredStrategy):
 
     @classmethod
     def released_losses(cls, clients: int, settings: Settings) -> dict[str, int]:
-        """All models or the landmarks, and the untrained one."""
+        """The compared models: all or the landmarks, and the untrained one."""
         assert isinstance(settings, LCFLSettings)
         compared = min(settings.landmarks or clients, clients) + 1 if settings.metric == "loss" else 0
         return {"compared": compared, "models_per_message": settings.models_per_message}
 
     # ---- lines 1 to 15 ------------------------------------------------------------------------------------
 
-    def _find(self, start: Models) -> Round:
-        """Warm up, compare, cluster; (k, d) means of the members' models."""
+    def _cluster_clients(self, start: Models) -> Round:
+        """Train, compare and cluster all clients; return (k, d) means of the members' models."""
         warm = yield from self.updates(self.training(), start, clients=range(self.plan.clients))  # lines 1-5
         started = time.perf_counter()
         if self.settings.metric == "loss":
@@ -180,11 +182,11 @@ class LCFL(ClusteredStrategy):
             rows = np.arange(len(warm.updates))
         if len(rows) < max(2, self.clusters):
             raise StrategyError(
-                f"only {len(rows)} of {self.plan.clients} clients could be compared: too few to find groups among; "
-                "see why the others failed, or ask for fewer clusters"
+                f"only {len(rows)} of {self.plan.clients} clients could be compared, too few for clustering; check why "
+                "the other clients failed, or reduce clusters"
             )
         if self.settings.metric != "loss":
-            distances = _BETWEEN[self.settings.metric](warm.updates)
+            distances = _DISTANCES[self.settings.metric](warm.updates)
         elif len(columns) == len(warm.updates):  # all pairs
             distances = loss_distances(losses[:, rows])  # lines 12-14
         else:
@@ -207,9 +209,9 @@ class LCFL(ClusteredStrategy):
             "silhouettes": {str(k): score for k, score in sorted(found.silhouettes.items())},
         }
         if self.settings.metric == "loss":
-            own = columns == rows[:, None]  # whose model is whose
+            own = columns == rows[:, None]  # the client's own model
             if many == 1 and not self.clusters:
-                _refuse_strangers(losses, untrained, own)
+                _check_similarity(losses, untrained, own)
             profiles = np.stack([losses[found.labels == j].mean(axis=0) for j in range(many)])
             best = np.unique(profiles.argmin(axis=1))
             self.state = {_LANDMARKS: start + warm.updates[columns[best]], _PROFILES: profiles[:, best]}
@@ -223,7 +225,7 @@ class LCFL(ClusteredStrategy):
         return np.asarray(start + self.server_lr * moved, np.float32)
 
     def _compare(self, start: Models, updates: Models, clients: list[int]) -> Steps[tuple[FloatArray, Indices]]:
-        """(n, 1 + m) losses of the untrained model and of m of the n trained ones, and which these are."""
+        """(n, 1 + m) losses of the untrained model and of m of the n trained ones, and the indices of these."""
         columns = np.arange(len(updates))
         if 0 < self.settings.landmarks < len(updates):
             rng = self.streams.stream("landmarks", 1, self.attempt)
@@ -239,17 +241,17 @@ class LCFL(ClusteredStrategy):
     ) -> Steps[FloatArray]:
         """(n, m) losses of ``model(0)``, ... on the data of n clients, NaN without a valid reply.
 
-        Each model travels once to each client, and no more than a message of them is held.
+        Each model is sent once to each client; memory holds the models of one message.
         """
         table = np.full((len(clients), many), np.nan)
         place = {client: row for row, client in enumerate(clients)}
         for begin in range(0, many, self.settings.models_per_message):
             part = range(begin, min(begin + self.settings.models_per_message, many))
             models = np.stack([model(i) for i in part])
-            if len(part) > 1 and models.nbytes > _MOST_BYTES:
+            if len(part) > 1 and models.nbytes > _MAX_BYTES:
                 raise StrategyError(
-                    f"models-per-message = {len(part)} makes messages of {models.nbytes / 1e9:.1f} GB; set it to "
-                    f"{max(1, _MOST_BYTES * len(part) // models.nbytes)} or less"
+                    f"models-per-message = {len(part)} leads to messages of {models.nbytes / 1e9:.1f} GB; set it to "
+                    f"{max(1, _MAX_BYTES * len(part) // models.nbytes)} or less"
                 )
             self.recorder.report_progress(f"{len(clients)} clients compare {begin} of {many} models")
             request = LossesRequest(compared=len(part))
@@ -259,10 +261,10 @@ class LCFL(ClusteredStrategy):
             table[[place[client] for client in released.clients.tolist()], begin : part[-1] + 1] = released.updates
         return table
 
-    # ---- clients that come later --------------------------------------------------------------------------
+    # ---- late clients -------------------------------------------------------------------------------------
 
     def _place_late(self) -> Steps[None]:
-        """Give a cluster to every client that is here and has none."""
+        """Assign a cluster to every registered client without one."""
         labels: Indices = self.state[_LABELS].copy()
         late = [client for client in self.present if labels[client] < 0]
         if not late:
@@ -277,7 +279,7 @@ class LCFL(ClusteredStrategy):
             warm = yield from self.updates(self.training(), self.state[_FIRST], clients=late, joined_late=True)
             placed = warm.clients
             for client, update in zip(placed, warm.updates, strict=True):
-                labels[client] = _BETWEEN[self.settings.metric]([update, *self.state[_CENTRES]])[0, 1:].argmin()
+                labels[client] = _DISTANCES[self.settings.metric]([update, *self.state[_CENTRES]])[0, 1:].argmin()
         self.state = {**self.state, _LABELS: labels}
         self.notes["late"] = {str(client): int(labels[client]) for client in placed}
 
@@ -290,23 +292,26 @@ def _mean(updates: Models, rows: Indices, weights: FloatArray) -> FloatArray:
     return np.asarray(total / weights[rows].sum())
 
 
-def _refuse_strangers(losses: FloatArray, untrained: FloatArray, own: npt.NDArray[np.bool_]) -> None:
-    """End a run in which no client gains from another.
+def _check_similarity(losses: FloatArray, untrained: FloatArray, own: npt.NDArray[np.bool_]) -> None:
+    """Check that clients benefit from each other.
 
-    For most clients the best of all others' models gains less, over the untrained one, than half of what a client's own
-    model usually does.
+    They do not if, for most clients, the best other model improves the loss of the untrained one by less than half of
+    the median improvement of a client's own model.
 
     Args:
         losses: (n, m) of m trained models.
         untrained: (n,) of the untrained model.
-        own: (n, m) whose model is whose.
+        own: (n, m) whether a model is the client's own.
+
+    Raises:
+        StrategyError: they do not.
     """
     gains = untrained[:, None] - losses
     usual = float(np.median(gains[own])) if own.any() else 0.0
     alone = int(np.sum(np.where(own, -np.inf, gains).max(axis=1) < max(usual, 0.0) / 2))
     if 2 * alone > len(losses):
         raise StrategyError(
-            f"no two clients are alike: {alone} of {len(losses)} clients gain less than half from any other client's "
-            "model of what they gain from their own. Let each train alone (strategy = local), give the number of "
+            f"no two clients are similar: for {alone} of {len(losses)} clients, the gain from any other client's model "
+            "is less than half of the typical gain from a client's own. Use strategy = local, set the number of "
             "clusters, or train longer before clients are compared (warm-up-rounds, local-epochs)"
         )

@@ -1,4 +1,4 @@
-"""Local: every client trains alone; what a method that shares models is worth is its distance from this.
+"""Local: every client trains alone, as a reference for methods that share models.
 
 The column "Local" of LCFL's Tables II and III (papers/lcfl), and the reference of every personalised method.
 
@@ -8,10 +8,10 @@ The column "Local" of LCFL's Tables II and III (papers/lcfl), and the reference 
      3      keep W_j; send nothing
 
 Details
-- All networks start from the same public values; that of a client that never took part keeps them.
-- A round is one of the other methods': the same number of local epochs, so that equal rounds are equal work.
-- The network is the client's own state, in its own file. A round that a crash cut short is trained again by those
-  clients which had finished it, from where they are.
+- All networks start from the same public values, which a client that has not participated keeps.
+- A round has the same number of local epochs as with other methods, so that equal rounds mean equal computation.
+- The network is part of the client's state file. If a crash interrupts a round, clients that had finished it train it
+  again, from their current state.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from coterie.strategies.method import Parameters
 
 
 class Local(FedAvg):
-    """FedPer in the limit: all layers are personal, and messages hold no parameter, either way."""
+    """FedPer with personal layers only: messages contain no parameters."""
 
     name: ClassVar[str] = "local"
-    title: ClassVar[str] = "every client alone, a reference"
+    title: ClassVar[str] = "every client trains alone; a reference"
     paper: ClassVar[str] = "-"
     row_wise: ClassVar[bool] = True
     memory: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("none",)
-    robust: ClassVar[bool] = False  # nothing travels
+    robust: ClassVar[bool] = False  # no updates are sent
 
     def initial_parameters(self, draw: Callable[[], Parameters]) -> Parameters:
-        """Line 3: nothing travels."""
+        """Line 3: no parameters are sent."""
         return {}

@@ -1,4 +1,4 @@
-"""What a method declares, and which plans and options it supports."""
+"""Declarations of a method, and the plans and options that it supports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from coterie.wire import EvaluateRequest, Request, TrainRequest
 T = TypeVar("T")
 Models: TypeAlias = npt.NDArray[np.float32]
 Parameters: TypeAlias = dict[str, npt.NDArray[np.float32]]
-#: A part of a round: yields phases, receives their releases, returns a result.
+#: Part of a round: yields phases, receives their releases, returns a result.
 Steps: TypeAlias = Generator[Phase[Any, Any], Any, T]
 #: A round of a method: returns the (k, d) new models.
 Round: TypeAlias = Generator[Phase[Any, Any], Any, Models]
@@ -34,22 +34,24 @@ class Method(ABC):
     paper: ClassVar[str]
     #: Units of privacy that the method supports.
     units: ClassVar[tuple[str, ...]] = ("client", "none")
-    #: Whether a client's label is a function of its own data and released values alone. Every method declares it:
-    #: client-level privacy needs True.
+    #: Whether a client's label is a function of its own data and released values only. Every method declares it;
+    #: client-level privacy requires True.
     row_wise: ClassVar[bool]
-    #: What a run trains: models, or one model with which clients label their records.
+    #: Result of a run: models, or one model with which clients label their records.
     produces: ClassVar[Literal["models", "labels"]] = "models"
+    #: Plural name of the points that clients upload if the method clusters records; used in reports.
+    point_name: ClassVar[str] = "points"
     #: Whether the method has cluster labels to rebalance or models to re-seed.
     clustered: ClassVar[bool] = True
     #: Whether a client knows its label before it trains.
     knows_label: ClassVar[bool] = True
-    #: Whether models move by :meth:`step` alone, so that an aggregator other than the mean covers every update.
+    #: Whether models change by :meth:`step` only, so that an aggregator other than the mean covers every update.
     robust: ClassVar[bool] = False
     #: Whether clients keep state between rounds on which their updates depend.
     memory: ClassVar[bool] = False
-    #: Settings of the method alone.
+    #: Settings of the method only.
     settings_class: ClassVar[type[Settings]] = Settings
-    #: Arguments of the constructor that follow from data and device instead of settings.
+    #: Arguments of the constructor that depend on data and device instead of settings.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether all models start equal.
     equal_start: ClassVar[bool] = False
@@ -59,9 +61,9 @@ class Method(ABC):
     rebalances: ClassVar[bool] = False
     #: Whether the method finds the number of clusters if it is 0.
     finds_clusters: ClassVar[bool] = False
-    #: Whether the number of clusters grows in a run; ``clusters`` is then a bound, by default 0: no bound.
+    #: Whether the number of clusters grows during a run; ``clusters`` is then an upper bound, by default 0: no bound.
     grows: ClassVar[bool] = False
-    #: Defaults of the method for settings that all methods share, by key, where they differ from the settings' own.
+    #: Defaults of the method for common settings, by key, where they differ from the settings' own.
     defaults: ClassVar[Mapping[str, Any]] = {}
     #: Published privacy claims that give no guarantee, and why; for certificates without privacy.
     unfounded: ClassVar[tuple[str, ...]] = ()
@@ -87,17 +89,17 @@ class Method(ABC):
             raise StrategyError(f"rebalance-train must be {' or '.join(REBALANCE_TRAIN)}, not {rebalance_train!r}")
         if rebalance_train == "assigned" and not (plan.redraws and cls.knows_label):
             raise StrategyError(
-                "rebalance-train = 'assigned' needs clients that know their new label before they train: mechanism "
-                "joint (or no privacy), and a method that chooses before it trains"
+                "rebalance-train = 'assigned' requires that labels are redrawn before training: use mechanism joint "
+                "(or no privacy), and a method that chooses labels before training"
             )
         if not cls.clustered and plan.num_clusters != 1:
-            raise StrategyError(f"{cls.name} trains one model; it was asked for {plan.num_clusters} clusters")
+            raise StrategyError(f"clusters = {plan.num_clusters}: {cls.name} trains one model; set it to 1")
         if plan.rebalance_min and "client" not in cls.units:
-            raise StrategyError(f"{cls.name} has nothing to rebalance: set rebalance-min to 0")
+            raise StrategyError(f"{cls.name} does not support rebalancing; set rebalance-min to 0")
         if not cls.clustered and plan.rebalance_min:
             raise StrategyError(f"{cls.name} has no clusters to rebalance; set rebalance-min to 0")
         if reseeding and reseeding.every and not plan.identifier_share and plan.private:
-            raise StrategyError("re-seeding reads cluster sizes: it needs a plan with identifier_share above 0")
+            raise StrategyError("re-seeding requires released cluster sizes: set identifier_share above 0")
         if aggregator and aggregator.robust:
             _check_robust(cls, plan, aggregator.name)
 
@@ -106,7 +108,7 @@ class Method(ABC):
         """One round: yield phases, receive the release of each, return the (k, d) new models."""
 
     def initial_parameters(self, draw: Callable[..., Parameters]) -> Parameters:
-        """Initial parameters, from calls of ``draw``, which initialises a new network each.
+        """Initial parameters; each call of ``draw`` initialises a new network.
 
         ``draw(gan=NAME, categories=k)`` initialises a GAN instead of the configured network.
         """
@@ -115,7 +117,7 @@ class Method(ABC):
     def initial_models(self, models: Models) -> Models:
         """(k, d) initial models, from one model or from k."""
         if len(models) not in (1, self.plan.num_clusters):
-            raise StrategyError(f"{len(models)} initial models for {self.plan.num_clusters} clusters")
+            raise StrategyError(f"there are {len(models)} initial models for {self.plan.num_clusters} clusters")
         if self.equal_start:
             models = models[:1]
         return np.repeat(models, self.plan.num_clusters, axis=0) if len(models) == 1 else models
@@ -130,7 +132,7 @@ class Method(ABC):
 
     @classmethod
     def max_selections(cls, rounds: int) -> int:
-        """Largest number of choices of a cluster by loss that a client at record level makes."""
+        """Maximum number of choices of a cluster by loss by one client at record level."""
         return 0
 
     @classmethod
@@ -140,7 +142,7 @@ class Method(ABC):
 
     @classmethod
     def default_settings(cls, unit: str) -> dict[str, Any]:
-        """Defaults of the method for settings that all methods share, by key."""
+        """Defaults of the method for common settings, by key."""
         found: dict[str, Any] = {}
         if not cls.clustered:
             found |= {"clusters": 1, "reseed-every": 0}
@@ -165,54 +167,53 @@ def _check_unit(method: type[Method], plan: Plan) -> None:
     row_wise = getattr(method, "row_wise", None)
     if plan.unit == "client" and row_wise is None:
         raise StrategyError(
-            f"{method.name} does not declare row_wise, which client-level privacy needs: set row_wise = True if a "
-            "client's label is a function of its own data and released values alone, else False"
+            f"{method.name} does not declare row_wise, as client-level privacy requires: set row_wise = True if a "
+            "client's label is a function of its own data and released values only, else False"
         )
     units = [unit for unit in method.units if row_wise is not False or unit != "client"]
     if plan.unit not in units:
-        why = ": it places a client by looking at others, which no client-level proof covers"
+        reason = ": its labels depend on the data of several clients, which no client-level proof covers"
         raise StrategyError(
             f"{method.name} supports privacy-unit {' or '.join(units)}, not {plan.unit!r}"
-            f"{why if row_wise is False else ''}"
+            f"{reason if row_wise is False else ''}"
         )
     if method.memory and not plan.memory:
         raise StrategyError(
-            f"{method.name} keeps something at the clients between rounds, which the proof of mechanism "
-            f"{plan.mechanism} does not cover; use mechanism joint"
+            f"{method.name} keeps client state between rounds, which the proof of mechanism {plan.mechanism} does not "
+            "cover; use mechanism joint"
         )
 
 
 def _check_robust(method: type[Method], plan: Plan, name: str) -> None:
     if plan.unit == "client":
         raise StrategyError(
-            f"aggregator = {name} needs privacy-unit record or none: client-level noise covers one client's part "
-            "of a sum, which clipping bounds by C; one client can move a median or Krum's choice further than "
-            "C / n, and the server keeps no single update; use mean"
+            f"aggregator = {name} requires privacy-unit record or none: client-level noise covers the contribution of "
+            "one client to a sum, which clipping bounds by C; one client can change a median or the selection of Krum "
+            "by more than C / n, and the server stores no individual updates; use mean"
         )
     if not method.robust:
         raise StrategyError(
-            f"{method.name} supports aggregator mean, not {name}: it does not move its models by one step of each "
-            "cluster's updates alone"
+            f"{method.name} supports aggregator mean, not {name}: its models do not change by aggregated updates only"
         )
     if plan.unit == "none" and plan.divisor != "released":
-        raise StrategyError(f"aggregator = {name} has no divisor: set divisor to auto, not {plan.divisor}")
+        raise StrategyError(f"aggregator = {name} does not use a divisor: set divisor to auto, not {plan.divisor}")
 
 
 def check_schedule(
     plan: Plan, reseeding: Reseeding | None, averaging: Averaging | None, evaluate: str, evaluations: int
 ) -> None:
-    """Check the rounds of averaging and evaluation.
+    """Check the schedule of averaging and evaluation.
 
     Raises:
-        StrategyError: they do not fit the plan.
+        StrategyError: it does not match the plan.
     """
     latest = 1 - (reseeding.until if reseeding else 0.0)
     if averaging and not 0 <= averaging.last <= latest:
         raise StrategyError(
-            f"average-last = {averaging.last:g} must be at least 0, and must begin after the last re-seeding: "
-            f"at most {latest:g}"
+            f"average-last = {averaging.last:g} must lie between 0 and {latest:g}, so that averaging begins after the "
+            "last re-seeding"
         )
     if evaluate not in ("diagnostic", "private"):
         raise StrategyError(f"evaluate must be diagnostic or private, not {evaluate!r}")
     if evaluate == "private" and plan.evaluations < evaluations:
-        raise StrategyError(f"the plan pays for {plan.evaluations} private evaluations, fewer than there will be")
+        raise StrategyError(f"the plan covers {plan.evaluations} private evaluations; the run has {evaluations}")

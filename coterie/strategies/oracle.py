@@ -1,7 +1,7 @@
-"""Oracle-CDPFL: clients that run DP-SGD, in their true groups from the first round.
+"""Oracle-CDPFL: DP-SGD clients in their true groups from the first round.
 
-What clustering could reach at best: a baseline of RC-DPFL (papers/rc_dpfl, section 5.1). It needs to know the
-groups, which a simulation knows.
+An upper baseline for clustering, from RC-DPFL (papers/rc_dpfl, section 5.1). It requires the true groups, which are
+available in simulations only.
 
      1  R(i) <- the true group of client i
      2  for e in 1, ..., E do
@@ -32,10 +32,10 @@ class Oracle(ClusteredStrategy):
     """
 
     name: ClassVar[str] = "oracle"
-    title: ClassVar[str] = "true groups, told in advance; DP-SGD at the clients"
+    title: ClassVar[str] = "true groups, given in advance; DP-SGD at the clients"
     paper: ClassVar[str] = "a baseline of RC-DPFL"
     row_wise: ClassVar[bool] = True
-    equal_start: ClassVar[bool] = True  # groups alone tell them apart
+    equal_start: ClassVar[bool] = True  # models differ by their groups only
     units: ClassVar[tuple[str, ...]] = ("record", "none")
     needs: ClassVar[tuple[str, ...]] = ("true_groups",)
     robust: ClassVar[bool] = True
@@ -46,8 +46,8 @@ class Oracle(ClusteredStrategy):
         super().__init__(plan, settings, **others)
         if len(true_groups) != plan.clients or max(true_groups) >= plan.num_clusters:
             raise StrategyError(
-                f"the oracle has a model for every group: set clusters to {max(true_groups) + 1} and name the group "
-                f"of every one of the {plan.clients} clients"
+                f"strategy oracle requires one cluster per true group and the group of each of {plan.clients} clients: "
+                f"set clusters to {max(true_groups) + 1}"
             )
         self._groups = dict(enumerate(map(int, true_groups)))
 

@@ -1,7 +1,8 @@
 """RC-DPFL: robust clustered federated learning under record-level privacy.
 
 A Provably Robust Algorithm for Differentially Private Clustered Federated Learning (anonymous, under review;
-papers/rc_dpfl), Algorithm 1. Clients run DP-SGD and need no trusted party; whatever the server does is post-processing.
+papers/rc_dpfl), Algorithm 1. Clients run DP-SGD, so no trusted party is required; all server computations are
+post-processing.
 
      1  theta_1^1 = ... = theta_M^1 = theta^init
      2  for e in 1, ..., E do
@@ -20,13 +21,13 @@ papers/rc_dpfl), Algorithm 1. Clients run DP-SGD and need no trusted party; what
     15      theta_m <- theta_m + sum over R(i) = m of N_i u_i / sum over R(i) = m of N_i, for every m
 
 Deviations from the paper
-- Line 13 is not free, contrary to its Appendix H: a deterministic argmin can flip on one record, and the server sees
-  it. The default is a choice by the exponential mechanism, charged (``selection = "gumbel"``); ``exact`` is the
-  paper's, and is never certified.
-- Line 7 to 8 work in M - 1 principal components, unscaled, in place of the authors' 2, scaled
-  (``components = 2``); clustering/mixture.py explains why.
-- A client that did not answer in round 1 belongs to every cluster alike until it chooses by loss.
-- N_i is the public number of the plan, not one from a reply.
+- Line 13 has a privacy cost, contrary to Appendix H: one record can change a deterministic argmin, which the server
+  observes. By default, clients choose by the exponential mechanism, which is charged (``selection = "gumbel"``);
+  ``exact`` follows the paper and is never certified.
+- Lines 7 and 8 use M - 1 unscaled principal components instead of the authors' 2 scaled ones (``components = 2``);
+  clustering/mixture.py gives the reason.
+- A client without a reply in round 1 has equal probabilities for all clusters until it chooses by loss.
+- N_i is the public number of the plan, not a value from a reply.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ class RCDPFLSettings(Settings):
 
     components: int = setting(
         0,
-        "principal components of the updates to cluster; 0: as many as groups span; 2: the authors'",
+        "number of principal components of the updates; 0: one less than the number of groups; 2: the authors' value",
         at_least=0,
         tuned=True,
     )
 
 
 class RCDPFL(ClusteredStrategy):
-    """Groups from a mixture of Gaussians on the first updates, later from losses."""
+    """Assigns clients by a Gaussian mixture of the first updates, in later rounds by losses."""
 
     name: ClassVar[str] = "rc-dpfl"
     title: ClassVar[str] = "GMM on the first updates, then clients choose by loss; DP-SGD at the clients"
@@ -80,7 +81,7 @@ class RCDPFL(ClusteredStrategy):
         """Lines 3 to 15."""
         if number == 1:
             first = yield from self.updates(replace(self.training(), first_batch=True), models[:1])  # lines 4-6
-            self._find(first)  # lines 7-9
+            self._fit_mixture(first)  # lines 7-9
             return np.repeat(models[:1], self.state[_PI].shape[1], axis=0)
         if number <= self.switch:
             rng = self.streams.stream("assignment", number, self.attempt)
@@ -92,22 +93,22 @@ class RCDPFL(ClusteredStrategy):
 
     @property
     def switch(self) -> int:
-        """E_c, the last round in which the mixture is trusted; known after round 1."""
+        """E_c, the last round that uses the mixture; available after round 1."""
         return int(self.state[_SWITCH][0])
 
-    def _find(self, released: ReleasedUpdates) -> None:
+    def _fit_mixture(self, released: ReleasedUpdates) -> None:
         """Lines 7 to 9."""
         if len(released.updates) < max(4, 2 * self.clusters):
             raise StrategyError(
-                f"only {len(released.updates)} clients answered in round 1: too few to find groups among; see why "
-                "the others failed, or ask for fewer clusters"
+                f"only {len(released.updates)} clients replied in round 1, too few for clustering; check why the other "
+                "clients failed, or reduce clusters"
             )
         rng = self.streams.stream("mixture", 1, self.attempt)
         scores = project(released.updates)
         try:
-            mixture, mss_of = cluster(scores, self.clusters or None, rng, **self._space())
+            mixture, mss_of = cluster(scores, self.clusters or None, rng, **self._projection_options())
         except ValueError as error:
-            raise StrategyError(f"round 1 gave no groups: {error}") from error
+            raise StrategyError(f"clustering in round 1 failed: {error}") from error
         pi = np.full((self.plan.clients, len(mixture.means)), 1 / len(mixture.means))
         pi[released.clients] = mixture.probabilities
         self.state = {_PI: pi, _SWITCH: np.array([switch_round(mixture.mpo, self.plan.rounds)])}
@@ -122,18 +123,18 @@ class RCDPFL(ClusteredStrategy):
             "projection": scores[:, :2].tolist(),
         }
 
-    def _space(self) -> dict[str, Any]:
+    def _projection_options(self) -> dict[str, Any]:
         if not self.settings.components:
             return {}
         return {"components": self.settings.components, "scaled": self.settings.components == 2}
 
     def assignments(self, number: int) -> Mapping[int, int] | None:
-        """The likeliest component while the mixture is trusted; then clients choose."""
+        """The most likely component up to round E_c; None afterwards: clients choose."""
         if number > self.switch:
             return None
         return {i: int(pi.argmax()) for i, pi in enumerate(self.state[_PI])}
 
     @classmethod
     def max_selections(cls, rounds: int) -> int:
-        """In every round after E_c, which is 1 at least."""
+        """One per round after E_c, which is at least 1."""
         return rounds - 1

@@ -1,8 +1,8 @@
 """Re-seeding: post-processing of released histograms that ends model collapse.
 
-IFCA's models can collapse: a few of them serve every client and the rest never train. While rounds remain, a
-starving model is overwritten by a perturbed copy of the fullest one, which is perturbed the opposite way, so
-that the clients of two groups that share a model can part.
+IFCA's models can collapse: a few of them serve all clients and the others never train. In the first part of a run, a
+model with too few clients is replaced by a perturbed copy of the model with most clients, which is perturbed in the
+opposite direction, so that two groups of clients that share a model can separate.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Reseeding:
-    """When and how models are re-seeded. Thresholds read released histograms only.
+    """Schedule and thresholds of re-seeding, which depend on released histograms only.
 
     Attributes:
-        every: rounds between two chances; 0 never re-seeds.
-        until: part of the rounds after which models are left alone.
-        starving: a model below this part of its fair share is overwritten ...
-        crowded: ... by a copy of the fullest, if that is above this multiple of its own.
-        spread: length of the perturbation relative to that of the copied model.
+        every: number of rounds between two checks; 0 never re-seeds.
+        until: share of the rounds after which no model is re-seeded.
+        replace_below: a model with less than this multiple of the equal share of clients is replaced ...
+        copy_above: ... by a copy of the largest, if that has more than this multiple of the equal share.
+        perturbation: norm of the perturbation relative to that of the copied model.
     """
 
     every: int = 5
     until: float = 0.6
-    starving: float = 0.35
-    crowded: float = 1.4
-    spread: float = 0.3
+    replace_below: float = 0.35
+    copy_above: float = 1.4
+    perturbation: float = 0.3
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether models may be re-seeded after ``round`` of ``rounds``."""
@@ -40,24 +40,24 @@ class Reseeding:
     def __call__(
         self, models: npt.NDArray[np.float32], shares: FloatArray, rng: np.random.Generator, shared: int = 0
     ) -> tuple[npt.NDArray[np.float32], FloatArray, list[tuple[int, int]]]:
-        """Re-seeded models, the shares that go with them, and which model was copied over which.
+        """Re-seeded models, their shares, and pairs (copied model, replaced model).
 
         Args:
             models: (k, d).
             shares: (k,) running mean of released histograms.
             rng: for the direction of each perturbation.
-            shared: leading coordinates that all models share; they stay as they are.
+            shared: number of leading coordinates that all models share; they do not change.
         """
         models, shares, moves = models.copy(), shares.copy(), []
-        fair = max(float(shares.sum()), 0.0) / len(shares)
-        for hungry in np.argsort(shares):
-            full = int(np.argmax(shares))
-            if shares[hungry] >= self.starving * fair or shares[full] <= self.crowded * fair:
+        equal_share = max(float(shares.sum()), 0.0) / len(shares)
+        for small in np.argsort(shares):
+            large = int(np.argmax(shares))
+            if shares[small] >= self.replace_below * equal_share or shares[large] <= self.copy_above * equal_share:
                 break
-            copied = models[full, shared:]
+            copied = models[large, shared:]
             direction = rng.standard_normal(len(copied))
-            direction *= self.spread * float(np.linalg.norm(copied) / np.linalg.norm(direction))
-            models[hungry, shared:], models[full, shared:] = copied - direction, copied + direction
-            shares[hungry] = shares[full] = (shares[full] + shares[hungry]) / 2
-            moves.append((full, int(hungry)))
+            direction *= self.perturbation * float(np.linalg.norm(copied) / np.linalg.norm(direction))
+            models[small, shared:], models[large, shared:] = copied - direction, copied + direction
+            shares[small] = shares[large] = (shares[large] + shares[small]) / 2
+            moves.append((large, int(small)))
         return models, shares, moves

@@ -1,4 +1,4 @@
-"""RR-Cluster: private clustered training in which small clusters are filled up with random clients of large ones.
+"""RR-Cluster: private clustered training that moves random clients of large clusters to small ones.
 
 X. Yang, S. Hu, S. Kim, T. Li: Differentially Private Federated Clustering with Random Rebalancing
 (papers/rr_cluster), Algorithm 1. It adds line 10 to a base method, which defines the other lines (Table 1).
@@ -19,9 +19,9 @@ lines                 where
 ====================  ==================================================================
 
 Deviations from the paper
-- B is a third of the expected members qM / k, rounded down, unless it is set. The paper chooses it from {4, 8, 12}
-  with qM / k of 25 and 50.
-- Each base with ``rebalance-min = B`` is the same method; this one has the paper's name.
+- By default, B is a third of the expected members qM / k, rounded down. The paper chooses it from {4, 8, 12} for
+  qM / k of 25 and 50.
+- A base with ``rebalance-min = B`` is the same method; this one has the name of the paper.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RRClusterSettings(Settings):
 
 
 class RRCluster(ClusteredStrategy):
-    """A base method with random rebalancing of small clusters; an instance is one of its subclasses below."""
+    """A base method with random rebalancing of small clusters; instances are of the subclasses below."""
 
     name: ClassVar[str] = "rr-cluster"
     title: ClassVar[str] = "random rebalancing of small clusters, on IFCA, FeSEM or FedCAM"
@@ -60,16 +60,16 @@ class RRCluster(ClusteredStrategy):
     settings: RRClusterSettings
 
     def __new__(cls, plan: Plan, settings: RRClusterSettings | None = None, **options: Any) -> RRCluster:
-        """The strategy on the base of the settings."""
+        """Create the strategy with the configured base."""
         on: dict[str, type[Any]] = {"ifca": RRClusterIFCA, "fesem": RRClusterFeSEM, "fedcam": RRClusterFedCAM}
         found: RRCluster = super().__new__(on[(settings or RRClusterSettings()).base])
         return found
 
     @classmethod
     def check(cls, plan: Plan, **options: Any) -> None:
-        """Line 10 needs B."""
+        """Line 10 requires B."""
         if not plan.rebalance_min:
-            raise StrategyError("rr-cluster needs rebalance-min of at least 1, or auto; without it, use its base")
+            raise StrategyError("rr-cluster requires rebalance-min of at least 1, or auto; otherwise use its base")
         super().check(plan, **options)
 
 

@@ -1,4 +1,4 @@
-"""Settings of training and aggregation, which all methods share."""
+"""Settings of training and aggregation, common to all methods."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from coterie.models import FEATURES, MODELS
 from coterie.rounds import AGGREGATORS
 from coterie.settings import Settings, setting
 
-#: Which model a client trains after rebalancing changed its label.
+#: Model that a client trains after rebalancing changed its label.
 REBALANCE_TRAIN = ("own", "assigned")
 
 
 @dataclass(frozen=True)
 class TrainingSettings(Settings):
-    """The network, and local training at the clients."""
+    """Network and local training."""
 
     table: ClassVar[str] = "training"
 
@@ -34,12 +34,12 @@ class TrainingSettings(Settings):
 
 @dataclass(frozen=True)
 class AggregationSettings(Settings):
-    """Sampling of clients, and what the server makes of their updates."""
+    """Client sampling and aggregation."""
 
     table: ClassVar[str] = "aggregation"
 
     sampling_rate: float = setting(
-        0.2, "probability with which a client takes part in a round, q", above=0, at_most=1, tuned=True
+        0.2, "probability that a client participates in a round, q", above=0, at_most=1, tuned=True
     )
     server_lr: float | None = setting(
         None,
@@ -49,7 +49,7 @@ class AggregationSettings(Settings):
     )
     aggregator: str = setting(
         "mean",
-        "how a cluster's updates are aggregated; others than mean bound dishonest clients; not at client level",
+        "aggregation of a cluster's updates; all but mean tolerate dishonest clients; at client level: mean",
         choices=AGGREGATORS,
         tuned=True,
     )
@@ -63,21 +63,21 @@ class AggregationSettings(Settings):
     )
     average_last: float = setting(
         0.0,
-        "share of the rounds whose released models are averaged in the end; 0: the last models",
+        "share of the rounds, at the end, whose released models are averaged; 0: no averaging",
         at_least=0,
         at_most=1,
         tuned=True,
     )
     rebalance_min: float | None = setting(
         None,
-        "B, least expected members of a cluster in a round (RR-Cluster); 0: off; auto: 0, or with strategy "
+        "B, minimum expected members of a cluster in a round (RR-Cluster); 0: off; auto: 0, or with strategy "
         "= rr-cluster a third of the expected members",
         at_least=0,
         tuned=True,
     )
     rebalance_train: str = setting(
         "own",
-        "model that a client trains whose label was redrawn: its own cluster's, or the assigned one's",
+        "model that a client with a redrawn label trains: of its own cluster or of the assigned one",
         choices=REBALANCE_TRAIN,
         tuned=True,
     )

@@ -39,16 +39,16 @@ class Bounds:
 
 @dataclass(frozen=True)
 class OneOf:
-    """The words that a text may be."""
+    """The allowed values of a string."""
 
-    words: tuple[str, ...]
+    choices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Length:
-    """Most entries of a list, or characters of a text."""
+    """Maximum number of entries of a list, or of characters of a string."""
 
-    most: int
+    maximum: int
 
 
 class Fields:
@@ -108,7 +108,7 @@ def _read(name: str, hint: Any, record: Mapping[str, Any]) -> Any:
 
 def _checked(key: str, value: Any, kinds: tuple[Any, ...], limits: tuple[Any, ...]) -> Any:
     shown = repr(value)[:_LONGEST_SHOWN]
-    longest = next((limit.most for limit in limits if isinstance(limit, Length)), _LONGEST_TEXT)
+    longest = next((limit.maximum for limit in limits if isinstance(limit, Length)), _LONGEST_TEXT)
     if get_origin(kinds[0]) is tuple:
         if not isinstance(value, list | tuple) or len(value) > longest:
             raise RequestError(f"{key} must be a list of at most {longest} entries")
@@ -121,8 +121,8 @@ def _checked(key: str, value: Any, kinds: tuple[Any, ...], limits: tuple[Any, ..
         if isinstance(limit, Bounds) and not isinstance(value, str) and value not in limit:
             what = "a finite number" if type(value) is float else "an integer"
             raise RequestError(f"{key} is {shown}; expected {what} in {limit}")
-        if isinstance(limit, OneOf) and isinstance(value, str) and value not in limit.words:
-            raise RequestError(f"{key} is {shown}; expected one of {', '.join(limit.words)}")
+        if isinstance(limit, OneOf) and isinstance(value, str) and value not in limit.choices:
+            raise RequestError(f"{key} is {shown}; expected one of {', '.join(limit.choices)}")
     if type(value) is float and not math.isfinite(value):
         raise RequestError(f"{key} is {shown}; expected a finite number")
     if isinstance(value, str) and len(value) > longest:

@@ -14,10 +14,10 @@ from flwr.app import MetricRecord
 from coterie.messages import ReplyError
 from coterie.wire.fields import Bounds, Fields, Length, RequestError
 
-_MOST_CLASSES = 10_000
-_MOST_COUNTS = 1_000_000
+_MAX_CLASSES = 10_000
+_MAX_COUNTS = 1_000_000
 # Of records with one label and one class; the sum over a million clients still fits into 64 bits.
-_MOST_RECORDS = 2**40 - 1
+_MAX_RECORDS = 2**40 - 1
 
 Index = Annotated[int, Bounds(0, 1_000_000_000)]
 
@@ -103,8 +103,8 @@ class LabelCounts(Diagnostics):
     """
 
     client_id: Index
-    classes: Annotated[int, Bounds(1, _MOST_CLASSES)]
-    confusion: Annotated[tuple[int, ...], Length(_MOST_COUNTS), Bounds(0, _MOST_RECORDS)]
+    classes: Annotated[int, Bounds(1, _MAX_CLASSES)]
+    confusion: Annotated[tuple[int, ...], Length(_MAX_COUNTS), Bounds(0, _MAX_RECORDS)]
 
     def check(self, num_clusters: int, num_clients: int, assigned: int | None) -> None:
         """Check the number of counts."""

@@ -1,4 +1,4 @@
-"""Requests of a server, one frozen dataclass a verb.
+"""Requests of a server, one frozen dataclass per message type.
 
 A message holds one, and the run's configuration, in one ConfigRecord. The server's plan prices the request that the
 client executes. A client reads both before it charges, computes or opens anything.
@@ -18,21 +18,21 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, LABEL, LOSSES, PLACES_OF_CLIENTS, TRAIN
-from coterie.privacy import PrivacyError, RecordPlan, Revealed
-from coterie.privacy.clipping import LEAST_CLIP_NORM, MOST_CLIP_NORM
-from coterie.privacy.selection import LEAST_LOSS_BOUND, MOST_LOSS_BOUND
+from coterie.privacy import PrivacyError, RecordPlan, ReleaseSpec
+from coterie.privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM
+from coterie.privacy.selection import MAX_LOSS_BOUND, MIN_LOSS_BOUND
 from coterie.wire.fields import Bounds, Fields, Length, OneOf, RequestError
 
-MOST_CLUSTERS = 10_000
+MAX_CLUSTERS = 10_000
 # Record-level plans in one request.
-_MOST_PLANS = 10_000
+_MAX_PLANS = 10_000
 # Rows of a redraw matrix may be off by rounding.
 _ROUNDING = 1e-6
 
 Count = Annotated[int, Bounds(1, 1_000_000_000)]
 Size = Annotated[int, Bounds(0, 1_000_000_000)]
 Seed = Annotated[int, Bounds(0, 2**63 - 1)]
-Clusters = Annotated[int, Bounds(1, MOST_CLUSTERS)]
+Clusters = Annotated[int, Bounds(1, MAX_CLUSTERS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class ClientConfig(DataSpec):
     lr: Annotated[float, Bounds(0, 1e3, above=True)]
     seed: Annotated[int | None, Bounds(0, 2**63 - 1)]
     clients_dir: str | None
-    loss_bound: Annotated[float | None, Bounds(LEAST_LOSS_BOUND, MOST_LOSS_BOUND)]
+    loss_bound: Annotated[float | None, Bounds(MIN_LOSS_BOUND, MAX_LOSS_BOUND)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +87,16 @@ class Request(Fields):
         cluster: cluster of the one model that was sent; None: all models were sent, and the client chooses.
     """
 
-    verb: ClassVar[str]
+    message_type: ClassVar[str]
 
     round: Annotated[int, Bounds(0, 1_000_000)] = 0
     record_plans: Annotated[str | None, Length(10_000_000)] = None
     additive: bool = False
     assign: Annotated[str | None, OneOf(("loss", "nearest"))] = None
-    cluster: Annotated[int | None, Bounds(0, MOST_CLUSTERS)] = None
+    cluster: Annotated[int | None, Bounds(0, MAX_CLUSTERS)] = None
 
     @property
-    def revealed(self) -> Revealed | None:
+    def release_spec(self) -> ReleaseSpec | None:
         """What the reply reveals of a client's records, for a plan to price; None: nothing that a plan pays for."""
         return None
 
@@ -115,14 +115,14 @@ class TrainRequest(Request):
         rebalance_train: which model a client trains whose label was redrawn.
     """
 
-    verb: ClassVar[str] = TRAIN
+    message_type: ClassVar[str] = TRAIN
 
     first_batch: bool = False
     choose: bool = False
-    clip: Annotated[float | None, Bounds(LEAST_CLIP_NORM, MOST_CLIP_NORM)] = None
+    clip: Annotated[float | None, Bounds(MIN_CLIP_NORM, MAX_CLIP_NORM)] = None
     penalty: Annotated[str | None, Length(64)] = None
     penalty_weight: Annotated[float | None, Bounds(0, 1e6)] = None
-    redraw: Annotated[tuple[float, ...] | None, Length(MOST_CLUSTERS), Bounds(0, 1)] = None
+    redraw: Annotated[tuple[float, ...] | None, Length(MAX_CLUSTERS), Bounds(0, 1)] = None
     rebalance_train: Annotated[str | None, OneOf(("own", "assigned"))] = None
 
     def __post_init__(self) -> None:
@@ -134,9 +134,9 @@ class TrainRequest(Request):
                 raise RequestError("redraw is not a square matrix whose rows sum to 1")
 
     @property
-    def revealed(self) -> Revealed:
+    def release_spec(self) -> ReleaseSpec:
         """One round of DP-SGD, and the choice of a cluster where the client chooses."""
-        return Revealed(first_batch=self.first_batch, choice=self.choose)
+        return ReleaseSpec(first_batch=self.first_batch, choice=self.choose)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,28 +147,28 @@ class LossesRequest(Request):
         compared: number of these models.
     """
 
-    verb: ClassVar[str] = LOSSES
+    message_type: ClassVar[str] = LOSSES
 
     compared: Clusters
 
     @property
-    def revealed(self) -> Revealed:
+    def release_spec(self) -> ReleaseSpec:
         """The losses."""
-        return Revealed(losses=self.compared)
+        return ReleaseSpec(losses=self.compared)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRequest(Request):
     """Return exact diagnostics, outside every guarantee."""
 
-    verb: ClassVar[str] = EVALUATE
+    message_type: ClassVar[str] = EVALUATE
 
 
 @dataclass(frozen=True, kw_only=True)
 class GanRequest(Request):
     """Train a GAN and return samples of it (PPFC-GAN)."""
 
-    verb: ClassVar[str] = GAN
+    message_type: ClassVar[str] = GAN
 
     gan: str
     labels: Clusters
@@ -177,16 +177,16 @@ class GanRequest(Request):
     precision: Annotated[str, OneOf(("float32", "bfloat16"))]
 
     @property
-    def revealed(self) -> Revealed:
+    def release_spec(self) -> ReleaseSpec:
         """One round of DP-SGD."""
-        return Revealed()
+        return ReleaseSpec()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CentroidsRequest(Request):
     """Return centroids of the records (k-FED, FFCM)."""
 
-    verb: ClassVar[str] = CENTROIDS
+    message_type: ClassVar[str] = CENTROIDS
 
     local: Annotated[str, OneOf(("k-means", "fuzzy-c-means"))]
     local_centroids: Clusters
@@ -197,16 +197,16 @@ class CentroidsRequest(Request):
 class LabelRequest(Request):
     """Label every record by the nearest centroid; return counts if both ``release_counts`` and the client allow it."""
 
-    verb: ClassVar[str] = LABEL
+    message_type: ClassVar[str] = LABEL
 
     labels: Clusters
     encoder: str
     release_counts: bool
 
 
-#: The request of every verb.
+#: Requests by message type.
 REQUESTS: dict[str, type[Request]] = {
-    request.verb: request
+    request.message_type: request
     for request in (TrainRequest, LossesRequest, EvaluateRequest, GanRequest, CentroidsRequest, LabelRequest)
 }
 
@@ -223,19 +223,19 @@ def parse_plans(text: str | None) -> tuple[RecordPlan, ...]:
         listed = json.loads(text)
     except (ValueError, RecursionError):
         raise RequestError("record-plans is not JSON") from None
-    if not isinstance(listed, list) or not 1 <= len(listed) <= _MOST_PLANS:
-        raise RequestError(f"record-plans must be a list of 1 to {_MOST_PLANS} plans")
+    if not isinstance(listed, list) or not 1 <= len(listed) <= _MAX_PLANS:
+        raise RequestError(f"record-plans must be a list of 1 to {_MAX_PLANS} plans")
     try:
         return tuple(RecordPlan.from_terms(terms) for terms in listed)
     except PrivacyError as error:
         raise RequestError(f"record-plans: {error}") from None
 
 
-def digest(verb: str, content: RecordDict) -> str:
+def digest(message_type: str, content: RecordDict) -> str:
     """Equal for equal messages: a client gives the same reply to them, and the server charges them once.
 
     Paths and devices, which may change when a run is resumed, do not count.
     """
     config: dict[str, Any] = {k: v for k, v in content[CONFIG].items() if k not in PLACES_OF_CLIENTS}
     same = RecordDict({**content, CONFIG: ConfigRecord(config)})
-    return hashlib.sha256(f"{verb} {same.object_id}".encode()).hexdigest()
+    return hashlib.sha256(f"{message_type} {same.object_id}".encode()).hexdigest()

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import norm
 
 from coterie.audit import LOSSES, audit
-from coterie.audit.mechanisms import attacks, couples, leaks
+from coterie.audit.mechanisms import attacks, coupled_attacks, divisor_attacks
 from coterie.privacy import Joint, RRSlot, clipping
 from coterie.privacy import plan as plans
 from coterie.privacy.mechanisms import joint
@@ -27,24 +27,24 @@ def findings():
 
 
 def test_what_certifies_holds_and_the_controls_are_broken(findings):
-    assert len(findings) == len(attacks()) + len(couples()) + 2 + len(leaks()) == 18
-    assert not [f for f in findings.values() if f.wrong]
+    assert len(findings) == len(attacks()) + len(coupled_attacks()) + 2 + len(divisor_attacks()) == 18
+    assert not [f for f in findings.values() if f.failed]
     broken = {attack for (_, attack), f in findings.items() if f.violated}
     assert broken == {
         "identifiers charged at sensitivity 1",
-        "the sqrt(5) pair",
-        "the donor flip",
-        "variance of the noise (true counts)",
+        "shift of sqrt(5) C",
+        "donor flip",
+        "noise variance (true counts)",
     }
 
 
 def test_the_attacks_come_close_to_what_is_true(findings):
     """Of the shift that really is there, 60,000 draws certify nine tenths."""
     true = {
-        "one client more, its update oversized": math.sqrt(1 + 1 / 25),
-        "another client in the slot (gaussian identifiers)": math.sqrt(2 / 4 + 1),
+        "additional client with an oversized update": math.sqrt(1 + 1 / 25),
+        "replaced client (gaussian identifiers)": math.sqrt(2 / 4 + 1),
         "identifiers charged at sensitivity 1": math.sqrt(2 / 4 + 1),
-        "the sqrt(5) pair": math.sqrt(5) / 2,
+        "shift of sqrt(5) C": math.sqrt(5) / 2,
     }
     for (_, attack), finding in findings.items():
         if attack in true:
@@ -52,7 +52,7 @@ def test_the_attacks_come_close_to_what_is_true(findings):
 
 
 def test_delta_bounds_are_those_of_a_gaussian_pair_nearly(findings):
-    finding = findings["joint", "one client more, its update oversized"]
+    finding = findings["joint", "additional client with an oversized update"]
     mu = finding.claim
     for loss, (low, claimed) in zip(LOSSES, finding.deltas, strict=True):
         exact = norm.cdf(mu / 2 - loss / mu) - math.exp(loss) * norm.cdf(-mu / 2 - loss / mu)
@@ -61,17 +61,17 @@ def test_delta_bounds_are_those_of_a_gaussian_pair_nearly(findings):
 
 
 def broken(mechanism):
-    return [f.attack for f in audit([mechanism], draws=DRAWS, parts=["mechanisms"]) if f.wrong]
+    return [f.attack for f in audit([mechanism], draws=DRAWS, parts=["mechanisms"]) if f.failed]
 
 
 def test_half_the_noise_is_found(monkeypatch):
     monkeypatch.setattr(joint, "gaussian", lambda rng, std, shape: gaussian(rng, std / 2, shape))
-    assert "one client more, its update oversized" in broken("joint")
+    assert "additional client with an oversized update" in broken("joint")
 
 
 def test_a_fifth_less_noise_is_found(monkeypatch):
     monkeypatch.setattr(joint, "gaussian", lambda rng, std, shape: gaussian(rng, 0.8 * std, shape))
-    assert "one client more, its update oversized" in broken("joint")
+    assert "additional client with an oversized update" in broken("joint")
 
 
 @pytest.mark.parametrize("mechanism", ["joint", "rr-slot"])
@@ -82,7 +82,7 @@ def test_a_forgotten_clip_is_found(monkeypatch, mechanism):
 
 def test_understated_identifiers_are_found(monkeypatch):
     monkeypatch.setattr(RRSlot, "identifier_sensitivity", 1.0)
-    assert "another client in the slot (gaussian identifiers)" in broken("rr-slot")
+    assert "replaced client (gaussian identifiers)" in broken("rr-slot")
 
 
 def test_true_counts_as_divisors_are_found(monkeypatch):
@@ -93,17 +93,17 @@ def test_true_counts_as_divisors_are_found(monkeypatch):
         return plans.MechanismOutput(drawn.sums, drawn.histogram, np.maximum(contributions.counts, 1))
 
     monkeypatch.setattr(Joint, "perturb", leaky)
-    assert broken("joint") == ["variance of the noise (fixed divisors)"]
+    assert broken("joint") == ["noise variance (fixed divisors)"]
 
 
 @pytest.mark.parametrize("margin", [-0.05, -1e-3])
 def test_a_clip_that_lets_a_little_through_is_found(monkeypatch, margin):
     """The norm's bound is 1 - margin."""
     monkeypatch.setattr(clipping, "_MARGIN", margin)
-    assert {f.attack for f in audit(["joint", "rr-slot"], draws=1000, parts=["mechanisms"]) if f.wrong} >= {
-        "one update of any length, the same noise",
-        "one update of any length, a shared block",
-        "another update of any length, the same noise",
+    assert {f.attack for f in audit(["joint", "rr-slot"], draws=1000, parts=["mechanisms"]) if f.failed} >= {
+        "update of any norm, common noise",
+        "update of any norm, shared block",
+        "replaced update of any norm, common noise",
     }
 
 
@@ -114,5 +114,5 @@ def test_a_shared_block_that_is_clipped_by_itself_is_found(monkeypatch):
         return np.hstack([clipping.clip_to_unit(half, self.plan.clip_norm) for half in halves])
 
     monkeypatch.setattr(plans.Contributions, "_clipped", parts)
-    found = [f.attack for f in audit(["joint"], draws=1000, parts=["mechanisms"]) if f.wrong]
-    assert found == ["one update of any length, a shared block"]
+    found = [f.attack for f in audit(["joint"], draws=1000, parts=["mechanisms"]) if f.failed]
+    assert found == ["update of any norm, shared block"]

@@ -17,13 +17,13 @@ SLOTS = RRSlot.sample
 
 
 def broken():
-    return [f.attack for f in audit_randomness(["joint", "rr-slot"], Streams(0)) if f.wrong]
+    return [f.attack for f in audit_randomness(["joint", "rr-slot"], Streams(0)) if f.failed]
 
 
 def test_what_is_shipped_holds():
     findings = audit_randomness(["joint", "rr-slot"], Streams(0))
     assert len(findings) == 10
-    assert not [f for f in findings if f.wrong]
+    assert not [f for f in findings if f.failed]
 
 
 @pytest.mark.parametrize("bits", [16, 24, 64, 127])
@@ -56,11 +56,11 @@ def couples(self, rng):
 @pytest.mark.parametrize(
     ("sampler", "attack"),
     [
-        (again, "a cohort is empty"),
-        (some, "two clients take part together"),
-        (couples, "two clients take part together"),
-        (lambda self, rng: SAMPLE(self, np.random.default_rng(0)), "a client takes part in two rounds"),
-        (lambda self, rng: np.flatnonzero(rng.random(self.clients) < 0.27), "clients take part at the sampling rate"),
+        (again, "empty cohort"),
+        (some, "participation of two clients"),
+        (couples, "participation of two clients"),
+        (lambda self, rng: SAMPLE(self, np.random.default_rng(0)), "participation of a client in two rounds"),
+        (lambda self, rng: np.flatnonzero(rng.random(self.clients) < 0.27), "participation of a client"),
     ],
 )
 def test_a_sampler_that_is_not_poisson_is_found(monkeypatch, sampler, attack):
@@ -71,9 +71,9 @@ def test_a_sampler_that_is_not_poisson_is_found(monkeypatch, sampler, attack):
 @pytest.mark.parametrize(
     ("sampler", "attack"),
     [
-        (SAMPLE, "a cohort has another size"),
-        (lambda self, rng: np.arange(self.cohort_size), "two clients take part together"),
-        (lambda self, rng: SLOTS(self, np.random.default_rng(0)), "a client takes part in two rounds"),
+        (SAMPLE, "cohort of another size"),
+        (lambda self, rng: np.arange(self.cohort_size), "participation of two clients"),
+        (lambda self, rng: SLOTS(self, np.random.default_rng(0)), "participation of a client in two rounds"),
     ],
 )
 def test_slots_that_are_not_random_are_found(monkeypatch, sampler, attack):
@@ -91,7 +91,7 @@ class Single(np.random.Generator):
 def test_noise_of_single_precision_is_found(monkeypatch):
     stream = Streams.stream
     monkeypatch.setattr(Streams, "stream", lambda self, *key: Single(stream(self, *key).bit_generator))
-    assert broken() == ["noise that ends in 16 zero bits"]
+    assert broken() == ["noise with 16 trailing zero bits"]
 
 
 def test_noise_that_was_rounded_to_single_precision_is_found(monkeypatch):
@@ -99,4 +99,4 @@ def test_noise_that_was_rounded_to_single_precision_is_found(monkeypatch):
     from coterie.privacy.mechanisms import joint
 
     monkeypatch.setattr(joint, "gaussian", lambda *args: drawn(*args).astype(np.float32).astype(np.float64))
-    assert broken() == ["noise that ends in 16 zero bits"]
+    assert broken() == ["noise with 16 trailing zero bits"]

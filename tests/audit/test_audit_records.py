@@ -19,13 +19,13 @@ ANSWERS = 8000
 
 
 def broken():
-    return [f.attack for f in audit_records(Streams(0), ANSWERS) if f.wrong]
+    return [f.attack for f in audit_records(Streams(0), ANSWERS) if f.failed]
 
 
 def test_what_is_shipped_holds_and_the_attacks_have_power():
     findings = audit_records(Streams(0), ANSWERS)
     assert len(findings) == 7
-    assert not [f for f in findings if f.wrong]
+    assert not [f for f in findings if f.failed]
     for finding in findings:
         # A quarter of the answers, and four steps of which only the sum is seen, are worth less.
         least = 0.4 if "eight" in finding.attack or "Poisson" in finding.attack else 0.8
@@ -34,7 +34,7 @@ def test_what_is_shipped_holds_and_the_attacks_have_power():
 
 def test_less_noise_on_gradients_is_found(monkeypatch):
     monkeypatch.setattr(dpsgd, "gaussian", lambda rng, std, shape: rng.standard_normal(shape) * std * 0.7)
-    assert {"a record more, full batches", "a record more, eight answers"} <= set(broken())
+    assert {"additional record, full batches", "additional record, eight replies"} <= set(broken())
 
 
 def test_batches_of_twice_the_rate_are_found(monkeypatch):
@@ -42,15 +42,15 @@ def test_batches_of_twice_the_rate_are_found(monkeypatch):
         return np.flatnonzero(coins.random(size) < 2 * self.batch_size / self.num_examples)
 
     monkeypatch.setattr(dpsgd.DPSGD, "sample", sample)
-    assert broken() == ["a record more, Poisson batches"]
+    assert broken() == ["additional record, Poisson batches"]
 
 
 @pytest.mark.parametrize("margin", [-0.05, -1e-3])
 def test_a_clip_of_gradients_that_lets_a_little_through_is_found(monkeypatch, margin):
     monkeypatch.setattr(ghost, "_MARGIN", margin)
     found = broken()
-    for way in ("all clients at once", "one client at a time"):
-        assert f"a gradient of any length ({way})" in found
+    for mode in ("batched clients", "sequential clients"):
+        assert f"gradient of any norm ({mode})" in found
 
 
 def test_noise_on_losses_without_the_root_of_their_number_is_found(monkeypatch):
@@ -58,14 +58,14 @@ def test_noise_on_losses_without_the_root_of_their_number_is_found(monkeypatch):
         return noisy.noisy_losses(losses, bound, deviation / math.sqrt(losses.shape[1]), num_examples, rng)
 
     monkeypatch.setattr("coterie.audit.records.noisy_losses", less)
-    assert broken() == ["a record more, losses of models"]
+    assert broken() == ["additional record, losses of models"]
 
 
 def test_the_client_app_holds():
-    unpaid, answers = audit_client_app(100)
-    assert not unpaid.wrong
-    assert not answers.wrong
-    assert answers.claim == 2.0  # four answers at noise 1, all of which the ledgers charge
+    uncharged, replies = audit_client_app(100)
+    assert not uncharged.failed
+    assert not replies.failed
+    assert replies.claim == 2.0  # four answers at noise 1, all of which the ledgers charge
 
 
 def test_a_client_that_does_not_charge_every_answer_is_found(monkeypatch):
@@ -75,9 +75,9 @@ def test_a_client_that_does_not_charge_every_answer_is_found(monkeypatch):
         return spend(self, number, events) if number < 4 else 1000 + number
 
     monkeypatch.setattr(ClientLedger, "spend", once)
-    unpaid, _ = audit_client_app(10)
-    assert unpaid.violated
-    assert unpaid.bound == 20  # one of each client in both worlds
+    uncharged, _ = audit_client_app(10)
+    assert uncharged.violated
+    assert uncharged.bound == 20  # one of each client in both worlds
 
 
 @pytest.mark.slow

@@ -20,15 +20,15 @@ RUNS = 100
 
 
 def broken(runs=RUNS):
-    return [f.attack for f in audit_runs(0, runs) if f.wrong]
+    return [f.attack for f in audit_runs(0, runs) if f.failed]
 
 
 def test_what_is_shipped_holds():
     findings = {f.attack: f for f in audit_runs(0, RUNS)}
     assert len(findings) == 6
-    assert not [f for f in findings.values() if f.wrong]
+    assert not [f for f in findings.values() if f.failed]
     for method in ("ifca", "fedcam"):
-        finding = findings[f"a client more in a whole run ({method})"]
+        finding = findings[f"additional client in a complete run ({method})"]
         assert 0.05 < finding.deltas[0][0] < finding.deltas[0][1] < 0.75
 
 
@@ -40,14 +40,14 @@ def test_an_empty_cohort_that_the_server_draws_again_is_found(monkeypatch):
         return cohort if len(cohort) else again(self, rng)
 
     monkeypatch.setattr(Joint, "sample", again)
-    assert {f"nobody is asked in a round ({method})" for method in ("ifca", "fedcam")} <= set(broken(20))
+    assert {f"empty cohort in a complete run ({method})" for method in ("ifca", "fedcam")} <= set(broken(20))
 
 
 def test_noise_of_a_third_is_found(monkeypatch):
     scale = Joint.noise_multiplier_updates.fget
     monkeypatch.setattr(Joint, "noise_multiplier_updates", property(lambda plan: scale(plan) / 3))
     monkeypatch.setattr("coterie.audit.runs._NOISE", 1.0)
-    assert "a client more in a whole run (ifca)" in broken()
+    assert "additional client in a complete run (ifca)" in broken()
 
 
 COUNTS = {"the replies": lambda known: known["counts"].sum(), "the cohort": lambda known: known["cohort"]}

@@ -89,7 +89,7 @@ def test_config_file_then_set_then_options(coterie, tmp_path):
 
 def test_a_note_is_shown_once(coterie, caplog):
     status, _, err = coterie("run", *settings(rounds=1, delta=0.01), "--json")
-    note = "delta = 0.01 is above 1/(10 clients)"
+    note = "delta = 0.01 exceeds 1/(10 clients)"
     assert (status, err.count(note) + caplog.text.count(note)) == (0, 1)
 
 

@@ -306,7 +306,7 @@ def written(folder, plan, charges, **about):
     folder.mkdir()
     ledger = plan.ledger(folder / "ledger.jsonl", **{"seed": None, **about})
     for number, kind in charges:
-        ledger.round(number, getattr(plan, kind)(), **{"for": kind})
+        ledger.charge_round(number, getattr(plan, kind)(), **{"for": kind})
     ledger.close()
     certify(folder)
     return folder
@@ -363,11 +363,11 @@ def test_more_noise_after_a_crash_is_in_order(coterie, tmp_path):
     folder.mkdir()
     ledger = plan.ledger(folder / "ledger.jsonl")
     for number in (1, 2, 2):
-        ledger.round(number, plan.event())
+        ledger.charge_round(number, plan.event())
     again = plan.recalibrated(plan.noise_for(2, {plan.event(): 3}))
     assert again.noise_multiplier > plan.noise_multiplier
     for number in (3, 4):
-        ledger.round(number, again.event())
+        ledger.charge_round(number, again.event())
     ledger.close()
     certify(folder)
     assert problems(coterie("privacy", "check", "run", "--json")) == []
@@ -491,7 +491,7 @@ def test_the_plan_of_a_record_level_run_is_checked_too():
     ledger = Ledger(plan.delta, plan.epsilon)
     for event, count in plan.planned().items():
         for _ in range(count):
-            ledger.round(1, event)
+            ledger.charge_round(1, event)
     header = {"ledger": 1, "delta": 1e-4, "epsilon": 30.0, "accountant": "pld", "plan": plan.terms()}
     assert check(header, ledger.charges, certificate(header, ledger.charges)) == []
     forged = [{**ledger.charges[0], "sampling_rate": 0.5}, *ledger.charges[1:]]
@@ -569,7 +569,7 @@ def test_a_budget_that_runs_share(coterie, tmp_path):
     assert_refused(coterie("privacy", "budget", "b.jsonl", *new), "budgets cannot be changed")
     ledger = Ledger(1e-5, 9.0)
     ledger.share(SharedBudget(tmp_path / "b.jsonl", clients=100, sampler="poisson", epsilon=9.0, delta=1e-5))
-    ledger.round(1, Event(0.2, 1.5))
+    ledger.charge_round(1, Event(0.2, 1.5))
     ledger.close()
     spent = answered(coterie("privacy", "budget", "b.jsonl", "--json"))
     assert spent["epsilon"] == pytest.approx(epsilon({Event(0.2, 1.5): 1}, 1e-4))
@@ -619,7 +619,7 @@ def test_audit_fails_when_a_mechanism_that_certifies_is_broken(coterie, monkeypa
     words = ("audit", "--mechanism", "rr-slot", "--draws", 60_000)
     status, out, err = coterie(*words, "--json")
     assert (status, err) == (1, "")
-    assert document(out)["violations"] == ["rr-slot: another client in the slot (gaussian identifiers)"]
+    assert document(out)["violations"] == ["rr-slot: replaced client (gaussian identifiers)"]
     status, out, _ = coterie(*words)
     assert status == 1
     assert "do not trust certificates" in out.splitlines()[-1]
@@ -630,7 +630,7 @@ def test_audit_fails_when_noise_is_missing(coterie, monkeypatch):
     monkeypatch.setattr(Joint, "noise_multiplier_updates", property(lambda plan: scale(plan) / 2))
     status, out, _ = coterie("audit", "--mechanism", "joint", "--draws", 60_000, "--json")
     assert status == 1
-    assert "joint: one client more, its update oversized" in document(out)["violations"]
+    assert "joint: additional client with an oversized update" in document(out)["violations"]
 
 
 def test_audit_without_power_fails_and_says_so(coterie):

@@ -113,8 +113,8 @@ def test_a_loop_over_records_gives_the_same(name, batched, chunk, case, monkeypa
     model = networks.build(name, shape, classes) if name in DATA else GroupNormBlock()
     shards = [shard(12, shape, classes, 1), shard(12, shape, classes, 2)]
     layout, start = vectors(model, shards)
-    monkeypatch.setattr(dpsgd, "_MOST_RECORDS", chunk)
-    monkeypatch.setattr(dpsgd, "_MOST_NUMBERS", 2 * layout.size)  # two records a float64 copy
+    monkeypatch.setattr(dpsgd, "_MAX_RECORDS", chunk)
+    monkeypatch.setattr(dpsgd, "_MAX_NUMBERS", 2 * layout.size)  # two records a float64 copy
     found = train_privately(
         model, layout, start, shards, generators(2, 1), generators(2, 2), CASES[case], batched=batched
     )

@@ -339,7 +339,7 @@ def test_each_record_is_clipped_by_itself_in_chunks_of_any_size(monkeypatch):
     settings = DPSGD(10, 5, 1, 0.0, clip, 0.0)
     whole = clipped_gradients(network, x, real_loss, settings)
     torch.testing.assert_close(clip * whole, expected, atol=1e-5, rtol=1e-4)
-    monkeypatch.setattr(dpsgd, "_MOST_RECORDS", 2)
+    monkeypatch.setattr(dpsgd, "_MAX_RECORDS", 2)
     torch.testing.assert_close(clipped_gradients(network, x, real_loss, settings), whole, atol=1e-6, rtol=1e-6)
     more = clipped_gradients(network, x[:6], real_loss, settings)
     assert (whole - more).norm() <= 1 + 1e-6

@@ -61,7 +61,7 @@ def question(folder, models=None, settings=None, **extra):
 def read(answer, client, exactly=0):
     assert set(answer) == {"update", "reply"}
     assert set(answer["reply"]) == {"client-id", "round"}
-    return read_points(answer, client_id=client, round=1, expected=PointsSpec((4,), 100, exactly=exactly))
+    return read_points(answer, client_id=client, round=1, expected=PointsSpec((4,), 100, num_points=exactly))
 
 
 def ask(verb, content, clients):
@@ -119,7 +119,7 @@ def test_a_client_with_a_budget_gives_nothing_that_it_does_not_pay_for(tmp_path)
     rich = Client(0, str(tmp_path / "own"), (8.0, 1e-5))
     (answer,) = ask("train.gan", question(tmp_path, gan="gan-pendigits", samples=0), [rich])
     assert isinstance(answer, ClientError)
-    assert "asked without record-level privacy: it refuses" in str(answer)
+    assert "requires record-level privacy: request rejected" in str(answer)
     for plans in ({}, {"record-plans": terms()[1]}):  # a plan does not pay for exact centroids
         (answer,) = ask(
             "train.centroids", question(tmp_path, **{"local": "k-means", "local-centroids": 8}, **plans), [rich]
@@ -261,7 +261,7 @@ def test_images_are_clustered_as_vectors(tmp_path):
     settings = {"dataset": "digits"}
     content = question(tmp_path, NOTHING, settings, local="k-means", **{"local-centroids": 2})
     (answer,) = ask("train.centroids", content, [0])
-    found = read_points(answer, client_id=0, round=1, expected=PointsSpec((1, 8, 8), 2, exactly=2))
+    found = read_points(answer, client_id=0, round=1, expected=PointsSpec((1, 8, 8), 2, num_points=2))
     x = federation(client_config(**settings)).shard(0).x
     np.testing.assert_allclose(found.reshape(2, 64), k_means(x.reshape(-1, 64), 2, rng(0)), atol=1e-5)
 

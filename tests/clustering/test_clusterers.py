@@ -5,7 +5,7 @@ import pytest
 from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score
 
-from coterie.clustering.clusterers import CLUSTERERS, MOST_CLUSTERS, STRUCTURE, _with_noise, cluster, worst_silhouette
+from coterie.clustering.clusterers import CLUSTERERS, MAX_CLUSTERS, STRUCTURE, _with_noise, cluster, worst_silhouette
 
 TOLD, FOUND = ("k-medoids", "agglomerative"), ("dbscan", "hdbscan")
 
@@ -136,12 +136,12 @@ def test_clusters_are_numbered_by_their_first_clients(clusterer):
 
 
 def test_more_clusters_than_are_tried_are_never_found():
-    groups = np.repeat(range(MOST_CLUSTERS + 2), 4)
+    groups = np.repeat(range(MAX_CLUSTERS + 2), 4)
     distances = apart(100 * np.eye(len(set(groups)))[groups])
     for clusterer in TOLD:
         found = cluster(distances, clusterer, None)
-        assert max(found.silhouettes) == MOST_CLUSTERS
-        assert found.labels.max() < MOST_CLUSTERS
+        assert max(found.silhouettes) == MAX_CLUSTERS
+        assert found.labels.max() < MAX_CLUSTERS
 
 
 def test_the_worst_silhouette_by_hand():

@@ -477,7 +477,7 @@ def test_the_wrong_ca(coterie, pki, tmp_path):
 
 
 def test_the_wrong_name(coterie, pki, tmp_path):
-    files = certificates._Authority.read(pki).vouch(
+    files = certificates._Authority.read(pki).issue(
         "server", "x", ["elsewhere.example"], datetime.now(UTC) + timedelta(days=1), "server.key"
     )
     for name, content in files.items():

@@ -35,7 +35,7 @@ _LONGEST_REASON = 200
 # Infinite where there is no privacy.
 _UNBOUNDED = ("epsilon", "epsilon_rdp")
 #: Seconds that one round of a toy may take.
-MOST_SECONDS = 20.0
+MAX_SECONDS = 20.0
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Campaign:
             problems.append(f"crash: {type(error).__name__}: {error!s:.200} at {where}")
         seconds = time.perf_counter() - began
         self.report.slowest = max(self.report.slowest, seconds)
-        if seconds > MOST_SECONDS:
+        if seconds > MAX_SECONDS:
             problems.append(f"slow: {seconds:.1f} s")
         (request,) = requests
         verb = request.metadata.message_type

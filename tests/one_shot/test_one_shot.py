@@ -529,7 +529,7 @@ def test_without_privacy_the_certificate_says_why_there_is_none(tmp_path, settin
         ({"local-centroids": -1}, "local-centroids = -1"),
         ({"rebalance-min": 2}, "rebalance"),
         ({"strategy": "ffcm", "fuzzifier": 1}, "fuzzifier = 1: must be a finite number above 1"),
-        ({"clusters": 0}, "kfed does not find their number"),
+        ({"clusters": 0}, "kfed does not determine the number of clusters"),
         ({"strategy": "ppfc-gan", "rounds": 3}, "ppfc-gan requires exactly one round, not 3"),
         ({"strategy": "ppfc-gan", "privacy-unit": "client"}, "ppfc-gan supports privacy-unit none or record"),
         ({"strategy": "ppfc-gan", "gan": "gan-mnist"}, "'gan-mnist' generates examples of shape"),
@@ -570,16 +570,18 @@ def test_constructors_refuse_too(options, complaint):
 
 def test_limits_of_an_upload():
     few, many = ({"local_centroids": number} for number in (0, 10**6))
-    assert strategy_of(FFCM, nothing(), example_shape=(4,), clusters=3, upload_limit=1, **few).reply_spec().most == 3
     assert (
-        strategy_of(FFCM, nothing(), example_shape=(4,), clusters=3, upload_limit=1, **many).reply_spec().most
+        strategy_of(FFCM, nothing(), example_shape=(4,), clusters=3, upload_limit=1, **few).reply_spec().max_points == 3
+    )
+    assert (
+        strategy_of(FFCM, nothing(), example_shape=(4,), clusters=3, upload_limit=1, **many).reply_spec().max_points
         == 2**20 // 16
     )
     images = strategy_of(
         PPFCGAN, nothing(), example_shape=(3, 32, 32), clusters=10, upload_limit=2, synthetic_samples=100
     )
-    assert images.reply_spec().most == 2 * 2**20 // (4 * 3072)
-    assert (images.reply_spec().exactly, images.reply_spec().shape, images.gan) == (100, (3, 32, 32), "gan-cifar")
+    assert images.reply_spec().max_points == 2 * 2**20 // (4 * 3072)
+    assert (images.reply_spec().num_points, images.reply_spec().shape, images.gan) == (100, (3, 32, 32), "gan-cifar")
 
 
 @pytest.mark.parametrize("method", ["kfed", "ffcm", "ppfc-gan"])
@@ -625,7 +627,7 @@ def test_gathered_points_come_back_as_they_were(monkeypatch, spool):
     sent = {7: rng.random((3, 2, 2), np.float32), 5: rng.random((9, 2, 2), np.float32)}
     for slot, client in ((2, 5), (0, 7)):
         gathered.add(slot, 0, 0, sent[client])
-    found = gathered.released(plan.ledger().unpaid(1)).points
+    found = gathered.released(plan.ledger().uncharged_permit(1)).points
     assert list(found) == [5, 7]
     for client, points in sent.items():
         np.testing.assert_array_equal(found[client], points)

@@ -77,7 +77,7 @@ def attempt(folder: Path) -> int:
         contributions = plan.contributions(3)
         contributions.add(0, 0, 0, np.ones(3))
         trial = len(ledger.charges) + 1
-        permit = ledger.round(number, plan.event())
+        permit = ledger.charge_round(number, plan.event())
         released = plan.release(permit, contributions, Streams(), trial)
         line = [trial, plan.event().sampling_rate, plan.event().noise_multiplier, *released.sums[0]]
         with (folder / "released").open("a") as file:  # what the world has seen
@@ -130,7 +130,7 @@ def check(folder: Path) -> None:
 
 def main(root: Path, kills: int) -> None:
     assert not {"torch", "flwr"} & set(sys.modules)
-    PLAN.ledger().round(1, PLAN.event())  # warm what every child needs
+    PLAN.ledger().charge_round(1, PLAN.event())  # warm what every child needs
     rng = random.Random(7)
     summary = {"kills": 0, "runs": 0, "finished": 0, "spent": 0, "wasted": 0}
     while summary["kills"] < kills:

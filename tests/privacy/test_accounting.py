@@ -12,13 +12,13 @@ from scipy.stats import binom, norm
 
 from coterie.privacy import NO_PRIVACY, Event, PrivacyError, calibrate, composed, epsilon
 from coterie.privacy.accountants import (
-    LEAST_NOISE,
+    MIN_NOISE,
     TheoremAccountant,
     VisibleAccountant,
     _symmetrised_pld,
     gaussian_delta,
 )
-from coterie.privacy.accounting import least_noise
+from coterie.privacy.accounting import min_noise
 
 TABLE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "noise_multipliers.csv"
 
@@ -206,16 +206,16 @@ def test_interpolation_finds_what_bisection_finds(name, target, tolerance):
         asked.append(noise)
         return COSTS[name](noise)
 
-    found = least_noise(cost, target, tolerance)
+    found = min_noise(cost, target, tolerance)
     assert COSTS[name](found) <= target
-    if found > LEAST_NOISE * 2:
+    if found > MIN_NOISE * 2:
         high = 2.0 ** math.ceil(math.log2(found))
         assert found == bisected(COSTS[name], target, high / 2, high, tolerance)
     assert len(asked) == len(set(asked))
 
 
 def test_no_noise_is_none():
-    assert least_noise(lambda noise: 2.0, 1.0) is None
+    assert min_noise(lambda noise: 2.0, 1.0) is None
 
 
 def test_more_noise_costs_less_and_more_rounds_or_clients_cost_more():

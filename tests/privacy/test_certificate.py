@@ -158,7 +158,7 @@ def test_it_follows_from_the_ledger_file_alone(tmp_path, kind):
     plan = make(kind, epsilon=8.0)
     ledger = plan.ledger(tmp_path / "ledger.jsonl", **ABOUT)
     for number in range(1, 21):
-        ledger.round(number, plan.event())
+        ledger.charge_round(number, plan.event())
     ledger.close()
     header, charges = read_ledger(tmp_path / "ledger.jsonl")
     assert plan_of(header["plan"]) == plan

@@ -55,7 +55,7 @@ def test_a_charge_is_synced_before_the_permit_exists(tmp_path, monkeypatch, open
     synced = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(path.read_text().splitlines()[-1]), fsync(fd)))
-    permit = ledger.round(7, EVENT, unit="client")
+    permit = ledger.charge_round(7, EVENT, unit="client")
     assert [json.loads(text)["round"] for text in synced] == [7]
     (line,) = lines(path)
     assert (line["charge"], line["sampling_rate"], line["noise_multiplier"], line["unit"]) == (1, 0.2, 1.5, "client")
@@ -64,7 +64,7 @@ def test_a_charge_is_synced_before_the_permit_exists(tmp_path, monkeypatch, open
 
 def test_a_failing_disk_gives_no_permit_and_leaves_the_ledger_as_it_was(tmp_path, monkeypatch, open_ledger):
     path, ledger = tmp_path / "ledger.jsonl", open_ledger()
-    ledger.round(1, EVENT)
+    ledger.charge_round(1, EVENT)
     before = path.read_bytes()
 
     def fail(fd):
@@ -73,10 +73,10 @@ def test_a_failing_disk_gives_no_permit_and_leaves_the_ledger_as_it_was(tmp_path
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fail)
         with pytest.raises(LedgerError, match=r"ledger\.jsonl cannot be written: No space left.*--resume"):
-            ledger.round(2, EVENT)
+            ledger.charge_round(2, EVENT)
     assert path.read_bytes() == before
     with pytest.raises(LedgerError, match="was closed after a write error"):  # not even when there is space again
-        ledger.round(2, EVENT)
+        ledger.charge_round(2, EVENT)
     ledger.close()
     assert len(open_ledger().charges) == 1
 
@@ -99,7 +99,7 @@ def test_a_short_write_is_completed(tmp_path, monkeypatch, open_ledger):
             return self.file.write(content[:10])
 
     ledger._file = Slow(ledger._file)
-    ledger.round(1, EVENT)
+    ledger.charge_round(1, EVENT)
     assert len(read_ledger(tmp_path / "ledger.jsonl")[1]) == 1
 
 
@@ -109,7 +109,7 @@ def test_a_short_write_is_completed(tmp_path, monkeypatch, open_ledger):
 def chained(path, charges=3):
     ledger = Ledger(DELTA, path=path)
     for number in range(1, charges + 1):
-        ledger.round(number, EVENT)
+        ledger.charge_round(number, EVENT)
     ledger.close()
     return path.read_bytes().splitlines(keepends=True)
 
@@ -159,7 +159,7 @@ def test_a_ledger_without_chains_goes_on_with_them(tmp_path):
     path.write_bytes(old)
     assert len(read_ledger(path)[1]) == 3
     with contextlib.closing(Ledger(DELTA, path=path)) as ledger:
-        ledger.round(4, EVENT)
+        ledger.charge_round(4, EVENT)
     new = path.read_bytes()
     assert new.startswith(old)
     assert len(read_ledger(path)[1]) == 4
@@ -182,7 +182,7 @@ def test_a_ledger_is_a_regular_file(tmp_path, kind):
 def test_reopening_knows_all_that_was_spent(open_ledger):
     ledger = open_ledger(9.0)
     for number in (1, 2, 2, 3):
-        ledger.round(number, EVENT)
+        ledger.charge_round(number, EVENT)
     spent = ledger.spent()
     ledger.close()
     again = open_ledger(9.0)
@@ -194,12 +194,12 @@ def test_reopening_knows_all_that_was_spent(open_ledger):
 def test_a_torn_last_line_was_never_paid_for(tmp_path, open_ledger):
     path = tmp_path / "ledger.jsonl"
     ledger = open_ledger()
-    ledger.round(1, EVENT)
+    ledger.charge_round(1, EVENT)
     ledger.close()
     path.write_text(path.read_text() + '{"charge": 2, "rou')
     ledger = open_ledger()
     assert len(ledger.charges) == 1
-    ledger.round(2, EVENT)
+    ledger.charge_round(2, EVENT)
     assert [line["charge"] for line in lines(path)] == [1, 2]
 
 
@@ -230,7 +230,7 @@ def test_a_damaged_ledger_is_refused(tmp_path, damage, open_ledger):
 def test_the_ledger_of_another_run_is_refused_once_it_has_charges(tmp_path, open_ledger):
     open_ledger(5.0).close()
     ledger = open_ledger(9.0)  # killed before its first charge: nothing was paid for
-    ledger.round(1, EVENT)
+    ledger.charge_round(1, EVENT)
     ledger.close()
     with pytest.raises(LedgerError, match="with another plan"):
         open_ledger(12.0)
@@ -255,11 +255,11 @@ def test_reading_needs_something_to_read(tmp_path):
 def test_rdp_is_tracked_beside_pld():
     ledger = Ledger(DELTA)
     for number in range(1, 6):
-        ledger.round(number, EVENT)
+        ledger.charge_round(number, EVENT)
     assert ledger.spent("rdp") == pytest.approx(epsilon([EVENT] * 5, DELTA, "rdp"))
     assert ledger.spent() == ledger.spent("pld") < ledger.spent("rdp")
     paper = Ledger(DELTA, accountant="theorem-4.2")
-    permit = paper.round(1, Event(0.1, 2.0, "fixed"))
+    permit = paper.charge_round(1, Event(0.1, 2.0, "fixed"))
     assert permit.epsilon == paper.spent() == pytest.approx(epsilon([Event(0.1, 2.0, "fixed")], DELTA, "theorem-4.2"))
 
 
@@ -279,11 +279,11 @@ def test_nothing_is_written_when_the_budget_is_spent(tmp_path, open_ledger):
     path = tmp_path / "ledger.jsonl"
     noise = calibrate(1.0, DELTA, 0.2, 2)
     ledger = open_ledger(1.0)
-    ledger.round(1, Event(0.2, noise))
-    ledger.round(2, Event(0.2, noise))
+    ledger.charge_round(1, Event(0.2, noise))
+    ledger.charge_round(2, Event(0.2, noise))
     before = path.read_text()
     with pytest.raises(BudgetError, match=r"round 3 would raise epsilon to .* above the budget of 1; 2 charges"):
-        ledger.round(3, Event(0.2, noise))
+        ledger.charge_round(3, Event(0.2, noise))
     assert path.read_text() == before
     assert ledger.spent() <= 1.0
 
@@ -292,18 +292,18 @@ def test_wasted_charges_are_made_up_for():
     noise = calibrate(4.0, DELTA, 0.2, 10)
     ledger = Ledger(DELTA, 4.0)
     for number in (1, 2, 3, 3, 4):  # round 3 was repeated after a crash
-        ledger.round(number, Event(0.2, noise))
+        ledger.charge_round(number, Event(0.2, noise))
     more = calibrate(4.0, DELTA, 0.2, 6, spent=ledger.events)
     assert more > noise
     for number in range(5, 11):
-        ledger.round(number, Event(0.2, more))
+        ledger.charge_round(number, Event(0.2, more))
     assert ledger.spent() <= 4.0
     assert len(ledger.charges) == 11
 
 
 def test_without_privacy_there_is_no_budget_and_json_has_no_infinity(tmp_path, open_ledger):
     path = tmp_path / "ledger.jsonl"
-    permit = open_ledger().round(1, Event(0.5, 0.0))
+    permit = open_ledger().charge_round(1, Event(0.5, 0.0))
     assert permit.epsilon == math.inf
     assert lines(path)[0]["epsilon"] is None
 
@@ -335,19 +335,19 @@ def open_run(tmp_path):
 def test_runs_that_share_a_budget_spend_it_together(tmp_path, open_run):
     first = open_run("a")
     for number in (1, 2):
-        first.round(number, EVENT)
+        first.charge_round(number, EVENT)
     first.close()
     second = open_run("b", epsilon=100.0)  # the file keeps the budget with which it was created
-    permit = second.round(1, EVENT)
+    permit = second.charge_round(1, EVENT)
     assert permit.epsilon == pytest.approx(epsilon([EVENT], DELTA))
     (line,) = lines(tmp_path / "b")
     together = pytest.approx(epsilon([EVENT] * 3, DELTA), rel=1e-6)
     assert line["shared"] == {"charge": 3, "epsilon": together, "delta": DELTA, "epsilon_budget": 3.0}
     fit = next(n for n in range(3, 100) if epsilon([EVENT] * (n + 1), DELTA) > 3.0)
     for number in range(2, fit - 1):
-        second.round(number, EVENT)
+        second.charge_round(number, EVENT)
     with pytest.raises(BudgetError, match=r"budget\.jsonl: round .* would raise epsilon to .* above the budget of 3;"):
-        second.round(fit, EVENT)
+        second.charge_round(fit, EVENT)
     own = lines(tmp_path / "b")
     assert second.spent() < 3.0 < second.budget
     assert len(lines(tmp_path / "budget.jsonl")) == 2 + len(own)
@@ -358,7 +358,7 @@ def test_runs_that_share_a_budget_spend_it_together(tmp_path, open_run):
 
 def test_a_crash_between_the_two_writes_counts_too_much_and_never_too_little(tmp_path, open_run, monkeypatch):
     ledger = open_run("a")
-    ledger.round(1, EVENT)
+    ledger.charge_round(1, EVENT)
 
     def power_cut(*words, **named):
         raise OSError("power cut")
@@ -366,26 +366,26 @@ def test_a_crash_between_the_two_writes_counts_too_much_and_never_too_little(tmp
     with monkeypatch.context() as patch:
         patch.setattr(ledger, "_write", power_cut)
         with pytest.raises(OSError, match="power cut"):
-            ledger.round(2, EVENT)
+            ledger.charge_round(2, EVENT)
     ledger.close()
     assert len(lines(tmp_path / "a")) == 1
     assert len(lines(tmp_path / "budget.jsonl")) == 2
     again = open_run("a")
-    again.round(2, EVENT)
+    again.charge_round(2, EVENT)
     assert lines(tmp_path / "a")[-1]["shared"]["charge"] == 3
 
 
 def test_the_shared_budget_is_synced_before_the_run_s_own_ledger(tmp_path, open_run, monkeypatch):
     ledger, synced, fsync = open_run("a"), [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
-    ledger.round(1, EVENT)
+    ledger.charge_round(1, EVENT)
     assert [os.path.basename(name) for name in synced] == ["budget.jsonl", "a"]
 
 
 def test_nothing_is_written_anywhere_when_either_budget_is_spent(tmp_path, open_run):
     ledger = open_run("a", budget=0.1)
     with pytest.raises(BudgetError, match=r"above the budget of 0\.1"):
-        ledger.round(1, EVENT)
+        ledger.charge_round(1, EVENT)
     assert lines(tmp_path / "a") == lines(tmp_path / "budget.jsonl") == []
 
 
@@ -404,7 +404,7 @@ def test_a_shared_budget_is_for_the_same_clients_and_sampler(open_run, numbers):
 
 def test_the_ledger_of_a_run_is_no_shared_budget(open_run):
     ledger = open_run("a")
-    ledger.round(1, EVENT)
+    ledger.charge_round(1, EVENT)
     ledger.close()
     with pytest.raises(LedgerError, match="a is not a budget file"):
         open_run("b", file="a")
@@ -412,14 +412,14 @@ def test_the_ledger_of_a_run_is_no_shared_budget(open_run):
 
 def test_a_run_keeps_the_budget_file_with_which_it_began(tmp_path, open_run):
     ledger = open_run("a")
-    ledger.round(1, EVENT)
+    ledger.charge_round(1, EVENT)
     ledger.close()
     with pytest.raises(LedgerError, match=r"other\.jsonl does not contain charge 1 of this run"):
         open_run("a", file="other.jsonl")
     (tmp_path / "budget.jsonl").rename(tmp_path / "moved.jsonl")
-    open_run("a", file="moved.jsonl").round(2, EVENT)
+    open_run("a", file="moved.jsonl").charge_round(2, EVENT)
     alone = Ledger(DELTA, 8.0, tmp_path / "c")
-    alone.round(1, EVENT)
+    alone.charge_round(1, EVENT)
     alone.close()
     with pytest.raises(LedgerError, match="does not contain charge 1"):
         open_run("c", file="third.jsonl")

@@ -38,7 +38,7 @@ def release(plan, members, size=2, seed=0, attempt=1):
     contributions = plan.contributions(size)
     for slot, label, update in members:
         contributions.add(slot, label, label, update)
-    permit = plan.ledger().round(1, plan.event())
+    permit = plan.ledger().charge_round(1, plan.event())
     return plan.release(permit, contributions, Streams(seed), attempt)
 
 
@@ -125,7 +125,7 @@ def test_updates_are_clipped_on_arrival_and_summed_by_redrawn_label():
     contributions.add(0, 0, 1, [30.0, 40.0])
     contributions.add(1, 0, 1, [0.0, math.nan])
     contributions.add(2, 2, 2, [0.1, 0.2])
-    released = p.release(p.ledger().round(1, p.event()), contributions, Streams(0), 1)
+    released = p.release(p.ledger().charge_round(1, p.event()), contributions, Streams(0), 1)
     clipped = C * (1 - 1e-6)
     np.testing.assert_allclose(released.sums, [[0, 0], [0.6 * clipped, 0.8 * clipped], [0.1, 0.2]], atol=1e-7)
     np.testing.assert_allclose(released.histogram, [2, 0, 1], atol=1e-7)
@@ -196,11 +196,11 @@ def test_noise_is_fresh_for_every_attempt_at_a_round(kind):
 
 def test_a_permit_pays_once_and_for_its_own_event_alone():
     p = plan()
-    permit = p.ledger().round(1, p.event())
+    permit = p.ledger().charge_round(1, p.event())
     p.release(permit, p.contributions(2), Streams(0), 1)
     with pytest.raises(LedgerError, match="already used"):
         p.release(permit, p.contributions(2), Streams(0), 1)
-    cheaper = p.ledger().round(1, p.recalibrated(9.0).event())
+    cheaper = p.ledger().charge_round(1, p.recalibrated(9.0).event())
     with pytest.raises(LedgerError, match="is for Event"):
         p.release(cheaper, p.contributions(2), Streams(0), 1)
     with pytest.raises(LedgerError, match="is for Event"):
@@ -225,7 +225,7 @@ def test_calibrated_plans_have_the_reference_noise(kind, noise):
         clients=1000, num_clusters=4, sampling_rate=0.1, rounds=100, clip_norm=C, epsilon=4.0, delta=1e-3
     )
     assert p.noise_multiplier == pytest.approx(noise, rel=0.01)
-    assert p.identifier_share == kind.usual_share
+    assert p.identifier_share == kind.default_identifier_share
     assert p.expected_members == 25
     assert epsilon(p.planned(), 1e-3, p.accountant) <= 4.0
 
@@ -245,7 +245,7 @@ def test_a_private_evaluation_has_the_planned_noise():
     p = plan(evaluations=1, evaluation_noise=0.05)
     values = []
     for attempt in range(400):
-        permit = p.ledger().round(1, p.evaluation_event())
+        permit = p.ledger().charge_round(1, p.evaluation_event())
         values.append(p.release_evaluation(permit, [0.8] * 1000, Streams(0), attempt))
     assert np.mean(values) == pytest.approx(0.8, abs=4 * 0.05 / 20)
     assert np.std(values) == pytest.approx(0.05, rel=4 / math.sqrt(800))
@@ -254,7 +254,7 @@ def test_a_private_evaluation_has_the_planned_noise():
 @pytest.mark.parametrize(("wild", "counted"), [(1e6, 1.0), (-1e6, 0.0), (math.nan, 0.5), (math.inf, 1.0)])
 def test_one_reported_accuracy_counts_as_one_accuracy(wild, counted):
     p = plan(clients=10, rate=0.5, evaluations=1, evaluation_noise=1e-9)
-    value = p.release_evaluation(p.ledger().round(1, p.evaluation_event()), [0.5] * 9 + [wild], Streams(0), 1)
+    value = p.release_evaluation(p.ledger().charge_round(1, p.evaluation_event()), [0.5] * 9 + [wild], Streams(0), 1)
     assert value == pytest.approx((4.5 + counted) / 10, abs=1e-6)
 
 
@@ -294,7 +294,7 @@ def test_collected_updates_are_the_same_in_a_file_as_in_memory(spool, monkeypatc
     sent = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32) * 1e6  # nothing is clipped
     for slot in (5, 0, 3, 2):
         collected.add(slot, slot % 3, 0, sent[slot])
-    released = p.release_each(p.ledger().round(1, p.event()), collected)
+    released = p.release_each(p.ledger().charge_round(1, p.event()), collected)
     assert isinstance(released.updates, np.memmap) is (spool < 4 * 6 * 5)
     np.testing.assert_array_equal(released.updates, sent[[0, 2, 3, 5]])
     assert released.clients.tolist() == [0, 3, 5, 9]
@@ -304,7 +304,7 @@ def test_collected_updates_are_the_same_in_a_file_as_in_memory(spool, monkeypatc
 
 def test_nobody_s_updates_are_none():
     p = NoPrivacy(clients=10, num_clusters=3, sampling_rate=1.0, rounds=1)
-    released = p.release_each(p.ledger().round(1, p.event()), p.collected(5, np.arange(10)))
+    released = p.release_each(p.ledger().charge_round(1, p.event()), p.collected(5, np.arange(10)))
     assert released.updates.shape == (0, 5)
     assert released.clients.shape == released.labels.shape == released.weights.shape == (0,)
 
@@ -358,7 +358,7 @@ def test_a_shared_block_moves_by_what_a_client_sent_and_no_more(kind):
     contributions = p.contributions(3, shared=2)
     for slot in range(10):
         contributions.add(slot, int(slot < 4), int(slot < 4), [3.0, 0.0, 4.0])
-    released = p.release(p.ledger().round(1, p.event()), contributions, Streams(0), 1)
+    released = p.release(p.ledger().charge_round(1, p.event()), contributions, Streams(0), 1)
     sent = p.clip_norm * np.array([0.6, 0.0, 0.8])
     expected = [[*10 * sent[:2], 6 * sent[2]], [*10 * sent[:2], 4 * sent[2]]]
     np.testing.assert_allclose(released.sums, expected, atol=1e-4)
@@ -368,7 +368,7 @@ def test_a_shared_block_moves_by_what_a_client_sent_and_no_more(kind):
 def test_a_shared_block_is_noised_once_at_the_scale_of_a_cluster_s():
     p = plan(Joint, noise=2.0, share=0.2, k=4)
     drawn = [
-        p.release(p.ledger().round(1, p.event()), p.contributions(600, shared=300), Streams(0), attempt).sums
+        p.release(p.ledger().charge_round(1, p.event()), p.contributions(600, shared=300), Streams(0), attempt).sums
         for attempt in range(8)
     ]
     for sums in drawn:

@@ -61,7 +61,7 @@ def charged(level, rounds):
     header |= terms(level)
     for number, first, chooses in rounds:
         for event, count in level.charges(TrainRequest(first_batch=first, choose=chooses)).items():
-            ledger.round(number, event, count, **{"for": "training"})
+            ledger.charge_round(number, event, count, **{"for": "training"})
     return certificate(header, ledger.charges), header, ledger.charges
 
 
@@ -97,17 +97,17 @@ def test_no_client_spends_more_than_the_certificate_says(profiles, settings, noi
     asked = [(first and number == 1, first and number > 1) for number in range(1, level.rounds + 1)]
     afforded = len(affordable_rounds(level.worst, asked))
     paper, *_ = charged(level, [(n, *kind) for n, kind in enumerate(asked[: max(0, afforded - 1)], start=1)])
-    deltas = [plan.delta for plan in level.of_clients]
+    deltas = [plan.delta for plan in level.client_plans]
     assert paper["delta"] == min(deltas)
     assert paper["epsilon"] == max(each["epsilon"] for each in paper["profiles"])
     assert [each["delta_budget"] for each in paper["profiles"]] == deltas
-    for each, plan in zip(paper["profiles"], level.of_clients, strict=True):
+    for each, plan in zip(paper["profiles"], level.client_plans, strict=True):
         own = independent(affordable_rounds(plan, asked), plan, paper["delta"])
         assert own * (1 - 2e-3) <= each["epsilon"] <= paper["epsilon"]  # both round up
         if noise == "auto" and plan.delta == paper["delta"]:
             assert each["epsilon"] <= plan.epsilon == each["epsilon_budget"]
     assert paper["certified"] is all(
-        d <= 1 / plan.num_examples for d, plan in zip(deltas, level.of_clients, strict=True)
+        d <= 1 / plan.num_examples for d, plan in zip(deltas, level.client_plans, strict=True)
     )
 
 
@@ -141,7 +141,7 @@ def test_a_repeated_round_counts_for_every_profile(repeated):
     before, *_ = charged(level, [])
     paper, header, charges = charged(level, asked[: repeated + 1])
     assert check(header, charges, paper) == []
-    for each, once, plan in zip(paper["profiles"], before["profiles"], level.of_clients, strict=True):
+    for each, once, plan in zip(paper["profiles"], before["profiles"], level.client_plans, strict=True):
         own = independent(affordable_rounds(plan, [kind for _, *kind in asked]), plan, paper["delta"])
         assert own * (1 - 2e-3) <= each["epsilon"]
         assert once["epsilon"] <= each["epsilon"]

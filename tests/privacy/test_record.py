@@ -110,7 +110,7 @@ def test_a_round_that_was_repeated_is_certified_within_the_budget(tmp_path):
     ledger = Ledger(plan.delta, plan.epsilon, path, plan.accountant, {"plan": plan.terms(), "seed": None})
     for number in (1, 1, 2):  # killed in round 1
         for event, count in plan.part(first=number == 1).items():
-            ledger.round(number, event, count)
+            ledger.charge_round(number, event, count)
     ledger.close()
     paper = certificate(*read_ledger(path))
     assert paper["certified"] is True

@@ -54,7 +54,7 @@ def run(plan, events=None, **about):
     """The certificate of a run in memory, after a round trip through JSON."""
     ledger = ledger_of(plan, **about)
     for number, event in enumerate(plan.planned().elements() if events is None else events, start=1):
-        ledger.round(number, event)
+        ledger.charge_round(number, event)
     header = {"plan": plan.terms(), **ABOUT, **about}
     return json.loads(json.dumps(certificate(header, ledger.charges), allow_nan=False))
 
@@ -123,7 +123,7 @@ def test_joint_as_planned(document):
 def test_a_run_with_a_shared_budget(joint, tmp_path):
     ledger = joint.ledger(**ABOUT)
     ledger.share(SharedBudget(tmp_path / "b", clients=100, sampler="poisson", epsilon=4.0, delta=1e-4))
-    ledger.round(1, joint.event())
+    ledger.charge_round(1, joint.event())
     ledger.close()
     shared = valid(json.loads(json.dumps(certificate({"plan": joint.terms(), **ABOUT}, ledger.charges))))
     assert shared["shared_budget"]["other_charges"] == 0

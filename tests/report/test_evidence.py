@@ -152,7 +152,7 @@ def test_the_page_shows_what_the_clusters_were_found_from(tmp_path):
     files = {f"similarities_{number:04d}": arrays() for number in (9, 10, 15, 20)}
     folder = make_run(tmp_path / "cfl", ({"tree": TREE},), distances=arrays(), **files)
     html = html_of(folder)
-    assert "What the clusters were found from" in html
+    assert "Clustering evidence" in html
     assert "tree of splits" in html
     assert re.findall(r">round (\d+)<", html) == ["10", "15", "20"]  # the splits and the end
     assert len(re.findall("<image", html)) >= 4
@@ -177,5 +177,5 @@ def test_files_that_are_not_whole_are_left_out_and_named(tmp_path):
     assert read_pairs(folder / "evidence" / "distances.npz") is None
     assert list(similarity_files(folder)) == [10]
     html = html_of(folder)
-    assert "cannot be read: evidence/distances.npz, evidence/similarities-0010.npz." in html
-    assert "What the clusters were found from" not in html_of(make_run(tmp_path / "without"))
+    assert "Unreadable files, omitted: evidence/distances.npz, evidence/similarities-0010.npz." in html
+    assert "Clustering evidence" not in html_of(make_run(tmp_path / "without"))

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from coterie.report import formats, read_outcome, read_run, result_table, write_report
 from coterie.report.plots import CLUSTER_COLOURS
-from coterie.report.points import plane, point_files, read_codes, read_points
-from coterie.report.points_plots import ACROSS, MOST_CLIENTS, plane_figure, samples_figure
-from coterie.report.records import by_class, found, pictures, told
+from coterie.report.points import embed, point_files, read_codes, read_points
+from coterie.report.points_plots import MAX_CLIENTS, MAX_PER_CLIENT, embedding_figure, samples_figure
+from coterie.report.records import confusion_rows, describe_points, describe_scores, point_figures
 
 # Clusters in rows: 0 and 1 lie in cluster 2, nothing in cluster 1, class 2 in cluster 0.
 CONFUSION = [[0, 10, 80], [0, 0, 0], [60, 40, 10]]
@@ -65,20 +65,17 @@ def test_the_page_tells_scores_the_missing_and_the_traffic(tmp_path):
     text = words(html)
     for part in (
         *("NMI 0.4322", "Kappa 0.5000", "Adjusted Rand 0.2568", "Accuracy 70.0 %"),
-        *(
-            "Clients heard 3 of 5 without 1 and 3",
-            "Clients 1 and 3 sent nothing: the clusters were found without them.",
-        ),
-        "3 clients sent 1,121 synthetic samples, 9 to 1,100 each, in one round",
-        "70.0 % of 200 records are in the cluster that is matched to their class",
-        *("Classes 0 and 1 share cluster 2", "No record is in cluster 1."),
+        *("Replies 3 of 5 missing: 1 and 3", "Clients 1 and 3 sent no points; their data did not contribute."),
+        "In one round, 3 clients sent 1,121 synthetic samples (9 to 1,100 each).",
+        "70.0 % of 200 records are in the cluster of their class",
+        *("Cluster 2 contains the majority of classes 0 and 1.", "Cluster 1 is empty."),
         *("from the server to clients 8 2.5 MB", "from clients to the server 6 1.2 MB"),
         "5 clients, 3 clusters of records, non-IID level 0.25, one round, no privacy",
         "cluster class 0 class 1 class 2 2 60 40 10 1 0 0 0 0 0 10 80",  # matched ones in the order of their classes
     ):
         assert part in text, part
     for absent in ("Worst group", "hidden group", "Clusters found", "Held-out accuracy", "released no cluster sizes"):
-        assert absent not in text.replace("Hidden groups and everyone", ""), absent
+        assert absent not in text.replace("Hidden groups and held-out data", ""), absent
     assert len(re.findall(r"<svg", html)) == 2
     assert 'style="--share: 80%">40<' in html  # of the 50 of class 1
     assert len(set(re.findall(r'\bid="([^"]+)"', html))) == len(re.findall(r'\bid="([^"]+)"', html))
@@ -87,17 +84,17 @@ def test_the_page_tells_scores_the_missing_and_the_traffic(tmp_path):
 @pytest.mark.parametrize(("collapsed", "who"), [([2], "client 2"), ([0, 2], "clients 0 and 2")])
 def test_whose_gan_collapsed_is_said(tmp_path, collapsed, who):
     run = read_run(make_run(tmp_path / "run", notes={**NOTES, "collapsed": collapsed}))
-    assert f"Samples of {who} hardly differ from each other: clusters may miss what is there." in told(run)
+    assert f"Samples of {who} hardly differ from each other, so the clusters" in " ".join(describe_points(run))
 
 
 def test_nobody_missing_is_said_and_centroids_are_called_so(tmp_path):
     run = read_run(make_run(tmp_path / "run", "kfed", notes={"missing": [], "points": {"0": 3, "1": 3}}))
-    assert told(run) == [
-        "2 clients sent 6 local centroids, 3 each, in one round; the server clustered them together, and clients "
-        "labelled their own records by what it found.",
-        "Nobody was missing.",
+    assert describe_points(run) == [
+        "In one round, 2 clients sent 6 local centroids (3 each). The server clustered all of them, and clients "
+        "labelled their records with the result.",
+        "All clients replied.",
     ]
-    samples, places = pictures(run)[0]
+    samples, places = point_figures(run)[0]
     assert "local centroids" in samples.caption
     assert len(places.figure.axes) == 1  # its codes are the points
 
@@ -105,16 +102,16 @@ def test_nobody_missing_is_said_and_centroids_are_called_so(tmp_path):
 def test_what_was_not_scored_is_not_made_up(tmp_path):
     none = dict.fromkeys((*SCORES, "confusion"))
     run = read_run(make_run(tmp_path / "run", **none))
-    assert found(run) == by_class(run) == []
+    assert describe_scores(run) == confusion_rows(run) == []
     text = words(html_of(tmp_path / "run"))
     assert f"NMI {formats.MISSING}" in text
-    assert "The records were not scored" in text
+    assert "No scores are available" in text
 
 
 def test_an_unfinished_run_tells_what_it_noted(tmp_path):
     text = words(html_of(make_run(tmp_path / "run", result=False)))
     assert "This run is unfinished" in text
-    assert "Clients 1 and 3 sent nothing" in text
+    assert "Clients 1 and 3 sent no points" in text
 
 
 def test_traffic_is_summed_over_rounds_of_any_strategy(tmp_path):
@@ -126,7 +123,7 @@ def test_traffic_is_summed_over_rounds_of_any_strategy(tmp_path):
     assert (len(run.rounds), run.unreadable_lines) == (3, 0)
     text = words(html_of(folder))
     assert "from clients to the server 12 2.5 MB" in text
-    assert "What clients sent" not in text  # its clusters are of clients
+    assert "Uploaded points" not in text  # its clusters are of clients
     (folder / "metrics.jsonl").write_text(json.dumps(lines[2]))
     assert "Communication" not in words(html_of(folder))
 
@@ -137,7 +134,7 @@ def test_runs_of_records_are_compared_by_their_scores(tmp_path):
     assert "accuracy NMI kappa adjusted Rand ε" in text
     assert text.count("70.0 % 0.4322 0.5000 0.2568 ∞") == 2
     assert "No run was evaluated" not in text
-    assert "A line ends where its run ended" not in text  # one round makes no line
+    assert "Each line ends at the last round" not in text  # one round makes no line
     mixed = words(html_of(make_run(tmp_path / "c"), make_run(tmp_path / "d", "ifca")))
     assert "worst group clusters found" in mixed
 
@@ -150,7 +147,7 @@ def test_a_pen_is_drawn_as_it_went():
     down = np.array([[-1, 1, -1, -1, 1, -1, 0, 0]], np.float32)  # down the left side, to the right, back to the middle
     axes = axes_of(samples_figure({3: np.repeat(down, 12, axis=0)}, strokes=True))
     lines = axes.collections[1].get_segments()
-    assert len(lines) == ACROSS
+    assert len(lines) == MAX_PER_CLIENT
     np.testing.assert_allclose(lines[0], [[0.1, 0.1], [0.1, 0.9], [0.9, 0.9], [0.5, 0.5]], atol=1e-6)
     assert axes.yaxis_inverted()
     np.testing.assert_allclose(axes.lines[0].get_xydata()[0], [0.1, 0.1], atol=1e-6)  # where it starts
@@ -182,8 +179,8 @@ def test_samples_are_taken_evenly_from_all_and_rows_stay_few():
     many[0] = np.linspace(-1, 1, 100, dtype=np.float32)[:, None] * np.ones(4, np.float32)
     axes = axes_of(samples_figure(many))
     names = [text.get_text() for text in axes.texts[::2]]
-    assert (len(names), names[0], names[-1]) == (MOST_CLIENTS, "client 0", "client 49")
-    heights = [segment[0, 1] for segment in axes.collections[1].get_segments()[:ACROSS]]
+    assert (len(names), names[0], names[-1]) == (MAX_CLIENTS, "client 0", "client 49")
+    heights = [segment[0, 1] for segment in axes.collections[1].get_segments()[:MAX_PER_CLIENT]]
     np.testing.assert_allclose(np.diff(heights), np.diff(heights)[0], atol=0.01)
     assert heights[0] > heights[-1]
 
@@ -191,7 +188,7 @@ def test_samples_are_taken_evenly_from_all_and_rows_stay_few():
 def test_clusters_have_colours_and_numbers_in_the_plane():
     assert len(set(CLUSTER_COLOURS)) == 10
     places, labels = np.arange(12.0).reshape(6, 2), np.array([0, 0, 0, 9, 9, 9])
-    axes = axes_of(plane_figure({"here": places}, labels))
+    axes = axes_of(embedding_figure({"here": places}, labels))
     assert [text.get_text() for text in axes.texts] == ["0", "9"]
     assert [text.get_position() for text in axes.texts] == [(2, 3), (8, 9)]  # the middle one
     np.testing.assert_array_equal(axes.lines[1].get_xydata(), places[3:])
@@ -201,25 +198,25 @@ def test_clusters_have_colours_and_numbers_in_the_plane():
 def test_t_sne_keeps_neighbours_together_and_is_the_same_every_time():
     rng = np.random.default_rng(0)
     heaps = rng.normal(size=(40, 6)) + 30 * np.repeat([0, 1], 20)[:, None]
-    found = plane(heaps.astype(np.float32))
+    found = embed(heaps.astype(np.float32))
     assert found.shape == (40, 2)
     nearest = np.argsort(np.linalg.norm(found[:, None] - found[None], axis=2), axis=1)[:, 1]
     assert np.all(nearest // 20 == np.arange(40) // 20)
-    np.testing.assert_array_equal(plane(heaps.astype(np.float32)), found)
+    np.testing.assert_array_equal(embed(heaps.astype(np.float32)), found)
     for odd in (np.zeros((6, 3), np.float32), np.arange(6, dtype=np.float32)[:, None]):
-        assert np.isfinite(plane(odd)).all()
-        np.testing.assert_array_equal(plane(odd), plane(odd))
+        assert np.isfinite(embed(odd)).all()
+        np.testing.assert_array_equal(embed(odd), embed(odd))
 
 
 def test_the_picture_of_codes_stands_beside_that_of_points(tmp_path):
     run = read_run(make_run(tmp_path / "run", dataset="mnist", shape=(1, 4, 4)))
-    (samples, places), unreadable = pictures(run)
+    (samples, places), unreadable = point_figures(run)
     assert not unreadable
     assert len(axes_of(samples.figure).images) == 10 + 9 + 10
     assert [axes.get_title("left") for axes in places.figure.axes] == [
-        *("in the space of the data", "as codes of the autoencoder, where they were clustered")
+        *("input space", "code space of the autoencoder, in which the points were clustered")
     ]
-    assert places.caption.startswith("30 of the points")  # of 35
+    assert places.caption.startswith("A sample of 30 points")  # of 35
     assert not np.allclose(*(axes.lines[0].get_xydata() for axes in places.figure.axes))
 
 
@@ -231,7 +228,7 @@ def test_files_that_are_not_whole_are_left_out_and_named(tmp_path):
         folder / "evidence" / "codes.npz", points=np.zeros((3, 2)), codes=np.zeros((2, 2)), labels=np.zeros(3, int)
     )
     np.savez(folder / "evidence" / "gathered.npz", clients=np.arange(3))
-    (picture,), unreadable = pictures(read_run(folder))
+    (picture,), unreadable = point_figures(read_run(folder))
     assert unreadable == ["points-0002.npz", "points-0004.npz", "codes.npz"]
     assert [text.get_text() for text in axes_of(picture.figure).texts[::2]] == ["client 0"]
     assert "evidence/points-0002.npz, evidence/points-0004.npz" in words(html_of(folder))
@@ -259,8 +256,9 @@ def test_the_table_in_the_terminal(tmp_path):
     for part in ("0.4322", "0.5000", "0.2568", "70.0 % of records", "1 and 3"):
         assert part in text, part
     assert "Worst group" not in text
-    assert "nobody" in shown({"strategy": "ffcm", "notes": {"missing": []}})
-    assert "nobody" not in shown({"strategy": "ffcm"})
+    missing = re.compile(r"Clients missing\W+none")
+    assert missing.search(shown({"strategy": "ffcm", "notes": {"missing": []}}))
+    assert not missing.search(shown({"strategy": "ffcm"}))
 
 
 @pytest.mark.parametrize(

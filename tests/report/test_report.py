@@ -212,14 +212,14 @@ def test_exact_scores_stand_apart_from_what_epsilon_covers(tmp_path):
         text = words(page(folder))
         assert "Released and charged" not in text
         assert "Exact diagnostics" not in text
-    note = "are exact diagnostics: outside the guarantee"
+    note = "are exact diagnostics outside the guarantee"
     assert note in words(page(make_run(tmp_path / "a"), make_run(tmp_path / "b")))
     assert note not in words(page(quiet, plain))
 
 
 def test_the_page_says_what_a_certificate_covers(tmp_path):
     certificate = CERTIFICATE | {"covers": ["the models of all rounds"]}
-    assert "What it covers the models of all rounds" in words(
+    assert "Covered by the guarantee the models of all rounds" in words(
         page(make_run(tmp_path / "demo", certificate=certificate))
     )
 
@@ -236,7 +236,7 @@ def test_an_unfinished_run_is_read_as_far_as_it_got(tmp_path):
     assert (run.outcome["rounds"], run.outcome["groups"]) == (3, 2)
     text = words(page(folder))
     assert "This run is unfinished: 3 of 4 rounds." in text
-    assert "1 unreadable line of metrics.jsonl or diagnostics.jsonl was left out." in text
+    assert "1 unreadable line of metrics.jsonl or diagnostics.jsonl was skipped." in text
     assert "not certified yet" in text
     assert "40.0 %" in text
 
@@ -292,17 +292,17 @@ def test_the_page_shows_the_values(tmp_path):
         "client-level privacy (joint)",
         "81.2 %",
         "73.1 % group 1",
-        "1 of 2 98.8 % of clients in the right one",
+        "1 of 2 98.8 % of clients assigned correctly",
         "8.00 ✓ certified δ = 2×10⁻⁵, per client",
         "3 min 20 s",
         "client-level differential privacy with ε = 8.00 at δ = 2×10⁻⁵",
-        "ε is 24.61",
+        "Against an adversary who does, ε = 24.61",
         "Hyperparameters were chosen on other runs.",
         "ε by pld 8.00 ε by rdp 9.44",
         "charged 4 × poisson at rate 0.2, noise 1.083",
         "dp-accounting 0.6.0, PLD",
-        "Chosen outside the guarantee lr 0.25 model mlp-32",
-        "Leave out any one client, with all the data it holds",
+        "Tuned outside the guarantee lr 0.25 model mlp-32",
+        "removing one client with all of its data changes the probability by a factor of at most e^ε ≈ ",
         "flwr 1.39.0",
         "abc1234",
     ):
@@ -311,24 +311,24 @@ def test_the_page_shows_the_values(tmp_path):
 
 
 def test_a_certificate_from_the_ledger_is_shown(tmp_path):
-    """Not a made-up one: whatever the privacy room writes has a place on the page."""
+    """Not a made-up one: the page shows every entry."""
     numbers = {"clients": 20, "num_clusters": 2, "sampling_rate": 0.5, "rounds": 2, "clip_norm": 1.0, "delta": 1e-3}
     plan = RRSlot(
         **numbers, noise_multiplier=1.0, identifier_share=0.2, epsilon=20.0, evaluations=1, evaluation_noise=0.1
     )
     ledger = plan.ledger(tuned={"lr": 0.2})
-    ledger.round(1, plan.event())
-    ledger.round(1, plan.evaluation_event())
+    ledger.charge_round(1, plan.event())
+    ledger.charge_round(1, plan.evaluation_event())
     document = certificate({"plan": plan.terms(), "tuned": {"lr": 0.2}}, ledger.charges)
     text = words(page(make_run(tmp_path / "slots", certificate=document)))
     for value in (
-        "Exchange or leave out any one client",
+        "removing or replacing one client",
         f"ε by pld {formats.epsilon(document['accountants']['pld'])}",
-        f"Against somebody who does see it, ε is {formats.epsilon(document['epsilon_participation_visible'])}.",
+        f"Against an adversary who does, ε = {formats.epsilon(document['epsilon_participation_visible'])}.",
         "charged (1) 1 × fixed at rate 0.5, noise 1",
         "charged (2) 1 × fixed at rate 1, noise 2",
         "noise multiplier counts 3.162",
-        "Chosen outside the guarantee lr 0.2",
+        "Tuned outside the guarantee lr 0.2",
     ):
         assert value in text, value
     assert "{" not in text
@@ -337,7 +337,7 @@ def test_a_certificate_from_the_ledger_is_shown(tmp_path):
 def test_what_others_see_is_not_said_to_cost_less(tmp_path):
     """A loose bound made epsilon larger than the tight one of all rounds at full participation."""
     certificate = CERTIFICATE | {"certified": False, "reasons": ["paper"], "epsilon": 30.0}
-    assert "Against somebody" not in words(page(make_run(tmp_path / "paper", certificate=certificate)))
+    assert "Against an adversary" not in words(page(make_run(tmp_path / "paper", certificate=certificate)))
 
 
 def private_run(folder: Path, old: bool = False) -> Path:
@@ -361,7 +361,7 @@ def test_a_private_evaluation_is_called_a_noisy_mean(tmp_path):
     assert not read_run(make_run(tmp_path / "open")).noisy
     text = words(page(folder))
     assert "Noisy mean accuracy 81.2 %" in text
-    assert "the noisy mean over all clients" in text
+    assert "the private noisy mean over all clients" in text
     assert "Worst group" not in text
     axes = accuracy_figure(run).axes[0]
     assert axes.get_ylabel() == "noisy mean accuracy"
@@ -380,7 +380,7 @@ def test_an_uncertified_run_says_why_and_claims_nothing(tmp_path):
     text = words(page(make_run(tmp_path / "seeded", certificate=certificate)))
     assert "! not certified" in text
     assert "✓" not in text
-    assert "Why it is not certified seeded noise, for simulation only" in text
+    assert "Why this run is not certified seeded noise, for simulation only" in text
     assert "This run satisfies" not in text
 
 
@@ -392,7 +392,7 @@ def test_a_run_without_privacy_says_infinity(tmp_path):
     assert len(accuracy_figure(run).axes) == 1
     text = words(page(folder))
     assert "∞ ! not private" in text
-    assert "no privacy promise" in text
+    assert "no privacy guarantee" in text
     assert "This run released no cluster sizes" in text
 
 
@@ -604,8 +604,8 @@ def test_durations(seconds, written):
 def test_what_a_mixture_found_is_told():
     notes = {"clusters": 4, "mss": 24.31, "mpo": 1e-9, "switch_round": 30}
     assert formats.mixture(notes) == (
-        "4 groups in the first updates, apart: minimum separation score 24.3 (above 3 is apart), overlap 1e-09, "
-        "trusted up to round 30"
+        "4 groups in the first updates, well separated: minimum separation score 24.3 (threshold 3), overlap 1e-09, "
+        "used up to round 30"
     )
-    assert "not apart" in formats.mixture(notes | {"mss": 1.7})
+    assert "not well separated" in formats.mixture(notes | {"mss": 1.7})
     assert formats.mixture({}) == formats.mixture(None) == ""

@@ -86,12 +86,12 @@ def test_values_are_coerced_from_strings():
         # qM/k is 0.2 * 500 / 4 = 25
         ({"rebalance-min": 25.01}, ["rebalance-min", "at most qM/k = 25", "25.01"]),
         ({"rebalance-min": -1}, ["rebalance-min = -1"]),
-        ({"min-clients": 501}, ["min-clients = 501", "there are 500 clients"]),
-        ({"min-replies": 0.5}, ["min-replies = 0.5", "a repeated request would reveal their number"]),
+        ({"min-clients": 501}, ["min-clients = 501", "exceeds the number of clients (500)"]),
+        ({"min-replies": 0.5}, ["min-replies = 0.5", "which repeated requests would reveal"]),
         ({"min-replies": 1.5}, ["min-replies = 1.5"]),
-        ({"clusters": 501}, ["clusters = 501", "more clusters than clients (500)"]),
+        ({"clusters": 501}, ["clusters = 501", "exceeds the number of clients (500)"]),
         ({"strategy": "fedavg", "rebalance-min": 1}, ["fedavg", "rebalance-min"]),
-        ({"strategy": "fedavg", "clusters": 3}, ["fedavg", "3 clusters"]),
+        ({"strategy": "fedavg", "clusters": 3}, ["fedavg", "clusters = 3"]),
         ({"strategy": "icfa"}, ["strategy = 'icfa'", "did you mean 'ifca'"]),
         ({"model": "mlp32"}, ["model = 'mlp32'", "did you mean 'mlp-32'"]),
         ({"dataset": "minst"}, ["dataset = 'minst'", "did you mean 'mnist'"]),
@@ -127,16 +127,19 @@ def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"strategy": "fedavg", "clusters": 4}, "fedavg trains one model; it was asked for 4 clusters"),
+        ({"strategy": "fedavg", "clusters": 4}, "clusters = 4: fedavg trains one model; set it to 1"),
         ({"strategy": "fedavg", "reseed-every": 5}, "reseed-every = 5: fedavg has no clusters"),
         ({"landmarks": 3}, "lcfl.landmarks = 3: strategy = 'ifca' does not use it"),
         ({"lcfl.landmarks": 0}, "lcfl.landmarks = 0: strategy = 'ifca' does not use it"),
         ({"proximal-mu": 0.5}, "fedprox.proximal-mu = 0.5: strategy = 'ifca' does not use it"),
-        ({"strategy": "lcfl", "proximal-mu": 0.5}, "only, and lcfl.cluster-optimizer is 'fedavg'"),
-        ({"byzantine-share": 0.3}, "aggregation.aggregator = trimmed-mean or krum or multi-krum only"),
-        ({"identifiers": "exponential"}, "privacy.mechanism = rr-slot only, and privacy.mechanism is 'joint'"),
-        ({"loss-noise": 2}, "privacy.privacy-unit = record only, and privacy.privacy-unit is 'client'"),
-        ({"epsilon": 2, "privacy": {"epsilon": 3}}, "privacy.epsilon is set twice, to 2 as well"),
+        (
+            {"strategy": "lcfl", "proximal-mu": 0.5},
+            "no effect with lcfl.cluster-optimizer = 'fedavg', only with fedprox",
+        ),
+        ({"byzantine-share": 0.3}, "only with trimmed-mean or krum or multi-krum"),
+        ({"identifiers": "exponential"}, "no effect with privacy.mechanism = 'joint', only with rr-slot"),
+        ({"loss-noise": 2}, "no effect with privacy.privacy-unit = 'client', only with record"),
+        ({"epsilon": 2, "privacy": {"epsilon": 3}}, "privacy.epsilon is set twice (also to 2)"),
         ({"clip": 1}, "unknown setting 'clip': it is now 'clip-norm'"),
         ({"privacy": {"epsilonn": 1}}, "unknown setting 'privacy.epsilonn'; did you mean 'privacy.epsilon'"),
     ],
@@ -245,7 +248,7 @@ def test_automatic_evaluation_depends_on_who_the_clients_are(values, deployed, e
 
 
 def test_automatic_evaluation_leaves_errors_to_their_cause():
-    with pytest.raises(ConfigError, match="clusters = 2001: more clusters than clients"):
+    with pytest.raises(ConfigError, match="clusters = 2001 exceeds the number of clients"):
         RunConfig({**MANY, "clusters": 2001}, deployed=True)
 
 
@@ -339,7 +342,7 @@ def test_warns_of_noise_that_drowns_the_signal_with_the_numbers():
     assert config["model"] == "mlp-32"
     times = config.plan.noise_multiplier_updates * math.sqrt(size) / (3 * math.sqrt(3))
     assert f"moves a model {times:.3g} times as far" in warning
-    assert f"{size} parameters, 3 clients a model" in warning
+    assert f"{size} parameters, 3 clients per model" in warning
     many = 3 * math.ceil(times)
     assert f"about {many} clients in place of 3" in warning
     assert RunConfig({**FEW, "clients": 2 * many}).warnings() == []
@@ -359,12 +362,12 @@ def test_methods_of_record_level_have_defaults_of_their_own():
     assert RunConfig({"strategy": "rc-dpfl", "privacy-unit": "none", "clients": 12})["privacy-unit"] == "none"
     level = config.plan
     assert level.unit == "record"
-    (plan,) = level.of_clients
+    (plan,) = level.client_plans
     assert (plan.num_examples, plan.batch_size, plan.first_batch_size, plan.selections) == (100, 10, 100, 2)
     assert plan.cost() <= 8.0
-    (plan,) = RunConfig({**RECORD, "strategy": "f-cdpfl", "first-batch-size": 50}).plan.of_clients
+    (plan,) = RunConfig({**RECORD, "strategy": "f-cdpfl", "first-batch-size": 50}).plan.client_plans
     assert (plan.first_batch_size, plan.selections, plan.selection) == (50, 3, "gumbel")
-    (plan,) = RunConfig({**RECORD, "strategy": "fedavg", "privacy-unit": "record"}).plan.of_clients
+    (plan,) = RunConfig({**RECORD, "strategy": "fedavg", "privacy-unit": "record"}).plan.client_plans
     assert (plan.first_batch_size, plan.selections, plan.selection) == (None, 0, "none")
 
 
@@ -378,7 +381,7 @@ def test_clients_alone_all_take_part_without_privacy():
 def test_clients_may_have_terms_of_their_own():
     profiles = "epsilon=2 batch-size=20; samples-per-client=50 delta=1e-5"
     level = RunConfig({**RECORD, "profiles": profiles}).plan
-    first, second = level.of_clients
+    first, second = level.client_plans
     assert (first.epsilon, first.batch_size, first.num_examples, first.delta) == (2.0, 20, 100, 1e-4)
     assert (second.epsilon, second.batch_size, second.num_examples, second.delta) == (8.0, 10, 50, 1e-5)
     assert level.worst is second
@@ -389,18 +392,18 @@ def test_clients_may_have_terms_of_their_own():
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"samples-per-client": 0}, "is a public constant; set it"),
-        ({"sampling-rate": 0.5}, "at record level all clients take part in every round"),
+        ({"samples-per-client": 0}, "record level requires a public number of records per client"),
+        ({"sampling-rate": 0.5}, "at record level all clients participate in every round"),
         ({"evaluate": "private"}, "at record level use diagnostic or off"),
-        ({"rebalance-min": 2}, "rebalance-min = 2.0: reads noisy cluster sizes"),
-        ({"reseed-every": 3}, "reseed-every = 3: reads noisy cluster sizes"),
-        ({"privacy-unit": "none", "rebalance-min": 1}, "rc-dpfl has nothing to rebalance"),
-        ({"profiles": "epsilons=2"}, "profiles: 'epsilons=2': must set one of .*; did you mean 'epsilon'"),
+        ({"rebalance-min": 2}, "rebalance-min = 2.0 requires noisy cluster sizes"),
+        ({"reseed-every": 3}, "reseed-every = 3 requires noisy cluster sizes"),
+        ({"privacy-unit": "none", "rebalance-min": 1}, "rc-dpfl does not support rebalancing"),
+        ({"profiles": "epsilons=2"}, "profiles: 'epsilons=2' must set one of .*; did you mean 'epsilon'"),
         ({"profiles": "epsilon=-2"}, "epsilon = '-2': must be a finite number above 0"),
         ({"profiles": "samples-per-client=200"}, "must be at most that of the run"),
         ({"strategy": "ifca", "privacy-unit": "record"}, "ifca supports privacy-unit client or none, not 'record'"),
         ({"privacy-unit": "client"}, "rc-dpfl supports privacy-unit record or none"),  # said, so not replaced
-        ({"strategy": "oracle", "clusters": 0}, "oracle does not find their number"),
+        ({"strategy": "oracle", "clusters": 0}, "oracle does not determine the number of clusters"),
         ({"selection": "loud"}, "must be gumbel, exact"),
         ({"accountant": "theorem-4.2"}, "the accountant of mechanism dp-sgd must be one of pld, rdp"),
     ],
@@ -426,26 +429,26 @@ def test_own_data_are_described_by_public_facts():
     for method in ("ppfc-gan", "kfed"):  # whose defaults divide a data set
         assert RunConfig({**OWN, "strategy": method, "clusters": 3})["non-iid-level"] == -1.0
     record = RunConfig({**OWN, "strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 50})
-    assert record.plan.of_clients[0].num_examples == 50
+    assert record.plan.client_plans[0].num_examples == 50
 
 
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"input-shape": ""}, "dataset = 'own' needs input-shape, public shape of an example"),
-        ({"num-classes": "auto"}, "dataset = 'own' needs num-classes, public number of classes"),
+        ({"input-shape": ""}, "dataset = 'own' requires input-shape, public shape of an example"),
+        ({"num-classes": "auto"}, "dataset = 'own' requires num-classes, public number of classes"),
         ({"num-classes": -1}, "num-classes = -1: must be 'auto' or an integer, at least 0"),
         ({"input-shape": "8x8"}, "input-shape = '8x8': must be channels x height x width"),
-        ({"dataset": "digits"}, "input-shape = '1x8x8' is for dataset = 'own'; 'digits' has its own"),
+        ({"dataset": "digits"}, "input-shape = '1x8x8' is for dataset = 'own'; leave it out with 'digits'"),
         ({"dataset": "digits", "input-shape": ""}, "num-classes = 10 is for dataset = 'own'"),
-        ({"groups": "2"}, "groups = '2': clients' own data are not split or shifted; set it to '1'"),
+        ({"groups": "2"}, "groups = '2': clients' own data are neither partitioned nor shifted; set it to '1'"),
         ({"shift": "rotation-90"}, "shift = 'rotation-90': .* set it to 'none'"),
         ({"dirichlet-alpha": 0.5}, r"dirichlet-alpha = 0\.5: .* set it to 0\.0"),
         ({"classes-per-client": 2}, "classes-per-client = 2: .* set it to 0"),
         ({"non-iid-level": 0.5}, r"non-iid-level = 0\.5: .* set it to -1\.0"),
         ({"validation-clients": 3}, "validation-clients = 3: .* set it to 0"),
-        ({"samples-per-client": 50}, "samples-per-client = 50: .* only record-level privacy needs"),
-        ({"strategy": "fedavg", "privacy-unit": "record"}, "samples-per-client = 0: at record level"),
+        ({"samples-per-client": 50}, "samples-per-client = 50: .* only record-level privacy requires"),
+        ({"strategy": "fedavg", "privacy-unit": "record"}, "samples-per-client = 0: record level"),
     ],
 )
 def test_what_own_data_cannot_be_is_refused(wrong, complaint):

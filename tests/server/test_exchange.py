@@ -169,7 +169,7 @@ def test_a_request_is_sent_again_whose_reply_stalls(link, monkeypatch):
 
     there.pull = pull
     there.exchange = Exchange(there.push, there.pull)
-    monkeypatch.setattr("coterie.server.exchange._LOOK", 0.2)
+    monkeypatch.setattr("coterie.server.exchange._POLL_SECONDS", 0.2)
     try:
         assert len(copies(there.send_and_receive(there.train(), timeout=3600.0))) == 3
     finally:

@@ -40,7 +40,7 @@ def folder(path):
 def charge(folder, rounds):
     """Pay for rounds 1 to ``rounds``, as a run does before it has anything to keep."""
     for number in range(1, rounds + 1):
-        folder.ledger.round(number, Event(0.2, 30.0))
+        folder.ledger.charge_round(number, Event(0.2, 30.0))
 
 
 def power_cut(*args):
@@ -210,7 +210,7 @@ def test_metrics_after_the_checkpoint_are_forgotten(folder, path):
 
 
 def test_without_a_checkpoint_all_metrics_are_forgotten_but_no_charge(folder, path):
-    folder.ledger.round(1, Event(0.2, 3.0))
+    folder.ledger.charge_round(1, Event(0.2, 3.0))
     folder.round_finished({"round": 1})
     folder.close()
     again = RunFolder.resume(path, {})
@@ -357,7 +357,7 @@ def test_a_resumed_run_may_wait_for_other_numbers_of_clients(path):
     """The first line of its ledger keeps what lay outside the guarantee when it was written."""
     RunFolder.create(path, RunConfig(SETTINGS)).close()
     folder = RunFolder.resume(path, {"min-clients": 3})  # nothing was charged yet
-    folder.ledger.round(1, folder.plan.event())
+    folder.ledger.charge_round(1, folder.plan.event())
     stated = folder.certify()["outside"]
     folder.close()
     assert any("min-clients" in phrase for phrase in stated)
@@ -372,7 +372,7 @@ def test_runs_with_a_budget_file_charge_it_and_certify_what_all_have_spent(tmp_p
     for name in ("a", "b"):
         with closing(RunFolder.create(tmp_path / name, RunConfig(settings))) as folder:
             for number in (1, 2, 3):
-                folder.ledger.round(number, folder.plan.event())
+                folder.ledger.charge_round(number, folder.plan.event())
             stated = folder.certify()["shared_budget"]
     events = {folder.plan.event(): 6}
     together = pytest.approx(epsilon(events, folder.plan.delta), rel=1e-6)
@@ -380,7 +380,7 @@ def test_runs_with_a_budget_file_charge_it_and_certify_what_all_have_spent(tmp_p
     with pytest.raises(LedgerError, match="b uses a shared budget: set budget-file to its file"):
         RunFolder.resume(tmp_path / "b", {"budget-file": ""})
     with closing(RunFolder.resume(tmp_path / "b", {})) as folder, pytest.raises(BudgetError, match=r"budget\.jsonl"):
-        folder.ledger.round(4, folder.plan.event())
+        folder.ledger.charge_round(4, folder.plan.event())
 
 
 def test_a_folder_of_an_earlier_version_resumes_with_present_names_and_defaults(path, monkeypatch):

@@ -230,7 +230,7 @@ def test_a_reply_that_cannot_be_read_costs_one_reply(served, slept, bad, caplog)
 @pytest.mark.parametrize("stalled", [0, 2])
 def test_a_reply_whose_upload_stalls_holds_up_no_other(served, monkeypatch, stalled):
     """Flower waits up to three minutes for its objects."""
-    monkeypatch.setattr("coterie.server.exchange._LOOK", 0.2)
+    monkeypatch.setattr("coterie.server.exchange._POLL_SECONDS", 0.2)
     link = served(3)
     grid, sent = with_retries(link.grid()), questions(link.nodes)
     replies = grid.send_and_receive(sent, timeout=60.0)

@@ -22,8 +22,8 @@ from coterie.server import ConfigError, RunConfig
 from coterie.strategies import AGGREGATORS, IFCA, Aggregator, FedAvg, StrategyError
 
 ROBUST = [name for name in AGGREGATORS if name != "mean"]
-LARGEST = float(np.finfo(np.float32).max)
-FINITE = st.floats(-LARGEST, LARGEST, width=32)
+MAX_FILE_BYTES = float(np.finfo(np.float32).max)
+FINITE = st.floats(-MAX_FILE_BYTES, MAX_FILE_BYTES, width=32)
 
 
 @st.composite
@@ -90,7 +90,7 @@ def test_dishonest_clients_leave_the_range_of_the_honest_in_no_coordinate(cohort
 
 @pytest.mark.parametrize("rule", [krum, multi_krum])
 @pytest.mark.parametrize("collusion", [True, False])
-@given(st.integers(1, 4), st.integers(0, 2**32 - 1), st.sampled_from([10.0, 1e4, 1e30, LARGEST]))
+@given(st.integers(1, 4), st.integers(0, 2**32 - 1), st.sampled_from([10.0, 1e4, 1e30, MAX_FILE_BYTES]))
 def test_krum_takes_honest_updates_alone_where_they_are_close_together(rule, collusion, byzantine, seed, magnitude):
     rng = np.random.default_rng(seed)
     honest = (0.01 * rng.uniform(-1, 1, (byzantine + 3, 5))).astype(np.float32)
@@ -252,7 +252,7 @@ def test_at_record_level_the_server_may_take_a_median_of_private_replies():
 
 # ---- refusals ------------------------------------------------------------------------------------------------
 
-AT_CLIENT_LEVEL = r"aggregator = {} needs privacy-unit record or none: .*sum, which clipping bounds by C.*; use mean"
+AT_CLIENT_LEVEL = r"aggregator = {} requires privacy-unit record or none: .*sum, which clipping bounds by C.*; use mean"
 
 
 @pytest.mark.parametrize("name", ROBUST)
@@ -292,7 +292,10 @@ def test_settings():
     for values, text in (
         ({"aggregator": "medain"}, "did you mean 'median'"),
         ({"aggregator": "krum", "byzantine-share": 0.5}, "byzantine-share = 0.5: must be a finite number at least 0"),
-        ({"aggregator": "median", "divisor": "fixed"}, "aggregator = median has no divisor: set divisor to auto"),
+        (
+            {"aggregator": "median", "divisor": "fixed"},
+            "aggregator = median does not use a divisor: set divisor to auto",
+        ),
     ):
         with pytest.raises(ConfigError, match=re.escape(text)):
             RunConfig({**none, **values})

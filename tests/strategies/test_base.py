@@ -234,8 +234,10 @@ def test_the_cohort_is_the_plan_s():
 
 def test_the_charge_is_written_before_the_release(monkeypatch):
     events = []
-    charge, release = Ledger.round, Plan.release
-    monkeypatch.setattr(Ledger, "round", lambda self, *a, **k: (events.append("charge"), charge(self, *a, **k))[1])
+    charge, release = Ledger.charge_round, Plan.release
+    monkeypatch.setattr(
+        Ledger, "charge_round", lambda self, *a, **k: (events.append("charge"), charge(self, *a, **k))[1]
+    )
     monkeypatch.setattr(Plan, "release", lambda self, *a, **k: (events.append("release"), release(self, *a, **k))[1])
     start(Stub(), private(rounds=2), rounds=2)
     assert events == ["charge", "release"] * 2
@@ -325,7 +327,7 @@ def test_absent_clients_count_one_half_in_a_private_evaluation():
 
 
 def test_private_evaluations_that_the_plan_does_not_pay_for_are_refused():
-    with pytest.raises(StrategyError, match="pays for 0 private evaluations"):
+    with pytest.raises(StrategyError, match="covers 0 private evaluations"):
         FedAvg(private(rounds=3), evaluate="private")
     with pytest.raises(StrategyError, match="evaluate must be"):
         FedAvg(private(), evaluate="loud")
@@ -350,7 +352,8 @@ def test_what_a_method_does_not_support_is_refused_before_it_starts():
         row_wise = False
 
     with pytest.raises(
-        StrategyError, match="peeking supports privacy-unit none, not 'client': it places a client by looking at others"
+        StrategyError,
+        match="peeking supports privacy-unit none, not 'client': its labels depend on the data of several clients",
     ):
         Peeking(private(k=2))
     Peeking(nothing(num_clusters=2))
@@ -370,7 +373,7 @@ def test_a_method_that_does_not_declare_row_wise_is_refused_at_client_level():
         def round(self, number, models):
             return self.step(models, (yield from self.sums(self.training(), models)))
 
-    with pytest.raises(StrategyError, match="silent does not declare row_wise, which client-level privacy needs"):
+    with pytest.raises(StrategyError, match="silent does not declare row_wise, as client-level privacy requires"):
         Silent(private())
     moved, _ = start(Stub(), nothing(), Silent)
     np.testing.assert_allclose(moved, UP)

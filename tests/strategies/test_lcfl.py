@@ -231,11 +231,11 @@ def test_every_model_travels_once_to_each_client_in_messages_of_bounded_size(at_
 
 
 def test_messages_that_are_too_large_are_refused_with_the_number_that_works(monkeypatch):
-    monkeypatch.setattr(lcfl, "_MOST_BYTES", 4 * 3)  # three models of one number
-    with pytest.raises(StrategyError, match=r"models-per-message = 8 makes messages of 0.0 GB; set it to 3 or less"):
+    monkeypatch.setattr(lcfl, "_MAX_BYTES", 4 * 3)  # three models of one number
+    with pytest.raises(StrategyError, match=r"models-per-message = 8 leads to messages of 0.0 GB; set it to 3 or less"):
         start()
     assert labels(start(models_per_message=3)[1]) == LABELS
-    monkeypatch.setattr(lcfl, "_MOST_BYTES", 3)  # a model that trains can travel
+    monkeypatch.setattr(lcfl, "_MAX_BYTES", 3)  # a model that trains can travel
     assert labels(start(models_per_message=1)[1]) == LABELS
 
 
@@ -295,7 +295,7 @@ def test_clients_that_are_all_alike_are_one_cluster_where_the_number_is_not_told
 def test_a_run_in_which_nobody_is_like_anybody_ends():
     # |e_j / 2 - e_i|^2 = 5/4 of another's model against 1 of the untrained one and 1/4 of the own
     strangers = Halfway(np.eye(8))
-    with pytest.raises(StrategyError, match="no two clients are alike: 8 of 8 clients"):
+    with pytest.raises(StrategyError, match="no two clients are similar: for 8 of 8 clients"):
         start(strangers, k=0)
     for k in (1, 2):
         told, *_ = start(Halfway(np.eye(8)), k=k)
@@ -319,10 +319,10 @@ def test_it_ends_when_most_gain_less_than_half_from_anybody_else(alone, ends):
     losses[alone:, 1] = 2.5
     if ends:
         with pytest.raises(StrategyError, match=f"{alone} of 8 clients"):
-            lcfl._refuse_strangers(losses, untrained, own)
+            lcfl._check_similarity(losses, untrained, own)
     else:
-        lcfl._refuse_strangers(losses, untrained, own)
-    lcfl._refuse_strangers(losses[:, 1:2], untrained, own[:, :0].any(axis=1, keepdims=True))  # no own model to compare
+        lcfl._check_similarity(losses, untrained, own)
+    lcfl._check_similarity(losses[:, 1:2], untrained, own[:, :0].any(axis=1, keepdims=True))  # no own model to compare
 
 
 def test_one_client_can_be_a_cluster_where_the_number_is_told():
@@ -336,7 +336,7 @@ def test_one_client_can_be_a_cluster_where_the_number_is_told():
 @pytest.mark.parametrize("metric", ["loss", "params", "gradcos"])
 @pytest.mark.parametrize("here", [[], [1], [1, 2]])
 def test_too_few_who_can_be_compared_end_the_run(metric, here):
-    with pytest.raises(StrategyError, match=f"only {len(here)} of 7 clients could be compared: too few"):
+    with pytest.raises(StrategyError, match=f"only {len(here)} of 7 clients could be compared, too few"):
         start(Halfway(nodes=here), k=3, metric=metric)
 
 
@@ -523,7 +523,8 @@ def test_client_level_privacy_is_refused_with_the_reason():
         noise_multiplier=1.0,
     )
     with pytest.raises(
-        StrategyError, match="lcfl supports privacy-unit none or record, not 'client': it places a client by looking at"
+        StrategyError,
+        match="lcfl supports privacy-unit none or record, not 'client': its labels depend on the data of several",
     ):
         LCFL(setting)
 
@@ -538,10 +539,10 @@ def test_client_level_privacy_is_refused_with_the_reason():
         ({"landmarks": -1}, "lcfl.landmarks = -1: must be an integer, at least 0"),
         ({"warm_up_rounds": -1}, "lcfl.warm-up-rounds = -1: must be"),
         ({"models_per_message": 0}, "lcfl.models-per-message = 0: must be an integer, at least 1"),
-        ({"warm_up_rounds": 4}, "warm-up-rounds = 4 of 4 rounds leave none for clusters"),
+        ({"warm_up_rounds": 4}, "warm-up-rounds = 4 must be less than rounds = 4"),
         (
             {"warm_up_rounds": 3, "averaging": Averaging(0.5)},
-            "average-last = 0.5 begins before there are clusters, in round 4: set it to at most 0.25",
+            "average-last = 0.5 begins before the clustering in round 4: set it to at most 0.25",
         ),
     ],
 )

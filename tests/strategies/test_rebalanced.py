@@ -52,7 +52,7 @@ def test_an_instance_is_a_strategy_on_its_base(base):
 def test_its_base_decides_which_mechanisms_cover_it():
     plan = RRSlot(**PLANNED)
     RRCluster(plan)
-    with pytest.raises(StrategyError, match=r"rr-cluster keeps something at the clients .* use mechanism joint"):
+    with pytest.raises(StrategyError, match=r"rr-cluster keeps client state between rounds.* use mechanism joint"):
         RRCluster(plan, RRClusterSettings(base="fesem"))
 
 
@@ -68,9 +68,9 @@ def test_b_is_a_third_of_the_expected_members(clients, rate, clusters, minimum):
 
 
 def test_without_rebalancing_it_is_refused():
-    with pytest.raises(StrategyError, match="needs rebalance-min of at least 1, or auto; without it, use its base"):
+    with pytest.raises(StrategyError, match="requires rebalance-min of at least 1, or auto; otherwise use its base"):
         RRCluster(NoPrivacy(clients=4, num_clusters=2, sampling_rate=1.0, rounds=2))
-    with pytest.raises(ConfigError, match="needs rebalance-min of at least 1"):
+    with pytest.raises(ConfigError, match="requires rebalance-min of at least 1"):
         RunConfig({"strategy": "rr-cluster", "rebalance-min": 0})
     with pytest.raises(ConfigError, match=r"rr-cluster\.base = 'lcfl': must be ifca, fesem, fedcam"):
         RunConfig({"strategy": "rr-cluster", "base": "lcfl"})

@@ -316,7 +316,7 @@ def test_the_certificate_states_the_largest_epsilon_of_all_profiles(tmp_path):
     ledger = level.ledger(tmp_path / "ledger.jsonl", seed=None)
     for number in (1, 2, 3):
         for event, count in level.charges(TrainRequest(first_batch=number == 1)).items():
-            ledger.round(number, event, count)
+            ledger.charge_round(number, event, count)
     ledger.close()
     paper = certificate(*read_ledger(tmp_path / "ledger.jsonl"))
     assert paper["certified"] is True
@@ -358,7 +358,7 @@ def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):
     )
     assert strategy.statistics.accepted == 0
     reasons = " ".join(strategy.statistics.dropped)
-    assert "asked without record-level privacy" in reasons
+    assert "which requires record-level privacy" in reasons
     assert "does not cover evaluation" in reasons
     assert not result.evaluate_metrics_clientapp
     unseeded = {key: value for key, value in CONFIG.items() if key != "seed"}
@@ -442,12 +442,12 @@ def test_no_record_of_a_real_client_makes_room_for_another(tmp_path):
 def test_a_release_at_record_level_must_be_paid_for():
     level = plan(2, choices=1)
     contributions, ledger = level.contributions(4), level.ledger()
-    paid = ledger.round(1, next(iter(level.worst.part())))
+    paid = ledger.charge_round(1, next(iter(level.worst.part())))
     level.release(paid, contributions, Streams(0), 1)
     with pytest.raises(LedgerError, match="already used"):
         level.release(paid, contributions, Streams(0), 1)
     with pytest.raises(LedgerError, match="not for"):
-        level.release(ledger.round(2, Event(0.5, 3.0)), contributions, Streams(0), 2)
+        level.release(ledger.charge_round(2, Event(0.5, 3.0)), contributions, Streams(0), 2)
 
 
 @pytest.mark.parametrize("half", [{"epsilon": 2.0}, {"delta": 1e-5}])
@@ -587,7 +587,7 @@ def test_a_client_with_a_budget_of_its_own_tells_losses_under_a_plan_and_without
     wary = Client(0, str(tmp_path), (1.0, 1e-5))
     asked = {"client": wary, "seed": None}
     (answer,) = tell(None, APART, **asked)
-    assert "asked without record-level privacy" in str(answer)
+    assert "which requires record-level privacy" in str(answer)
     terms = client_plan(compared=2, loss_noise=8.0)
     (answer,) = tell([terms], APART, client=wary)
     assert "a seed reveals the noise" in str(answer)

@@ -34,7 +34,7 @@ def test_noise_after_a_crash_makes_up_for_the_wasted_charges():
     plan = private(noise=calibrate(budget, 1e-5, 1.0, rounds), rounds=rounds, budget=budget, identifier_share=0.0)
     ledger = plan.ledger()
     for _ in range(3):
-        ledger.round(1, plan.event())
+        ledger.charge_round(1, plan.event())
     first = Checkpoint(1, np.zeros((1, 4), np.float32), start(Stub(), plan)[1].layout, None)
     _, strategy = start(Stub(), plan, rounds=rounds, ledger=ledger, resume_from=first)
     assert strategy.stopped is None

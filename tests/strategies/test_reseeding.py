@@ -13,7 +13,7 @@ def reseed(shares, **options):
 
 
 def test_the_starving_copies_the_fullest_and_both_step_apart():
-    models, shares, moves = reseed([50, 2, 25, 23], spread=0.1)
+    models, shares, moves = reseed([50, 2, 25, 23], perturbation=0.1)
     assert moves == [(0, 1)]
     np.testing.assert_allclose((models[0] + models[1]) / 2, MODELS[0], atol=1e-6)
     assert np.linalg.norm(models[1] - models[0]) / 2 == pytest.approx(0.1 * np.linalg.norm(MODELS[0]), rel=1e-5)

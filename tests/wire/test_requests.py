@@ -95,7 +95,7 @@ def test_the_configuration_of_a_run_is_read_and_every_field_is_needed():
 def test_a_request_is_read_as_it_was_sent_and_every_field_is_needed(verb):
     sent = {"round": 1, "record-plans": "[]", "cluster": 2, **OF_VERBS.get(verb, {})}
     request = REQUESTS[verb].from_record({**RunConfig({}).for_clients(), **sent})
-    assert (request.verb, request.round, request.cluster) == (verb, 1, 2)
+    assert (request.message_type, request.round, request.cluster) == (verb, 1, 2)
     assert REQUESTS[verb].from_record(request.to_record()) == request
     assert sent.items() <= request.to_record().items()
     for key in sent.keys() - {"record-plans", "cluster", "release-counts"}:

@@ -25,7 +25,7 @@ from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.ledger import Ledger
 from coterie.privacy.plan import Collected, Contributions, IntArray, MechanismOutput, Plan
 from coterie.privacy.randomness import FloatArray
-from coterie.privacy.record import Priced, RecordPlan
+from coterie.privacy.record import PricedRequest, RecordPlan
 
 #: Weights of the clients of a cluster: their public numbers of records, or equal.
 WEIGHTS = ("examples", "equal")
@@ -51,11 +51,11 @@ class RecordLevel(Plan):
     """The server's plan for clients that run DP-SGD. Create it with :meth:`of`.
 
     Attributes:
-        of_clients: the plans of clients 0, 1, ..., assigned cyclically to further clients.
+        client_plans: the plans of clients 0, 1, ..., assigned cyclically to further clients.
         weights: one of :data:`WEIGHTS`.
     """
 
-    of_clients: tuple[RecordPlan, ...]
+    client_plans: tuple[RecordPlan, ...]
     weights: str = "examples"
 
     mechanism: ClassVar[str] = RecordPlan.mechanism
@@ -64,7 +64,7 @@ class RecordLevel(Plan):
     adjacency: ClassVar[str] = RecordPlan.adjacency
     sampler: ClassVar[str] = RecordPlan.sampler
     accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp", "opacus-rdp", "opacus-prv")
-    clients_account: ClassVar[bool] = True
+    clients_keep_ledgers: ClassVar[bool] = True
 
     @classmethod
     def of(cls, plans: tuple[RecordPlan, ...], *, clients: int, num_clusters: int, weights: str) -> RecordLevel:
@@ -86,18 +86,18 @@ class RecordLevel(Plan):
             delta=worst.delta,
             noise_multiplier=worst.noise_multiplier,
             accountant=worst.accountant,
-            of_clients=plans,
+            client_plans=plans,
             weights=weights,
         )
 
     @property
     def worst(self) -> RecordPlan:
         """The plan with the largest budget, which the run's ledger charges."""
-        return _largest(self.of_clients[: self.clients])
+        return _largest(self.client_plans[: self.clients])
 
     def of_client(self, client: int) -> RecordPlan:
         """Return the plan of a client."""
-        return self.of_clients[client % len(self.of_clients)]
+        return self.client_plans[client % len(self.client_plans)]
 
     def weight_of_clients(self) -> FloatArray:
         """(M,) w_i."""
@@ -109,8 +109,8 @@ class RecordLevel(Plan):
         """Create the ledger of a client with the largest budget; its first line contains the plans of all clients."""
         worst = self.worst
         profiles = [
-            {"clients": len(range(place, self.clients, len(self.of_clients))), "plan": plan.terms()}
-            for place, plan in enumerate(self.of_clients[: self.clients])
+            {"clients": len(range(place, self.clients, len(self.client_plans))), "plan": plan.terms()}
+            for place, plan in enumerate(self.client_plans[: self.clients])
         ]
         shared = {"clients": self.clients, "num_clusters": self.num_clusters, "weights": self.weights}
         public = {**about.pop("public", {}), **shared}
@@ -120,10 +120,10 @@ class RecordLevel(Plan):
     @property
     def record_plans(self) -> str:
         """The terms of every client's plan, as JSON."""
-        terms = [{k: v for k, v in plan.terms().items() if k != "mechanism"} for plan in self.of_clients]
+        terms = [{k: v for k, v in plan.terms().items() if k != "mechanism"} for plan in self.client_plans]
         return json.dumps(terms)
 
-    def charges(self, request: Priced, cohort: IntArray | None = None) -> Counter[Event]:
+    def charges(self, request: PricedRequest, cohort: IntArray | None = None) -> Counter[Event]:
         """Events of a request for a client with the largest budget that participates from the start."""
         return self.worst.charges(request)
 

@@ -31,7 +31,7 @@ from coterie.privacy.plan import Collected, IntArray, MechanismOutput, Plan, Sum
 from coterie.privacy.randomness import FloatArray, gaussian
 
 # Largest norm of an unclipped update: its square, and sums of many updates, are finite in float32.
-_MOST_NORM = 1e18
+_MAX_NORM = 1e18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Joint(Plan):
     adjacency: ClassVar[str] = "add/remove one client, at a fixed public number of clients"
     sampler: ClassVar[str] = "poisson"
     redraws: ClassVar[bool] = True
-    usual_share: ClassVar[float] = 0.04  # sigma_h = 5 sigma_eff; costs 2.06 % of sigma_theta
+    default_identifier_share: ClassVar[float] = 0.04  # sigma_h = 5 sigma_eff; costs 2.06 % of sigma_theta
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +96,7 @@ class NoPrivacy(Joint):
 
     def max_update_norm(self, client: int, size: int, lr: float, first: bool) -> float:
         """Limit that keeps models, their norms and their sums finite in float32."""
-        return _MOST_NORM
+        return _MAX_NORM
 
     def collected(self, size: int, cohort: IntArray) -> Collected:
         """Create the container for single updates with equal weights."""

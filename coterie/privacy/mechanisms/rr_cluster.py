@@ -204,7 +204,7 @@ class RRSlot(Plan):
     sampler: ClassVar[str] = "fixed"
     options: ClassVar[tuple[str, ...]] = ("identifiers",)
     noisy_labels: ClassVar[bool] = True
-    usual_share: ClassVar[float] = 0.2
+    default_identifier_share: ClassVar[float] = 0.2
     memory: ClassVar[bool] = False
     #: Sensitivity of a one-hot identifier to replacing the client of its slot.
     identifier_sensitivity: ClassVar[float] = math.sqrt(2)
