@@ -344,7 +344,7 @@ def test_warns_of_noise_that_drowns_the_signal_with_the_numbers():
     assert f"moves a model {times:.3g} times as far" in warning
     assert f"{size} parameters, 3 clients per model" in warning
     many = 3 * math.ceil(times)
-    assert f"about {many} clients in place of 3" in warning
+    assert f"about {many} clients instead of 3" in warning
     assert RunConfig({**FEW, "clients": 2 * many}).warnings() == []
     assert RunConfig({**FEW, "privacy-unit": "none"}).warnings() == []
     records = {**FEW, "strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 400, "batch-size": 40}
