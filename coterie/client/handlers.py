@@ -6,10 +6,13 @@ order.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from coterie.client import points
@@ -172,14 +175,34 @@ def evaluate(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrErro
     ]
 
 
+@dataclass
+class _LatestModels:
+    """Accuracies of the models that this process evaluated last, by test set; messages to many clients repeat them."""
+
+    key: tuple[object, ...] = ()
+    scores: dict[TestSet, npt.NDArray[np.float64]] = field(default_factory=dict)
+
+
+_LATEST = _LatestModels()
+
+
+def _test_accuracies(cohort: Cohort, test: TestSet) -> npt.NDArray[np.float64]:
+    """Return the (k,) accuracies of the received models on a test set."""
+    task, device = cohort.task, cohort.task.training.device
+    digest = hashlib.sha256(np.ascontiguousarray(cohort.models).data).digest()
+    key = (digest, task.model_spec, task.additive, cohort.layers.whole, device)
+    if key != _LATEST.key:
+        _LATEST.key, _LATEST.scores = key, {}
+    if test not in _LATEST.scores:
+        layout = cohort.layers.whole
+        _LATEST.scores[test] = accuracies(task.network, layout, cohort.models, test.x, test.y, device)
+    return _LATEST.scores[test]
+
+
 def _scores_of_shared_models(cohort: Cohort, labels: Labels) -> list[Score]:
     """Evaluate every model once per test set: the clients of a group share one."""
-    network, device = cohort.task.network, cohort.task.training.device
     tests = {id(shard.test): shard.test for shard in cohort.shards}
-    hits = {
-        key: accuracies(network, cohort.layers.whole, cohort.models, test.x, test.y, device)
-        for key, test in tests.items()
-    }
+    hits = {key: _test_accuracies(cohort, test) for key, test in tests.items()}
     training_losses = cohort.losses[np.arange(len(labels)), labels]
     return [
         (float(hits[id(shard.test)][label]), float(loss), len(shard.test.y))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from coterie.messages import Layout
 
 # Examples per forward pass without gradients; bounds memory.
 _CHUNK = 4096
+# The same for convolutional networks on a CPU, whose activations then fit its cache.
+_IMAGE_CHUNK = 128
 # Bytes of models in one batch on a CPU: larger batches do not fit its cache (measured with 784-200-10: batches of
 # 4 clients are 2.7 times as fast as batches of 128).
 _CACHE = 2_600_000
@@ -102,9 +105,11 @@ def _train_sequential(
 ) -> npt.NDArray[np.float32]:
     updates = np.empty_like(start)
     model = model.to(config.device)
+    form = _memory_format(model, shards[0].x.shape[1:], config.device)
     parameters = dict(model.named_parameters())
     for i, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
         x, y = torch.as_tensor(shard.x, device=config.device), torch.as_tensor(shard.y, device=config.device)
+        x = x.contiguous(memory_format=form)
         with torch.no_grad():
             anchors = [torch.as_tensor(value, device=config.device) for value in layout.split(start[i]).values()]
             for value, anchor in zip(parameters.values(), anchors, strict=True):
@@ -117,6 +122,28 @@ def _train_sequential(
         trained = layout.flatten({name: value.detach().cpu() for name, value in parameters.items()})
         updates[i] = trained - start[i]
     return updates
+
+
+def _is_convolutional(model: nn.Module) -> bool:
+    return any(isinstance(layer, nn.Conv2d) for layer in model.modules())
+
+
+@lru_cache(maxsize=8)
+def _memory_format(model: nn.Module, shape: tuple[int, ...], device: str) -> torch.memory_format:
+    """Return the memory format of examples, and convert the network's parameters to it.
+
+    Convolutions and pooling on a CPU are up to 1.7 times as fast with channels last. Networks that reshape images by
+    ``view`` do not support it.
+    """
+    if device == "cpu" and len(shape) == 3 and _is_convolutional(model):
+        try:
+            with torch.no_grad():
+                model.to(memory_format=torch.channels_last)
+                model(torch.zeros(2, *shape).contiguous(memory_format=torch.channels_last))
+                return torch.channels_last
+        except RuntimeError:
+            model.to(memory_format=torch.contiguous_format)
+    return torch.contiguous_format
 
 
 def _train_batched(
@@ -245,9 +272,10 @@ def _per_example(
     model = model.to(device)
     vectors = torch.as_tensor(models, device=device)
     scores: list[list[Tensor]] = [[] for _ in vectors]
-    for begin in range(0, len(y), _CHUNK):
-        xb = torch.as_tensor(x[begin : begin + _CHUNK], device=device)
-        yb = torch.as_tensor(y[begin : begin + _CHUNK], device=device)
+    chunk = _IMAGE_CHUNK if device == "cpu" and _is_convolutional(model) else _CHUNK
+    for begin in range(0, len(y), chunk):
+        xb = torch.as_tensor(x[begin : begin + chunk], device=device)
+        yb = torch.as_tensor(y[begin : begin + chunk], device=device)
         for j, vector in enumerate(vectors):
             scores[j].append(score(_call(model, layout, vector, xb), yb))
     return [torch.cat(parts).double().cpu().numpy() for parts in scores]

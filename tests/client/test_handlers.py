@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.client import HANDLERS, Client, ClientError, federation
+from coterie.client import HANDLERS, Client, ClientError, federation, handlers
 from coterie.messages import Layout, pack_models, read_reply
 from coterie.models import initialise
 from coterie.server import RunConfig
@@ -70,6 +70,20 @@ def test_evaluation_is_on_held_out_data_of_the_own_group():
     assert {m["num-examples"] for m in metrics} == {397}
     labels = [r.label for r in replies(range(8))]
     assert [m["cluster"] for m in metrics] == labels
+
+
+def test_models_are_evaluated_once_per_test_set_until_they_change(monkeypatch):
+    evaluated, real = [], handlers.accuracies
+    monkeypatch.setattr(handlers, "accuracies", lambda *given: evaluated.append(given[3]) or real(*given))
+    monkeypatch.setattr(handlers, "_LATEST", handlers._LatestModels())
+    message, other = content()[0], content(k=2)[0]
+    alone = [HANDLERS["evaluate"](message, [Client(client)])[0]["diagnostics"] for client in range(8)]
+    assert len(evaluated) == 4  # groups
+    together = HANDLERS["evaluate"](message, [Client(client) for client in range(8)])
+    assert [dict(reply["diagnostics"]) for reply in together] == [pytest.approx(dict(reply)) for reply in alone]
+    assert len(evaluated) == 4
+    HANDLERS["evaluate"](other, [Client(0)])
+    assert len(evaluated) == 5
 
 
 def test_unseeded_clients_use_their_own_secret_randomness():

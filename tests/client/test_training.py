@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from coterie import models as networks
 from coterie.client import LocalTrainingConfig, losses, penalties, train, training
@@ -37,6 +38,45 @@ def test_batched_training_equals_one_client_after_the_other(name, penalty):
     fast = train(*setup(name, shards), hyper, batched=True)
     assert np.abs(plain).max() > 0.01
     np.testing.assert_allclose(fast, plain, atol=2e-6)
+
+
+class Viewed(nn.Sequential):
+    """A network whose activations must be contiguous."""
+
+    def forward(self, x):
+        images, output = self[0](x), self[1]
+        return output(torch.relu(images).view(len(images), -1))
+
+
+@pytest.mark.parametrize(
+    ("network", "form"),
+    [
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)),
+            "channels_last",
+        ),
+        (Viewed(nn.Conv2d(3, 4, 3), nn.Linear(144, 3)), "contiguous_format"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), "contiguous_format"),
+    ],
+)
+def test_the_memory_format_changes_no_update(network, form, monkeypatch):
+    shards = [shard(size, (3, 8, 8), seed=i) for i, size in enumerate([6, 9])]
+    layout = Layout.of(dict(network.named_parameters()))
+    start = np.random.default_rng(0).normal(0, 0.1, (2, layout.size)).astype(np.float32)
+    config = LocalTrainingConfig(local_epochs=2, batch_size=4, lr=0.1)
+
+    def updates():
+        return train(
+            network, layout, start, shards, [np.random.default_rng(i) for i in range(2)], config, batched=False
+        )
+
+    assert training._memory_format(network, (3, 8, 8), "cpu") is getattr(torch, form)
+    fast = updates()
+    monkeypatch.setattr(training, "_memory_format", lambda *given: torch.contiguous_format)
+    network.to(memory_format=torch.contiguous_format)
+    plain = updates()
+    assert np.abs(plain).max() > 0.01
+    np.testing.assert_allclose(fast, plain, atol=1e-6)
 
 
 @pytest.mark.parametrize("at_once", [0, 1, 2, 3, 4, 5])
