@@ -1,4 +1,4 @@
-"""Every method by its name in a configuration: a new file in strategies or one_shot is found by itself."""
+"""Every method by its name in a configuration: files in strategies and one_shot are discovered."""
 
 from collections.abc import Iterator
 from importlib import import_module

@@ -101,7 +101,7 @@ class Table:
         columns: its columns.
         rows: its rows.
         grid: values to try for each key that a row tunes.
-        tuning_settings: keys of a tuning run, which holds out validation clients in place of the test set.
+        tuning_settings: keys of a tuning run, which holds out validation clients instead of the test set.
         tuning_seeds: seeds of tuning runs, disjoint from ``seeds``.
         quick: whether this is the quick version.
         overrides: keys of the quick version, which override all others.

@@ -147,7 +147,7 @@ def _progress(console: Console, total: int) -> Iterator[tuple[Callable[[Any, int
 
 
 def _without_folder(folder: str, document: Any) -> Any:
-    """The document with DIR in place of the data folder, because results are published."""
+    """The document with DIR replacing the data folder, because results are published."""
     text = json.dumps(document)
     return json.loads(text.replace(json.dumps(folder)[1:-1], "DIR")) if folder else document
 

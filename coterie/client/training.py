@@ -6,6 +6,7 @@ reference; the batched one trains all clients at once (``torch.func.vmap``), wit
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -136,13 +137,14 @@ def _memory_format(model: nn.Module, shape: tuple[int, ...], device: str) -> tor
     ``view`` do not support it.
     """
     if device == "cpu" and len(shape) == 3 and _is_convolutional(model):
+        probe = copy.deepcopy(model).eval().to(memory_format=torch.channels_last)
         try:
             with torch.no_grad():
-                model.to(memory_format=torch.channels_last)
-                model(torch.zeros(2, *shape).contiguous(memory_format=torch.channels_last))
-                return torch.channels_last
+                probe(torch.zeros(2, *shape).contiguous(memory_format=torch.channels_last))
         except RuntimeError:
-            model.to(memory_format=torch.contiguous_format)
+            return torch.contiguous_format
+        model.to(memory_format=torch.channels_last)
+        return torch.channels_last
     return torch.contiguous_format
 
 

@@ -336,7 +336,7 @@ def _names(path: Path, file: TextIO) -> list[str]:
 
 
 def _lines(file: TextIO) -> Iterator[str | None]:
-    """Yield the lines; None in place of a line that is too long."""
+    """Yield the lines; None instead of a line that is too long."""
     while line := file.readline(MAX_LINE + 1):
         if len(line) <= MAX_LINE:
             yield line

@@ -116,7 +116,7 @@ def _samples(run: Run, points: dict[int, np.ndarray], shape: Sequence[int]) -> C
     caption = f"Up to ten {_point_name(run)} of every client"
     if len(points) > MAX_CLIENTS:
         caption = f"Up to ten {_point_name(run)} of each of {MAX_CLIENTS} clients (of {len(points)})"
-    caption += ": the data that clients upload in place of their records."
+    caption += ": the data that clients upload instead of their records."
     if pen:
         caption += " A line is the path of the pen, starting at the dot."
     elif len(shape) != 3:

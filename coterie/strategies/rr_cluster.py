@@ -60,9 +60,9 @@ class RRCluster(ClusteredStrategy):
     settings: RRClusterSettings
 
     def __new__(cls, plan: Plan, settings: RRClusterSettings | None = None, **options: Any) -> RRCluster:
-        """Create the strategy with the configured base."""
-        on: dict[str, type[Any]] = {"ifca": RRClusterIFCA, "fesem": RRClusterFeSEM, "fedcam": RRClusterFedCAM}
-        found: RRCluster = super().__new__(on[(settings or RRClusterSettings()).base])
+        """Create the strategy with the configured base; subclasses have theirs already."""
+        on: dict[str, type[Any]] = {"ifca": _RRClusterIFCA, "fesem": _RRClusterFeSEM, "fedcam": _RRClusterFedCAM}
+        found: RRCluster = super().__new__(on[(settings or RRClusterSettings()).base] if cls is RRCluster else cls)
         return found
 
     @classmethod
@@ -73,13 +73,13 @@ class RRCluster(ClusteredStrategy):
         super().check(plan, **options)
 
 
-class RRClusterIFCA(RRCluster, IFCA):
+class _RRClusterIFCA(RRCluster, IFCA):
     """Algorithm 2."""
 
 
-class RRClusterFeSEM(RRCluster, FeSEM):
+class _RRClusterFeSEM(RRCluster, FeSEM):
     """Algorithm 1 with FeSEM."""
 
 
-class RRClusterFedCAM(RRCluster, FedCAM):
+class _RRClusterFedCAM(RRCluster, FedCAM):
     """Algorithm 1 with FedCAM."""

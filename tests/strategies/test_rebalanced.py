@@ -49,6 +49,15 @@ def test_an_instance_is_a_strategy_on_its_base(base):
     assert RRCluster.default_settings("client") == BASES[base].default_settings("client")
 
 
+def test_a_subclass_keeps_its_class():
+    settings = RRClusterSettings(base="fesem")
+    strategy = RRCluster(Joint(**PLANNED), settings)
+    own = type("Own", (type(strategy),), {})(Joint(**PLANNED), settings)
+    assert type(own).__name__ == "Own"
+    assert isinstance(own, FeSEM)
+    assert own.settings == settings
+
+
 def test_its_base_decides_which_mechanisms_cover_it():
     plan = RRSlot(**PLANNED)
     RRCluster(plan)
