@@ -28,9 +28,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from coterie.client.ghost import clip_factors, clipped_sums, is_chain
+from coterie.client.ghost import clip_factors, clipped_sums
 from coterie.client.penalties import NO_PENALTY, Penalty
-from coterie.client.training import _example_loss, _padded
+from coterie.client.sgd import example_loss
+from coterie.client.training import is_chain, padded
 from coterie.datasets import Shard
 from coterie.messages import Layout
 from coterie.models import ModelError
@@ -135,7 +136,7 @@ def train_privately(
     Raises:
         ModelError: Opacus does not support per-record gradients of the network.
     """
-    how = _train_batched if batched and is_chain(model, shards[0]) else _train_sequential
+    how = _train_batched if batched and is_chain(model, shards[0].x.ndim - 1) else _train_sequential
     return how(model, layout, start, shards, coins, noises, settings)
 
 
@@ -151,7 +152,7 @@ def _train_sequential(
     updates = np.empty_like(start)
     for i, (shard, coin, noise, own) in enumerate(zip(shards, coins, noises, settings, strict=True)):
         x, y = torch.as_tensor(shard.x, device=own.device), torch.as_tensor(shard.y, device=own.device)
-        network, named = _wrapped(model, own.device, x.shape[1:], x.dtype, y.dtype, _example_loss)
+        network, named = _wrapped(model, own.device, x.shape[1:], x.dtype, y.dtype, example_loss)
         anchor = torch.tensor(start[i], device=own.device)
         vector = anchor.clone()
         parameters = [named[name] for name in layout.names]
@@ -163,7 +164,7 @@ def _train_sequential(
             total = torch.as_tensor(own.noise(noise, layout.size), device=own.device)
             for begin in range(0, len(batch), chunk):
                 records = batch[begin : begin + chunk]
-                gradients = _gradients(network, parameters, x[records], y[records], _example_loss)
+                gradients = _gradients(network, parameters, x[records], y[records], example_loss)
                 total += _clipped_sum(gradients, own.clip_norm)
             step = own.step_size * total
             if own.penalty.weight:
@@ -211,7 +212,7 @@ def _train_batched(
 ) -> Vectors:
     assert isinstance(model, nn.Sequential)  # is_chain
     device, d = settings[0].device, layout.size
-    x, y, sizes = _padded(shards, device)
+    x, y, sizes = padded(shards, device)
     rows = torch.arange(len(shards), device=device)[:, None]
     anchors = torch.tensor(start, device=device)
     vectors = anchors.clone()
