@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,11 @@ class LocalTrainingConfig:
     penalty: Penalty = NO_PENALTY
 
 
-def schedule(rng: np.random.Generator, size: int, config: LocalTrainingConfig) -> list[npt.NDArray[np.int64]]:
+#: Indices of every mini-batch of a round.
+Schedule: TypeAlias = list[npt.NDArray[np.int64]]
+
+
+def schedule(rng: np.random.Generator, size: int, config: LocalTrainingConfig) -> Schedule:
     """Return the indices of every mini-batch of a round: a new permutation per epoch, split into batches."""
     batches = []
     for _ in range(config.local_epochs):

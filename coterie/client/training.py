@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from coterie.client.sgd import LocalTrainingConfig, descend, example_loss, pull, schedule, train_sequentially
+from coterie.client.sgd import LocalTrainingConfig, Schedule, descend, example_loss, pull, schedule, train_sequentially
 from coterie.datasets import Shard
 from coterie.messages import Layout
 
@@ -49,9 +49,21 @@ def train(
     """
     if not batched:
         return train_sequentially(model, layout, start, shards, rngs, config)
+    batches = [schedule(rng, len(shard.y), config) for shard, rng in zip(shards, rngs, strict=True)]
     many = max(1, _CACHE // max(4 * layout.size, 1)) if config.device == "cpu" else len(shards)
-    parts = [slice(begin, begin + many) for begin in range(0, len(shards), many)]
-    return np.concatenate([_train_batched(model, layout, start[p], shards[p], rngs[p], config) for p in parts])
+    order = np.argsort([len(shard.y) for shard in shards], kind="stable")  # clients of similar sizes train together
+    updates = np.empty_like(start)
+    while len(order):
+        part = order[:many]
+        several = [shards[i] for i in part], [batches[i] for i in part]
+        try:
+            updates[part] = _train_batched(model, layout, start[part], *several, config)
+            order = order[many:]
+        except torch.OutOfMemoryError:
+            if len(part) == 1:
+                raise
+            many = len(part) // 2
+    return updates
 
 
 def is_chain(model: nn.Module, dimensions: int) -> bool:
@@ -80,7 +92,7 @@ def _train_batched(
     layout: Layout,
     start: npt.NDArray[np.float32],
     shards: Sequence[Shard],
-    rngs: Sequence[np.random.Generator],
+    schedules: Sequence[Schedule],
     config: LocalTrainingConfig,
 ) -> npt.NDArray[np.float32]:
     vectors = torch.tensor(start, device=config.device)
@@ -88,21 +100,17 @@ def _train_batched(
     classes = not np.issubdtype(shards[0].y.dtype, np.floating)
     step = _step_of_chain if classes and is_chain(model, shards[0].x.ndim - 1) else _step
     model = model.to(config.device)
-    for batch in _batches(shards, rngs, config):
+    for batch in _batches(shards, schedules, config.device):
         step(model, layout.split(vectors), anchors, batch, config)
     return vectors.cpu().numpy() - start
 
 
-def _batches(
-    shards: Sequence[Shard], rngs: Sequence[np.random.Generator], config: LocalTrainingConfig
-) -> Iterator[_Batch]:
+def _batches(shards: Sequence[Shard], schedules: Sequence[Schedule], device: str) -> Iterator[_Batch]:
     """Yield the batches of every step; clients with fewer steps or smaller batches have examples of weight 0."""
-    x, y, _ = padded(shards, config.device)
-    index, weight = _padded_schedules([schedule(r, len(s.y), config) for s, r in zip(shards, rngs, strict=True)])
-    rows = torch.arange(len(shards), device=config.device)[:, None]
-    for batch, part in zip(
-        torch.as_tensor(index, device=config.device), torch.as_tensor(weight, device=config.device), strict=True
-    ):
+    x, y, _ = padded(shards, device)
+    index, weight = (torch.as_tensor(part, device=device) for part in _padded_schedules(schedules))
+    rows = torch.arange(len(shards), device=device)[:, None]
+    for batch, part in zip(index, weight, strict=True):
         yield x[rows, batch], y[rows, batch], part
 
 
@@ -173,9 +181,7 @@ def padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[i
     return torch.as_tensor(x, device=device), torch.as_tensor(y, device=device), sizes
 
 
-def _padded_schedules(
-    schedules: Sequence[list[npt.NDArray[np.int64]]],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+def _padded_schedules(schedules: Sequence[Schedule]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Return (steps, n, b) indices, and weights that average over each true batch and are 0 on padding."""
     steps = max(map(len, schedules))
     width = max(len(batch) for batches in schedules for batch in batches)

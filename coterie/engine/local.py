@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from functools import cached_property
 from logging import WARNING
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -188,8 +189,14 @@ class LocalGrid(Grid):
 class SummingGrid(LocalGrid):
     """A :class:`LocalGrid` that sums clipped updates where they are computed, wherever the mechanism sums them.
 
-    The replies then never become messages. The models are those of :class:`LocalGrid` up to the order of sums.
+    The replies then never become messages, and clients do not introduce themselves. The models are those of
+    :class:`LocalGrid` up to the order of sums.
     """
+
+    @cached_property
+    def nodes_of_clients(self) -> dict[int, int]:
+        """See :class:`coterie.rounds.SimulatesClients`."""
+        return dict(zip(range(self._number), self.get_node_ids(), strict=True))
 
     def send_and_sum(self, messages: Iterable[Message], new_sums: NewSums) -> Iterator[Message | PartialSums]:
         """See :class:`coterie.rounds.SupportsSums`."""

@@ -8,7 +8,7 @@ from coterie.rounds.exchange import Exchange, MessageBatch, PartialSums, Support
 from coterie.rounds.loop import RoundsStrategy, await_clients, run_rounds
 from coterie.rounds.phases import Phase, PointsPhase, SumsPhase, UpdatesPhase
 from coterie.rounds.recorder import Checkpoint, NullRecorder, Recorder
-from coterie.rounds.registry import ClientRegistry
+from coterie.rounds.registry import ClientRegistry, SimulatesClients
 
 __all__ = [
     "AGGREGATORS",
@@ -27,6 +27,7 @@ __all__ = [
     "Recorder",
     "RoundsStrategy",
     "RunContext",
+    "SimulatesClients",
     "Statistics",
     "StrategyError",
     "SumsPhase",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from logging import WARNING
+from typing import Protocol, runtime_checkable
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
@@ -25,6 +26,15 @@ class _Claim:
 
     client: int | None
     idempotent: bool = False
+
+
+@runtime_checkable
+class SimulatesClients(Protocol):
+    """A grid whose clients are all there and need not introduce themselves."""
+
+    @property
+    def nodes_of_clients(self) -> dict[int, int]:
+        """The node of every client, which never changes."""
 
 
 class ClientRegistry:
@@ -52,6 +62,9 @@ class ClientRegistry:
 
     def wait_for(self, grid: Grid, least: int, among: Collection[int] | None = None) -> bool:
         """Wait until ``least`` clients, of some or of all, are registered; whether they are."""
+        if isinstance(grid, SimulatesClients):
+            self.nodes = grid.nodes_of_clients
+            return (len(self.nodes) if among is None else len(self.nodes.keys() & among)) >= least
         candidates = range(self.clients) if among is None else among
         deadline, enough = time.monotonic() + self.wait, False
         while True:

@@ -98,6 +98,53 @@ def test_training_in_parts_equals_training_at_once(at_once, monkeypatch):
     assert together == expected[at_once]
 
 
+def test_a_batch_that_exceeds_the_memory_of_the_device_is_split(monkeypatch):
+    shards = [shard(size, seed=i) for i, size in enumerate([4, 5, 7, 12, 5])]
+    hyper, arguments = LocalTrainingConfig(local_epochs=2, batch_size=5, lr=0.1), setup("mlp-32", shards)
+    whole, real = train(*arguments, hyper, batched=True), training._train_batched
+    sizes = []
+
+    def small(model, layout, start, *others):
+        sizes.append(len(start))
+        if len(start) > 2:
+            raise torch.OutOfMemoryError
+        return real(model, layout, start, *others)
+
+    monkeypatch.setattr(training, "_train_batched", small)
+    parts = train(*setup("mlp-32", shards), hyper, batched=True)
+    np.testing.assert_allclose(parts, whole, atol=1e-6)
+    assert sizes == [5, 2, 2, 1]
+    monkeypatch.setattr(training, "_train_batched", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError))
+    with pytest.raises(torch.OutOfMemoryError):
+        train(*setup("mlp-32", shards), hyper, batched=True)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_gradients_by_hand_equal_autograd(penalty, monkeypatch):
+    shards = [shard(size, seed=i) for i, size in enumerate([1, 5, 7, 12])]
+    hyper = LocalTrainingConfig(local_epochs=3, batch_size=5, lr=0.1, penalty=penalty)
+    by_hand = train(*setup("mlp-32", shards), hyper, batched=True)
+    monkeypatch.setattr(training, "is_chain", lambda *given: False)
+    np.testing.assert_allclose(by_hand, train(*setup("mlp-32", shards), hyper, batched=True), atol=1e-6)
+
+
+def test_pooling_before_relu_changes_no_bit():
+    pooled = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+    swapped, _ = sgd.fast_network(pooled, (1, 8, 8), "cpu")
+    assert [type(layer) for layer in swapped[1:3]] == [nn.MaxPool2d, nn.ReLU]
+    assert [type(layer) for layer in pooled[1:3]] == [nn.ReLU, nn.MaxPool2d]  # the original is unchanged
+    assert [name for name, _ in swapped.named_parameters()] == [name for name, _ in pooled.named_parameters()]
+    swapped.to(memory_format=torch.contiguous_format)
+    x = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    outputs = [network(x) for network in (pooled, swapped)]
+    assert torch.equal(*outputs)
+    gradients = [
+        torch.autograd.grad(output.square().sum(), list(network.parameters()))
+        for output, network in zip(outputs, (pooled, swapped), strict=True)
+    ]
+    assert all(map(torch.equal, *gradients))
+
+
 @pytest.mark.parametrize("batched", [False, True])
 def test_a_step_by_hand(batched):
     # Two classes, one pixel x = 2, label 1, all parameters zero: dL/dlogits = (1/2, -1/2).
