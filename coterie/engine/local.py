@@ -13,6 +13,7 @@ ledger then overstates the privacy loss.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -29,19 +30,25 @@ from flwr.serverapp import Grid
 from coterie.client import HANDLERS, Client, ClientError, ReplyOrError, StateFile, torch_device, train_and_sum
 from coterie.engine.workers import Workers
 from coterie.logs import printable
-from coterie.messages import CONFIG, EVALUATE, GAN
+from coterie.messages import CONFIG, EVALUATE, GAN, payload
 from coterie.privacy import Summed
 from coterie.progress import ProgressCallback, ignore_progress, set_progress_sink
 from coterie.rounds import PartialSums
 
 # Clients per call of a handler: bounds the memory of a batched call, and the time to the first reply.
 _CHUNK = 256
-# Calls per worker: more balance clients of different sizes, fewer cost less.
+# Calls per worker and round: more balance clients of different sizes, fewer cost less.
 _UNITS = 4
+# Calls per worker that wait or whose replies are not consumed yet: bounds memory.
+_AHEAD = 2
+# Bytes of the models in the messages to the clients of one call.
+_MODELS = 1 << 28
 _CLIENT_FAILED = 1
 
 # State of a client, as StateFile.read returns it; None if it cannot be read.
 _State: TypeAlias = dict[str, np.ndarray[Any, Any]] | None
+# A call: its messages, the states of their clients before it, and its future result.
+_Pending: TypeAlias = tuple[Sequence[Message], list[_State], "Future[_Replies] | None"]
 #: Creates a container for the updates of a call.
 NewSums: TypeAlias = Callable[[], Summed]
 #: Replies of a call; None for those that are in its sums.
@@ -62,6 +69,7 @@ class LocalGrid(Grid):
         self._number = clients
         self._workers = Workers(workers, progress) if workers else None
         self._count = workers
+        self._ahead = max(1, _AHEAD * workers)
         if not workers:
             set_progress_sink(progress)
         self._ids = itertools.count(1)
@@ -84,9 +92,14 @@ class LocalGrid(Grid):
         return requests
 
     def _run(self, requests: Sequence[Message], new_sums: NewSums | None = None) -> Iterator[Message | PartialSums]:
-        pending = [(chunk, self._states(chunk), self._submit(chunk, new_sums)) for chunk in self._chunks(requests)]
+        chunks, pending = self._chunks(requests), deque[_Pending]()
         repeated: list[tuple[Message, _State]] = []
-        for chunk, states, future in pending:
+        while True:
+            for chunk in itertools.islice(chunks, self._ahead - len(pending)):
+                pending.append((chunk, self._states(chunk), self._submit(chunk, new_sums)))
+            if not pending:
+                break
+            chunk, states, future = pending.popleft()
             try:
                 contents, sums = self._finish(chunk, future, new_sums)
             except Exception as error:
@@ -122,6 +135,7 @@ class LocalGrid(Grid):
         for _, run in alike:
             group = list(run)
             size = 1 if _runs_one_by_one(group[0]) else _CHUNK
+            size = min(size, max(1, _MODELS // max(payload(group[0].content), 1)))
             if self._in_worker(group[0]):
                 size = min(size, -(-len(group) // (self._count * _UNITS)))
             yield from (group[begin : begin + size] for begin in range(0, len(group), size))
