@@ -320,7 +320,11 @@ def _differing(names: Iterable[str], found: Sequence[Tensor | None], wanted: Seq
     """Return the name of the first parameter whose gradients differ by more than rounding."""
     rounding = 1e-5 * max(float(gradient.abs().max()) for gradient in wanted)
     for name, one, other in zip(names, found, wanted, strict=True):
-        if one is None or not (one - other).abs().max() <= 0.01 * other.abs().max() + rounding:
+        if (
+            one is None
+            or one.shape != other.shape
+            or not (one - other).abs().max() <= 0.01 * other.abs().max() + rounding
+        ):
             return name
     return None
 

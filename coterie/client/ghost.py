@@ -265,10 +265,6 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 def _shared(layer: nn.Linear | Convolution, calls: Calls, windows: Callable[[Tensor], Tensor] = lambda x: x) -> Found:
     """Return the gradients of a layer whose weight is shared by positions, of all calls together.
 
-    Products take T² (p + d) multiplications for the norm and T p d for the sum, in float64. Materialised gradients take
-    T p d in float32, at half of the time of each, and p d numbers are written, and converted and read twice, at the
-    time of about 20 multiplications each; converting inputs and slopes takes that of 80. (CPU, one thread.)
-
     Args:
         layer: has a weight of k p d numbers in k groups, and a bias or None.
         calls: inputs and slopes (m, k, d, T).
@@ -283,7 +279,7 @@ def _shared(layer: nn.Linear | Convolution, calls: Calls, windows: Callable[[Ten
     found: Found = {}
     if layer.bias is not None:
         found[layer.bias] = _Rows(g.sum(3).flatten(1))
-    if (2 * length**2 + 80 * length) * (p + d) + length * p * d < 20 * p * d:
+    if _products_are_cheaper(p, d, length):
         found[layer.weight] = _Products(positions(slice(None)), g, layer.weight.shape)
     else:
         rows, step = g.new_empty(m, k, d, p), max(1, _BLOCK // (k * p * length))
@@ -292,6 +288,16 @@ def _shared(layer: nn.Linear | Convolution, calls: Calls, windows: Callable[[Ten
             torch.matmul(g[some], positions(some).mT, out=rows[some])
         found[layer.weight] = _Rows(rows.reshape(m, *layer.weight.shape))
     return found
+
+
+def _products_are_cheaper(p: int, d: int, length: int) -> bool:
+    """Whether products are faster than materialised gradients of d × p numbers for T positions.
+
+    Products take T² (p + d) multiplications for the norm and T p d for the sum, in float64. Materialised gradients take
+    T p d in float32, at half of the time of each, and p d numbers are written, and converted and read twice, at the
+    time of about 20 multiplications each; converting inputs and slopes takes that of 80. (CPU, one thread.)
+    """
+    return (2 * length**2 + 80 * length) * (p + d) + length * p * d < 20 * p * d
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
