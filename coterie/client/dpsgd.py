@@ -370,6 +370,11 @@ def _wrapped(
     from opacus.validators import ModuleValidator
 
     for name, layer in model.named_modules():
+        if getattr(layer, "max_norm", None) is not None:
+            raise ModelError(
+                f"DP-SGD: layer '{name}' ({type(layer).__name__}) changes the rows of its weight that a batch reads: "
+                "build it without max_norm"
+            )
         for problem in ModuleValidator.VALIDATORS.get(type(layer), lambda _: [])(layer):
             raise ModelError(
                 f"DP-SGD: layer '{name}' ({type(layer).__name__}) has no per-record gradients: replace batch "

@@ -113,7 +113,7 @@ class Gradients(Protocol):
 
     @property
     def squares(self) -> Tensor:
-        """(m,) float64 upper bounds of squared norms, equal to them up to rounding."""
+        """(m,) float64 squared norms."""
 
     @property
     def spread(self) -> Tensor:
@@ -164,17 +164,17 @@ class _Rows:
 class _Products:
     """Gradients Σ_t g_t a_tᵀ of a weight, never materialised: inputs (m, k, p, T) and slopes (m, k, d, T) of k groups.
 
-    The sum over positions may cancel, in another order in the norm than in the sum over records: a server that
-    chooses the model could make a norm vanish in rounding, but not the sum. With u = 2⁻⁵³ and the *spread*
-    R = Σ_t |a_t|² Σ_t |g_t|², which bounds the squared norm without cancellation (Cauchy-Schwarz):
+    Positions may cancel, in another order in the norm than in the sum over records: without a bound, a server that
+    chooses the model could let a gradient of any length round to 0 in the norm alone. The *spread* R = Σ_t |a_t|² Σ_t
+    |g_t|² bounds the squared norm without cancellation (Cauchy-Schwarz). Records are clipped as if their norm were at
+    least √R / K, K = _MAX_CANCELLATION, so that their factors are at most c K / √R. With u = 2⁻⁵³:
 
-    - The computed squared norm errs by at most (p + d + 2T + 4) u R to first order. Twice that is added to it, so that
-      it is an upper bound.
-    - A sum over n records, in products of N ≤ _MAX_TERMS terms, errs by at most N u Σ_i w_i √R_i. Weights are at most
-      K / √R_i, K = _MAX_CANCELLATION, so that this is at most N n K u: 2.3e-8 c for n = 1,000 records that all cancel
-      as far as is possible, and 4.6e-7 c for 20,000. Adding the products errs by n² u at most (see _MARGIN).
+    - The squared norm errs by at most (p + d + 2T + 4) u R, so that norms above √R / K err by (p + d + 2T + 4) u K² / 2
+      of their length: 6e-9 if p + d = 10,000.
+    - A sum over n records, in products of N ≤ _MAX_TERMS terms, errs by at most N u Σ_i √R_i times their factors, which
+      is N n K u c: 2.3e-8 c for n = 1,000 records that all cancel as far as is possible, and 4.6e-7 c for 20,000.
 
-    A record whose gradient is shorter than √R / K is clipped to less than c.
+    Networks of the package have √R / norm < 5; a record above K is clipped to less than c.
     """
 
     inputs: Tensor
@@ -192,8 +192,7 @@ class _Products:
             a, g = a.double(), g.double()
             spread = (a.square().sum((2, 3)) * g.square().sum((2, 3))).sum(1)
             terms = (a.mT @ a) * (g.mT @ g)
-            rounding = 2 * (a.shape[2] + g.shape[2] + 2 * a.shape[3] + 4) * 2**-53
-            squares.append(terms.sum(3).sum(2).sum(1).clamp(min=0) + rounding * spread)
+            squares.append(terms.sum(3).sum(2).sum(1).clamp(min=0))
             spreads.append(spread)
         return torch.cat(squares), torch.cat(spreads)
 

@@ -437,7 +437,8 @@ def test_other_networks_are_left_to_opacus(name):
 @pytest.mark.parametrize(
     ("name", "refused"),
     [
-        ("own parameter", False), ("transposed", False), ("buffer", False), ("positions as rows", True), ("mixing", True),
+        ("own parameter", False), ("transposed", False), ("buffer", False), ("positions as rows", True),
+        ("mixing", True),
         ("batch normalisation", True),
         ("without parameters", True), ("dropout", True), ("recurrent", True),
         ("parameter outside of its layer", True), ("positions first", True), ("frozen", True),
@@ -450,6 +451,14 @@ def test_the_fallback_still_refuses_what_has_no_gradients_of_records(name, refus
             clipped_gradients(UNSUPPORTED[name], x, squared, ONE)
     else:
         assert clipped_gradients(UNSUPPORTED[name], x, squared, ONE).any()
+
+
+@pytest.mark.parametrize("option", [{"max_norm": 10.0}, {"scale_grad_by_freq": True}])
+def test_embeddings_whose_rows_depend_on_the_batch_are_refused(option):
+    model, x = nn.Sequential(nn.Embedding(9, 4, **option), nn.Linear(4, 2)), torch.randint(9, (4, 5))
+    assert clipping(model, x) is None
+    with pytest.raises(ModelError, match="max_norm" if "max_norm" in option else "another gradient under Opacus"):
+        clipped_gradients(model, x, squared, ONE)
 
 
 def test_tied_weights_are_left_to_opacus():
