@@ -324,6 +324,11 @@ def payload(content: RecordDict) -> int:
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
+def update_payload(layout: Layout) -> int:
+    """:func:`payload` of the reply with an update."""
+    return sum(len(_header(shape)) + 4 * size for shape, size in zip(layout.shapes, layout.sizes, strict=True))
+
+
 def diagnostics(content: RecordDict) -> MetricRecord:
     """The diagnostics of an evaluation reply.
 

@@ -26,7 +26,7 @@ ALLOWED = {
     "one_shot": {"strategies", "rounds", "clustering", "models", "privacy", "settings", "wire", "messages"},
     "methods": {"strategies", "one_shot"},
     "client": {"files", "clustering", "datasets", "models", "privacy", "wire", "messages", "logs", "progress"},
-    "engine": {"client", "messages", "logs", "progress"},
+    "engine": {"client", "rounds", "privacy", "messages", "logs", "progress"},
     "server": {
         "files",
         "methods",

@@ -302,7 +302,7 @@ def _run_one(
     from coterie.bench.reference import compare
     from coterie.client import federation
     from coterie.datasets import DataError
-    from coterie.engine import LocalGrid, workers_for
+    from coterie.engine import SummingGrid, workers_for
     from coterie.models import ModelError
     from coterie.one_shot import OneShot
     from coterie.privacy import PrivacyError
@@ -312,7 +312,7 @@ def _run_one(
         _send(f"{cell.title}: {text}")
 
     try:
-        config = RunConfig({**cell.settings, "seed": cell.seed, **places})
+        config = RunConfig({"evaluate-clients": 0, **cell.settings, "seed": cell.seed, **places})
         federation(config.for_clients())
         if cell.central:
             return cluster(cell.central, config, folder, progress), None
@@ -323,7 +323,7 @@ def _run_one(
         run_folder.on_progress = progress
         run_folder.on_metrics = lambda line: progress(f"round {line['round']} of {config.run.rounds}")
         workers = workers_for(config.batched, config.training.device, torch.get_num_threads())  # this run's cores
-        grid = LocalGrid(config.data.clients, workers, progress)
+        grid = SummingGrid(config.data.clients, workers, progress)
         try:
             outcome = run(run_folder, grid)
             exact = outcome["diagnostics"]

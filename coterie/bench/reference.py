@@ -17,7 +17,7 @@ import numpy as np
 
 from coterie import models as networks
 from coterie.client import LocalTrainingConfig, federation, losses, train
-from coterie.client.training import accuracies
+from coterie.client.scores import accuracies
 from coterie.datasets import Shard
 from coterie.files import write_atomic
 from coterie.messages import Layout

@@ -130,13 +130,13 @@ def _ready(config: Any) -> None:
 
 
 def _execute(folder: Any, engine: str) -> dict[str, Any]:
-    from coterie.engine import LocalGrid, run_on_ray, workers_for
+    from coterie.engine import SummingGrid, run_on_ray, workers_for
     from coterie.server import run as run_once
 
     config = folder.config
     if engine == "local":
         workers = workers_for(config.batched, config.training.device, len(os.sched_getaffinity(0)))
-        grid = LocalGrid(config.data.clients, workers, folder.report_progress)
+        grid = SummingGrid(config.data.clients, workers, folder.report_progress)
         try:
             return run_once(folder, grid)
         finally:

@@ -7,11 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.client.handlers import HANDLERS, ReplyOrError
+    from coterie.client.handlers import HANDLERS, ReplyOrError, train_and_sum
     from coterie.client.identity import Client
+    from coterie.client.scores import losses
+    from coterie.client.sgd import LocalTrainingConfig
     from coterie.client.state import ClientError, StateFile
     from coterie.client.task import federation, torch_device
-    from coterie.client.training import LocalTrainingConfig, losses, train
+    from coterie.client.training import train
 
 __all__ = [
     "HANDLERS",
@@ -24,14 +26,17 @@ __all__ = [
     "losses",
     "torch_device",
     "train",
+    "train_and_sum",
 ]
 
 _MODULES = {
     "identity": ("Client",),
     "state": ("ClientError", "StateFile"),
     "task": ("federation", "torch_device"),
-    "training": ("LocalTrainingConfig", "losses", "train"),
-    "handlers": ("HANDLERS", "ReplyOrError"),
+    "scores": ("losses",),
+    "sgd": ("LocalTrainingConfig",),
+    "training": ("train",),
+    "handlers": ("HANDLERS", "ReplyOrError", "train_and_sum"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -29,9 +29,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from coterie.client.ghost import GhostClipping, clip_factors, clipped_sums, is_chain, supports
+from coterie.client.ghost import GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.penalties import NO_PENALTY, Penalty
-from coterie.client.training import _example_loss, _padded
+from coterie.client.sgd import example_loss
+from coterie.client.training import is_chain, padded
 from coterie.datasets import Shard
 from coterie.messages import Layout
 from coterie.models import ModelError
@@ -140,7 +141,7 @@ def train_privately(
     Raises:
         ModelError: per-record gradients of the network are not supported.
     """
-    if batched and is_chain(model, shards[0]):
+    if batched and is_chain(model, shards[0].x.ndim - 1):
         return _train_batched(model, layout, start, shards, coins, noises, settings)
     return _train_sequential(model, layout, start, shards, coins, noises, settings, ghost)
 
@@ -158,7 +159,7 @@ def _train_sequential(
     updates = np.empty_like(start)
     for i, (shard, coin, noise, own) in enumerate(zip(shards, coins, noises, settings, strict=True)):
         x, y = torch.as_tensor(shard.x, device=own.device), torch.as_tensor(shard.y, device=own.device)
-        clipper = _clipper(model, own.device, x.shape[1:], x.dtype, y.dtype, _example_loss, ghost)
+        clipper = _clipper(model, own.device, x.shape[1:], x.dtype, y.dtype, example_loss, ghost)
         anchor = torch.tensor(start[i], device=own.device)
         vector = anchor.clone()
         parameters = [clipper.named[name] for name in layout.names]
@@ -217,7 +218,7 @@ def _train_batched(
 ) -> Vectors:
     assert isinstance(model, nn.Sequential)  # is_chain
     device, d = settings[0].device, layout.size
-    x, y, sizes = _padded(shards, device)
+    x, y, sizes = padded(shards, device)
     rows = torch.arange(len(shards), device=device)[:, None]
     anchors = torch.tensor(start, device=device)
     vectors = anchors.clone()

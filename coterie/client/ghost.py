@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm, pad
 
-from coterie.client.training import _example_loss
-from coterie.datasets import Shard
+from coterie.client.sgd import example_loss
 from coterie.messages import Layout
 from coterie.models import ModelError
 
@@ -43,25 +42,13 @@ def clip_factors(norms: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tens
     return torch.where(kept, (1 - _MARGIN) / torch.clamp(norms, min=clip_norm * (1 - _MARGIN)), 0), kept
 
 
-def is_chain(model: nn.Module, shard: Shard) -> bool:
-    """Whether a network consists of linear layers on vectors with ReLU between them, each layer used once."""
-    return (
-        type(model) is nn.Sequential
-        and len(set(model)) == len(model)
-        and all(
-            type(layer) in (nn.Flatten, nn.Linear, nn.ReLU) and not getattr(layer, "inplace", False) for layer in model
-        )
-        and (shard.x.ndim == 2 or type(model[0]) is nn.Flatten)
-    )
-
-
 def clipped_sums(
     model: nn.Sequential, layout: Layout, vectors: Tensor, x: Tensor, y: Tensor, there: Tensor, clips: Tensor
 ) -> Tensor:
     """Return (n, d) float64 sums of clipped per-record gradients, in units of the clipping norm.
 
     Args:
-        model: a chain (:func:`is_chain`).
+        model: a chain (:func:`coterie.client.training.is_chain`).
         layout: of its parameters.
         vectors: (n, d) parameters of the n clients.
         x: (n, m, *shape) records.
@@ -83,7 +70,7 @@ def clipped_sums(
             hidden = output.flatten(0, 1)
         else:
             hidden = layer(hidden)
-    slopes = torch.autograd.grad(_example_loss(hidden, y.flatten()).sum(), list(outputs.values()))
+    slopes = torch.autograd.grad(example_loss(hidden, y.flatten()).sum(), list(outputs.values()))
     backward = {name: slope.double() for name, slope in zip(outputs, slopes, strict=True)}
     forward = {name: each.detach().double() for name, each in inputs.items()}
     biased = {name: f"{name}.bias" in parameters for name in outputs}

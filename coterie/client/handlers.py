@@ -19,9 +19,10 @@ from coterie.client import points
 from coterie.client.identity import Client, identity_reply
 from coterie.client.layers import Vectors
 from coterie.client.records import noisy_model_losses, train_privately
+from coterie.client.scores import accuracies, losses
 from coterie.client.state import ClientError
 from coterie.client.task import LAST_LABEL, OWN, Cohort, Labels, Task
-from coterie.client.training import accuracies, losses, train
+from coterie.client.training import train
 from coterie.datasets import TestSet
 from coterie.messages import (
     CENTROIDS,
@@ -38,7 +39,7 @@ from coterie.messages import (
     losses_layout,
     pack_update,
 )
-from coterie.privacy import clip_rows
+from coterie.privacy import Plan, Summed, clip_rows
 
 # Test examples of a client with personal layers, whose network is evaluated for this client only.
 _MAX_OWN_TESTS = 500
@@ -76,6 +77,35 @@ def _train(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]
         labels, redrawn, updates = train_without_dp(cohort)
     layout, rows = cohort.layers.sent, zip(clients, labels, redrawn, updates, refusals, strict=True)
     return [refusal or _reply(cohort, client, own, new, row, layout) for client, own, new, row, refusal in rows]
+
+
+def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) -> list[ReplyOrError | None]:
+    """Train, and add the updates to ``sums`` instead of returning them: simulated clients only.
+
+    Returns:
+        None for a client whose update is added. Updates that a server drops, since they are not finite or too long,
+        are returned as replies.
+    """
+    cohort = Cohort.of(TRAIN, content, clients)
+    if cohort.budget_errors:
+        return list(cohort.budget_errors)
+    assert not cohort.task.plans  # noisy updates are not summed before the server has validated them
+    labels, redrawn, updates = train_without_dp(cohort)
+    kept = _acceptable(cohort, updates, sums.plan)
+    sums.add_rows(labels[kept], redrawn[kept], updates[kept])
+    layout, rows = cohort.layers.sent, zip(clients, labels, redrawn, updates, kept, strict=True)
+    return [None if done else _reply(cohort, client, own, new, row, layout) for client, own, new, row, done in rows]
+
+
+def _acceptable(cohort: Cohort, updates: Vectors, plan: Plan) -> npt.NDArray[np.bool_]:
+    """Return which (n, d) updates are finite, and no longer than the plan allows."""
+    lr, first = cohort.task.training.lr, cohort.task.first
+    limits = [plan.max_update_norm(client.client_id, updates.shape[1], lr, first) for client in cohort.clients]
+    finite = np.asarray(np.isfinite(updates).all(axis=1))
+    if not np.isfinite(limits).any():
+        return finite
+    norms = np.array([np.linalg.norm(row.astype(np.float64)) for row in updates])
+    return np.asarray(finite & (norms <= limits))
 
 
 def _reply(cohort: Cohort, client: Client, label: int, redrawn: int, values: Vectors, layout: Layout) -> RecordDict:

@@ -12,9 +12,9 @@ from coterie.client.dpsgd import DPSGD
 from coterie.client.dpsgd import train_privately as by_dpsgd
 from coterie.client.identity import Client
 from coterie.client.layers import Vectors
+from coterie.client.scores import example_losses
 from coterie.client.state import ClientError
 from coterie.client.task import Cohort, Labels, Task
-from coterie.client.training import example_losses
 from coterie.privacy import PrivacyError, RecordPlan, Streams, noisy_argmin, noisy_losses
 
 

@@ -19,8 +19,10 @@ from coterie import models as networks
 from coterie.client.identity import Client
 from coterie.client.layers import Additive, Layers, Vectors
 from coterie.client.penalties import Penalty
+from coterie.client.scores import losses
+from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
-from coterie.client.training import LocalTrainingConfig, losses
+from coterie.client.training import is_chain
 from coterie.datasets import OWN_DATA, Federation, OwnFederation, Shard, facts, federate, own_federation
 from coterie.messages import CONFIG, MODELS, Layout, unpack_models
 from coterie.privacy import RecordPlan
@@ -47,7 +49,6 @@ class Task:
         federation: the data of all clients; of clients with their own data, only theirs.
         model_spec: name of the network, shape of an example, number of classes.
         additive: whether the outputs of a global and a cluster's network are added.
-        batched: whether all clients train in one batch.
         training: hyper-parameters of local training.
         round: number of the round.
         seed: of a reproducible run.
@@ -67,7 +68,6 @@ class Task:
     federation: Federation | OwnFederation
     model_spec: tuple[str, tuple[int, ...], int]
     additive: bool
-    batched: bool
     training: LocalTrainingConfig
     round: int
     seed: int | None
@@ -96,7 +96,6 @@ class Task:
             federation=data,
             model_spec=model_spec,
             additive=request.additive,
-            batched=device != "cpu" or _is_batched(config.model),
             training=LocalTrainingConfig(config.local_epochs, batch, config.lr, device, Penalty.of(terms)),
             round=request.round,
             seed=config.seed,
@@ -117,6 +116,13 @@ class Task:
     def network(self) -> nn.Module:
         """The configured network; its parameters are not used."""
         return _network(*self.model_spec, self.additive)
+
+    @property
+    def batched(self) -> bool:
+        """Whether training all clients in one batch is faster than one after the other."""
+        name, shape, _ = self.model_spec
+        known = name in networks.MODELS and networks.MODELS[name].batched
+        return known or self.training.device != "cpu" or is_chain(self.network, len(shape))
 
     def plan(self, client_id: int) -> RecordPlan:
         """Return the client's record-level plan."""
@@ -177,10 +183,6 @@ def _federation(spec: DataSpec, clients: Sequence[Client]) -> Federation | OwnFe
 
 
 _plans = lru_cache(maxsize=4)(parse_plans)
-
-
-def _is_batched(model: str) -> bool:
-    return model in networks.MODELS and networks.MODELS[model].batched
 
 
 @lru_cache(maxsize=4)

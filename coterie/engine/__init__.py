@@ -1,6 +1,6 @@
 """Engines that run the app on one machine: in process, or on Flower's Ray simulation."""
 
-from coterie.engine.local import LocalGrid, workers_for
+from coterie.engine.local import LocalGrid, SummingGrid, workers_for
 from coterie.engine.ray import EngineError, run_on_ray
 
-__all__ = ["EngineError", "LocalGrid", "run_on_ray", "workers_for"]
+__all__ = ["EngineError", "LocalGrid", "SummingGrid", "run_on_ray", "workers_for"]

@@ -1,7 +1,8 @@
 """The local engine: a Flower ``Grid`` in one process, without daemons.
 
-One call of a handler processes all messages with the same content. Models with batched training run in this process
-with all its threads; others run in worker processes, one per core with one thread each, client by client.
+One call of a handler processes all messages with the same content. Worker processes, one per core with one thread each,
+train small units of clients: chains of linear layers in one batch, other networks client by client. Models are
+evaluated in this process with all its threads, each once per test set.
 
 A client's reply must not depend on the data of another client. If a call with several clients fails, or if a worker
 process dies, each client is therefore repeated alone, from its earlier state; only clients that fail alone return an
@@ -12,9 +13,8 @@ ledger then overstates the privacy loss.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from logging import WARNING
 from pathlib import Path
@@ -25,19 +25,26 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from coterie.client import HANDLERS, Client, ClientError, ReplyOrError, StateFile, torch_device
+from coterie.client import HANDLERS, Client, ClientError, ReplyOrError, StateFile, torch_device, train_and_sum
+from coterie.engine.workers import Workers
 from coterie.logs import printable
-from coterie.messages import CONFIG, GAN
-from coterie.progress import ProgressCallback, drain_progress, ignore_progress, set_progress_sink
+from coterie.messages import CONFIG, EVALUATE, GAN
+from coterie.privacy import Summed
+from coterie.progress import ProgressCallback, ignore_progress, set_progress_sink
+from coterie.rounds import PartialSums
 
 # Clients per call of a handler: bounds the memory of a batched call, and the time to the first reply.
 _CHUNK = 256
+# Calls per worker: more balance clients of different sizes, fewer cost less.
+_UNITS = 4
 _CLIENT_FAILED = 1
-# Seconds between polls for progress reports of workers.
-_POLL = 0.2
 
 # State of a client, as StateFile.read returns it; None if it cannot be read.
 _State: TypeAlias = dict[str, np.ndarray[Any, Any]] | None
+#: Creates a container for the updates of a call.
+NewSums: TypeAlias = Callable[[], Summed]
+#: Replies of a call; None for those that are in its sums.
+_Replies: TypeAlias = tuple[Sequence[ReplyOrError | None], Summed | None]
 
 
 class LocalGrid(Grid):
@@ -51,44 +58,50 @@ class LocalGrid(Grid):
 
     def __init__(self, clients: int, workers: int = 0, progress: ProgressCallback = ignore_progress) -> None:
         _identify()
-        self._clients = [Client(client_id) for client_id in range(clients)]
-        self._progress = progress
-        self._workers = workers
-        self._reports: Any = None
-        self._pool: Any = None
-        self._broken = False
-        if workers:
-            self._start_workers()
-        else:
+        self._number = clients
+        self._workers = Workers(workers, progress) if workers else None
+        self._count = workers
+        if not workers:
             set_progress_sink(progress)
         self._ids = itertools.count(1)
 
     def get_node_ids(self) -> Iterable[int]:
         """Node ids, 1 to M."""
-        return range(1, len(self._clients) + 1)
+        return range(1, self._number + 1)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Yield replies as they arrive; ``timeout`` has no effect, since the clients run in this process."""
+        return self._answers(self._numbered(messages))
+
+    def _answers(self, requests: Sequence[Message]) -> Iterator[Message]:
+        return (reply for reply in self._run(requests) if isinstance(reply, Message))
+
+    def _numbered(self, messages: Iterable[Message]) -> list[Message]:
         requests = list(messages)
         for message in requests:
             message.metadata.__dict__["_message_id"] = str(next(self._ids))
-        return self._answers(requests)
+        return requests
 
-    def _answers(self, requests: Sequence[Message]) -> Iterator[Message]:
-        pending = [(chunk, self._states(chunk), self._submit(chunk)) for chunk in self._chunks(requests)]
+    def _run(self, requests: Sequence[Message], new_sums: NewSums | None = None) -> Iterator[Message | PartialSums]:
+        pending = [(chunk, self._states(chunk), self._submit(chunk, new_sums)) for chunk in self._chunks(requests)]
         repeated: list[tuple[Message, _State]] = []
         for chunk, states, future in pending:
             try:
-                contents = self._finish(chunk, future)
+                contents, sums = self._finish(chunk, future, new_sums)
             except Exception as error:
                 if len(chunk) > 1 or isinstance(error, BrokenProcessPool):  # it is unknown which client failed
                     repeated += zip(chunk, states, strict=True)
                 else:
-                    yield self._reply(chunk[0], error)
-            else:
-                yield from map(self._reply, chunk, contents)
+                    yield _reply(chunk[0], error)
+                continue
+            answers = list(zip(chunk, contents, strict=True))
+            if sums is not None:
+                yield PartialSums(sums, [message for message, content in answers if content is None])
+            yield from (_reply(message, content) for message, content in answers if content is not None)
         for message, before in repeated:
-            yield self._reply(message, self._alone(message, before))
+            yield _reply(message, self._alone(message, before))
+        if self._workers:
+            self._workers.forget()
 
     def _alone(self, message: Message, states: _State) -> ReplyOrError | Exception:
         """Return the reply of one client, computed alone from its state before the first attempt."""
@@ -96,19 +109,11 @@ class LocalGrid(Grid):
             (file,), (now,) = self._state_files([message]), self._states([message])
             if states is not None and (states or now):
                 file.write(states)
-            if self._broken:
-                self._start_workers()
-            (reply,) = self._finish([message], self._submit([message]))
+            (reply,), _ = self._finish([message], self._submit([message], None), None)
         except Exception as error:
             return error
+        assert reply is not None
         return reply
-
-    def _reply(self, message: Message, content: ReplyOrError | Exception) -> Message:
-        if not isinstance(content, Exception):
-            return Message(content, reply_to=message)
-        client = self._clients[message.metadata.dst_node_id - 1].client_id
-        log(WARNING, "client %s failed: %s", client, printable(content))
-        return Message(Error(_CLIENT_FAILED, printable(f"{type(content).__name__}: {content}")), reply_to=message)
 
     def _chunks(self, requests: Sequence[Message]) -> Iterator[Sequence[Message]]:
         """Split messages into chunks of bounded length with the same content and message type."""
@@ -116,57 +121,44 @@ class LocalGrid(Grid):
         for _, run in alike:
             group = list(run)
             size = 1 if _runs_one_by_one(group[0]) else _CHUNK
-            if self._workers:
-                size = min(size, -(-len(group) // self._workers))
+            if self._in_worker(group[0]):
+                size = min(size, -(-len(group) // (self._count * _UNITS)))
             yield from (group[begin : begin + size] for begin in range(0, len(group), size))
 
-    def _submit(self, chunk: Sequence[Message]) -> Future[Any] | None:
-        """Return the future replies of a worker; None if this process computes them."""
-        if not self._workers:
-            return None
-        try:
-            future: Future[Any] = self._pool.submit(_handle, *self._arguments(chunk))
-        except BrokenProcessPool as error:
-            future = Future()
-            future.set_exception(error)
-        return future
+    def _in_worker(self, message: Message) -> bool:
+        return self._workers is not None and message.metadata.message_type != EVALUATE
 
-    def _finish(self, chunk: Sequence[Message], future: Future[Any] | None) -> Sequence[ReplyOrError]:
-        if future is None:
-            return _handle(*self._arguments(chunk))
-        while not wait([future], _POLL).done:
-            for report in drain_progress(self._reports):
-                self._progress(report)
-        try:
-            replies: Sequence[ReplyOrError] = future.result()
-        except BrokenProcessPool:
-            self._broken = True
-            raise
-        return replies
+    def _submit(self, chunk: Sequence[Message], new_sums: NewSums | None) -> Future[_Replies] | None:
+        """Return the future replies of a worker; None if this process computes them."""
+        if self._workers is None or not self._in_worker(chunk[0]):
+            return None
+        kind, clients = chunk[0].metadata.message_type, self._clients(chunk)
+        return self._workers.submit(_handle, chunk[0].content, kind, clients, new_sums)
+
+    def _finish(self, chunk: Sequence[Message], future: Future[_Replies] | None, new_sums: NewSums | None) -> _Replies:
+        if self._workers is None or future is None:
+            return _handle(chunk[0].content, chunk[0].metadata.message_type, self._clients(chunk), new_sums)
+        return self._workers.result(future)
+
+    def _client(self, client_id: int) -> Client:
+        return Client(client_id)
+
+    def _clients(self, chunk: Sequence[Message]) -> list[Client]:
+        return [self._client(message.metadata.dst_node_id - 1) for message in chunk]
 
     def _state_files(self, chunk: Sequence[Message]) -> list[StateFile]:
         """Return the state file of each client."""
         folder = chunk[0].content.config_records.get(CONFIG, ConfigRecord()).get("clients-dir")
-        return [
-            StateFile(Path(str(folder)) if folder else None, client.client_id) for client in self._arguments(chunk)[2]
-        ]
+        return [StateFile(Path(str(folder)) if folder else None, client.client_id) for client in self._clients(chunk)]
 
     def _states(self, chunk: Sequence[Message]) -> list[_State]:
         return [_read(file) for file in self._state_files(chunk)]
 
-    def _arguments(self, chunk: Sequence[Message]) -> tuple[str, RecordDict, list[Client]]:
-        clients = [self._clients[message.metadata.dst_node_id - 1] for message in chunk]
-        return chunk[0].metadata.message_type, chunk[0].content, clients
-
     def close(self) -> None:
         """Stop the workers and the progress reports."""
         set_progress_sink(None)
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def _start_workers(self) -> None:
-        self._reports, self._pool = _pool(self._workers)
-        self._broken = False
+        if self._workers is not None:
+            self._workers.close()
 
     # The rest of Flower's interface.
 
@@ -193,6 +185,17 @@ class LocalGrid(Grid):
         raise NotImplementedError("not supported by the local engine; use send_and_receive")
 
 
+class SummingGrid(LocalGrid):
+    """A :class:`LocalGrid` that sums clipped updates where they are computed, wherever the mechanism sums them.
+
+    The replies then never become messages. The models are those of :class:`LocalGrid` up to the order of sums.
+    """
+
+    def send_and_sum(self, messages: Iterable[Message], new_sums: NewSums) -> Iterator[Message | PartialSums]:
+        """See :class:`coterie.rounds.SupportsSums`."""
+        return self._run(self._numbered(messages), new_sums)
+
+
 def _identify() -> None:
     """Set the node id of messages that this process creates; Flower has no public interface for it outside a run."""
     from flwr.common.constant import SUPERLINK_NODE_ID
@@ -202,20 +205,11 @@ def _identify() -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
 
 
-def _pool(workers: int) -> tuple[Any, ProcessPoolExecutor]:
-    """Start the workers; return their queue of progress reports and their pool."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["coterie.client.handlers"])  # torch is imported once for all workers
-    reports = context.Queue()
-    return reports, ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(reports,))
-
-
-def _prepare(reports: Any) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    reports.cancel_join_thread()  # the reader may be gone
-    set_progress_sink(reports.put)
+def _reply(message: Message, content: ReplyOrError | Exception) -> Message:
+    if not isinstance(content, Exception):
+        return Message(content, reply_to=message)
+    log(WARNING, "client %s failed: %s", message.metadata.dst_node_id - 1, printable(content))
+    return Message(Error(_CLIENT_FAILED, printable(f"{type(content).__name__}: {content}")), reply_to=message)
 
 
 def _read(file: StateFile) -> _State:
@@ -225,8 +219,11 @@ def _read(file: StateFile) -> _State:
         return None
 
 
-def _handle(message_type: str, content: RecordDict, clients: list[Client]) -> Sequence[ReplyOrError]:
-    return HANDLERS[message_type](content, clients)
+def _handle(content: RecordDict, message_type: str, clients: list[Client], new_sums: NewSums | None) -> _Replies:
+    if new_sums is None:
+        return HANDLERS[message_type](content, clients), None
+    sums = new_sums()
+    return train_and_sum(content, clients, sums), sums
 
 
 def _runs_one_by_one(message: Message) -> bool:

@@ -28,6 +28,7 @@ from coterie.privacy.plan import (
     ReleasedPoints,
     ReleasedSums,
     ReleasedUpdates,
+    Summed,
 )
 from coterie.privacy.randomness import Streams, gaussian
 from coterie.privacy.record import SELECTIONS, PricedRequest, Pricing, RecordPlan, ReleaseSpec
@@ -67,6 +68,7 @@ __all__ = [
     "ReleasedUpdates",
     "SharedBudget",
     "Streams",
+    "Summed",
     "calibrate",
     "certificate",
     "check_clip_norm",

@@ -44,7 +44,7 @@ def clip_rows(updates: npt.ArrayLike, clip_norm: float) -> FloatArray:
     rows = _finite_rows(updates)
     if math.isinf(clip_norm):
         return rows
-    directions, lengths, _, long = _measured(rows, clip_norm)
+    directions, lengths, _, long = _measured(rows, clip_norm, is_float32=_is_float32(updates))
     rows[long] = directions[long] * (clip_norm * (1 - _MARGIN) / lengths[long])[:, None]
     return rows
 
@@ -59,27 +59,35 @@ def clip_to_unit(updates: npt.ArrayLike, clip_norm: float) -> FloatArray:
     rows = _finite_rows(updates)
     if math.isinf(clip_norm):
         return rows
-    directions, lengths, ratio, long = _measured(rows, clip_norm)
+    directions, lengths, ratio, long = _measured(rows, clip_norm, is_float32=_is_float32(updates))
     directions *= np.where(long, (1 - _MARGIN) / lengths, ratio)[:, None]
     return directions
 
 
 def _finite_rows(updates: npt.ArrayLike) -> FloatArray:
     """Return a float64 copy with zeros in rows that contain NaN or Inf."""
-    rows = np.array(updates, dtype=np.float64)
-    rows[~np.isfinite(rows).all(axis=1)] = 0.0
+    given = np.asarray(updates)
+    rows = np.array(given, dtype=np.float64)
+    rows[~np.isfinite(given).all(axis=1)] = 0.0
     return rows
 
 
-def _measured(rows: FloatArray, clip_norm: float) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.bool_]]:
-    """Return rows divided by their largest entry, their norms, the ratio of that entry to C, and which rows exceed C.
+def _measured(
+    rows: FloatArray, clip_norm: float, *, is_float32: bool
+) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.bool_]]:
+    """Return rows divided by their scale, their norms, the ratio of that scale to C, and which rows exceed C.
 
-    The squares of 1e200 overflow and those of 1e-200 vanish, so rows are divided by their largest entry first.
+    The squares of 1e200 overflow and those of 1e-200 vanish, so rows are divided by their largest entry first. Those
+    of float32 numbers, 1e-90 to 1e77, do neither: the scale is 1.
     """
-    largest = np.abs(rows).max(axis=1, initial=0.0)
-    directions = rows / np.where(largest > 0, largest, 1.0)[:, None]
-    lengths = np.maximum(np.linalg.norm(directions, axis=1), 1.0)  # below 1 for zero rows only
+    scale = np.ones(len(rows)) if is_float32 else np.abs(rows).max(axis=1, initial=0.0)
+    directions = rows if is_float32 else rows / np.where(scale > 0, scale, 1.0)[:, None]
+    lengths = np.sqrt(np.einsum("ij,ij->i", directions, directions))
     with np.errstate(over="ignore"):
-        ratio = largest / clip_norm  # inf counts as too long
+        ratio = scale / clip_norm  # inf counts as too long
         long = lengths * ratio > 1 - _MARGIN
-    return directions, lengths, np.where(long, 1.0, ratio), long
+    return directions, np.where(long, lengths, 1.0), np.where(long, 1.0, ratio), long
+
+
+def _is_float32(updates: npt.ArrayLike) -> bool:
+    return isinstance(updates, np.ndarray) and updates.dtype == np.float32

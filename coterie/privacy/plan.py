@@ -11,11 +11,12 @@ round:
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -34,6 +35,8 @@ IntArray = npt.NDArray[np.int64]
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
+# Numbers that are clipped at once: 512 kB in float64, which fit a core's cache.
+_BLOCK = 1 << 16
 # Largest number of bytes of collected updates in memory.
 _SPOOL = 1 << 28
 
@@ -61,8 +64,13 @@ class Contributions(ABC):
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
         """Add one client's contribution: slot in the cohort, chosen label, redrawn label, update."""
 
+    @property
+    def partial(self) -> Callable[[], Summed] | None:
+        """Creates an empty container in which another process sums contributions; None: each must be added here."""
+        return None
+
     def _clipped(self, update: npt.ArrayLike) -> FloatArray:
-        rows = np.broadcast_to(np.asarray(update, dtype=np.float64), (self.draws, self.size))
+        rows = np.broadcast_to(np.asarray(update), (self.draws, self.size))
         return clip_to_unit(rows, self.plan.clip_norm)
 
 
@@ -85,6 +93,32 @@ class Summed(Contributions):
         self.sums[:, 0, : self.shared] += clipped[:, : self.shared]
         self.sums[every, redrawn_label, self.shared :] += clipped[:, self.shared :]
         self.counts[every, label] += 1
+
+    def add_rows(self, labels: IntArray, redrawn_labels: IntArray, updates: npt.NDArray[np.float32]) -> None:
+        """Add the contributions of n clients in one draw.
+
+        Args:
+            labels: (n,) chosen labels.
+            redrawn_labels: (n,) redrawn labels.
+            updates: (n, d).
+        """
+        sums, many = self.sums[0], max(1, _BLOCK // max(self.size, 1))
+        for begin in range(0, len(updates), many):
+            clipped = clip_to_unit(updates[begin : begin + many], self.plan.clip_norm)
+            for label, row in zip(redrawn_labels[begin : begin + many], clipped, strict=True):
+                sums[0, : self.shared] += row[: self.shared]
+                sums[label, self.shared :] += row[self.shared :]
+        self.counts[0] += np.bincount(labels, minlength=self.plan.num_clusters)
+
+    @property
+    def partial(self) -> Callable[[], Summed]:
+        """Creates an empty container, to be merged into this one."""
+        return functools.partial(Summed, self.plan, self.size, self.draws, self.shared)
+
+    def merge(self, partial: Summed) -> None:
+        """Add sums and counts of other clients."""
+        self.sums += partial.sums
+        self.counts += partial.counts
 
 
 class Collected(Contributions):

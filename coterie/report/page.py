@@ -282,9 +282,10 @@ def _scores(run: Run) -> list[_Tile]:
     groups = [
         (accuracy, group) for group, accuracy in enumerate(outcome["group_accuracy"] or ()) if accuracy is not None
     ]
-    matched = outcome["clustering_accuracy"]
+    matched, sampled = outcome["clustering_accuracy"], outcome["evaluated_clients"]
+    of = f"{sampled} clients, drawn at random" if sampled else "clients"
     return [
-        _Tile("Accuracy", formats.percent(outcome["accuracy"]), "mean over clients, each with its own model"),
+        _Tile("Accuracy", formats.percent(outcome["accuracy"]), f"mean over {of}, each with its own model"),
         _Tile(
             "Worst group", formats.percent(outcome["worst_group_accuracy"]), f"group {min(groups)[1]}" if groups else ""
         ),

@@ -36,6 +36,8 @@ def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> T
         table.add_row(label, value)
     if result.get("diagnostics") and (certificate.get("unit") or "none") != "none":
         table.add_row("", Text("exact diagnostics: outside the guarantee", "yellow"))
+    if scores.get("evaluated_clients"):
+        table.add_row("", Text(f"of {scores['evaluated_clients']} clients, drawn at random"))
     if found := formats.mixture(result.get("notes")):
         table.add_row("Mixture", found)
     table.add_section()

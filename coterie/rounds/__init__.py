@@ -4,7 +4,7 @@ from coterie.rounds.aggregation import AGGREGATORS, Aggregator
 from coterie.rounds.averaging import Averaging
 from coterie.rounds.context import RunContext, Statistics, StrategyError
 from coterie.rounds.evaluation import SERVER_KEYS, EvaluationExchange, mean_of_clients
-from coterie.rounds.exchange import Exchange, MessageBatch
+from coterie.rounds.exchange import Exchange, MessageBatch, PartialSums, SupportsSums
 from coterie.rounds.loop import RoundsStrategy, await_clients, run_rounds
 from coterie.rounds.phases import Phase, PointsPhase, SumsPhase, UpdatesPhase
 from coterie.rounds.recorder import Checkpoint, NullRecorder, Recorder
@@ -21,6 +21,7 @@ __all__ = [
     "Exchange",
     "MessageBatch",
     "NullRecorder",
+    "PartialSums",
     "Phase",
     "PointsPhase",
     "Recorder",
@@ -29,6 +30,7 @@ __all__ = [
     "Statistics",
     "StrategyError",
     "SumsPhase",
+    "SupportsSums",
     "UpdatesPhase",
     "await_clients",
     "mean_of_clients",

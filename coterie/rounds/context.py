@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import RecordDict
 
-from coterie.messages import Layout, payload
+from coterie.messages import Layout, payload, update_payload
 from coterie.privacy import Ledger, Plan, Streams, redraw_matrix
 from coterie.rounds.aggregation import Aggregator
 from coterie.rounds.registry import ClientRegistry
@@ -54,6 +54,12 @@ class Statistics:
         """Count a reply."""
         self.traffic["messages_up"] += 1
         self.traffic["bytes_up"] += payload(content) if isinstance(content, RecordDict) else 0
+
+    def summed(self, count: int, layout: Layout) -> None:
+        """Count valid replies, summed where their clients are simulated, as if each were a message."""
+        self.traffic["messages_up"] += count
+        self.traffic["bytes_up"] += count * update_payload(layout)
+        self.accepted += count
 
     def drop(self, reason: str) -> None:
         """Count a dropped reply."""

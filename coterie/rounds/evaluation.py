@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import WARNING
 from typing import Any
@@ -46,7 +46,7 @@ SERVER_KEYS = frozenset(
 
 
 class EvaluationExchange:
-    """A request for diagnostics to every registered client, with all k models or each client's own.
+    """A request for diagnostics to registered clients, with all k models or each client's own.
 
     Args:
         run: the run.
@@ -55,6 +55,7 @@ class EvaluationExchange:
         models: (k, d).
         assignments: see :class:`~coterie.rounds.exchange.MessageBatch`.
         aggregate: computes the metrics of all replies. A :class:`~coterie.wire.Summary` receives valid replies only.
+        clients: the recipients.
     """
 
     def __init__(
@@ -65,9 +66,10 @@ class EvaluationExchange:
         models: Models,
         assignments: Mapping[int, int] | None,
         aggregate: Callable[[Sequence[Any]], MetricRecord],
+        clients: Collection[int],
     ) -> None:
         self._run, self._aggregate = run, aggregate
-        self.batch = MessageBatch(run, replace(request, round=number), models, assignments, sorted(run.registry.nodes))
+        self.batch = MessageBatch(run, replace(request, round=number), models, assignments, clients)
 
     def collect(
         self, replies: Iterable[Message], num_clusters: int, *, private: bool = False, optional: bool = False

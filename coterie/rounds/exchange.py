@@ -7,10 +7,10 @@ reply even if this server fails, and a server that resumes sends the same reques
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import Any, Generic
+from typing import Any, Generic, Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -18,9 +18,9 @@ from flwr.common.logger import log
 
 from coterie.logs import printable
 from coterie.messages import CONFIG, MODELS, ReplyError, pack_models
-from coterie.privacy import Permit, Pricing
+from coterie.privacy import Permit, Pricing, Summed
 from coterie.rounds.context import Models, RunContext, StrategyError
-from coterie.rounds.phases import C, IntArray, Phase, R
+from coterie.rounds.phases import C, IntArray, Phase, R, SumsPhase
 from coterie.wire import Request, TrainRequest, digest
 
 
@@ -99,7 +99,10 @@ class MessageBatch:
 
     def client_of(self, reply: Message) -> int | None:
         """The client whose message this replies to; None if there is none."""
-        message_id = reply.metadata.reply_to_message_id
+        return self.recipient(reply.metadata.reply_to_message_id)
+
+    def recipient(self, message_id: str) -> int | None:
+        """The client that received a message; None if there is none of this id."""
         if message_id not in self._clients:  # Flower assigns ids when it sends messages
             self._clients = {message.metadata.message_id: client for client, message in self.messages.items()}
         return self._clients.get(message_id)
@@ -131,6 +134,34 @@ def batch_digest(run: RunContext, request: Request, models: Models, assignments:
     message = message_content(run, pack_models(models, run.layout), request)
     pairs = None if assignments is None else sorted(assignments.items())
     return hashlib.sha256(f"{digest(request.message_type, message)} {pairs}".encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """Sums of the updates of some clients, computed where they are simulated; never received over a network.
+
+    Attributes:
+        sums: of the clipped updates.
+        messages: the requests that they reply to.
+    """
+
+    sums: Summed
+    messages: Sequence[Message]
+
+
+@runtime_checkable
+class SupportsSums(Protocol):
+    """A grid that simulates clients and sums their updates itself, so that k x d numbers come back, not n x d."""
+
+    def send_and_sum(
+        self, messages: Iterable[Message], new_sums: Callable[[], Summed]
+    ) -> Iterator[Message | PartialSums]:
+        """Yield partial sums, and the replies of clients that failed or whose updates are to be dropped.
+
+        Args:
+            messages: requests to train.
+            new_sums: creates an empty container, in this or in another process.
+        """
 
 
 class Exchange(Generic[C, R]):
@@ -172,6 +203,18 @@ class Exchange(Generic[C, R]):
                 self._run.statistics.accepted += 1
             except ReplyError as error:
                 self.batch.drop(client, str(error))
+
+    @property
+    def new_sums(self) -> Callable[[], Summed] | None:
+        """Creates an empty container, where the replies may be summed elsewhere; None: each must be collected."""
+        return self._contributions.partial if isinstance(self._phase, SumsPhase) else None
+
+    def merge(self, partial: PartialSums) -> set[int | None]:
+        """Add the sums of some clients, as :meth:`collect` adds each of their replies; return the clients."""
+        assert isinstance(self._contributions, Summed)
+        self._contributions.merge(partial.sums)
+        self._run.statistics.summed(len(partial.messages), self._run.layout)
+        return {self.batch.recipient(message.metadata.message_id) for message in partial.messages}
 
     def release(self) -> R:
         """Charge, unless that is done, and release.

@@ -23,7 +23,7 @@ from coterie.messages import Layout, pack_models, unpack_models
 from coterie.privacy import BudgetError, Event, Ledger, Plan, epsilon
 from coterie.rounds.averaging import Averaging
 from coterie.rounds.context import Models, Statistics, StrategyError
-from coterie.rounds.exchange import MessageBatch
+from coterie.rounds.exchange import Exchange, MessageBatch, PartialSums, SupportsSums
 from coterie.rounds.recorder import Checkpoint, Recorder
 from coterie.rounds.registry import ClientRegistry
 
@@ -65,6 +65,11 @@ class RoundsStrategy(Strategy):
     @abstractmethod
     def open_batch(self) -> MessageBatch | None:
         """The messages of the open exchange; None between exchanges."""
+
+    @property
+    @abstractmethod
+    def open_sums(self) -> Exchange[Any, Any] | None:
+        """The open exchange if the replies may be summed where the clients are simulated."""
 
     @abstractmethod
     def initial_models(self, models: Models) -> Models:
@@ -214,7 +219,7 @@ def _train(
     """Run exchanges until the models of the round are there."""
     while True:
         messages = strategy.configure_train(number, arrays, config, grid)
-        replies = _replies(strategy, grid, number, strategy.open_batch, messages, timeout)
+        replies = _replies(strategy, grid, number, strategy.open_batch, strategy.open_sums, messages, timeout)
         updated, metrics = strategy.aggregate_train(number, replies)
         if updated is not None:
             return updated, metrics
@@ -225,10 +230,13 @@ def _replies(
     grid: Grid,
     number: int,
     batch: MessageBatch | None,
+    sums: Exchange[Any, Any] | None,
     messages: Iterable[Message],
     timeout: float,
 ) -> Iterator[Message]:
     """Replies in order of arrival; silent clients receive the request again if replies are too few.
+
+    Partial sums of simulated clients are merged into the exchange ``sums`` and are not yielded.
 
     Raises:
         StrategyError: too few replies after all attempts.
@@ -240,7 +248,11 @@ def _replies(
     least = 0 if strategy.plan.unit == "client" else math.ceil(strategy.min_replies * len(messages) - 1e-9)
     silent = set(batch.messages)
     for attempt in range(1, _ATTEMPTS + 1):
-        for reply in grid.send_and_receive(_timed(messages, timeout), timeout=timeout):
+        for reply in _received(grid, sums, _timed(messages, timeout), timeout):
+            if isinstance(reply, PartialSums):
+                assert sums is not None
+                silent -= sums.merge(reply)
+                continue
             if least and reply.has_error() and reply.error.code in TRANSPORT_ERRORS:
                 continue
             if (client := batch.client_of(reply)) is not None:
@@ -257,6 +269,15 @@ def _replies(
         f"round {number}: no reply from clients {sorted(silent)} after {_ATTEMPTS} attempts, with min-replies = "
         f"{strategy.min_replies:g}; completed rounds are saved: check the clients, then resume"
     )
+
+
+def _received(
+    grid: Grid, sums: Exchange[Any, Any] | None, messages: list[Message], timeout: float
+) -> Iterator[Message | PartialSums]:
+    new_sums = None if sums is None else sums.new_sums
+    if new_sums is not None and isinstance(grid, SupportsSums):
+        return grid.send_and_sum(messages, new_sums)
+    return iter(grid.send_and_receive(messages, timeout=timeout))
 
 
 def _timed(messages: Iterable[Message], timeout: float) -> list[Message]:

@@ -174,6 +174,10 @@ def _table(kind: type[S], values: Mapping[str, Any]) -> S:
 # ---- the configuration ------------------------------------------------------------------------------------
 
 
+# Clients that evaluate models in a simulation of more, unless a number is set.
+_EVALUATED = 200
+
+
 class RunConfig:
     """A validated configuration: one object per table of settings, and derived values.
 
@@ -195,7 +199,10 @@ class RunConfig:
         self._read(values)
         self._evaluation_warning = ""
         if self.evaluation.evaluate is None:
-            self._read({**values, "evaluation.evaluate": self._automatic_evaluation(deployed)})
+            values = {**values, "evaluation.evaluate": self._automatic_evaluation(deployed)}
+            self._read(values)
+        if self.evaluation.evaluate_clients is None:
+            self._read({**values, "evaluation.evaluate-clients": self._sampled_clients(deployed)})
         self._check_effective(given)
         self._check_combinations()
 
@@ -407,6 +414,11 @@ class RunConfig:
             return "off"
         return "private"
 
+    def _sampled_clients(self, deployed: bool) -> int:
+        """The value of ``evaluate-clients = "auto"``."""
+        exact = self.evaluation.evaluate == "diagnostic" and self.method.produces == "models"
+        return _EVALUATED if exact and not deployed and self.data.clients > _EVALUATED else 0
+
     def _check_effective(self, given: Mapping[str, Any]) -> None:
         """Check that all given settings have an effect.
 
@@ -469,6 +481,12 @@ class RunConfig:
             )
 
     def _check_evaluation(self) -> None:
+        sampled = self.evaluation.evaluate_clients
+        if sampled and (self.evaluation.evaluate != "diagnostic" or self.method.produces == "labels"):
+            raise ConfigError(
+                f"evaluate-clients = {sampled} has no effect: only diagnostics of models read a sample of clients; set "
+                "it to 0, or evaluate to diagnostic"
+            )
         if self.evaluation.evaluate != "private":
             return
         if self.privacy.privacy_unit == "none":

@@ -239,8 +239,9 @@ def _diagnostics(config: RunConfig) -> list[str]:
         return always
     if config.method.produces == "labels":
         return ["numbers of records by label and class, exact, and the scores of these", *always]
+    sampled = f"of {evaluation.evaluate_clients} clients, " if evaluation.evaluate_clients else ""
     return [
-        "accuracies on clients' held-out data and training losses, exact, every "
+        f"{sampled}accuracies on clients' held-out data and training losses, exact, every "
         f"{evaluation.evaluate_every} rounds and at the end",
         "groups found, clustering accuracy, NMI and kappa, from clients' exact labels",
         *always,

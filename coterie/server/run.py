@@ -94,6 +94,7 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         streams=streams,
         evaluate="private" if evaluation.evaluate == "private" else "diagnostic",
         evaluate_every=evaluation.evaluate_every if evaluation.evaluate != "off" else 0,
+        evaluate_clients=evaluation.evaluate_clients or 0,
         recorder=folder,
         resume_from=folder.resumed,
         evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
@@ -152,6 +153,8 @@ def _diagnostics(
         exact["confusion"] = np.reshape(evaluation["confusion"], (-1, groups)).tolist()
     if groups and config.method.produces == "models":
         exact["groups"] = groups
+    if config.evaluation.evaluate_clients:
+        exact["evaluated_clients"] = min(config.evaluation.evaluate_clients, config.data.clients)
     return {"about": OUTSIDE, "round": last, **exact}
 
 

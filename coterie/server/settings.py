@@ -43,7 +43,13 @@ class EvaluationSettings(Settings):
         "diagnostic in a simulation and without privacy, else private at client level and off at record level",
         choices=("diagnostic", "private", "off"),
     )
-    evaluate_every: int = setting(5, "rounds between two evaluations on all clients", at_least=1)
+    evaluate_every: int = setting(5, "rounds between two evaluations", at_least=1)
+    evaluate_clients: int | None = setting(
+        None,
+        "clients that evaluate the models, drawn once at random; 0: all; auto: at most 200 for diagnostics in a "
+        "simulation, otherwise all",
+        at_least=0,
+    )
     evaluate_noise: float = setting(
         0.01, "standard deviation of the noise on a private mean accuracy", above=0, at_most=1
     )

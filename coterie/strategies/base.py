@@ -84,6 +84,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
         evaluate: "diagnostic", exact and outside every guarantee, or "private", noisy and charged; the plan must then
             include as many ``evaluations`` as :meth:`evaluations` returns.
         evaluate_every: number of rounds between evaluations; the last round is always evaluated. 0: never.
+        evaluate_clients: number of clients that evaluate exactly, drawn once at random; 0: all.
         recorder: stores checkpoints and metrics.
         resume_from: a checkpoint of the same run.
         evaluate_metrics_aggr_fn: aggregates evaluation replies to one MetricRecord; default: mean over clients of every
@@ -126,6 +127,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
         rebalance_train: str = "own",
         evaluate: str = "diagnostic",
         evaluate_every: int = 1,
+        evaluate_clients: int = 0,
         recorder: Recorder | None = None,
         resume_from: Checkpoint | None = None,
         evaluate_metrics_aggr_fn: Callable[[Sequence[Any]], MetricRecord] = mean_of_clients,
@@ -151,6 +153,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
         self.rebalance_train = rebalance_train
         self.evaluate = evaluate
         self.evaluate_every = evaluate_every
+        self.evaluate_clients = 0 if evaluate == "private" else evaluate_clients
         self.recorder: Recorder = recorder or NullRecorder()
         self.resume_from = resume_from
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
@@ -163,6 +166,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
         self.registry = ClientRegistry(plan.clients, registration_timeout)
         self.statistics = Statistics()
         self.client_config: Mapping[str, Any] = {}
+        self._evaluation_order: npt.NDArray[np.int64] | None = None
         self._open = _Open()
 
     # ---- tools for methods --------------------------------------------------------------------------------
@@ -266,6 +270,13 @@ class ClusteredStrategy(Method, RoundsStrategy):
         """The messages of the open exchange; None between exchanges."""
         return self._open.exchange.batch if self._open.exchange else None
 
+    @property
+    def open_sums(self) -> Exchange[Any, Any] | None:
+        """The open exchange if its replies may be summed where clients are simulated; not if a subclass reads them."""
+        exchange = self._open.exchange
+        reads = type(self).aggregate_train is not ClusteredStrategy.aggregate_train
+        return exchange if isinstance(exchange, Exchange) and not reads else None
+
     def close_exchange(self, kind: type[E]) -> E | None:
         """Close and return the open exchange; None if none of this kind is open."""
         exchange, self._open.exchange = self._open.exchange, None
@@ -350,8 +361,20 @@ class ClusteredStrategy(Method, RoundsStrategy):
             models,
             self.assignments(server_round),
             self.evaluate_metrics_aggr_fn,
+            self._evaluating(),
         )
         return list(exchange.batch.messages.values())
+
+    def _evaluating(self) -> list[int]:
+        """The registered clients that evaluate, of an order drawn once."""
+        present = sorted(self.registry.nodes)
+        if not 0 < self.evaluate_clients < len(present):
+            return present
+        if self._evaluation_order is None:
+            rng = self.streams.stream("evaluation-clients")
+            self._evaluation_order = rng.permutation(self.plan.clients)
+        found = [client for client in self._evaluation_order.tolist() if client in self.registry.nodes]
+        return sorted(found[: self.evaluate_clients])
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Diagnostics of the clients, outside every guarantee; or their noisy mean accuracy, which is charged."""

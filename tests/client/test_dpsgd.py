@@ -337,7 +337,7 @@ def test_a_pass_that_was_broken_off_does_not_reach_the_next(monkeypatch):
 
     expected = call()
     with monkeypatch.context() as patch:
-        patch.setattr(dpsgd, "_example_loss", broken_off)
+        patch.setattr(dpsgd, "example_loss", broken_off)
         with pytest.raises(KeyboardInterrupt):
             call()
     np.testing.assert_array_equal(call(), expected)

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from coterie import models as networks
-from coterie.client import LocalTrainingConfig, losses, penalties, train, training
+from coterie.client import LocalTrainingConfig, losses, penalties, sgd, train, training
 from coterie.client.penalties import Penalty
-from coterie.client.training import accuracies
+from coterie.client.scores import accuracies
 from coterie.datasets import Shard, TestSet
 from coterie.messages import Layout
 
@@ -70,10 +70,9 @@ def test_the_memory_format_changes_no_update(network, form, monkeypatch):
             network, layout, start, shards, [np.random.default_rng(i) for i in range(2)], config, batched=False
         )
 
-    assert training._memory_format(network, (3, 8, 8), "cpu") is getattr(torch, form)
+    assert sgd.fast_network(network, (3, 8, 8), "cpu")[1] is getattr(torch, form)
     fast = updates()
-    monkeypatch.setattr(training, "_memory_format", lambda *given: torch.contiguous_format)
-    network.to(memory_format=torch.contiguous_format)
+    monkeypatch.setattr(sgd, "fast_network", lambda model, *given: (model, torch.contiguous_format))
     plain = updates()
     assert np.abs(plain).max() > 0.01
     np.testing.assert_allclose(fast, plain, atol=1e-6)

@@ -348,7 +348,10 @@ class Wary(LocalGrid):
 
     def __init__(self, folder, diagnostics=False):
         super().__init__(CLIENTS)
-        self._clients = [Client(i, str(folder), (5.0, 1e-4), diagnostics) for i in range(CLIENTS)]
+        self._folder, self._diagnostics = str(folder), diagnostics
+
+    def _client(self, client_id):
+        return Client(client_id, self._folder, (5.0, 1e-4), self._diagnostics)
 
 
 def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):

@@ -1,0 +1,116 @@
+"""Worker processes of the local engine, with one thread each.
+
+The content of a message is written once to a file in memory or on disk, and every worker reads it once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import pickle
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flwr.app import RecordDict
+
+from coterie.progress import ProgressCallback, drain_progress, set_progress_sink
+
+T = TypeVar("T")
+
+# Seconds between polls for progress reports of workers.
+_POLL = 0.2
+
+
+class Workers:
+    """A pool of processes, which is started anew after one has died.
+
+    Args:
+        count: number of processes.
+        progress: called with their progress reports.
+    """
+
+    def __init__(self, count: int, progress: ProgressCallback) -> None:
+        self._count, self._progress = count, progress
+        self._folder = tempfile.TemporaryDirectory(prefix="coterie-")
+        self._contents: dict[int, tuple[RecordDict, Path]] = {}
+        self._numbers = itertools.count()
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["coterie.client.handlers"])  # torch is imported once for all workers
+        self._reports = context.Queue()
+        self._pool = ProcessPoolExecutor(
+            self._count, mp_context=context, initializer=_prepare, initargs=(self._reports,)
+        )
+        self._broken = False
+
+    def submit(self, call: Callable[..., T], content: RecordDict, *arguments: Any) -> Future[T]:
+        """Return the future result of ``call(content, *arguments)`` in a worker."""
+        if self._broken:
+            self._pool.shutdown(cancel_futures=True)
+            self._start()
+        try:
+            return self._pool.submit(_call, call, self._published(content), *arguments)
+        except BrokenProcessPool as error:
+            future: Future[T] = Future()
+            future.set_exception(error)
+            return future
+
+    def result(self, future: Future[T]) -> T:
+        """Wait for a result, and pass on progress reports.
+
+        Raises:
+            BrokenProcessPool: a worker died.
+        """
+        while not wait([future], _POLL).done:
+            for report in drain_progress(self._reports):
+                self._progress(report)
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            self._broken = True
+            raise
+
+    def forget(self) -> None:
+        """Delete the published contents."""
+        for _, path in self._contents.values():
+            path.unlink()
+        self._contents.clear()
+
+    def close(self) -> None:
+        """Stop the processes."""
+        self._pool.shutdown(cancel_futures=True)
+        self._folder.cleanup()
+
+    def _published(self, content: RecordDict) -> Path:
+        if id(content) not in self._contents:  # kept, so that no other object takes its id
+            path = Path(self._folder.name, str(next(self._numbers)))
+            with path.open("wb") as file:
+                pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
+            self._contents[id(content)] = content, path
+        return self._contents[id(content)][1]
+
+
+def _prepare(reports: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    reports.cancel_join_thread()  # the reader may be gone
+    set_progress_sink(reports.put)
+
+
+@lru_cache(maxsize=1)
+def _content(path: Path) -> RecordDict:
+    with path.open("rb") as file:
+        content: RecordDict = pickle.load(file)
+    return content
+
+
+def _call(call: Callable[..., T], path: Path, *arguments: Any) -> T:
+    return call(_content(path), *arguments)
