@@ -7,7 +7,7 @@ network is a chain of such layers.
 :class:`GhostClipping` supports other networks, one client at a time. A layer with weights shared by T positions
 (convolutions, sequences) has the gradient Σ_t g_t a_tᵀ. Its squared norm is Σ_{t,s} (g_t·g_s) (a_t·a_s) (Li et al.,
 arXiv:2110.05679; Bu et al., arXiv:2205.10683), which is cheaper than the gradient if T is small; otherwise the gradient
-of that layer alone is materialised. Nothing else is: the backward pass computes no gradients of parameters.
+of that layer alone is materialised. The backward pass computes no gradients of parameters.
 """
 
 from __future__ import annotations
