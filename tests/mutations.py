@@ -173,10 +173,17 @@ MUTATIONS = [
         f"{_RECORDS}::test_what_is_shipped_holds_and_the_attacks_have_power",
     ),
     Mutation(
+        "positions that cancel hide from the norm",
+        "coterie/client/ghost.py",
+        "torch.maximum(squares, spread / _MAX_CANCELLATION**2)",
+        "squares",
+        "tests/client/test_ghost.py::test_positions_that_cancel_cannot_hide_from_the_norm",
+    ),
+    Mutation(
         "NaN passes the clip",
         f"{_PRIVACY}/clipping.py",
-        "rows[~np.isfinite(rows).all(axis=1)] = 0.0",
-        "rows[np.isinf(rows).any(axis=1)] = 0.0",
+        "rows[~np.isfinite(given).all(axis=1)] = 0.0",
+        "rows[np.isinf(given).any(axis=1)] = 0.0",
         f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
     ),
     Mutation(

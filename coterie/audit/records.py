@@ -28,6 +28,12 @@ _RECORDS = 4
 _LR = 0.05
 # Tolerance for float32 gradients and updates rounded to float32.
 _ROUNDING = 1e-5
+# Implementations of DP-SGD (client/dpsgd.py).
+_MODES = {
+    "batched clients": {"batched": True},
+    "sequential clients": {"batched": False},
+    "sequential clients by Opacus": {"batched": False, "ghost": False},
+}
 
 
 def audit_records(streams: Streams, replies: int) -> list[Finding]:
@@ -43,7 +49,7 @@ def audit_records(streams: Streams, replies: int) -> list[Finding]:
     ]
     return [
         *(_gradients(*attack, streams, number) for number, attack in enumerate(attacks)),
-        *(_measure_shift(batched) for batched in (True, False)),
+        *(_measure_shift(mode) for mode in _MODES),
         _losses(streams, replies),
         _selections(streams, 2 * replies),
     ]
@@ -85,13 +91,13 @@ def _updates(
     coins: np.random.Generator,
     noise: np.random.Generator,
     count: int = 1,
-    batched: bool = True,
+    mode: str = "batched clients",
 ) -> FloatArray:
     """Return replies (count, d) of clients that differ only in randomness, in units of one clipped gradient's step."""
     network, layout, start = _network()
     starts, shards = np.repeat(start, count, axis=0), [_shard(victim)] * count
     moved = train_privately(
-        network, layout, starts, shards, [coins] * count, [noise] * count, [settings] * count, batched=batched
+        network, layout, starts, shards, [coins] * count, [noise] * count, [settings] * count, **_MODES[mode]
     )
     return moved.astype(np.float64) / settings.step_size
 
@@ -115,22 +121,21 @@ def _gradients(attack: str, plan: RecordPlan, replies: int, streams: Streams, pl
     return dominance_test(_MECHANISM, attack, events, (worlds[0], worlds[1]))
 
 
-def _victim_gradient(plan: RecordPlan, batched: bool = True) -> FloatArray:
+def _victim_gradient(plan: RecordPlan, mode: str = "batched clients") -> FloatArray:
     """Return the difference (d,) of noiseless full-batch steps with and without the victim."""
     settings = replace(_settings(plan), batch_size=_RECORDS, noise_multiplier=0.0)
     rng = np.random.default_rng(0)
-    there, gone = (_updates(settings, victim, rng, rng, batched=batched)[0] for victim in (True, False))
+    there, gone = (_updates(settings, victim, rng, rng, mode=mode)[0] for victim in (True, False))
     return np.asarray(there - gone)
 
 
-def _measure_shift(batched: bool) -> Finding:
+def _measure_shift(mode: str) -> Finding:
     """Measure the maximum influence of one record on a sum of gradients of every length, without noise."""
     norm = 200 * math.sqrt(2)  # of the victim's gradient, nearly
     norms = [norm / length for length in (*np.linspace(0.9, 1.3, 41), 2.0, 100.0)]
     moved = [
-        np.linalg.norm(_victim_gradient(_plan(batch_size=1, clip_norm=c, noise_multiplier=1.0), batched)) for c in norms
+        np.linalg.norm(_victim_gradient(_plan(batch_size=1, clip_norm=c, noise_multiplier=1.0), mode)) for c in norms
     ]
-    mode = "batched clients" if batched else "sequential clients"
     violated = not max(moved) <= 1 + _ROUNDING
     return Finding(_MECHANISM, f"gradient of any norm ({mode})", "mu", 1.0, float(max(moved)), (), violated)
 

@@ -6,8 +6,9 @@
         theta ← theta - lr (c (g / c + N(0, z² I)) / b + ∇ penalty(theta))
 
 b = N is a full batch. The penalty reads theta and its start alone (client/penalties.py); by default there is none.
-The sequential implementation takes per-record gradients of any network from Opacus, and is the reference for the
-batched one, which trains all clients at once if the network is a chain of linear layers.
+The reference takes per-record gradients of any network from Opacus. Networks of common layers are clipped without
+materialised gradients (client/ghost.py): all clients at once if the network is a chain of linear layers, otherwise one
+after the other.
 
 ε assumes real numbers. Norms and sums are float64, so that one record changes a sum by at most c. Gradients of a record
 are float32, and their last bits may depend on the other records of the physical batch.
@@ -18,17 +19,17 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from coterie.client.ghost import clip_factors, clipped_sums
+from coterie.client.ghost import GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.sgd import example_loss
 from coterie.client.training import is_chain, padded
@@ -62,7 +63,8 @@ class DPSGD:
         noise_multiplier: z; noise z c is added to the sum of clipped gradients. 0: no privacy.
         device: torch device; it must support float64.
         penalty: on the distance to the start.
-        memory_mb: limit for per-record gradients; it sets the physical batch size, which is at least 1.
+        memory_mb: limit for per-record gradients, or for the inputs and outputs of layers from which ghost clipping
+            computes their sum; it sets the physical batch size, which is at least 1.
 
     Raises:
         ValueError: a number is out of range.
@@ -117,6 +119,7 @@ def train_privately(
     settings: Sequence[DPSGD],
     *,
     batched: bool,
+    ghost: bool = True,
 ) -> Vectors:
     """Train all clients by DP-SGD, and return their updates (trained minus start).
 
@@ -129,15 +132,18 @@ def train_privately(
         noises: n generators, for noise; cryptographic ones unless the run is seeded.
         settings: of the n clients, all on one device and with one penalty.
         batched: whether all clients train at once if the network is a chain of linear layers.
+        ghost: whether clients that train one after the other clip without materialised gradients if the network's
+            layers support it; otherwise by Opacus, the reference.
 
     Returns:
         (n, d) float32 updates.
 
     Raises:
-        ModelError: Opacus does not support per-record gradients of the network.
+        ModelError: per-record gradients of the network are not supported.
     """
-    how = _train_batched if batched and is_chain(model, shards[0].x.ndim - 1) else _train_sequential
-    return how(model, layout, start, shards, coins, noises, settings)
+    if batched and is_chain(model, shards[0].x.ndim - 1):
+        return _train_batched(model, layout, start, shards, coins, noises, settings)
+    return _train_sequential(model, layout, start, shards, coins, noises, settings, ghost)
 
 
 def _train_sequential(
@@ -148,24 +154,24 @@ def _train_sequential(
     coins: Generators,
     noises: Generators,
     settings: Sequence[DPSGD],
+    ghost: bool,
 ) -> Vectors:
     updates = np.empty_like(start)
     for i, (shard, coin, noise, own) in enumerate(zip(shards, coins, noises, settings, strict=True)):
         x, y = torch.as_tensor(shard.x, device=own.device), torch.as_tensor(shard.y, device=own.device)
-        network, named = _wrapped(model, own.device, x.shape[1:], x.dtype, y.dtype, example_loss)
+        clipper = _clipper(model, own.device, x.shape[1:], x.dtype, y.dtype, example_loss, ghost)
         anchor = torch.tensor(start[i], device=own.device)
         vector = anchor.clone()
-        parameters = [named[name] for name in layout.names]
+        parameters = [clipper.named[name] for name in layout.names]
         for parameter, view in zip(parameters, layout.split(vector).values(), strict=True):
             parameter.data = view
-        chunk = _chunk(3 * layout.size, own.memory_mb)  # Opacus holds copies
+        chunk = _chunk(clipper.numbers, own.memory_mb)
         for _ in range(own.steps):
             batch = torch.as_tensor(own.sample(coin, len(y)), device=own.device)
             total = torch.as_tensor(own.noise(noise, layout.size), device=own.device)
             for begin in range(0, len(batch), chunk):
                 records = batch[begin : begin + chunk]
-                gradients = _gradients(network, parameters, x[records], y[records], example_loss)
-                total += _clipped_sum(gradients, own.clip_norm)
+                total += clipper.clipped_sum(parameters, x[records], y[records], own.clip_norm)
             step = own.step_size * total
             if own.penalty.weight:
                 step += own.lr * own.penalty.gradient(vector, anchor)
@@ -174,7 +180,7 @@ def _train_sequential(
     return updates
 
 
-def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD) -> Tensor:
+def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, *, ghost: bool = True) -> Tensor:
     """Return the (d,) float64 sum of clipped per-record gradients, in units of the clipping norm.
 
     The gradients are at the model's current parameters, which are left unchanged.
@@ -184,20 +190,20 @@ def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD) 
         x: (m, *shape) the batch; m may be 0.
         loss: maps outputs and targets, which it may ignore, to (m,) losses.
         settings: clipping norm, memory limit and device.
+        ghost: see :func:`train_privately`.
 
     Raises:
-        ModelError: Opacus does not support per-record gradients of the network.
+        ModelError: per-record gradients of the network are not supported.
     """
-    network, named = _wrapped(model, settings.device, x.shape[1:], x.dtype, torch.float32, loss)
-    parameters, own = list(named.values()), list(model.parameters())
+    clipper = _clipper(model, settings.device, x.shape[1:], x.dtype, torch.float32, loss, ghost)
+    parameters, own = list(clipper.named.values()), list(model.parameters())
     for parameter, value in zip(parameters, own, strict=True):
         parameter.data = value.data
-    size = sum(value.numel() for value in own)
-    total = torch.zeros(size, dtype=torch.float64, device=settings.device)
-    for records in torch.split(x, _chunk(3 * size, settings.memory_mb)):
+    total = torch.zeros(sum(value.numel() for value in own), dtype=torch.float64, device=settings.device)
+    for records in torch.split(x, _chunk(clipper.numbers, settings.memory_mb)):
         if len(records):
-            gradients = _gradients(network, parameters, records, torch.zeros(len(records)), loss)
-            total += _clipped_sum(gradients, settings.clip_norm)
+            targets = torch.zeros(len(records), device=settings.device)
+            total += clipper.clipped_sum(parameters, records, targets, settings.clip_norm)
     return total
 
 
@@ -240,6 +246,118 @@ def _train_batched(
     return (vectors - anchors).cpu().numpy()
 
 
+class Clipper(Protocol):
+    """Clips the gradients of a copy of one network.
+
+    Attributes:
+        named: its parameters by name; assign to their ``data``.
+        numbers: float32 numbers held for each record.
+    """
+
+    named: dict[str, nn.Parameter]
+    numbers: int
+
+    def clipped_sum(self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
+        """Return the (d,) float64 sum over m > 0 records, in the order of ``parameters``, in units of the norm."""
+
+
+class _Opacus:
+    """The reference: materialises all gradients."""
+
+    def __init__(self, network: nn.Module, named: dict[str, nn.Parameter], loss: Loss) -> None:
+        self._network, self.named, self._loss = network, named, loss
+        self.numbers = 3 * sum(parameter.numel() for parameter in named.values())  # Opacus holds copies
+
+    def clipped_sum(self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
+        return _clipped_sum(_gradients(self._network, parameters, x, y, self._loss), clip_norm)
+
+
+def _clipper(
+    model: nn.Module,
+    device: str,
+    shape: torch.Size,
+    x_dtype: torch.dtype,
+    y_dtype: torch.dtype,
+    loss: Loss,
+    ghost: bool,
+) -> Clipper:
+    """Return how the network's gradients are clipped: by ghost clipping if it may be, and gives the same."""
+    found = _ghost(model, device, shape, x_dtype, y_dtype, loss) if ghost else None
+    return found or _Opacus(*_wrapped(model, device, shape, x_dtype, y_dtype, loss), loss)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Two random records, and a copy of a network with random parameters."""
+
+    network: nn.Module
+    x: Tensor
+    y: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, device: str, shape: torch.Size, x_dtype: torch.dtype, y_dtype: torch.dtype) -> _Probe:
+        network = copy.deepcopy(model).train()
+        for layer in network.modules():
+            if getattr(layer, "inplace", False):
+                vars(layer)["inplace"] = False  # the same numbers, and hooks allow it
+        made_up = torch.Generator().manual_seed(0)
+        for parameter in network.parameters():
+            nn.init.normal_(parameter, std=0.1, generator=made_up)
+        x = torch.arange(2).reshape(2, *[1] * len(shape)).repeat(1, *shape)  # tokens 0 and 1
+        x = torch.randn(x.shape, generator=made_up) if x_dtype.is_floating_point else x
+        return cls(network.to(device), x.to(device, x_dtype), torch.zeros(2, dtype=y_dtype, device=device))
+
+    def wanted(self, loss: Loss) -> list[Tensor]:
+        """Return the (2, *shape) gradients of every parameter, by autograd on each record alone."""
+        plain = copy.deepcopy(self.network)
+        each = [
+            torch.autograd.grad(loss(plain(self.x[i : i + 1]), self.y[i : i + 1]).sum(), list(plain.parameters()))
+            for i in range(2)
+        ]
+        return [torch.stack(alone) for alone in zip(*each, strict=True)]
+
+
+def _differing(names: Iterable[str], found: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> str | None:
+    """Return the name of the first parameter whose gradients differ by more than rounding."""
+    rounding = 1e-5 * max(float(gradient.abs().max()) for gradient in wanted)
+    for name, one, other in zip(names, found, wanted, strict=True):
+        if (
+            one is None
+            or one.shape != other.shape
+            or not (one - other).abs().max() <= 0.01 * other.abs().max() + rounding
+        ):
+            return name
+    return None
+
+
+@lru_cache(maxsize=4)
+def _ghost(
+    model: nn.Module, device: str, shape: torch.Size, x_dtype: torch.dtype, y_dtype: torch.dtype, loss: Loss
+) -> GhostClipping | None:
+    """Return ghost clipping of a copy of the network, or None where it does not apply.
+
+    Gradients and norms of two random records are compared with autograd on each record: they are wrong if a layer mixes
+    records or a parameter is used outside its layer.
+    """
+    if not supports(model):
+        return None
+    probe = _Probe.of(model, device, shape, x_dtype, y_dtype)
+    try:
+        wanted = probe.wanted(loss)
+        clipping = GhostClipping(probe.network, loss)
+        found = clipping.gradients(probe.x, probe.y)
+    except (NotImplementedError, RuntimeError, ValueError):
+        return None  # the reference refuses it, with the reason
+    named = {name: found[parameter] for name, parameter in clipping.named.items() if parameter in found}
+    each = torch.eye(2, dtype=torch.float64, device=device)
+    sums = [torch.stack([gradient.sum(own, own > 0) for own in each]) for gradient in named.values()]
+    norms = [gradient.squares.sqrt() for gradient in named.values()]
+    lengths = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in wanted]
+    complete = len(named) == len(wanted)
+    right = complete and not _differing(named, sums, wanted) and not _differing(named, norms, lengths)
+    return clipping if right else None
+
+
 @lru_cache(maxsize=4)
 def _wrapped(
     model: nn.Module, device: str, shape: torch.Size, x_dtype: torch.dtype, y_dtype: torch.dtype, loss: Loss
@@ -252,42 +370,34 @@ def _wrapped(
     from opacus import GradSampleModule  # seconds
     from opacus.validators import ModuleValidator
 
-    network = copy.deepcopy(model).train()
-    for name, layer in network.named_modules():
+    for name, layer in model.named_modules():
+        if getattr(layer, "max_norm", None) is not None:
+            raise ModelError(
+                f"DP-SGD: layer '{name}' ({type(layer).__name__}) changes the rows of its weight that a batch reads: "
+                "build it without max_norm"
+            )
         for problem in ModuleValidator.VALIDATORS.get(type(layer), lambda _: [])(layer):
             raise ModelError(
                 f"DP-SGD: layer '{name}' ({type(layer).__name__}) has no per-record gradients: replace batch "
                 f"normalisation by GroupNorm, and nn.LSTM by coterie.models.lstm. Opacus reports: {problem}"
             )
-        if hasattr(layer, "inplace"):
-            layer.inplace = False  # the same numbers, and hooks allow it
-    made_up = torch.Generator().manual_seed(0)
-    for parameter in network.parameters():
-        nn.init.normal_(parameter, std=0.1, generator=made_up)
-    x = torch.arange(2).reshape(2, *[1] * len(shape)).repeat(1, *shape)  # tokens 0 and 1
-    x = torch.randn(x.shape, generator=made_up) if x_dtype.is_floating_point else x
-    x, y = x.to(device, x_dtype), torch.zeros(2, dtype=y_dtype, device=device)
-    plain, named = copy.deepcopy(network).to(device), dict(network.to(device).named_parameters())
+    probe = _Probe.of(model, device, shape, x_dtype, y_dtype)
+    named = dict(probe.network.named_parameters())
     try:
-        wrapped = GradSampleModule(network, loss_reduction="sum")
-        each = [
-            torch.autograd.grad(loss(plain(x[i : i + 1]), y[i : i + 1]).sum(), list(plain.parameters()))
-            for i in range(2)
-        ]
-        both = _gradients(wrapped, list(named.values()), x, y, loss)
+        wanted = probe.wanted(loss)
+        wrapped = GradSampleModule(probe.network, loss_reduction="sum")
+        both = _gradients(wrapped, list(named.values()), probe.x, probe.y, loss)
     except (NotImplementedError, RuntimeError, ValueError) as error:
         raise ModelError(
             f"DP-SGD: Opacus cannot take the gradients of {type(model).__name__} record by record: {error}. Build it "
             "of layers without buffers, use every parameter, and change no layer's output in place"
         ) from error
-    right = [torch.stack(alone) for alone in zip(*each, strict=True)]
-    rounding = 1e-5 * max(float(gradient.abs().max()) for gradient in right)
-    for name, found, wanted in zip(named, both, right, strict=True):
-        if found is None or not (found - wanted).abs().max() <= 0.01 * wanted.abs().max() + rounding:
-            raise ModelError(
-                f"DP-SGD: '{name}' of {type(model).__name__} has another gradient under Opacus than from each record "
-                "alone: treat records apart, without dropout, and use parameters only by calling their own layer"
-            )
+    name = _differing(named, both, wanted)
+    if name is not None:
+        raise ModelError(
+            f"DP-SGD: '{name}' of {type(model).__name__} has another gradient under Opacus than from each record "
+            "alone: treat records apart, without dropout, and use parameters only by calling their own layer"
+        )
     return wrapped, named
 
 

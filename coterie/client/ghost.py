@@ -1,16 +1,30 @@
-"""Ghost clipping: clipped gradients of chains of linear layers without materialised per-record gradients.
+"""Ghost clipping: clipped gradients without materialised per-record gradients.
 
 The gradient of a linear layer for one record is g aᵀ, of norm |g| |a|, where a is the layer's input and g the loss's
-gradient at its output. The sums of many clients are then a few batched matrix products (Goodfellow, arXiv:1510.01799).
+gradient at its output (Goodfellow, arXiv:1510.01799). :func:`clipped_sums` trains many clients at once that way, if the
+network is a chain of such layers.
+
+:class:`GhostClipping` supports other networks, one client at a time. A layer with weights shared by T positions
+(convolutions, sequences) has the gradient Σ_t g_t a_tᵀ. Its squared norm is Σ_{t,s} (g_t·g_s) (a_t·a_s) (Li et al.,
+arXiv:2110.05679; Bu et al., arXiv:2205.10683), which is cheaper than the gradient if T is small; otherwise the gradient
+of that layer alone is materialised. The backward pass computes no gradients of parameters.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import group_norm, layer_norm, pad
 
 from coterie.client.sgd import example_loss
 from coterie.messages import Layout
+from coterie.models import ModelError
 
 # Margin below the clipping norm for rounding. In float64 the relative error of a norm over d numbers is at most d 2⁻⁵³,
 # 1e-9 at d = 1e7, and the error of a sum of n clipped records n² 2⁻⁵³ c, 4e-7 c at n = 60,000. In float32 these bounds
@@ -71,3 +85,377 @@ def clipped_sums(
         sums[f"{name}.weight"] = torch.bmm(clipped.mT, forward[name].where(kept[..., None], 0))
         sums[f"{name}.bias"] = clipped.sum(1)
     return torch.cat([sums[name].flatten(1) for name in layout.names], dim=1)
+
+
+# ---- networks of other layers -----------------------------------------------------------------------------
+
+# Numbers in a block of inputs or gradients: 2 MB in float64, which a cache holds.
+_BLOCK = 2**18
+# Terms in a matrix product over records and positions, and limit of √spread / norm: see `_Products`.
+_MAX_TERMS, _MAX_CANCELLATION = 2048, 100.0
+
+
+class Gradients(Protocol):
+    """Gradients of one parameter for each of m records."""
+
+    @property
+    def squares(self) -> Tensor:
+        """(m,) float64 squared norms."""
+
+    @property
+    def spread(self) -> Tensor:
+        """(m,) squared norms before cancellation between positions, or () 0: the sum reads the norm's numbers."""
+
+    @property
+    def numbers(self) -> int:
+        """Float32 numbers held."""
+
+    def sum(self, weights: Tensor, kept: Tensor) -> Tensor:
+        """Return the float64 sum over records.
+
+        Args:
+            weights: (m,) float64 factors of records.
+            kept: (m,) which records count; the others may hold numbers that are not finite.
+        """
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Materialised gradients, (m, *shape) float32. The sum reads the same numbers as the norm."""
+
+    rows: Tensor
+
+    @property
+    def spread(self) -> Tensor:
+        return self.rows.new_zeros((), dtype=torch.float64)
+
+    @property
+    def numbers(self) -> int:
+        return self.rows.numel()
+
+    @property
+    def squares(self) -> Tensor:
+        return torch.cat([block.double().square().sum(1) for block in self._blocks(self.rows.flatten(1))])
+
+    def sum(self, weights: Tensor, kept: Tensor) -> Tensor:
+        total = weights.new_zeros(self.rows[0].numel())
+        for rows, own, there in zip(*map(self._blocks, (self.rows.flatten(1), weights, kept)), strict=True):
+            total += own @ (rows.double() if there.all() else rows.where(there[:, None], 0).double())
+        return total.reshape(self.rows.shape[1:])
+
+    def _blocks(self, values: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(values, max(1, _BLOCK * len(self.rows) // self.rows.numel()))
+
+
+@dataclass(frozen=True)
+class _Products:
+    """Gradients Σ_t g_t a_tᵀ of a weight, never materialised: inputs (m, k, p, T) and slopes (m, k, d, T) of k groups.
+
+    Positions may cancel, in another order in the norm than in the sum over records: without a bound, a server that
+    chooses the model could let a gradient of any length round to 0 in the norm alone. The *spread* R = Σ_t |a_t|² Σ_t
+    |g_t|² bounds the squared norm without cancellation (Cauchy-Schwarz). Records are clipped as if their norm were at
+    least √R / K, K = _MAX_CANCELLATION, so that their factors are at most c K / √R. With u = 2⁻⁵³:
+
+    - The squared norm errs by at most (p + d + 2T + 4) u R, so that norms above √R / K err by (p + d + 2T + 4) u K² / 2
+      of their length: 6e-9 if p + d = 10,000.
+    - A sum over n records, in products of N ≤ _MAX_TERMS terms, errs by at most N u Σ_i √R_i times their factors, which
+      is N n K u c: 2.3e-8 c for n = 1,000 records that all cancel as far as is possible, and 4.6e-7 c for 20,000.
+
+    Networks of the package have √R / norm < 5; a record above K is clipped to less than c.
+    """
+
+    inputs: Tensor
+    slopes: Tensor
+    shape: torch.Size
+
+    @property
+    def numbers(self) -> int:
+        return self.inputs.numel() + self.slopes.numel()
+
+    @cached_property
+    def _norms(self) -> tuple[Tensor, Tensor]:
+        squares, spreads = [], []
+        for a, g in self._blocks(self.inputs, self.slopes):
+            a, g = a.double(), g.double()
+            spread = (a.square().sum((2, 3)) * g.square().sum((2, 3))).sum(1)
+            terms = (a.mT @ a) * (g.mT @ g)
+            squares.append(terms.sum(3).sum(2).sum(1).clamp(min=0))
+            spreads.append(spread)
+        return torch.cat(squares), torch.cat(spreads)
+
+    @property
+    def squares(self) -> Tensor:
+        return self._norms[0]
+
+    @property
+    def spread(self) -> Tensor:
+        return self._norms[1]
+
+    def sum(self, weights: Tensor, kept: Tensor) -> Tensor:
+        total = weights.new_zeros(self.inputs.shape[1], self.slopes.shape[2], self.inputs.shape[2])
+        for a, g, own, there in self._blocks(self.inputs, self.slopes, weights, kept):
+            if not there.all():
+                a, g = (each.where(there[:, None, None, None], 0) for each in (a, g))
+            g = own[:, None, None, None] * g
+            # (k, d, rows T) times (k, rows T, p)
+            total += g.permute(1, 2, 0, 3).flatten(2) @ a.double().permute(1, 0, 3, 2).flatten(1, 2)
+        return total.reshape(self.shape)
+
+    def _blocks(self, *values: Tensor) -> Iterable[tuple[Tensor, ...]]:
+        rows = min(_MAX_TERMS // self.inputs.shape[3], _BLOCK * len(self.inputs) // self.numbers)
+        return zip(*(torch.split(value, max(1, rows)) for value in values), strict=True)
+
+
+@dataclass(frozen=True)
+class _Lookups:
+    """Gradients of an embedding (V, d): one row for each record and token that it holds.
+
+    Attributes:
+        rows: (r, d) float32, the sum over the token's positions.
+        records: (r,) record of every row.
+        tokens: (r,) token of every row.
+        size: m.
+        shape: (V, d).
+    """
+
+    rows: Tensor
+    records: Tensor
+    tokens: Tensor
+    size: int
+    shape: torch.Size
+
+    @property
+    def spread(self) -> Tensor:
+        return self.rows.new_zeros((), dtype=torch.float64)
+
+    @property
+    def numbers(self) -> int:
+        return self.rows.numel()
+
+    @property
+    def squares(self) -> Tensor:
+        each = self.rows.double().square().sum(1)
+        return each.new_zeros(self.size).index_add(0, self.records, each)
+
+    def sum(self, weights: Tensor, kept: Tensor) -> Tensor:
+        rows = self.rows.where(kept[self.records, None], 0) * weights[self.records, None]
+        return weights.new_zeros(self.shape).index_add(0, self.tokens, rows)
+
+
+#: Inputs of a layer and gradients at its outputs (slopes), for each of its calls.
+Calls = Sequence[tuple[Tensor, Tensor]]
+Found = dict[Tensor, Gradients]
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+def _shared(layer: nn.Linear | Convolution, calls: Calls, windows: Callable[[Tensor], Tensor] = lambda x: x) -> Found:
+    """Return the gradients of a layer whose weight is shared by positions, of all calls together.
+
+    Args:
+        layer: has a weight of k p d numbers in k groups, and a bias or None.
+        calls: inputs and slopes (m, k, d, T).
+        windows: maps inputs to (m, k, p, T), which may have more numbers.
+    """
+
+    def positions(rows: slice) -> Tensor:
+        return _joined([windows(x[rows]) for x, _ in calls])
+
+    g = _joined([slopes for _, slopes in calls])
+    (m, k, d, length), p = g.shape, layer.weight[0].numel()
+    found: Found = {}
+    if layer.bias is not None:
+        found[layer.bias] = _Rows(g.sum(3).flatten(1))
+    if _products_are_cheaper(p, d, length):
+        found[layer.weight] = _Products(positions(slice(None)), g, layer.weight.shape)
+    else:
+        rows, step = g.new_empty(m, k, d, p), max(1, _BLOCK // (k * p * length))
+        for begin in range(0, m, step):
+            some = slice(begin, begin + step)
+            torch.matmul(g[some], positions(some).mT, out=rows[some])
+        found[layer.weight] = _Rows(rows.reshape(m, *layer.weight.shape))
+    return found
+
+
+def _products_are_cheaper(p: int, d: int, length: int) -> bool:
+    """Whether products are faster than materialised gradients of d × p numbers for T positions.
+
+    Products take T² (p + d) multiplications for the norm and T p d for the sum, in float64. Materialised gradients take
+    T p d in float32, at half of the time of each, and p d numbers are written, and converted and read twice, at the
+    time of about 20 multiplications each; converting inputs and slopes takes that of 80. (CPU, one thread.)
+    """
+    return (2 * length**2 + 80 * length) * (p + d) + length * p * d < 20 * p * d
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts), dim=3) if len(parts) > 1 else parts[0]
+
+
+def _linear(layer: nn.Linear, calls: Calls) -> Found:
+    """Vectors (m, p) or sequences (m, ..., p); all steps of a recurrent layer are positions too."""
+
+    def as_positions(values: Tensor) -> Tensor:
+        return values.reshape(len(values), 1, -1, values.shape[-1]).mT
+
+    return _shared(layer, [(as_positions(x), as_positions(g)) for x, g in calls])
+
+
+def _convolution(layer: Convolution, calls: Calls) -> Found:
+    """A linear layer on the windows of input that the positions of the output read, p numbers for each group."""
+    k, d = layer.groups, layer.out_channels // layer.groups
+    return _shared(layer, [(x, g.reshape(len(g), k, d, -1)) for x, g in calls], partial(_windows, layer))
+
+
+def _windows(layer: Convolution, x: Tensor) -> Tensor:
+    """Return the (m, groups, p, T) windows of inputs (m, C, *size), in the order of the weights."""
+    dilation, stride, kernel = layer.dilation, layer.stride, layer.kernel_size
+    spans = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+    if layer.padding == "same":
+        around = [(span // 2, span - span // 2) for span in spans]
+    else:
+        around = [(0, 0) if layer.padding == "valid" else (int(size), int(size)) for size in layer.padding]
+    if any(map(any, around)):
+        x = pad(x, [size for pair in reversed(around) for size in pair])
+    sizes = [(size - span - 1) // step + 1 for size, span, step in zip(x.shape[2:], spans, stride, strict=True)]
+    inner = [step * by for step, by in zip(x.stride()[2:], dilation, strict=True)]
+    outer = [step * by for step, by in zip(x.stride()[2:], stride, strict=True)]
+    windows = x.as_strided((*x.shape[:2], *kernel, *sizes), (*x.stride()[:2], *inner, *outer))
+    return windows.reshape(len(x), layer.groups, layer.weight[0].numel(), math.prod(sizes))
+
+
+def _embedding(layer: nn.Embedding, calls: Calls) -> Found:
+    """The gradient of a token's row is the sum over its positions."""
+    tokens = torch.cat([x.flatten(1) for x, _ in calls], dim=1)
+    slopes = torch.cat([g.flatten(1, -2) for _, g in calls], dim=1)
+    if layer.padding_idx is not None:
+        slopes = slopes.where((tokens != layer.padding_idx)[..., None], 0)
+    records = torch.arange(len(tokens), device=tokens.device)[:, None]
+    keys, places = torch.unique(records * layer.num_embeddings + tokens, return_inverse=True)
+    rows = slopes.new_zeros(len(keys), layer.embedding_dim).index_add(0, places.flatten(), slopes.flatten(0, 1))
+    which, token = keys // layer.num_embeddings, keys % layer.num_embeddings
+    return {layer.weight: _Lookups(rows, which, token, len(tokens), layer.weight.shape)}
+
+
+def _group_norm(layer: nn.GroupNorm, calls: Calls) -> Found:
+    """A factor and a summand for each channel of (m, C, *size)."""
+    pairs = [(group_norm(x, layer.num_groups, eps=layer.eps), g) for x, g in calls]
+    return _affine(layer, [(x.reshape(*x.shape[:2], -1).mT, g.reshape(*g.shape[:2], -1).mT) for x, g in pairs])
+
+
+def _layer_norm(layer: nn.LayerNorm, calls: Calls) -> Found:
+    """A factor and a summand for each entry of the last dimensions."""
+    shape = tuple(layer.normalized_shape)
+    pairs = [(layer_norm(x, shape, eps=layer.eps), g) for x, g in calls]
+    return _affine(layer, [(x.reshape(len(x), -1, *shape), g.reshape(len(g), -1, *shape)) for x, g in pairs])
+
+
+def _affine(layer: nn.GroupNorm | nn.LayerNorm, calls: Calls) -> Found:
+    """Return the gradients of factors and summands, given normalised inputs and slopes (m, T, *shape)."""
+    x, g = (torch.cat(list(each), dim=1) for each in zip(*calls, strict=True))
+    found: Found = {layer.weight: _Rows((x * g).sum(1))}
+    if layer.bias is not None:
+        found[layer.bias] = _Rows(g.sum(1))
+    return found
+
+
+#: Layers with per-record gradients, by their ``forward``: subclasses may add no computation.
+_LAYERS: dict[Any, Callable[[Any, Calls], Found]] = {
+    nn.Linear.forward: _linear,
+    nn.Conv1d.forward: _convolution,
+    nn.Conv2d.forward: _convolution,
+    nn.Conv3d.forward: _convolution,
+    nn.Embedding.forward: _embedding,
+    nn.GroupNorm.forward: _group_norm,
+    nn.LayerNorm.forward: _layer_norm,
+}
+# Options of these layers that have other gradients, and the values that do not.
+_PLAIN = {"padding_mode": "zeros", "max_norm": None, "scale_grad_by_freq": False, "sparse": False}
+
+
+def _layers(network: nn.Module) -> list[nn.Module]:
+    """Supported layers that have parameters."""
+    return [
+        layer for layer in network.modules() if type(layer).forward in _LAYERS and any(True for _ in layer.parameters())
+    ]
+
+
+def supports(network: nn.Module) -> bool:
+    """Whether each parameter belongs to one supported layer, and there are no buffers.
+
+    It does not show that records are treated apart, or that parameters are used by their layer alone.
+    """
+    layers = _layers(network)
+    owned = [id(each) for layer in layers for each in layer.parameters()]
+    return (
+        len(owned) == len(set(owned))
+        and set(owned) == set(map(id, network.parameters()))
+        and not any(True for _ in network.buffers())
+        and all({name for name, _ in layer.named_parameters()} <= {"weight", "bias"} for layer in layers)
+        and all(getattr(layer, name, value) == value for layer in layers for name, value in _PLAIN.items())
+    )
+
+
+class GhostClipping:
+    """Clipped sums of per-record gradients of a network, layer by layer from its inputs and its outputs' gradients.
+
+    Record i must be row i of every layer's inputs and outputs. A layer may be called several times.
+
+    Args:
+        network: is changed: its parameters no longer require gradients, and its layers have hooks (:func:`supports`).
+        loss: maps outputs and targets to (m,) losses.
+
+    Attributes:
+        named: parameters by name; assign to their ``data``.
+        numbers: float32 numbers held for each record, as of the last pass.
+    """
+
+    def __init__(self, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.named = dict(network.named_parameters())
+        self.numbers = 1
+        self._network, self._loss = network.requires_grad_(False), loss
+        self._calls: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+        self._size = 0
+        for layer in _layers(network):
+            layer.register_forward_hook(self._record)
+
+    def _record(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if not (inputs and len(inputs[0]) == len(output) == self._size):
+            raise ModelError(
+                f"DP-SGD: row i of every input and output of a layer must be record i, unlike in {type(layer).__name__}"
+            )
+        if not output.requires_grad:
+            output.requires_grad_()  # a first layer: its parameters do not require gradients
+        self._calls.setdefault(layer, []).append((inputs[0].detach(), output))
+
+    def gradients(self, x: Tensor, y: Tensor) -> Found:
+        """Return the gradients of m > 0 records, by parameter; those of a layer that is not called are left out."""
+        self._calls, self._size = {}, len(x)
+        try:
+            total = self._loss(self._network(x), y).sum()
+            calls = self._calls
+        finally:
+            self._calls = {}
+        outputs = [output for pairs in calls.values() for _, output in pairs]
+        slopes = iter(torch.autograd.grad(total, outputs, allow_unused=True, materialize_grads=True))
+        found: Found = {}
+        for layer, pairs in calls.items():
+            found |= _LAYERS[type(layer).forward](layer, [(given, next(slopes)) for given, _ in pairs])
+        captured = sum(given.numel() + output.numel() for pairs in calls.values() for given, output in pairs)
+        self.numbers = (2 * captured + sum(each.numbers for each in found.values())) // len(x)
+        return found
+
+    def clipped_sum(self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
+        """Return the (d,) float64 sum of clipped gradients, in units of the clipping norm.
+
+        Args:
+            parameters: in the order of the result.
+            x: (m, *shape) records, m > 0.
+            y: (m,) targets.
+            clip_norm: of all parameters together.
+        """
+        found = self.gradients(x, y)
+        zero = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        squares = sum((each.squares for each in found.values()), zero)
+        spread = sum((each.spread for each in found.values()), zero)
+        weights, kept = clip_factors(torch.maximum(squares, spread / _MAX_CANCELLATION**2).sqrt(), clip_norm)
+        sums = {parameter: each.sum(weights, kept).flatten() for parameter, each in found.items()}
+        return torch.cat([sums[each] if each in sums else zero.new_zeros(each.numel()) for each in parameters])

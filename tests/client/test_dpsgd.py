@@ -33,6 +33,8 @@ DATA = {
 }
 #: Networks that can be trained all clients at once.
 CHAINS = ("linear", "mlp-32", "mlp-200", "regression")
+#: The reference, one client after the other, and all clients at once.
+WAYS = {"opacus": {"batched": False, "ghost": False}, "ghost": {"batched": False}, "chain": {"batched": True}}
 ONE = DPSGD(num_examples=4, batch_size=4, epochs=1, lr=1.0, clip_norm=1.0, noise_multiplier=0.0)
 
 
@@ -105,26 +107,28 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("chunk", [256, 5])
 @pytest.mark.parametrize(
-    ("name", "batched"),
-    [*((name, False) for name in (*DATA, "block")), *((name, True) for name in DATA if name in CHAINS)],
+    ("name", "way"),
+    [
+        *((name, way) for way in ("opacus", "ghost") for name in (*DATA, "block")),
+        *((name, "chain") for name in DATA if name in CHAINS),
+    ],
 )
-def test_a_loop_over_records_gives_the_same(name, batched, chunk, case, monkeypatch):
+def test_a_loop_over_records_gives_the_same(name, way, chunk, case, monkeypatch):
     shape, classes = DATA.get(name, ((1, 8, 8), 3))
     model = networks.build(name, shape, classes) if name in DATA else GroupNormBlock()
     shards = [shard(12, shape, classes, 1), shard(12, shape, classes, 2)]
     layout, start = vectors(model, shards)
     monkeypatch.setattr(dpsgd, "_MAX_RECORDS", chunk)
     monkeypatch.setattr(dpsgd, "_MAX_NUMBERS", 2 * layout.size)  # two records a float64 copy
-    found = train_privately(
-        model, layout, start, shards, generators(2, 1), generators(2, 2), CASES[case], batched=batched
-    )
+    monkeypatch.delattr(dpsgd, {"opacus": "_ghost", "ghost": "_wrapped", "chain": "_train_sequential"}[way])  # unused
+    found = train_privately(model, layout, start, shards, generators(2, 1), generators(2, 2), CASES[case], **WAYS[way])
     own = zip(start, shards, generators(2, 1), generators(2, 2), CASES[case], strict=True)
     wanted = np.stack([oracle(model, layout, *each) for each in own])
     assert np.abs(wanted).max() > 0.01
     assert np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted)
 
 
-def linear_sums(x, y, own, coins=None, batched=False):
+def linear_sums(x, y, own, coins=None, way="opacus"):
     """(d,) what one step of softmax regression from zero subtracts, times b: the noisy sum."""
     x = np.asarray(x, np.float32)
     model = networks.build("linear", x.shape[1:], 2)
@@ -132,41 +136,41 @@ def linear_sums(x, y, own, coins=None, batched=False):
     start = np.zeros((1, layout.size), np.float32)
     coins = coins or np.random.default_rng(3)
     data = Shard(0, 0, x, np.asarray(y, np.int64), TestSet(x, y))
-    moved = train_privately(model, layout, start, [data], [coins], [np.random.default_rng(4)], [own], batched=batched)
+    moved = train_privately(model, layout, start, [data], [coins], [np.random.default_rng(4)], [own], **WAYS[way])
     return -moved[0].astype(np.float64) * own.batch_size / own.lr
 
 
-both_ways = pytest.mark.parametrize("batched", [False, True])
+all_ways = pytest.mark.parametrize("way", WAYS)
 
 
-@both_ways
-def test_a_step_by_hand(batched):
+@all_ways
+def test_a_step_by_hand(way):
     # One pixel 2, label 1, parameters zero: the gradient is (1, -1, 1/2, -1/2), of norm sqrt(2.5), clipped to 1.
     x = np.full((4, 1, 1, 1), 2.0)
     gradient = np.array([1, -1, 0.5, -0.5]) / math.sqrt(2.5)
-    np.testing.assert_allclose(linear_sums(x, [1] * 4, ONE, batched=batched), 4 * gradient, rtol=2e-6)
+    np.testing.assert_allclose(linear_sums(x, [1] * 4, ONE, way=way), 4 * gradient, rtol=2e-6)
     loose = dataclasses.replace(ONE, clip_norm=2.0)
-    np.testing.assert_allclose(linear_sums(x, [1] * 4, loose, batched=batched), [4, -4, 2, -2], rtol=1e-6)
+    np.testing.assert_allclose(linear_sums(x, [1] * 4, loose, way=way), [4, -4, 2, -2], rtol=1e-6)
 
 
-@both_ways
+@all_ways
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_record_that_is_not_finite_contributes_nothing(bad, batched):
+def test_a_record_that_is_not_finite_contributes_nothing(bad, way):
     rng = np.random.default_rng(0)
     good, labels = rng.standard_normal((3, 1, 2, 2)), [0, 1, 1]
     worse = good[:1].copy()
     worse[0, 0, 1, 0] = bad
-    expected = linear_sums(good, labels, ONE, batched=batched)
-    found = linear_sums(np.concatenate([good[:1], worse, good[1:]]), [0, 1, 1, 1], ONE, batched=batched)
+    expected = linear_sums(good, labels, ONE, way=way)
+    found = linear_sums(np.concatenate([good[:1], worse, good[1:]]), [0, 1, 1, 1], ONE, way=way)
     assert np.abs(expected).max() > 0.1
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@both_ways
+@all_ways
 @pytest.mark.parametrize("scale", [1e-42, 1e-22, 1.0, 1e4, 1e25, 3e38])
-def test_a_record_adds_at_most_the_clipping_norm_however_large(scale, batched):
+def test_a_record_adds_at_most_the_clipping_norm_however_large(scale, way):
     x = np.array([[[[scale, -scale / 3]]]], np.float64)
-    length = np.linalg.norm(linear_sums(x, [1], ONE, batched=batched))
+    length = np.linalg.norm(linear_sums(x, [1], ONE, way=way))
     assert 0.5 < length <= 1  # the bias alone has sqrt(1/2)
 
 
@@ -175,11 +179,10 @@ def test_zero_gradients_stay_zero():
     model = networks.build("regression", (3,), 0)
     layout = Layout.of(dict(model.named_parameters()))
     data = Shard(0, 0, x, y, TestSet(x, y))
-    for batched in (False, True):
+    for way in WAYS.values():
         moved = train_privately(
-            model, layout, np.zeros((1, 4), np.float32), [data], generators(1, 1), generators(1, 2), [ONE],
-            batched=batched,
-        )  # fmt: skip
+            model, layout, np.zeros((1, 4), np.float32), [data], generators(1, 1), generators(1, 2), [ONE], **way
+        )
         np.testing.assert_array_equal(moved, 0)
 
 
@@ -194,19 +197,19 @@ class Fixed:
         return np.array(self.coins)
 
 
-@both_ways
+@all_ways
 @pytest.mark.parametrize("gone", [0, 3, 6])
-def test_one_record_moves_the_noisy_sum_by_at_most_the_clipping_norm(gone, batched):
+def test_one_record_moves_the_noisy_sum_by_at_most_the_clipping_norm(gone, way):
     # A record takes its own coin with it: the others keep theirs. N stays, as do noise, steps and divisor.
     rng = np.random.default_rng(7)
     x, y, coins = rng.standard_normal((7, 1, 2, 2)), rng.integers(2, size=7), [0.1, 0.9, 0.2, 0.3, 0.05, 0.99, 0.4]
     own = DPSGD(7, 4, 1, 1.0, clip_norm=0.3, noise_multiplier=1.0)
     rest = np.arange(7) != gone
-    whole = linear_sums(x, y, own, Fixed(coins), batched)
-    less = linear_sums(x[rest], y[rest], own, Fixed([coins[i] for i in np.flatnonzero(rest)]), batched)
+    whole = linear_sums(x, y, own, Fixed(coins), way)
+    less = linear_sums(x[rest], y[rest], own, Fixed([coins[i] for i in np.flatnonzero(rest)]), way)
     assert np.linalg.norm(whole - less) == pytest.approx(0.3, rel=1e-5)
     assert np.linalg.norm(whole - less) <= 0.3 + 1e-6  # the update is rounded to float32
-    unseen = linear_sums(x, y, own, Fixed([2.0] * 7), batched)
+    unseen = linear_sums(x, y, own, Fixed([2.0] * 7), way)
     assert np.linalg.norm(unseen) > 0.3  # the noise alone
 
 
@@ -231,18 +234,18 @@ def test_sums_keep_the_bound_before_they_are_rounded():
         assert 1 - 2e-6 < float(moved.norm()) <= 1
 
 
-@both_ways
-def test_an_empty_batch_is_a_step_of_noise(batched):
+@all_ways
+def test_an_empty_batch_is_a_step_of_noise(way):
     own = DPSGD(4, 2, 1, 0.5, clip_norm=0.3, noise_multiplier=2.0)
     x, y = np.ones((4, 1, 2, 2)), [1] * 4
     rng = np.random.default_rng(4)
     expected = gaussian(rng, 0.6, (10,)) + gaussian(rng, 0.6, (10,))  # both steps of the round
-    np.testing.assert_allclose(linear_sums(x, y, own, Fixed([1.0] * 4), batched), expected, rtol=1e-5)
-    np.testing.assert_allclose(linear_sums(x[:0], y[:0], own, Fixed([]), batched), expected, rtol=1e-5)
+    np.testing.assert_allclose(linear_sums(x, y, own, Fixed([1.0] * 4), way), expected, rtol=1e-5)
+    np.testing.assert_allclose(linear_sums(x[:0], y[:0], own, Fixed([]), way), expected, rtol=1e-5)
 
 
-@both_ways
-def test_noise_has_the_standard_deviation_that_is_accounted(batched):
+@all_ways
+def test_noise_has_the_standard_deviation_that_is_accounted(way):
     # z c / b times lr, in each of d = 40,000 coordinates of one step; 5 deviations of its estimate, flake rate 6e-7.
     own = DPSGD(8, 8, 1, lr=0.5, clip_norm=0.25, noise_multiplier=3.0)
     shape = (1, 100, 199)
@@ -251,14 +254,14 @@ def test_noise_has_the_standard_deviation_that_is_accounted(batched):
     data = shard(0, shape, 2)
     moved = train_privately(
         model, layout, np.zeros((1, layout.size), np.float32), [data], generators(1, 1), [Streams().stream("noise")],
-        [own], batched=batched,
+        [own], **WAYS[way],
     )  # fmt: skip
     assert np.std(moved) == pytest.approx(0.5 * 3.0 * 0.25 / 8, rel=5 / math.sqrt(2 * layout.size))
 
 
-@both_ways
+@all_ways
 @pytest.mark.parametrize("true", [9, 10, 11])
-def test_only_the_public_number_of_records_is_used(true, batched):
+def test_only_the_public_number_of_records_is_used(true, way):
     # Steps, rate and divisor are those of N = 10, b = 5, K = 3, whatever the true number.
     class Counted:
         asked, rng = 0, np.random.default_rng(5)
@@ -271,7 +274,7 @@ def test_only_the_public_number_of_records_is_used(true, batched):
     coins = Counted()
     x = np.full((true, 1, 1, 1), 2.0)
     own = DPSGD(10, 5, 3, lr=1.0, clip_norm=1.0, noise_multiplier=0.0)
-    found = linear_sums(x, [1] * true, own, coins, batched)
+    found = linear_sums(x, [1] * true, own, coins, way)
     assert coins.asked == own.steps == 6
     np.testing.assert_allclose(found, true * np.array([1, -1, 0.5, -0.5]) / math.sqrt(2.5), rtol=2e-6)
 
@@ -306,7 +309,7 @@ def test_the_network_is_left_alone_and_wrapped_once(monkeypatch):
     layout, start = vectors(model, shards)
     state, misses = torch.random.get_rng_state(), dpsgd._wrapped.cache_info().misses
     for _ in range(2):
-        train_privately(model, layout, start, shards, generators(3, 1), generators(3, 2), [ONE] * 3, batched=False)
+        train_privately(model, layout, start, shards, generators(3, 1), generators(3, 2), [ONE] * 3, **WAYS["opacus"])
     assert dpsgd._wrapped.cache_info().misses == misses + 1
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not model.training
@@ -327,7 +330,7 @@ def test_a_pass_that_was_broken_off_does_not_reach_the_next(monkeypatch):
     layout, start = vectors(model, data)
 
     def call():
-        return train_privately(model, layout, start, data, generators(1, 1), generators(1, 2), [ONE], batched=False)
+        return train_privately(model, layout, start, data, generators(1, 1), generators(1, 2), [ONE], **WAYS["opacus"])
 
     def broken_off(output, y):
         raise KeyboardInterrupt
@@ -442,24 +445,26 @@ net = models.build("cnn-tiny", (1, 28, 28), 10)
 layout = Layout.of(dict(net.named_parameters()))
 rng = np.random.default_rng(0)
 train_privately(net, layout, np.zeros((1, layout.size), np.float32), [Shard(0, 0, x, np.zeros(size, np.int64), None)],
-                [rng], [rng], [DPSGD(size, size, 1, 0.1, 1.0, 1.0)], batched=False)
+                [rng], [rng], [DPSGD(size, size, 1, 0.1, 1.0, 1.0)], batched=False, ghost=GHOST)
 # Of this program alone: ru_maxrss also counts what the process that started it held when it forked.
 print(int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a program is known on Linux alone")
-def test_a_full_batch_is_bounded_in_memory():
+@pytest.mark.parametrize("ghost", ["True", "False"])
+def test_a_full_batch_is_bounded_in_memory(ghost):
     # 6000 records of 11,350 gradients, at once, would be 270 MB in float32, twice that in float64, and activations
     # several times as much. A tenth of the 60,000 has the same peak: chunks do not grow.
-    peak = float(subprocess.run([sys.executable, "-c", FULL_BATCH], capture_output=True, check=True, text=True).stdout)
+    program = FULL_BATCH.replace("GHOST", ghost)
+    peak = float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout)
     assert peak < 1500
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
-@both_ways
+@all_ways
 @pytest.mark.parametrize("name", ["mlp-32", "cnn-tiny", "lstm-char"])
-def test_a_gpu_gives_the_same(name, batched):
+def test_a_gpu_gives_the_same(name, way):
     shape, classes = DATA[name]
     model = networks.build(name, shape, classes)
     shards = [shard(12, shape, classes, i) for i in range(2)]
@@ -467,8 +472,6 @@ def test_a_gpu_gives_the_same(name, batched):
 
     def on(device):
         settings = [dataclasses.replace(own, device=device) for own in CASES["poisson"]]
-        return train_privately(
-            model, layout, start, shards, generators(2, 1), generators(2, 2), settings, batched=batched
-        )
+        return train_privately(model, layout, start, shards, generators(2, 1), generators(2, 2), settings, **WAYS[way])
 
     np.testing.assert_allclose(on("cuda"), on("cpu"), atol=2e-3)  # convolutions may be in TF32
