@@ -1,0 +1,28 @@
+"""The network of the workloads, for every competitor; imports PyTorch alone."""
+
+from torch import nn
+
+
+def cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Two 5×5 convolutions with max-pooling and two linear layers: 80,202 parameters for 28×28 images."""
+    side = ((shape[1] - 4) // 2 - 4) // 2
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * side * side, 128),
+        nn.ReLU(),
+        nn.Linear(128, num_classes),
+    )
+
+
+def mlp(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Coterie's mlp-32."""
+    features = 1
+    for size in shape:
+        features *= size
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, 32), nn.ReLU(), nn.Linear(32, num_classes))
