@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -55,16 +56,19 @@ class Tree:
 
 
 class Watcher(threading.Thread):
-    """Notes the peak of the memory of a process tree, and the CPU time of its short-lived processes."""
+    """Notes the peak of the memory of a process tree, and ends its process group above a limit."""
 
-    def __init__(self, tree: Tree, seconds: float = 0.5) -> None:
+    def __init__(self, root: int, limit_mb: float, seconds: float = 0.5) -> None:
         super().__init__(daemon=True)
         self.peak = 0.0
-        self._tree, self._seconds, self._done = tree, seconds, threading.Event()
+        self._root, self._limit, self._seconds, self._done = root, limit_mb, seconds, threading.Event()
 
     def run(self) -> None:
+        tree = Tree(self._root)
         while not self._done.wait(self._seconds):
-            self.peak = max(self.peak, self._tree.pss_mb())
+            self.peak = max(self.peak, tree.pss_mb())
+            if self.peak > self._limit:
+                _end(self._root)
 
     def stop(self) -> None:
         self._done.set()
@@ -90,13 +94,17 @@ class Measured:
     skipped: str = ""
 
 
-def measure(command: Sequence[str], variables: dict[str, str], limit: float) -> Measured:
+def measure(
+    command: Sequence[str], variables: dict[str, str], limit: float, *, least: int = 2, limit_mb: float = math.inf
+) -> Measured:
     """Run a command that prints one line of JSON at the end of each round.
 
     Args:
         command: program and arguments.
         variables: added to the environment.
         limit: seconds after which it is ended.
+        least: rounds that it must complete.
+        limit_mb: memory above which it is ended.
     """
     began = time.perf_counter()
     with tempfile.TemporaryFile("w+") as errors:
@@ -109,7 +117,7 @@ def measure(command: Sequence[str], variables: dict[str, str], limit: float) -> 
             start_new_session=True,
         )
         tree = Tree(process.pid)
-        watcher, killer = Watcher(tree), threading.Timer(limit, _end, [process.pid])
+        watcher, killer = Watcher(process.pid, limit_mb), threading.Timer(limit, _end, [process.pid])
         watcher.start()
         killer.start()
         times, cpu, skipped = [], [], ""
@@ -128,10 +136,14 @@ def measure(command: Sequence[str], variables: dict[str, str], limit: float) -> 
             _end(process.pid)
         errors.seek(0)
         last = errors.read().strip().splitlines()[-1:]
-    if skipped or status or len(times) < 2:
-        return Measured(skipped=skipped or f"failed with status {status}: {' '.join(last)[:300]}")
+    if watcher.peak > limit_mb:
+        skipped = f"ended above {limit_mb:g} MB"
+    if skipped or status or len(times) < least:
+        skipped = skipped or f"failed with status {status}: {' '.join(last)[:300]}"
+        return Measured(peak_pss_mb=watcher.peak, skipped=skipped)
     seconds = tuple(after - before for before, after in itertools.pairwise(times))
-    return Measured(seconds, times[0] - began, (cpu[-1] - cpu[0]) / len(seconds), watcher.peak)
+    cpu_seconds = (cpu[-1] - cpu[0]) / max(len(seconds), 1)
+    return Measured(seconds, times[0] - began, cpu_seconds, watcher.peak)
 
 
 def _end(group: int) -> None:

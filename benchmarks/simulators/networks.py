@@ -1,5 +1,8 @@
 """The network of the workloads, for every competitor; imports PyTorch alone."""
 
+import os
+
+import torch
 from torch import nn
 
 
@@ -26,3 +29,20 @@ def mlp(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     for size in shape:
         features *= size
     return nn.Sequential(nn.Flatten(), nn.Linear(features, 32), nn.ReLU(), nn.Linear(32, num_classes))
+
+
+class Large(nn.Module):
+    """A linear model of 10 parameters among many others, whose gradient is zero: large updates in little time."""
+
+    def __init__(self, num_classes: int, parameters: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(parameters))
+        self._classes = num_classes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1).sum(dim=1, keepdim=True) * self.weight[: self._classes]
+
+
+def large(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Return the model with as many parameters as the environment variable COTERIE_BENCHMARK_PARAMETERS says."""
+    return Large(num_classes, int(os.environ["COTERIE_BENCHMARK_PARAMETERS"]))
