@@ -31,9 +31,9 @@ _SHARED = {
     "server-lr": 1.0,
     "reseed-every": 0,
     "privacy-unit": "client",
-    "noise-multiplier": 0.1,
-    "epsilon": 1e6,
-    "clip-norm": 5.0,
+    "noise-multiplier": 0.5,
+    "epsilon": 1000.0,
+    "clip-norm": 1.0,
     "divisor": "fixed",
     "evaluate": "off",
 }

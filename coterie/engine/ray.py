@@ -44,7 +44,7 @@ def run_on_ray(
     Args:
         main: the run.
         clients: M.
-        address: ``host:port`` of a running Ray cluster; empty: start Ray on this machine.
+        address: ``host:port`` of a running Ray cluster; empty: that in RAY_ADDRESS, otherwise Ray on this machine.
         client_cpus: CPU cores of a client, which determine how many run at a time; None: Flower's default, 2.
         folder: run folder, in which clients keep their state and their ledgers; every node of a cluster must have it.
 
@@ -65,7 +65,7 @@ def run_on_ray(
         main(grid)
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if address:
+    if address or "RAY_ADDRESS" in os.environ:
         _connect(address, folder)
     settings: BackendConfig = {"client_resources": {"num_cpus": client_cpus}} if client_cpus else {}
     with warnings.catch_warnings(), _replacing_actors():
@@ -82,25 +82,32 @@ def _connect(address: str, folder: Path | None) -> None:
     """
     import ray
 
-    host, _, port = address.rpartition(":")
-    try:  # Ray waits for minutes
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise EngineError(
-            f"ray-address = {address!r}: no connection ({error}); it must be host:port as in `ray start --address`, "
-            "of the machine on which `ray start --head` runs"
-        ) from None
+    if address:
+        _check_address(address)
     search_path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH", "")]))
     try:
-        ray.init(address, runtime_env={"env_vars": {"PYTHONPATH": search_path}}, logging_level=WARNING)
+        ray.init(address or None, runtime_env={"env_vars": {"PYTHONPATH": search_path}}, logging_level=WARNING)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise EngineError(f"ray-address = {address!r}: cannot use a Ray cluster there: {error}") from error
+        where = f"ray-address = {address!r}" if address else f"RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}"
+        raise EngineError(f"{where}: cannot use a Ray cluster there: {error}") from error
     try:
         if folder is not None:
             _check_folder(folder.absolute())
     except BaseException:
         ray.shutdown()
         raise
+
+
+def _check_address(address: str) -> None:
+    """Check that something listens at the address; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise EngineError(
+            f"ray-address = {address!r}: no connection ({error}); it must be host:port as in `ray start --address`, "
+            "of the machine on which `ray start --head` runs"
+        ) from None
 
 
 def _check_folder(folder: Path) -> None:

@@ -88,7 +88,7 @@ class SimulationSettings(Settings):
 
     ray_address: str = setting(
         "",
-        "running Ray cluster, on which clients run; empty: start Ray on this machine",
+        "running Ray cluster, on which clients run; empty: RAY_ADDRESS, otherwise Ray on this machine",
         allowed="host:port",
         place=True,
     )
