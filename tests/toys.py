@@ -11,6 +11,7 @@ import time
 from collections import Counter, OrderedDict
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from torch import nn
@@ -78,6 +79,29 @@ class Deadly(nn.Module):
 
 def deadly(shape, num_classes):
     return Deadly(*shape, num_classes)
+
+
+#: Environment variable with the folder in which every process that loads :func:`noted` leaves a file.
+PLACE = "COTERIE_TEST_PLACE"
+
+
+def noted() -> Source:
+    """The blobs; notes the process that reads them."""
+    if PLACE in os.environ:
+        (Path(os.environ[PLACE]) / str(os.getpid())).touch()
+    return blobs()
+
+
+class Slow(nn.Linear):
+    """A linear model that takes its time to train, or to predict."""
+
+    def forward(self, x):
+        time.sleep(0.3)
+        return super().forward(x)
+
+
+def slow(shape, num_classes):
+    return Slow(*shape, num_classes)
 
 
 def broken() -> Source:

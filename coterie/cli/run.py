@@ -93,7 +93,7 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
 
     logging.getLogger("flwr").setLevel(logging.WARNING)  # importing Flower sets it to INFO
     console = console_for(as_json)
-    folder = open_folder(values, Path("runs"), check=_ready)
+    folder = open_folder(values, Path("runs"), check=lambda config: _ready(config, engine))
     try:
         for warning in folder.config.warnings():
             console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
@@ -112,12 +112,14 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
     console.print(f"run folder {folder.path}/   report {page}", soft_wrap=True)
 
 
-def _ready(config: Any) -> None:
-    """Check data and device before the run starts; clients then use the loaded data."""
+def _ready(config: Any, engine: str) -> None:
+    """Check engine, data and device before the run starts; clients then use the loaded data."""
     from coterie.client import federation
     from coterie.datasets import OWN_DATA
     from coterie.settings import ConfigError
 
+    if engine != "ray":
+        config.simulation.check_unused("with the local engine; use --engine ray, or leave it out")
     data = federation(config.for_clients())
     if config.data.dataset == OWN_DATA:
         for client in range(data.clients):
@@ -142,7 +144,13 @@ def _execute(folder: Any, engine: str) -> dict[str, Any]:
         finally:
             grid.close()
     results: list[dict[str, Any]] = []
-    run_on_ray(lambda grid: results.append(run_once(folder, grid)), config.data.clients)
+    run_on_ray(
+        lambda grid: results.append(run_once(folder, grid)),
+        config.data.clients,
+        address=config.simulation.ray_address,
+        client_cpus=config.simulation.client_cpus,
+        folder=folder.path,
+    )
     return results[0]
 
 

@@ -1,28 +1,59 @@
-"""The Ray engine: Flower's simulation of the same ServerApp and ClientApp, without a SuperLink."""
+"""The Ray engine: Flower's simulation of the same ServerApp and ClientApp, on this machine or on a Ray cluster.
+
+Flower's simulation keeps one Ray actor for each client that the cluster can run at a time. If an actor dies, because
+its node fails or a client kills its process, Flower returns it to the idle ones, where it fails every later message.
+:func:`run_on_ray` uses a pool that replaces such actors, so that only the replies in progress are lost.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import socket
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from logging import WARNING
+from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+# Seconds to wait for the head of a cluster to accept a connection.
+_CONNECT_SECONDS = 10.0
+# Seconds to wait for all Ray nodes to look for the run folder.
+_NODE_SECONDS = 60.0
+
 
 class EngineError(RuntimeError):
-    """An engine is not installed."""
+    """An engine is not installed, or its cluster cannot be used."""
 
 
-def run_on_ray(main: Callable[[Grid], None], clients: int) -> None:
+def run_on_ray(
+    main: Callable[[Grid], None],
+    clients: int,
+    *,
+    address: str = "",
+    client_cpus: int | None = None,
+    folder: Path | None = None,
+) -> None:
     """Call ``main`` with a grid of ``clients`` simulated nodes; its exceptions propagate.
 
+    Args:
+        main: the run.
+        clients: M.
+        address: ``host:port`` of a running Ray cluster; empty: that in RAY_ADDRESS, otherwise Ray on this machine.
+        client_cpus: CPU cores of a client, which determine how many run at a time; None: Flower's default, 2.
+        folder: run folder, in which clients keep their state and their ledgers; every node of a cluster must have it.
+
     Raises:
-        EngineError: Ray is not installed.
+        EngineError: Ray is not installed, there is no cluster at the address, or a node does not have the folder.
     """
     if importlib.util.find_spec("ray") is None:
         raise EngineError("the Ray engine requires Ray: pip install 'coterie[simulation]', or use --engine local")
+    from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
     from flwr.simulation import run_simulation
 
     from coterie.client.app import app as client_app
@@ -34,7 +65,92 @@ def run_on_ray(main: Callable[[Grid], None], clients: int) -> None:
         main(grid)
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    with warnings.catch_warnings():
+    if address or "RAY_ADDRESS" in os.environ:
+        _connect(address, folder)
+    settings: BackendConfig = {"client_resources": {"num_cpus": client_cpus}} if client_cpus else {}
+    with warnings.catch_warnings(), _replacing_actors():
         # Flower recommends `flwr run`, which needs a SuperLink and an app folder, and runs the same simulation.
         warnings.simplefilter("ignore", DeprecationWarning)
-        run_simulation(server_app, client_app, num_supernodes=clients)
+        run_simulation(server_app, client_app, num_supernodes=clients, backend_config=settings)
+
+
+def _connect(address: str, folder: Path | None) -> None:
+    """Connect to a cluster; Flower's simulation then uses this connection.
+
+    Raises:
+        EngineError: there is no cluster, or a node does not have the folder.
+    """
+    import ray
+
+    if address:
+        _check_address(address)
+    search_path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH", "")]))
+    try:
+        ray.init(address or None, runtime_env={"env_vars": {"PYTHONPATH": search_path}}, logging_level=WARNING)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = f"ray-address = {address!r}" if address else f"RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}"
+        raise EngineError(f"{where}: cannot use a Ray cluster there: {error}") from error
+    try:
+        if folder is not None:
+            _check_folder(folder.absolute())
+    except BaseException:
+        ray.shutdown()
+        raise
+
+
+def _check_address(address: str) -> None:
+    """Check that something listens at the address; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise EngineError(
+            f"ray-address = {address!r}: no connection ({error}); it must be host:port as in `ray start --address`, "
+            "of the machine on which `ray start --head` runs"
+        ) from None
+
+
+def _check_folder(folder: Path) -> None:
+    """Check that all nodes have the run folder.
+
+    Clients keep state and ledgers there, and may run on any node. A ledger on each node would understate the cost.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    exists = ray.remote(num_cpus=0)(os.path.isdir)
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes() if node["Alive"]}
+    found = {
+        name: exists.options(scheduling_strategy=NodeAffinitySchedulingStrategy(name, soft=False)).remote(str(folder))
+        for name in nodes
+    }
+    for name, answer in found.items():
+        try:
+            if ray.get(answer, timeout=_NODE_SECONDS):
+                continue
+            reason = f"does not have the run folder {folder}: put it on storage that all nodes share (--out)"
+        except ray.exceptions.RayError as error:
+            reason = f"does not work: {error}"
+        raise EngineError(f"the Ray node at {nodes[name]} {reason}")
+
+
+def _nodes() -> list[dict[str, Any]]:
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes
+
+
+@contextmanager
+def _replacing_actors() -> Iterator[None]:
+    """Let Flower's simulation use a pool that replaces actors that died; Flower has no public interface for it."""
+    from flwr.server.superlink.fleet.vce.backend import raybackend
+
+    from coterie.engine.ray_pool import ReplacingActorPool
+
+    backend: Any = raybackend
+    original, backend.BasicActorPool = backend.BasicActorPool, ReplacingActorPool
+    try:
+        yield
+    finally:
+        backend.BasicActorPool = original

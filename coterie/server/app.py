@@ -72,6 +72,14 @@ def report_on_exit(folder: RunFolder) -> Iterator[Path]:
             write_report([folder.path], page)
 
 
+def _check_engine(config: RunConfig) -> None:
+    """Check that the run sets nothing that Flower decides before it starts the ServerApp."""
+    config.simulation.check_unused(
+        "under flwr run, whose SuperLink takes RAY_ADDRESS from its environment and the cores of a client from "
+        "--federation-config; leave it out"
+    )
+
+
 app = ServerApp()
 
 
@@ -80,7 +88,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run, and log where the results are."""
     logs.install(run=str(context.run_id))
     runs = Path(os.environ.get("COTERIE_RUNS") or Path.home() / "coterie-runs")
-    folder = open_folder(context.run_config, runs, deployed=not isinstance(grid, InMemoryGrid))
+    folder = open_folder(context.run_config, runs, _check_engine, deployed=not isinstance(grid, InMemoryGrid))
     rounds = rounds_of(folder.config)
 
     def log_metrics(line: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.methods import STRATEGIES
-from coterie.settings import Settings, setting
+from coterie.settings import AUTO, ConfigError, Settings, setting
 
 
 @dataclass(frozen=True)
@@ -84,3 +84,33 @@ class DeploymentSettings(Settings):
     metrics_host: str = setting(
         "0.0.0.0", "address at which metrics-port listens", allowed="a name or address", place=True
     )
+
+
+@dataclass(frozen=True)
+class SimulationSettings(Settings):
+    """The Ray engine (``coterie run --engine ray``)."""
+
+    table: ClassVar[str] = "simulation"
+
+    ray_address: str = setting(
+        "",
+        "running Ray cluster, on which clients run; empty: RAY_ADDRESS, otherwise Ray on this machine",
+        allowed="host:port",
+        place=True,
+    )
+    client_cpus: int | None = setting(
+        None, "CPU cores that Ray reserves for a client; auto: Flower's default, 2", at_least=1, place=True
+    )
+
+    def check_unused(self, reason: str) -> None:
+        """Check that no setting of the table is set.
+
+        Args:
+            reason: why they have no effect, and what to do.
+
+        Raises:
+            ConfigError: one is set.
+        """
+        for name, value in self.values().items():
+            if value not in ("", AUTO):
+                raise ConfigError(f"{name} = {value!r} has no effect {reason}")

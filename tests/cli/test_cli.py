@@ -119,6 +119,8 @@ def test_a_note_is_shown_once(coterie, caplog):
         (["--config", "binary.toml"], ["binary.toml"]),
         (["--config", "number.toml"], ["number.toml"]),
         (["--engine", "cloud"], ["--engine cloud", "local", "ray"]),
+        (["--set", "ray-address=localhost:6379"], ["ray-address", "local engine", "--engine ray"]),
+        (["--set", "client-cpus=1"], ["client-cpus", "local engine", "--engine ray"]),
         (["--seed", "-1"], ["seed = -1"]),
         (["--resume"], ["resume requires", "out"]),
         (["--out", "letters"], ["letters", "not an empty folder"]),

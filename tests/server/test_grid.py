@@ -25,6 +25,7 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 
 from coterie.server import app as server_app
 from coterie.server.grid import with_retries
+from coterie.settings import ConfigError
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -273,6 +274,13 @@ def test_a_serverapp_s_grid_is_persistent(slept, monkeypatch, tmp_path):
     values = {"rounds": 1, "seed": 1, "out": str(tmp_path / "run")}
     server_app.app(link, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=values))
     assert link.calls == ["nodes", "nodes"]
+
+
+def test_a_serverapp_refuses_settings_of_the_engine_that_runs_it(tmp_path):
+    values = {"rounds": 1, "simulation.ray-address": "localhost:6379", "out": str(tmp_path / "run")}
+    with pytest.raises(ConfigError, match="RAY_ADDRESS"):
+        server_app.app(SuperLink(), Context(1, 0, {}, RecordDict(), run_config=values))
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_fails_for_good_is_raised_as_it_is(slept):

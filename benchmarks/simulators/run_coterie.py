@@ -1,0 +1,71 @@
+"""Coterie: ``python run_coterie.py FOLDER RESULT [--engine local|ray] [--workers N]``.
+
+Uses the public interface only, so that an earlier version of Coterie runs it as well (PYTHONPATH).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+from safetensors.numpy import load_file
+from task import Task, report
+
+from coterie.engine import LocalGrid, run_on_ray, workers_for
+from coterie.server import RunConfig, RunFolder, run
+
+
+def source() -> Any:
+    """The training data of a task as a data set of Coterie, in the order of its clients."""
+    from coterie.datasets import Source
+
+    task, arrays = Task.read(Path(os.environ["COTERIE_BENCHMARK_TASK"]))
+    test = arrays["test_x"], arrays["test_y"]
+    return Source("benchmark", arrays["train_x"], arrays["train_y"], *test, task.classes)
+
+
+def main() -> None:
+    """Train all rounds, and write the models."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--engine", choices=("local", "ray"), default="local")
+    parser.add_argument("--workers", type=int, help="worker processes; default: as `coterie run` chooses")
+    chosen = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    task, _ = Task.read(chosen.folder)
+    config = RunConfig(task.settings)
+    with tempfile.TemporaryDirectory() as folder:
+        with closing(RunFolder.create(Path(folder) / "run", config)) as made:
+            made.on_metrics = lambda line: report(line["round"])
+            if chosen.engine == "ray":
+                run_on_ray(lambda grid: run(made, grid), config.data.clients, **_cpus())
+            else:
+                cores = len(os.sched_getaffinity(0))
+                by_default = workers_for(config.batched, config.training.device, cores)
+                grid = LocalGrid(config.data.clients, by_default if chosen.workers is None else chosen.workers)
+                try:
+                    run(made, grid)
+                finally:
+                    grid.close()
+        models = [load_file(file) for file in sorted(Path(folder).glob("run/models/*.safetensors"))]
+    np.savez(chosen.result, **{name: np.stack([model[name] for model in models]) for name in models[0]})
+
+
+def _cpus() -> dict[str, int]:
+    """One core for each client, where this version of Coterie can say so; two otherwise."""
+    import inspect
+
+    return {"client_cpus": 1} if "client_cpus" in inspect.signature(run_on_ray).parameters else {}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""A Ray cluster of two nodes on this machine: clients run on both, and the run survives nodes and clients that die."""
+
+import gc
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toys
+from safetensors.numpy import load_file
+
+from coterie.engine import EngineError, LocalGrid, run_on_ray
+from coterie.server import RunConfig, RunFolder, run
+
+RAY = Path(sys.executable).parent / "ray"
+CLIENTS = 12
+SETTINGS = {
+    "dataset": "toys:noted",
+    "clients": CLIENTS,
+    "groups": "1",
+    "shift": "none",
+    "samples-per-client": 5,
+    "model": "linear",
+    "local-epochs": 1,
+    "batch-size": 5,
+    "lr": 0.1,
+    "rounds": 3,
+    "evaluate": "off",
+    "sampling-rate": 1.0,
+    "privacy-unit": "none",
+    "seed": 7,
+    "registration-timeout": 600.0,
+}
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+class Cluster:
+    """Two nodes with two cores each; ``address`` is that of the head."""
+
+    def __init__(self, folder):
+        self.folder, port = folder, free_port()
+        self.address = f"127.0.0.1:{port}"
+        self.places = {name: folder / name for name in ("head", "other")}
+        common = ["--block", "--num-cpus=2", "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
+        common += ["--object-store-memory=100000000"]
+        self.nodes = {}
+        # A short path: that of a socket may have 107 characters.
+        self.start("head", "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}/ray", *common)
+        until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+        self.start("other", f"--address={self.address}", *common)
+        import ray
+
+        ray.init(self.address, log_to_driver=False)
+        try:
+            until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2)
+        finally:
+            ray.shutdown()
+
+    def start(self, name, *words):
+        self.places[name].mkdir()
+        variables = os.environ | {toys.PLACE: str(self.places[name]), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        with (self.folder / f"{name}.log").open("w") as log:
+            self.nodes[name] = subprocess.Popen(
+                [RAY, "start", *words], env=variables, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def kill(self, name):
+        """End a node with all its processes at once, as if its machine had failed."""
+        os.killpg(self.nodes[name].pid, signal.SIGKILL)
+
+    def close(self):
+        for node in self.nodes.values():
+            node.terminate()
+        for node in self.nodes.values():
+            with suppress(subprocess.TimeoutExpired):
+                node.wait(20)
+            with suppress(ProcessLookupError):
+                os.killpg(node.pid, signal.SIGKILL)
+            node.wait()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def until(happened, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@contextmanager
+def started():
+    folder = Path(tempfile.mkdtemp(prefix="rc", dir="/tmp"))
+    try:
+        with closing(Cluster(folder)) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        gc.collect()  # Ray leaves files open
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with started() as running:
+        yield running
+
+
+@pytest.fixture
+def fragile():
+    """A cluster of which a test may kill a node."""
+    with started() as running:
+        yield running
+
+
+def on_cluster(cluster, path, settings, on_metrics=lambda line: None):
+    """Run; return models and metrics."""
+    config = RunConfig({**settings, "ray-address": cluster.address, "client-cpus": 1})
+    with closing(RunFolder.create(path, config)) as folder:
+        folder.on_metrics = on_metrics
+        run_on_ray(
+            lambda grid: run(folder, grid),
+            config.data.clients,
+            address=config.simulation.ray_address,
+            client_cpus=config.simulation.client_cpus,
+            folder=folder.path,
+        )
+        return models(path), folder.metrics()
+
+
+def models(path):
+    files = sorted(file for part in ("models", "clients") for file in (path / part).glob("*.safetensors"))
+    return {(file.name, key): values for file in files for key, values in load_file(file).items()}
+
+
+@pytest.mark.parametrize("method", [{"strategy": "ifca", "clusters": 2}, {"strategy": "local", "clusters": 1}])
+def test_clients_run_on_both_nodes_as_in_the_local_engine(method, cluster, tmp_path):
+    settings = {**SETTINGS, **method}
+    with closing(RunFolder.create(tmp_path / "local", RunConfig(settings))) as folder:
+        run(folder, LocalGrid(CLIENTS))
+    trained, _ = on_cluster(cluster, tmp_path / "ray", settings)
+    expected = models(tmp_path / "local")
+    assert trained.keys() == expected.keys() != set()
+    for name, values in expected.items():
+        np.testing.assert_allclose(trained[name], values, atol=1e-5, err_msg=str(name))
+    assert all(any(place.iterdir()) for place in cluster.places.values())
+
+
+def test_a_node_that_dies_costs_replies_of_its_round_only(fragile, tmp_path):
+    def on_metrics(line):
+        if line["round"] == 1:
+            threading.Timer(1.0, fragile.kill, ["other"]).start()  # a client takes longer
+
+    settings = {**SETTINGS, "strategy": "fedavg", "model": "toys:slow", "local-epochs": 5, "rounds": 4}
+    _, lines = on_cluster(fragile, tmp_path / "run", settings, on_metrics)
+    accepted = [line["replies"]["accepted"] for line in lines]
+    assert accepted[1] in (CLIENTS - 2, CLIENTS - 1)  # it had two cores
+    assert accepted[0::2] + accepted[3:] == [CLIENTS] * 3
+    assert fragile.nodes["head"].poll() is None
+    assert fragile.nodes["other"].poll() is not None
+
+
+def test_a_client_that_kills_its_process_costs_its_own_reply(cluster, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for client in range(6):
+        x = np.full((5, 2), -9 if client == 3 else client, np.float32)
+        np.savez(data / f"client-{client}.npz", x=x, y=np.arange(5) % 2)
+    own = {"dataset": "own", "input-shape": "2", "num-classes": 2, "data-dir": str(data), "clients": 6}
+    settings = {**SETTINGS, **own, "samples-per-client": 0, "strategy": "fedavg", "model": "toys:deadly", "rounds": 6}
+    del settings["groups"], settings["shift"]
+    _, lines = on_cluster(cluster, tmp_path / "run", settings)
+    assert [line["replies"]["accepted"] for line in lines] == [5] * 6  # more rounds than the cluster has cores
+
+
+def test_every_node_must_have_the_run_folder(cluster, tmp_path):
+    with pytest.raises(EngineError, match="does not have the run folder"):
+        run_on_ray(lambda grid: None, 4, address=cluster.address, folder=tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:", ":70000"])
+def test_an_address_without_a_cluster_fails_at_once(address):
+    with pytest.raises(EngineError, match="ray start"):
+        run_on_ray(lambda grid: None, 4, address=address)
