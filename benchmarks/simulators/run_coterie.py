@@ -19,7 +19,8 @@ import numpy as np
 from safetensors.numpy import load_file
 from task import Task, report
 
-from coterie.engine import LocalGrid, run_on_ray, workers_for
+import coterie.engine
+from coterie.engine import run_on_ray, workers_for
 from coterie.server import RunConfig, RunFolder, run
 
 
@@ -51,7 +52,8 @@ def main() -> None:
             else:
                 cores = len(os.sched_getaffinity(0))
                 by_default = workers_for(config.batched, config.training.device, cores)
-                grid = LocalGrid(config.data.clients, by_default if chosen.workers is None else chosen.workers)
+                kind = getattr(coterie.engine, "SummingGrid", None) or coterie.engine.LocalGrid  # of earlier versions
+                grid = kind(config.data.clients, by_default if chosen.workers is None else chosen.workers)
                 try:
                     run(made, grid)
                 finally:
