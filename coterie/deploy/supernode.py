@@ -1,4 +1,7 @@
-"""Flower's SuperNode restricted to one app: ``python -m coterie.deploy.supernode HASH FLAGS...``.
+"""Flower's SuperNode with a short reaction time: ``python -m coterie.deploy.supernode [--fab-hash HASH] FLAGS...``.
+
+It starts :mod:`coterie.deploy.superexec` in place of Flower's SuperExec, and during a run it asks the SuperLink for
+messages more often than Flower's.
 
 The SuperLink delivers a run's app, a FAB, to the SuperNode, which hands it to the ClientApp's process. There it is
 installed, and its code runs instead of any package of the same name. ``HASH`` is SHA-256 of the one FAB that is
@@ -7,12 +10,16 @@ accepted; messages of any other run are answered with Flower's error INVALID_FAB
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import inspect
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from logging import ERROR
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Message
@@ -25,7 +32,11 @@ from flwr.supernode import start_client_internal as flower
 
 from coterie.deploy.app import checked_hash, describe
 from coterie.deploy.errors import DeployError
+from coterie.deploy.superexec import COMMAND
 
+# Seconds between two requests to the SuperLink for a message, and seconds after the latest message for which this
+# holds; Flower's SuperNode waits for 3 s, always.
+_POLL_SECONDS, _ACTIVE_SECONDS = 0.5, 60.0
 #: What this module needs of Flower's function that receives a message and the app that it is for.
 _NEEDED = {"state", "object_store", "receive", "get_run", "get_fab"}
 
@@ -102,17 +113,54 @@ def forget_installed(expected: str) -> None:
         shutil.rmtree(folder)
 
 
+def shorten_start() -> None:
+    """Have Flower start :mod:`coterie.deploy.superexec` where it starts the program flower-superexec."""
+
+    def popen(command: list[str]) -> subprocess.Popen[bytes]:
+        program, *flags = command
+        return subprocess.Popen([*COMMAND, *flags] if program == "flower-superexec" else command)
+
+    vars(flower)["subprocess"] = SimpleNamespace(Popen=popen)
+
+
+def shorten_polls() -> None:
+    """Have Flower ask for messages more often during a run; another version of Flower keeps its own interval."""
+    if (pull := getattr(flower, "_pull_and_store_message", None)) is not None:
+        vars(flower)["_pull_and_store_message"] = eager(pull)
+
+
+def eager(pull: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Wrap Flower's ``pull`` to repeat it soon while it returns no message, for some time after the latest one."""
+    latest = -_ACTIVE_SECONDS
+
+    def pull_soon(**options: Any) -> int | None:
+        nonlocal latest
+        while (run_id := pull(**options)) is None and time.monotonic() - latest < _ACTIVE_SECONDS:
+            time.sleep(_POLL_SECONDS)
+        if run_id is not None:
+            latest = time.monotonic()
+        return run_id
+
+    return pull_soon
+
+
 def main(arguments: list[str]) -> None:
-    """Run the SuperNode."""
+    """Run the SuperNode; arguments other than --fab-hash are passed to Flower's."""
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--fab-hash")
+    own, flags = parser.parse_known_args(arguments)
     try:
-        expected = checked_hash(arguments[0] if arguments else "")
-        pin(expected)
-        forget_installed(expected)
+        if own.fab_hash is not None:
+            expected = checked_hash(own.fab_hash)
+            pin(expected)
+            forget_installed(expected)
     except (DeployError, OSError) as error:
         sys.exit(f"error: {error}")
-    sys.argv = ["flower-supernode", *arguments[1:]]
+    shorten_start()
+    shorten_polls()
+    sys.argv = ["flower-supernode", *flags]
     flower_supernode()
 
 
