@@ -100,10 +100,9 @@ def descendants() -> list[tuple[int, float]]:
 
 
 def program(pid: int) -> str:
-    """What a process runs: one of Flower's programs, the SuperLink, or the ClientApps' server process."""
+    """What a process runs: one of Flower's programs or the SuperLink; forked ClientApps count as their SuperExec."""
     line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
-    names = {"multiprocessing.fork": "flwr-clientapp", "multiprocessing.resource": "resource tracker"}
-    names |= {"deploy.superexec": "flower-superexec", "deploy.supernode": "flower-supernode"}
+    names = {"deploy.superexec": "flower-superexec", "deploy.supernode": "flower-supernode"}
     found = [name for part, name in names.items() if part in line]
     return next(iter(found + [Path(word).name for word in line.split() if "/fl" in word]), "superlink")
 

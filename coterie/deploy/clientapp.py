@@ -1,4 +1,4 @@
-"""The process of one message: forked from a server process that has imported :data:`LIBRARIES`.
+"""The process of one message: a fork of a process that has imported :data:`LIBRARIES`.
 
 Nothing of the app is imported before the fork. The child fetches the app (FAB) from its SuperNode, installs it and
 imports its code from there, as Flower's program ``flwr-clientapp`` does.
@@ -6,9 +6,10 @@ imports its code from there, as Flower's program ``flwr-clientapp`` does.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import random
 import sys
+from importlib import import_module
 from typing import Any
 
 #: Third-party modules that Flower and Coterie's ClientApp import for a training request.
@@ -23,24 +24,27 @@ LIBRARIES = (
     "scipy.stats",
     "randomgen",
     "safetensors.numpy",
-    "opacus",
-    "opacus.validators",
 )
+
+
+def preload() -> None:
+    """Import the libraries; an app that needs a missing one reports the error."""
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            import_module(name)
 
 
 def run(**options: Any) -> None:
     """Run the ClientApp for one message; ``options`` are those of Flower's `run_clientapp`.
 
-    All children start with the state of the server process. The generators of Python and NumPy therefore get new seeds
-    from the operating system, and the installed package ``coterie`` is forgotten: the app has a package of that name.
-    Opacus gives the root logger a handler when it is imported, by which Flower's lines would appear twice.
+    All children start with the state of their parent. The generators of Python and NumPy therefore get new seeds from
+    the operating system, and the installed package ``coterie`` is forgotten: the app has a package of that name.
     """
     import numpy as np
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
     random.seed()
     np.random.seed()
-    logging.getLogger().handlers.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "coterie"]:
         del sys.modules[name]
     run_clientapp(**options)

@@ -31,8 +31,8 @@ from flwr.supercore.utils import get_flwr_home
 from flwr.supernode import start_client_internal as flower
 
 from coterie.deploy.app import checked_hash, describe
+from coterie.deploy.edge import SUPEREXEC
 from coterie.deploy.errors import DeployError
-from coterie.deploy.superexec import COMMAND
 
 # Seconds between two requests to the SuperLink for a message, and seconds after the latest message for which this
 # holds; Flower's SuperNode waits for 3 s, always.
@@ -118,7 +118,7 @@ def shorten_start() -> None:
 
     def popen(command: list[str]) -> subprocess.Popen[bytes]:
         program, *flags = command
-        return subprocess.Popen([*COMMAND, *flags] if program == "flower-superexec" else command)
+        return subprocess.Popen([*SUPEREXEC, *flags] if program == "flower-superexec" else command)
 
     vars(flower)["subprocess"] = SimpleNamespace(Popen=popen)
 
