@@ -8,9 +8,10 @@ Starts a SuperLink with TLS, SuperNode authentication and a SQLite database, and
 linear model. With ``--churn`` a share of the nodes stops (SIGTERM) in the middle of each round. Every second of these
 starts again at once, the others when the round has ended.
 
-Prints seconds per round, seconds from the begin of a round to the time when the SuperLink has its first, median and
-last reply, CPU seconds of all processes during the run by program, the peak of the proportional set size (PSS) in sum and by program, how many rounds each node
-took part in, the most rounds in turn that it missed, and the nodes that took part in none of the last ``--window``.
+Prints seconds per round, seconds until the SuperLink has the first, median and last reply of a round,
+CPU seconds during the run by program, the peak of the proportional set size (PSS) in sum and by program, how many
+rounds each node took part in, the most rounds in turn that it missed, and the nodes that took part in none of the last
+``--window``.
 """
 
 import argparse

@@ -28,7 +28,7 @@ from coterie.deploy.errors import DeployError
 #: Default port of a SuperNode's Runtime API; every SuperNode on a machine needs its own port.
 RUNTIME_PORT = 9094
 #: Command of the SuperExec (:mod:`coterie.deploy.superexec`); its flags follow.
-SUPEREXEC = (sys.executable, "-P", "-c", "from coterie.deploy.superexec import serve; serve()")
+SUPEREXEC = (sys.executable, "-P", "-m", "coterie.deploy.superexec")
 _TIMEOUT = 10.0  # seconds, for each of connecting and the TLS handshake
 _OWN_KEYS = (
     "client-id",

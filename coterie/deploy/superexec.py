@@ -5,8 +5,8 @@ This one imports them once, and forks the process of a message (:mod:`coterie.de
 process of its own, which ends with it: nothing of it is there for the next one, and a crash costs one message.
 
 A SuperExec has threads, and a fork of a process with threads is not safe. A server process therefore does the forking:
-it is itself forked before any thread starts, and receives the options of each ClientApp through an anonymous pipe, which
-no other process can open. It shares its memory with the SuperExec, and ends with it.
+it is itself forked before any thread starts, and receives the options of each ClientApp through an anonymous pipe,
+which no other user can open. It shares its memory with the SuperExec, and ends with it.
 """
 
 from __future__ import annotations
@@ -95,10 +95,18 @@ def _executor_for(
     return forking if kind is ExecutorType.SUBPROCESS else others(kind, *arguments, **options)
 
 
-def serve() -> None:
-    """Run Flower's SuperExec; the flags in ``sys.argv`` are those of ``flower-superexec``."""
+def main() -> None:
+    """Run the SuperExec; the flags in ``sys.argv`` are those of ``flower-superexec``."""
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", _POLL_SECONDS)
     clientapp.preload()
-    vars(flower)["get_executor"] = partial(_executor_for, ForkingExecutor(), flower.get_executor)
+    executor = ForkingExecutor()
+    vars(flower)["get_executor"] = partial(_executor_for, executor, vars(flower)["get_executor"])
     sys.argv[0] = "flower-superexec"
-    flower_superexec()
+    try:
+        flower_superexec()
+    finally:
+        executor.close()
+
+
+if __name__ == "__main__":
+    main()

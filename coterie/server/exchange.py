@@ -24,8 +24,8 @@ from coterie.messages import CONFIG, IDENTITY, RECORD_PLANS, REPLY
 
 _Key: TypeAlias = tuple[int, str, str, int]
 
-# Seconds between two looks for replies, at least and at most. In between, a tenth of the time since the latest reply and
-# twice the time that the look took: a short round waits little for its replies, a long one asks the SuperLink rarely.
+# Seconds between two looks for replies, at least and at most; in between, a tenth of the time since the latest reply,
+# or twice the time that the look took. A short round waits little for its replies, a long one rarely looks for them.
 _MIN_POLL, _MAX_POLL = 0.2, 3.0
 # Seconds without any reply after which silent nodes are probed, and after which a repeated request is sent again;
 # doubled each time, up to the second number.
