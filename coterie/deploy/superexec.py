@@ -31,7 +31,7 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 from coterie.deploy import clientapp
 
 # Seconds between two requests to the SuperNode for a message; Flower's default is 1.
-_POLL_SECONDS = "0.25"
+_POLL_SECONDS = "0.5"
 _FORK = get_context("fork")
 
 

@@ -1,7 +1,7 @@
 """Flower's SuperNode with a short reaction time: ``python -m coterie.deploy.supernode [--fab-hash HASH] FLAGS...``.
 
-It starts :mod:`coterie.deploy.superexec` in place of Flower's SuperExec, and during a run it asks the SuperLink for
-messages more often than Flower's.
+It starts :mod:`coterie.deploy.superexec` in place of Flower's SuperExec, and for 15 s after a message it asks the
+SuperLink for the next one more often than Flower's.
 
 The SuperLink delivers a run's app, a FAB, to the SuperNode, which hands it to the ClientApp's process. There it is
 installed, and its code runs instead of any package of the same name. ``HASH`` is SHA-256 of the one FAB that is
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import inspect
+import math
 import shutil
 import subprocess
 import sys
@@ -34,9 +35,9 @@ from coterie.deploy.app import checked_hash, describe
 from coterie.deploy.edge import SUPEREXEC
 from coterie.deploy.errors import DeployError
 
-# Seconds between two requests to the SuperLink for a message, and seconds after the latest message for which this
-# holds; Flower's SuperNode waits for 3 s, always.
-_POLL_SECONDS, _ACTIVE_SECONDS = 0.5, 60.0
+# Seconds between two requests to the SuperLink for a message, at least; and seconds that Flower's SuperNode waits. In
+# between, a fifth of the time since the latest message, so that idle nodes do not load the SuperLink.
+_MIN_POLL, _FLOWERS_POLL = 0.5, 3.0
 #: What this module needs of Flower's function that receives a message and the app that it is for.
 _NEEDED = {"state", "object_store", "receive", "get_run", "get_fab"}
 
@@ -130,15 +131,17 @@ def shorten_polls() -> None:
 
 
 def eager(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap Flower's ``pull`` to repeat it soon while it returns no message, for some time after the latest one."""
-    latest = -_ACTIVE_SECONDS
+    """Wrap Flower's ``pull`` to repeat it sooner than Flower does while it returns no message."""
+    latest = -math.inf
 
     def pull_soon(**options: Any) -> int | None:
         nonlocal latest
-        while (run_id := pull(**options)) is None and time.monotonic() - latest < _ACTIVE_SECONDS:
-            time.sleep(_POLL_SECONDS)
-        if run_id is not None:
-            latest = time.monotonic()
+        while (run_id := pull(**options)) is None:
+            pause = max(_MIN_POLL, (time.monotonic() - latest) / 5)
+            if pause >= _FLOWERS_POLL:
+                return None
+            time.sleep(pause)
+        latest = time.monotonic()
         return run_id
 
     return pull_soon

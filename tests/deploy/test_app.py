@@ -227,12 +227,13 @@ def test_the_superexec_that_is_started(flower, monkeypatch):
 
 
 def test_messages_are_pulled_soon_after_others(flower, monkeypatch):
-    now, answers = [1000.0], []
+    now, answers, pulls = [1000.0], [], [0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
     def pull(**options):
         assert options == {"state": 1}
+        pulls[0] += 1
         return answers.pop(0) if answers else None
 
     monkeypatch.setattr(flower, "_pull_and_store_message", pull)
@@ -245,9 +246,10 @@ def test_messages_are_pulled_soon_after_others(flower, monkeypatch):
     answers += [None, None, 8]
     assert pull_soon(state=1) == 8
     assert 0 < now[0] - 1000.0 <= 2.0
-    latest = now[0]
+    latest, before = now[0], pulls[0]
     assert pull_soon(state=1) is None
-    assert 60.0 <= now[0] - latest < 62.0
+    assert 15.0 <= now[0] - latest < 18.0
+    assert pulls[0] - before < 20
     ended = now[0]
     assert pull_soon(state=1) is None
     assert now[0] == ended
