@@ -8,8 +8,10 @@ Starts a SuperLink with TLS, SuperNode authentication and a SQLite database, and
 linear model. With ``--churn`` a share of the nodes stops (SIGTERM) in the middle of each round. Every second of these
 starts again at once, the others when the round has ended.
 
-Prints seconds per round, the peak of the proportional set size (PSS) in sum and by program, how many rounds each node
-took part in, the most rounds in turn that it missed, and the nodes that took part in none of the last ``--window``.
+Prints seconds per round, seconds until the SuperLink has the first, median and last reply of a round,
+CPU seconds during the run by program, the peak of the proportional set size (PSS) in sum and by program, how many
+rounds each node took part in, the most rounds in turn that it missed, and the nodes that took part in none of the last
+``--window``.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -67,26 +70,51 @@ class Memory(threading.Thread):
 
     @staticmethod
     def _look() -> collections.Counter[str]:
-        parents: dict[int, int] = {}
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
         found: collections.Counter[str] = collections.Counter()
-        for pid in parents:
-            ancestor = pid
-            while ancestor in parents and ancestor != os.getpid():
-                ancestor = parents[ancestor]
-            if ancestor != os.getpid() or pid == os.getpid():
-                continue
+        for pid, _ in descendants():
             with contextlib.suppress(OSError, StopIteration):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
                 pss = next(line for line in lines if line.startswith("Pss:"))
-                name = next((Path(word).name for word in words if Path(word).name.startswith("fl")), "superlink")
-                found[name] += int(pss.split()[1]) // 1024
+                found[program(pid)] += int(pss.split()[1]) // 1024
         return found
+
+
+def descendants() -> list[tuple[int, float]]:
+    """This process's descendants: id, and CPU seconds with those of children that ended."""
+    parents: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            parents[int(entry.name)] = int(fields[1])
+            seconds[int(entry.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    found = []
+    for pid in parents:
+        ancestor = pid
+        while ancestor in parents and ancestor != os.getpid():
+            ancestor = parents[ancestor]
+        if ancestor == os.getpid() and pid != os.getpid():
+            found.append((pid, seconds[pid]))
+    return found
+
+
+def program(pid: int) -> str:
+    """What a process runs: one of Flower's programs or the SuperLink; forked ClientApps count as their SuperExec."""
+    line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+    names = {"deploy.superexec": "flower-superexec", "deploy.supernode": "flower-supernode"}
+    found = [name for part, name in names.items() if part in line]
+    return next(iter(found + [Path(word).name for word in line.split() if "/fl" in word]), "superlink")
+
+
+def cpu() -> collections.Counter[str]:
+    """CPU seconds of this process's descendants so far, by program."""
+    found: collections.Counter[str] = collections.Counter()
+    for pid, seconds in descendants():
+        with contextlib.suppress(OSError):
+            found[program(pid)] += seconds
+    return found
 
 
 class Federation:
@@ -127,10 +155,16 @@ class Federation:
         _until(lambda: _open(self.fleet) and _open(self.port), 120)
 
     def _start(self, name: str, words: list[str], variables: dict[str, str]) -> None:
-        with (self.folder / f"{name}.log").open("ab") as out:
-            self._processes[name] = subprocess.Popen(
-                words, env=variables, stdout=out, stderr=out, start_new_session=True
-            )
+        process = self._processes[name] = subprocess.Popen(
+            words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+        def write() -> None:
+            with (self.folder / f"{name}.log").open("ab", buffering=0) as out:
+                for line in process.stdout or ():
+                    out.write(f"{time.monotonic():.3f} ".encode() + line)
+
+        threading.Thread(target=write, daemon=True).start()
 
     def flwr(self, *words: str) -> str:
         done = subprocess.run(
@@ -184,16 +218,16 @@ class Federation:
         """Programs that ended by themselves."""
         return [name for name, process in self._processes.items() if process.poll() is not None]
 
-    def took_part(self, i: int) -> set[int]:
-        """Rounds of which the SuperLink has a reply to a training request of SuperNode i."""
-        number, kind, rounds = 0, "", set()
+    def replies(self, i: int) -> dict[int, float]:
+        """When the SuperLink had the reply of SuperNode i to the training request of a round."""
+        number, kind, rounds = 0, "", dict[int, float]()
         for line in (self.folder / f"node-{i}.log").read_text(errors="replace").splitlines():
             if found := ROUND.search(line):
                 number = int(found[1])
             elif found := SENDING.search(line):
                 kind = found[1]
             elif SENT in line and kind == "train":
-                rounds.add(number)
+                rounds[number] = float(line.split()[0])
                 kind = ""
         return rounds
 
@@ -259,7 +293,9 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
         if chosen.unit == "record":
             values |= {"epsilon": 8.0, "samples-per-client": RECORDS}
         settings = " ".join(f"{name}={json.dumps(value)}" for name, value in combined(values).items())
-        began, left = time.monotonic(), collections.Counter[int]()
+        began, left, used = time.monotonic(), collections.Counter[int](), cpu()
+        ends: list[float] = []
+        threading.Thread(target=_note_ends, args=(out, ends, chosen.rounds), daemon=True).start()
         away: list[int] = []
         federation.flwr("run", ".", "load", "--run-config", settings)
         failed = 0.0  # the last time when the run was asked for
@@ -293,7 +329,9 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
                 federation.come(int(name[5:]))
         ended = time.monotonic()
         seconds = [round(float(str(line["seconds"])), 1) for line in lines]
-        took = {i: federation.took_part(i) for i in range(chosen.nodes)}
+        used = cpu() - used
+        replies = {i: federation.replies(i) for i in range(chosen.nodes)}
+        took = {i: set(there) for i, there in replies.items()}
         window = {int(str(line["round"])) for line in lines[-chosen.window :]}
         memory.stop()
         logs = "".join(file.read_text(errors="replace") for file in folder.glob("*.log"))
@@ -302,6 +340,11 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
             "rounds": f"{len(lines)} of {chosen.rounds}",
             "seconds in all": round(ended - began, 1),
             "seconds per round": seconds,
+            "seconds to the first, median, last reply": [
+                _reaction([at[line["round"]] for at in replies.values() if line["round"] in at], end - line["seconds"])
+                for line, end in zip(lines, ends, strict=False)
+            ],
+            "CPU seconds by program": {name: round(seconds, 1) for name, seconds in used.items()},
             "accepted replies": [line["replies"]["accepted"] for line in lines],
             "clients present": [line["clients_present"] for line in lines],
             "PSS peak, MB": memory.peak.total(),
@@ -315,6 +358,18 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
         }
     finally:
         federation.close()
+
+
+def _note_ends(out: Path, ends: list[float], rounds: int) -> None:
+    """Note when the run folder has the line of each round."""
+    while len(ends) < rounds:
+        ends += [time.monotonic()] * (len(_metrics(out)) - len(ends))
+        time.sleep(0.02)
+
+
+def _reaction(times: list[float], began: float) -> list[float]:
+    """Seconds from the begin of a round to its first, median and last reply."""
+    return [round(pick(times) - began, 2) for pick in (min, statistics.median, max)] if times else []
 
 
 def _gap(rounds: set[int], last: int) -> int:

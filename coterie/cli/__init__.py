@@ -21,6 +21,7 @@ from coterie.cli.purge import purge
 from coterie.cli.run import run
 from coterie.cli.status import status
 from coterie.cli.superlink import superlink
+from coterie.cli.supernode import superexec, supernode
 
 cli = typer.Typer(
     help="Clustered federated learning with proven differential privacy: one model per hidden group of clients.",
@@ -43,7 +44,8 @@ for command in (
     status,
 ):
     cli.command()(command)
-cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)(superlink)
+for program in (superlink, supernode, superexec):
+    cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)(program)
 cli.add_typer(privacy.app, name="privacy")
 
 #: Errors that are reported by their message alone, without a traceback, by the package that raises them.

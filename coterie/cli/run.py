@@ -11,13 +11,16 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
+
+if TYPE_CHECKING:
+    from coterie.server import RunFolder
 
 _INTERRUPTED = 130
 # Seconds without output after which a long round reports progress, where there is no terminal.
@@ -81,19 +84,24 @@ def run(
     given = {
         key: value if isinstance(value, int) else str(value) for key, value in options.items() if value is not None
     }
-    values = settings_of(config, assignments, given)
     if engine not in ("local", "ray"):
         raise ConfigError(f"--engine {engine}: must be local or ray")
-    _run(values, engine, as_json)
+    console = console_for(as_json)
+    with console.status("preparing the run"):  # imports take seconds
+        folder = _open(settings_of(config, assignments, given), engine)
+    _run(folder, engine, as_json, console)
 
 
-def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
-    from coterie.report import result_table
-    from coterie.server.app import open_folder, report_on_exit
+def _open(values: Mapping[str, Any], engine: str) -> RunFolder:
+    from coterie.server.app import open_folder
 
     logging.getLogger("flwr").setLevel(logging.WARNING)  # importing Flower sets it to INFO
-    console = console_for(as_json)
-    folder = open_folder(values, Path("runs"), check=lambda config: _ready(config, engine))
+    return open_folder(values, Path("runs"), check=lambda config: _ready(config, engine))
+
+
+def _run(folder: RunFolder, engine: str, as_json: bool, console: Console) -> None:
+    from coterie.server.app import report_on_exit
+
     try:
         for warning in folder.config.warnings():
             console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
@@ -108,6 +116,8 @@ def _run(values: Mapping[str, Any], engine: str, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
+    from coterie.report import result_table  # imports matplotlib
+
     console.print(result_table(result, json.loads((folder.path / "privacy.json").read_text())))
     console.print(f"run folder {folder.path}/   report {page}", soft_wrap=True)
 

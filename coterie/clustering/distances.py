@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial.distance import pdist, squareform
 
 FloatArray = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -36,6 +35,8 @@ def profile_distances(losses: FloatArray) -> FloatArray:
     Args:
         losses: (n, L) L_i(w_l), the profiles of n clients.
     """
+    from scipy.spatial.distance import pdist, squareform  # slow to import
+
     return np.asarray(squareform(pdist(losses, "cityblock")) / losses.shape[1])
 
 

@@ -7,7 +7,6 @@ import ipaddress
 import json
 import os
 import re
-import shutil
 import socket
 import ssl
 import sys
@@ -28,6 +27,8 @@ from coterie.deploy.errors import DeployError
 
 #: Default port of a SuperNode's Runtime API; every SuperNode on a machine needs its own port.
 RUNTIME_PORT = 9094
+#: Command of the SuperExec (:mod:`coterie.deploy.superexec`); its flags follow.
+SUPEREXEC = (sys.executable, "-P", "-m", "coterie.deploy.superexec")
 _TIMEOUT = 10.0  # seconds, for each of connecting and the TLS handshake
 _OWN_KEYS = (
     "client-id",
@@ -174,19 +175,11 @@ def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
 
 
 def command(edge: Edge) -> list[str]:
-    """Return the command of this environment's Flower SuperNode, restricted to the pinned app if there is one.
-
-    Raises :class:`DeployError` if Flower's SuperNode is missing.
-    """
-    program = shutil.which("flower-supernode", path=os.path.dirname(sys.executable))
-    if program is None:
-        raise DeployError(
-            f"flower-supernode not found beside {sys.executable}: install coterie in this environment with pip"
-        )
-    pinned = [sys.executable, "-P", "-m", "coterie.deploy.supernode", edge.fab_hash] if edge.fab_hash else [program]
+    """Return the command of the SuperNode (:mod:`coterie.deploy.supernode`), with the pinned app if there is one."""
+    pinned = ["--fab-hash", edge.fab_hash] if edge.fab_hash else []
     signed = ["--trusted-entities", str(edge.trusted_entities)] if edge.trusted_entities else []
     return [
-        *pinned,
+        *(sys.executable, "-P", "-m", "coterie.deploy.supernode", *pinned),
         *("--superlink", edge.superlink),
         *("--root-certificates", str(edge.ca)),
         *("--auth-supernode-private-key", str(edge.key)),

@@ -1,4 +1,7 @@
-"""Flower's SuperNode restricted to one app: ``python -m coterie.deploy.supernode HASH FLAGS...``.
+"""Flower's SuperNode with a short reaction time: ``python -m coterie.deploy.supernode [--fab-hash HASH] FLAGS...``.
+
+It starts :mod:`coterie.deploy.superexec` in place of Flower's SuperExec, and for 15 s after a message it asks the
+SuperLink for the next one more often than Flower's.
 
 The SuperLink delivers a run's app, a FAB, to the SuperNode, which hands it to the ClientApp's process. There it is
 installed, and its code runs instead of any package of the same name. ``HASH`` is SHA-256 of the one FAB that is
@@ -7,12 +10,17 @@ accepted; messages of any other run are answered with Flower's error INVALID_FAB
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import inspect
+import math
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from logging import ERROR
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Message
@@ -24,8 +32,12 @@ from flwr.supercore.utils import get_flwr_home
 from flwr.supernode import start_client_internal as flower
 
 from coterie.deploy.app import checked_hash, describe
+from coterie.deploy.edge import SUPEREXEC
 from coterie.deploy.errors import DeployError
 
+# Seconds between two requests to the SuperLink for a message, at least; and seconds that Flower's SuperNode waits. In
+# between, a fifth of the time since the latest message, so that idle nodes do not load the SuperLink.
+_MIN_POLL, _FLOWERS_POLL = 0.5, 3.0
 #: What this module needs of Flower's function that receives a message and the app that it is for.
 _NEEDED = {"state", "object_store", "receive", "get_run", "get_fab"}
 
@@ -102,17 +114,56 @@ def forget_installed(expected: str) -> None:
         shutil.rmtree(folder)
 
 
+def shorten_start() -> None:
+    """Have Flower start :mod:`coterie.deploy.superexec` where it starts the program flower-superexec."""
+
+    def popen(command: list[str]) -> subprocess.Popen[bytes]:
+        program, *flags = command
+        return subprocess.Popen([*SUPEREXEC, *flags] if program == "flower-superexec" else command)
+
+    vars(flower)["subprocess"] = SimpleNamespace(Popen=popen)
+
+
+def shorten_polls() -> None:
+    """Have Flower ask for messages more often during a run; another version of Flower keeps its own interval."""
+    if (pull := getattr(flower, "_pull_and_store_message", None)) is not None:
+        vars(flower)["_pull_and_store_message"] = eager(pull)
+
+
+def eager(pull: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Wrap Flower's ``pull`` to repeat it sooner than Flower does while it returns no message."""
+    latest = -math.inf
+
+    def pull_soon(**options: Any) -> int | None:
+        nonlocal latest
+        while (run_id := pull(**options)) is None:
+            pause = max(_MIN_POLL, (time.monotonic() - latest) / 5)
+            if pause >= _FLOWERS_POLL:
+                return None
+            time.sleep(pause)
+        latest = time.monotonic()
+        return run_id
+
+    return pull_soon
+
+
 def main(arguments: list[str]) -> None:
-    """Run the SuperNode."""
+    """Run the SuperNode; arguments other than --fab-hash are passed to Flower's."""
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--fab-hash")
+    own, flags = parser.parse_known_args(arguments)
     try:
-        expected = checked_hash(arguments[0] if arguments else "")
-        pin(expected)
-        forget_installed(expected)
+        if own.fab_hash is not None:
+            expected = checked_hash(own.fab_hash)
+            pin(expected)
+            forget_installed(expected)
     except (DeployError, OSError) as error:
         sys.exit(f"error: {error}")
-    sys.argv = ["flower-supernode", *arguments[1:]]
+    shorten_start()
+    shorten_polls()
+    sys.argv = ["flower-supernode", *flags]
     flower_supernode()
 
 

@@ -29,7 +29,6 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial.distance import cdist
 
 from coterie.one_shot.centroids import LocalCentroids, LocalCentroidsSettings
 from coterie.settings import Settings
@@ -54,6 +53,8 @@ class KFED(LocalCentroids):
 
     def merge(self, sent: Mapping[int, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
         """Lines 2 to 5."""
+        from scipy.spatial.distance import cdist  # slow to import
+
         every = np.concatenate(list(sent.values()))
         rng = self.streams.stream("clustering", 1)
         first = sent[int(rng.choice(list(sent)))]

@@ -2,7 +2,7 @@
 
 ``pld`` and ``rdp`` are sound for both samplers and use ``dp-accounting``; certificates use ``pld`` by default. The two
 accountants of Opacus are for comparison, for DP-SGD. ``theorem-4.2`` is RR-Cluster's bound as printed, to reproduce its
-tables.
+tables. dp-accounting and SciPy take seconds to import: they are imported when an accountant composes its first event.
 
 ==================== ============================================================ =========================
 name                 method                                                       samplers
@@ -26,18 +26,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from typing import Any, ClassVar
 
-import dp_accounting
 import numpy as np
 import numpy.typing as npt
-from dp_accounting.pld import pld_pmf
-from dp_accounting.pld import privacy_loss_distribution as pld
-from dp_accounting.rdp import RdpAccountant as _DpAccountingRdp
-from dp_accounting.rdp import compute_epsilon
-from scipy.special import gammaln, log_ndtr
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -184,6 +178,8 @@ class VisibleAccountant(PldAccountant):
         return Event(1.0, event.noise_multiplier, event.sampler)
 
     def _one(self, event: Event, grid: float) -> Any:
+        from dp_accounting.pld import privacy_loss_distribution as pld
+
         nothing = pld.identity(value_discretization_interval=grid)
         return _pld_of(self._seen(event), grid).compute_mixture(nothing, event.sampling_rate)
 
@@ -214,6 +210,9 @@ def _longest_loss(event: Event) -> float:
 
 @lru_cache(maxsize=256)
 def _pld_of(event: Event, grid: float) -> Any:
+    import dp_accounting
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
     if event.sampler == "poisson":
         return pld.from_gaussian_mechanism(
             event.noise_multiplier,
@@ -226,6 +225,9 @@ def _pld_of(event: Event, grid: float) -> Any:
 
 def _symmetrised_pld(event: Event, grid: float) -> Any:
     """Replace-one PLD of fixed-size sampling: the worse profile in both directions (docs/privacy.md, theorem 2)."""
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
     upper = 64
     while _replace_one_delta(event, np.array([upper * grid]))[0] > _TAIL:
         upper *= 2
@@ -247,6 +249,8 @@ def _replace_one_delta(event: Event, losses: FloatArray) -> FloatArray:
 
 def gaussian_delta(mu: float, losses: npt.ArrayLike) -> FloatArray:
     """delta at each loss of the pair N(mu, 1), N(0, 1) (Balle and Wang, arXiv:1805.06530, theorem 8)."""
+    from scipy.special import log_ndtr
+
     losses = np.asarray(losses, dtype=np.float64)
     first, second = log_ndtr(mu / 2 - losses / mu), losses + log_ndtr(-mu / 2 - losses / mu)
     return np.asarray(np.exp(first) * -np.expm1(np.minimum(second - first, 0.0)))
@@ -265,14 +269,21 @@ class RdpAccountant(Accountant):
     def _epsilon(self, delta: float) -> float:
         if isinstance(self._rdp, float):
             return 0.0
+        from dp_accounting.rdp import compute_epsilon
+
         with _quiet_absl():
-            return float(compute_epsilon(_ORDERS, self._rdp, delta)[0])
+            return float(compute_epsilon(_orders(), self._rdp, delta)[0])
 
     def _curve(self, event: Event) -> FloatArray:
         return _rdp_of(event)
 
 
-_ORDERS = np.array(_DpAccountingRdp().orders)
+@cache
+def _orders() -> FloatArray:
+    """Return the Renyi orders of dp-accounting."""
+    from dp_accounting.rdp import RdpAccountant
+
+    return np.array(RdpAccountant().orders)
 
 
 @contextmanager
@@ -289,6 +300,9 @@ def _quiet_absl() -> Iterator[None]:
 
 @lru_cache(maxsize=256)
 def _rdp_of(event: Event) -> FloatArray:
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
     gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)
     if event.sampler == "poisson":
         relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -297,7 +311,7 @@ def _rdp_of(event: Event) -> FloatArray:
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE
         many = 10**12  # the bound depends on m / M only
         sampled = dp_accounting.SampledWithoutReplacementDpEvent(many, round(event.sampling_rate * many), gaussian)
-    accountant = _DpAccountingRdp(orders=_ORDERS, neighboring_relation=relation)
+    accountant = RdpAccountant(orders=_orders(), neighboring_relation=relation)
     with _quiet_absl():
         accountant.compose(sampled)
     curve = np.array(accountant.rdp)
@@ -305,7 +319,7 @@ def _rdp_of(event: Event) -> FloatArray:
         return curve
     # At rates near 1, the bound for sampling without replacement exceeds the bound without sampling. Both hold,
     # because Renyi divergence is quasi-convex in the sample.
-    return np.asarray(np.minimum(curve, _ORDERS / (2 * event.noise_multiplier**2)))
+    return np.asarray(np.minimum(curve, _orders() / (2 * event.noise_multiplier**2)))
 
 
 class _OpacusAccountant(Accountant):
@@ -394,6 +408,8 @@ _INTEGERS = np.arange(2, 257, dtype=np.float64)
 @lru_cache(maxsize=256)
 def _theorem_curve(q: float, precision: float) -> FloatArray:
     """Return the Renyi curve of one round at orders 2 to 256; ``precision`` is 1 / sigma^2."""
+    from scipy.special import gammaln
+
     j = _INTEGERS
     per_order = j * precision / 2  # eps_1(j) + eps_2(j)
     # Terms j >= 3; min{2, (exp(eps(infinity)) - 1)^j} is 2.

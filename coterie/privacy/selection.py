@@ -14,8 +14,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
-from scipy.special import expit, ndtri
 
 from coterie.privacy.accountants import MAX_NOISE, MIN_NOISE, Event, PrivacyError
 
@@ -30,6 +28,8 @@ def selection_event(epsilon: float) -> Event:
     """Event of one selection by :func:`noisy_argmin`, under adding or removing one record."""
     if not 0 < epsilon < math.inf:
         raise PrivacyError(f"epsilon of a selection must be positive and finite, not {epsilon}")
+    from scipy.special import expit, ndtri  # slow to import
+
     mu = -2 * float(ndtri(expit(-epsilon / 2)))  # 1/2 + 1/2 tanh(e / 4) = expit(e / 2), which loses precision near 1
     if not MIN_NOISE < 1 / max(mu, 1 / MAX_NOISE) < MAX_NOISE:
         raise PrivacyError(f"epsilon of a selection is {epsilon:g}, out of range; use 0.001 to 50")
@@ -99,6 +99,8 @@ def noisy_labels(labels: IntArray, num_clusters: int, gap: float, rng: np.random
 
 def identifier_mu(gap: float, num_clusters: int) -> float:
     """Shift of the Gaussian pair that dominates :func:`noisy_labels` if a label is replaced or removed."""
+    from scipy.special import ndtri
+
     total = math.exp(gap) + num_clusters - 1
     return float(-ndtri((num_clusters - 1) / total) - ndtri(1 / total))
 
@@ -110,5 +112,7 @@ def identifier_gap(mu: float, num_clusters: int) -> float:
     most = 30.0  # labels are practically exact
     if identifier_mu(most, num_clusters) <= mu:
         return most
+    from scipy.optimize import brentq
+
     gap = float(brentq(lambda eta: identifier_mu(eta, num_clusters) - mu, 0.0, most, xtol=1e-10))
     return max(0.0, gap - 1e-9)  # on the private side of the root's tolerance

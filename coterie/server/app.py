@@ -13,16 +13,13 @@ from typing import Any
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
-from flwr.superlink.grid import InMemoryGrid  # of simulations; deployments have another grid
 
 from coterie import logs
 from coterie.privacy import Streams
 from coterie.progress import report_progress
-from coterie.report import write_report
 from coterie.server import exporter
 from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.folder import RunFolder
-from coterie.server.grid import with_retries
 from coterie.server.run import initial_models, rounds_of, run
 from coterie.settings import AUTO, ConfigError
 
@@ -69,6 +66,8 @@ def report_on_exit(folder: RunFolder) -> Iterator[Path]:
         yield page
     finally:
         if (folder.path / "result.json").exists():
+            from coterie.report import write_report  # imports matplotlib
+
             write_report([folder.path], page)
 
 
@@ -86,6 +85,10 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run, and log where the results are."""
+    from flwr.superlink.grid import InMemoryGrid  # of simulations; deployments have another grid
+
+    from coterie.server.grid import with_retries
+
     logs.install(run=str(context.run_id))
     runs = Path(os.environ.get("COTERIE_RUNS") or Path.home() / "coterie-runs")
     folder = open_folder(context.run_config, runs, _check_engine, deployed=not isinstance(grid, InMemoryGrid))

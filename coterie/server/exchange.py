@@ -24,8 +24,9 @@ from coterie.messages import CONFIG, IDENTITY, RECORD_PLANS, REPLY
 
 _Key: TypeAlias = tuple[int, str, str, int]
 
-# Seconds between two looks for replies.
-_POLL = 3.0
+# Seconds between two looks for replies, at least and at most; in between, a tenth of the time since the latest reply,
+# or twice the time that the look took. A short round waits little for its replies, a long one rarely looks for them.
+_MIN_POLL, _MAX_POLL = 0.2, 3.0
 # Seconds without any reply after which silent nodes are probed, and after which a repeated request is sent again;
 # doubled each time, up to the second number.
 _PATIENCE, _MAX_PATIENCE = 30.0, 120.0
@@ -126,6 +127,7 @@ class Exchange:
         # When the latest reply came, and how long there may be none after it.
         latest, patience = started, _FIRST_REPLY * _PATIENCE
         while asked:
+            looked = time.monotonic()
             # Before the requests: a request ahead of a probe that has its reply has one by then, or never will.
             self._look_for_probes(asked)
             for key, request in list(asked.items()):
@@ -143,7 +145,8 @@ class Exchange:
                 return
             if now - latest >= patience:
                 self._send_probes(asked, now)
-            time.sleep(min(_POLL, max(0.0, timeout - (now - started))))
+            pause = min(_MAX_POLL, max(_MIN_POLL, (now - latest) / 10, 2 * (now - looked)))
+            time.sleep(min(pause, max(0.0, timeout - (now - started))))
 
     def _reply(self, request: _Request) -> Message | None:
         """The reply to any copy of a request; an error counts for the latest copy alone."""

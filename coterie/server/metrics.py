@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from flwr.app import MetricRecord
-from scipy.optimize import linear_sum_assignment
-from scipy.special import entr
-from sklearn.metrics import cohen_kappa_score, normalized_mutual_info_score
 
 from coterie.wire.replies import EvaluationReply, LabelCounts, summary_of
 
@@ -48,6 +45,8 @@ def confusion(clusters: IntArray, groups: IntArray) -> IntArray:
 
 def matched(clusters: IntArray, groups: IntArray) -> IntArray:
     """Each client's cluster as the group it is matched to one to one (Hungarian method); -1 if unmatched."""
+    from scipy.optimize import linear_sum_assignment  # this and scikit-learn are slow to import
+
     rows, columns = linear_sum_assignment(-confusion(clusters, groups))
     group_of = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     return np.array([group_of.get(cluster, -1) for cluster in clusters.tolist()], np.int64)
@@ -89,6 +88,8 @@ def summarise(replies: Sequence[EvaluationReply]) -> MetricRecord:
         scores["minority_accuracy"] = float(accuracy[groups == least].mean())
         scores["majority_accuracy"] = float(accuracy[groups != least].mean())
     if len(present) > 1:  # else there is nothing to find
+        from sklearn.metrics import cohen_kappa_score, normalized_mutual_info_score
+
         agreed = matched(clusters, groups)
         scores |= {
             "clustering_accuracy": float(np.mean(agreed == groups)),
@@ -109,6 +110,9 @@ def partition_scores(table: npt.NDArray[Any]) -> dict[str, float]:
     Args:
         table: (clusters, classes) number of records; at least one record.
     """
+    from scipy.optimize import linear_sum_assignment
+    from scipy.special import entr
+
     counts = np.asarray(table, np.float64)
     total, of_clusters, of_classes = counts.sum(), counts.sum(axis=1), counts.sum(axis=0)
     rows, columns = linear_sum_assignment(-counts)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 import zipfile
 from pathlib import Path
@@ -58,7 +59,7 @@ def main(grid, context):
     Path(context.run_config["out"]).write_text(json.dumps(told))
 """
 CLIENT = """
-import os
+import sys
 from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -67,7 +68,8 @@ app = ClientApp()
 
 @app.query()
 def answer(message, context):
-    Path(context.node_config["trace"]).write_text("ran")
+    command = Path("/proc/self/cmdline").read_text()
+    Path(context.node_config["trace"]).write_text(f"{sys.modules['coterie'].__file__} {command}")
     who = ConfigRecord({"client": context.node_config["client-id"]})
     return Message(RecordDict({"who": who}), reply_to=message)
 """
@@ -202,9 +204,55 @@ def test_another_flower(monkeypatch):
         supernode.pin("0" * 64)
     monkeypatch.delattr(supernode.flower, "_pull_and_store_message")
     with pytest.raises(SystemExit, match=r"^error: --fab-hash: "):
-        supernode.main(["0" * 64])
+        supernode.main(["--fab-hash", "0" * 64])
     with pytest.raises(SystemExit, match=r"^error: --fab-hash : must be"):
-        supernode.main([])
+        supernode.main(["--fab-hash", ""])
+
+
+@pytest.fixture
+def flower(monkeypatch):
+    """Flower's module, which is as before afterwards."""
+    monkeypatch.setattr(supernode.flower, "subprocess", subprocess)
+    monkeypatch.setattr(supernode.flower, "_pull_and_store_message", lambda: None)
+    return supernode.flower
+
+
+def test_the_superexec_that_is_started(flower, monkeypatch):
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", started.append)
+    supernode.shorten_start()
+    flower.subprocess.Popen(["flower-superexec", "--insecure"])
+    flower.subprocess.Popen(["other", "--insecure"])
+    assert started == [[sys.executable, "-P", "-m", "coterie.deploy.superexec", "--insecure"], ["other", "--insecure"]]
+
+
+def test_messages_are_pulled_soon_after_others(flower, monkeypatch):
+    now, answers, pulls = [1000.0], [], [0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+    def pull(**options):
+        assert options == {"state": 1}
+        pulls[0] += 1
+        return answers.pop(0) if answers else None
+
+    monkeypatch.setattr(flower, "_pull_and_store_message", pull)
+    supernode.shorten_polls()
+    pull_soon = flower._pull_and_store_message
+    assert pull_soon(state=1) is None  # no run: Flower waits as it does
+    assert now == [1000.0]
+    answers += [7]
+    assert pull_soon(state=1) == 7
+    answers += [None, None, 8]
+    assert pull_soon(state=1) == 8
+    assert 0 < now[0] - 1000.0 <= 2.0
+    latest, before = now[0], pulls[0]
+    assert pull_soon(state=1) is None
+    assert 15.0 <= now[0] - latest < 18.0
+    assert pulls[0] - before < 20
+    ended = now[0]
+    assert pull_soon(state=1) is None
+    assert now[0] == ended
 
 
 def test_what_lies_in_the_pinned_apps_place_is_removed(tmp_path, monkeypatch):
@@ -263,6 +311,10 @@ def test_only_the_pinned_app_runs(tmp_path):
     # Without a pin, the code that runs is what the server sent, though a package of that name is installed.
     assert [(tmp_path / f"trace-{i}").exists() for i in range(3)] == [True, False, True]
     assert [(tmp_path / f"home-{i}" / "apps").exists() for i in range(3)] == [True, False, True]
+    for i in (0, 2):
+        package, *command = (tmp_path / f"trace-{i}").read_text().split()
+        assert package.startswith(f"{tmp_path}/home-{i}/apps/")
+        assert "coterie.deploy.superexec" in command[0]  # forked
     (refusal,) = [line for line in logs[1].read_text().splitlines() if "rejected" in line]
     assert f"its FAB has the hash {bundle(app).hash}; --fab-hash allows only {bundle(ROOT).hash}" in refusal
     assert "Traceback" not in logs[1].read_text()

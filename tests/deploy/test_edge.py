@@ -17,17 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from servers import free_port, listening, open_port, running, tls, until
 
 from coterie.datasets import DataError, Declared
-from coterie.deploy import (
-    DeployError,
-    Edge,
-    certificates,
-    command,
-    create,
-    default_state_dir,
-    edge,
-    environment,
-    renew_server,
-)
+from coterie.deploy import Edge, certificates, create, default_state_dir, edge, environment, renew_server
 
 DECLARED = "--epsilon 8 --delta 1e-5 --input-shape 1x28x28 --num-classes 10"
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
@@ -132,9 +122,10 @@ def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
     ((program, argv, variables),) = executed
     state = tmp_path / "home" / ".local" / "state" / "coterie" / "client-1"
     assert state.stat().st_mode & 0o777 == 0o700
-    assert program == argv[0] == str(BIN / "flower-supernode")
+    assert program == argv[0] == sys.executable
     runtime = argv[argv.index("--port") + 1]
     assert argv[1:] == [
+        *("-P", "-m", "coterie.deploy.supernode"),
         *("--superlink", f"localhost:{port}"),
         *("--root-certificates", str(pki / "ca.crt")),
         *("--auth-supernode-private-key", str(pki / "nodes" / "node-1.key")),
@@ -225,12 +216,6 @@ def test_where_state_lies(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/var/state")
     assert default_state_dir(7) == Path("/var/state/coterie/client-7")
     assert environment(given(tmp_path))["FLWR_HOME"] == os.environ.get("FLWR_HOME", str(tmp_path / "flwr"))
-
-
-def test_without_a_supernode(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(DeployError, match="flower-supernode not found beside"):
-        command(given(tmp_path))
 
 
 # ---- options that contradict each other -------------------------------------------------------------------
@@ -344,7 +329,7 @@ def test_hash_of_the_app(coterie, pki, executed):
     assert f"app        only {'ab' * 32}" in out.splitlines()
     ((program, argv, _),) = executed
     assert program == sys.executable
-    assert argv[1:6] == ["-P", "-m", "coterie.deploy.supernode", "ab" * 32, "--superlink"]
+    assert argv[1:7] == ["-P", "-m", "coterie.deploy.supernode", "--fab-hash", "ab" * 32, "--superlink"]
 
 
 def test_keys_of_apps(wrong, coterie, pki, tmp_path, executed):

@@ -79,7 +79,7 @@ def link(monkeypatch):
         monkeypatch.setattr(time, "monotonic", lambda: made.now)
 
         def sleep(seconds):
-            made.now += seconds
+            made.now += seconds + 1e-6  # a clock goes on, however short the pause
 
         monkeypatch.setattr(time, "sleep", sleep)
         return made
@@ -152,7 +152,7 @@ def test_a_lost_probe_is_sent_again(link):
 def test_a_node_that_replies_to_nothing_ends_with_the_round(link):
     there = link(loses={2: range(100)})
     assert len(copies(there.send_and_receive(there.train(), timeout=300.0))) == 2
-    assert there.now == 300
+    assert there.now == pytest.approx(300)
     assert there.of(2, "train") == [0]
     assert len(there.of(2, "query.identity")) == 3
 
@@ -251,3 +251,15 @@ def test_nodes_that_leave_and_return_are_not_left_out_for_long(link):
                 took_part[client].append(number)
     for rounds in took_part.values():
         assert np.diff([-1, *rounds, 20]).max() <= 3, took_part
+
+
+def test_replies_are_looked_for_less_often_as_a_round_lasts(link, monkeypatch):
+    pauses = []
+    there = link(seconds=dict.fromkeys((1, 2, 3), 100.0))
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: (pauses.append(seconds), sleep(seconds)))
+    assert len(copies(there.send_and_receive(there.train(), timeout=3600.0))) == 3
+    assert pauses[0] == pytest.approx(0.2)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pytest.approx(3.0)
+    assert len(pauses) < 70

@@ -92,7 +92,8 @@ def test_without_a_failure_every_call_is_made_once(slept):
     assert grid.get_node_ids() == [1, 2]
     assert answered(grid.send_and_receive(iter(questions()), timeout=10.0)) == {"to 1": True, "to 2": True}
     assert link.calls == ["nodes", "push"] + ["pull"] * 4  # each of two replies is looked for twice
-    assert slept == [3.0]
+    (pause,) = slept
+    assert 0 < pause <= 3
 
 
 def test_what_fails_is_tried_again_with_the_same_messages(slept):
@@ -101,7 +102,8 @@ def test_what_fails_is_tried_again_with_the_same_messages(slept):
     assert grid.get_node_ids() == [1, 2]
     assert answered(grid.send_and_receive(iter(questions()))) == {"to 1": True, "to 2": True}
     assert link.calls == ["nodes"] * 3 + ["push"] * 2 + ["pull"] * 4
-    assert slept == [1.0, 2.0, 1.0, 3.0]
+    assert slept[:-1] == [1.0, 2.0, 1.0]
+    assert 0 < slept[-1] <= 3
 
 
 class Served:
