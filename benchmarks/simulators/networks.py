@@ -1,6 +1,7 @@
 """The network of the workloads, for every competitor; imports PyTorch alone."""
 
 import os
+from collections import OrderedDict
 
 import torch
 from torch import nn
@@ -28,7 +29,8 @@ def mlp(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     features = 1
     for size in shape:
         features *= size
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, 32), nn.ReLU(), nn.Linear(32, num_classes))
+    hidden, output = nn.Linear(features, 32), nn.Linear(32, num_classes)
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), hidden=hidden, relu=nn.ReLU(), output=output))
 
 
 class Large(nn.Module):
