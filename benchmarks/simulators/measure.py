@@ -111,6 +111,7 @@ def measure(
         process = subprocess.Popen(
             command,
             env=os.environ | variables,
+            cwd=tempfile.gettempdir(),  # worker processes look for packages in it first
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
