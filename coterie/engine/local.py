@@ -42,7 +42,7 @@ _UNITS = 4
 # Calls per worker that wait or whose replies are not consumed yet: bounds memory.
 _AHEAD = 2
 # Bytes of the models in the messages to the clients of one call.
-_MODELS = 1 << 28
+_MODELS = 1 << 26
 _CLIENT_FAILED = 1
 
 # State of a client, as StateFile.read returns it; None if it cannot be read.
