@@ -173,9 +173,9 @@ def test_resume_takes_some_of_the_settings_again(coterie):
 
 
 def test_no_reply_in_the_whole_run_is_an_error(coterie, tmp_path, monkeypatch):
-    from coterie.client import HANDLERS
+    from coterie.client import handlers
 
-    monkeypatch.setitem(HANDLERS, "train", lambda content, clients: 1 / 0)
+    monkeypatch.setattr(handlers, "train_without_dp", lambda cohort: 1 / 0)
     status, out, err = coterie("run", *settings(), "--out", "run", "--json")
     assert status not in (0, None)
     assert out == ""

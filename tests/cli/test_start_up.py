@@ -56,7 +56,7 @@ def test_the_run_says_what_it_does_before_it_imports(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(run, "console_for", lambda as_json: Console(file=screen, force_terminal=True))
     monkeypatch.setattr(run, "settings_of", lambda *_: pytest.fail("nothing shown") if not screen.getvalue() else {})
-    monkeypatch.setattr(run, "_open", lambda values: None)
+    monkeypatch.setattr(run, "_open", lambda values, engine: None)
     monkeypatch.setattr(run, "_run", lambda *_: None)
     run.run(assignments=[])
     assert "preparing the run" in screen.getvalue()

@@ -38,8 +38,23 @@ def test_the_last_part_of_a_name_is_unambiguous():
 def test_defaults_are_valid_and_documented():
     config = RunConfig({})
     defaults = {name: each.shown_default for name, each in SETTINGS.items() if name in config.values}
-    assert config.values == defaults | {"evaluation.evaluate": "diagnostic"}
+    assert config.values == defaults | {"evaluation.evaluate": "diagnostic", "evaluation.evaluate-clients": 200}
     assert all(each.help and each.allowed for each in SETTINGS.values())
+
+
+def test_simulations_of_many_clients_evaluate_a_sample():
+    exact = {"evaluate": "diagnostic"}
+
+    def sampled(deployed=False, **values):
+        return RunConfig(values, deployed=deployed).evaluation.evaluate_clients
+
+    assert sampled() == sampled(clients=201) == 200
+    assert sampled(clients=200) == sampled(**{"evaluate-clients": 0}) == 0
+    assert sampled(**{"evaluate-clients": 30}) == sampled(deployed=True, **{"evaluate-clients": 30, **exact}) == 30
+    assert sampled(deployed=True) == sampled(deployed=True, **exact) == 0
+    assert sampled(evaluate="private") == sampled(evaluate="off") == sampled(strategy="kfed") == 0
+    with pytest.raises(ConfigError, match="evaluate-clients = 30 has no effect"):
+        sampled(evaluate="private", **{"evaluate-clients": 30})
 
 
 def test_values_are_coerced_from_strings():
