@@ -48,19 +48,16 @@ class Workers:
         self._pool = ProcessPoolExecutor(
             self._count, mp_context=context, initializer=_prepare, initargs=(self._reports,)
         )
-        self._broken = False
 
     def submit(self, call: Callable[..., T], content: RecordDict, *arguments: Any) -> Future[T]:
         """Return the future result of ``call(content, *arguments)`` in a worker."""
-        if self._broken:
-            self._pool.shutdown(cancel_futures=True)
-            self._start()
+        path = self._published(content)
         try:
-            return self._pool.submit(_call, call, self._published(content), *arguments)
-        except BrokenProcessPool as error:
-            future: Future[T] = Future()
-            future.set_exception(error)
-            return future
+            return self._pool.submit(_call, call, path, *arguments)
+        except BrokenProcessPool:
+            self._pool.shutdown()
+            self._start()
+            return self._pool.submit(_call, call, path, *arguments)
 
     def result(self, future: Future[T]) -> T:
         """Wait for a result, and pass on progress reports.
@@ -71,11 +68,7 @@ class Workers:
         while not wait([future], _POLL).done:
             for report in drain_progress(self._reports):
                 self._progress(report)
-        try:
-            return future.result()
-        except BrokenProcessPool:
-            self._broken = True
-            raise
+        return future.result()
 
     def forget(self) -> None:
         """Delete the published contents."""

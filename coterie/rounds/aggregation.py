@@ -24,7 +24,6 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial.distance import pdist, squareform
 
 from coterie.privacy import ReleasedSums, ReleasedUpdates
 
@@ -70,6 +69,8 @@ def _least_scores(updates: Updates, byzantine: int, count: int) -> FloatArray:
 
 def krum_scores(updates: Updates, byzantine: int) -> FloatArray:
     """(n,) sum of squared distances of each update to its n - byzantine - 2 nearest others; n >= 3."""
+    from scipy.spatial.distance import pdist, squareform  # slow to import
+
     nearest = max(len(updates) - byzantine - 2, 1)
     squares = np.zeros(len(updates) * (len(updates) - 1) // 2)
     for _, part in _columns(updates):
