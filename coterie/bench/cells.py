@@ -312,7 +312,10 @@ def _run_one(
         _send(f"{cell.title}: {text}")
 
     try:
-        config = RunConfig({"evaluate-clients": 0, **cell.settings, "seed": cell.seed, **places})
+        given = {**cell.settings, "seed": cell.seed, **places}
+        if not any(name.rpartition(".")[2] == "evaluate-clients" for name in given):
+            given["evaluate-clients"] = 0  # tables state the mean over all clients
+        config = RunConfig(given)
         federation(config.for_clients())
         if cell.central:
             return cluster(cell.central, config, folder, progress), None
