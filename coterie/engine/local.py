@@ -1,8 +1,8 @@
 """The local engine: a Flower ``Grid`` in one process, without daemons.
 
-One call of a handler processes all messages with the same content. Worker processes, one per core with one thread each,
-train small units of clients: chains of linear layers in one batch, other networks client by client. Models are
-evaluated in this process with all its threads, each once per test set.
+One call of a handler processes messages with the same content. Models with batched training run in this process with
+all its threads; for others, worker processes, one per core with one thread each, train small units of clients. Models
+are evaluated in this process, each once per test set.
 
 A client's reply must not depend on the data of another client. If a call with several clients fails, or if a worker
 process dies, each client is therefore repeated alone, from its earlier state; only clients that fail alone return an
