@@ -120,8 +120,8 @@ class Gradients(Protocol):
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Materialised gradients, (m, *shape) float32. The sum reads the same numbers as the norm."""
+class _Materialised:
+    """Materialised float32 gradients. The sum reads the same numbers as the norm."""
 
     rows: Tensor
 
@@ -132,6 +132,10 @@ class _Rows:
     @property
     def numbers(self) -> int:
         return self.rows.numel()
+
+
+class _Rows(_Materialised):
+    """Gradients (m, *shape)."""
 
     @property
     def squares(self) -> Tensor:
@@ -207,7 +211,7 @@ class _Products:
 
 
 @dataclass(frozen=True)
-class _Lookups:
+class _Lookups(_Materialised):
     """Gradients of an embedding (V, d): one row for each record and token that it holds.
 
     Attributes:
@@ -218,19 +222,10 @@ class _Lookups:
         shape: (V, d).
     """
 
-    rows: Tensor
     records: Tensor
     tokens: Tensor
     size: int
     shape: torch.Size
-
-    @property
-    def spread(self) -> Tensor:
-        return self.rows.new_zeros((), dtype=torch.float64)
-
-    @property
-    def numbers(self) -> int:
-        return self.rows.numel()
 
     @property
     def squares(self) -> Tensor:

@@ -1,7 +1,7 @@
 """Flower's SuperNode with a short reaction time: ``python -m coterie.deploy.supernode [--fab-hash HASH] FLAGS...``.
 
-It starts :mod:`coterie.deploy.superexec` in place of Flower's SuperExec, and for 15 s after a message it asks the
-SuperLink for the next one more often than Flower's.
+It starts :mod:`coterie.deploy.superexec` instead of Flower's SuperExec. For 15 s after a message, it polls the
+SuperLink more often than Flower's SuperNode does.
 
 The SuperLink delivers a run's app, a FAB, to the SuperNode, which hands it to the ClientApp's process. There it is
 installed, and its code runs instead of any package of the same name. ``HASH`` is SHA-256 of the one FAB that is

@@ -36,7 +36,7 @@ def test_help(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ("clusterz=3", "did you mean 'clusters'?"),
         ("rounds=-1", "rounds = '-1'"),
@@ -44,10 +44,10 @@ def test_help(tmp_path):
         ("privacy.accountant=pdl", "'pdl'"),
     ],
 )
-def test_a_wrong_setting(setting, said, tmp_path):
+def test_a_wrong_setting(setting, message, tmp_path):
     status, imported, error = called("run", "--set", setting, folder=tmp_path)
     assert (status, list(tmp_path.iterdir())) == (1, [])
-    assert said in error
+    assert message in error
     assert not imported & SLOW
 
 
