@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
 
 if TYPE_CHECKING:
-    from coterie.server import RunFolder
+    from coterie.server import RunConfig, RunFolder
 
 _INTERRUPTED = 130
 # Seconds without output after which a long round reports progress, where there is no terminal.
@@ -122,14 +122,23 @@ def _run(folder: RunFolder, engine: str, as_json: bool, console: Console) -> Non
     console.print(f"run folder {folder.path}/   report {page}", soft_wrap=True)
 
 
-def _ready(config: Any, engine: str) -> None:
+def _workers(config: RunConfig) -> int:
+    from coterie.engine import workers_for
+
+    return workers_for(config.trained_numbers, config.training.device, len(os.sched_getaffinity(0)))
+
+
+def _ready(config: RunConfig, engine: str) -> None:
     """Check engine, data and device before the run starts; clients then use the loaded data."""
     from coterie.client import federation
     from coterie.datasets import OWN_DATA
+    from coterie.engine import start_server
     from coterie.settings import ConfigError
 
     if engine != "ray":
         config.simulation.check_unused("with the local engine; use --engine ray, or leave it out")
+    elif _workers(config):
+        start_server()  # workers import while this process does
     data = federation(config.for_clients())
     if config.data.dataset == OWN_DATA:
         for client in range(data.clients):
@@ -142,13 +151,12 @@ def _ready(config: Any, engine: str) -> None:
 
 
 def _execute(folder: Any, engine: str) -> dict[str, Any]:
-    from coterie.engine import SummingGrid, run_on_ray, workers_for
+    from coterie.engine import SummingGrid, run_on_ray
     from coterie.server import run as run_once
 
     config = folder.config
     if engine == "local":
-        workers = workers_for(config.batched, config.training.device, len(os.sched_getaffinity(0)))
-        grid = SummingGrid(config.data.clients, workers, folder.report_progress)
+        grid = SummingGrid(config.data.clients, _workers(config), folder.report_progress)
         try:
             return run_once(folder, grid)
         finally:

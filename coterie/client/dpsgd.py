@@ -29,10 +29,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from coterie.client.chains import is_linear_chain
 from coterie.client.ghost import GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.sgd import example_loss
-from coterie.client.training import is_chain, padded
+from coterie.client.training import padded
 from coterie.datasets import Shard
 from coterie.messages import Layout
 from coterie.models import ModelError
@@ -141,7 +142,7 @@ def train_privately(
     Raises:
         ModelError: per-record gradients of the network are not supported.
     """
-    if batched and is_chain(model, shards[0].x.ndim - 1):
+    if batched and is_linear_chain(model, shards[0].x.ndim - 1):
         return _train_batched(model, layout, start, shards, coins, noises, settings)
     return _train_sequential(model, layout, start, shards, coins, noises, settings, ghost)
 
@@ -216,7 +217,7 @@ def _train_batched(
     noises: Generators,
     settings: Sequence[DPSGD],
 ) -> Vectors:
-    assert isinstance(model, nn.Sequential)  # is_chain
+    assert isinstance(model, nn.Sequential)  # is_linear_chain
     device, d = settings[0].device, layout.size
     x, y, sizes = padded(shards, device)
     rows = torch.arange(len(shards), device=device)[:, None]

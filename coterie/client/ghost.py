@@ -48,7 +48,7 @@ def clipped_sums(
     """Return (n, d) float64 sums of clipped per-record gradients, in units of the clipping norm.
 
     Args:
-        model: a chain (:func:`coterie.client.training.is_chain`).
+        model: a chain (:func:`coterie.client.chains.is_linear_chain`).
         layout: of its parameters.
         vectors: (n, d) parameters of the n clients.
         x: (n, m, *shape) records.

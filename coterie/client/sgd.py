@@ -92,7 +92,7 @@ def descend(
     for value, gradient, anchor in zip(values, gradients, anchors, strict=True):
         if config.penalty.weight:
             gradient = gradient + pull(value, anchor, config, running)
-        value -= config.lr * gradient
+        value.sub_(gradient, alpha=config.lr)
 
 
 def pull(value: Tensor, anchor: Tensor, config: LocalTrainingConfig, running: Tensor | None = None) -> Tensor:

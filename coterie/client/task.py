@@ -16,13 +16,13 @@ from flwr.app import RecordDict
 from torch import nn
 
 from coterie import models as networks
+from coterie.client.chains import is_image_chain, is_linear_chain
 from coterie.client.identity import Client
 from coterie.client.layers import Additive, Layers, Vectors
 from coterie.client.penalties import Penalty
 from coterie.client.scores import losses
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
-from coterie.client.training import is_chain
 from coterie.datasets import OWN_DATA, Federation, OwnFederation, Shard, facts, federate, own_federation
 from coterie.messages import CONFIG, MODELS, Layout, unpack_models
 from coterie.privacy import RecordPlan
@@ -122,7 +122,8 @@ class Task:
         """Whether training all clients in one batch is faster than one after the other."""
         name, shape, _ = self.model_spec
         known = name in networks.MODELS and networks.MODELS[name].batched
-        return known or self.training.device != "cpu" or is_chain(self.network, len(shape))
+        chain = is_linear_chain(self.network, len(shape)) or is_image_chain(self.network, len(shape))
+        return known or chain or self.training.device != "cpu"
 
     def plan(self, client_id: int) -> RecordPlan:
         """Return the client's record-level plan."""

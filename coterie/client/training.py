@@ -1,12 +1,13 @@
 """Local training of one or many clients, each on its own shard.
 
 The ClientApp trains one client per call, the local engine a whole cohort. The sequential implementation
-(:mod:`coterie.client.sgd`) is the reference. The batched ones train all clients at once, with equal results up to
-rounding: chains of linear layers by batched matrix products, other networks by ``torch.func.vmap``.
+(:mod:`coterie.client.sgd`) is the reference. The batched ones train several clients at once, with equal results up to
+rounding: chains of common layers by hand (:mod:`coterie.client.chains`), other networks by ``torch.func.vmap``.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,7 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from coterie.client.sgd import LocalTrainingConfig, Schedule, descend, example_loss, pull, schedule, train_sequentially
+from coterie.client.chains import is_image_chain, is_linear_chain, step_of_chain
+from coterie.client.sgd import (
+    LocalTrainingConfig,
+    Schedule,
+    descend,
+    example_loss,
+    fast_network,
+    schedule,
+    train_sequentially,
+)
 from coterie.datasets import Shard
 from coterie.messages import Layout
 
@@ -47,40 +57,24 @@ def train(
     Returns:
         (n, d) float32 updates.
     """
-    if not batched:
+    many = max(1, _CACHE // max(4 * layout.size, 1)) if config.device == "cpu" else len(shards)
+    alone = min(many, len(shards)) == 1 and is_image_chain(model, shards[0].x.ndim - 1)  # has only one group
+    if not batched or alone:
         return train_sequentially(model, layout, start, shards, rngs, config)
     batches = [schedule(rng, len(shard.y), config) for shard, rng in zip(shards, rngs, strict=True)]
-    many = max(1, _CACHE // max(4 * layout.size, 1)) if config.device == "cpu" else len(shards)
     order = np.argsort([len(shard.y) for shard in shards], kind="stable")  # clients of similar sizes train together
+    parts = deque(np.array_split(order, -(-len(order) // many)))
     updates = np.empty_like(start)
-    while len(order):
-        part = order[:many]
+    while parts:
+        part = parts.popleft()
         several = [shards[i] for i in part], [batches[i] for i in part]
         try:
             updates[part] = _train_batched(model, layout, start[part], *several, config)
-            order = order[many:]
         except torch.OutOfMemoryError:
             if len(part) == 1:
                 raise
-            many = len(part) // 2
+            parts.extendleft(reversed(np.array_split(part, 2)))
     return updates
-
-
-def is_chain(model: nn.Module, dimensions: int) -> bool:
-    """Whether a network consists of linear layers on vectors with ReLU between them, each layer used once.
-
-    Args:
-        model: the network.
-        dimensions: of one example.
-    """
-    return (
-        type(model) is nn.Sequential
-        and len(set(model)) == len(model)
-        and all(
-            type(layer) in (nn.Flatten, nn.Linear, nn.ReLU) and not getattr(layer, "inplace", False) for layer in model
-        )
-        and (dimensions == 1 or type(model[0]) is nn.Flatten)
-    )
 
 
 #: Examples and labels of one step of every client, (n, b, *shape) and (n, b), and the weight of each in the mean loss.
@@ -98,8 +92,10 @@ def _train_batched(
     vectors = torch.tensor(start, device=config.device)
     anchors = layout.split(vectors.clone() if config.penalty.weight else vectors)
     classes = not np.issubdtype(shards[0].y.dtype, np.floating)
-    step = _step_of_chain if classes and is_chain(model, shards[0].x.ndim - 1) else _step
-    model = model.to(config.device)
+    dimensions = shards[0].x.ndim - 1
+    chain = is_linear_chain(model, dimensions) or is_image_chain(model, dimensions)
+    step = step_of_chain if classes and chain else _step
+    model, _ = fast_network(model, shards[0].x.shape[1:], config.device)
     for batch in _batches(shards, schedules, config.device):
         step(model, layout.split(vectors), anchors, batch, config)
     return vectors.cpu().numpy() - start
@@ -130,44 +126,6 @@ def _step(
     # A client's loss depends on its own parameters only, so the gradient of the sum holds every client's gradient.
     gradients = torch.autograd.grad((losses * weight.flatten()).sum(), list(parameters.values()))
     descend(parameters.values(), gradients, anchors.values(), config, running=weight.any(dim=1))
-
-
-@torch.no_grad()
-def _step_of_chain(
-    model: nn.Module,
-    parameters: dict[str, Tensor],
-    anchors: dict[str, Tensor],
-    batch: _Batch,
-    config: LocalTrainingConfig,
-) -> None:
-    """:func:`_step` of a chain (:func:`is_chain`) with cross-entropy: batched matrix products, gradients by hand."""
-    x, y, weight = batch
-    hidden, inputs = x.flatten(2), []
-    for name, layer in model.named_children():
-        inputs.append(hidden)
-        if isinstance(layer, nn.Linear):
-            hidden = torch.bmm(hidden, parameters[f"{name}.weight"].mT)
-            if layer.bias is not None:
-                hidden += parameters[f"{name}.bias"][:, None]
-        elif isinstance(layer, nn.ReLU):
-            hidden = hidden.relu()
-    slope = hidden.softmax(2)  # the gradient of the weighted loss with respect to each layer's output
-    slope.scatter_add_(2, y[..., None], slope.new_full((*y.shape, 1), -1))
-    slope *= weight[..., None]
-    if config.penalty.weight:
-        pulls = {name: pull(value, anchors[name], config, weight.any(dim=1)) for name, value in parameters.items()}
-    for (name, layer), before in zip(reversed(list(model.named_children())), reversed(inputs), strict=True):
-        if isinstance(layer, nn.ReLU):
-            slope = slope.where(before > 0, 0)
-        elif isinstance(layer, nn.Linear):
-            matrix, gradient = parameters[f"{name}.weight"], slope
-            slope = torch.bmm(slope, matrix) if before is not inputs[0] else slope
-            matrix.baddbmm_(gradient.mT, before, alpha=-config.lr)
-            if layer.bias is not None:
-                parameters[f"{name}.bias"].sub_(gradient.sum(1), alpha=config.lr)
-    if config.penalty.weight:
-        for name, value in parameters.items():
-            value.sub_(pulls[name], alpha=config.lr)
 
 
 def padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[int]]:

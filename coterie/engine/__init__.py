@@ -2,5 +2,6 @@
 
 from coterie.engine.local import LocalGrid, SummingGrid, workers_for
 from coterie.engine.ray import EngineError, run_on_ray
+from coterie.engine.workers import start_server
 
-__all__ = ["EngineError", "LocalGrid", "SummingGrid", "run_on_ray", "workers_for"]
+__all__ = ["EngineError", "LocalGrid", "SummingGrid", "run_on_ray", "start_server", "workers_for"]

@@ -1,8 +1,8 @@
 """The local engine: a Flower ``Grid`` in one process, without daemons.
 
-One call of a handler processes messages with the same content. Models with batched training run in this process with
-all its threads; for others, worker processes, one per core with one thread each, train small units of clients. Models
-are evaluated in this process, each once per test set.
+One call of a handler processes messages with the same content. Worker processes, one per core with one thread each,
+train small units of clients; short runs train in this process. Models are evaluated in this process, each once per test
+set.
 
 A client's reply must not depend on the data of another client. If a call with several clients fails, or if a worker
 process dies, each client is therefore repeated alone, from its earlier state; only clients that fail alone return an
@@ -44,6 +44,8 @@ _AHEAD = 2
 # Bytes of the models in the messages to the clients of one call.
 _MODELS = 1 << 26
 _CLIENT_FAILED = 1
+# Trained parameters from which a run takes longer than the start of workers: a few seconds in one process.
+_FEW = 1e7
 
 # State of a client, as StateFile.read returns it; None if it cannot be read.
 _State: TypeAlias = dict[str, np.ndarray[Any, Any]] | None
@@ -255,6 +257,12 @@ def _runs_one_by_one(message: Message) -> bool:
     )
 
 
-def workers_for(model_is_batched: bool, device: str, cores: int) -> int:
-    """Return the number of worker processes: 0 for batched training, a GPU or one core, otherwise one per core."""
-    return 0 if model_is_batched or torch_device(device) != "cpu" or cores < 2 else cores
+def workers_for(trained_numbers: float, device: str, cores: int) -> int:
+    """Return the number of worker processes: 0 for short runs, a GPU or one core, otherwise one per core.
+
+    Args:
+        trained_numbers: parameters that all clients train in the run, over all rounds.
+        device: setting ``device``.
+        cores: of this machine.
+    """
+    return 0 if trained_numbers < _FEW or torch_device(device) != "cpu" or cores < 2 else cores

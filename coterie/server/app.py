@@ -47,9 +47,9 @@ def open_folder(
     config = RunConfig(values, deployed=deployed)
     # Fail before a folder is created: on the network, on the noise multiplier, on a missing library.
     initial_models(config, Streams(0))
-    _ = config.plan
     exporter.check(config)
     check(config)
+    _ = config.plan
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config.run.strategy}-{config.data.dataset.replace(':', '.')}-{stamp}"
     out = Path(config.run.out) if config.run.out else default / name

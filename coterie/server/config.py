@@ -7,6 +7,7 @@ and Flower's run configuration. All settings are checked before a run starts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
@@ -288,10 +289,12 @@ class RunConfig:
         return STRATEGIES[self.run.strategy]
 
     @property
-    def batched(self) -> bool:
-        """Whether many clients train in one batch on a CPU."""
-        model = networks.MODELS.get(self.training.model)
-        return model is not None and model.batched and self.method.produces == "models"
+    def trained_numbers(self) -> float:
+        """Expected number of parameters that all clients train, over all rounds; inf for networks of their own."""
+        if self.method.produces == "labels":
+            return math.inf
+        clients = self.run.rounds * self.aggregation.sampling_rate * self.data.clients
+        return float(clients * networks.num_parameters(networks.build(self.training.model, *self.examples)))
 
     @property
     def models(self) -> int:

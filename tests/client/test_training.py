@@ -7,6 +7,7 @@ from torch import nn
 
 from coterie import models as networks
 from coterie.client import LocalTrainingConfig, losses, penalties, sgd, train, training
+from coterie.client.chains import is_image_chain
 from coterie.client.penalties import Penalty
 from coterie.client.scores import accuracies
 from coterie.datasets import Shard, TestSet
@@ -94,7 +95,7 @@ def test_training_in_parts_equals_training_at_once(at_once, monkeypatch):
     *first, _ = setup("mlp-32", shards)
     parts = train(*first, [np.random.default_rng(i) for i in range(5)], hyper, batched=True)
     np.testing.assert_allclose(parts, whole, atol=1e-6)
-    expected = {0: [1] * 5, 1: [1] * 5, 2: [2, 2, 1], 3: [3, 2], 4: [4, 1], 5: [5]}
+    expected = {0: [1] * 5, 1: [1] * 5, 2: [2, 2, 1], 3: [3, 2], 4: [3, 2], 5: [5]}
     assert together == expected[at_once]
 
 
@@ -113,19 +114,65 @@ def test_a_batch_that_exceeds_the_memory_of_the_device_is_split(monkeypatch):
     monkeypatch.setattr(training, "_train_batched", small)
     parts = train(*setup("mlp-32", shards), hyper, batched=True)
     np.testing.assert_allclose(parts, whole, atol=1e-6)
-    assert sizes == [5, 2, 2, 1]
+    assert sizes == [5, 3, 2, 1, 2]
     monkeypatch.setattr(training, "_train_batched", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError))
     with pytest.raises(torch.OutOfMemoryError):
         train(*setup("mlp-32", shards), hyper, batched=True)
 
 
-@pytest.mark.parametrize("penalty", PENALTIES)
-def test_gradients_by_hand_equal_autograd(penalty, monkeypatch):
-    shards = [shard(size, seed=i) for i, size in enumerate([1, 5, 7, 12])]
-    hyper = LocalTrainingConfig(local_epochs=3, batch_size=5, lr=0.1, penalty=penalty)
-    by_hand = train(*setup("mlp-32", shards), hyper, batched=True)
-    monkeypatch.setattr(training, "is_chain", lambda *given: False)
-    np.testing.assert_allclose(by_hand, train(*setup("mlp-32", shards), hyper, batched=True), atol=1e-6)
+def convolutions(*head, flat, **options):
+    return nn.Sequential(nn.Conv2d(2, 4, 3, **options), *head, nn.Flatten(), nn.Linear(flat, 3))
+
+
+CHAINS = {
+    "linear layers": nn.Sequential(
+        nn.Flatten(), nn.Linear(128, 5), nn.ReLU(), nn.Linear(5, 4, bias=False), nn.Linear(4, 3)
+    ),
+    "pooling": convolutions(nn.ReLU(), nn.MaxPool2d(2), flat=36),
+    "overlapping pooling": convolutions(nn.MaxPool2d(3, 2, 1, ceil_mode=True), nn.ReLU(inplace=True), flat=64),
+    "strides": convolutions(nn.ReLU(), nn.Conv2d(4, 6, (2, 3), stride=(1, 2)), flat=36, stride=2, padding=(1, 2)),
+    "groups": convolutions(nn.Conv2d(4, 6, 3, groups=2, bias=False), nn.ReLU(), flat=24, groups=2, dilation=2),
+    "hidden layers": nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5), nn.ReLU(), nn.Linear(5, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("penalty", PENALTIES[:2])
+@pytest.mark.parametrize("name", CHAINS)
+def test_gradients_by_hand_equal_autograd(name, penalty, monkeypatch):
+    shape, network = (2, 8, 8), CHAINS[name]
+    shards = [shard(size, shape, seed=i) for i, size in enumerate([4, 9])]
+    layout = Layout.of(dict(network.named_parameters()))
+    start = np.random.default_rng(0).normal(0, 0.2, (2, layout.size)).astype(np.float32)
+    hyper = LocalTrainingConfig(local_epochs=2, batch_size=4, lr=0.1, penalty=penalty)
+
+    def updates(batched):
+        rngs = [np.random.default_rng(i) for i in range(2)]
+        return train(network, layout, start, shards, rngs, hyper, batched=batched)
+
+    plain = updates(batched=False)
+    with monkeypatch.context() as patch:
+        patch.delattr(training, "_step")  # unused
+        by_hand = updates(batched=True)
+    assert np.abs(plain).max() > 0.01
+    np.testing.assert_allclose(by_hand, plain, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Sequential(nn.Conv2d(2, 4, 3, padding_mode="circular", padding=1), nn.Flatten(), nn.Linear(256, 3)),
+        nn.Sequential(nn.Conv2d(2, 4, 3, padding="same"), nn.Flatten(), nn.Linear(256, 3)),
+        nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(2), nn.Flatten(), nn.Linear(144, 3)),
+        nn.Sequential(nn.Conv2d(2, 3, 8), nn.Flatten()),
+        nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 3)),
+        nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 3)),
+    ],
+)
+def test_other_networks_are_no_image_chains(network):
+    assert not is_image_chain(network, 3)
+    assert network(torch.zeros(1, 2, 8, 8)).shape == (1, 3)
 
 
 def test_pooling_before_relu_changes_no_bit():

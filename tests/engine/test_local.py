@@ -221,15 +221,18 @@ def points_question(verb):
 
 
 @pytest.mark.parametrize(
-    ("model", "device", "cores", "workers"),
-    [("cnn-tiny", "cpu", 2, 2), ("cnn-tiny", "cpu", 1, 0), ("cnn-tiny", "cuda", 2, 0), ("mlp-32", "cpu", 2, 0)],
+    ("settings", "device", "cores", "workers"),
+    [
+        ({}, "cpu", 2, 2),
+        ({"rounds": 5}, "cpu", 2, 0),
+        ({"rounds": 5, "model": "resnet18-gn", "features": "none"}, "cpu", 2, 2),
+        ({}, "cpu", 1, 0),
+        ({}, "cuda", 2, 0),
+        ({"strategy": "ppfc-gan", "privacy-unit": "none"}, "cpu", 2, 2),
+    ],
 )
-def test_who_gains_from_workers_has_one_a_core(model, device, cores, workers):
-    assert workers_for(RunConfig({"model": model}).batched, device, cores) == workers
-
-
-def test_a_run_that_clusters_records_has_no_batched_model():
-    assert not RunConfig({"strategy": "ppfc-gan", "privacy-unit": "none"}).batched
+def test_a_long_run_has_one_worker_per_core(settings, device, cores, workers):
+    assert workers_for(RunConfig(settings).trained_numbers, device, cores) == workers
 
 
 def test_a_client_s_gan_is_there_before_the_next_client_trains():
