@@ -51,8 +51,8 @@ def main() -> None:
                 run_on_ray(lambda grid: run(made, grid), config.data.clients, **_cpus())
             else:
                 cores = len(os.sched_getaffinity(0))
-                size = config.batched if hasattr(config, "batched") else config.trained_numbers  # of earlier versions
-                by_default = workers_for(size, config.training.device, cores)
+                first = config.batched if hasattr(config, "batched") else config.trainings  # batched: earlier versions
+                by_default = workers_for(first, config.training.device, cores)
                 kind = getattr(coterie.engine, "SummingGrid", None) or coterie.engine.LocalGrid  # of earlier versions
                 grid = kind(config.data.clients, by_default if chosen.workers is None else chosen.workers)
                 try:

@@ -325,9 +325,7 @@ def _run_one(
             run_folder.take_evidence(gathered, OneShot.upload_artifacts)
         run_folder.on_progress = progress
         run_folder.on_metrics = lambda line: progress(f"round {line['round']} of {config.run.rounds}")
-        workers = workers_for(
-            config.trained_numbers, config.training.device, torch.get_num_threads()
-        )  # this run's cores
+        workers = workers_for(config.trainings, config.training.device, torch.get_num_threads())  # this run's cores
         grid = SummingGrid(config.data.clients, workers, progress)
         try:
             outcome = run(run_folder, grid)

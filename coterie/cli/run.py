@@ -122,23 +122,18 @@ def _run(folder: RunFolder, engine: str, as_json: bool, console: Console) -> Non
     console.print(f"run folder {folder.path}/   report {page}", soft_wrap=True)
 
 
-def _workers(config: RunConfig) -> int:
-    from coterie.engine import workers_for
-
-    return workers_for(config.trained_numbers, config.training.device, len(os.sched_getaffinity(0)))
-
-
 def _ready(config: RunConfig, engine: str) -> None:
     """Check engine, data and device before the run starts; clients then use the loaded data."""
-    from coterie.client import federation
     from coterie.datasets import OWN_DATA
-    from coterie.engine import start_server
+    from coterie.engine import start_server, workers_for
     from coterie.settings import ConfigError
 
     if engine != "ray":
         config.simulation.check_unused("with the local engine; use --engine ray, or leave it out")
-    elif _workers(config):
-        start_server()  # workers import while this process does
+        if workers_for(config.trainings, config.training.device, len(os.sched_getaffinity(0))):
+            start_server()  # it imports PyTorch while this process does
+    from coterie.client import federation
+
     data = federation(config.for_clients())
     if config.data.dataset == OWN_DATA:
         for client in range(data.clients):
@@ -151,12 +146,14 @@ def _ready(config: RunConfig, engine: str) -> None:
 
 
 def _execute(folder: Any, engine: str) -> dict[str, Any]:
-    from coterie.engine import SummingGrid, run_on_ray
+    from coterie.client import torch_device
+    from coterie.engine import SummingGrid, run_on_ray, workers_for
     from coterie.server import run as run_once
 
     config = folder.config
     if engine == "local":
-        grid = SummingGrid(config.data.clients, _workers(config), folder.report_progress)
+        workers = workers_for(config.trainings, torch_device(config.training.device), len(os.sched_getaffinity(0)))
+        grid = SummingGrid(config.data.clients, workers, folder.report_progress)
         try:
             return run_once(folder, grid)
         finally:

@@ -44,8 +44,6 @@ _AHEAD = 2
 # Bytes of the models in the messages to the clients of one call.
 _MODELS = 1 << 26
 _CLIENT_FAILED = 1
-# Trained parameters from which a run takes longer than the start of workers: a few seconds in one process.
-_FEW = 1e7
 
 # State of a client, as StateFile.read returns it; None if it cannot be read.
 _State: TypeAlias = dict[str, np.ndarray[Any, Any]] | None
@@ -255,14 +253,3 @@ def _runs_one_by_one(message: Message) -> bool:
         message.metadata.message_type == GAN
         and torch_device(str(message.content.config_records[CONFIG]["device"])) == "cpu"
     )
-
-
-def workers_for(trained_numbers: float, device: str, cores: int) -> int:
-    """Return the number of worker processes: 0 for short runs, a GPU or one core, otherwise one per core.
-
-    Args:
-        trained_numbers: parameters that all clients train in the run, over all rounds.
-        device: setting ``device``.
-        cores: of this machine.
-    """
-    return 0 if trained_numbers < _FEW or torch_device(device) != "cpu" or cores < 2 else cores

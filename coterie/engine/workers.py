@@ -8,8 +8,10 @@ from __future__ import annotations
 import ctypes
 import itertools
 import multiprocessing
+import os
 import pickle
 import tempfile
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -27,8 +29,21 @@ T = TypeVar("T")
 
 # Seconds between polls for progress reports of workers.
 _POLL = 0.2
+# Trainings of clients from which workers save more time than their start takes.
+_FEW = 500
 # Parameters of mallopt, from malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def workers_for(trainings: float, device: str, cores: int) -> int:
+    """Return the number of worker processes: 0 for short runs, a GPU or one core, otherwise one per core.
+
+    Args:
+        trainings: expected number of times that a client trains in the run.
+        device: on which clients train; "auto" counts as "cpu".
+        cores: of this machine.
+    """
+    return 0 if trainings < _FEW or device == "cuda" or cores < 2 else cores
 
 
 def start_server() -> ForkServerContext:
@@ -57,9 +72,11 @@ class Workers:
     def _start(self) -> None:
         context = start_server()
         self._reports = context.Queue()
-        self._pool = ProcessPoolExecutor(
-            self._count, mp_context=context, initializer=_prepare, initargs=(self._reports,)
-        )
+        shared = self._reports, context.Barrier(self._count)
+        self._pool = ProcessPoolExecutor(self._count, mp_context=context, initializer=_prepare, initargs=shared)
+        # All processes start now: if one dies while another one is started, Python's pool waits for the latter forever.
+        for _ in range(self._count):
+            self._pool.submit(_do_nothing)
 
     def submit(self, call: Callable[..., T], content: RecordDict, *arguments: Any) -> Future[T]:
         """Return the future result of ``call(content, *arguments)`` in a worker."""
@@ -102,13 +119,27 @@ class Workers:
         return self._contents[id(content)][1]
 
 
-def _prepare(reports: Any) -> None:
+def _prepare(reports: Any, barrier: threading.Barrier) -> None:
     import torch
 
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    barrier.wait()
     torch.set_num_threads(1)
     _keep_freed_memory()
     reports.cancel_join_thread()  # the reader may be gone
     set_progress_sink(reports.put)
+
+
+def _exit_with_parent() -> None:
+    """Without it, the workers of a killed process would wait for calls forever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _keep_freed_memory() -> None:

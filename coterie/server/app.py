@@ -46,9 +46,9 @@ def open_folder(
         return RunFolder.resume(Path(given["out"]), {k: v for k, v in given.items() if k not in ("out", "resume")})
     config = RunConfig(values, deployed=deployed)
     # Fail before a folder is created: on the network, on the noise multiplier, on a missing library.
+    check(config)
     initial_models(config, Streams(0))
     exporter.check(config)
-    check(config)
     _ = config.plan
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config.run.strategy}-{config.data.dataset.replace(':', '.')}-{stamp}"

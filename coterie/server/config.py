@@ -289,12 +289,11 @@ class RunConfig:
         return STRATEGIES[self.run.strategy]
 
     @property
-    def trained_numbers(self) -> float:
-        """Expected number of parameters that all clients train, over all rounds; inf for networks of their own."""
+    def trainings(self) -> float:
+        """Expected number of times that a client trains; inf if each trains a network of its own."""
         if self.method.produces == "labels":
             return math.inf
-        clients = self.run.rounds * self.aggregation.sampling_rate * self.data.clients
-        return float(clients * networks.num_parameters(networks.build(self.training.model, *self.examples)))
+        return self.run.rounds * self.aggregation.sampling_rate * self.data.clients
 
     @property
     def models(self) -> int:

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from coterie.datasets import DATASETS, DataError, download, load
+from coterie.datasets import DATASETS, DataError, download, images, load
 
 FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 
@@ -46,6 +46,12 @@ def test_digits_are_a_fixed_split_of_scikit_learns():
     # Results are compared between versions, so the split must never change.
     assert hashlib.sha256(source.test_y.tobytes()).hexdigest()[:16] == "55fb24d73fa3d854"
     assert np.bincount(source.test_y).min() >= 25
+
+
+def test_digits_come_from_scikit_learn_wherever_it_keeps_them(monkeypatch):
+    table = images._digits()
+    monkeypatch.setattr(images, "find_spec", lambda name: None)
+    np.testing.assert_array_equal(images._digits(), table)
 
 
 @pytest.mark.parametrize("name", sorted(FOLDERS))

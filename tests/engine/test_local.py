@@ -1,6 +1,11 @@
 """The local engine answers as the ClientApp does, in process and in workers, and survives a client's failure."""
 
 import logging
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -141,6 +146,36 @@ def test_a_worker_that_dies_takes_no_other_client_with_it(tmp_path):
         grid.close()
 
 
+KILLED = """
+import os, signal
+from coterie.engine.workers import Workers
+from coterie.progress import ignore_progress
+if __name__ == "__main__":
+    workers = Workers(2, ignore_progress)
+    print(*workers._pool._processes, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_end_with_their_process():
+    command, quiet = [sys.executable, "-c", KILLED], subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, text=True) as killed:
+        processes = [int(word) for word in killed.stdout.readline().split()]
+    assert (len(processes), killed.returncode) == (2, -signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while any(alive(process) for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def alive(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_client_that_failed_alone_is_not_asked_again(workers, tmp_path, caplog):
     content, _ = own_data(tmp_path, {1: b"no archive"})
@@ -224,15 +259,15 @@ def points_question(verb):
     ("settings", "device", "cores", "workers"),
     [
         ({}, "cpu", 2, 2),
-        ({"rounds": 5}, "cpu", 2, 0),
-        ({"rounds": 5, "model": "resnet18-gn", "features": "none"}, "cpu", 2, 2),
+        ({"rounds": 4}, "cpu", 2, 0),
+        ({}, "auto", 2, 2),
         ({}, "cpu", 1, 0),
         ({}, "cuda", 2, 0),
         ({"strategy": "ppfc-gan", "privacy-unit": "none"}, "cpu", 2, 2),
     ],
 )
 def test_a_long_run_has_one_worker_per_core(settings, device, cores, workers):
-    assert workers_for(RunConfig(settings).trained_numbers, device, cores) == workers
+    assert workers_for(RunConfig(settings).trainings, device, cores) == workers
 
 
 def test_a_client_s_gan_is_there_before_the_next_client_trains():
