@@ -12,7 +12,7 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-slow test-all test-deployment deploy-demo lint settings lock licences sbom clean
+.PHONY: demo test test-slow test-all test-deployment deploy-demo gpu-check lint settings lock licences sbom clean
 
 demo: $(READY)
 	$(BIN)/coterie run
@@ -32,6 +32,10 @@ test-deployment: $(READY)
 # KEYS=delete or KEYS=keep: what becomes of the keys that were made for it; a terminal is asked.
 deploy-demo:
 	docker/demo.sh
+
+# Needs a GPU. DATA: folder of the data sets.
+gpu-check: $(READY)
+	$(BIN)/python benchmarks/gpu_check.py $(if $(DATA),--data-dir $(DATA))
 
 settings: $(READY)
 	$(BIN)/python -m tests.generated

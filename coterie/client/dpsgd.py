@@ -8,7 +8,7 @@
 b = N is a full batch. The penalty reads theta and its start alone (client/penalties.py); by default there is none.
 The reference takes per-record gradients of any network from Opacus. Networks of common layers are clipped without
 materialised gradients (client/ghost.py): all clients at once if the network is a chain of linear layers, otherwise one
-after the other.
+after the other. On a GPU, all clients train at once, with materialised gradients for networks of other layers.
 
 ε assumes real numbers. Norms and sums are float64, so that one record changes a sum by at most c. Gradients of a record
 are float32, and their last bits may depend on the other records of the physical batch.
@@ -28,11 +28,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from coterie.client.chains import is_linear_chain
 from coterie.client.ghost import GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.penalties import NO_PENALTY, Penalty
-from coterie.client.sgd import example_loss
+from coterie.client.sgd import example_loss, on_device, products
 from coterie.client.training import padded
 from coterie.datasets import Shard
 from coterie.messages import Layout
@@ -41,6 +42,8 @@ from coterie.privacy import check_clip_norm, gaussian
 
 Vectors = npt.NDArray[np.float32]
 Generators = Sequence[np.random.Generator]
+#: Returns the (n, d) clipped sums of n clients, see :func:`coterie.client.ghost.clipped_sums`.
+ClippedSums = Callable[[Any, Layout, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 #: Maps outputs and targets to the loss of every record.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -142,9 +145,14 @@ def train_privately(
     Raises:
         ModelError: per-record gradients of the network are not supported.
     """
-    if batched and is_linear_chain(model, shards[0].x.ndim - 1):
-        return _train_batched(model, layout, start, shards, coins, noises, settings)
-    return _train_sequential(model, layout, start, shards, coins, noises, settings, ghost)
+    device = settings[0].device
+    together = clipped_sums if batched and is_linear_chain(model, shards[0].x.ndim - 1) else None
+    if batched and together is None and device != "cpu" and _gradients_vmap(model, shards[0], device):
+        together = clipped_sums_by_vmap
+    with products("float32", device):  # PyTorch's default for convolutions on a GPU has 10 bits of mantissa
+        if together is not None:
+            return _train_batched(model, layout, start, shards, coins, noises, settings, together)
+        return _train_sequential(model, layout, start, shards, coins, noises, settings, ghost)
 
 
 def _train_sequential(
@@ -159,7 +167,7 @@ def _train_sequential(
 ) -> Vectors:
     updates = np.empty_like(start)
     for i, (shard, coin, noise, own) in enumerate(zip(shards, coins, noises, settings, strict=True)):
-        x, y = torch.as_tensor(shard.x, device=own.device), torch.as_tensor(shard.y, device=own.device)
+        x, y = on_device(shard, own.device)
         clipper = _clipper(model, own.device, x.shape[1:], x.dtype, y.dtype, example_loss, ghost)
         anchor = torch.tensor(start[i], device=own.device)
         vector = anchor.clone()
@@ -216,16 +224,18 @@ def _train_batched(
     coins: Generators,
     noises: Generators,
     settings: Sequence[DPSGD],
+    sums: ClippedSums,
 ) -> Vectors:
-    assert isinstance(model, nn.Sequential)  # is_linear_chain
     device, d = settings[0].device, layout.size
+    model = model.to(device)
     x, y, sizes = padded(shards, device)
     rows = torch.arange(len(shards), device=device)[:, None]
     anchors = torch.tensor(start, device=device)
     vectors = anchors.clone()
     clips = torch.tensor([[own.clip_norm] for own in settings], dtype=torch.float64, device=device)
     rates = torch.tensor([[own.step_size] for own in settings], dtype=torch.float64, device=device)
-    widths = sum(layer.in_features + layer.out_features for layer in model if isinstance(layer, nn.Linear))
+    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    widths = sum(layer.in_features + layer.out_features for layer in linear) if sums is clipped_sums else d
     chunk = _chunk(3 * len(shards) * widths, min(own.memory_mb for own in settings))  # float32 and float64
     clients = list(zip(settings, coins, noises, sizes, strict=True))
     idle = np.zeros(0, np.int64)
@@ -238,13 +248,46 @@ def _train_batched(
         total = torch.as_tensor(np.stack(noise), device=device)
         for begin in range(0, index.shape[1], chunk):
             records = torch.as_tensor(index[:, begin : begin + chunk], device=device)
-            total += clipped_sums(model, layout, vectors, x[rows, records], y[rows, records], records >= 0, clips)
+            total += sums(model, layout, vectors, x[rows, records], y[rows, records], records >= 0, clips)
         moves = rates * total
         if settings[0].penalty.weight:
             lrs = torch.tensor([[own.lr if step < own.steps else 0.0] for own in settings], device=device)
             moves += lrs * settings[0].penalty.gradient(vectors, anchors)
         vectors -= moves
     return (vectors - anchors).cpu().numpy()
+
+
+def clipped_sums_by_vmap(
+    model: nn.Module, layout: Layout, vectors: Tensor, x: Tensor, y: Tensor, there: Tensor, clips: Tensor
+) -> Tensor:
+    """Same as :func:`~coterie.client.ghost.clipped_sums` for other networks: materialises all gradients."""
+
+    def loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
+        return example_loss(functional_call(model, parameters, (record[None],)), target[None]).sum()
+
+    gradients = vmap(vmap(grad(loss), in_dims=(None, 0, 0)))(layout.split(vectors), x, y)
+    flat = torch.cat([gradients[name].flatten(2) for name in layout.names], dim=2).double()  # (n, m, d)
+    weights, kept = clip_factors(torch.linalg.vector_norm(flat, dim=2), clips)
+    kept &= there
+    return torch.bmm((weights * kept)[:, None], flat.where(kept[..., None], 0))[:, 0]
+
+
+def _gradients_vmap(model: nn.Module, shard: Shard, device: str) -> bool:
+    """Whether :func:`clipped_sums_by_vmap` supports a network.
+
+    Raises:
+        ModelError: it has no per-record gradients at all.
+    """
+    x, y = (torch.as_tensor(part) for part in (shard.x[:0], shard.y[:0]))
+    _clipper(model, device, x.shape[1:], x.dtype, y.dtype, example_loss, ghost=True)
+    layout = Layout.of(dict(model.named_parameters()))
+    vectors, ones = torch.zeros(1, layout.size, device=device), torch.ones(1, 1, device=device)
+    x, y = (part.new_zeros(1, 1, *part.shape[1:]).to(device) for part in (x, y))
+    try:
+        clipped_sums_by_vmap(model.to(device), layout, vectors, x, y, ones.bool(), ones.double())
+    except RuntimeError:
+        return False
+    return True
 
 
 class Clipper(Protocol):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy, mse_loss
 
 from coterie.client.penalties import NO_PENALTY, Penalty
@@ -29,6 +32,7 @@ class LocalTrainingConfig:
         lr: step size of plain SGD.
         device: torch device.
         penalty: on the distance to the start, added to the loss.
+        precision: of matrix products and convolutions on a GPU, see :func:`products`.
     """
 
     local_epochs: int
@@ -36,6 +40,7 @@ class LocalTrainingConfig:
     lr: float
     device: str = "cpu"
     penalty: Penalty = NO_PENALTY
+    precision: str = "float32"
 
 
 #: Indices of every mini-batch of a round.
@@ -64,7 +69,7 @@ def train_sequentially(
     model, form = fast_network(model, shards[0].x.shape[1:], config.device)
     parameters = dict(model.named_parameters())
     for i, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
-        x, y = torch.as_tensor(shard.x, device=config.device), torch.as_tensor(shard.y, device=config.device)
+        x, y = on_device(shard, config.device)
         x = x.contiguous(memory_format=form)
         with torch.no_grad():
             anchors = [torch.as_tensor(value, device=config.device) for value in layout.split(start[i]).values()]
@@ -126,6 +131,67 @@ def fast_network(model: nn.Module, shape: tuple[int, ...], device: str) -> tuple
     except RuntimeError:
         return model, torch.contiguous_format
     return last.train(model.training), torch.channels_last
+
+
+#: Precisions of matrix products and convolutions on a GPU.
+PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+@contextmanager
+def products(precision: str, device: str) -> Iterator[None]:
+    """Compute matrix products and convolutions with a precision of :data:`PRECISIONS`; parameters stay float32.
+
+    PyTorch's default is tf32 for convolutions. tf32 exists on GPUs only; elsewhere it is float32.
+    """
+    cudnn: Any = torch.backends.cudnn
+    kinds: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    rough, kind_of_device = precision == "bfloat16", torch.device(device).type
+    before = [kind.fp32_precision for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        with torch.autocast(kind_of_device, torch.bfloat16, enabled=rough, cache_enabled=False):  # parameters change
+            yield
+    finally:
+        for kind, value in zip(kinds, before, strict=True):
+            kind.fp32_precision = value
+
+
+_ON_GPU: WeakKeyDictionary[Shard, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+
+
+def on_device(shard: Shard, device: str) -> tuple[Tensor, Tensor]:
+    """Return a client's examples and labels as tensors. Those on a GPU stay there as long as the shard exists."""
+    if device == "cpu":
+        return torch.as_tensor(shard.x), torch.as_tensor(shard.y)
+    if shard not in _ON_GPU:
+        _ON_GPU[shard] = torch.as_tensor(shard.x, device=device), torch.as_tensor(shard.y, device=device)
+    return _ON_GPU[shard]
+
+
+def free_device() -> None:
+    """Forget the data on the GPU."""
+    _ON_GPU.clear()
+
+
+@lru_cache(maxsize=8)
+def supports_vmap(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> bool:
+    """Whether ``torch.func.vmap`` can compute several models of this network at once.
+
+    Args:
+        model: the network.
+        shape: of one example.
+        dtype: of examples.
+        device: torch device.
+    """
+    model = copy.deepcopy(model).to(device)
+    models = {name: torch.stack([value.detach()] * 2) for name, value in model.named_parameters()}
+    x = torch.zeros(2, 2, *shape, dtype=dtype, device=device)
+    try:
+        vmap(lambda each, xb: functional_call(model, each, (xb,)))(models, x)
+    except RuntimeError:
+        return False
+    return True
 
 
 def is_convolutional(model: nn.Module) -> bool:

@@ -96,7 +96,9 @@ class Task:
             federation=data,
             model_spec=model_spec,
             additive=request.additive,
-            training=LocalTrainingConfig(config.local_epochs, batch, config.lr, device, Penalty.of(terms)),
+            training=LocalTrainingConfig(
+                config.local_epochs, batch, config.lr, device, Penalty.of(terms), config.gpu_precision
+            ),
             round=request.round,
             seed=config.seed,
             redraw=terms.redraw or (),

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.utils.rnn import pad_sequence
 
 from coterie.client.chains import is_image_chain, is_linear_chain, step_of_chain
 from coterie.client.sgd import (
@@ -23,7 +24,11 @@ from coterie.client.sgd import (
     descend,
     example_loss,
     fast_network,
+    free_device,
+    on_device,
+    products,
     schedule,
+    supports_vmap,
     train_sequentially,
 )
 from coterie.datasets import Shard
@@ -59,8 +64,9 @@ def train(
     """
     many = max(1, _CACHE // max(4 * layout.size, 1)) if config.device == "cpu" else len(shards)
     alone = min(many, len(shards)) == 1 and is_image_chain(model, shards[0].x.ndim - 1)  # has only one group
-    if not batched or alone:
-        return train_sequentially(model, layout, start, shards, rngs, config)
+    if not batched or alone or not _trains_together(model, shards[0], config):
+        with products(config.precision, config.device):
+            return train_sequentially(model, layout, start, shards, rngs, config)
     batches = [schedule(rng, len(shard.y), config) for shard, rng in zip(shards, rngs, strict=True)]
     order = np.argsort([len(shard.y) for shard in shards], kind="stable")  # clients of similar sizes train together
     parts = deque(np.array_split(order, -(-len(order) // many)))
@@ -69,12 +75,27 @@ def train(
         part = parts.popleft()
         several = [shards[i] for i in part], [batches[i] for i in part]
         try:
-            updates[part] = _train_batched(model, layout, start[part], *several, config)
+            with products(config.precision, config.device):
+                updates[part] = _train_batched(model, layout, start[part], *several, config)
         except torch.OutOfMemoryError:
             if len(part) == 1:
                 raise
+            free_device()
             parts.extendleft(reversed(np.array_split(part, 2)))
     return updates
+
+
+def _is_chain(model: nn.Module, shard: Shard, config: LocalTrainingConfig) -> bool:
+    """Whether gradients by hand apply: to chains with cross-entropy, without mixed precision."""
+    dimensions = shard.x.ndim - 1
+    classes = not np.issubdtype(shard.y.dtype, np.floating)
+    chain = is_linear_chain(model, dimensions) or is_image_chain(model, dimensions)
+    return classes and chain and config.precision != "bfloat16"
+
+
+def _trains_together(model: nn.Module, shard: Shard, config: LocalTrainingConfig) -> bool:
+    x = torch.as_tensor(shard.x[:0])
+    return _is_chain(model, shard, config) or supports_vmap(model, x.shape[1:], x.dtype, config.device)
 
 
 #: Examples and labels of one step of every client, (n, b, *shape) and (n, b), and the weight of each in the mean loss.
@@ -91,10 +112,7 @@ def _train_batched(
 ) -> npt.NDArray[np.float32]:
     vectors = torch.tensor(start, device=config.device)
     anchors = layout.split(vectors.clone() if config.penalty.weight else vectors)
-    classes = not np.issubdtype(shards[0].y.dtype, np.floating)
-    dimensions = shards[0].x.ndim - 1
-    chain = is_linear_chain(model, dimensions) or is_image_chain(model, dimensions)
-    step = step_of_chain if classes and chain else _step
+    step = step_of_chain if _is_chain(model, shards[0], config) else _step
     model, _ = fast_network(model, shards[0].x.shape[1:], config.device)
     for batch in _batches(shards, schedules, config.device):
         step(model, layout.split(vectors), anchors, batch, config)
@@ -130,13 +148,9 @@ def _step(
 
 def padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[int]]:
     """Return (n, m, *shape) examples and (n, m) labels, padded with zeros, and the true sizes."""
+    x, y = zip(*(on_device(shard, device) for shard in shards), strict=True)
     sizes = [len(shard.y) for shard in shards]
-    most = max(sizes)
-    x = np.zeros((len(shards), most, *shards[0].x.shape[1:]), shards[0].x.dtype)
-    y = np.zeros((len(shards), most), shards[0].y.dtype)
-    for i, shard in enumerate(shards):
-        x[i, : sizes[i]], y[i, : sizes[i]] = shard.x, shard.y
-    return torch.as_tensor(x, device=device), torch.as_tensor(y, device=device), sizes
+    return pad_sequence(list(x), batch_first=True), pad_sequence(list(y), batch_first=True), sizes
 
 
 def _padded_schedules(schedules: Sequence[Schedule]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:

@@ -21,10 +21,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeAlias
 
 from coterie.files import FileError, open_regular, private_folder, read_text, sync_folder
 from coterie.privacy.accountants import Accountant, Event, PrivacyError
@@ -35,6 +36,10 @@ _FORMAT = 1
 _RESTORE = "; restore the ledger from a copy, or use a new file: a damaged ledger gives no certificate"
 # A line of a ledger, and its chain, which is its last key.
 _CHAINED = re.compile(rb'(.*), "chain": "([0-9a-f]{16})"\}', re.DOTALL)
+
+
+#: Accountants after a charge by name, and the epsilon of the budget's.
+_Composed: TypeAlias = tuple[dict[str, Accountant], float]
 
 
 class LedgerError(RuntimeError):
@@ -96,6 +101,8 @@ class Ledger:
         self._path = path
         self._chain = ""
         self._shared: SharedBudget | None = None
+        self._thread = ThreadPoolExecutor(1, "ledger")
+        self._expected: tuple[Event, int, int, Future[_Composed]] | None = None
         header = {
             "ledger": _FORMAT,
             "delta": delta,
@@ -129,6 +136,14 @@ class Ledger:
         """Epsilon of all charges, by the ledger's accountant or another tracked one."""
         return self._live[accountant or self.accountant].epsilon(self.delta)
 
+    def expect(self, event: Event, count: int = 1) -> None:
+        """Compose this charge in another thread while replies arrive; nothing is charged before `charge_round`."""
+        self._expected = event, count, len(self.charges), self._thread.submit(self._composed, event, count)
+
+    def _composed(self, event: Event, count: int) -> _Composed:
+        after = {name: live.with_rounds(event, count) for name, live in self._live.items()}
+        return after, after[self.accountant].epsilon(self.delta)
+
     def charge_round(self, number: int, event: Event, count: int = 1, **details: Any) -> Permit:
         """Charge one attempt at a release of round ``number``, sync it to disk, and return its permit.
 
@@ -143,8 +158,11 @@ class Ledger:
         Raises:
             BudgetError: the charge would exceed this budget or the shared one; nothing was written.
         """
-        after: dict[str, Accountant] = {name: live.with_rounds(event, count) for name, live in self._live.items()}
-        cost = after[self.accountant].epsilon(self.delta)
+        expected, self._expected = self._expected, None
+        if expected is not None and expected[:3] == (event, count, len(self.charges)):
+            after, cost = expected[3].result()
+        else:
+            after, cost = self._composed(event, count)
         if not cost <= self.budget * SLACK:
             raise BudgetError(
                 f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g}; "
@@ -207,6 +225,7 @@ class Ledger:
 
     def close(self) -> None:
         """Release the file and its lock, and those of a shared budget."""
+        self._thread.shutdown()
         if self._file is not None:
             self._file.close()
         if self._shared is not None:

@@ -189,6 +189,8 @@ class Exchange(Generic[C, R]):
         self.cohort = self._sampled()
         self._contributions = phase.container(run, self.cohort)
         self._permit = self._charged_before_sending()
+        if self._permit is None:
+            self._expect_charge()
         self.batch = MessageBatch(run, self.request, phase.models, phase.assignments, self.cohort.tolist())
         run.statistics.asked += len(self.batch.messages)
 
@@ -235,6 +237,11 @@ class Exchange(Generic[C, R]):
         if not self._run.plan.clients_keep_ledgers or not registry.idempotent >= registry.nodes.keys():
             return None
         return self._charged(batch_digest(self._run, self.request, phase.models, phase.assignments))
+
+    def _expect_charge(self) -> None:
+        pricing: Pricing = self._run.plan
+        for event, count in pricing.charges(self.request, self.cohort).items():
+            self._run.ledger.expect(event, count)
 
     def _charged(self, request_digest: str = "") -> Permit:
         """Charge the replies; a repeated request, identified by its digest, is charged once."""

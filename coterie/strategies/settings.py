@@ -30,6 +30,12 @@ class TrainingSettings(Settings):
     device: str = setting(
         "auto", "device on which clients train", choices=("auto", "cpu", "cuda"), client=True, place=True
     )
+    gpu_precision: str = setting(
+        "float32",
+        "precision of matrix products and convolutions of local training on a GPU, except for DP-SGD",
+        choices=("float32", "tf32", "bfloat16"),
+        client=True,
+    )
 
 
 @dataclass(frozen=True)

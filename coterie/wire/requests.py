@@ -67,6 +67,7 @@ class ClientConfig(DataSpec):
 
     model: str
     device: Annotated[str, OneOf(("auto", "cpu", "cuda"))]
+    gpu_precision: Annotated[str, OneOf(("float32", "tf32", "bfloat16"))] = "float32"
     local_epochs: Annotated[int, Bounds(1, 10_000)]
     batch_size: Count
     lr: Annotated[float, Bounds(0, 1e3, above=True)]

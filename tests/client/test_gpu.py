@@ -1,0 +1,181 @@
+"""What runs on a GPU, compared with the CPU; without a GPU, the same code paths run on the CPU.
+
+``make gpu-check`` runs this file on a machine with a GPU.
+"""
+
+import dataclasses
+import gc
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from coterie import models as networks
+from coterie.client import LocalTrainingConfig, dpsgd, losses, scores, sgd, train, training
+from coterie.client.dpsgd import DPSGD, train_privately
+from coterie.client.scores import accuracies
+from coterie.datasets import Shard, TestSet
+from coterie.messages import Layout
+
+SHAPE, CLASSES = (1, 8, 8), 3
+NETWORKS = {"mlp-32": SHAPE, "cnn-tiny": SHAPE, "resnet18-gn": (3, 8, 8), "lstm-char": (10,)}
+
+
+@pytest.fixture(
+    params=["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+)
+def device(request):
+    return request.param
+
+
+def shards_of(name, sizes=(4, 9, 6)):
+    shape, found = NETWORKS[name], []
+    for client, size in enumerate(sizes):
+        rng = np.random.default_rng(client)
+        x = rng.standard_normal((size, *shape)).astype(np.float32)
+        x = rng.integers(CLASSES, size=x.shape) if name == "lstm-char" else x
+        y = rng.integers(CLASSES, size=size)
+        found.append(Shard(client, 0, x, y, TestSet(x, y)))
+    return found
+
+
+def start_of(name, clients=3):
+    drawn = [networks.initialise(name, NETWORKS[name], CLASSES, seed) for seed in range(clients)]
+    layout = Layout.of(drawn[0])
+    return networks.build(name, NETWORKS[name], CLASSES), layout, np.stack([layout.flatten(each) for each in drawn])
+
+
+def rngs(seed=0):
+    return [np.random.default_rng([seed, client]) for client in range(3)]
+
+
+def close(found, wanted, share):
+    assert np.linalg.norm(wanted) > 0.01
+    assert np.linalg.norm(found - wanted) <= share * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("precision", sgd.PRECISIONS)
+@pytest.mark.parametrize("name", ["mlp-32", "cnn-tiny", "lstm-char"])
+def test_a_cohort_trains_as_its_clients_do(name, precision, device):
+    model, layout, start = start_of(name)
+    shards, config = shards_of(name), LocalTrainingConfig(2, 4, 0.1)
+    wanted = train(model, layout, start, shards, rngs(), config, batched=False)
+    fast = dataclasses.replace(config, device=device, precision=precision)
+    share = {"float32": 1e-4, "tf32": 0.02, "bfloat16": 0.05}[precision]
+    close(train(model, layout, start, shards, rngs(), fast, batched=True), wanted, share)
+    close(train(model, layout, start, shards, rngs(), fast, batched=False), wanted, share)
+
+
+def test_bfloat16_changes_updates_a_little():
+    model, layout, start = start_of("cnn-tiny")
+    exact = LocalTrainingConfig(2, 4, 0.1)
+    rough = dataclasses.replace(exact, precision="bfloat16")
+    updates = [
+        train(model, layout, start, shards_of("cnn-tiny"), rngs(), each, batched=True) for each in (exact, rough)
+    ]
+    assert 1e-4 < np.linalg.norm(updates[1] - updates[0]) / np.linalg.norm(updates[0]) < 0.05
+
+
+def test_products_restores_the_precision():
+    kinds = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+    before = [kind.fp32_precision for kind in kinds]
+    for precision, expected in {"tf32": "tf32", "float32": "ieee", "bfloat16": "ieee"}.items():
+        with sgd.products(precision, "cpu"):
+            assert [kind.fp32_precision for kind in kinds] == [expected] * 3
+        assert [kind.fp32_precision for kind in kinds] == before
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_losses_of_all_models_in_one_pass(name, device, monkeypatch):
+    model, layout, models = start_of(name)
+    shards = shards_of(name)
+    x, y = shards[1].x, shards[1].y
+    each = [(losses(model, layout, one[None], shards), accuracies(model, layout, one[None], x, y)) for one in models]
+    monkeypatch.setattr(scores, "_IMAGE_CHUNK", 4)
+    found = losses(model, layout, models, shards, device), accuracies(model, layout, models, x, y, device)
+    np.testing.assert_allclose(found[0], np.concatenate([one for one, _ in each], axis=1), rtol=1e-4)
+    np.testing.assert_allclose(found[1], np.concatenate([one for _, one in each]))
+
+
+@pytest.mark.parametrize("name", ["cnn-tiny", "lstm-char"])
+def test_dp_sgd_of_a_cohort(name, device, monkeypatch):
+    model, layout, start = start_of(name)
+    shards = shards_of(name)
+    settings = [DPSGD(len(each.y), 3, 2, 0.1, 0.5, 1.0, memory_mb=1) for each in shards]
+    wanted = train_privately(model, layout, start, shards, rngs(1), rngs(2), settings, batched=False, ghost=False)
+    together = dpsgd._train_batched
+    monkeypatch.setattr(dpsgd, "_train_sequential", lambda *given: together(*given[:-1], dpsgd.clipped_sums_by_vmap))
+    settings = [dataclasses.replace(own, device=device) for own in settings]
+    found = train_privately(model, layout, start, shards, rngs(1), rngs(2), settings, batched=True)
+    close(found, wanted, 1e-4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_dp_sgd_of_a_cohort_drops_what_is_not_finite(bad, device):
+    model, layout, start = start_of("cnn-tiny", 1)
+    vectors = torch.tensor(start, device=device)
+    x = torch.randn(1, 3, *SHAPE, generator=torch.Generator().manual_seed(0)).to(device)
+    y = torch.zeros(1, 3, dtype=torch.int64, device=device)
+    clips, every = (
+        torch.ones(1, 1, dtype=torch.float64, device=device),
+        torch.ones(1, 3, dtype=torch.bool, device=device),
+    )
+    model = model.to(device)
+    wanted = dpsgd.clipped_sums_by_vmap(model, layout, vectors, x[:, 1:], y[:, 1:], every[:, 1:], clips)
+    x[0, 0, 0, 0, 0] = bad
+    found = dpsgd.clipped_sums_by_vmap(model, layout, vectors, x, y, every, clips)
+    torch.testing.assert_close(found, wanted)
+    assert wanted.norm() > 0.1
+
+
+class Counts(nn.Module):
+    """A network that vmap cannot compute: its path depends on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, CLASSES)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.layer(x if float(x.sum()) > 0 else 2 * x)
+
+
+def test_a_network_that_vmap_does_not_support_trains_client_after_client(device):
+    model = Counts()
+    assert not sgd.supports_vmap(model, SHAPE, torch.float32, device)
+    layout = Layout.of(dict(model.named_parameters()))
+    start = np.random.default_rng(0).normal(0, 0.1, (3, layout.size)).astype(np.float32)
+    shards, config = shards_of("mlp-32"), LocalTrainingConfig(2, 4, 0.1)
+    wanted = train(model, layout, start, shards, rngs(), config, batched=False)
+    fast = dataclasses.replace(config, device=device)
+    close(train(model, layout, start, shards, rngs(), fast, batched=True), wanted, 1e-4)
+
+
+def test_data_stay_on_the_gpu_until_memory_is_short(monkeypatch):
+    (shard,) = shards_of("mlp-32", [4])
+    monkeypatch.setattr(sgd, "_ON_GPU", type(sgd._ON_GPU)())
+    device = "cuda" if torch.cuda.is_available() else "meta"  # a device that is not the CPU
+    first, labels = sgd.on_device(shard, device)
+    assert (first.device.type, labels.device.type) == (device, device)
+    assert sgd.on_device(shard, device)[0] is first
+    sgd.free_device()
+    assert sgd.on_device(shard, device)[0] is not first
+    del shard
+    gc.collect()
+    assert not sgd._ON_GPU
+
+
+def test_a_batch_that_exceeds_the_memory_frees_the_gpu(monkeypatch):
+    model, layout, start = start_of("mlp-32")
+    real, freed = training._train_batched, []
+
+    def small(network, layout, start, *others):
+        if len(start) > 1:
+            raise torch.OutOfMemoryError
+        return real(network, layout, start, *others)
+
+    monkeypatch.setattr(training, "_train_batched", small)
+    monkeypatch.setattr(training, "free_device", lambda: freed.append(1))
+    train(model, layout, start, shards_of("mlp-32"), rngs(), LocalTrainingConfig(1, 4, 0.1), batched=True)
+    assert freed
