@@ -6,6 +6,7 @@ Uses the public interface only, so that an earlier version of Coterie runs it as
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import tempfile
@@ -44,6 +45,7 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     task, _ = Task.read(chosen.folder)
     config = RunConfig(task.settings)
+    gc.freeze()  # as `coterie run` does
     with tempfile.TemporaryDirectory() as folder:
         with closing(RunFolder.create(Path(folder) / "run", config)) as made:
             made.on_metrics = lambda line: report(line["round"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
@@ -151,6 +152,7 @@ def _execute(folder: Any, engine: str) -> dict[str, Any]:
     from coterie.server import run as run_once
 
     config = folder.config
+    gc.freeze()  # collecting the garbage of all imported libraries would take as long as some rounds
     if engine == "local":
         workers = workers_for(config.trainings, torch_device(config.training.device), len(os.sched_getaffinity(0)))
         grid = SummingGrid(config.data.clients, workers, folder.report_progress)

@@ -97,7 +97,7 @@ class Task:
             model_spec=model_spec,
             additive=request.additive,
             training=LocalTrainingConfig(
-                config.local_epochs, batch, config.lr, device, Penalty.of(terms), config.gpu_precision
+                config.local_epochs, batch, config.lr, device, Penalty.of(terms), config.gpu_precision or "float32"
             ),
             round=request.round,
             seed=config.seed,

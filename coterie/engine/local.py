@@ -163,10 +163,12 @@ class LocalGrid(Grid):
 
     def _state_files(self, chunk: Sequence[Message]) -> list[StateFile]:
         """Return the state file of each client."""
-        folder = chunk[0].content.config_records.get(CONFIG, ConfigRecord()).get("clients-dir")
-        return [StateFile(Path(str(folder)) if folder else None, client.client_id) for client in self._clients(chunk)]
+        return [StateFile(_folder(chunk[0]), client.client_id) for client in self._clients(chunk)]
 
     def _states(self, chunk: Sequence[Message]) -> list[_State]:
+        folder = _folder(chunk[0])
+        if folder is not None and not folder.exists():  # no client has state
+            return [{} for _ in chunk]
         return [_read(file) for file in self._state_files(chunk)]
 
     def close(self) -> None:
@@ -224,6 +226,12 @@ def _identify() -> None:
 
     if TaskIdentity._run_id is None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
+
+
+def _folder(message: Message) -> Path | None:
+    """Return the folder of the clients' state files."""
+    folder = message.content.config_records.get(CONFIG, ConfigRecord()).get("clients-dir")
+    return Path(str(folder)) if folder else None
 
 
 def _reply(message: Message, content: ReplyOrError | Exception) -> Message:

@@ -6,6 +6,7 @@ The content of a message is written once to a file in memory or on disk, and eve
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import multiprocessing
 import os
@@ -126,6 +127,7 @@ def _prepare(reports: Any, barrier: threading.Barrier) -> None:
     barrier.wait()
     torch.set_num_threads(1)
     _keep_freed_memory()
+    gc.freeze()  # the libraries' objects stay in memory that all workers share
     reports.cancel_join_thread()  # the reader may be gone
     set_progress_sink(reports.put)
 

@@ -63,17 +63,18 @@ class ClientConfig(DataSpec):
         seed: of a reproducible simulation; None is secret randomness.
         clients_dir: folder in which simulated clients keep their state.
         loss_bound: L, to which the loss of a record is clipped; needed where losses are released.
+        gpu_precision: of matrix products and convolutions on a GPU; None: float32.
     """
 
     model: str
     device: Annotated[str, OneOf(("auto", "cpu", "cuda"))]
-    gpu_precision: Annotated[str, OneOf(("float32", "tf32", "bfloat16"))] = "float32"
     local_epochs: Annotated[int, Bounds(1, 10_000)]
     batch_size: Count
     lr: Annotated[float, Bounds(0, 1e3, above=True)]
     seed: Annotated[int | None, Bounds(0, 2**63 - 1)]
     clients_dir: str | None
     loss_bound: Annotated[float | None, Bounds(MIN_LOSS_BOUND, MAX_LOSS_BOUND)]
+    gpu_precision: Annotated[str | None, OneOf(("float32", "tf32", "bfloat16"))] = None
 
 
 @dataclass(frozen=True, kw_only=True)

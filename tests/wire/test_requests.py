@@ -86,7 +86,9 @@ def test_the_configuration_of_a_run_is_read_and_every_field_is_needed():
     config = RunConfig({}).for_clients()
     read = ClientConfig.from_record(config)
     assert (read.lr, read.seed, read.clients_dir) == (config["lr"], None, None)
-    for key in config.keys() - {"loss-bound", "lr-decay"}:
+    optional = {"loss-bound", "gpu-precision"}
+    assert read.gpu_precision == "float32"
+    for key in config.keys() - {"lr-decay"} - optional:
         with pytest.raises(RequestError, match=f"{key} is missing"):
             ClientConfig.from_record({name: value for name, value in config.items() if name != key})
 
