@@ -34,8 +34,9 @@ from coterie.client.sgd import (
 from coterie.datasets import Shard
 from coterie.messages import Layout
 
-# Bytes of models in one batch on a CPU: larger batches do not fit its cache.
+# Bytes of models in one batch on a CPU, and images in one step of image chains: larger batches do not fit its cache.
 _CACHE = 2_600_000
+_IMAGES = 256
 
 
 def train(
@@ -62,8 +63,8 @@ def train(
     Returns:
         (n, d) float32 updates.
     """
-    many = max(1, _CACHE // max(4 * layout.size, 1)) if config.device == "cpu" else len(shards)
-    alone = min(many, len(shards)) == 1 and is_image_chain(model, shards[0].x.ndim - 1)  # has only one group
+    many = _many(model, layout, shards, config)
+    alone = many == 1 and is_image_chain(model, shards[0].x.ndim - 1)  # has only one group
     if not batched or alone or not _trains_together(model, shards[0], config):
         with products(config.precision, config.device):
             return train_sequentially(model, layout, start, shards, rngs, config)
@@ -83,6 +84,16 @@ def train(
             free_device()
             parts.extendleft(reversed(np.array_split(part, 2)))
     return updates
+
+
+def _many(model: nn.Module, layout: Layout, shards: Sequence[Shard], config: LocalTrainingConfig) -> int:
+    """Return how many clients train in one batch."""
+    if config.device != "cpu":
+        return len(shards)
+    many = _CACHE // max(4 * layout.size, 1)
+    if is_image_chain(model, shards[0].x.ndim - 1):
+        many = min(many, _IMAGES // min(config.batch_size, max(len(shard.y) for shard in shards)))
+    return max(1, min(many, len(shards)))
 
 
 def _is_chain(model: nn.Module, shard: Shard, config: LocalTrainingConfig) -> bool:
@@ -148,9 +159,12 @@ def _step(
 
 def padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[int]]:
     """Return (n, m, *shape) examples and (n, m) labels, padded with zeros, and the true sizes."""
-    x, y = zip(*(on_device(shard, device) for shard in shards), strict=True)
+    pairs = [on_device(shard, device) for shard in shards]
+    x, y = ([pair[i] for pair in pairs] for i in range(2))
     sizes = [len(shard.y) for shard in shards]
-    return pad_sequence(list(x), batch_first=True), pad_sequence(list(y), batch_first=True), sizes
+    if len(set(sizes)) == 1:
+        return torch.stack(x), torch.stack(y), sizes
+    return pad_sequence(x, batch_first=True), pad_sequence(y, batch_first=True), sizes
 
 
 def _padded_schedules(schedules: Sequence[Schedule]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
