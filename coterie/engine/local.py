@@ -39,8 +39,9 @@ from coterie.rounds import PartialSums
 _CHUNK = 256
 # Calls per worker and round: more balance clients of different sizes, fewer cost less.
 _UNITS = 4
-# Calls per worker that wait or whose replies are not consumed yet: bounds memory.
+# Calls per worker that wait or whose replies are not consumed yet, and bytes of models from which it is 1.
 _AHEAD = 2
+_LARGE = 1 << 25
 # Bytes of the models in the messages to the clients of one call.
 _MODELS = 1 << 26
 _CLIENT_FAILED = 1
@@ -69,7 +70,6 @@ class LocalGrid(Grid):
         self._number = clients
         self._workers = Workers(workers, progress) if workers else None
         self._count = workers
-        self._ahead = max(1, _AHEAD * workers)
         if not workers:
             set_progress_sink(progress)
         self._ids = itertools.count(1)
@@ -93,9 +93,10 @@ class LocalGrid(Grid):
 
     def _run(self, requests: Sequence[Message], new_sums: NewSums | None = None) -> Iterator[Message | PartialSums]:
         chunks, pending = self._chunks(requests), deque[_Pending]()
+        ahead = self._ahead(requests)
         repeated: list[tuple[Message, _State]] = []
         while True:
-            for chunk in itertools.islice(chunks, self._ahead - len(pending)):
+            for chunk in itertools.islice(chunks, ahead - len(pending)):
                 pending.append((chunk, self._states(chunk), self._submit(chunk, new_sums)))
             if not pending:
                 break
@@ -139,6 +140,11 @@ class LocalGrid(Grid):
             if self._in_worker(group[0]):
                 size = min(size, -(-len(group) // (self._count * _UNITS)))
             yield from (group[begin : begin + size] for begin in range(0, len(group), size))
+
+    def _ahead(self, requests: Sequence[Message]) -> int:
+        """Return how many calls wait or have replies that are not consumed yet."""
+        large = bool(requests) and payload(requests[0].content) > _LARGE
+        return max(1, self._count * (1 if large else _AHEAD))
 
     def _in_worker(self, message: Message) -> bool:
         return self._workers is not None and message.metadata.message_type != EVALUATE
