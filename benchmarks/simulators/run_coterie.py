@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from task import Task, report
 
 import coterie.engine
+from coterie.client import federation
 from coterie.engine import run_on_ray, workers_for
 from coterie.server import RunConfig, RunFolder, run
 
@@ -45,7 +46,8 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     task, _ = Task.read(chosen.folder)
     config = RunConfig(task.settings)
-    gc.freeze()  # as `coterie run` does
+    federation(config.for_clients())  # as `coterie run` does
+    gc.freeze()
     with tempfile.TemporaryDirectory() as folder:
         with closing(RunFolder.create(Path(folder) / "run", config)) as made:
             made.on_metrics = lambda line: report(line["round"])
