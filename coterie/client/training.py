@@ -92,7 +92,8 @@ def _many(model: nn.Module, layout: Layout, shards: Sequence[Shard], config: Loc
         return len(shards)
     many = _CACHE // max(4 * layout.size, 1)
     if is_image_chain(model, shards[0].x.ndim - 1):
-        many = min(many, _IMAGES // min(config.batch_size, max(len(shard.y) for shard in shards)))
+        most = max(len(shard.y) for shard in shards)
+        many = min(many, _IMAGES // max(1, min(config.batch_size, most)))
     return max(1, min(many, len(shards)))
 
 
@@ -170,7 +171,7 @@ def padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[i
 def _padded_schedules(schedules: Sequence[Schedule]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Return (steps, n, b) indices, and weights that average over each true batch and are 0 on padding."""
     steps = max(map(len, schedules))
-    width = max(len(batch) for batches in schedules for batch in batches)
+    width = max((len(batch) for batches in schedules for batch in batches), default=0)
     index = np.zeros((steps, len(schedules), width), np.int64)
     weight = np.zeros((steps, len(schedules), width), np.float32)
     for i, batches in enumerate(schedules):

@@ -159,6 +159,30 @@ def test_gradients_by_hand_equal_autograd(name, penalty, monkeypatch):
     np.testing.assert_allclose(by_hand, plain, atol=2e-6)
 
 
+@pytest.mark.parametrize("name", ["mlp-32", "cnn-tiny"])
+@pytest.mark.parametrize("sizes", [[0, 0], [0, 5, 0, 6]])
+def test_clients_without_examples_return_no_update(sizes, name):
+    shards = [shard(size, seed=i) for i, size in enumerate(sizes)]
+    hyper = LocalTrainingConfig(local_epochs=2, batch_size=4, lr=0.1)
+    plain, fast = (train(*setup(name, shards), hyper, batched=batched) for batched in (False, True))
+    np.testing.assert_allclose(fast, plain, atol=2e-6)
+    assert [bool(np.any(update)) for update in fast] == [size > 0 for size in sizes]
+
+
+@pytest.mark.parametrize(("batch_size", "together"), [(4, [4]), (64, [4]), (100, [2, 2]), (200, []), (256, [])])
+def test_the_images_of_a_step_are_bounded(batch_size, together, monkeypatch):
+    shards = [shard(200, seed=i) for i in range(4)]
+    sizes, real = [], training._train_batched
+
+    def watched(model, layout, start, *others):
+        sizes.append(len(start))
+        return real(model, layout, start, *others)
+
+    monkeypatch.setattr(training, "_train_batched", watched)
+    train(*setup("cnn-tiny", shards), LocalTrainingConfig(1, batch_size, 0.1), batched=True)
+    assert sizes == together
+
+
 @pytest.mark.parametrize(
     "network",
     [
