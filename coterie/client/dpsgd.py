@@ -31,9 +31,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from coterie.client.chains import is_linear_chain
+from coterie.client.device import on_device, products
 from coterie.client.ghost import GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.penalties import NO_PENALTY, Penalty
-from coterie.client.sgd import example_loss, on_device, products
+from coterie.client.sgd import example_loss
 from coterie.client.training import padded
 from coterie.datasets import Shard
 from coterie.messages import Layout

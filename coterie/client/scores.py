@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from coterie.client.chains import chain_outputs, is_image_chain
-from coterie.client.sgd import example_loss, fast_network, is_convolutional, products, supports_vmap
+from coterie.client.device import fast_network, is_convolutional, products, supports_vmap
+from coterie.client.sgd import example_loss
 from coterie.datasets import Shard
 from coterie.messages import Layout
 

@@ -88,6 +88,7 @@ class Task:
         """Build the task of a request for these clients; data and network are cached per process."""
         data = _federation(config, clients)
         device = torch_device(config.device)
+        precision = config.gpu_precision if device == "cuda" else None
         model_spec = (config.model, data.input_shape, data.num_classes)
         plans = _plans(request.record_plans)
         terms = request if isinstance(request, TrainRequest) else TrainRequest()
@@ -97,7 +98,7 @@ class Task:
             model_spec=model_spec,
             additive=request.additive,
             training=LocalTrainingConfig(
-                config.local_epochs, batch, config.lr, device, Penalty.of(terms), config.gpu_precision or "float32"
+                config.local_epochs, batch, config.lr, device, Penalty.of(terms), precision or "float32"
             ),
             round=request.round,
             seed=config.seed,

@@ -18,19 +18,8 @@ from torch.func import functional_call, vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from coterie.client.chains import is_image_chain, is_linear_chain, step_of_chain
-from coterie.client.sgd import (
-    LocalTrainingConfig,
-    Schedule,
-    descend,
-    example_loss,
-    fast_network,
-    free_device,
-    on_device,
-    products,
-    schedule,
-    supports_vmap,
-    train_sequentially,
-)
+from coterie.client.device import fast_network, free_device, on_device, products, supports_vmap
+from coterie.client.sgd import LocalTrainingConfig, Schedule, descend, example_loss, schedule, train_sequentially
 from coterie.datasets import Shard
 from coterie.messages import Layout
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from coterie import models as networks
-from coterie.client import LocalTrainingConfig, dpsgd, losses, scores, sgd, train, training
+from coterie.client import LocalTrainingConfig, dpsgd, losses, scores, train, training
+from coterie.client import device as devices
 from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.client.scores import accuracies
 from coterie.datasets import Shard, TestSet
@@ -55,7 +56,7 @@ def close(found, wanted, share):
     assert np.linalg.norm(found - wanted) <= share * np.linalg.norm(wanted)
 
 
-@pytest.mark.parametrize("precision", sgd.PRECISIONS)
+@pytest.mark.parametrize("precision", devices.PRECISIONS)
 @pytest.mark.parametrize("name", ["mlp-32", "cnn-tiny", "lstm-char"])
 def test_a_cohort_trains_as_its_clients_do(name, precision, device):
     model, layout, start = start_of(name)
@@ -81,7 +82,7 @@ def test_products_restores_the_precision():
     kinds = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn
     before = [kind.fp32_precision for kind in kinds]
     for precision, expected in {"tf32": "tf32", "float32": "ieee", "bfloat16": "ieee"}.items():
-        with sgd.products(precision, "cpu"):
+        with devices.products(precision, "cpu"):
             assert [kind.fp32_precision for kind in kinds] == [expected] * 3
         assert [kind.fp32_precision for kind in kinds] == before
 
@@ -143,7 +144,7 @@ class Counts(nn.Module):
 
 def test_a_network_that_vmap_does_not_support_trains_client_after_client(device):
     model = Counts()
-    assert not sgd.supports_vmap(model, SHAPE, torch.float32, device)
+    assert not devices.supports_vmap(model, SHAPE, torch.float32, device)
     layout = Layout.of(dict(model.named_parameters()))
     start = np.random.default_rng(0).normal(0, 0.1, (3, layout.size)).astype(np.float32)
     shards, config = shards_of("mlp-32"), LocalTrainingConfig(2, 4, 0.1)
@@ -154,16 +155,16 @@ def test_a_network_that_vmap_does_not_support_trains_client_after_client(device)
 
 def test_data_stay_on_the_gpu_until_memory_is_short(monkeypatch):
     (shard,) = shards_of("mlp-32", [4])
-    monkeypatch.setattr(sgd, "_ON_GPU", type(sgd._ON_GPU)())
+    monkeypatch.setattr(devices, "_ON_GPU", type(devices._ON_GPU)())
     device = "cuda" if torch.cuda.is_available() else "meta"  # a device that is not the CPU
-    first, labels = sgd.on_device(shard, device)
+    first, labels = devices.on_device(shard, device)
     assert (first.device.type, labels.device.type) == (device, device)
-    assert sgd.on_device(shard, device)[0] is first
-    sgd.free_device()
-    assert sgd.on_device(shard, device)[0] is not first
+    assert devices.on_device(shard, device)[0] is first
+    devices.free_device()
+    assert devices.on_device(shard, device)[0] is not first
     del shard
     gc.collect()
-    assert not sgd._ON_GPU
+    assert not devices._ON_GPU
 
 
 def test_a_batch_that_exceeds_the_memory_frees_the_gpu(monkeypatch):
