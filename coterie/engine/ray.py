@@ -8,21 +8,31 @@ its node fails or a client kills its process, Flower returns it to the idle ones
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import socket
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
+
+from coterie.messages import payload
 
 # Seconds to wait for the head of a cluster to accept a connection.
 _CONNECT_SECONDS = 10.0
+# Cores that Flower reserves for a client by default.
+_FLOWERS_CPUS = 2
+# Bytes of the messages in progress, and seconds between two looks for replies.
+_IN_PROGRESS = 1 << 28
+_POLL_SECONDS = 0.05
 # Seconds to wait for all Ray nodes to look for the run folder.
 _NODE_SECONDS = 60.0
 
@@ -58,20 +68,54 @@ def run_on_ray(
 
     from coterie.client.app import app as client_app
 
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    on_cluster = bool(address) or "RAY_ADDRESS" in os.environ
+    if on_cluster:
+        _connect(address, folder)
+    cores = _cores() if on_cluster else os.cpu_count() or 1
+    at_once = math.ceil(cores / (client_cpus or _FLOWERS_CPUS))
+
     server_app = ServerApp()
 
     @server_app.main()
     def _main(grid: Grid, context: Context) -> None:
-        main(grid)
+        main(stream_replies(grid, 2 * at_once))
 
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if address or "RAY_ADDRESS" in os.environ:
-        _connect(address, folder)
     settings: BackendConfig = {"client_resources": {"num_cpus": client_cpus}} if client_cpus else {}
     with warnings.catch_warnings(), _replacing_actors():
         # Flower recommends `flwr run`, which needs a SuperLink and an app folder, and runs the same simulation.
         warnings.simplefilter("ignore", DeprecationWarning)
         run_simulation(server_app, client_app, num_supernodes=clients, backend_config=settings)
+
+
+def stream_replies(grid: Grid, at_least: int) -> Grid:
+    """Make a grid yield replies as they arrive, and keep few large messages in progress; return it.
+
+    Flower's own ``send_and_receive`` sends all messages at once, and returns all replies in one list.
+
+    Args:
+        grid: of Flower; it is changed in place.
+        at_least: messages in progress, however large they are.
+    """
+
+    def send_and_receive(messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        waiting, sent = deque(messages), set[str]()
+        largest = max((payload(message.content) for message in waiting), default=0)
+        limit = max(at_least, _IN_PROGRESS // max(largest, 1))
+        ends = math.inf if timeout is None else time.monotonic() + timeout
+        while (waiting or sent) and time.monotonic() < ends:
+            due = [waiting.popleft() for _ in range(min(len(waiting), limit - len(sent)))]
+            sent.update(grid.push_messages(due))
+            before = len(sent)
+            for message_id in list(sent):
+                for reply in grid.pull_messages([message_id]):
+                    sent.discard(message_id)
+                    yield reply
+            if len(sent) == before:
+                time.sleep(_POLL_SECONDS)
+
+    grid.send_and_receive = send_and_receive  # type: ignore[method-assign]
+    return grid
 
 
 def _connect(address: str, folder: Path | None) -> None:
@@ -139,6 +183,11 @@ def _nodes() -> list[dict[str, Any]]:
 
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return nodes
+
+
+def _cores() -> float:
+    """Return the number of cores of all Ray nodes."""
+    return float(sum(node["Resources"].get("CPU", 0) for node in _nodes() if node["Alive"]))
 
 
 @contextmanager
