@@ -114,6 +114,35 @@ def chained(path, charges=3):
     return path.read_bytes().splitlines(keepends=True)
 
 
+def test_an_expected_charge_costs_the_same_and_is_not_made_before_it_is_due(tmp_path):
+    event, other = Event(0.1, 1.0), Event(0.1, 2.0)
+    with (
+        contextlib.closing(Ledger(1e-5, 10.0, tmp_path / "plain")) as plain,
+        contextlib.closing(Ledger(1e-5, 10.0, tmp_path / "ahead")) as ahead,
+    ):
+        for number, (expected, charged) in enumerate(
+            [(event, event), (other, event), (event, event), (None, other)], 1
+        ):
+            size = (tmp_path / "ahead").stat().st_size
+            if expected is not None:
+                ahead.expect(expected)
+            assert ((tmp_path / "ahead").stat().st_size, len(ahead.charges)) == (size, number - 1)
+            assert ahead.charge_round(number, charged).epsilon == plain.charge_round(number, charged).epsilon
+        ahead.expect(event)
+        ahead.charge_round(5, other)  # what was expected before this charge is not used after it
+        plain.charge_round(5, other)
+        assert ahead.charge_round(6, event).epsilon == plain.charge_round(6, event).epsilon
+        assert ahead.spent() == plain.spent()
+
+
+def test_an_expected_charge_above_the_budget_is_refused():
+    with contextlib.closing(Ledger(1e-5, 0.5)) as ledger:
+        ledger.expect(Event(0.5, 1.0))
+        with pytest.raises(BudgetError, match="round 1"):
+            ledger.charge_round(1, Event(0.5, 1.0))
+        assert ledger.charges == []
+
+
 def test_every_charge_is_chained_to_all_bytes_before_it(tmp_path):
     header, *charges = chained(tmp_path / "ledger.jsonl")
     chain = hashlib.sha256(header).hexdigest()[:16]
