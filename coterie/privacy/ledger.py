@@ -102,7 +102,7 @@ class Ledger:
         self._chain = ""
         self._shared: SharedBudget | None = None
         self._thread = ThreadPoolExecutor(1, "ledger")
-        self._expected: tuple[Event, int, int, Future[_Composed]] | None = None
+        self._expected: tuple[Event, int, Future[_Composed]] | None = None
         header = {
             "ledger": _FORMAT,
             "delta": delta,
@@ -138,7 +138,7 @@ class Ledger:
 
     def expect(self, event: Event, count: int = 1) -> None:
         """Compose this charge in another thread while replies arrive; nothing is charged before `charge_round`."""
-        self._expected = event, count, len(self.charges), self._thread.submit(self._composed, event, count)
+        self._expected = event, count, self._thread.submit(self._composed, event, count)
 
     def _composed(self, event: Event, count: int) -> _Composed:
         after = {name: live.with_rounds(event, count) for name, live in self._live.items()}
@@ -158,9 +158,9 @@ class Ledger:
         Raises:
             BudgetError: the charge would exceed this budget or the shared one; nothing was written.
         """
-        expected, self._expected = self._expected, None
-        if expected is not None and expected[:3] == (event, count, len(self.charges)):
-            after, cost = expected[3].result()
+        expected, self._expected = self._expected, None  # it holds for the next charge only
+        if expected is not None and expected[:2] == (event, count):
+            after, cost = expected[2].result()
         else:
             after, cost = self._composed(event, count)
         if not cost <= self.budget * SLACK:

@@ -99,11 +99,12 @@ def test_losses_of_all_models_in_one_pass(name, device, monkeypatch):
     np.testing.assert_allclose(found[1], np.concatenate([one for _, one in each]))
 
 
+@pytest.mark.parametrize("clip_norm", [0.5, 20.0])  # below and above the norms of all gradients
 @pytest.mark.parametrize("name", ["cnn-tiny", "lstm-char"])
-def test_dp_sgd_of_a_cohort(name, device, monkeypatch):
+def test_dp_sgd_of_a_cohort(name, clip_norm, device, monkeypatch):
     model, layout, start = start_of(name)
     shards = shards_of(name)
-    settings = [DPSGD(len(each.y), 3, 2, 0.1, 0.5, 1.0, memory_mb=1) for each in shards]
+    settings = [DPSGD(len(each.y), 3, 2, 0.1, clip_norm, 0.01, memory_mb=1) for each in shards]
     wanted = train_privately(model, layout, start, shards, rngs(1), rngs(2), settings, batched=False, ghost=False)
     together = dpsgd._train_batched
     monkeypatch.setattr(dpsgd, "_train_sequential", lambda *given: together(*given[:-1], dpsgd.clipped_sums_by_vmap))
