@@ -53,7 +53,7 @@ class Memory(threading.Thread):
         seconds: between two looks.
     """
 
-    def __init__(self, seconds: float = 2.0) -> None:
+    def __init__(self, seconds: float = 20.0) -> None:
         super().__init__(daemon=True)
         self.peak: collections.Counter[str] = collections.Counter()
         self._seconds, self._done = seconds, threading.Event()

@@ -1,15 +1,21 @@
-"""The process of one message: a fork of a process that has imported :data:`LIBRARIES`.
+"""The process of one message: a fork of a process that has imported :data:`LIBRARIES`, and perhaps an app's code.
 
-Nothing of the app is imported before the fork. The child fetches the app (FAB) from its SuperNode, installs it and
-imports its code from there, as Flower's program ``flwr-clientapp`` does.
+The child fetches the app (FAB) from its SuperNode, installs it and imports its code from there, as Flower's program
+``flwr-clientapp`` does, unless its parent has imported the code of this very FAB.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import random
 import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 #: Third-party modules that Flower and Coterie's ClientApp import for a training request.
@@ -25,6 +31,8 @@ LIBRARIES = (
     "randomgen",
     "safetensors.numpy",
 )
+# Modules that Coterie's ClientApp imports when a message needs them.
+_LAZY = ("coterie.client.handlers", "coterie.client.reply_cache", "coterie.client.dpsgd")
 
 
 def preload() -> None:
@@ -34,17 +42,83 @@ def preload() -> None:
             import_module(name)
 
 
-def run(**options: Any) -> None:
-    """Run the ClientApp for one message; ``options`` are those of Flower's `run_clientapp`.
+@dataclass(frozen=True)
+class App:
+    """An installed app.
+
+    ``fab_hash`` is the SHA-256 of its FAB in hexadecimal, ``folder`` holds its code.
+    """
+
+    fab_hash: str
+    folder: str
+
+
+def load(app: App) -> bool:
+    """Import the code of an app that messages of its runs will execute.
+
+    Returns whether this process may be forked: the import has started no thread.
+    """
+    from flwr.clientapp.client_app import LoadClientAppError
+    from flwr.common.config import get_project_config
+    from flwr.supercore.object_ref import load_app
+
+    _forget("coterie")
+    config = get_project_config(app.folder)
+    load_app(config["tool"]["flwr"]["app"]["components"]["clientapp"], LoadClientAppError, app.folder)
+    for name in _LAZY:
+        with contextlib.suppress(ImportError):
+            import_module(name)
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:  # not Linux
+        return threading.active_count() == 1
+
+
+def run(options: Mapping[str, Any], loaded: App | None, installed: Callable[[App | None], None]) -> None:
+    """Run the ClientApp for one message.
 
     All children start with the state of their parent. The generators of Python and NumPy therefore get new seeds from
-    the operating system, and the installed package ``coterie`` is forgotten: the app has a package of that name.
+    the operating system, and modules that are not from the message's app are forgotten: the app may have modules of
+    their names.
+
+    Args:
+        options: those of Flower's `run_clientapp`.
+        loaded: the app that this process has imported, if any.
+        installed: called before any code of the message's app runs, with the app if it is not ``loaded``.
     """
     import numpy as np
-    from flwr.supernode.runtime.run_clientapp import run_clientapp
+    from flwr.supernode.runtime import run_clientapp as flower
 
     random.seed()
     np.random.seed()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "coterie"]:
+    if loaded is None:
+        _forget("coterie")
+    install = vars(flower)["install_from_fab"]
+
+    def install_once(fab: bytes, **how: Any) -> Path:
+        fab_hash = hashlib.sha256(fab).hexdigest()
+        if loaded is not None:
+            if loaded.fab_hash == fab_hash and os.path.isdir(loaded.folder):
+                installed(None)
+                return Path(loaded.folder)
+            _forget_app(loaded)
+        folder = Path(install(fab, **how))
+        installed(App(fab_hash, str(folder)))
+        return folder
+
+    vars(flower)["install_from_fab"] = install_once
+    flower.run_clientapp(**options)
+
+
+def _forget(package: str) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         del sys.modules[name]
-    run_clientapp(**options)
+
+
+def _forget_app(app: App) -> None:
+    """Remove an app's modules and its folder from what Python searches."""
+    folder = app.folder + os.sep
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    for name in {name.partition(".")[0] for name, file in files.items() if file and file.startswith(folder)}:
+        _forget(name)
+    sys.path[:] = [place for place in sys.path if place != app.folder]

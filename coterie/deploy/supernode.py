@@ -1,7 +1,8 @@
 """Flower's SuperNode with a short reaction time: ``python -m coterie.deploy.supernode [--fab-hash HASH] FLAGS...``.
 
 It starts :mod:`coterie.deploy.superexec` instead of Flower's SuperExec. For 15 s after a message, it polls the
-SuperLink more often than Flower's SuperNode does.
+SuperLink more often than Flower's SuperNode does. A request of the SuperExec for a task is answered when there is one,
+and a reply is sent on as soon as the ClientApp has pushed it; Flower's programs poll each other for both.
 
 The SuperLink delivers a run's app, a FAB, to the SuperNode, which hands it to the ClientApp's process. There it is
 installed, and its code runs instead of any package of the same name. ``HASH`` is SHA-256 of the one FAB that is
@@ -17,8 +18,10 @@ import math
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from functools import partial, wraps
 from logging import ERROR
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +34,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.utils import get_flwr_home
 from flwr.supernode import start_client_internal as flower
 
+from coterie import backoff
 from coterie.deploy.app import checked_hash, describe
 from coterie.deploy.edge import SUPEREXEC
 from coterie.deploy.errors import DeployError
@@ -38,6 +42,8 @@ from coterie.deploy.errors import DeployError
 # Seconds between two requests to the SuperLink for a message, at least; and seconds that Flower's SuperNode waits. In
 # between, a fifth of the time since the latest message, so that idle nodes do not load the SuperLink.
 _MIN_POLL, _FLOWERS_POLL = 0.5, 3.0
+# Seconds that a request of the SuperExec waits for a task; the end of the SuperNode waits for this request.
+_LONG_POLL = 1.0
 #: What this module needs of Flower's function that receives a message and the app that it is for.
 _NEEDED = {"state", "object_store", "receive", "get_run", "get_fab"}
 
@@ -124,6 +130,49 @@ def shorten_start() -> None:
     vars(flower)["subprocess"] = SimpleNamespace(Popen=popen)
 
 
+def shorten_waits() -> None:
+    """End the waits for a task and for a reply when there is one; another version of Flower keeps its own waits."""
+    from flwr.supernode.servicer.runtime import runtime_handlers
+
+    handlers, main = vars(runtime_handlers), vars(flower)
+    if not {"acquire_task", "push_messages", "push_object"} <= handlers.keys() or "_push_messages" not in main:
+        return
+    task, pushed = threading.Event(), threading.Event()
+    handlers["acquire_task"] = waiting(handlers["acquire_task"], task)
+    main["_pull_and_store_message"] = announced(main["_pull_and_store_message"], task)
+    for name in ("push_messages", "push_object"):
+        handlers[name] = announced(handlers[name], pushed)
+    main["time"] = SimpleNamespace(sleep=partial(_wait, pushed))
+
+
+def waiting(acquire: Callable[..., Any], task: threading.Event) -> Callable[..., Any]:
+    """Wrap Flower's ``acquire``: without a task, it waits for the event, at most 1 s, and looks once more."""
+
+    def acquire_when_there(*arguments: Any) -> Any:
+        task.clear()
+        found = acquire(*arguments)
+        return found if found.token or not task.wait(_LONG_POLL) else acquire(*arguments)
+
+    return acquire_when_there
+
+
+def announced(step: Callable[..., Any], event: threading.Event) -> Callable[..., Any]:
+    """Wrap a function of Flower's to set the event when it returns anything but None."""
+
+    @wraps(step)
+    def step_and_announce(*arguments: Any, **options: Any) -> Any:
+        if (result := step(*arguments, **options)) is not None:
+            event.set()
+        return result
+
+    return step_and_announce
+
+
+def _wait(event: threading.Event, seconds: float) -> None:
+    event.wait(seconds)
+    event.clear()
+
+
 def shorten_polls() -> None:
     """Have Flower ask for messages more often during a run; another version of Flower keeps its own interval."""
     if (pull := getattr(flower, "_pull_and_store_message", None)) is not None:
@@ -162,6 +211,8 @@ def main(arguments: list[str]) -> None:
     except (DeployError, OSError) as error:
         sys.exit(f"error: {error}")
     shorten_start()
+    backoff.shorten()
+    shorten_waits()
     shorten_polls()
     sys.argv = ["flower-supernode", *flags]
     flower_supernode()

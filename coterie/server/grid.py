@@ -22,6 +22,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from coterie import backoff
 from coterie.logs import printable
 from coterie.server.exchange import Exchange, error_reply
 
@@ -54,6 +55,7 @@ def with_retries(grid: Grid) -> Grid:
     ):
         setattr(grid, name, call)
     if over_http:  # simulations lose no message, and Flower polls them more often
+        backoff.shorten()
         exchange = Exchange(grid.push_messages, grid.pull_messages)
         grid.send_and_receive = exchange.send_and_receive  # type: ignore[method-assign]
     return grid

@@ -6,82 +6,26 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
-import warnings
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from apps import app_folder, fab_of
 from commands import assert_refused, document
 from flwr.app import Message, MessageType, RecordDict
 from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.task_identity import TaskIdentity
 from servers import free_port, open_port, running, until
 
+from coterie import backoff
 from coterie.deploy import DeployError, bundle, create, supernode
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
-
-# An app with the name and the modules of Coterie: its ClientApp leaves a trace as soon as its code runs.
-PYPROJECT = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-[project]
-name = "coterie"
-version = "0.1.0"
-license = "Apache-2.0"
-dependencies = ["flwr"]
-[tool.flwr.app]
-publisher = "coterie"
-[tool.flwr.app.components]
-serverapp = "server:app"
-clientapp = "coterie.client.app:app"
-[tool.flwr.app.config]
-out = ""
-"""
-SERVER = """
-import json, time
-from pathlib import Path
-from flwr.app import Message, MessageType, RecordDict
-from flwr.serverapp import ServerApp
-
-app = ServerApp()
-
-@app.main()
-def main(grid, context):
-    while len(nodes := list(grid.get_node_ids())) < 3:
-        time.sleep(0.2)
-    questions = [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
-    replies = {r.metadata.src_node_id: r for r in grid.send_and_receive(questions, timeout=60)}
-    told = {str(n): r.error.reason if r.has_error() else r.content["who"]["client"] for n, r in replies.items()}
-    Path(context.run_config["out"]).write_text(json.dumps(told))
-"""
-CLIENT = """
-import sys
-from pathlib import Path
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-
-app = ClientApp()
-
-@app.query()
-def answer(message, context):
-    command = Path("/proc/self/cmdline").read_text()
-    Path(context.node_config["trace"]).write_text(f"{sys.modules['coterie'].__file__} {command}")
-    who = ConfigRecord({"client": context.node_config["client-id"]})
-    return Message(RecordDict({"who": who}), reply_to=message)
-"""
-
-
-def app_folder(path, more=""):
-    (path / "coterie" / "client").mkdir(parents=True)
-    files = {"pyproject.toml": PYPROJECT, "server.py": SERVER, "coterie/client/app.py": CLIENT + more}
-    files |= {"coterie/__init__.py": "", "coterie/client/__init__.py": ""}
-    for name, text in files.items():
-        (path / name).write_text(text)
-    return path
 
 
 # ---- the hash ---------------------------------------------------------------------------------------------
@@ -120,14 +64,6 @@ def test_what_is_no_app(coterie, tmp_path):
 
 
 # ---- a SuperLink that lies --------------------------------------------------------------------------------
-
-
-def fab_of(folder):
-    from flwr.cli.build import build_fab_from_disk
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return build_fab_from_disk(folder)
 
 
 @pytest.fixture
@@ -253,6 +189,60 @@ def test_messages_are_pulled_soon_after_others(flower, monkeypatch):
     ended = now[0]
     assert pull_soon(state=1) is None
     assert now[0] == ended
+
+
+def test_a_task_and_a_reply_end_the_waits(flower, monkeypatch):
+    from flwr.supernode.servicer.runtime import runtime_handlers
+
+    tasks, naps = [], []
+    monkeypatch.setattr(flower, "time", time)
+    monkeypatch.setattr(flower, "_pull_and_store_message", lambda **options: options["run"])
+    monkeypatch.setattr(
+        runtime_handlers, "acquire_task", lambda request, state: SimpleNamespace(token=tasks.pop() if tasks else "")
+    )
+    monkeypatch.setattr(runtime_handlers, "push_messages", lambda request: "stored")
+    monkeypatch.setattr(runtime_handlers, "push_object", lambda request: "stored")
+    monkeypatch.setattr(supernode, "_LONG_POLL", 30.0)
+    supernode.shorten_waits()
+
+    def take():
+        naps.append(runtime_handlers.acquire_task(None, None).token)
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    assert flower._pull_and_store_message(run=None) is None  # no message
+    taker.join(0.3)
+    assert taker.is_alive()
+    tasks.append("token")
+    assert flower._pull_and_store_message(run=7) == 7
+    taker.join(10)
+    assert naps == ["token"]
+    monkeypatch.setattr(supernode, "_LONG_POLL", 0.0)
+    assert runtime_handlers.acquire_task(None, None).token == ""
+
+    began = time.monotonic()
+    sleeper = threading.Thread(target=flower.time.sleep, args=(30.0,))
+    sleeper.start()
+    assert runtime_handlers.push_object("request") == "stored"
+    sleeper.join(10)
+    flower.time.sleep(0.2)  # each reply ends one wait
+    assert 0.2 <= time.monotonic() - began < 10
+
+
+def test_flowers_pauses_are_short():
+    backoff.shorten()
+    asked = []
+
+    def pull(object_id):
+        asked.append(time.monotonic())
+        if len(asked) < 4:
+            raise inflatable_utils.ObjectUnavailableError(object_id)
+        return b"content"
+
+    assert inflatable_utils.pull_objects(["a"], pull) == {"a": b"content"}
+    assert (np.diff(asked) >= [0.04, 0.08, 0.16]).all()  # doubled each time, with 20 % jitter
+    for function in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
+        assert function.__kwdefaults__["initial_backoff"] == 0.05
 
 
 def test_what_lies_in_the_pinned_apps_place_is_removed(tmp_path, monkeypatch):

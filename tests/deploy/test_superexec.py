@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from apps import app_folder, fab_of
 
+from coterie.deploy import superexec
 from coterie.deploy.edge import SUPEREXEC
 
-# Launches ClientApps that, instead of asking a SuperNode, write down what they are, and do what their address says.
+# Launches ClientApps that do not ask a SuperNode.
 LAUNCHES = """
 import json, os, random, signal, sys, time
 from pathlib import Path
@@ -24,22 +26,6 @@ from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor
 from flwr.supernode.runtime import run_clientapp as flower
 
 folder = Path(sys.argv[1])
-
-def run_clientapp(*, runtime_api_address, token, insecure, certificates, parent_pid, runtime_dependency_install):
-    found = {
-        "pid": os.getpid(), "parent": parent_pid, "certificates": certificates, "insecure": insecure,
-        "random": [random.random(), np.random.random()],
-        "modules": [name for name in sys.modules if name.split(".")[0] == "coterie"],
-        "commands": [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if token in read(path)],
-        "open": [link for fd in os.listdir("/proc/self/fd") if "pipe:" in (link := read_link(fd))],
-    }
-    name = token.split("-")[0]
-    (folder / f"{name}.part").write_text(json.dumps(found))
-    (folder / f"{name}.part").rename(folder / f"{name}.json")
-    if runtime_api_address == "crashes:1":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if runtime_api_address == "hangs:1":
-        time.sleep(60)
 
 def read(path):
     try:
@@ -53,6 +39,8 @@ def read_link(fd):
     except OSError:
         return ""
 
+"""
+READY = """
 flower.run_clientapp = run_clientapp
 cold = []
 SubprocessExecutor.launch = lambda self, spec: cold.append(spec.token.split("-")[0])
@@ -70,18 +58,36 @@ def wait(name):
         time.sleep(0.01)
     return json.loads((folder / f"{name}.json").read_text())
 """
+# ClientApps that write down what they are, and do what their address says.
+WRITING = """
+def run_clientapp(*, runtime_api_address, token, insecure, certificates, parent_pid, runtime_dependency_install):
+    found = {
+        "pid": os.getpid(), "parent": parent_pid, "certificates": certificates, "insecure": insecure,
+        "random": [random.random(), np.random.random()],
+        "modules": [name for name in sys.modules if name.split(".")[0] == "coterie"],
+        "commands": [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if token in read(path)],
+        "open": [link for fd in os.listdir("/proc/self/fd") if "pipe:" in (link := read_link(fd))],
+    }
+    name = token.split("-")[0]
+    (folder / f"{name}.part").write_text(json.dumps(found))
+    (folder / f"{name}.part").rename(folder / f"{name}.json")
+    if runtime_api_address == "crashes:1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if runtime_api_address == "hangs:1":
+        time.sleep(60)
+"""
 
 
-def launched(tmp_path, script, **options):
-    words = [sys.executable, "-W", "ignore", "-c", LAUNCHES + script, tmp_path]
+def launched(tmp_path, script, apps=WRITING, **options):
+    words = [sys.executable, "-W", "ignore", "-c", LAUNCHES + apps + READY + script, tmp_path]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
 
 
-def output(tmp_path, script):
-    process = launched(tmp_path, script)
+def output(tmp_path, script, apps=WRITING):
+    process = launched(tmp_path, script, apps)
     out, _ = process.communicate(timeout=90)
     assert process.returncode == 0
-    return json.loads(out)
+    return json.loads(out.splitlines()[-1])  # Flower reports installations before it
 
 
 def alive(pid):
@@ -160,3 +166,122 @@ def test_flags_are_those_of_flower():
     done = subprocess.run([*SUPEREXEC, "--help"], capture_output=True, text=True, timeout=120, env=os.environ.copy())
     assert done.returncode == 0, done.stderr
     assert "--runtime-api-address" in done.stdout
+
+
+# ClientApps that install the app that their address names, import its code, and write down what they see.
+INSTALLING = """
+from flwr.supercore.object_ref import load_app
+
+def run_clientapp(*, runtime_api_address, token, **options):
+    name, before = token.split("-")[0], [each for each in sys.modules if each.split(".")[0] == "coterie"]
+    pipes = open_pipes()
+    place = flower.install_from_fab((folder / f"{runtime_api_address}.fab").read_bytes(), skip_prompt=True)
+    closed = len(pipes - open_pipes())
+    app = load_app("coterie.client.app:app", ValueError, str(place))
+    module = sys.modules["coterie.client.app"]
+    found = {"pid": os.getpid(), "before": len(before), "who": module.WHO, "importer": module.PID, "closed": closed,
+             "paths": len([path for path in sys.path if "/apps/" in path]), "random": random.random()}
+    (folder / f"{name}.part").write_text(json.dumps(found))
+    (folder / f"{name}.part").rename(folder / f"{name}.json")
+    if name == "hangs":
+        time.sleep(60)
+
+def open_pipes():
+    return {link for fd in os.listdir("/proc/self/fd") if "pipe:" in (link := read_link(fd))}
+"""
+MESSAGES = """
+number = 0
+
+def message(app, name=None):
+    global number
+    number += 1
+    launch(name := name or f"message{number}", app)
+    return wait(name)
+
+def from_template(app):
+    deadline = time.monotonic() + 60
+    while (found := message(app))["importer"] == found["pid"]:
+        assert time.monotonic() < deadline
+    return found
+"""
+
+
+@pytest.fixture
+def apps(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    codes = {
+        "one": "import os\nWHO, PID = 'one', os.getpid()\n",
+        "two": "import os\nWHO, PID = 'two', os.getpid()\n",
+        "threads": "import os, threading, time\nthreading.Thread(target=time.sleep, args=(2,)).start()\n"
+        "WHO, PID = 'threads', os.getpid()\n",
+    }
+    for name, code in codes.items():
+        (tmp_path / f"{name}.fab").write_bytes(fab_of(app_folder(tmp_path / name, code)))
+    return tmp_path
+
+
+def test_later_messages_import_nothing(apps):
+    first, later, again, other, back, killed, after = output(
+        apps,
+        MESSAGES
+        + """
+first, later, again = message("one"), from_template("one"), message("one")
+other = message("two")
+back = from_template("two")
+os.kill(back["importer"], signal.SIGKILL)
+time.sleep(1)
+killed = message("two")
+after = from_template("two")
+print(json.dumps([first, later, again, other, back, killed, after]))
+executor.close()
+""",
+        INSTALLING,
+    )
+    every = [first, later, again, other, back, killed, after]
+    assert len({each["pid"] for each in every}) == len({each["random"] for each in every}) == 7
+    assert [each["who"] for each in every] == ["one"] * 3 + ["two"] * 4
+    for each in (first, other, killed):  # own imports; a message for another app forgets the template's
+        assert each["importer"] == each["pid"]
+    assert (first["before"], killed["before"]) == (0, 0)
+    for each in (later, again, back, after):
+        assert each["before"] > 0
+    assert later["importer"] == again["importer"]
+    assert after["importer"] not in (later["importer"], back["importer"])
+    assert {each["paths"] for each in every} == {1}
+    assert {each["closed"] for each in every} == {1}  # the pipe of reports, before any code of the app runs
+
+
+def test_no_fork_of_an_app_with_threads(apps):
+    found = output(
+        apps,
+        MESSAGES
+        + """
+first = message("threads")
+time.sleep(2)
+print(json.dumps([first, message("threads")]))
+executor.close()
+""",
+        INSTALLING,
+    )
+    assert all(each["importer"] == each["pid"] for each in found)
+
+
+@pytest.mark.parametrize("how", ["close", "kill"])
+def test_the_template_ends_with_the_superexec(apps, how):
+    end = {"close": "executor.close()", "kill": "os.kill(os.getpid(), signal.SIGKILL)"}[how]
+    process = launched(apps, MESSAGES + f"from_template('one'); message('one', 'hangs'); {end}", INSTALLING)
+    assert process.wait(90) == {"close": 0, "kill": -signal.SIGKILL}[how]
+    process.stdout.close()
+    last = json.loads((apps / "hangs.json").read_text())
+    gone(int((apps / "server").read_text()), last["importer"], last["pid"])
+
+
+def test_requests_begin_at_intervals(monkeypatch):
+    now, slept = [100.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: (slept.append(seconds), now.__setitem__(0, now[0] + seconds)))
+    pace = superexec.Pace()
+    for took in (0.1, 0.1, 2.0, 0.0):
+        now[0] += took
+        pace(0.5)
+    assert slept == pytest.approx([0.0, 0.4, 0.0, 0.5])
