@@ -42,6 +42,7 @@ ROOT, BIN = Path(__file__).resolve().parents[1], Path(sys.executable).parent
 SHAPE, CLASSES, RECORDS = "1x8x8", 10, 60
 # Lines of a SuperNode's log: the round of the message that it sends next, and that the SuperLink has it.
 ROUND, SENDING, SENT = re.compile(r"\[RUN \d+, ROUND (\d+)\]"), re.compile(r"Sending: (\S+)"), "Sent successfully"
+SERVERS = ("superlink", "flwr-serverapp")
 # Counted in the logs of SuperLink and SuperNodes.
 TROUBLES = ("database is locked", "Internal server error")
 
@@ -50,19 +51,29 @@ class Memory(threading.Thread):
     """The proportional set size of this process's descendants, by program: the largest sum that was seen.
 
     Args:
-        seconds: between two looks.
+        seconds: between two looks, each of which takes a while for many processes.
     """
 
-    def __init__(self, seconds: float = 20.0) -> None:
+    def __init__(self, seconds: int = 20) -> None:
         super().__init__(daemon=True)
         self.peak: collections.Counter[str] = collections.Counter()
+        self.resident: dict[str, int] = {}  # largest resident set size of a process of a server program
         self._seconds, self._done = seconds, threading.Event()
 
     def run(self) -> None:
-        while not self._done.wait(self._seconds):
-            now = self._look()
-            if now.total() > self.peak.total():
-                self.peak = now
+        ticks = 0
+        while not self._done.wait(1.0):
+            ticks += 1
+            for pid, _ in descendants():
+                with contextlib.suppress(OSError, StopIteration):
+                    if (name := program(pid)) in SERVERS:
+                        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                        peak = next(line for line in lines if line.startswith("VmHWM:"))
+                        self.resident[name] = max(self.resident.get(name, 0), int(peak.split()[1]) // 1024)
+            if ticks % self._seconds == 0:
+                now = self._look()
+                if now.total() > self.peak.total():
+                    self.peak = now
 
     def stop(self) -> None:
         self._done.set()
@@ -277,7 +288,7 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
             "dataset": "own",
             "input-shape": SHAPE,
             "num-classes": CLASSES,
-            "model": "linear",
+            "model": chosen.model,
             "device": "cpu",
             "clients": chosen.nodes,
             "privacy-unit": chosen.unit,
@@ -349,6 +360,7 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
             "clients present": [line["clients_present"] for line in lines],
             "PSS peak, MB": memory.peak.total(),
             "by program": dict(memory.peak),
+            "RSS peak of the server, MB": memory.resident,
             "rounds of each node": [len(took[i]) for i in took],
             "longest absence": [_gap(took[i], len(lines)) for i in took],
             "left out": [i for i in took if not took[i] & window],
@@ -391,6 +403,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--unit", choices=("none", "record"), default="none")
+    parser.add_argument("--model", default="linear", help="resnet18-gn has 11 million parameters")
     parser.add_argument("--churn", action="store_true", help="nodes leave and return in each round")
     parser.add_argument("--away", type=float, default=0.25, help="share of nodes that leave in a round")
     parser.add_argument("--window", type=int, default=5, help="left out: misses the last so many rounds")

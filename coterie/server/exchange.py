@@ -34,6 +34,9 @@ _PATIENCE, _MAX_PATIENCE = 30.0, 120.0
 _FIRST_REPLY = 4
 # Seconds for a look for one reply, before the next one is looked for.
 _POLL_SECONDS = 2.0
+# Replies that are pulled at a time, which bounds their memory. One that takes longer than these seconds does not count:
+# its node may have stopped in the middle.
+_PULLS, _PULL_SECONDS = 3, 5.0
 # Largest number of times that a lost request is sent.
 _ATTEMPTS = 3
 
@@ -105,6 +108,9 @@ class Exchange:
                 message.metadata.__dict__["_message_id"] = request.ids[-1]
                 request.message = message
         # Only introductions are repeated in later calls.
+        for key in self._open.keys() - asked.keys():
+            if key[1] != IDENTITY:
+                self._pull.forget(self._open[key])
         self._open = {key: request for key, request in self._open.items() if key[1] == IDENTITY} | asked
         due = [request for request in asked.values() if now >= request.due]
         self._send([(request, request.message) for request in due], now)
@@ -139,6 +145,7 @@ class Exchange:
                     latest, patience = time.monotonic(), _PATIENCE
                     del asked[key]
                     self._open.pop(key, None)
+                    self._pull.forget(request)
                     yield reply
             now = time.monotonic()
             if not asked or now - started >= timeout:
@@ -197,7 +204,7 @@ class Exchange:
 
 
 class _Pulls:
-    """Pulls replies one by one: a stalled upload delays no other reply.
+    """Pulls each reply in a call of its own, few at a time: a stalled upload delays no other reply for long.
 
     Args:
         pull: the replies to some ids.
@@ -215,12 +222,24 @@ class _Pulls:
         """The reply to a message; empty if it is not here yet."""
         seconds = 0.0
         if message_id not in self._running:
+            if self._holding() >= _PULLS:
+                return []
             self._running[message_id], seconds = (self._started(message_id), time.monotonic()), _POLL_SECONDS
         future, _ = self._running[message_id]
         if not wait([future], seconds).done:
             return []
         del self._running[message_id]
         return future.result()
+
+    def forget(self, request: _Request) -> None:
+        """Discard what is pulled for a request whose reply is no longer needed."""
+        for message_id in (*request.ids, *request.probes):
+            self._running.pop(message_id, None)
+
+    def _holding(self) -> int:
+        """Return how many replies are in memory, complete or in part."""
+        begin = time.monotonic() - _PULL_SECONDS
+        return sum(future.done() or started > begin for future, started in self._running.values())
 
     def _started(self, message_id: str) -> Future[list[Message]]:
         future: Future[list[Message]] = Future()

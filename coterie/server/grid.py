@@ -11,6 +11,7 @@ the envelope. Replies are therefore pulled one request at a time.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Iterable
 from logging import WARNING
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 # Seconds before each retry.
 _PAUSES = (1.0, 2.0, 4.0, 8.0)
+# Parameter of mallopt, from malloc.h.
+_M_MMAP_THRESHOLD = -3
 # Errors of the connection to the SuperLink; other errors come from the content of a reply.
 _TRANSPORT_ERRORS = (httpx.HTTPError, OSError)
 
@@ -56,9 +59,17 @@ def with_retries(grid: Grid) -> Grid:
         setattr(grid, name, call)
     if over_http:  # simulations lose no message, and Flower polls them more often
         backoff.shorten()
+        _return_freed_memory()
         exchange = Exchange(grid.push_messages, grid.pull_messages)
         grid.send_and_receive = exchange.send_and_receive  # type: ignore[method-assign]
     return grid
+
+
+def _return_freed_memory() -> None:
+    """Let glibc return large blocks to the system; those of replies would remain with the threads that pull them."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not in other C libraries
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
 def _one_by_one(pull: Callable[..., Iterable[Message]]) -> Callable[[Iterable[str]], list[Message]]:

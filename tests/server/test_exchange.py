@@ -178,6 +178,31 @@ def test_a_request_is_sent_again_whose_reply_stalls(link, monkeypatch):
     assert there.now < 100
 
 
+def test_few_replies_are_pulled_at_a_time(link, monkeypatch):
+    """Pulled replies that wait for their turn take memory; those whose node stopped do not count for long."""
+    there, release, pulled = link(seconds={1: 0.0, 2: 0.0, 3: 0.0}), threading.Event(), []
+
+    def pull(message_ids):
+        if message_ids[0].endswith(" to 2"):
+            return Link.pull(there, message_ids)
+        pulled.append(message_ids[0])
+        release.wait(30)
+        return Link.pull(there, message_ids)
+
+    there.exchange = Exchange(there.push, pull)
+    monkeypatch.setattr("coterie.server.exchange._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("coterie.server.exchange._PULLS", 1)
+    replies = there.send_and_receive(there.train(), timeout=2.0)
+    assert list(replies) == []  # the first one is being pulled, the others wait
+    assert pulled == ["1 to 1"]
+    monkeypatch.setattr("coterie.server.exchange._PULL_SECONDS", 1.0)
+    replies = there.send_and_receive(there.train(), timeout=3.0)
+    assert [reply.metadata.src_node_id for reply in replies] == [2]
+    release.set()
+    assert len(copies(there.send_and_receive(there.train(), timeout=3600.0))) == 3  # no reply to earlier rounds counts
+    assert there.exchange._pull._running == {}
+
+
 def test_what_the_superlink_does_not_accept_is_an_error_at_once(link):
     there = link(refuses=(2,))
     replies = list(there.send_and_receive(there.train(), timeout=3600.0))
