@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "coterie"
 
 #: Rooms that each room may import.
 ALLOWED = {
+    "backoff": set(),
     "files": set(),
     "privacy": {"files", "settings"},
     "datasets": {"settings"},
@@ -28,6 +29,7 @@ ALLOWED = {
     "client": {"files", "clustering", "datasets", "models", "privacy", "wire", "messages", "logs", "progress"},
     "engine": {"client", "rounds", "privacy", "messages", "logs", "progress"},
     "server": {
+        "backoff",
         "files",
         "methods",
         "rounds",
@@ -42,7 +44,7 @@ ALLOWED = {
         "report",
         "progress",
     },
-    "deploy": {"files", "logs"},
+    "deploy": {"backoff", "files", "logs"},
     "audit": {"engine", "client", "rounds", "strategies", "privacy", "datasets", "messages"},
     "bench": {
         "progress",
