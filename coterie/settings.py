@@ -47,6 +47,7 @@ class Setting:
         client: whether clients receive it.
         place: whether it may change when a run is resumed: paths, timeouts, ports.
         only: name of a setting on which it depends, and the values of that setting for which it has an effect.
+        choices: names that a string may have; empty if it is free.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Setting:
     client: bool
     place: bool
     only: tuple[str, Collection[Any]] | None
+    choices: tuple[str, ...]
 
     @property
     def key(self) -> str:
@@ -130,7 +132,7 @@ def setting(
     if names:
         allowed = allowed or ", ".join(names) + (", or module:function" if custom else "")
     about = {"help": help, "allowed": allowed, "bounds": bounds, "ok": ok}
-    about |= {"tuned": tuned, "client": client, "place": place, "only": only}
+    about |= {"tuned": tuned, "client": client, "place": place, "only": only, "choices": names}
     return field(default=default, metadata={_SETTING: about})
 
 

@@ -9,6 +9,7 @@ from coterie.bench.cells import Cell, Done, count, run_all
 from coterie.bench.figures import draw
 from coterie.bench.outcome import console_tables, document, markdown, write_csv
 from coterie.bench.surface import surface
+from coterie.bench.sweep import seeds_of, sweep, write_runs
 from coterie.bench.table import BenchError, Column, Row, Table, read_table, table_names
 
 __all__ = [
@@ -25,7 +26,10 @@ __all__ = [
     "markdown",
     "read_table",
     "run_all",
+    "seeds_of",
     "surface",
+    "sweep",
     "table_names",
     "write_csv",
+    "write_runs",
 ]

@@ -63,7 +63,9 @@ def _dots(document: Document) -> Figure:
         axes.set_yticks(places, [row["name"] for row in rows])
         axes.tick_params(axis="y", labelcolor=INK, length=0)
         axes.set_ylim(-0.7, len(rows) - 0.3)
-    figure.supxlabel(f"{_unit(columns[0])}: the paper's hollow, ours full", color=MUTED, fontsize=9)
+    published = any(cell and cell["paper"] is not None for row in rows for cell in row["cells"])
+    label = _unit(columns[0]) + (": the paper's hollow, ours full" if published else "")
+    figure.supxlabel(label, color=MUTED, fontsize=9)
     return figure
 
 

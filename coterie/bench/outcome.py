@@ -285,7 +285,7 @@ def console_tables(document: Document, width: int) -> tuple[list[RichTable], lis
     whole = _view(document, columns, notes)
     views = [whole] if Console(width=1000).measure(whole).maximum <= width else []
     views = views or [_view(document, [column], notes) for column in columns]
-    views[0].title = f"{document['title']} ({document['source']}): paper → ours"
+    views[0].title = document["title"] + (f" ({document['source']}): paper → ours" if document["source"] else "")
     return views, [f"[{number}] {reason}" for reason, number in notes.items()]
 
 

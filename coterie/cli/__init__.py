@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -12,6 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
+from coterie import __version__
 from coterie.cli import listings, privacy
 from coterie.cli.audit import audit
 from coterie.cli.bench import bench
@@ -22,15 +24,33 @@ from coterie.cli.run import run
 from coterie.cli.status import status
 from coterie.cli.superlink import superlink
 from coterie.cli.supernode import superexec, supernode
+from coterie.cli.sweep import sweep
 
 cli = typer.Typer(
     help="Clustered federated learning with proven differential privacy: one model per hidden group of clients.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"coterie {__version__}")
+        raise typer.Exit
+
+
+@cli.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 for command in (
     run,
+    sweep,
     listings.strategies,
     listings.datasets,
     listings.models,

@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
+
+if TYPE_CHECKING:
+    from coterie.bench import Done, Table
 
 _INTERRUPTED = 130
 # Seconds between two progress lines when the output is not a terminal.
@@ -44,12 +47,42 @@ def bench(
         return
     own = range(seeds) if seeds else ()
     table = benchmarks.read_table(name, quick=quick, seeds=own, rows=row or (), columns=column or ())
+    folder, kept = (out or Path("bench") / (each + ("-quick" if quick else "")) for each in (table.name, table.like))
+    command = _command(name, quick, seeds, row or (), column or ())
+    run_table(table, folder, kept, command, jobs=jobs, device=device, data_dir=data_dir, as_json=as_json)
+
+
+def run_table(
+    table: Table,
+    folder: Path,
+    kept: Path,
+    command: str,
+    *,
+    jobs: int | None,
+    device: str,
+    data_dir: Path | None,
+    as_json: bool,
+    finished: Callable[[Sequence[Done]], None] = lambda done: None,
+) -> None:
+    """Run a table, and write and show its results.
+
+    Args:
+        table: the table.
+        folder: of the results.
+        kept: folder of the runs.
+        command: the command that was given.
+        jobs: parallel runs.
+        device: of the clients.
+        data_dir: folder of the data sets.
+        as_json: print one JSON document.
+        finished: called with all runs at the end.
+    """
+    from coterie import bench as benchmarks
+
     logging.getLogger("flwr").setLevel(logging.WARNING)
     console, started = console_for(as_json), time.perf_counter()
-    folder, kept = (out or Path("bench") / (each + ("-quick" if quick else "")) for each in (table.name, table.like))
     places = {"device": device, "data-dir": str(data_dir) if data_dir else ""}
-    command = _command(name, quick, seeds, row or (), column or ())
-    done: list[Any] = []
+    done: list[Done] = []
     try:
         with _progress(console, benchmarks.count(table)) as (seen, progress):
             folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +106,7 @@ def bench(
     (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
     (folder / "table.md").write_text(benchmarks.markdown(document))
     benchmarks.write_csv(document, folder / "table.csv")
+    finished(done)
     picture = benchmarks.draw(document, folder / "table.png")
     if as_json:
         print_json(document)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -13,12 +14,18 @@ from rich.table import Table
 
 from coterie.progress import ProgressCallback, throttled
 
+# Columns of output that is not a terminal.
+_WIDE = 10_000
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
 
 def console_for(as_json: bool) -> Console:
     """Console for human-readable output: standard output, or standard error if standard output carries JSON."""
-    return Console(stderr=as_json, highlight=False)
+    console = Console(stderr=as_json, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:  # another program reads it: nothing may be cut
+        console.width = _WIDE
+    return console
 
 
 def plain_progress(console: Console, seconds: float) -> ProgressCallback:
@@ -40,7 +47,7 @@ def listing(title: str, rows: Mapping[str, Mapping[str, Any]], as_json: bool) ->
         table.add_column(column)
     for name, row in rows.items():
         table.add_row(name, *("–" if value is None else str(value) for value in row.values()))
-    Console(highlight=False).print(table)
+    console_for(False).print(table)
 
 
 def answer(values: Mapping[str, Any], as_json: bool) -> None:
@@ -50,7 +57,7 @@ def answer(values: Mapping[str, Any], as_json: bool) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for key, value in values.items():
         table.add_row(key, _written(value))
-    Console(highlight=False).print(table)
+    console_for(False).print(table)
 
 
 def _written(value: Any) -> str:

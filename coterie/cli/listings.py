@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from coterie.cli.console import JsonFlag, console_for, listing
 
@@ -83,7 +82,7 @@ def report(
     from coterie.privacy.check import verified
     from coterie.report import read_outcome, read_run, result_table, write_report
 
-    console = Console(highlight=False)
+    console = console_for(False)
     found = [read_run(run) for run in runs]
     for run in runs:
         verified(run)

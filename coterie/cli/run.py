@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,12 +54,52 @@ def settings_of(config: Path | None, assignments: list[str], options: Mapping[st
     return combined(values, given, options)
 
 
+def _names(setting: str) -> Callable[[str], list[str]]:
+    """Return completions of a setting's value for the shell."""
+
+    def complete(begin: str) -> list[str]:
+        from coterie.server import SETTINGS
+
+        return [name for name in SETTINGS[setting].choices if name.startswith(begin)]
+
+    return complete
+
+
+def complete_assignment(begin: str) -> list[str]:
+    """Return completions of NAME=VALUE for the shell."""
+    from coterie.server import SETTINGS
+
+    name, equals, _ = begin.partition("=")
+    if equals:
+        found = [each for each in SETTINGS.values() if name in (each.name, each.key)]
+        values = [f"{name}={value}" for each in found for value in each.choices]
+    else:
+        values = [f"{each}=" for declared in SETTINGS.values() for each in (declared.key, declared.name)]
+    return sorted({value for value in values if value.startswith(begin)})
+
+
 def run(
+    strategy: Annotated[
+        str | None, typer.Option(autocompletion=_names("strategy"), help="Strategy; `coterie strategies` lists them.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(autocompletion=_names("data.dataset"), help="Data set; `coterie datasets` lists them.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(autocompletion=_names("training.model"), help="Model; `coterie models` lists them.")
+    ] = None,
+    clients: Annotated[str | None, typer.Option(metavar="N", help="Number of clients.")] = None,
+    clusters: Annotated[str | None, typer.Option(metavar="K", help="Number of clusters.")] = None,
+    rounds: Annotated[str | None, typer.Option(metavar="T", help="Number of rounds.")] = None,
+    epsilon: Annotated[str | None, typer.Option(metavar="EPSILON", help="Privacy budget.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     assignments: Annotated[
         list[str],
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="Set a setting by its full name or the last part; repeatable."
+            "--set",
+            metavar="NAME=VALUE",
+            autocompletion=complete_assignment,
+            help="Set any setting by its full name or the last part; repeatable.",
         ),
     ] = [],  # noqa: B006
     engine: Annotated[str, typer.Option(help="Simulation engine: local or ray.")] = "local",
@@ -80,8 +120,21 @@ def run(
         return
     from coterie.settings import ConfigError
 
-    options = {"device": device, "seed": seed, "data-dir": data_dir, "out": out, "resume": resume or None}
-    options["budget-file"] = budget_file
+    options = {
+        "strategy": strategy,
+        "dataset": dataset,
+        "model": model,
+        "clients": clients,
+        "clusters": clusters,
+        "rounds": rounds,
+        "epsilon": epsilon,
+        "device": device,
+        "seed": seed,
+        "data-dir": data_dir,
+        "out": out,
+        "resume": resume or None,
+        "budget-file": budget_file,
+    }
     given = {
         key: value if isinstance(value, int) else str(value) for key, value in options.items() if value is not None
     }

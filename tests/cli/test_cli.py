@@ -74,7 +74,8 @@ def test_config_file_then_set_then_options(coterie, tmp_path):
     (tmp_path / "keys.toml").write_text(
         "\n".join(f"{k} = {json.dumps(v)}" for k, v in {**TINY, "rounds": 1, "seed": 1, "lr": 0.1}.items())
     )
-    words = ("--config", "keys.toml", "--set", "rounds=2", "--set", "seed=2", "--seed", 3, "--device", "cpu")
+    words = ("--config", "keys.toml", "--set", "rounds=5", "--rounds", 2, "--set", "seed=2", "--seed", 3)
+    words += ("--device", "cpu")
     status, out, err = coterie("run", *words, "--out", "first", "--json")
     assert status == 0, err
     assert (document(out)["rounds"], document(out)["seed"]) == (2, 3)
@@ -98,6 +99,14 @@ def test_a_note_is_shown_once(coterie, caplog):
     [
         (["--set", "samplin-rate=1"], ["'samplin-rate'", "'sampling-rate'"]),
         (["--set", "epsilon=0"], ["epsilon = '0'"]),
+        (["--epsilon", "0"], ["epsilon = '0'"]),
+        (["--epsilon", "two"], ["epsilon = 'two'"]),
+        (["--rounds", "2.5"], ["rounds = '2.5'"]),
+        (["--clients", "4000", "--set", "samples-per-client=0"], ["clients", "1400"]),
+        (["--strategy", "fedagv"], ["strategy = 'fedagv'", "did you mean 'fedavg'"]),
+        (["--dataset", "digit"], ["dataset = 'digit'", "did you mean 'digits'"]),
+        (["--model", "mlp-33"], ["model = 'mlp-33'", "did you mean 'mlp-32'"]),
+        (["--clusters", "21", "--clients", "20"], ["clusters = 21", "20"]),
         (["--set", "epsilon=-2"], ["epsilon = '-2'"]),
         (["--set", "epsilon=nan"], ["epsilon = 'nan'"]),
         (["--set", "delta=0"], ["delta = '0'"]),

@@ -1,5 +1,7 @@
 """What every command prints with."""
 
+import json
+
 import pytest
 
 from coterie import progress
@@ -17,3 +19,21 @@ def test_where_there_is_no_terminal_reports_are_throttled(monkeypatch, capsys, w
     now += waited
     say("second")
     assert capsys.readouterr().out.split() == heard
+
+
+@pytest.mark.parametrize("words", [("datasets",), ("strategies",), ("models",), ("run", "--keys")])
+def test_piped_output_is_not_cut(coterie, monkeypatch, words):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    status, out, err = coterie(*words)
+    assert status == 0, err
+    rows = coterie(*words, "--json")[1]
+    for name, row in json.loads(rows).items():
+        (line,) = [line for line in out.splitlines() if line.split()[:1] == [name]]
+        for value in row.values():
+            assert value is None or " ".join(str(value).split()) in " ".join(line.split())
+
+
+def test_a_download_command_can_be_copied(coterie, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = coterie("datasets")[1].splitlines()
+    assert any("coterie datasets --download mnist --data-dir DIR" in line for line in lines)

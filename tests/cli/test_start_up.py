@@ -2,9 +2,10 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
-from importlib import import_module
+from importlib import import_module, metadata
 
 import pytest
 from rich.console import Console
@@ -49,6 +50,38 @@ def test_a_wrong_setting(setting, message, tmp_path):
     assert (status, list(tmp_path.iterdir())) == (1, [])
     assert message in error
     assert not imported & SLOW
+
+
+def test_version(tmp_path):
+    command = [sys.executable, "-m", "coterie.cli", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True)
+    assert done.stdout == f"coterie {metadata.version('coterie')}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        ("run --strategy rc", ["rc-dpfl"]),
+        ("run --dataset pen", ["pendigits"]),
+        ("run --model mlp-2", ["mlp-200"]),
+        ("run --set accoun", ["accountant="]),
+        ("run --set accountant=p", ["accountant=pld"]),
+        ("run --set privacy.accountant=p", ["privacy.accountant=pld"]),
+        ("run --set rounds=", []),
+    ],
+)
+def test_completion(words, completions, tmp_path):
+    words = f"coterie {words}"
+    variables = {"_COTERIE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-c", "from coterie.cli import main; main()"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env=os.environ | variables,
+    )
+    assert done.stdout.split() == completions, done.stderr
 
 
 def test_the_run_says_what_it_does_before_it_imports(monkeypatch):

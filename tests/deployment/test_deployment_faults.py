@@ -28,7 +28,7 @@ RUN = {
 
 
 def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
-    rounds = 9
+    rounds = 24
     run_id = stack.submit(**RUN, rounds=rounds, out="/runs/faults")
     stack.until(lambda: len(stack.lines("faults")) >= 1)
     stack.kill("supernode-0")  # comes back after more than 60 s, when the SuperLink takes it again
@@ -39,10 +39,12 @@ def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
     stack.kill("superlink")
     stack.until(lambda: len(stack.lines("faults")) >= 7)
     with stack.paused("clientapp-0"):  # the round waits for it, so that others have paid when the server dies
-        stack.until(lambda: 8 in stack.paid(2))
+        time.sleep(5)  # the round before ends, if it has its reply
+        stack.until(lambda: max(stack.paid(2)) == len(stack.lines("faults")) + 1)
         stack.kill("serverapp")
+        done = len(stack.lines("faults"))
     stack.wait(run_id, until=lambda said: said["run"]["status"].startswith("finished"), seconds=180)
-    assert len(stack.lines("faults")) == 7
+    assert 7 <= len(stack.lines("faults")) == done < rounds
     resumed = stack.submit(**RUN, rounds=rounds, out="/runs/faults", resume=True)
     stack.complete(resumed)
 

@@ -1,0 +1,111 @@
+"""`coterie sweep`: combinations of settings on several seeds, in parallel, resumed, compared."""
+
+import csv
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+from commands import assert_refused, document
+
+from coterie.bench import BenchError, seeds_of, sweep
+from coterie.settings import ConfigError
+
+SMALL = ["--set", "clients=20", "--set", "rounds=1", "--set", "local-epochs=1", "--set", "sampling-rate=1"]
+
+
+def test_rows_and_columns():
+    table = sweep({"strategy": ["ifca", "fedavg"], "epsilon": ["1", "2", "4"], "rounds": "5"}, (0, 1))
+    assert [row.name for row in table.rows] == ["strategy = ifca", "strategy = fedavg"]
+    assert [(column.name, column.x) for column in table.columns] == [
+        ("epsilon = 1", 1.0),
+        ("epsilon = 2", 2.0),
+        ("epsilon = 4", 4.0),
+    ]
+    assert (table.plot, table.axis, table.settings, table.seeds) == ("lines", "epsilon", {"rounds": "5"}, (0, 1))
+
+
+def test_names_alone():
+    table = sweep({"strategy": ["ifca", "fedavg"], "shift": ["rotation", "label-shift"]}, (0,))
+    assert [row.settings for row in table.rows] == [{"strategy": "ifca"}, {"strategy": "fedavg"}]
+    assert [column.settings for column in table.columns] == [{"shift": "rotation"}, {"shift": "label-shift"}]
+    assert table.plot == "dots"
+
+
+def test_one_combination():
+    table = sweep({"rounds": 5}, (0, 1, 2))
+    assert ([row.name for row in table.rows], [column.name for column in table.columns]) == (["all runs"], ["accuracy"])
+
+
+def test_seeds():
+    assert seeds_of("0-2, 7,9-9") == (0, 1, 2, 7, 9)
+    for text in ("", "a", "1-", "-1", "1..3", "4-2", "0-100000000"):
+        with pytest.raises(BenchError, match="--seeds"):
+            seeds_of(text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "seeds", "error", "message"),
+    [
+        ({"epsilno": ["1", "2"]}, (0,), ConfigError, "did you mean 'epsilon'"),
+        ({"epsilon": ["1", "-2"]}, (0,), ConfigError, "epsilon = '-2'"),
+        ({"strategy": ["ifca", "fedagv"]}, (0,), ConfigError, "did you mean 'fedavg'"),
+        ({"strategy": ["ifca", "fedavg"], "fedprox.proximal-mu": "1"}, (0,), ConfigError, "no strategy of the sweep"),
+        ({"epsilon": ["1", "1"]}, (0,), BenchError, "each value once"),
+        ({"epsilon": []}, (0,), BenchError, "each value once"),
+        ({"epsilon": "1"}, (0, 0), BenchError, "each seed once"),
+        ({"epsilon": "1"}, (), BenchError, "each seed once"),
+        ({"seed": ["1", "2"]}, (0,), BenchError, "use --seeds"),
+        ({"out": "here"}, (0,), BenchError, "use --seeds and --out"),
+    ],
+)
+def test_what_cannot_be_swept(settings, seeds, error, message):
+    with pytest.raises(error, match=message):
+        sweep(settings, seeds)
+
+
+def test_errors_come_before_the_runs(coterie, tmp_path):
+    assert_refused(coterie("sweep", "--set", "epsilon"), "--set epsilon", "name=value")
+    assert_refused(coterie("sweep", "nowhere.toml"), "nowhere.toml cannot be read")
+    assert_refused(coterie("sweep", "--set", "rounds=1,many"), "rounds = 'many'")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_repeats_nothing(coterie, tmp_path):
+    (tmp_path / "sweep.toml").write_text("strategy = ['ifca', 'fedavg']\n[privacy]\nepsilon = [2.0, 8.0]\n")
+    words = ["sweep", "sweep.toml", *SMALL, "--seeds", "0-1", "--out", "out"]
+    program = [sys.executable, "-c", "from coterie.cli import main; main()", *words]
+    with subprocess.Popen(program, cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True) as process:
+        deadline = time.monotonic() + 120
+        while len(first := list(tmp_path.glob("out/runs/*/result.json"))) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+    written = {path: path.stat().st_mtime_ns for path in first}
+    status, out, err = coterie(*words, "--json")
+    assert status == 0, err
+    assert {path: path.stat().st_mtime_ns for path in first} == written
+    assert len(list(tmp_path.glob("out/runs/*/result.json"))) == 8
+
+    found = document(out)
+    with (tmp_path / "out" / "runs.csv").open() as file:
+        runs = list(csv.DictReader(file))
+    assert len(runs) == 8
+    for row in found["rows"]:
+        for column, cell in zip(found["columns"], row["cells"], strict=True):
+            place = {**row["set"], **column["set"]}
+            same = [run for run in runs if all(run[name] == str(value) for name, value in place.items())]
+            values = [100 * float(run["accuracy"]) for run in same]
+            assert sorted(run["seed"] for run in same) == ["0", "1"]
+            assert cell["values"] == pytest.approx(values)
+            assert (cell["mean"], cell["std"]) == pytest.approx((statistics.mean(values), statistics.stdev(values)))
+            for run in same:
+                result = json.loads((tmp_path / "out" / run["folder"] / "result.json").read_text())
+                assert result["epsilon"] == float(run["epsilon"]) <= float(place["privacy.epsilon"])
+    assert (tmp_path / "out" / "table.png").exists()
