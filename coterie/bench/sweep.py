@@ -17,8 +17,15 @@ from coterie.bench.table import BenchError, Column, Row, Table
 from coterie.server import SETTINGS, ConfigError, applicable
 from coterie.server.config import combined
 
-# Results of a run in runs.csv.
-_RESULTS = ("accuracy", "worst_group_accuracy", "clustering_accuracy", "groups_found", "nmi", "epsilon", "delta")
+# Columns of runs.csv, and the results that they hold.
+_RESULTS = {
+    "accuracy": "accuracy",
+    "worst group accuracy": "worst_group_accuracy",
+    "clustering accuracy": "clustering_accuracy",
+    "groups found": "groups_found",
+    "nmi": "nmi",
+    "epsilon spent": "epsilon",
+}
 # Most seeds in a range.
 _SEEDS = 1000
 # Settings that differ between the runs of a sweep.
@@ -93,7 +100,7 @@ def write_runs(table: Table, done: Sequence[Done], path: Path) -> None:
         writer = csv.DictWriter(file, [*varied, "seed", *_RESULTS, "folder", "error"])
         writer.writeheader()
         for one in done:
-            results = {key: (one.result or {}).get(key) for key in _RESULTS}
+            results = {name: (one.result or {}).get(key) for name, key in _RESULTS.items()}
             place = {**rows[one.cell.row], **columns[one.cell.column], "seed": one.cell.seed}
             writer.writerow({**place, **results, "folder": f"runs/{one.folder.name}", "error": one.error})
 

@@ -103,17 +103,25 @@ def run_table(
         raise typer.Exit(_INTERRUPTED) from None
     document = _without_folder(str(data_dir or os.environ.get("COTERIE_DATA") or ""), document)
     document["minutes"] = round((time.perf_counter() - started) / 60, 1)
-    (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
-    (folder / "table.md").write_text(benchmarks.markdown(document))
-    benchmarks.write_csv(document, folder / "table.csv")
     finished(done)
-    picture = benchmarks.draw(document, folder / "table.png")
+    files = _written(document, folder)
     if as_json:
         print_json(document)
     else:
-        _show(console, document, f"{folder}/table.json, .csv, .md   figure {picture}")
+        _show(console, document, files)
     if done and all(one.result is None for one in done):
         raise typer.Exit(1)
+
+
+def _written(document: Any, folder: Path) -> str:
+    """Write the results; return the names of the files."""
+    from coterie import bench as benchmarks
+
+    (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / "table.md").write_text(benchmarks.markdown(document))
+    benchmarks.write_csv(document, folder / "table.csv")
+    picture = benchmarks.draw(document, folder / "table.png")
+    return f"{folder}/table.json, .csv, .md   figure {picture}"
 
 
 def _list_tables(as_json: bool) -> None:

@@ -78,20 +78,26 @@ def complete_assignment(begin: str) -> list[str]:
     return sorted({value for value in values if value.startswith(begin)})
 
 
+_Text = str | None
+_Strategy = Annotated[
+    _Text, typer.Option(autocompletion=_names("strategy"), help="Strategy; `coterie strategies` lists them.")
+]
+_Dataset = Annotated[
+    _Text, typer.Option(autocompletion=_names("data.dataset"), help="Data set; `coterie datasets` lists them.")
+]
+_Model = Annotated[
+    _Text, typer.Option(autocompletion=_names("training.model"), help="Model; `coterie models` lists them.")
+]
+
+
 def run(
-    strategy: Annotated[
-        str | None, typer.Option(autocompletion=_names("strategy"), help="Strategy; `coterie strategies` lists them.")
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(autocompletion=_names("data.dataset"), help="Data set; `coterie datasets` lists them.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(autocompletion=_names("training.model"), help="Model; `coterie models` lists them.")
-    ] = None,
-    clients: Annotated[str | None, typer.Option(metavar="N", help="Number of clients.")] = None,
-    clusters: Annotated[str | None, typer.Option(metavar="K", help="Number of clusters.")] = None,
-    rounds: Annotated[str | None, typer.Option(metavar="T", help="Number of rounds.")] = None,
-    epsilon: Annotated[str | None, typer.Option(metavar="EPSILON", help="Privacy budget.")] = None,
+    strategy: _Strategy = None,
+    dataset: _Dataset = None,
+    model: _Model = None,
+    clients: Annotated[_Text, typer.Option(metavar="N", help="Number of clients.")] = None,
+    clusters: Annotated[_Text, typer.Option(metavar="K", help="Number of clusters.")] = None,
+    rounds: Annotated[_Text, typer.Option(metavar="T", help="Number of rounds.")] = None,
+    epsilon: Annotated[_Text, typer.Option(metavar="EPSILON", help="Privacy budget.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     assignments: Annotated[
         list[str],

@@ -107,5 +107,5 @@ def test_a_killed_sweep_repeats_nothing(coterie, tmp_path):
             assert (cell["mean"], cell["std"]) == pytest.approx((statistics.mean(values), statistics.stdev(values)))
             for run in same:
                 result = json.loads((tmp_path / "out" / run["folder"] / "result.json").read_text())
-                assert result["epsilon"] == float(run["epsilon"]) <= float(place["privacy.epsilon"])
+                assert result["epsilon"] == float(run["epsilon spent"]) <= float(place["privacy.epsilon"])
     assert (tmp_path / "out" / "table.png").exists()
