@@ -28,8 +28,8 @@ _RESULTS = {
 }
 # Most seeds in a range.
 _SEEDS = 1000
-# Settings that differ between the runs of a sweep.
-_OWN = ("seed", "out", "resume", "budget-file")
+# Settings of a single run, or that have an option.
+_OWN = ("seed", "out", "resume", "budget-file", "device", "data-dir")
 
 
 def sweep(settings: Mapping[str, Any], seeds: Sequence[int]) -> Table:
@@ -111,7 +111,7 @@ def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, lis
     axes: dict[str, list[Any]] = {}
     for name, value in settings.items():
         if name.rpartition(".")[2] in _OWN:
-            raise BenchError(f"{name}: a sweep sets it for every run; use --seeds and --out")
+            raise BenchError(f"{name}: use --seeds, --out, --device and --data-dir of coterie sweep")
         values = value if isinstance(value, list) else [value]
         if not values or len({str(each) for each in values}) < len(values):
             raise BenchError(f"{name} = {value}: name each value once")

@@ -96,7 +96,7 @@ class _Server:
         while True:
             ready = wait([self._requests, self._reports])
             if self._reports in ready:
-                self._heed(*json.loads(self._reports.recv_bytes()))
+                self._on_report(*json.loads(self._reports.recv_bytes()))
                 continue
             try:
                 options = self._requests.recv()
@@ -118,7 +118,7 @@ class _Server:
                 self._retire()
         _fork(options, None, self._report, [self._requests, self._reports])
 
-    def _heed(self, event: str, fab_hash: str, folder: str) -> None:
+    def _on_report(self, event: str, fab_hash: str, folder: str) -> None:
         app = App(fab_hash, folder)
         if event == _LOADED:
             self._ready |= app == self._app

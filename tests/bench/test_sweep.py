@@ -36,6 +36,11 @@ def test_names_alone():
     assert table.plot == "dots"
 
 
+def test_a_setting_of_one_strategy():
+    table = sweep({"strategy": ["ifca", "fedprox"], "fedprox.proximal-mu": ["0.1", "1"]}, (0,))
+    assert (len(table.rows), len(table.columns)) == (2, 2)
+
+
 def test_one_combination():
     table = sweep({"rounds": 5}, (0, 1, 2))
     assert ([row.name for row in table.rows], [column.name for column in table.columns]) == (["all runs"], ["accuracy"])
@@ -59,8 +64,9 @@ def test_seeds():
         ({"epsilon": []}, (0,), BenchError, "each value once"),
         ({"epsilon": "1"}, (0, 0), BenchError, "each seed once"),
         ({"epsilon": "1"}, (), BenchError, "each seed once"),
-        ({"seed": ["1", "2"]}, (0,), BenchError, "use --seeds"),
-        ({"out": "here"}, (0,), BenchError, "use --seeds and --out"),
+        ({"seed": ["1", "2"]}, (0,), BenchError, "seed: use --seeds"),
+        ({"out": "here"}, (0,), BenchError, "out: use --seeds, --out"),
+        ({"data.data-dir": "here"}, (0,), BenchError, "data.data-dir: use .* --data-dir"),
     ],
 )
 def test_what_cannot_be_swept(settings, seeds, error, message):

@@ -208,6 +208,7 @@ def test_a_task_and_a_reply_end_the_waits(flower, monkeypatch):
     def take():
         naps.append(runtime_handlers.acquire_task(None, None).token)
 
+    flower._pull_and_store_message(run=6)  # a message that was taken before
     taker = threading.Thread(target=take)
     taker.start()
     assert flower._pull_and_store_message(run=None) is None  # no message

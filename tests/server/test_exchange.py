@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from coterie.rounds import ClientRegistry
-from coterie.server.exchange import Exchange
+from coterie.server.exchange import Exchange, _Pulls
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -172,6 +172,7 @@ def test_a_request_is_sent_again_whose_reply_stalls(link, monkeypatch):
     monkeypatch.setattr("coterie.server.exchange._POLL_SECONDS", 0.2)
     try:
         assert len(copies(there.send_and_receive(there.train(), timeout=3600.0))) == 3
+        assert there.exchange._pull._running == {}  # nor is the stalled one waited for
     finally:
         stalled.set()
     assert there.of(2, "train") == [0, 2]
@@ -201,6 +202,29 @@ def test_few_replies_are_pulled_at_a_time(link, monkeypatch):
     release.set()
     assert len(copies(there.send_and_receive(there.train(), timeout=3600.0))) == 3  # no reply to earlier rounds counts
     assert there.exchange._pull._running == {}
+
+
+def test_a_pulled_reply_counts_until_it_is_taken(monkeypatch):
+    release, pulled = threading.Event(), []
+
+    def pull(message_ids):
+        pulled.extend(message_ids)
+        release.wait(30)
+        return message_ids
+
+    monkeypatch.setattr("coterie.server.exchange._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("coterie.server.exchange._PULLS", 1)
+    monkeypatch.setattr("coterie.server.exchange._PULL_SECONDS", 0.0)
+    pulls = _Pulls(pull)
+    assert pulls("a") == []
+    release.set()
+    (future, _) = pulls._running["a"]
+    future.result(10)
+    assert pulls("b") == []
+    assert pulled == ["a"]
+    assert pulls("a") == ["a"]
+    assert pulls("b") in ([], ["b"])
+    assert pulled == ["a", "b"]
 
 
 def test_what_the_superlink_does_not_accept_is_an_error_at_once(link):
