@@ -28,6 +28,18 @@ _INTERRUPTED = 130
 _SILENCE = 5.0
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file of settings."""
+    from coterie.settings import ConfigError
+
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
 def settings_of(config: Path | None, assignments: list[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a TOML file, overridden by ``--set``, overridden by dedicated options."""
     from coterie.server.config import RunConfig, combined
@@ -35,12 +47,7 @@ def settings_of(config: Path | None, assignments: list[str], options: Mapping[st
 
     values: dict[str, Any] = {}
     if config is not None:
-        try:
-            values = tomllib.loads(config.read_text())
-        except OSError as error:
-            raise ConfigError(f"{config} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise ConfigError(f"{config} is not valid TOML: {error}") from None
+        values = read_toml(config)
         if "config" in values:  # a run folder's config.toml
             if not isinstance(values["config"], dict):
                 raise ConfigError(f"{config}: config = {values['config']!r} must be a table of settings")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from coterie.cli.bench import run_table
 from coterie.cli.console import JsonFlag
-from coterie.cli.run import complete_assignment
+from coterie.cli.run import complete_assignment, read_toml
 
 
 def sweep(
@@ -38,14 +37,7 @@ def sweep(
     from coterie import bench as benchmarks
     from coterie.settings import ConfigError, flat
 
-    values: dict[str, Any] = {}
-    if config is not None:
-        try:
-            values = flat(tomllib.loads(config.read_text()))
-        except OSError as error:
-            raise ConfigError(f"{config} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise ConfigError(f"{config} is not valid TOML: {error}") from None
+    values: dict[str, Any] = flat(read_toml(config)) if config else {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals:
