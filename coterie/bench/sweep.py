@@ -124,11 +124,12 @@ def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, lis
 
 def _check(combinations: Sequence[Mapping[str, Any]]) -> None:
     """Check names, and each value alone; the runs check what they allow together."""
-    unused = set.intersection(*({*combined(each)} - {*applicable(each)} for each in combinations))
+    used = [applicable(each) for each in combinations]
+    unused = set().union(*map(combined, combinations)) - set().union(*used)
     if unused:
         raise ConfigError(f"{', '.join(sorted(unused))}: no strategy of the sweep uses it; leave it out")
-    for each in combinations:
-        for name, value in applicable(each).items():
+    for values in used:
+        for name, value in values.items():
             SETTINGS[name].parse(value)
 
 
