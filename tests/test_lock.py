@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 LOCKS = {
     "requirements.lock": ("metrics", "parquet"),
-    "requirements-dev.lock": ("metrics", "parquet", "simulation", "dev"),
+    "requirements-dev.lock": ("docs", "metrics", "mlflow", "onnx", "parquet", "simulation", "tensorboard", "dev"),
 }
 PYTHONS = ("3.11.9", "3.12.7", "3.13.0")
 # By device: PyTorch's own and CUDA's.
