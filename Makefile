@@ -12,7 +12,8 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-slow test-all test-deployment deploy-demo gpu-check lint settings lock licences sbom clean
+.PHONY: demo test test-slow test-all test-deployment deploy-demo gpu-check lint settings docs lock licences sbom \
+  release-check clean
 
 demo: $(READY)
 	$(BIN)/coterie run
@@ -39,6 +40,11 @@ gpu-check: $(READY)
 
 settings: $(READY)
 	$(BIN)/python -m tests.generated
+
+# Into build/site; warnings are errors.
+docs: $(READY)
+	$(BIN)/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -69,6 +75,16 @@ sbom: $(READY)
 	build/cyclonedx/bin/python -m pip install --quiet 'cyclonedx-bom>=7,<8'
 	build/cyclonedx/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/sbom.cdx.json $(BIN)/python
 	@echo "build/sbom.cdx.json"
+
+# Builds the wheel and the source archive, and runs the demo from the wheel, outside the repository. Quick: with the
+# packages of $(VENV). FULL=1 installs all from a package index; TORCH: what pip installs first, such as a CPU wheel.
+release-check: $(READY)
+	rm -rf build/release build/dist
+	$(PYTHON) -m venv build/release
+	build/release/bin/python -m pip install --quiet 'build>=1.2' 'twine>=6'
+	build/release/bin/python -m build --outdir build/dist .
+	build/release/bin/twine check --strict build/dist/*
+	$(BIN)/python -m tests.release build/dist $(if $(FULL),--full) $(if $(TORCH),--torch '$(TORCH)')
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -1,12 +1,14 @@
-"""Writes what is generated from the declarations of settings: pyproject.toml's block and docs/settings.md.
+"""Writes what is generated from the package: pyproject.toml's block, docs/settings.md, and the version.
 
-``python -m tests.generated`` is ``make settings``; tests/server/test_config.py compares.
+``python -m tests.generated`` is ``make settings``; tests/server/test_config.py and tests/test_release.py compare.
 """
 
+import re
 from pathlib import Path
 
 import tomli_w
 
+from coterie import __version__
 from coterie.methods import STRATEGIES
 from coterie.server import SETTINGS
 from coterie.server.config import COMMON
@@ -14,6 +16,8 @@ from coterie.settings import AUTO, nested
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT, PAGE = ROOT / "pyproject.toml", ROOT / "docs" / "settings.md"
+#: Lines that state the version, by file; Flower requires that of pyproject.toml.
+_VERSION = {PYPROJECT: r'^version = ".*"$', ROOT / "CITATION.cff": r"^version: .*$"}
 _FIRST, _AFTER = "[tool.flwr.app.config]\n", "[tool.hatch.build.targets.wheel]"
 
 
@@ -46,8 +50,18 @@ def page():
     return "\n".join(lines) + "\n"
 
 
+def with_version():
+    """The files that state the version, with that of the package."""
+    return {
+        path: re.sub(line, lambda old: re.sub(r"\d[^\"]*", __version__, old[0]), path.read_text(), count=1, flags=re.M)
+        for path, line in _VERSION.items()
+    }
+
+
 def main():
-    """Rewrite both."""
+    """Rewrite all."""
+    for path, text in with_version().items():
+        path.write_text(text)
     text = PYPROJECT.read_text()
     before, after = text.partition(_FIRST)[0], text.partition(_AFTER)[2]
     PYPROJECT.write_text(f"{before}{block()}\n{_AFTER}{after}")

@@ -11,16 +11,16 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "dependencies.md"
-#: Not in the lock files, since their files differ by device.
-UNLOCKED = ("torch", "torchvision")
+#: Not in the lock files, since its files differ by device.
+UNLOCKED = ("torch",)
 #: Of packages that this system does not install.
 ELSEWHERE = {"colorama": "BSD-3-Clause"}
 _HEAD = """# Dependencies
 
 `make licences` writes this table from `requirements.lock` and the metadata of the installed
-packages. It lists the packages of a deployment, with the extras `metrics` and `parquet`. `torch`
-and `torchvision` are not locked; their GPU builds install Triton (MIT) and NVIDIA's CUDA libraries
-(`nvidia-*`, `cuda-*`) under NVIDIA licences.
+packages. It lists the packages of a deployment, with the extras `metrics` and `parquet`. `torch` is
+not locked; its GPU builds install Triton (MIT) and NVIDIA's CUDA libraries (`nvidia-*`, `cuda-*`)
+under NVIDIA licences.
 
 Coterie is licensed under Apache-2.0. `kmedoids` is licensed under the GPL, version 3 or later:
 images and packages that contain it must be distributed as a whole under the terms of the GPL.

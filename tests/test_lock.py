@@ -11,7 +11,17 @@ from packaging.utils import canonicalize_name
 
 LOCKS = {
     "requirements.lock": ("metrics", "parquet"),
-    "requirements-dev.lock": ("docs", "metrics", "mlflow", "onnx", "parquet", "simulation", "tensorboard", "dev"),
+    "requirements-dev.lock": (
+        "docs",
+        "metrics",
+        "mlflow",
+        "onnx",
+        "parquet",
+        "simulation",
+        "tensorboard",
+        "vision",
+        "dev",
+    ),
 }
 PYTHONS = ("3.11.9", "3.12.7", "3.13.0")
 # By device: PyTorch's own and CUDA's.
@@ -31,7 +41,7 @@ def pinned(lock, python):
 def wanted(extras):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *(line for e in extras for line in project["optional-dependencies"][e])]
-    return [each for each in map(Requirement, lines) if each.name != "coterie" and each.name not in UNLOCKED]
+    return [each for each in map(Requirement, lines) if each.name != "coterie" and not _BY_DEVICE.fullmatch(each.name)]
 
 
 @pytest.mark.parametrize("python", PYTHONS)

@@ -34,10 +34,12 @@ def plain_progress(console: Console, seconds: float) -> ProgressCallback:
 
 
 def print_json(document: Any) -> None:
+    """Print one JSON document; it must not contain NaN or infinity."""
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
 def listing(title: str, rows: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+    """Print rows by name, all with the same columns, as a table or as JSON."""
     if as_json:
         print_json(rows)
         return
@@ -51,6 +53,7 @@ def listing(title: str, rows: Mapping[str, Mapping[str, Any]], as_json: bool) ->
 
 
 def answer(values: Mapping[str, Any], as_json: bool) -> None:
+    """Print values by name, as two columns or as JSON, in which infinity is null."""
     if as_json:
         print_json({key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()})
         return

@@ -105,7 +105,7 @@ class _Torchvision:
         except (ImportError, OSError, RuntimeError) as error:  # raised by a build for another torch version
             raise DataError(
                 f"dataset '{name}' requires torchvision, which cannot be imported ({error}); "
-                "install the torchvision that matches your torch (`pip install torch torchvision`, one index), "
+                "install it with `pip install 'coterie[vision]'`, from the index that your torch is from, "
                 "or use dataset 'digits', which does not require it"
             ) from error
         return getattr(datasets, self.reader)  # type: ignore[no-any-return]

@@ -81,7 +81,8 @@ def _fetch_shakespeare(name: str, root: Path) -> Path:
         from torchvision.datasets.utils import download_url
     except (ImportError, OSError, RuntimeError) as error:
         raise DataError(
-            f"downloading dataset '{name}' requires torchvision, which cannot be imported ({error})"
+            f"downloading dataset '{name}' requires torchvision, which cannot be imported ({error}); "
+            "install it with `pip install 'coterie[vision]'`, from the index that your torch is from"
         ) from error
     folder = root / "shakespeare"
     download_url(_URL, folder, "tinyshakespeare.txt", _MD5)

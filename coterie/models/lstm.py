@@ -24,6 +24,7 @@ class CharLSTM(nn.Module):
         self.output = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens (n, L) to the logits (n, vocabulary) of the next one."""
         inputs = self.input(self.embedding(tokens))  # for all steps: (n, L, 4 width)
         state = cell = inputs.new_zeros(len(tokens), self.width)
         for step in inputs.unbind(1):

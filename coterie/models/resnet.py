@@ -27,6 +27,7 @@ class ResNet18(nn.Module):
         self.output = nn.Linear(512, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Map images (n, C, H, W) to logits (n, num_classes)."""
         hidden = self.pool(relu(self.norm(self.stem(images))))
         for block in self.blocks:
             hidden = block(hidden)

@@ -177,11 +177,13 @@ def run_style(index: int) -> tuple[str, str]:
 
 @contextmanager
 def drawing_style() -> Iterator[None]:
+    """Apply the style of all figures."""
     with matplotlib.rc_context(_STYLE):
         yield
 
 
 def cycle(colours: Sequence[str], index: int) -> tuple[str, str]:
+    """Return colour and line style of line ``index``; line styles change when all colours are used."""
     return colours[index % len(colours)], LINE_STYLES[index // len(colours) % len(LINE_STYLES)]
 
 

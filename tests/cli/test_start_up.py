@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 
 import pytest
 from rich.console import Console
+
+from coterie import __version__
 
 SLOW = {"dp_accounting", "fastapi", "matplotlib", "opacus", "ray", "sklearn", "sqlalchemy", "torch", "torchvision"}
 
@@ -55,7 +57,7 @@ def test_a_wrong_setting(setting, message, tmp_path):
 def test_version(tmp_path):
     command = [sys.executable, "-m", "coterie.cli", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True)
-    assert done.stdout == f"coterie {metadata.version('coterie')}\n"
+    assert done.stdout == f"coterie {__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.task_identity import TaskIdentity
 from servers import free_port, open_port, running, until
 
-from coterie import backoff
+from coterie import __version__, backoff
 from coterie.deploy import DeployError, bundle, create, supernode
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
@@ -47,7 +47,7 @@ def test_the_hash_is_that_of_what_is_sent(coterie, tmp_path):
     with zipfile.ZipFile(fab) as archive:  # no compressor, whose versions differ, has a part in the hash
         assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
     found = document(coterie("fab-hash", fab, "--json")[1])
-    assert (found["hash"], found["id"], found["version"]) == (out.strip(), "coterie/coterie", "0.1.0")
+    assert (found["hash"], found["id"], found["version"]) == (out.strip(), "coterie/coterie", __version__)
     assert {"pyproject.toml", "coterie/client/app.py"} < set(found["files"])
     assert not any(name.startswith(("tests/", "docker/")) for name in found["files"])
 
