@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
-from coterie.cli.console import JsonFlag, console_for, print_json
+from coterie.cli.console import JsonFlag, console_for, print_json, print_table
 
 if TYPE_CHECKING:
     from coterie.audit import Finding
@@ -42,16 +42,14 @@ def audit(
         document = {"draws": draws, "seed": seed, "violations": violations, "findings": [f.as_dict() for f in findings]}
         print_json(document)
     else:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for column in ("mechanism", "attack", "claim", "proved", "verdict"):
-            table.add_column(column, no_wrap=column != "attack")
+        rows: list[list[str | Text]] = []
         for f in findings:
             style = "red" if f.failed else "yellow" if f.control else "green"
             verdict = ("broken" if f.violated else "holds") + (" (control)" if f.control else "")
             claim = f"{_SYMBOLS.get(f.quantity, f.quantity)} {f.claim:.3g}"
-            table.add_row(f.mechanism, f.attack, claim, f"{f.bound:.3g}", f"[{style}]{verdict}[/{style}]")
+            rows.append([f.mechanism, f.attack, claim, f"{f.bound:.3g}", Text(verdict, style)])
         out = console_for(as_json)
-        out.print(table)
+        print_table(out, ("mechanism", "attack", "claim", "proved", "verdict"), rows)
         out.print(_sentence(findings), soft_wrap=True)
     if failed:
         raise typer.Exit(1)

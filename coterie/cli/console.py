@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
+from rich.text import Text
 
 from coterie.progress import ProgressCallback, throttled
 
@@ -38,18 +39,45 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
+def print_table(
+    console: Console, heads: Sequence[str], rows: Sequence[Sequence[str | Text]], title: str = "", right: int = 0
+) -> None:
+    """Print a table; if it is wider than the console, one block per row, so that nothing is cut or broken.
+
+    Args:
+        console: the console.
+        heads: headings of the columns; the first column names the row.
+        rows: cells; markup is not interpreted.
+        title: of the table.
+        right: number of last columns that are aligned to the right.
+    """
+    texts = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, head in enumerate(heads):
+        justify: JustifyMethod = "right" if number >= len(heads) - right else "left"
+        table.add_column(Text(head), no_wrap=True, justify=justify, style="cyan" if number == 0 else "")
+    for row in texts:
+        table.add_row(*row)
+    if title:
+        console.print(Text(title, "italic"), soft_wrap=True)
+    if console.measure(table, options=console.options.update(max_width=_WIDE)).maximum <= console.width:
+        console.print(table)
+        return
+    indent = 2 + max(map(len, heads[1:]), default=0)
+    for name, *cells in texts:
+        console.print(Text.assemble(name, style="cyan"), soft_wrap=True)
+        for head, cell in zip(heads[1:], cells, strict=True):
+            console.print(Text.assemble("  ", (head.ljust(indent), "bold"), cell), soft_wrap=True)
+
+
 def listing(title: str, rows: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
     """Print rows by name, all with the same columns, as a table or as JSON."""
     if as_json:
         print_json(rows)
         return
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    table.add_column("name", no_wrap=True, style="cyan")
-    for column in next(iter(rows.values())):
-        table.add_column(column)
-    for name, row in rows.items():
-        table.add_row(name, *("–" if value is None else str(value) for value in row.values()))
-    console_for(False).print(table)
+    heads = ["name", *next(iter(rows.values()))]
+    cells = [[name, *("–" if value is None else str(value) for value in row.values())] for name, row in rows.items()]
+    print_table(console_for(False), heads, cells, title)
 
 
 def answer(values: Mapping[str, Any], as_json: bool) -> None:
@@ -58,8 +86,10 @@ def answer(values: Mapping[str, Any], as_json: bool) -> None:
         print_json({key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()})
         return
     table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for key, value in values.items():
-        table.add_row(key, _written(value))
+        table.add_row(key, Text(_written(value)))
     console_for(False).print(table)
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.cli.console import JsonFlag, console_for, listing
+from coterie.cli.console import JsonFlag, console_for, listing, print_json, print_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from coterie.report.comparison import Comparison
 
 
 def strategies(as_json: JsonFlag = False) -> None:
@@ -77,18 +82,63 @@ def models(as_json: JsonFlag = False) -> None:
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    csv: Annotated[
+        str | None, typer.Option("--csv", metavar="FILE", help="CSV file of the comparison; -: standard output.")
+    ] = None,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Write an HTML report of runs: curves, clusters, privacy, comparison. For a single run, also print the result."""
+    """Write an HTML report of runs; compare several: mean and standard deviation over runs equal but for the seed."""
+    from coterie import report as reports
+    from coterie.privacy import LedgerError
     from coterie.privacy.check import verified
-    from coterie.report import read_outcome, read_run, result_table, write_report
 
-    console = console_for(False)
-    found = [read_run(run) for run in runs]
-    for run in runs:
-        verified(run)
-    page = write_report(found, out)
-    if len(runs) == 1:
-        outcome = read_outcome(runs[0])
+    if as_json and csv == "-":
+        raise reports.ReportError("--json and --csv - both write to standard output; give --csv a file")
+    found, damaged = reports.read_runs(runs)
+    for run in list(found):
+        try:
+            verified(run.path)
+        except LedgerError as error:
+            if len(runs) == 1:
+                raise
+            found.remove(run)
+            damaged.append((str(run.path), str(error)))
+    if not found:
+        raise reports.ReportError(damaged[0][1])
+    page = reports.write_report(found, out, damaged)
+    comparison = reports.compare(found, damaged)
+    if csv is not None:
+        _write_csv(comparison.csv(), csv)
+    console = console_for(as_json or csv == "-")
+    if as_json:
+        print_json({**comparison.document(), "report": str(page)})
+    elif len(runs) == 1:
+        outcome = reports.read_outcome(runs[0])
         if outcome is not None and found[0].certificate:
-            console.print(result_table(outcome, found[0].certificate))
-    console.print(str(page), soft_wrap=True)
+            console.print(reports.result_table(outcome, found[0].certificate))
+    else:
+        heads, rows = comparison.cells()
+        print_table(console, heads, rows, right=len(comparison.scores) + 1)
+    _print_remarks(console, comparison, several=len(runs) > 1)
+    console.print(str(page), markup=False, soft_wrap=True)
+    if damaged:
+        raise typer.Exit(1)
+
+
+def _write_csv(text: str, target: str) -> None:
+    if target == "-":
+        print(text, end="")
+    else:
+        Path(target).write_text(text, encoding="utf-8")
+
+
+def _print_remarks(console: Console, comparison: Comparison, several: bool) -> None:
+    """Print which runs are missing in a comparison, what its rows lack, and what the guarantee does not cover."""
+    from coterie.report.comparison import OUTSIDE
+
+    lines = [f"left out: {run}: {reason}" for run, reason in comparison.left_out]
+    lines += [f"note: {run}: {note}" for run, note in comparison.notes]
+    if several and any(row.exact for row in comparison.rows):
+        lines.append(OUTSIDE)
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)

@@ -9,10 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from coterie.cli.console import JsonFlag, console_for, print_json
+from coterie.cli.console import JsonFlag, console_for, print_json, print_table
 from coterie.logs import printable
 
 if TYPE_CHECKING:
@@ -98,30 +96,29 @@ def _show(found: Status, console: Console) -> None:
     here = sum(node.status == "online" for node in found.nodes)
     show(f"{found.connection} ({found.address}): {here} of {len(found.nodes)} nodes online")
     if found.nodes:
-        table = _table("node", "name", "status", "last seen", "online since (UTC)")
-        for node in found.nodes:
-            seen = "–" if node.last_seen is None else f"{_span(node.last_seen)} ago"
-            name = Text(printable(node.name or "–"))
-            table.add_row(str(node.id), name, node.status, seen, _written(node.online_since))
-        console.print(table)
+        nodes = [
+            [
+                str(node.id),
+                printable(node.name or "–"),
+                node.status,
+                "–" if node.last_seen is None else f"{_span(node.last_seen)} ago",
+                _written(node.online_since),
+            ]
+            for node in found.nodes
+        ]
+        print_table(console, ("node", "name", "status", "last seen", "online since (UTC)"), nodes)
     if not found.runs:
         show("no runs")
         return
-    table = _table("run", "status", "started (UTC)", "took")
-    for run in found.runs:
-        table.add_row(str(run.id), run.status, _written(run.started), _span(run.seconds) if run.started else "–")
-    console.print(table)
+    runs = [
+        [str(run.id), run.status, _written(run.started), _span(run.seconds) if run.started else "–"]
+        for run in found.runs
+    ]
+    print_table(console, ("run", "status", "started (UTC)", "took"), runs)
     shown = found.runs[0]
     if shown.detail:
         show(f"run {shown.id}: {printable(shown.detail, most=_LONGEST_DETAIL)}")
     show(f"run {shown.id}: " + ("no completed round" if found.progress is None else _progress(found.progress)))
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    return table
 
 
 def _progress(progress: Mapping[str, Any]) -> str:

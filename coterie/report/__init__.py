@@ -3,6 +3,7 @@
 :func:`read_run` reads a run folder once; everything else uses the frozen :class:`Run` that it returns.
 """
 
+from coterie.report.comparison import compare, read_runs
 from coterie.report.evidence import Pairs, read_pairs, read_tree, similarity_files, split_rounds
 from coterie.report.evidence_plots import draw_similarities, similarity_bar
 from coterie.report.page import write_report
@@ -31,6 +32,7 @@ __all__ = [
     "Run",
     "accuracy_figure",
     "cluster_figure",
+    "compare",
     "comparison_figure",
     "draw_similarities",
     "drawing_style",
@@ -39,6 +41,7 @@ __all__ = [
     "read_pairs",
     "read_rounds",
     "read_run",
+    "read_runs",
     "read_tree",
     "result_table",
     "save_figure",

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from coterie.files import FileError, open_regular
 from coterie.report import formats, records
+from coterie.report.comparison import OUTSIDE, compare
 from coterie.report.evidence import leaves, read_pairs, similarity_files, split_rounds
 from coterie.report.evidence_plots import distance_figure, similarity_figure, tree_figure
 from coterie.report.plots import accuracy_figure, cluster_figure, comparison_figure, run_style
@@ -73,7 +74,7 @@ class _Section:
     tuned: list[tuple[str, str]]
 
 
-def write_report(runs: Sequence[Path | str | Run], out: Path | str) -> Path:
+def write_report(runs: Sequence[Path | str | Run], out: Path | str, damaged: Sequence[tuple[str, str]] = ()) -> Path:
     """Write a self-contained HTML page about `runs` to `out` and return its path.
 
     With several runs, a comparison precedes the sections of the runs in the given order. If `out` is an existing
@@ -88,7 +89,7 @@ def write_report(runs: Sequence[Path | str | Run], out: Path | str) -> Path:
     out = Path(out)
     if out.is_dir():
         out = out / "report.html"
-    page = _render(loaded)
+    page = _render(loaded, damaged)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(open_regular(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
@@ -100,20 +101,27 @@ def write_report(runs: Sequence[Path | str | Run], out: Path | str) -> Path:
     return out
 
 
-def _render(runs: Sequence[Run]) -> str:
+def _render(runs: Sequence[Run], damaged: Sequence[tuple[str, str]]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals["fmt"] = formats
     several = len(runs) > 1
+    comparison = compare(runs, damaged)
+    heads, rows = comparison.cells()
     clusters_records = all(run.clusters_records for run in runs)
-    curves = several and not clusters_records and any(r.accuracy is not None for run in runs for r in run.rounds)
+    evaluated = several and not clusters_records and any(r.accuracy is not None for run in runs for r in run.rounds)
     return environment.from_string(PAGE).render(
         title=f"{len(runs)} runs compared" if several else f"{runs[0].strategy} · {runs[0].dataset}",
         sections=[_section(run, f"run-{index}") for index, run in enumerate(runs, 1)],
-        comparison=_svg(comparison_figure(runs), "comparison", "Mean accuracy of each run") if curves else None,
+        curves=_svg(comparison_figure(runs), "comparison", "Mean accuracy of each run") if evaluated else None,
         clusters_records=clusters_records,
         records=records,
         colours=[run_style(index)[0] for index in range(len(runs))],
-        differences=_differences(runs) if several else [],
+        heads=heads,
+        settings=len(comparison.settings),
+        rows=rows,
+        left_out=comparison.left_out,
+        remarks=comparison.notes,
+        outside=OUTSIDE if several and any(row.exact for row in comparison.rows) else "",
     )
 
 
@@ -367,13 +375,6 @@ def _guarantee(run: Run) -> list[str]:
             f"ε = {formats.epsilon(visible)}."
         )
     return paragraphs
-
-
-def _differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Return the settings that differ between runs, with the value of each run."""
-    keys = list(dict.fromkeys(key for run in runs for key in run.config if key != "out"))
-    rows = [(key, [formats.setting(run.config.get(key)) for run in runs]) for key in keys]
-    return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
 def _svg(figure: Figure, name: str, description: str) -> Markup:

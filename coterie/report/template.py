@@ -122,6 +122,15 @@ PAGE = r"""{% macro badge(text, good) %}
 {% endif %}
 {% endmacro %}
 
+{% macro missing(left_out, remarks) %}
+{% for run, reason in left_out %}
+<p class="notice"><strong>Left out:</strong> {{ run }}: {{ reason }}</p>
+{% endfor %}
+{% for run, remark in remarks %}
+<p class="note">{{ run }}: {{ remark }}.</p>
+{% endfor %}
+{% endmacro %}
+
 {% macro body(section) %}
 {% set run = section.run %}
 {% if not run.finished %}
@@ -310,20 +319,35 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
   <h1>{{ sections[0].run.strategy }} <span class="dot">·</span> {{ sections[0].run.dataset }}</h1>
   <p class="summary">{{ sections[0].summary }}</p>
 </header>
+{{ missing(left_out if sections[0].run.finished else left_out[1:], []) }}
 {{ body(sections[0]) }}
 {% else %}
   <h1>{{ title }}</h1>
   <p class="summary">Runs are numbered in the order of the sections below.</p>
 </header>
-{% if comparison %}
+{% if curves %}
 <figure>
-  <div class="canvas">{{ comparison }}</div>
+  <div class="canvas">{{ curves }}</div>
   <figcaption>Held-out accuracy, mean over clients. Each line ends at the last round of its run.</figcaption>
 </figure>
 {% elif not clusters_records %}
 <p>No run was evaluated, so no accuracy is available.</p>
 {% endif %}
-<h3>Results</h3>
+<h3>Comparison</h3>
+<p>Mean ± sample standard deviation over runs that are equal but for the seed.</p>
+<div class="card wide">
+<table>
+  <thead><tr>{% for head in heads %}<th{% if loop.index > settings + 1 %} class="number"{% endif %}>{{ head }}</th>{% endfor %}</tr></thead>
+  <tbody>
+  {% for row in rows %}
+  <tr>{% for cell in row %}<td{% if loop.index > settings + 1 %} class="number"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
+  {% endfor %}
+  </tbody>
+</table>
+{% if outside %}<p class="note">{{ outside }}.</p>{% endif %}
+</div>
+{{ missing(left_out, remarks) }}
+<h3>Runs</h3>
 <div class="card wide">
 <table>
   <thead><tr>
@@ -366,19 +390,6 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
 <p class="note">For runs with privacy, accuracies{{ ' and scores' if clusters_records else ' and clusters' }} not marked as noisy are exact diagnostics outside the guarantee.</p>
 {% endif %}
 </div>
-{% if differences %}
-<h3>Settings that differ</h3>
-<div class="card wide">
-<table>
-  <thead><tr><th>setting</th>{% for section in sections %}<th>{{ loop.index }}</th>{% endfor %}</tr></thead>
-  <tbody>
-  {% for key, values in differences %}
-  <tr><th scope="row">{{ key }}</th>{% for value in values %}<td>{{ value }}</td>{% endfor %}</tr>
-  {% endfor %}
-  </tbody>
-</table>
-</div>
-{% endif %}
 {% for section in sections %}
 <section class="run" id="{{ section.anchor }}">
   <p class="brand">Run {{ loop.index }}: {{ section.run.name }}</p>

@@ -1,14 +1,13 @@
 """`coterie sweep`: combinations of settings on several seeds, in parallel, resumed, compared."""
 
-import csv
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
 
+import pandas
 import pytest
 from commands import assert_refused, document
 
@@ -100,18 +99,26 @@ def test_a_killed_sweep_repeats_nothing(coterie, tmp_path):
     assert len(list(tmp_path.glob("out/runs/*/result.json"))) == 8
 
     found = document(out)
-    with (tmp_path / "out" / "runs.csv").open() as file:
-        runs = list(csv.DictReader(file))
+    runs = pandas.read_csv(tmp_path / "out" / "runs.csv")
     assert len(runs) == 8
     for row in found["rows"]:
         for column, cell in zip(found["columns"], row["cells"], strict=True):
             place = {**row["set"], **column["set"]}
-            same = [run for run in runs if all(run[name] == str(value) for name, value in place.items())]
-            values = [100 * float(run["accuracy"]) for run in same]
-            assert sorted(run["seed"] for run in same) == ["0", "1"]
-            assert cell["values"] == pytest.approx(values)
-            assert (cell["mean"], cell["std"]) == pytest.approx((statistics.mean(values), statistics.stdev(values)))
-            for run in same:
+            same = runs[(runs[list(place)].astype(str) == pandas.Series(place).astype(str)).all(axis=1)]
+            values = 100 * same["accuracy"]
+            assert sorted(same["seed"]) == [0, 1]
+            assert cell["values"] == pytest.approx(list(values))
+            assert (cell["mean"], cell["std"]) == pytest.approx((values.mean(), values.std()))
+            for _, run in same.iterrows():
                 result = json.loads((tmp_path / "out" / run["folder"] / "result.json").read_text())
-                assert result["epsilon"] == float(run["epsilon spent"]) <= float(place["privacy.epsilon"])
+                assert result["epsilon"] == run["epsilon spent"] <= float(place["privacy.epsilon"])
     assert (tmp_path / "out" / "table.png").exists()
+
+    status, out, err = coterie("report", *sorted(tmp_path.glob("out/runs/*")), "--json")
+    assert status == 0, err
+    compared = document(out)
+    assert compared["settings"] == ["strategy", "epsilon"]
+    cells = [cell for row in found["rows"] for cell in row["cells"]]
+    for name in ("mean", "std"):
+        both = [100 * row["accuracy"][name] for row in compared["rows"]], [cell[name] for cell in cells]
+        assert sorted(both[0]) == pytest.approx(sorted(both[1]))

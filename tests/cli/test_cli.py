@@ -361,16 +361,34 @@ def test_report_compares_runs(coterie, tmp_path):
     for name in ("one", "other"):
         assert coterie("run", *tiny, "--out", name)[0] == 0
     status, out, _ = coterie("report", "one", "other", "--out", "both.html")
-    assert (status, out.strip()) == (0, "both.html")
+    assert status == 0
+    assert "note: other: seed 1 as in one" in out
+    assert "* exact, from clients' data without noise: outside the guarantee" in out
+    assert out.endswith("both.html\n")
     assert "2 runs compared" in (tmp_path / "both.html").read_text()
+    status, out, err = coterie("report", "one", "other", "--json", "--csv", "both.csv")
+    assert (status, document(out)["report"]) == (0, "report.html")
+    assert [row["repetitions"] for row in document(out)["rows"]] == [2]
+    assert "report.html" in err
+    status, out, err = coterie("report", "one", "other", "--csv", "-")
+    assert (status, out) == (0, (tmp_path / "both.csv").read_text())
+    assert_refused(coterie("report", "one", "other", "--csv", "-", "--json"), "--json and --csv -")
     status, out, _ = coterie("report", "one")
     assert status == 0
     assert "Accuracy" in out
     assert out.strip().endswith("report.html")
-    status, _, err = coterie("report", "nowhere")
+    assert_refused(coterie("report", "nowhere"), "nowhere")
+    (tmp_path / "other" / "result.json").write_text("{")
+    status, out, err = coterie("report", "one", "other", "--json")
+    assert (status, len(document(out)["rows"])) == (1, 1)
+    assert "left out: other: other/result.json is not valid JSON" in err
+    (left_out,) = document(out)["left_out"]
+    assert left_out["run"] == "other"
+    (tmp_path / "other" / "result.json").unlink()
+    (tmp_path / "other" / "ledger.jsonl").unlink()
+    status, out, err = coterie("report", "one", "other")
     assert status == 1
-    assert err.startswith("error:")
-    assert "nowhere" in err
+    assert "left out: other: other/ledger.jsonl" in out
 
 
 RECORDS = {

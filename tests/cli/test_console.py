@@ -37,3 +37,33 @@ def test_a_download_command_can_be_copied(coterie, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     lines = coterie("datasets")[1].splitlines()
     assert any("coterie datasets --download mnist --data-dir DIR" in line for line in lines)
+
+
+@pytest.mark.parametrize("words", [("datasets",), ("strategies",), ("models",), ("run", "--keys"), ("bench",)])
+@pytest.mark.parametrize("columns", [80, 40])
+def test_nothing_is_cut_or_broken_on_a_narrow_terminal(coterie, monkeypatch, words, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    status, out, err = coterie(*words)
+    assert status == 0, err
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    for name, row in json.loads(coterie(*words, "--json")[1]).items():
+        assert name in lines
+        for head, value in row.items():
+            text = "–" if value is None else " ".join(str(value).split())
+            assert f"{head} {text}".strip() in lines
+
+
+@pytest.mark.parametrize(("columns", "expected"), [(40, ["name  value", "a     1", "[b]   x y"]), (9, None)])
+def test_a_table_or_one_block_per_row(monkeypatch, capsys, columns, expected):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    rows = [["a", "1"], ["[b]", "x y"]]
+    console.print_table(console.console_for(False), ["name", "value"], rows)
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert printed == (expected or ["a", "  value  1", "[b]", "  value  x y"])
+
+
+def test_long_values_of_an_answer_are_whole(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    digest = "a" * 200
+    console.answer({"digest": digest}, False)
+    assert "".join(capsys.readouterr().out.split()) == f"digest{digest}"

@@ -132,7 +132,7 @@ def test_runs_of_records_are_compared_by_their_scores(tmp_path):
     html = html_of(make_run(tmp_path / "a"), make_run(tmp_path / "b", "kfed"))
     text = words(html)
     assert "accuracy NMI kappa adjusted Rand ε" in text
-    assert text.count("70.0 % 0.4322 0.5000 0.2568 ∞") == 2
+    assert text.count("70.0 % 0.4322 0.5000 0.2568 ∞") == 4  # two rows, two runs
     assert "No run was evaluated" not in text
     assert "Each line ends at the last round" not in text  # one round makes no line
     mixed = words(html_of(make_run(tmp_path / "c"), make_run(tmp_path / "d", "ifca")))

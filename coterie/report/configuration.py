@@ -1,0 +1,118 @@
+"""The settings that a run uses, and those in which runs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Config = Mapping[str, Any]
+
+#: Paths, devices, timeouts and ports: where a run takes place, which does not change what it computes.
+PLACES = frozenset(
+    {
+        *("out", "resume", "data-dir", "device", "budget-file", "round-timeout", "registration-timeout"),
+        *("min-clients", "min-replies", "metrics-port", "metrics-host", "ray-address", "client-cpus"),
+    }
+)
+_SEED = "seed"
+
+
+def _is(key: str, *values: Any) -> Callable[[Config], bool]:
+    return lambda config: config.get(key) in values
+
+
+def _is_not(key: str, *values: Any) -> Callable[[Config], bool]:
+    return lambda config: config.get(key, values[0]) not in values
+
+
+def _declares(attribute: str, value: Any = True) -> Callable[[Config], bool]:
+    """Whether the method declares a value; True for methods that this version does not have."""
+
+    def declared(config: Config) -> bool:
+        from coterie.methods import STRATEGIES
+
+        method = STRATEGIES.get(str(config.get("strategy")))
+        return method is None or getattr(method, attribute) == value
+
+    return declared
+
+
+def _one_of(*conditions: Callable[[Config], bool]) -> Callable[[Config], bool]:
+    return lambda config: any(holds(config) for holds in conditions)
+
+
+_PRIVATE = _is_not("privacy-unit", "none")
+_CLIENT_LEVEL = _is("privacy-unit", "client")
+_RECORD_LEVEL = _is("privacy-unit", "record")
+_MODELS = _declares("produces", "models")
+_CLUSTERED = _declares("clustered")
+_PARTITIONED = _is_not("dataset", "own")
+
+#: Conditions under which settings have an effect; the others always have.
+_USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
+    "clusters": (_one_of(_CLUSTERED, _declares("produces", "labels")),),
+    **dict.fromkeys(("accountant", "epsilon", "delta", "noise-multiplier", "clip-norm"), (_PRIVATE,)),
+    **dict.fromkeys(("mechanism", "divisor", "identifier-share"), (_CLIENT_LEVEL,)),
+    "identifier-noise": (_CLIENT_LEVEL, _is("mechanism", "paper")),
+    "identifiers": (_CLIENT_LEVEL, _is("mechanism", "rr-slot")),
+    **dict.fromkeys(
+        ("first-batch-size", "first-round-noise-ratio", "loss-bound", "loss-noise", "weights", "profiles"),
+        (_RECORD_LEVEL,),
+    ),
+    **dict.fromkeys(("selection", "selection-epsilon"), (_RECORD_LEVEL, _CLUSTERED)),
+    **dict.fromkeys(("input-shape", "num-classes"), (_is("dataset", "own"),)),
+    **dict.fromkeys(("groups", "shift", "dirichlet-alpha", "classes-per-client", "non-iid-level"), (_PARTITIONED,)),
+    "validation-clients": (_PARTITIONED,),
+    **dict.fromkeys(("model", "features", "server-lr", "aggregator", "average-last"), (_MODELS,)),
+    **dict.fromkeys(("evaluate-every", "evaluate-clients", "lr-decay", "sampling-rate"), (_MODELS,)),
+    "byzantine-share": (_MODELS, _is("aggregator", "trimmed-mean", "krum", "multi-krum")),
+    **dict.fromkeys(("rebalance-min", "reseed-every"), (_MODELS, _CLUSTERED)),
+    "rebalance-train": (_MODELS, _CLUSTERED, _is_not("rebalance-min", "auto", 0)),
+    "evaluate-noise": (_is("evaluate", "private"),),
+}
+
+#: Values that turn a setting off.
+_OFF: dict[str, Any] = {
+    "stop-after": 0,
+    "dirichlet-alpha": 0,
+    "classes-per-client": 0,
+    "non-iid-level": -1,
+    "validation-clients": 0,
+    "average-last": 0,
+    "rebalance-min": 0,
+    "reseed-every": 0,
+    "lr-decay": 1,
+    "identifier-noise": 0,
+    "profiles": "",
+}
+
+
+def used_settings(config: Config) -> dict[str, Any]:
+    """Return the settings that have an effect on a run, without places and the seed.
+
+    Args:
+        config: all settings of the run, by the last part of their names.
+    """
+    return {
+        key: value
+        for key, value in config.items()
+        if key not in PLACES and key != _SEED and all(holds(config) for holds in _USED.get(key, ()))
+    }
+
+
+def shown_settings(config: Config) -> dict[str, Any]:
+    """Return the settings for a reader: those with an effect that are not off, the seed, and places that are set."""
+    shown = {key: value for key, value in used_settings(config).items() if key not in _OFF or value != _OFF[key]}
+    kept = {key for key in PLACES | {_SEED} if config.get(key) not in (None, "", 0, False, "auto")}
+    return {key: value for key, value in config.items() if key in shown or key in kept - {"out", "resume"}}
+
+
+def differing_settings(configs: Sequence[Config]) -> list[str]:
+    """Return the settings in which runs differ, in the order of the first run.
+
+    A setting that some runs do not use, such as an option of another method, counts only if the others differ in it.
+    """
+    used = [used_settings(config) for config in configs]
+    keys = dict.fromkeys(key for each in used for key in each)
+    values = {key: [each[key] for each in used if key in each] for key in keys}
+    return [key for key, present in values.items() if any(value != present[0] for value in present)]
