@@ -115,14 +115,14 @@ def setting(
         choices: allowed values of a string.
         custom: whether ``module:function`` is allowed as well.
         allowed: description of the allowed values; by default derived from bounds and choices.
-        check: returns whether a number within the bounds is allowed.
+        check: returns whether a text, or a number within the bounds, is allowed.
         tuned, client, place, only: see :class:`Setting`.
     """
     names = tuple(choices)
 
     def ok(value: Any) -> bool:
         if isinstance(value, str):
-            return not names or value in names or (custom and ":" in value)
+            return check(value) and (not names or value in names or (custom and ":" in value))
         if isinstance(value, bool):
             return True
         return math.isfinite(value) and at_least <= value <= at_most and above < value < below and check(value)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT, PAGE = ROOT / "pyproject.toml", ROOT / "docs" / "settings.md"
 #: Lines that state the version, by file; Flower requires that of pyproject.toml.
 _VERSION = {PYPROJECT: r'^version = ".*"$', ROOT / "CITATION.cff": r"^version: .*$"}
-_FIRST, _AFTER = "[tool.flwr.app.config]\n", "[tool.hatch.build.targets.wheel]"
+_FIRST, _AFTER = "[tool.flwr.app.config]\n", "[tool.hatch."
 
 
 def block():

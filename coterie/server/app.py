@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from coterie import logs
 from coterie.privacy import Streams
 from coterie.progress import report_progress
-from coterie.server import exporter
+from coterie.server import exporter, recorders
 from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.folder import RunFolder
 from coterie.server.run import initial_models, rounds_of, run
@@ -49,6 +49,7 @@ def open_folder(
     check(config)
     initial_models(config, Streams(0))
     exporter.check(config)
+    recorders.check(config)
     _ = config.plan
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config.run.strategy}-{config.data.dataset.replace(':', '.')}-{stamp}"

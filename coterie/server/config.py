@@ -22,7 +22,13 @@ from coterie.privacy import PLANS, Plan, PrivacyError
 from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
 from coterie.rounds import Aggregator, Averaging, StrategyError
 from coterie.server import planning
-from coterie.server.settings import DeploymentSettings, EvaluationSettings, RunSettings, SimulationSettings
+from coterie.server.settings import (
+    DeploymentSettings,
+    EvaluationSettings,
+    RecordingSettings,
+    RunSettings,
+    SimulationSettings,
+)
 from coterie.settings import AUTO, RENAMED, ConfigError, Setting, Settings, flat, suggestion, with_current_names
 from coterie.strategies import ClusteredStrategy, Reseeding
 from coterie.strategies.settings import AggregationSettings, TrainingSettings
@@ -39,6 +45,7 @@ COMMON: tuple[type[Settings], ...] = (
     RecordLevelSettings,
     EvaluationSettings,
     DeploymentSettings,
+    RecordingSettings,
     SimulationSettings,
 )
 
@@ -188,8 +195,8 @@ class RunConfig:
         deployed: whether clients are deployed instead of simulated, on which ``evaluate = "auto"`` depends.
 
     Attributes:
-        run, data, training, aggregation, privacy, record_level, evaluation, deployment, simulation: the tables of
-            every run.
+        run, data, training, aggregation, privacy, record_level, evaluation, deployment, recording, simulation: the
+            tables of every run.
         options: the method's own table.
 
     Raises:
@@ -231,6 +238,7 @@ class RunConfig:
         self.record_level = _table(RecordLevelSettings, values)
         self.evaluation = _table(EvaluationSettings, values)
         self.deployment = _table(DeploymentSettings, values)
+        self.recording = _table(RecordingSettings, values)
         self.simulation = _table(SimulationSettings, values)
         self.options = _table(self.method.settings_class, values)
 
@@ -246,6 +254,7 @@ class RunConfig:
             self.record_level,
             self.evaluation,
             self.deployment,
+            self.recording,
             self.simulation,
             self.options,
         )

@@ -13,6 +13,7 @@ evidence/             inputs of the clustering, where the server sees them: ``NA
 result.json           released values, cost, time
 diagnostics.json      exact scores of the last evaluation, which are outside the guarantee
 report.html           one self-contained page
+tensorboard/          series of the recorders, where they are configured; also mlflow.db, mlflow.json
 ====================  ==================================================================================
 """
 
@@ -173,7 +174,7 @@ class RunFolder:
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl, and exact scores to diagnostics.jsonl; then call ``on_metrics``."""
-        released, exact = self._divided(line)
+        released, exact = self.divided(line)
         if exact:  # first: a round whose metrics are there lacks no scores
             _append(self.path / _DIAGNOSTICS, exact)
         _append(self.path / _METRICS, released)
@@ -260,7 +261,7 @@ class RunFolder:
         last = lines[-1]["round"]
         if "accuracy" in lines[-1] or any(line["round"] == last for line in self.diagnostics()):
             return
-        lines[-1], exact = self._divided({**lines[-1], **evaluation})
+        lines[-1], exact = self.divided({**lines[-1], **evaluation})
         if exact:
             _append(self.path / _DIAGNOSTICS, exact)
         _write_lines(self.path / _METRICS, lines)
@@ -271,7 +272,7 @@ class RunFolder:
 
     def _forget_after(self, round: int, line: Mapping[str, Any] | None) -> None:
         """Keep the lines of rounds up to the checkpoint, which may hold the last one alone."""
-        divided = [self._divided(entry) for entry in self.metrics()]  # older versions wrote the scores there
+        divided = [self.divided(entry) for entry in self.metrics()]  # older versions wrote the scores there
         kept = [released for released, _ in divided if released["round"] <= round]
         if line and (not kept or kept[-1]["round"] < round):
             kept.append(_tidy(line))
@@ -281,7 +282,7 @@ class RunFolder:
         if exact:
             _write_lines(self.path / _DIAGNOSTICS, [exact[number] for number in sorted(exact) if number <= round])
 
-    def _divided(self, line: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def divided(self, line: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """A round's line as metrics.jsonl holds it, and its exact scores; empty if the round was not evaluated."""
         # everything else is an exact diagnostic
         known = SERVER_KEYS | {"accuracy"} if self.config.evaluation.evaluate == "private" else SERVER_KEYS

@@ -23,6 +23,7 @@ from coterie.server.config import RunConfig
 from coterie.server.exporter import serve_metrics
 from coterie.server.folder import RunFolder
 from coterie.server.metrics import OUTSIDE, SCORES, SCORES_OF_CLIENTS, summarise, summarise_records
+from coterie.server.recorders import recording
 from coterie.strategies import ClusteredStrategy, StrategyError
 
 _TRAFFIC = ("messages_down", "messages_up", "bytes_down", "bytes_up")
@@ -40,11 +41,16 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
 
     Raises:
         RunError: no client's reply could be used in the whole run, or the budget ended it early.
-        ConfigError: metrics cannot be served.
+        ConfigError: metrics cannot be served or recorded.
     """
-    config, started = folder.config, time.perf_counter()
     if folder.failure is not None:
         raise RunError(folder.failure)
+    with recording(folder):
+        return _run(folder, grid)
+
+
+def _run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
+    config, started = folder.config, time.perf_counter()
     streams = Streams(config.seed)
     strategy = make_strategy(config, folder, streams)
     models, layout = initial_models(config, streams)

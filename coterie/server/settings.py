@@ -86,6 +86,47 @@ class DeploymentSettings(Settings):
     )
 
 
+#: Recorders by name, with the library that each requires.
+RECORDERS = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
+
+
+def _names_recorders(text: str) -> bool:
+    names = text.split(",") if text else []
+    return len(set(names)) == len(names) and set(names) <= RECORDERS.keys()
+
+
+@dataclass(frozen=True)
+class RecordingSettings(Settings):
+    """Series of a run in TensorBoard and MLflow."""
+
+    table: ClassVar[str] = "recording"
+
+    recorders: str = setting(
+        "",
+        "where the released values of every round are also recorded; empty: nowhere",
+        allowed="tensorboard, mlflow, or both separated by a comma",
+        check=_names_recorders,
+        place=True,
+    )
+    mlflow_uri: str = setting(
+        "",
+        "MLflow tracking URI; empty: MLFLOW_TRACKING_URI, otherwise mlflow.db in the run folder",
+        allowed="a URI",
+        place=True,
+    )
+    mlflow_experiment: str = setting(
+        "Coterie", "MLflow experiment", allowed="a name", check=lambda name: bool(name.strip()), place=True
+    )
+    record_diagnostics: bool = setting(
+        False, "also record the exact scores of a private run, which are outside the guarantee", place=True
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The recorders."""
+        return tuple(self.recorders.split(",")) if self.recorders else ()
+
+
 @dataclass(frozen=True)
 class SimulationSettings(Settings):
     """The Ray engine (``coterie run --engine ray``)."""

@@ -1,0 +1,264 @@
+"""Recorders: the values of a run as series in TensorBoard and MLflow, updated after every round.
+
+The series hold what metrics.jsonl holds, which is released or charged; exact scores of a private run only under
+``record-diagnostics``. A resumed run continues its series: values that are already there are not written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from logging import WARNING
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from flwr.common.logger import log
+
+from coterie.files import FileError, read_bytes, read_object
+from coterie.logs import printable
+from coterie.server.config import SETTINGS, RunConfig
+from coterie.server.folder import RunFolder
+from coterie.server.settings import RECORDERS
+from coterie.settings import ConfigError
+
+#: Prefix of exact scores of private runs.
+DIAGNOSTICS = "diagnostics/"
+_SKIPPED = ("round", "notes")
+# Limits of one request to MLflow: metrics, parameters, and characters of a parameter.
+_METRICS, _PARAMETERS, _CHARACTERS = 1000, 100, 500
+
+
+class Value(NamedTuple):
+    """A number of a round, and when it was seen, in milliseconds; equal values with equal times are one in MLflow."""
+
+    name: str
+    round: int
+    value: float
+    time: int
+
+
+class Series(Protocol):
+    """A place for series."""
+
+    def known(self) -> set[tuple[str, int]]:
+        """Names and rounds of the values that are already there."""
+
+    def write(self, values: Sequence[Value]) -> None:
+        """Append values."""
+
+    def finish(self, status: str, facts: Mapping[str, Any]) -> None:
+        """End the run with an MLflow status, and with facts about its result."""
+
+
+def check(config: RunConfig) -> None:
+    """Raise :class:`ConfigError` if a recorder is configured whose library is missing."""
+    for name in config.recording.names:
+        if find_spec(RECORDERS[name]) is None:
+            raise ConfigError(
+                f"recorders = {config.recording.recorders!r} requires {name}, which is not installed: "
+                f"pip install 'coterie[{name}]', or leave recorders out"
+            )
+
+
+@contextmanager
+def recording(folder: RunFolder) -> Iterator[None]:
+    """Record the folder's run while the context lasts, and its result at the end.
+
+    Raises:
+        ConfigError: a library is missing, or a recorder cannot be opened.
+    """
+    check(folder.config)
+    opened = [_Recording(name, folder) for name in folder.config.recording.names]
+    previous = folder.on_metrics
+
+    def observe(line: Mapping[str, Any]) -> None:
+        released, exact = folder.divided(line)
+        for each in opened:
+            each.add([released], [exact] if exact else [])
+        previous(line)
+
+    if opened:
+        folder.on_metrics = observe
+    status = "FAILED"
+    try:
+        yield
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        folder.on_metrics = previous
+        for each in opened:
+            each.finish(status)
+
+
+class _Recording:
+    """One recorder of a run. A failure of the recorder never stops the run: its values are written later."""
+
+    def __init__(self, name: str, folder: RunFolder) -> None:
+        self._name, self._folder = name, folder
+        self._exact = folder.config.recording.record_diagnostics or not folder.plan.private
+        self._prefix = DIAGNOSTICS if folder.plan.private else ""
+        self._pending: list[Value] = []
+        try:
+            self._series = _SERIES[name](folder)
+            self._known = self._series.known()
+            self._add_all()
+        except Exception as error:  # of a library, a network or a database
+            raise ConfigError(f"recorders: {name} cannot be opened: {_described(error)}") from None
+
+    def add(self, released: Sequence[Mapping[str, Any]], exact: Sequence[Mapping[str, Any]]) -> None:
+        """Write the values of these lines; warn if that fails."""
+        try:
+            self._add(released, exact)
+        except Exception as error:
+            log(WARNING, "%s cannot record a round now, and later rounds retry it: %s", self._name, _described(error))
+
+    def finish(self, status: str) -> None:
+        """Write what is missing, also what a crash kept from the series, and the result."""
+        try:
+            self._add_all()
+            self._series.finish(status, _facts(self._folder.path))
+        except Exception as error:
+            log(WARNING, "%s did not record the end of the run: %s", self._name, _described(error))
+
+    def _add_all(self) -> None:
+        self._add(self._folder.metrics(), self._folder.diagnostics())
+
+    def _add(self, released: Sequence[Mapping[str, Any]], exact: Sequence[Mapping[str, Any]]) -> None:
+        found = [value for line in released for value in values_of(line)]
+        if self._exact:
+            found += [value for line in exact for value in values_of(line, self._prefix)]
+        waiting = {(value.name, value.round) for value in self._pending} | self._known
+        self._pending += [value for value in found if (value.name, value.round) not in waiting]
+        if self._pending:
+            self._series.write(self._pending)
+            self._known |= {(value.name, value.round) for value in self._pending}
+            self._pending = []
+
+
+def values_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[Value]:
+    """Yield the finite numbers of a line; numbers in a list or a table get names such as ``histogram/0``.
+
+    Texts are left out, and so are tables in tables, whose names come from clients.
+    """
+    now = int(time.time() * 1000)
+    for key, value in line.items():
+        if key in _SKIPPED:
+            continue
+        inner: Mapping[Any, Any] = {f"{prefix}{key}": value}
+        if isinstance(value, Mapping):
+            inner = {f"{prefix}{key}/{name}": each for name, each in value.items()}
+        elif isinstance(value, list | tuple):
+            inner = {f"{prefix}{key}/{place}": each for place, each in enumerate(value)}
+        for name, number in inner.items():
+            if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
+                yield Value(name, line["round"], float(number), now)
+
+
+def _facts(run: Path) -> dict[str, Any]:
+    """What privacy.json states, and its SHA-256; empty before the end of the run."""
+    try:
+        guarantee = read_object(run / "privacy.json")
+        digest = hashlib.sha256(read_bytes(run / "privacy.json")).hexdigest()
+    except FileError:
+        return {}
+    stated = {key: guarantee.get(key) for key in ("certified", "unit", "epsilon", "delta")}
+    return {**stated, "certificate-sha256": digest}
+
+
+def _described(error: Exception) -> str:
+    return printable(f"{type(error).__name__}: {error}")
+
+
+class _TensorBoard:
+    """Event files in ``tensorboard/`` of the run folder; numbers in double precision."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._path = folder.path / "tensorboard"
+        self._writer: Any = SummaryWriter(str(self._path))
+
+    def known(self) -> set[tuple[str, int]]:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        logging.getLogger("tensorboard").setLevel(logging.ERROR)  # an incomplete event of a crash is left out
+        events = EventAccumulator(str(self._path), size_guidance={"tensors": 0}).Reload()
+        return {(name, event.step) for name in events.Tags()["tensors"] for event in events.Tensors(name)}
+
+    def write(self, values: Sequence[Value]) -> None:
+        for value in values:
+            self._writer.add_scalar(value.name, value.value, value.round, new_style=True, double_precision=True)
+        self._writer.flush()
+
+    def finish(self, status: str, facts: Mapping[str, Any]) -> None:
+        self._writer.close()
+
+
+class _MLflow:
+    """A run of MLflow, whose id is in ``mlflow.json`` of the run folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        # MLflow sends telemetry unless these are set when it is imported.
+        os.environ.update({"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"})
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # a later round retries
+        from mlflow.tracking import MlflowClient
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        config, path = folder.config, folder.path.absolute()
+        own = f"sqlite:///{path}/mlflow.db"
+        uri = config.recording.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own
+        self._client: Any = MlflowClient(uri)
+        place = {"uri-sha256": hashlib.sha256(uri.encode()).hexdigest()}  # a URI may contain a password
+        about = read_object(path / "mlflow.json") if (path / "mlflow.json").exists() else {}
+        if about.get("uri-sha256") == place["uri-sha256"]:
+            self._run = str(about["run"])
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        name = config.recording.mlflow_experiment
+        if (experiment := self._client.get_experiment_by_name(name)) is not None:
+            number = experiment.experiment_id
+        else:
+            number = self._client.create_experiment(name, (path / "mlflow").as_uri() if uri == own else None)
+        self._run = self._client.create_run(number, run_name=folder.path.name).info.run_id
+        self._describe(config)
+        folder.write_json("mlflow.json", {**place, "run": self._run})
+
+    def _describe(self, config: RunConfig) -> None:
+        """Log the settings, without paths, addresses and other places."""
+        from mlflow.entities import Param
+
+        values = {name: value for name, value in config.values.items() if not SETTINGS[name].place}
+        settings = [Param(name, str(value)[:_CHARACTERS]) for name, value in values.items()]
+        for part in range(0, len(settings), _PARAMETERS):
+            self._client.log_batch(self._run, params=settings[part : part + _PARAMETERS])
+
+    def known(self) -> set[tuple[str, int]]:
+        names = self._client.get_run(self._run).data.metrics
+        return {(name, each.step) for name in names for each in self._client.get_metric_history(self._run, name)}
+
+    def write(self, values: Sequence[Value]) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [Metric(value.name, value.value, value.time, value.round) for value in values]
+        for part in range(0, len(metrics), _METRICS):
+            self._client.log_batch(self._run, metrics=metrics[part : part + _METRICS])
+
+    def finish(self, status: str, facts: Mapping[str, Any]) -> None:
+        for name, value in facts.items():
+            self._client.set_tag(
+                self._run, f"coterie.{name}", json.dumps(value) if not isinstance(value, str) else value
+            )
+        self._client.set_terminated(self._run, status)
+
+
+_SERIES: Mapping[str, Callable[[RunFolder], Series]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}

@@ -1,0 +1,222 @@
+"""Series in TensorBoard and MLflow: released values, the ledger's epsilon, no duplicates after a crash."""
+
+import json
+import math
+import os
+import socket
+import sys
+from contextlib import closing
+
+import pytest
+from commands import TINY, assert_refused, lines, settings
+
+from coterie.engine import LocalGrid
+from coterie.server import ConfigError, RunConfig, RunFolder, recorders, run
+from coterie.server.app import open_folder
+from coterie.server.recorders import recording, values_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")  # of SQLAlchemy
+
+BOTH = {"recorders": "tensorboard,mlflow", "evaluate": "diagnostic"}
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Every connection fails the test."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError(f"a connection to {args[1:]}")
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def config(**changes):
+    return RunConfig(TINY | BOTH | {key.replace("_", "-"): value for key, value in changes.items()})
+
+
+def train(path, **changes):
+    with closing(RunFolder.create(path, config(**changes))) as folder:
+        return run(folder, LocalGrid(TINY["clients"]))
+
+
+def tensorboard(path):
+    """Values by name and round; every value once."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    events = EventAccumulator(str(path / "tensorboard"), size_guidance={"tensors": 0}).Reload()
+    found = [
+        ((name, e.step), make_ndarray(e.tensor_proto).item())
+        for name in events.Tags()["tensors"]
+        for e in events.Tensors(name)
+    ]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def mlflow(path, uri=None):
+    """The only MLflow run, and its values by name and round; every value once."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri or f"sqlite:///{path}/mlflow.db")
+    (stored,) = client.search_runs([client.get_experiment_by_name("Coterie").experiment_id])
+    found = [
+        ((name, each.step), each.value)
+        for name in stored.data.metrics
+        for each in client.get_metric_history(stored.info.run_id, name)
+    ]
+    assert len(dict(found)) == len(found)
+    return stored, dict(found)
+
+
+def test_epsilon_is_the_ledgers_and_only_released_values_are_recorded(tmp_path):
+    train(tmp_path / "run")
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    ledger = lines(tmp_path / "run" / "ledger.jsonl")
+    stored, of_mlflow = mlflow(tmp_path / "run")
+    of_tensorboard = tensorboard(tmp_path / "run")
+    assert of_mlflow == of_tensorboard == {v[:2]: v.value for line in metrics for v in values_of(line)}
+    assert {number: of_mlflow["epsilon", number] for number in (1, 2)} == {c["round"]: c["epsilon"] for c in ledger}
+    assert not [name for name, _ in of_mlflow if "accuracy" in name]
+    certificate = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert stored.info.status == "FINISHED"
+    assert json.loads(stored.data.tags["coterie.epsilon"]) == certificate["epsilon"]
+    assert stored.data.params["privacy.epsilon"] == "8.0"
+    everything = json.dumps([stored.data.params, stored.data.tags])
+    assert str(tmp_path) not in everything
+
+
+@pytest.mark.parametrize("unit", ["client", "none"])
+def test_exact_scores_are_recorded_on_request_or_without_privacy(tmp_path, unit):
+    train(tmp_path / "run", privacy_unit=unit, record_diagnostics=unit == "client", recorders="tensorboard")
+    found = tensorboard(tmp_path / "run")
+    (exact,) = lines(tmp_path / "run" / "diagnostics.jsonl")
+    prefix = "diagnostics/" if unit == "client" else ""
+    assert found[f"{prefix}accuracy", 2] == exact["accuracy"]
+    assert ("epsilon", 2) in found if unit == "client" else ("epsilon", 2) not in found  # infinite
+    assert not [name for name, _ in found if "/client_" in f"/{name}"]
+
+
+def test_a_private_accuracy_is_recorded(tmp_path):
+    train(tmp_path / "run", evaluate="private", evaluate_noise=0.5)
+    kept = {line["round"]: line["accuracy"] for line in lines(tmp_path / "run" / "metrics.jsonl") if "accuracy" in line}
+    for found in (tensorboard(tmp_path / "run"), mlflow(tmp_path / "run")[1]):
+        assert {number: value for (name, number), value in found.items() if name == "accuracy"} == kept != {}
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("where", ["before metrics.jsonl", "after metrics.jsonl", "after the series"])
+def test_a_resumed_run_continues_its_series_without_duplicates(tmp_path, monkeypatch, where):
+    original = RunFolder.round_finished
+
+    def dies(folder, line):
+        if line["round"] == 2:
+            if where == "after metrics.jsonl":
+                folder.on_metrics = lambda line: None
+            if where != "before metrics.jsonl":
+                original(folder, line)
+            raise Killed
+        original(folder, line)
+
+    monkeypatch.setattr(
+        recorders._Recording,
+        "finish",
+        lambda self, status: self._series._writer.close() if hasattr(self._series, "_writer") else None,
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "round_finished", dies)
+        with pytest.raises(Killed):
+            train(tmp_path / "run", rounds=3)
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    before = len(tensorboard(tmp_path / "run"))
+    with file.open("ab") as events:
+        events.write(b"\x18\x00\x00\x00")  # an incomplete event
+    monkeypatch.undo()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with closing(RunFolder.resume(tmp_path / "run", {})) as folder:
+        run(folder, LocalGrid(TINY["clients"]))
+    expected = {v[:2]: v.value for line in lines(tmp_path / "run" / "metrics.jsonl") for v in values_of(line)}
+    stored, found = mlflow(tmp_path / "run")
+    assert found == expected == tensorboard(tmp_path / "run")
+    assert {number for _, number in found} == {1, 2, 3}
+    assert 0 < before < len(found)
+    assert stored.info.status == "FINISHED"
+
+
+def test_another_tracking_uri_gets_the_whole_series(tmp_path, monkeypatch):
+    train(tmp_path / "run", recorders="mlflow", stop_after=1)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{tmp_path}/team.db")
+    with closing(RunFolder.resume(tmp_path / "run", {"stop-after": 1})) as folder, recording(folder):
+        pass
+    assert mlflow(tmp_path, uri)[1] == mlflow(tmp_path / "run")[1]
+
+
+def test_a_recorder_that_fails_does_not_stop_the_run(tmp_path, monkeypatch):
+    write, calls = recorders._MLflow.write, []
+
+    def fails_once(self, values):
+        calls.append(len(values))
+        if len(calls) == 1:
+            raise OSError("no space")
+        write(self, values)
+
+    monkeypatch.setattr(recorders._MLflow, "write", fails_once)
+    train(tmp_path / "run")
+    assert mlflow(tmp_path / "run")[1] == tensorboard(tmp_path / "run")
+    assert calls[1] > calls[0]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_a_missing_library_is_told_before_there_is_a_folder(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"requires {name}.*pip install 'coterie\[{name}\]'"):
+        open_folder(TINY | {"recorders": name, "out": str(tmp_path / "run")}, tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tracking_server_that_cannot_be_reached(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        closing(RunFolder.create(tmp_path / "run", config(mlflow_uri=f"sqlite:///{tmp_path}/file/x.db"))) as folder,
+        pytest.raises(ConfigError, match="mlflow cannot be opened"),
+    ):
+        run(folder, LocalGrid(TINY["clients"]))
+
+
+@pytest.mark.parametrize("names", ["tensorbord", "mlflow,mlflow", "mlflow,", " "])
+def test_names_of_recorders(names):
+    with pytest.raises(ConfigError, match=r"recorders = .*tensorboard, mlflow"):
+        config(recorders=names)
+
+
+def test_names_from_clients_and_numbers_that_are_none_are_left_out():
+    line = {
+        "round": 3,
+        "epsilon": math.inf,
+        "seconds": 1,
+        "histogram": [1.5, math.nan],
+        "replies": {"asked": 4, "dropped": {"any text of a client": 1}},
+        "notes": {"a": 1},
+        "flag": True,
+        "text": "x",
+    }
+    found = {value.name: (value.round, value.value) for value in values_of(line)}
+    assert found == {"seconds": (3, 1.0), "histogram/0": (3, 1.5), "replies/asked": (3, 4.0)}
+
+
+def test_mlflow_sends_no_telemetry(tmp_path):
+    train(tmp_path / "run", recorders="mlflow")
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    from mlflow.telemetry.utils import is_telemetry_disabled
+
+    assert is_telemetry_disabled()
+
+
+def test_the_command(coterie, tmp_path):
+    status, _, err = coterie("run", *settings(recorders="tensorboard"), "--out", str(tmp_path / "run"))
+    assert (status, tensorboard(tmp_path / "run") != {}) == (0, True), err
+    assert_refused(coterie("run", *settings(recorders="wandb")), "recorders", "tensorboard, mlflow")
