@@ -19,6 +19,7 @@ from coterie.cli.audit import audit
 from coterie.cli.bench import bench
 from coterie.cli.certs import certs
 from coterie.cli.client import client, fab_hash
+from coterie.cli.predict import assign, export, predict
 from coterie.cli.purge import purge
 from coterie.cli.run import run
 from coterie.cli.status import status
@@ -55,6 +56,9 @@ for command in (
     listings.datasets,
     listings.models,
     listings.report,
+    predict,
+    assign,
+    export,
     audit,
     bench,
     certs,
@@ -72,6 +76,7 @@ cli.add_typer(privacy.app, name="privacy")
 _EXPECTED = {
     "coterie.bench": ("BenchError",),
     "coterie.files": ("FileError",),
+    "coterie.inference": ("InferenceError",),
     "coterie.privacy": ("PrivacyError", "LedgerError"),
     "coterie.datasets": ("DataError",),
     "coterie.engine": ("EngineError",),

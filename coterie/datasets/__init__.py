@@ -1,7 +1,18 @@
 """Data sets, the distribution shifts that define hidden client groups, and the partition among clients."""
 
 from coterie.datasets.federation import Federation, Shard, TestSet, assign_groups, federate, parse_groups
-from coterie.datasets.own import OWN_DATA, Declared, Facts, OwnFederation, describe, facts, own_federation, own_shard
+from coterie.datasets.own import (
+    OWN_DATA,
+    Declared,
+    Facts,
+    LocalRecords,
+    OwnFederation,
+    describe,
+    facts,
+    local_records,
+    own_federation,
+    own_shard,
+)
 from coterie.datasets.registry import DATASETS, download, load
 from coterie.datasets.shifts import LINES, SHIFTS, Shift
 from coterie.datasets.sources import DataError, DatasetInfo, Source
@@ -18,6 +29,7 @@ __all__ = [
     "Declared",
     "Facts",
     "Federation",
+    "LocalRecords",
     "OwnFederation",
     "Shard",
     "Shift",
@@ -29,6 +41,7 @@ __all__ = [
     "facts",
     "federate",
     "load",
+    "local_records",
     "own_federation",
     "own_shard",
     "parse_groups",

@@ -137,15 +137,23 @@ class Federation:
         times faster, which matters most under noise.
         """
         images = self._source.kind == "images"
-        scaled = np.array(x, dtype=np.float32 if images else x.dtype)
-        if x.dtype == np.uint8:
-            scaled /= 255
+        scaled = fractions(x) if images else np.array(x)
         shifted, targets = self._shift(scaled, y.copy(), group, self.num_groups, self.num_classes, self._seed)
-        if not images:
-            return np.ascontiguousarray(shifted), targets
-        centred = 2 * shifted - 1
-        features = centred if self._transform is None else self._transform(centred)
-        return np.ascontiguousarray(features, dtype=np.float32), targets
+        return (centred(shifted, self._transform) if images else np.ascontiguousarray(shifted)), targets
+
+
+def fractions(pixels: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    """Return a copy of images with pixels in [0, 1]; integers range from 0 to 255."""
+    scaled = np.array(pixels, np.float32)
+    if pixels.dtype == np.uint8:
+        scaled /= 255
+    return scaled
+
+
+def centred(images: npt.NDArray[np.float32], transform: Transform | None) -> npt.NDArray[np.float32]:
+    """Map pixels from [0, 1] to [-1, 1], and apply the transform."""
+    mapped = 2 * images - 1
+    return np.ascontiguousarray(mapped if transform is None else transform(mapped), dtype=np.float32)
 
 
 def _need_identity(transform: Transform, source: Source) -> None:

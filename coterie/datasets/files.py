@@ -55,6 +55,7 @@ class Records:
         whole: whether pixels are integers in 0..255; otherwise fractions in [0, 1].
         labelled: whether `y` holds labels; otherwise real-valued targets. None if the file does not specify it.
         problems: the problems of records that were dropped or clamped.
+        has_targets: whether the file has labels or targets; otherwise `y` is zero.
     """
 
     where: str
@@ -65,6 +66,7 @@ class Records:
     whole: bool
     labelled: bool | None
     problems: tuple[str, ...] = ()
+    has_targets: bool = True
 
     def divided(self) -> tuple[Records, Records]:
         """Return the training and the held-out records; the same object twice if none is held out."""
@@ -156,12 +158,14 @@ class Records:
         return replace(self, x=self.x[rows], y=self.y[rows], held_out=self.held_out[rows])
 
 
-def read(path: Path, shape: Shape | None) -> tuple[Records, Records | None]:
+def read(path: Path, shape: Shape | None, *, need_targets: bool = True) -> tuple[Records, Records | None]:
     """Read the training records and, if present, the test records.
 
     Args:
         path: a file or a folder.
         shape: (C, H, W) to which images are converted, or (F,); None only inspects images.
+        need_targets: whether records must have labels or targets. Otherwise an archive may lack `y`, a table the
+            column, and a folder may hold images without folders of classes.
 
     Raises:
         DataError: the path does not exist or cannot be read.
@@ -169,10 +173,10 @@ def read(path: Path, shape: Shape | None) -> tuple[Records, Records | None]:
     root = path.expanduser()
     try:
         if not root.is_dir():
-            return _file(root)
+            return _file(root, need_targets)
         train, test = find(root, "train"), find(root, "test")
         if train is None and test is None:
-            return _pictures(root, root, shape), None
+            return _pictures(root, root, shape, need_targets), None
         if train is None:
             raise DataError(f"{root} contains test data but no training data; add train.* or the folder train")
         return _part(train, root, shape), None if test is None else _part(test, root, shape)
@@ -208,14 +212,14 @@ def labels(y: npt.NDArray[np.float64], labelled: bool | None) -> str:
 # ---- one file --------------------------------------------------------------------------------------------------------
 
 
-def _file(path: Path) -> tuple[Records, Records | None]:
+def _file(path: Path, need_targets: bool = True) -> tuple[Records, Records | None]:
     forms = f"{', '.join(READERS)}, a folder of images, or a folder of train.* and test.*"
     if not path.exists():
         raise DataError(f"{path} does not exist; supported data: {forms}")
     if path.suffix.lower() not in READERS:
         raise DataError(f"{path}: unsupported file type {path.suffix or '(no suffix)'}; supported data: {forms}")
     _need_regular(path)
-    return READERS[path.suffix.lower()](path)
+    return READERS[path.suffix.lower()](path, need_targets)
 
 
 def _need_regular(path: Path) -> None:
@@ -241,7 +245,7 @@ def _part(path: Path, home: Path, shape: Shape | None) -> Records:
     return records
 
 
-def _npz(path: Path) -> tuple[Records, Records | None]:
+def _npz(path: Path, need_targets: bool) -> tuple[Records, Records | None]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name: f"{name}.npy" for name in ("x", "y", "x_test", "y_test")}
@@ -257,6 +261,8 @@ def _npz(path: Path) -> tuple[Records, Records | None]:
             "x=..., y=...). Pickled objects are rejected because they could run code"
         ) from None
     needed = ["x", "y"] + (["x_test", "y_test"] if arrays.keys() & {"x_test", "y_test"} else [])
+    if not need_targets and arrays.keys() == {"x"}:
+        return _records(f"{path}: x", arrays["x"], None), None
     for name in needed:
         if name not in arrays:
             raise DataError(f"{path} has no array {name!r}; expected {', '.join(needed)}")
@@ -292,7 +298,7 @@ def _array(archive: zipfile.ZipFile, member: str) -> Array:
     return values
 
 
-def _csv(path: Path) -> tuple[Records, None]:
+def _csv(path: Path, need_targets: bool) -> tuple[Records, None]:
     _need_at_most(MAX_BYTES // 4, path.stat().st_size, str(path), "holds")  # a cell of 2 bytes takes 8 in memory
     try:
         with _text(path) as file, warnings.catch_warnings():
@@ -309,16 +315,18 @@ def _csv(path: Path) -> tuple[Records, None]:
             "then lines of numbers, separated by commas"
         )
         names, values = _csv_rows(path)
-        if not set(names) & set(_TARGETS):
+        if need_targets and not set(names) & set(_TARGETS):
             raise DataError(problem) from None
         problems: tuple[str, ...] = (problem,)
     else:
         problems = ()
     values = values if values.size else np.zeros((0, len(names)))
-    own = _target(path, names)
+    own = _target(path, names, need_targets)
     if values.shape[1] != len(names):  # rows with another number of columns; there may be only one row
         problems += (f"{path}: the first line names {len(names)} columns, but rows have {values.shape[1]}",)
         values = np.zeros((0, len(names)))
+    if own is None:
+        return _records(str(path), values, None, whole=True, problems=problems), None
     x, y = np.delete(values, own, axis=1), values[:, own]
     return _records(str(path), x, y, whole=True, labelled=names[own] == "label", problems=problems), None
 
@@ -374,7 +382,7 @@ def _csv_rows(path: Path) -> tuple[list[str], Array]:
     return names, np.array(values, np.float64).reshape(-1, len(names) or 1)
 
 
-def _parquet(path: Path) -> tuple[Records, None]:
+def _parquet(path: Path, need_targets: bool) -> tuple[Records, None]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -387,7 +395,7 @@ def _parquet(path: Path) -> tuple[Records, None]:
                 kind = field.type.value_type if pyarrow.types.is_dictionary(field.type) else field.type
                 if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
                     raise DataError(f"{path}: column {_short(field.name)!r}: {_short(kind)} {_NO_NUMBERS}")
-            own = _target(path, schema.names)
+            own = _target(path, schema.names, need_targets)
             rows = max(file.metadata.num_rows, sum(file.metadata.row_group(i).num_rows for i in range(groups)))
             _need_at_most(MAX_BYTES, 8 * rows * len(schema), str(path), "unpacks to")
             columns = [column.to_numpy() for column in file.read().columns]
@@ -397,14 +405,18 @@ def _parquet(path: Path) -> tuple[Records, None]:
         raise DataError(f"{path} is not a valid parquet file ({_short(error)}); write it again") from None
     # Use the schema: a missing value turns an integer column into floats.
     whole = all(pyarrow.types.is_integer(field.type) for i, field in enumerate(schema) if i != own)
-    features = columns[:own] + columns[own + 1 :]
-    x = np.column_stack(features) if features else np.zeros((len(columns[own]), 0))
+    features = [column for i, column in enumerate(columns) if i != own]
+    x = np.column_stack(features) if features else np.zeros((rows, 0))
+    if own is None:
+        return _records(str(path), x, None, whole), None
     return _records(str(path), x, columns[own], whole, labelled=schema.names[own] == "label"), None
 
 
-def _target(path: Path, names: Sequence[str]) -> int:
-    """Return the index of the label or target column."""
+def _target(path: Path, names: Sequence[str], needed: bool) -> int | None:
+    """Return the index of the label or target column; None if there is none, and none is needed."""
     targets = [i for i, name in enumerate(names) if name in _TARGETS]
+    if not targets and not needed:
+        return None
     if len(targets) != 1:
         some = _short(", ".join(names[:8]) + (", ..." if len(names) > 8 else ""))
         raise DataError(
@@ -421,7 +433,7 @@ def _short(message: object) -> str:
 
 
 #: File readers by suffix.
-READERS: dict[str, Callable[[Path], tuple[Records, Records | None]]] = {
+READERS: dict[str, Callable[[Path, bool], tuple[Records, Records | None]]] = {
     ".npz": _npz,
     ".csv": _csv,
     ".parquet": _parquet,
@@ -431,12 +443,14 @@ READERS: dict[str, Callable[[Path], tuple[Records, Records | None]]] = {
 def _records(
     where: str,
     x: Array,
-    y: Array,
+    y: Array | None,
     whole: bool | None = None,
     labelled: bool | None = None,
     problems: tuple[str, ...] = (),
 ) -> Records:
     """Validate records independently of a run; drop records with missing values."""
+    has_targets = y is not None
+    y = np.zeros(len(x) if x.ndim else 0) if y is None else y
     _need_numbers(where, x)
     _need_numbers(where, y)
     if y.ndim != 1 or x.ndim < 2 or len(x) != len(y):
@@ -459,7 +473,7 @@ def _records(
     images = (1, *x.shape[1:])[-3:] if x.ndim in (3, 4) else None
     what = f"images of {_sizes(images)}" if images else f"records of {_sizes(x.shape[1:])}"
     held_out = np.fromiter(map(_is_held_out, x, y), bool, len(y))
-    records = Records(where, what, x, y, held_out, whole, labelled, problems)
+    records = Records(where, what, x, y, held_out, whole, labelled, problems, has_targets)
     return records._labelled() if labelled else records
 
 
@@ -488,18 +502,23 @@ def _sizes(shape: Shape) -> str:
 # ---- a folder of images ----------------------------------------------------------------------------------------------
 
 
-def _pictures(folder: Path, home: Path, shape: Shape | None) -> Records:
-    """Read the images of FOLDER/CLASS/*; `home` holds the class names."""
+def _pictures(folder: Path, home: Path, shape: Shape | None, need_targets: bool = True) -> Records:
+    """Read the images of FOLDER/CLASS/*; `home` holds the class names.
+
+    If no targets are needed and there are no folders of classes, read FOLDER/*.
+    """
     if shape is not None and (len(shape) != 3 or shape[0] not in (1, 3)):
         raise DataError(f"{folder} contains images, which have 1 or 3 channels, but the run expects {_sizes(shape)}")
     names = _class_names(home / _CLASSES)
     x, y, held_out, sizes, problems = [], [], [], set(), []
-    for subfolder in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+    subfolders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    has_targets = need_targets or bool(subfolders)
+    for subfolder in subfolders if has_targets else [folder]:
         for file in sorted(subfolder.iterdir()):
             if file.suffix.lower() not in _PICTURES or file.name.startswith("."):
                 continue
             try:
-                label = _label(subfolder, names)
+                label = _label(subfolder, names) if has_targets else 0
                 own, asked = _picture(file, shape)
             except DataError as error:
                 problems.append(str(error))
@@ -516,7 +535,8 @@ def _pictures(folder: Path, home: Path, shape: Shape | None) -> Records:
     what = f"images of {_sizes(sizes.pop())}" if len(sizes) == 1 else "images of different sizes"
     pixels = np.stack(x) if x else np.zeros((0, *(shape or (0,))), np.uint8)
     every = np.array(held_out, bool)
-    return Records(str(folder), what, pixels, np.array(y, float), every, True, True, tuple(problems))
+    labelled = True if has_targets else None
+    return Records(str(folder), what, pixels, np.array(y, float), every, True, labelled, tuple(problems), has_targets)
 
 
 def _class_names(path: Path) -> list[str] | None:

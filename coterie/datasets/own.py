@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from flwr.common.logger import log
 
-from coterie.datasets.federation import Federation, Shard, Transform
+from coterie.datasets.federation import Federation, Shard, Transform, centred, fractions
 from coterie.datasets.files import READERS, Records, Shape, find, labels, read
 from coterie.datasets.registry import DATASETS, load
 from coterie.datasets.shifts import no_shift
@@ -278,6 +279,39 @@ def _parts(
     same = test is train
     train = accepted(accepted(train).fitted(shape, num_classes, span))
     return train, train if same else accepted(accepted(test).fitted(shape, num_classes, span))
+
+
+@dataclass(frozen=True, eq=False)
+class LocalRecords:
+    """Records of a local file, prepared for a trained model.
+
+    Attributes:
+        where: their location, for messages.
+        x: (n, ...) prepared examples.
+        y: (n,) labels or real targets; None if the file has none.
+        unused: number of test records in the same file, which are not read.
+    """
+
+    where: str
+    x: npt.NDArray[Any]
+    y: npt.NDArray[Any] | None
+    unused: int = 0
+
+
+def local_records(path: Path, known: Facts, transform: Transform | None) -> LocalRecords:
+    """Read the records of a file and prepare them as for training; none is dropped or clamped.
+
+    Raises:
+        DataError: the file cannot be read, or a record does not match ``known``.
+    """
+    if known.kind == "tokens":
+        raise DataError("the models expect text, but files contain images or vectors; use coterie.load in Python")
+    records, test = read(path, known.shape, need_targets=False)
+    records = records.fitted(known.shape, known.num_classes)
+    if records.problems:
+        raise DataError(records.problems[0])
+    x = centred(fractions(records.x), transform) if known.kind == "images" else records.x
+    return LocalRecords(str(path), x, records.y if records.has_targets else None, 0 if test is None else len(test.y))
 
 
 def describe(path: str, declared: Declared | None = None) -> str:

@@ -36,6 +36,7 @@ class Statistics:
         accepted: number of valid replies to them.
         dropped: numbers of dropped replies by reason: printable text, a bounded number of reasons.
         traffic: messages and bytes of arrays in this round, both ways, without introductions.
+        labels: the latest label of each client, of updates that were released with their labels.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,7 @@ class Statistics:
         self.accepted = 0
         self.dropped: Counter[str] = Counter()
         self.traffic: Counter[str] = Counter()
+        self.labels: dict[int, int] = {}
         self._before = (0, 0, Counter[str]())
 
     def sent(self, content: RecordDict, count: int = 1) -> None:

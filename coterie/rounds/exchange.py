@@ -202,6 +202,8 @@ class Exchange(Generic[C, R]):
                 reply = self._phase.read(self._run, self.request, client, content)
                 self._contributions.add(slots[client], reply.label, reply.redrawn_label, reply.update)
                 self._phase.received(reply)
+                if self._run.plan.unit != "client" and isinstance(self._phase, SumsPhase):
+                    self._run.statistics.labels[client] = reply.label
                 self._run.statistics.accepted += 1
             except ReplyError as error:
                 self.batch.drop(client, str(error))

@@ -6,7 +6,7 @@ metrics.jsonl         a line per round: released or charged values, and time
 diagnostics.jsonl     a line per evaluation with exact scores, which are outside the guarantee
 ledger.jsonl          a line per charge, written and synced before its release
 privacy.json          the certificate
-models/               ``cluster-<j>.safetensors``
+models/               ``cluster-<j>.safetensors``, each with its card (model_card.py)
 checkpoint/           ``state.safetensors``, replaced atomically after every round
 clients/              state of simulated clients, a file each; never part of a release
 evidence/             inputs of the clustering, where the server sees them: ``NAME.npz``, as exact as it sees them
@@ -29,6 +29,7 @@ import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,6 +54,7 @@ from coterie.files import (
     write_atomic,
 )
 from coterie.messages import Layout
+from coterie.model_card import ModelCard
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
 from coterie.progress import ProgressCallback, ignore_progress
@@ -246,13 +248,18 @@ class RunFolder:
         self.write_json("privacy.json", document)
         return document
 
-    def write_models(self, models: np.ndarray, layout: Layout) -> None:
-        """One file per cluster, with the network's name beside the parameters."""
+    def write_models(self, models: np.ndarray, layout: Layout, card: ModelCard) -> None:
+        """One file per model, with its card beside the parameters.
+
+        Args:
+            models: (k, d).
+            layout: of a model.
+            card: of the first; the others differ in ``cluster``.
+        """
         private_folder(self.path / "models")
-        training = self.config.training
-        about = {"model": training.model, "features": training.features, "dataset": self.config.data.dataset}
         for cluster, model in enumerate(models):
             tensors = {name: values.copy() for name, values in layout.split(model).items()}
+            about = replace(card, cluster=cluster).to_json()
             _replace(self.path / "models" / f"cluster-{cluster}.safetensors", _tensors(tensors, about))
 
     def amend_last(self, evaluation: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ SCORES = (
     "worst_client_accuracy",
     "max_disparity",
 )
-SCORES_OF_CLIENTS = ("client_accuracy", "client_group", "client_loss")
+SCORES_OF_CLIENTS = ("client_id", "client_accuracy", "client_cluster", "client_group", "client_loss")
 
 IntArray = npt.NDArray[np.int64]
 
@@ -77,7 +77,9 @@ def summarise(replies: Sequence[EvaluationReply]) -> MetricRecord:
         "worst_group_accuracy": min(per_group),
         "worst_client_accuracy": float(accuracy.min()),
         "max_disparity": float(np.ptp(accuracy)),
+        "client_id": [reply.client_id for reply in replies],
         "client_accuracy": accuracy.tolist(),
+        "client_cluster": clusters.tolist(),
         "client_group": named.tolist(),
     }
     losses = [reply.loss for reply in replies if reply.loss is not None]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import resource
 import time
 from collections import Counter
+from collections.abc import Mapping
+from hashlib import sha256
 from logging import WARNING
 from typing import Any
 
@@ -14,9 +16,12 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from coterie import __version__
 from coterie import models as networks
+from coterie.files import read_bytes
 from coterie.logs import printable
 from coterie.messages import Layout, pack_models, unpack_models
+from coterie.model_card import ModelCard, scaling_of
 from coterie.privacy import Streams
 from coterie.server import planning
 from coterie.server.config import RunConfig
@@ -25,6 +30,7 @@ from coterie.server.folder import RunFolder
 from coterie.server.metrics import OUTSIDE, SCORES, SCORES_OF_CLIENTS, summarise, summarise_records
 from coterie.server.recorders import recording
 from coterie.strategies import ClusteredStrategy, StrategyError
+from coterie.wire import LabelRequest
 
 _TRAFFIC = ("messages_down", "messages_up", "bytes_down", "bytes_up")
 
@@ -68,8 +74,8 @@ def _run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     except StrategyError as error:
         raise RunError(f"{error}{_most_common(strategy.statistics.dropped, '')}") from error
     trained, layout = unpack_models(result.arrays)
-    folder.write_models(trained, layout)
     guarantee = folder.certify()
+    folder.write_models(trained, layout, _card(config, strategy, guarantee, folder, len(trained)))
     if strategy.statistics.asked and not strategy.statistics.accepted:
         folder.failure = f"no valid reply in the whole run{_most_common(strategy.statistics.dropped)}"
         raise RunError(folder.failure)
@@ -77,6 +83,9 @@ def _run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     if exact is not None:
         folder.write_json("diagnostics.json", exact)
     outcome = _result(config, guarantee, folder, result, time.perf_counter() - started)
+    sites = _sites(strategy, len(folder.metrics()), _last_evaluation(result)[1])
+    if sites:
+        outcome["sites"] = [{"client": client, "cluster": sites[client]} for client in sorted(sites)]
     folder.write_json("result.json", outcome)
     if strategy.statistics.dropped:
         log(WARNING, "%s replies were dropped", strategy.statistics.dropped.total())
@@ -84,6 +93,49 @@ def _run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
         done, planned = outcome["rounds"], config.run.rounds
         raise RunError(f"the budget is exhausted after {done} of {planned} rounds; models and results are saved")
     return {**outcome, "diagnostics": exact}
+
+
+def _card(
+    config: RunConfig, strategy: ClusteredStrategy, guarantee: Mapping[str, Any], folder: RunFolder, models: int
+) -> ModelCard:
+    """The card of the first model."""
+    request, facts = strategy.evaluation(), config.facts
+    of_records = request.encoder if isinstance(request, LabelRequest) else None
+    return ModelCard(
+        strategy=config.run.strategy,
+        dataset=config.data.dataset,
+        model=config.training.model,
+        features=config.training.features,
+        kind=facts.kind,
+        shape=facts.shape,
+        num_classes=facts.num_classes,
+        cluster=0,
+        clusters=models if of_records is None else config.run.clusters,
+        additive=request.additive,
+        encoder=of_records,
+        scaling=scaling_of(facts.kind),
+        rounds=len(folder.metrics()),
+        unit=config.privacy.privacy_unit,
+        epsilon=guarantee["epsilon"],
+        delta=guarantee["delta"],
+        certified=guarantee["certified"],
+        certificate=sha256(read_bytes(folder.path / "privacy.json")).hexdigest(),
+        version=__version__,
+    )
+
+
+def _sites(strategy: ClusteredStrategy, rounds: int, evaluation: Mapping[str, Any]) -> dict[int, int]:
+    """The cluster of every client, as far as the guarantee allows to publish it.
+
+    At record level clients release their labels, or the server computes them from releases. Without privacy, they also
+    report the label of the evaluated model. At client level only noisy sizes of clusters are released.
+    """
+    if strategy.plan.unit == "client" or not strategy.clustered:
+        return {}
+    sites = dict(strategy.membership(rounds))
+    if not strategy.plan.private:
+        sites |= dict(zip(evaluation.get("client_id", ()), evaluation.get("client_cluster", ()), strict=True))
+    return sites
 
 
 def rounds_of(config: RunConfig) -> int:

@@ -365,6 +365,16 @@ class ClusteredStrategy(Method, RoundsStrategy):
         )
         return list(exchange.batch.messages.values())
 
+    def membership(self, number: int) -> Mapping[int, int]:
+        """The cluster of each client after round ``number``: assigned, or of its latest released label.
+
+        Empty at client level, where labels are not released.
+        """
+        if self.plan.unit == "client":
+            return {}
+        assigned = self.assignments(number)
+        return self.statistics.labels if assigned is None else assigned
+
     def _evaluating(self) -> list[int]:
         """The registered clients that evaluate, of an order drawn once."""
         present = sorted(self.registry.nodes)

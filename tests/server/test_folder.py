@@ -3,6 +3,7 @@
 import json
 import tomllib
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from coterie.messages import Layout
+from coterie.model_card import ModelCard
 from coterie.privacy import BudgetError, Event, LedgerError, epsilon
 from coterie.server import FolderError, RunConfig, RunFolder, planning
 from coterie.settings import RENAMED, flat
@@ -302,15 +304,31 @@ def test_automatic_evaluation_is_resolved_once(tmp_path):
         RunFolder.resume(tmp_path / "run", {"evaluate": "off"})
 
 
-def test_models_carry_the_name_of_their_network(folder, path):
+def test_models_carry_their_cards(folder, path):
+    card = ModelCard(
+        strategy="ifca",
+        dataset="digits",
+        model="linear",
+        features="none",
+        kind="vectors",
+        shape=(3,),
+        num_classes=2,
+        cluster=0,
+        clusters=2,
+        scaling="none",
+        rounds=4,
+        unit="client",
+        certificate="0" * 64,
+        version="0",
+    )
     models = state().models
-    folder.write_models(models, LAYOUT)
+    folder.write_models(models, LAYOUT, card)
     for cluster in (0, 1):
         tensors = load_file(path / "models" / f"cluster-{cluster}.safetensors")
         np.testing.assert_array_equal(LAYOUT.flatten(tensors), models[cluster])
         assert tensors["weight"].shape == (2, 3)
         with safe_open(path / "models" / f"cluster-{cluster}.safetensors", framework="numpy") as file:
-            assert json.loads(file.metadata()["about"]) == {"model": "linear", "features": "none", "dataset": "digits"}
+            assert ModelCard.parse(file.metadata()["about"]) == replace(card, cluster=cluster)
 
 
 def test_evidence_is_kept_as_it_was_seen_and_replaced_atomically(folder, path, monkeypatch):

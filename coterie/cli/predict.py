@@ -1,0 +1,163 @@
+"""``coterie predict``, ``coterie assign`` and ``coterie export``."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
+
+import typer
+
+from coterie.cli.console import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from coterie.datasets import LocalRecords
+    from coterie.inference import TrainedModels
+
+Outputs: TypeAlias = "npt.NDArray[Any]"
+_Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a folder with its model files.")]
+_File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="Records: .npz, .csv, .parquet or a folder of images; labels optional.")
+]
+_Site = Annotated[int | None, typer.Option(metavar="N", help="Use the model of this client of the run.")]
+_Trust = Annotated[
+    bool, typer.Option("--trust-code", help="Import the Python module that a model file names as its network.")
+]
+
+
+def predict(
+    run: _Run,
+    file: _File,
+    site: _Site = None,
+    cluster: Annotated[int | None, typer.Option(metavar="J", help="Use the model of this cluster.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write; default: standard output.")] = None,
+    trust_code: _Trust = False,
+) -> None:
+    """Predict with the models of a run. Without --site or --cluster, the model that fits the labels of FILE best.
+
+    Nothing leaves this machine. The output has a line per record, in the order of FILE: its number from 0, the
+    cluster, the prediction, and for classes the probability that the model gives it.
+    """
+    from coterie.inference import InferenceError, load
+
+    if site is not None and cluster is not None:
+        raise InferenceError("--site and --cluster both choose a model; give one of them")
+    models = load(run, site=site, trust_code=trust_code)
+    records = models.read(file)
+    chosen = _cluster(models, records, site, cluster)
+    outputs = models.outputs(records.x, chosen)
+    rows = _rows(models, outputs, chosen)
+    if out is None:
+        _write_csv(sys.stdout, rows)
+    else:
+        with out.open("w", newline="") as opened:
+            _write_csv(opened, rows)
+    for note in _notes(models, records, chosen, outputs):
+        print(note, file=sys.stderr)
+
+
+def assign(run: _Run, file: _File, site: _Site = None, trust_code: _Trust = False, as_json: JsonFlag = False) -> None:
+    """Find the cluster that fits the labelled records of FILE best, such as those of a site that never trained.
+
+    Nothing leaves this machine, so this has no privacy cost.
+    """
+    from coterie.inference import load
+
+    models = load(run, site=site, trust_code=trust_code)
+    records = models.read(file)
+    if models.clusters_records:
+        labels = models.predict(records.x, 0)
+        counts = [int((labels == j).sum()) for j in range(models.card.clusters)]
+        if as_json:
+            print_json({"clusters": counts, "records": len(labels)})
+            return
+        print(*(f"cluster {j}: {count} records" for j, count in enumerate(counts)), sep="\n")
+        return
+    found = models.assign(records)
+    if as_json:
+        losses = [loss if math.isfinite(loss) else None for loss in found.losses]
+        print_json({"cluster": found.cluster, "losses": losses, "records": found.records})
+        return
+    lines = [f"cluster {j}: mean loss {loss:.4f}" for j, loss in enumerate(found.losses)]
+    lines[found.cluster] += "   <- smallest"
+    print(f"{found.records} records of {records.where}", *lines, sep="\n")
+
+
+def export(
+    run: _Run,
+    onnx: Annotated[Path, typer.Option(metavar="DIR", help="Folder for cluster-0.onnx, cluster-1.onnx, ...")],
+    site: _Site = None,
+    trust_code: _Trust = False,
+) -> None:
+    """Export the models of a run to ONNX; requires coterie[onnx]."""
+    from coterie.inference import load
+
+    models = load(run, site=site, trust_code=trust_code)
+    for path in models.export_onnx(onnx):
+        print(path)
+    card = models.card
+    before = "" if card.features == "none" else f", then features {card.features}"
+    print(
+        f"input: float32 (n, {', '.join(map(str, models.input_shape))}); scaling: {card.scaling}{before}",
+        file=sys.stderr,
+    )
+
+
+def _cluster(models: TrainedModels, records: LocalRecords, site: int | None, cluster: int | None) -> int:
+    from coterie.inference import InferenceError
+
+    if cluster is not None:
+        return cluster
+    if site is not None:
+        return models.cluster_of(site)
+    if len(models) == 1:
+        return 0
+    if records.y is None:
+        raise InferenceError(
+            f"which of {len(models)} models? {records.where} has no labels to choose by; give --site or --cluster"
+        )
+    return models.assign(records).cluster
+
+
+def _rows(models: TrainedModels, outputs: Outputs, cluster: int) -> list[dict[str, Any]]:
+    """Return a row of the output per record."""
+    import numpy as np
+
+    if models.clusters_records:
+        return [{"record": i, "cluster": int(label)} for i, label in enumerate(outputs.argmax(axis=1))]
+    if models.card.num_classes == 0:
+        return [{"record": i, "cluster": cluster, "prediction": f"{value:.9g}"} for i, value in enumerate(outputs)]
+    names = models.card.classes or range(models.card.num_classes)
+    powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    shares = powers.max(axis=1) / powers.sum(axis=1)
+    return [
+        {"record": i, "cluster": cluster, "prediction": names[label], "probability": f"{share:.6f}"}
+        for i, (label, share) in enumerate(zip(outputs.argmax(axis=1).tolist(), shares, strict=True))
+    ]
+
+
+def _write_csv(opened: TextIO, rows: list[dict[str, Any]]) -> None:
+    writer = csv.DictWriter(opened, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _notes(models: TrainedModels, records: LocalRecords, cluster: int, outputs: Outputs) -> list[str]:
+    """Return remarks about the predictions, which are no part of the output."""
+    import numpy as np
+
+    notes = []
+    if records.unused:
+        notes.append(f"note: {records.where} also has {records.unused} test records, which are not read")
+    if models.clusters_records:
+        return notes
+    text = f"{len(outputs)} predictions by the model of cluster {cluster}"
+    if records.y is not None and models.card.num_classes:
+        text += f"; {np.mean(outputs.argmax(axis=1) == records.y):.2%} agree with the labels of {records.where}"
+    elif records.y is not None:
+        text += f"; root mean squared error {np.sqrt(np.mean((outputs - records.y) ** 2)):.6g}"
+    return [*notes, text]

@@ -1,0 +1,362 @@
+"""Use trained models: load them, predict, assign new records to a cluster, export.
+
+Everything here runs on this machine and reads nothing but the given files, so it has no privacy cost.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from coterie import models as networks
+from coterie.client.layers import Additive
+from coterie.client.sgd import example_loss
+from coterie.client.state import ClientError, StateFile
+from coterie.client.task import OWN
+from coterie.datasets import Facts, LocalRecords, local_records
+from coterie.files import FileError, open_regular, read_object
+from coterie.messages import Layout
+from coterie.model_card import CardError, ModelCard
+
+# Examples per forward pass; bounds memory.
+_CHUNK = 1024
+_ABOUT = "about"
+
+
+class InferenceError(RuntimeError):
+    """Models cannot be loaded or used as asked; the message states why."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """How well each model fits records.
+
+    Attributes:
+        cluster: the model with the smallest mean loss.
+        losses: (k,) mean loss of each model: cross entropy, or squared error for real targets.
+        records: number of records.
+    """
+
+    cluster: int
+    losses: tuple[float, ...]
+    records: int
+
+
+class TrainedModels(Sequence[nn.Module]):
+    """The models of a run, one per cluster, in evaluation mode. Use :func:`load`.
+
+    A module maps prepared examples, as :meth:`read` returns them, to (n, num_classes) logits; to (n,) numbers for real
+    targets; or, if the method clusters records, to (n, clusters) scores.
+
+    Args:
+        folder: the folder of the model files.
+        cards: the card of each model.
+        modules: the models.
+        sites: cluster of each client of the run, as far as it is known.
+    """
+
+    def __init__(
+        self, folder: Path, cards: Sequence[ModelCard], modules: Sequence[nn.Module], sites: Mapping[int, int]
+    ) -> None:
+        self.folder, self.cards, self.sites = folder, tuple(cards), dict(sites)
+        self._modules = tuple(modules)
+
+    @overload
+    def __getitem__(self, index: int) -> nn.Module: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[nn.Module]: ...
+
+    def __getitem__(self, index: int | slice) -> nn.Module | Sequence[nn.Module]:
+        """Return the model of a cluster."""
+        return self._modules[index]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self._modules)
+
+    @property
+    def card(self) -> ModelCard:
+        """The card of the first model; the others differ in ``cluster`` only."""
+        return self.cards[0]
+
+    @property
+    def clusters_records(self) -> bool:
+        """Whether the method clusters records, so that there is one module, which labels them."""
+        return self.card.encoder is not None
+
+    def read(self, file: str | Path) -> LocalRecords:
+        """Read records and prepare them for the models; labels may be missing.
+
+        Args:
+            file: an archive, a table or a folder of images, in the formats of a client's own data.
+
+        Raises:
+            DataError: the file cannot be read, or a record does not match the models.
+        """
+        card = self.card
+        known = Facts(card.kind, card.shape, card.num_classes)
+        return local_records(Path(file), known, networks.features(card.features))
+
+    def outputs(self, x: npt.NDArray[Any], cluster: int) -> npt.NDArray[np.float32]:
+        """Return the outputs of one model for (n, ...) prepared examples.
+
+        Raises:
+            InferenceError: there is no such cluster.
+        """
+        if not 0 <= cluster < len(self):
+            raise InferenceError(f"cluster {cluster} does not exist: {self._range}")
+        module = self._modules[cluster]
+        with torch.no_grad():
+            parts = [module(part) for part in torch.split(torch.as_tensor(x), _CHUNK)] if len(x) else []
+        return np.asarray(torch.cat(parts).float().numpy() if parts else np.zeros((0, 0), np.float32))
+
+    def predict(self, x: npt.NDArray[Any], cluster: int) -> npt.NDArray[Any]:
+        """Return the (n,) predicted classes, or numbers for real targets, of prepared examples.
+
+        If the method clusters records, the "class" is the record's cluster.
+
+        Raises:
+            InferenceError: there is no such cluster.
+        """
+        outputs = self.outputs(x, cluster)
+        numbers = self.card.num_classes == 0 and not self.clusters_records
+        return outputs if numbers else outputs.argmax(axis=1)
+
+    def assign(self, records: LocalRecords) -> Assignment:
+        """Find the model with the smallest mean loss on labelled records, as clients do in training.
+
+        Raises:
+            InferenceError: the records have no labels, or the method clusters records.
+        """
+
+        if self.clusters_records:
+            raise InferenceError(f"{self.card.strategy} clusters records, not sites: use predict")
+        if records.y is None or not len(records.y):
+            raise InferenceError(f"{records.where} has no labelled records, from which a cluster could be chosen")
+        losses = []
+        for cluster in range(len(self)):
+            outputs = torch.as_tensor(self.outputs(records.x, cluster))
+            loss = float(example_loss(outputs, torch.as_tensor(records.y)).double().mean())
+            losses.append(loss if math.isfinite(loss) else math.inf)
+        return Assignment(int(np.argmin(losses)), tuple(losses), len(records.y))
+
+    def cluster_of(self, site: int) -> int:
+        """Return the cluster of a client of the run.
+
+        Raises:
+            InferenceError: it is not known.
+        """
+        if len(self) == 1:
+            return 0
+        if site in self.sites:
+            return self.sites[site]
+        if self.card.unit == "client":
+            raise InferenceError(
+                f"the cluster of site {site} is not released under client-level privacy; use the site's labelled "
+                "records: coterie assign"
+            )
+        known = f"known sites: {', '.join(map(str, sorted(self.sites)[:10]))}" if self.sites else "no site is known"
+        raise InferenceError(f"the cluster of site {site} is not in result.json ({known}); use coterie assign")
+
+    def export_onnx(self, folder: str | Path) -> list[Path]:
+        """Write ``cluster-<j>.onnx`` for every model, with the card as metadata; requires ``coterie[onnx]``.
+
+        The input is ``examples``, float32 (n, ...) prepared examples; the output is ``outputs``.
+
+        Raises:
+            InferenceError: the extra is missing.
+        """
+        try:
+            import onnx
+            import onnxscript  # noqa: F401 (torch.onnx requires it)
+        except ImportError as error:
+            raise InferenceError(f"ONNX export requires {error.name}: pip install 'coterie[onnx]'") from None
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        written = []
+        for cluster, module in enumerate(self):
+            example = torch.zeros(2, *self.input_shape, dtype=torch.int64 if self.card.kind == "tokens" else None)
+            program = torch.onnx.export(
+                _exportable(module),
+                (example,),
+                dynamo=True,
+                verbose=False,
+                input_names=["examples"],
+                output_names=["outputs"],
+                dynamic_shapes=({0: torch.export.Dim("n")},),
+            )
+            assert program is not None
+            proto = program.model_proto
+            onnx.helper.set_model_props(proto, {"coterie": json.dumps(self.cards[cluster].to_json())})
+            written.append(target / f"cluster-{cluster}.onnx")
+            written[-1].write_bytes(proto.SerializeToString())
+        return written
+
+    @cached_property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of a prepared example."""
+        return _prepared_shape(self.card)
+
+    @property
+    def _range(self) -> str:
+        return "there is one model, of cluster 0" if len(self) == 1 else f"clusters are 0 to {len(self) - 1}"
+
+
+def load(run: str | Path, *, site: int | None = None, trust_code: bool = False) -> TrainedModels:
+    """Load the models of a run.
+
+    Args:
+        run: a run folder, or a folder with its model files only.
+        site: client whose personal layers complete the models, for methods that have them (FedPer). Their state must
+            be in the run folder, as after a simulation.
+        trust_code: import the module of a network given as ``module:function``. The name is taken from the model file:
+            allow it for files of a source that you trust.
+
+    Raises:
+        InferenceError: there are no models, or a file is damaged or does not fit its card.
+    """
+    folder = Path(run).expanduser()
+    files = _files(folder)
+    found = [_read(file) for file in files]
+    cards = [card for card, _ in found]
+    expected = cards[0].clusters if cards[0].encoder is None else 1
+    if [card.cluster for card in cards] != list(range(expected)):
+        raise InferenceError(f"{files[0].parent} does not contain the models of all {expected} clusters")
+    if not trust_code and ":" in cards[0].model:
+        raise InferenceError(
+            f"the network is {cards[0].model}, from a Python module: allow its import with --trust-code "
+            "(trust_code=True) if you trust the source of these files"
+        )
+    modules = []
+    for file, (card, tensors) in zip(files, found, strict=True):
+        try:
+            modules.append(_module(card, tensors, None if site is None else (folder / "clients", site)))
+        except InferenceError:
+            raise
+        except (networks.ModelError, ValueError, RuntimeError) as error:
+            raise InferenceError(f"{file} does not fit its card: {' '.join(str(error).split())}") from None
+    return TrainedModels(files[0].parent, cards, modules, _sites(folder))
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the model files by cluster."""
+    for place in (folder / "models", folder):
+        numbered = {int(end): f for f in place.glob("cluster-*.safetensors") if (end := f.stem[8:]).isdecimal()}
+        if numbered:
+            return [numbered[cluster] for cluster in sorted(numbered)]
+    what = "is an unfinished run" if (folder / "config.toml").exists() else "does not exist" * (not folder.exists())
+    raise InferenceError(
+        f"{folder} {what or 'is not a run folder'}: it has no models/cluster-0.safetensors; give the folder of a "
+        "finished run"
+    )
+
+
+def _read(file: Path) -> tuple[ModelCard, dict[str, npt.NDArray[Any]]]:
+    try:
+        os.close(open_regular(file))
+        with safe_open(file, framework="numpy") as opened:
+            metadata = opened.metadata() or {}
+            if _ABOUT not in metadata:
+                raise CardError("it has no card")
+            return ModelCard.parse(metadata[_ABOUT]), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except CardError as error:
+        raise InferenceError(f"{file} is no model of this version of Coterie: {error}") from None
+    except (FileError, SafetensorError, OSError) as error:
+        raise InferenceError(f"{file} cannot be read: {error}") from None
+
+
+def _module(card: ModelCard, tensors: Mapping[str, npt.NDArray[Any]], site: tuple[Path, int] | None) -> nn.Module:
+    module = _network(card)
+    state: dict[str, Tensor] = {name: torch.tensor(values) for name, values in tensors.items()}
+    personal = [name for name, _ in module.named_parameters() if name not in state]
+    if personal:
+        state |= _personal(module, personal, card, site)
+    module.load_state_dict(state)  # checks names and shapes
+    return module.eval().requires_grad_(False)
+
+
+def _network(card: ModelCard) -> nn.Module:
+    shape = _prepared_shape(card)
+    if card.encoder is not None:
+        from coterie.models.autoencoder import Labeller
+
+        return Labeller(shape, card.clusters, card.encoder)
+    if card.additive:
+        return Additive(*(networks.build(card.model, shape, card.num_classes) for _ in range(2)))
+    return networks.build(card.model, shape, card.num_classes)
+
+
+def _personal(
+    module: nn.Module, names: Sequence[str], card: ModelCard, site: tuple[Path, int] | None
+) -> dict[str, Tensor]:
+    """Return the personal layers of a site, from its state file."""
+    if site is None:
+        raise InferenceError(
+            f"the layers {', '.join(names)} of {card.strategy} are personal: name a site, whose state is in the run "
+            "folder (--site N, site=N)"
+        )
+    folder, number = site
+    try:
+        state = StateFile(folder, number).read()
+    except ClientError as error:
+        raise InferenceError(str(error)) from None
+    if OWN not in state:
+        raise InferenceError(
+            f"{folder} contains no personal layers of site {number}: it did not train, or its layers are on its machine"
+        )
+    layout = Layout.of({name: value for name, value in module.named_parameters() if name in names})
+    if state[OWN].shape != (layout.size,):
+        raise InferenceError(f"the personal layers of site {number} in {folder} do not fit the network")
+    return {name: torch.tensor(values) for name, values in layout.split(state[OWN]).items()}
+
+
+class _Sum(nn.Module):
+    """`Additive` with names of submodules that the exporter can use in Python code, where "global" is a keyword."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum of all outputs."""
+        return torch.stack([part(x) for part in self.parts]).sum(dim=0)
+
+
+def _exportable(module: nn.Module) -> nn.Module:
+    return _Sum(list(module.children())).eval() if isinstance(module, Additive) else module
+
+
+def _prepared_shape(card: ModelCard) -> tuple[int, ...]:
+    """Return the shape of an example after the fixed features."""
+    if math.prod(card.shape) > 1 << 28:
+        raise networks.ModelError(f"examples of shape {card.shape} are too large")
+    if card.kind != "images":
+        return card.shape
+    return networks.features(card.features)(np.zeros((1, *card.shape), np.float32)).shape[1:]
+
+
+def _sites(folder: Path) -> dict[int, int]:
+    """Return the cluster of each client, as far as result.json states it."""
+    path = folder / "result.json"
+    if not path.exists():
+        return {}
+    try:
+        listed = read_object(path).get("sites") or []
+        return {int(site["client"]): int(site["cluster"]) for site in listed if site.get("cluster") is not None}
+    except (FileError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise InferenceError(f"{path} is damaged ({error}); restore it from a copy, or remove it") from None
