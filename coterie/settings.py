@@ -21,6 +21,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
+from coterie.plugins import form, provided
+
 #: Value of a setting that is not set; the method, the data set or the setting provides the default.
 AUTO = "auto"
 
@@ -98,7 +100,7 @@ def setting(
     at_most: float = math.inf,
     below: float = math.inf,
     choices: Iterable[str] = (),
-    custom: bool = False,
+    custom: str = "",
     allowed: str = "",
     check: Callable[[Any], bool] = lambda value: True,
     tuned: bool = False,
@@ -113,7 +115,8 @@ def setting(
         help: one-line description.
         at_least, above, at_most, below: bounds of a number.
         choices: allowed values of a string.
-        custom: whether ``module:function`` is allowed as well.
+        custom: kind of the objects of users that are allowed as well, a key of :data:`coterie.plugins.GROUPS`; empty:
+            none.
         allowed: description of the allowed values; by default derived from bounds and choices.
         check: returns whether a text, or a number within the bounds, is allowed.
         tuned, client, place, only: see :class:`Setting`.
@@ -122,7 +125,7 @@ def setting(
 
     def ok(value: Any) -> bool:
         if isinstance(value, str):
-            return check(value) and (not names or value in names or (custom and ":" in value))
+            return check(value) and (not names or value in names or (bool(custom) and provided(custom, value)))
         if isinstance(value, bool):
             return True
         return math.isfinite(value) and at_least <= value <= at_most and above < value < below and check(value)
@@ -130,7 +133,7 @@ def setting(
     limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
     bounds = " and ".join(f"{name} {limit:g}" for name, limit in limits.items() if math.isfinite(limit))
     if names:
-        allowed = allowed or ", ".join(names) + (", or module:function" if custom else "")
+        allowed = allowed or ", ".join(names) + (f", or {form(custom)}" if custom else "")
     about = {"help": help, "allowed": allowed, "bounds": bounds, "ok": ok}
     about |= {"tuned": tuned, "client": client, "place": place, "only": only, "choices": names}
     return field(default=default, metadata={_SETTING: about})

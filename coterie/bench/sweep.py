@@ -14,8 +14,8 @@ from typing import Any
 
 from coterie.bench.cells import Done
 from coterie.bench.table import BenchError, Column, Row, Table
-from coterie.server import SETTINGS, ConfigError, applicable
-from coterie.server.config import combined
+from coterie.server import ConfigError, applicable
+from coterie.server.config import combined, declarations
 
 # Columns of runs.csv, and the results that they hold.
 _RESULTS = {
@@ -129,8 +129,9 @@ def _check(combinations: Sequence[Mapping[str, Any]]) -> None:
     if unused:
         raise ConfigError(f"{', '.join(sorted(unused))}: no strategy of the sweep uses it; leave it out")
     for values in used:
+        declared = declarations(values)
         for name, value in values.items():
-            SETTINGS[name].parse(value)
+            declared[name].parse(value)
 
 
 def _heading(settings: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coterie.cli.console import JsonFlag, console_for, listing, print_json, print_table
+from coterie.plugins import installed, origin
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,12 @@ def strategies(as_json: JsonFlag = False) -> None:
         }
         for name, method in sorted(STRATEGIES.items())
     }
-    listing("strategies", rows, as_json)
+    rows |= {
+        name: {"what": origin(entry), "paper": "-", "privacy-unit": "-", "aggregators": "-", "rebalancing": "-"}
+        for name, entry in installed("strategy").items()
+        if name not in rows
+    }
+    listing("strategies (or module:Class)", rows, as_json)
 
 
 def datasets(
@@ -59,6 +65,11 @@ def datasets(
         }
         for name, info in sorted(data.DATASETS.items())
     }
+    rows |= {
+        name: {**dict.fromkeys(rows["digits"]), "what": origin(entry), "how to get it": "installed"}
+        for name, entry in installed("dataset").items()
+        if name not in rows
+    }
     rows[data.OWN_DATA] = {
         "what": "each client's own data: an archive, a table or images",
         "shape": "input-shape",
@@ -76,7 +87,11 @@ def models(as_json: JsonFlag = False) -> None:
 
     every: dict[str, networks.ModelInfo | networks.GANInfo] = {**networks.MODELS, **networks.GANS}
     rows = {name: {"what": info.title, "source": info.source} for name, info in sorted(every.items())}
-    listing(f"models (features: {', '.join(sorted(networks.FEATURES))})", rows, as_json)
+    rows |= {
+        name: {"what": origin(entry), "source": "-"} for name, entry in installed("model").items() if name not in rows
+    }
+    extra = [f"{name} = {origin(entry)}" for name, entry in installed("features").items()]
+    listing(f"models (features: {', '.join([*sorted(networks.FEATURES), *extra])})", rows, as_json)
 
 
 def report(

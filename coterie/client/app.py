@@ -16,9 +16,10 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from coterie import logs
+from coterie import models as networks
 from coterie.client.identity import Client, identity_reply
 from coterie.client.state import ClientError
-from coterie.datasets import OWN_DATA, DataError, Declared, facts
+from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared, facts
 from coterie.messages import (
     CENTROIDS,
     CHARGED_REQUESTS,
@@ -132,8 +133,13 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Map
         raise ClientError(
             f"{who}: the run uses the clients' own data, but no data are configured; set data in the node configuration"
         )
-    for key, value in (("dataset", config.dataset), ("model", config.model)):
-        if ":" in value and value not in str(node.get("code", "")).split():
+    # An entry point is code, too; an unknown name gets the same reply, which does not reveal what is installed.
+    for key, value, known in (
+        ("dataset", config.dataset, (*DATASETS, OWN_DATA)),
+        ("model", config.model, networks.MODELS),
+        ("features", config.features, networks.FEATURES),
+    ):
+        if value not in known and value not in str(node.get("code", "")).split():
             raise ClientError(
                 f"{who}: {key} = {value!r} names code chosen by the server; to allow it, list it under code in the "
                 "node configuration"

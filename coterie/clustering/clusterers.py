@@ -9,6 +9,9 @@ dbscan           density, radius from the data (scikit-learn)  determined by the
 hdbscan          density at every scale (scikit-learn)         determined by the algorithm
 ===============  ============================================  ==============================================
 
+A clusterer of a user is a function (docs/extending.md): of distances and k, such as those that are given the number,
+or of distances alone, such as those that determine it.
+
 If the number is not given, every cluster must have a mean silhouette above 0.5, which Kaufman and Rousseeuw (Finding
 Groups in Data, 1990) call a reasonable structure; otherwise all clients form one cluster. The best number of clusters
 maximises the smallest mean silhouette of a cluster. Noise points of density-based algorithms, and singletons if the
@@ -20,11 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.clustering.distances import FloatArray
+from coterie.plugins import PluginError, load_function, provided
 
 Labels = npt.NDArray[np.int64]
 
@@ -58,14 +64,16 @@ def cluster(distances: FloatArray, clusterer: str, num_clusters: int | None) -> 
 
     Args:
         distances: symmetric, at least 0, with 0 on the diagonal.
-        clusterer: a key of :data:`CLUSTERERS`.
+        clusterer: a name in :data:`CLUSTERERS`; or a custom ``module:function``, or an entry point of the group
+            ``coterie.clusterers``.
         num_clusters: k; None: it is determined.
 
     Raises:
         ValueError: the name is unknown, there are more clusters than clients, the distances are invalid, or a number
-            is given for an algorithm that determines it.
+            is given for an algorithm that determines it; or a custom function breaks its contract.
     """
     check_clusterer(clusterer, num_clusters)
+    told, found = _algorithms(clusterer)
     n = len(distances)
     if not (distances.shape == (n, n) and np.isfinite(distances).all() and distances.min(initial=0.0) >= 0):
         raise ValueError("distances must be finite numbers of shape (n, n), at least 0")
@@ -73,12 +81,14 @@ def cluster(distances: FloatArray, clusterer: str, num_clusters: int | None) -> 
         raise ValueError(f"num_clusters must lie between 1 and the number of clients, {n}, not {num_clusters}")
     one = np.zeros(n, np.int64)
     if num_clusters is not None:
-        return Clustering(_in_order(_TOLD[clusterer](distances, num_clusters)) if num_clusters > 1 else one)
-    if clusterer in _TOLD:
-        cuts = [_TOLD[clusterer](distances, k) for k in range(2, min(_MAX_CUTS, n // 2) + 1)]
+        assert told is not None
+        return Clustering(_in_order(told(distances, num_clusters)) if num_clusters > 1 else one)
+    if told is not None:
+        cuts = [told(distances, k) for k in range(2, min(_MAX_CUTS, n // 2) + 1)]
         tried = [labels for cut in cuts if (labels := _without_singletons(distances, cut)).max() < MAX_CLUSTERS]
     else:
-        tried = [_in_order(_FOUND[clusterer](distances))] if n > 2 else []
+        assert found is not None
+        tried = [_in_order(found(distances))] if n > 2 else []
     silhouettes = {int(labels.max()) + 1: worst_silhouette(distances, labels) for labels in reversed(tried)}
     best = max(silhouettes, key=lambda k: silhouettes[k], default=1)
     if not silhouettes.get(best, 0.0) > STRUCTURE:
@@ -89,12 +99,13 @@ def cluster(distances: FloatArray, clusterer: str, num_clusters: int | None) -> 
 def check_clusterer(clusterer: str, num_clusters: int | None) -> None:
     """Reject an unknown name, and a number of clusters for an algorithm that determines it.
 
+    A custom function is called once with the distances of twelve clients in two groups.
+
     Raises:
         ValueError: see :func:`cluster`.
     """
-    if clusterer not in CLUSTERERS:
-        raise ValueError(f"clusterer must be one of {', '.join(CLUSTERERS)}, not {clusterer!r}")
-    if clusterer in _FOUND and num_clusters is not None:
+    told, _ = _algorithms(clusterer)
+    if told is None and num_clusters is not None:
         raise ValueError(f"{clusterer} determines the number of clusters itself: set clusters to 0")
 
 
@@ -167,8 +178,66 @@ def _in_order(labels: Labels) -> Labels:
     return np.asarray(np.argsort(np.argsort(first))[inverse], np.int64)
 
 
-_TOLD: dict[str, Callable[[FloatArray, int], Labels]] = {"k-medoids": _k_medoids, "agglomerative": _agglomerative}
-_FOUND: dict[str, Callable[[FloatArray], Labels]] = {"dbscan": _dbscan, "hdbscan": _hdbscan}
+def _algorithms(clusterer: str) -> tuple[_Told | None, _Found | None]:
+    """Return the algorithm of a name: one that is given the number of clusters, or one that determines it."""
+    if clusterer in CLUSTERERS:
+        return _TOLD.get(clusterer), _FOUND.get(clusterer)
+    if not provided("clusterer", clusterer):
+        raise ValueError(f"clusterer must be one of {', '.join(CLUSTERERS)}, or module:function, not {clusterer!r}")
+    return _custom(clusterer)
+
+
+@lru_cache(maxsize=4)
+def _custom(clusterer: str) -> tuple[_Told | None, _Found | None]:
+    """Return the algorithm of a user's function, checked on an example.
+
+    Raises:
+        ValueError: it cannot be imported, or breaks its contract.
+    """
+    try:
+        function = load_function("clusterer", clusterer, ["distances", "num_clusters"])
+        takes_number = True
+    except PluginError as error:
+        try:
+            function = load_function("clusterer", clusterer, ["distances"])
+            takes_number = False
+        except PluginError:
+            raise error from None
+
+    def labels(distances: FloatArray, *k: int) -> Labels:
+        return _checked(clusterer, function, distances, *k)
+
+    apart = np.abs(np.subtract.outer(_EXAMPLE, _EXAMPLE))
+    number = (2,) if takes_number else ()
+    if not np.array_equal(labels(apart, *number), labels(apart, *number)):
+        raise ValueError(
+            f"clusterer '{clusterer}': two calls with equal distances return different labels; use a fixed seed"
+        )
+    return (labels, None) if takes_number else (None, labels)
+
+
+def _checked(clusterer: str, function: Callable[..., Any], distances: FloatArray, *k: int) -> Labels:
+    """Return the labels of a user's function if they are valid; noise (-1) joins the nearest cluster."""
+    where, n = f"clusterer '{clusterer}'", len(distances)
+    try:
+        found = np.asarray(function(distances.copy(), *k))
+    except Exception as error:
+        raise ValueError(f"{where}: the function fails for {n} clients: {type(error).__name__}: {error}") from error
+    if found.shape != (n,) or found.dtype.kind not in "iu":
+        raise ValueError(f"{where}: it returns {found.dtype} {found.shape} for {n} clients; expected integers ({n},)")
+    least, most = (0, k[0] - 1) if k else (-1, n - 1)
+    if not (found.min() >= least and found.max() <= most):
+        raise ValueError(f"{where}: labels span {found.min()}..{found.max()}; allowed: {least}..{most}")
+    return _with_noise(distances, found.astype(np.int64))
+
+
+_Told = Callable[[FloatArray, int], Labels]
+_Found = Callable[[FloatArray], Labels]
+# Twelve clients on a line, in two groups, on which a user's function is checked.
+_EXAMPLE = np.concatenate([np.linspace(0, 1, 6), np.linspace(10, 11, 6)])
+
+_TOLD: dict[str, _Told] = {"k-medoids": _k_medoids, "agglomerative": _agglomerative}
+_FOUND: dict[str, _Found] = {"dbscan": _dbscan, "hdbscan": _hdbscan}
 
 #: Names of all clusterers.
 CLUSTERERS = (*_TOLD, *_FOUND)

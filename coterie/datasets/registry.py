@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -12,16 +11,18 @@ from coterie.datasets.lines import LINE_CLOUDS
 from coterie.datasets.sources import DataError, DatasetInfo, Source, unknown
 from coterie.datasets.text import TEXTS
 from coterie.datasets.vectors import VECTORS
+from coterie.plugins import PluginError, load_function, provided
 
 #: All built-in data sets.
 DATASETS: dict[str, DatasetInfo] = {info.name: info for info in (*IMAGES, *TEXTS, *VECTORS, *LINE_CLOUDS)}
 
 
-def load(name: str, data_dir: str | None = None) -> Source:
+def load(name: str, data_dir: str | Path | None = None) -> Source:
     """Load the data set `name`; it is read once per process and never downloaded.
 
     Args:
-        name: a key of `DATASETS`, or a user-defined `module:function` that returns a `Source`.
+        name: a key of `DATASETS`; or a user-defined `module:function`, or an entry point of the group
+            `coterie.datasets`, that returns a `Source`.
         data_dir: folder of the data sets, in torchvision's layout (`MNIST/raw/...`) for torchvision data sets;
             defaults to the environment variable COTERIE_DATA.
 
@@ -29,16 +30,12 @@ def load(name: str, data_dir: str | None = None) -> Source:
         DataError: the name is unknown, files are missing or corrupt, torchvision is unusable, or a user-defined
             function does not return a `Source`.
     """
-    if ":" in name:
-        return _load(name, None)
-    if name not in DATASETS:
-        raise DataError(f"{unknown('dataset', name, DATASETS)}, or a custom module:function")
-    if not DATASETS[name].files:
-        return _load(name, None)
-    return _load(name, data_dir or os.environ.get("COTERIE_DATA") or None)
+    if name in DATASETS and DATASETS[name].files:
+        return _load(name, str(data_dir or os.environ.get("COTERIE_DATA") or "") or None)
+    return _load(name, None)
 
 
-def download(name: str, data_dir: str) -> Path:
+def download(name: str, data_dir: str | Path) -> Path:
     """Download a data set to `data_dir`, which is created if missing, and return the folder of its files.
 
     Existing files are kept.
@@ -62,7 +59,7 @@ def download(name: str, data_dir: str) -> Path:
 
 @lru_cache(maxsize=2)
 def _load(name: str, data_dir: str | None) -> Source:
-    if ":" in name:
+    if name not in DATASETS:
         return _load_own(name)
     info = DATASETS[name]
     return info.read(info, _folder(info, data_dir))
@@ -82,16 +79,13 @@ def _folder(info: DatasetInfo, data_dir: str | None) -> Path:
 
 
 def _load_own(name: str) -> Source:
-    module, _, function = name.partition(":")
+    if not provided("dataset", name):
+        raise DataError(f"{unknown('dataset', name, DATASETS)}, or a custom module:function")
     try:
-        make = getattr(importlib.import_module(module), function)
-    except Exception as error:  # the import runs user code
-        raise DataError(
-            f"dataset '{name}': cannot import {function or '(nothing)'} from {module or '(nothing)'} "
-            f"({type(error).__name__}: {error}); use module:function, with its folder on PYTHONPATH"
-        ) from error
-    if not callable(make):
-        raise DataError(f"dataset '{name}': {function} is a {type(make).__name__}, not a function")
+        make = load_function("dataset", name, [])
+    except PluginError as error:
+        raise DataError(str(error)) from error
+    function = name.rpartition(":")[2]
     try:
         source = make()
     except Exception as error:

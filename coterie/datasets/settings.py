@@ -18,7 +18,11 @@ class DataSettings(Settings):
     table: ClassVar[str] = "data"
 
     dataset: str = setting(
-        "digits", "data set; own: files of the clients", choices=(*sorted(DATASETS), OWN_DATA), custom=True, client=True
+        "digits",
+        "data set; own: files of the clients",
+        choices=(*sorted(DATASETS), OWN_DATA),
+        custom="dataset",
+        client=True,
     )
     data_dir: str = setting(
         "",

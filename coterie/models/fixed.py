@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.models.errors import ModelError, unknown
+from coterie.plugins import PluginError, load_function, provided
 
 Images = npt.NDArray[np.float32]
 Features = Callable[[Images], Images]
@@ -22,6 +23,8 @@ _CELLS, _ORIENTATIONS, _FLAT, _CENTRE, _SCALE = 7, 8, 0.1, 0.25, 0.7
 _FILTERS, _WIDTH, _PIXELS, _LENGTH = 16, 5, 0.7, 4.0
 # Images per chunk, which bounds the memory.
 _CHUNK = 256
+# Rows on which a user's function is checked, and the tolerance for rounding that depends on the number of rows.
+_PROBES, _ROUNDING = 5, 1e-4
 
 
 @dataclass(frozen=True)
@@ -34,14 +37,86 @@ class FeatureInfo:
 
 
 def features(name: str) -> Features:
-    """Return the feature function `name`, a key of `FEATURES`; repeated calls return the same object.
+    """Return a feature function by name; repeated calls return the same object.
+
+    Args:
+        name: a key of `FEATURES`, a custom `module:function`, or an entry point of the group `coterie.features`.
 
     Raises:
-        ModelError: unknown name.
+        ModelError: unknown name, or a custom function that cannot be imported.
     """
-    if name not in FEATURES:
-        raise ModelError(unknown("features", name, FEATURES))
-    return FEATURES[name].apply
+    if name in FEATURES:
+        return FEATURES[name].apply
+    if not provided("features", name):
+        raise ModelError(f"{unknown('features', name, FEATURES)}, or a custom module:function")
+    return _custom(name)
+
+
+@lru_cache(maxsize=4)
+def _custom(name: str) -> CustomFeatures:
+    try:
+        return CustomFeatures(name, load_function("features", name, ["images"]))
+    except PluginError as error:
+        raise ModelError(str(error)) from error
+
+
+class CustomFeatures:
+    """A user's function of images, checked on the first images of every shape, before any data.
+
+    It receives float32 images (n, C, H, W) in [-1, 1] and returns finite float32 features (n, C', H', W'). Every image
+    is transformed by itself: `f(x)[i]` equals `f(x[i:i+1])[0]` up to rounding. The function is deterministic, also
+    across processes: constants that are drawn at random need a fixed seed.
+
+    Raises:
+        ModelError: on a call, if the function breaks this contract or raises an error.
+    """
+
+    def __init__(self, name: str, function: Features) -> None:
+        self._name, self._function = name, function
+        self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # of features, by shape of an image
+
+    def __call__(self, x: Images) -> Images:
+        """Return the features (n, C', H', W') of images (n, C, H, W)."""
+        _need_images(self._name, x, 1)
+        if x.shape[1:] not in self._shapes:
+            self._shapes[x.shape[1:]] = self._checked(x.shape[1:])
+        found = self._call(x)
+        if found.shape[1:] != self._shapes[x.shape[1:]]:
+            raise self._error(f"returns features of shapes {self._shapes[x.shape[1:]]} and {found.shape[1:]}")
+        return found.copy()  # of a view; PyTorch supports no negative strides
+
+    def _checked(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Check the function on random images; return the shape of its features."""
+        probe = np.random.RandomState(0).uniform(-1, 1, (_PROBES, *shape)).astype(np.float32)
+        found = self._call(probe)
+        if not np.array_equal(self._call(probe), found):
+            raise self._error("returns different values for equal images: make it deterministic, with a fixed seed")
+        tolerance = _ROUNDING * max(1.0, float(np.abs(found).max(initial=0)))
+        for i in range(_PROBES):
+            alone = self._call(probe[i : i + 1])
+            if alone.shape[1:] != found.shape[1:] or np.abs(alone[0] - found[i]).max(initial=0) > tolerance:
+                raise self._error(
+                    "is not row-wise: f(x)[i] differs from f(x[i:i+1])[0]. Features of an image must not depend on "
+                    "other images: use constants instead of statistics of the batch"
+                )
+        return found.shape[1:]
+
+    def _call(self, x: Images) -> Images:
+        try:
+            found = self._function(x.copy())
+        except Exception as error:
+            raise self._error(f"fails with images {x.shape}: {type(error).__name__}: {error}") from error
+        if not isinstance(found, np.ndarray) or found.dtype != np.float32:
+            kind = f"{found.dtype} array" if isinstance(found, np.ndarray) else type(found).__name__
+            raise self._error(f"returns a {kind}, not a float32 array: use .astype(np.float32)")
+        if found.ndim != 4 or len(found) != len(x) or min(found.shape[1:]) < 1:
+            raise self._error(f"returns shape {found.shape} for images {x.shape}; expected ({len(x)}, C', H', W')")
+        if not np.isfinite(found).all():
+            raise self._error("returns NaN or Inf")
+        return found
+
+    def _error(self, problem: str) -> ModelError:
+        return ModelError(f"features '{self._name}': the function {problem}")
 
 
 def identity(x: Images) -> Images:

@@ -7,7 +7,6 @@ built, so that listing names is fast.
 
 from __future__ import annotations
 
-import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.models.errors import ModelError, unknown
+from coterie.plugins import PluginError, load_function, provided
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,7 +57,8 @@ def build(name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
     """Build a network from examples (n, *input_shape) to logits (n, num_classes), with torch's default initialisation.
 
     Args:
-        name: a key of `MODELS`, or a custom `module:function`, called with (input_shape, num_classes).
+        name: a key of `MODELS`; or a custom `module:function` or an entry point of the group `coterie.models`, called
+            with (input_shape, num_classes).
         input_shape: (C, H, W) of images, (L,) of tokens, or (F,) of vectors.
         num_classes: number of logits; 0 for a network that outputs one real number per example, (n,).
 
@@ -73,9 +74,9 @@ def build(name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
         )
     if not num_classes >= 0:
         raise ModelError(f"num_classes is {num_classes}; it must be at least 1, or 0 for regression")
-    if ":" in name:
-        return _build_own(name, shape, num_classes)
     if name not in MODELS:
+        if provided("model", name):
+            return _build_own(name, shape, num_classes)
         raise ModelError(f"{unknown('model', name, MODELS)}, or a custom module:function")
     _check_fits(MODELS[name], shape, num_classes)
     return MODELS[name].builder(shape, num_classes)
@@ -247,16 +248,11 @@ def _at_least(name: str, shape: Shape, side: int) -> Shape:
 def _build_own(name: str, shape: Shape, num_classes: int) -> nn.Module:
     from torch import nn
 
-    module, _, function = name.partition(":")
     try:
-        make = getattr(importlib.import_module(module), function)
-    except Exception as error:  # importing runs the user's code
-        raise ModelError(
-            f"model '{name}': cannot import {function or '(nothing)'} from {module or '(nothing)'} "
-            f"({type(error).__name__}: {error}); use module:function, with its folder on PYTHONPATH"
-        ) from error
-    if not callable(make):
-        raise ModelError(f"model '{name}': {function} is a {type(make).__name__}, not a function")
+        make = load_function("model", name, ["input_shape", "num_classes"])
+    except PluginError as error:
+        raise ModelError(str(error)) from error
+    function = name.rpartition(":")[2]
     try:
         built = make(shape, num_classes)
     except Exception as error:

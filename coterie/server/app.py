@@ -52,7 +52,7 @@ def open_folder(
     recorders.check(config)
     _ = config.plan
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{config.run.strategy}-{config.data.dataset.replace(':', '.')}-{stamp}"
+    name = f"{config.run.strategy}-{config.data.dataset}-{stamp}".replace(":", ".")
     out = Path(config.run.out) if config.run.out else default / name
     while not config.run.out and out.exists():  # two runs in one second
         out = out.with_name(out.name + "-again")

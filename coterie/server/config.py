@@ -17,7 +17,7 @@ import numpy as np
 from coterie import models as networks
 from coterie.datasets import OWN_DATA, DataError, Facts, assign_groups, facts, parse_groups
 from coterie.datasets.settings import DataSettings
-from coterie.methods import STRATEGIES
+from coterie.methods import STRATEGIES, strategy_class
 from coterie.privacy import PLANS, Plan, PrivacyError
 from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
 from coterie.rounds import Aggregator, Averaging, StrategyError
@@ -51,7 +51,7 @@ COMMON: tuple[type[Settings], ...] = (
 
 _COMMON: dict[str, Setting] = {name: each for table in COMMON for name, each in table.named().items()}
 
-#: All settings by full name: common settings, then those of each method.
+#: All settings by full name: common settings, then those of each method of Coterie.
 SETTINGS: dict[str, Setting] = _COMMON | {
     name: each for method in STRATEGIES.values() for name, each in method.settings_class.named().items()
 }
@@ -80,16 +80,17 @@ def full_name(name: str, method: type[ClusteredStrategy]) -> str:
     Raises:
         ConfigError: the setting does not exist.
     """
-    if name in SETTINGS:
+    used = _used(method)
+    if name in used or name in SETTINGS:
         return name
-    keys = {each.key: each.name for each in _used(method).values()}
+    keys = {each.key: each.name for each in used.values()}
     if name in keys:
         return keys[name]
     others = [each.name for each in SETTINGS.values() if each.key == name]
     if others:
         return others[0]
     new = RENAMED.get(name)
-    hint = f": it is now {new!r}" if new else suggestion(name, [*keys, *SETTINGS])
+    hint = f": it is now {new!r}" if new else suggestion(name, [*keys, *used, *SETTINGS])
     raise ConfigError(f"unknown setting {name!r}{hint} ({_KEYS_HINT})")
 
 
@@ -119,13 +120,30 @@ def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
 
 def _method(strategy: Any) -> type[ClusteredStrategy]:
     declared = SETTINGS[_STRATEGY]
-    return STRATEGIES[declared.parse(declared.default if strategy == AUTO else strategy)]
+    name = declared.parse(declared.default if strategy == AUTO else strategy)
+    try:
+        method = strategy_class(name)
+    except StrategyError as error:
+        raise ConfigError(str(error)) from error
+    tables = {table.table for table in COMMON}
+    if name not in STRATEGIES and method.settings_class.declared() and method.settings_class.table in tables:
+        raise ConfigError(f"strategy '{name}': table = {method.settings_class.table!r} is taken: choose another one")
+    return method
+
+
+def declarations(values: Mapping[str, Any]) -> dict[str, Setting]:
+    """Return the declarations of all settings that a run with these values by full name has.
+
+    Raises:
+        ConfigError: the method does not exist.
+    """
+    return _used(_method(values.get(_STRATEGY, AUTO)))
 
 
 def applicable(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by full name, without the settings of other methods."""
     named = combined(values)
-    used = _used(_method(named.get(_STRATEGY, AUTO)))
+    used = declarations(named)
     return {name: value for name, value in named.items() if name in used}
 
 
@@ -268,7 +286,7 @@ class RunConfig:
         """Return the value of a setting by its full name or its last part; None if it is "auto"."""
         full = full_name(name, self.method)
         value = self.values[full]
-        return None if value == AUTO and SETTINGS[full].optional else value
+        return None if value == AUTO and self.declared[full].optional else value
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RunConfig) and self.tables == other.tables
@@ -286,8 +304,8 @@ class RunConfig:
         here, there = self.values, other.values
         return {
             name: (here.get(name), there.get(name))
-            for name in SETTINGS
-            if not SETTINGS[name].place and here.get(name) != there.get(name)
+            for name, declared in {**self.declared, **other.declared}.items()
+            if not declared.place and here.get(name) != there.get(name)
         }
 
     # ---- derived values -----------------------------------------------------------------------------------
@@ -295,7 +313,7 @@ class RunConfig:
     @property
     def method(self) -> type[ClusteredStrategy]:
         """The strategy's class."""
-        return STRATEGIES[self.run.strategy]
+        return strategy_class(self.run.strategy)
 
     @property
     def trainings(self) -> float:
@@ -440,14 +458,13 @@ class RunConfig:
         Raises:
             ConfigError: another setting disables one of them.
         """
-        values = self.values
+        values, declared = self.values, self.declared
         for name, value in given.items():
-            only = SETTINGS[name].only
+            only = declared[name].only if name in declared else None
             if (
                 only is None
-                or name not in values
                 or value == AUTO
-                or values[name] == SETTINGS[name].shown_default
+                or values[name] == declared[name].shown_default
                 or values[only[0]] in only[1]
             ):
                 continue

@@ -60,7 +60,7 @@ from coterie.privacy.check import verified
 from coterie.progress import ProgressCallback, ignore_progress
 from coterie.rounds import SERVER_KEYS, Checkpoint
 from coterie.server import planning
-from coterie.server.config import SETTINGS, RunConfig
+from coterie.server.config import RunConfig
 from coterie.settings import RENAMED, nested
 
 _LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen")
@@ -311,7 +311,7 @@ def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     names = _stored_names(now, stored)
     about["tuned"] = {name: now[names[name]] if name in names else value for name, value in stored.items()}
     added = now.keys() - set(names.values())
-    about["tuned"] |= {name: now[name] for name in added if now[name] != SETTINGS[name].shown_default}
+    about["tuned"] |= {name: now[name] for name in added if now[name] != config.declared[name].shown_default}
     public = _stored_names(about["public"], header.get("public", {}))
     about["public"] = {name: about["public"][new] for name, new in public.items()}
     if charges:

@@ -14,7 +14,11 @@ class RunSettings(Settings):
     """The method, its size, and the run folder. These settings have no table in files."""
 
     strategy: str = setting(
-        "ifca", "method that clusters clients and trains models", choices=sorted(STRATEGIES), tuned=True
+        "ifca",
+        "method that clusters clients and trains models",
+        choices=sorted(STRATEGIES),
+        custom="strategy",
+        tuned=True,
     )
     clusters: int = setting(
         4,

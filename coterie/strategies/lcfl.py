@@ -95,7 +95,9 @@ class LCFLSettings(Settings):
         choices=METRICS,
         tuned=True,
     )
-    clusterer: str = setting("k-medoids", "clustering algorithm on the distances", choices=CLUSTERERS, tuned=True)
+    clusterer: str = setting(
+        "k-medoids", "clustering algorithm on the distances", choices=CLUSTERERS, custom="clusterer", tuned=True
+    )
     landmarks: int = setting(0, "models that every client evaluates, L; 0: all pairs", at_least=0, tuned=True)
     warm_up_rounds: int = setting(0, "rounds of FedAvg before clients are compared", at_least=0, tuned=True)
     models_per_message: int = setting(32, "models in one message to be evaluated", at_least=1)
@@ -192,7 +194,10 @@ class LCFL(ClusteredStrategy):
         else:
             distances = profile_distances(losses)
         compared = time.perf_counter() - started
-        found = cluster(distances, self.settings.clusterer, self.clusters or None)  # line 15
+        try:
+            found = cluster(distances, self.settings.clusterer, self.clusters or None)  # line 15
+        except ValueError as error:  # of a user's function
+            raise StrategyError(str(error)) from error
         many = int(found.labels.max()) + 1
         members = [rows[found.labels == j] for j in range(many)]
         if self.aggregator.robust:

@@ -19,9 +19,14 @@ class TrainingSettings(Settings):
 
     table: ClassVar[str] = "training"
 
-    model: str = setting("mlp-32", "network", choices=sorted(MODELS), custom=True, client=True, tuned=True)
+    model: str = setting("mlp-32", "network", choices=sorted(MODELS), custom="model", client=True, tuned=True)
     features: str = setting(
-        "none", "fixed layer in front of the network", choices=sorted(FEATURES), client=True, tuned=True
+        "none",
+        "fixed layer in front of the network",
+        choices=sorted(FEATURES),
+        custom="features",
+        client=True,
+        tuned=True,
     )
     local_epochs: int = setting(4, "passes over a client's data in a round", at_least=1, client=True, tuned=True)
     batch_size: int = setting(7, "examples in a client's mini-batch", at_least=1, client=True, tuned=True)

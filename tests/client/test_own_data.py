@@ -129,9 +129,14 @@ def test_a_server_chooses_no_code_to_import():
     with pytest.raises(ClientError, match="dataset = 'toys:pixels' names code"):
         ask(content, code="toys:blobs toys:pixel")
     assert np.any(update(ask(content, code="toys:blobs toys:pixels"), layout))
-    content["config"]["model"] = "no_such_module:make"
-    with pytest.raises(ClientError, match="model = 'no_such_module:make' names code"):
-        ask(content, code="toys:pixels")
+    for key in ("model", "features"):
+        for code in ("no_such_module:make", "an-entry-point"):
+            wrong, _ = question((1, 1, 1), 2, **SPLIT, dataset="toys:pixels")
+            wrong["config"][key] = code
+            with pytest.raises(ClientError, match=f"{key} = '{code}' names code"):
+                ask(wrong, code="toys:pixels toys:chain")
+    allowed, _ = question((1, 1, 1), 2, **SPLIT, dataset="toys:pixels", features="plugged:flip")
+    assert np.any(update(ask(allowed, code="toys:pixels plugged:flip"), layout))
 
 
 @pytest.mark.parametrize("verb", [verb for verb in HANDLERS if verb != "query.identity"])

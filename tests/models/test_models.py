@@ -260,7 +260,8 @@ def test_own_function(monkeypatch):
         ("no_such_module:make", "cannot import make from no_such_module"),
         ("math:no_such_function", "cannot import no_such_function from math"),
         ("math:pi", "pi is a float, not a function"),
-        ("math:sqrt", r"sqrt\(\(1, 28, 28\), 10\) failed: TypeError"),
+        ("math:sqrt", r"sqrt\(x, /\) must accept \(input_shape, num_classes\)"),
+        ("math:dist", r"dist\(\(1, 28, 28\), 10\) failed: TypeError"),
         ("operator:contains", r"contains returned a bool; it must return a torch.nn.Module"),
     ],
 )
@@ -384,7 +385,7 @@ def test_features_are_stable_objects():
 def test_listing_needs_no_torch():
     code = "import sys, coterie.models; print(*(m for m in sys.modules if m == 'torch' or m.startswith('coterie.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {".".join(name.split(".")[:2]) for name in done.stdout.split()} == {"coterie.models"}
+    assert {".".join(name.split(".")[:2]) for name in done.stdout.split()} == {"coterie.models", "coterie.plugins"}
 
 
 def bars(slants, places, size=28):

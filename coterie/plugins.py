@@ -1,0 +1,141 @@
+"""Objects that users provide by name: ``module:object``, or an entry point of an installed package.
+
+=============  ==========================  =================
+setting        group of entry points       object
+=============  ==========================  =================
+``strategy``   ``coterie.strategies``      class
+``clusterer``  ``coterie.clusterers``      function
+``features``   ``coterie.features``        function
+``dataset``    ``coterie.datasets``        function
+``model``      ``coterie.models``          function
+=============  ==========================  =================
+
+docs/extending.md has the contract of each. Names of Coterie's own take precedence over entry points. Importing an
+object runs code: a deployed client imports only what its node configuration lists (client/app.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+#: Group of entry points by setting.
+GROUPS = {
+    "strategy": "coterie.strategies",
+    "clusterer": "coterie.clusterers",
+    "features": "coterie.features",
+    "dataset": "coterie.datasets",
+    "model": "coterie.models",
+}
+
+
+class PluginError(ValueError):
+    """A name does not lead to a usable object; the message states why and what to do."""
+
+
+def form(kind: str) -> str:
+    """Return how an object of this kind is named: ``module:Class`` or ``module:function``."""
+    return "module:Class" if kind == "strategy" else "module:function"
+
+
+@cache
+def installed(kind: str) -> dict[str, EntryPoint]:
+    """Return the entry points of installed packages by name, without importing them."""
+    return {each.name: each for each in sorted(entry_points(group=GROUPS[kind]), key=lambda each: each.value)}
+
+
+def origin(entry: EntryPoint) -> str:
+    """Return what an entry point names and the package that provides it."""
+    return f"{entry.value} ({entry.dist.name} {entry.dist.version})" if entry.dist else entry.value
+
+
+def provided(kind: str, name: str) -> bool:
+    """Whether a name is ``module:object`` or that of an entry point."""
+    return ":" in name or name in installed(kind)
+
+
+def load(kind: str, name: str) -> Any:
+    """Import the object of a name; repeated calls return the same object.
+
+    Args:
+        kind: a key of :data:`GROUPS`.
+        name: ``module:object``, or the name of an entry point.
+
+    Raises:
+        PluginError: several packages register the name, or it cannot be imported.
+    """
+    path = name
+    if ":" not in name:
+        registered = entry_points(group=GROUPS[kind], name=name)
+        if len(registered) != 1:
+            raise PluginError(
+                f"{kind} '{name}': {' and '.join(sorted(map(origin, registered))) or 'no package'} registers this "
+                f"name; use {form(kind)}"
+            )
+        path = next(iter(registered)).value
+    module, _, attribute = path.partition(":")
+    where = f"{kind} '{name}': cannot import {attribute or '(nothing)'} from {module or '(nothing)'}"
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise PluginError(f"{where}: {module} imports {error.name}, which is not installed") from error
+        raise PluginError(
+            f"{where}: there is no module {error.name}; use {form(kind)}, with its folder on PYTHONPATH"
+        ) from error
+    except (Exception, SystemExit) as error:  # importing runs the user's code
+        raise PluginError(f"{where}: the module fails with {type(error).__name__}: {_line(error)}") from error
+    try:
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        near = difflib.get_close_matches(attribute, [each for each in vars(found) if not each.startswith("_")], n=1)
+        hint = f"; did you mean {module}:{near[0]}?" if near else ""
+        raise PluginError(f"{where}: the module has no such name; use {form(kind)}{hint}") from None
+    return found
+
+
+def load_function(kind: str, name: str, arguments: Iterable[str]) -> Callable[..., Any]:
+    """Import a function of a name, and check that it can be called with these arguments by position.
+
+    Raises:
+        PluginError: see :func:`load`; it is no function, or has other parameters.
+    """
+    function: Callable[..., Any] = load(kind, name)
+    arguments = tuple(arguments)
+    if not callable(function):
+        raise PluginError(f"{kind} '{name}': {_last(name)} is a {type(function).__name__}, not a function")
+    if not accepts(function, len(arguments)):
+        raise PluginError(
+            f"{kind} '{name}': {_last(name)}{inspect.signature(function)} must accept ({', '.join(arguments)})"
+        )
+    return function
+
+
+def accepts(function: Callable[..., Any], count: int, names: Iterable[str] = ()) -> bool:
+    """Whether a function can be called with ``count`` positional arguments and these keywords."""
+    try:
+        inspect.signature(function).bind(*[None] * count, **dict.fromkeys(names))
+    except TypeError:
+        return False
+    except ValueError:  # a function written in C may state no signature
+        pass
+    return True
+
+
+def _last(name: str) -> str:
+    return name.rpartition(":")[2]
+
+
+def _line(error: BaseException) -> str:
+    """First line of an error's text, with the place of the code that raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
+    return (str(error).splitlines() or [""])[0] + place

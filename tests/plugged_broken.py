@@ -1,0 +1,3 @@
+"""Fails when it is imported."""
+
+x = 1 / 0
