@@ -1,4 +1,4 @@
-"""Writes what is generated from the package: pyproject.toml's block, docs/settings.md, and the version.
+"""Writes what is generated from the package: pyproject.toml's block, docs/settings.md, docs/methods.md, the version.
 
 ``python -m tests.generated`` is ``make settings``; tests/server/test_config.py and tests/test_release.py compare.
 """
@@ -16,6 +16,7 @@ from coterie.settings import AUTO, nested
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT, PAGE = ROOT / "pyproject.toml", ROOT / "docs" / "settings.md"
+METHODS = ROOT / "docs" / "methods.md"
 #: Lines that state the version, by file; Flower requires that of pyproject.toml.
 _VERSION = {PYPROJECT: r'^version = ".*"$', ROOT / "CITATION.cff": r"^version: .*$"}
 _FIRST, _AFTER = "[tool.flwr.app.config]\n", "[tool.hatch."
@@ -58,8 +59,20 @@ def with_version():
     }
 
 
+def methods():
+    """docs/methods.md with the table of what each method supports; a table has no lines between head and rows."""
+    before, after = METHODS.read_text().split("| :---: |\n", 1)
+    rows = "".join(
+        f"| `{name}` | {' | '.join('yes' if unit in method.units else '' for unit in ('client', 'record', 'none'))} | "
+        f"{'yes' if method.finds_clusters or method.grows else ''} | {'yes' if method.robust else ''} |\n"
+        for name, method in sorted(STRATEGIES.items())
+    )
+    return f"{before}| :---: |\n{rows}\n{after.partition(chr(10) * 2)[2]}"
+
+
 def main():
     """Rewrite all."""
+    METHODS.write_text(methods())
     for path, text in with_version().items():
         path.write_text(text)
     text = PYPROJECT.read_text()

@@ -36,7 +36,7 @@ def check_contents(dist):
     assert not _LINK.search(about.get_payload()), "a relative link in the description"
     with tarfile.open(archive) as file:
         inside = {name.partition("/")[2] for name in file.getnames()}
-    assert {"README.md", "LICENSE", "SECURITY.md", "hatch_build.py", "tests/release.py"} <= inside
+    assert {"README.md", "LICENSE", "SECURITY.md", "hatch_build.py", "tests/release.py", "mkdocs.yml"} <= inside
     assert not [name for name in inside if name.startswith(("build/", "runs/", ".venv/"))]
     return wheel
 

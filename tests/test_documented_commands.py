@@ -1,34 +1,76 @@
 """Commands of README and docs: each runs with small settings, or a test that is named here runs its kind."""
 
+import importlib.util
+import os
 import re
 import shlex
-from pathlib import Path
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from documented import ROOT, commands_of
 
-ROOT = Path(__file__).parents[1]
-# docs/extending.md has a test of its own.
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+from coterie.methods import STRATEGIES
+
+#: Pages whose commands another test runs, all in order.
+IN_ORDER = {
+    "deploy-without-docker.md": "deploy/test_without_docker.py",
+    "extending.md": "test_extending.py",
+    "first-hour.md": "test_first_hour.py",
+}
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in IN_ORDER),
+]
 _COMMAND = re.compile(r"^ {4}(?:\$ )?(coterie (?:.*\\\n)*.*)$", re.MULTILINE)
+
+
+def hook(name):
+    """A module that writes pages of the site."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "hooks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def commands():
     """Commands of all pages, as lists of words."""
     found = [match for page in PAGES for match in _COMMAND.findall(page.read_text())]
+    found += [hook("strategies").command(method).strip() for method in STRATEGIES.values()]  # on the pages of the site
     return list(dict.fromkeys(tuple(shlex.split(text.replace("\\\n", " "), comments=True)[1:]) for text in found))
 
 
 # The first words of commands that need a network or more than a few seconds, and the file whose tests run them.
 ELSEWHERE = {
     ("run", "--engine", "ray"): "engine/test_ray_cluster.py",
+    ("run", "--set", "recorders=tensorboard,mlflow"): "server/test_recorders.py",
     ("bench",): "bench/test_bench.py",
     ("audit",): "audit/test_audit_runs.py",
+    ("datasets", "--download"): "datasets/test_images.py",
     ("privacy", "spent"): "cli/test_cli_privacy.py",
     ("client",): "deploy/test_edge.py",
     ("status",): "deploy/test_status.py",
     ("purge",): "deploy/test_purge.py",
 }
+# The same for other programs.
+OTHERS = {
+    "make": "test_documented_commands.py",
+    "flwr run": "engine/test_flwr_run.py",
+    "flwr supernode register": "deploy/test_without_docker.py",
+    "flower-supernode": "deployment/test_deployment.py",
+    "python benchmarks/load.py": "test_documented_commands.py",
+    "python benchmarks/page.py": "bench/test_results.py",
+    "python3 -m venv": "test_first_hour.py",
+    "pip install .": "test_first_hour.py",
+    "pip install torch": "release.py",
+    "pip install --require-hashes": "test_lock.py",
+    "pip install 'coterie[": "test_release.py",
+    "docker": "deployment/test_deployment.py",
+    "ray": "engine/test_ray_cluster.py",
+    "tensorboard": "server/test_recorders.py",
+}
+_PROGRAMS = ("docker", "flower-", "flwr", "make", "pip", "python", "ray ", "tensorboard")
 # Settings that make a run short; the last value of a setting counts.
 SHORT = ["--set", "local-epochs=1"]
 SMALL = {
@@ -36,7 +78,9 @@ SMALL = {
     "fedavg": ["--rounds", "1"],
     "rc-dpfl": ["--rounds", "2"],
     "lcfl": ["--rounds", "2"],
-    "ppfc-gan": ["--set", "samples-per-client=100"],
+    "ppfc-gan": ["--set", "samples-per-client=100", "--set", "pretrain-epochs=1", "--set", "joint-epochs=1"],
+    "kfed": [],
+    "ffcm": [],
 }
 
 
@@ -49,6 +93,42 @@ def test_what_is_not_run_here_is_run_elsewhere():
     for first, file in ELSEWHERE.items():
         assert any(words[: len(first)] == first for words in commands()), f"{first}: not documented"
         assert (ROOT / "tests" / file).exists(), file
+
+
+def test_commands_of_other_programs_are_run_somewhere():
+    found = [each for page in PAGES for each in commands_of(page) if each.startswith(_PROGRAMS)]
+    assert [each for each in found if not each.startswith(tuple(OTHERS))] == []
+    for first, file in OTHERS.items():
+        assert any(each.startswith(first) for each in found), f"{first}: not documented"
+        assert (ROOT / "tests" / file).exists(), file
+    for page, file in IN_ORDER.items():
+        assert (ROOT / "docs" / page).exists()
+        assert (ROOT / "tests" / file).exists()
+
+
+def documented_targets():
+    """Of make, in commands and in text."""
+    text = "\n".join(page.read_text() for page in [*PAGES, ROOT / "SECURITY.md"])
+    found = re.findall(r"(?:^ {4}|`)make ([a-z][a-z -]*)", text, re.MULTILINE)
+    return sorted({target for line in found for target in line.split()})
+
+
+def test_documented_targets_are_there():
+    """`.ci/run` runs lint, test-all, release-check and test-deployment, which runs deploy-demo."""
+    assert {"demo", "docs", "lint", "lock", "release-check", "test", "test-all"} <= set(documented_targets())
+    done = subprocess.run(
+        ["make", "--dry-run", *documented_targets()], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_load_of_a_federation_is_measured(tmp_path):
+    words = [sys.executable, ROOT / "benchmarks" / "load.py", "--nodes", "2", "--rounds", "1"]
+    done = subprocess.run(words, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
 
 
 @pytest.fixture
@@ -88,7 +168,10 @@ def test_a_documented_command_runs(coterie, tmp_path, request, words):
             assert status == 0, err
     if words[0] == "run" and "--resume" not in words and "--keys" not in words:
         strategy = words[words.index("--strategy") + 1] if "--strategy" in words else "ifca"
-        words += [*SMALL[strategy], *SHORT]
+        words += [
+            *SMALL.get(strategy, ["--rounds", "1"]),
+            *(SHORT if STRATEGIES[strategy].point_name != "centroids" else []),
+        ]
     if words[0] == "sweep":
         words += ["--set", "rounds=1", *SHORT, "--seeds", "0-1"]
     status, out, err = coterie(*words)

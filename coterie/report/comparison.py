@@ -46,6 +46,7 @@ class Statistic:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Statistic:
+        """Summarise values; the mean is infinite if one of them is not finite."""
         if not values:
             return cls(None, None, 0)
         if not all(map(math.isfinite, values)):

@@ -51,7 +51,7 @@ def tls(folder, protocols=("h2",)):
 
 
 @contextlib.contextmanager
-def running(arguments, log, **variables):
+def running(arguments, log, cwd=None, **variables):
     """A program with all that it starts, ended in the end; it is asked whether it lives."""
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -60,6 +60,7 @@ def running(arguments, log, **variables):
             stdout=out,
             stderr=out,
             start_new_session=True,
+            cwd=cwd,
         )
         try:
             yield process

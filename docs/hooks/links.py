@@ -1,0 +1,44 @@
+"""Pages of the repository outside docs/ become pages of the site, and links to them lead there."""
+
+import re
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Page of the site by file of the repository.
+PAGES = {
+    "benchmarks/README.md": "benchmarks.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+}
+_LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)")
+_ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):(?=<code>)")
+
+
+def on_files(files, config):
+    """Add the pages."""
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Lead links between files of the repository to pages of the site."""
+    source = {where: name for name, where in PAGES.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def moved(link):
+        target = normpath(str(PurePosixPath(source).parent / link[2]))
+        inside = PAGES.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else None)
+        if inside is None:
+            return link[0]
+        return link[1] + relpath(inside, PurePosixPath(page.file.src_uri).parent)
+
+    return _LINK.sub(moved, markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Docstrings refer to code by Sphinx' roles, which Markdown does not know."""
+    return re.sub(r"<code>~(?:[\w.]+\.)?(\w+)</code>", r"<code>\1</code>", _ROLE.sub("", html))

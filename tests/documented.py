@@ -1,0 +1,31 @@
+"""Commands that a page of the documentation shows, in order."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def blocks(text):
+    """Indented blocks of code, without the indentation."""
+    for block in re.findall(r"(?:^|\n\n)((?: {4}.*(?:\n|$)|\n(?= {4}))+)", text):
+        yield re.sub(r"^ {4}", "", block, flags=re.MULTILINE)
+
+
+def commands_of(page):
+    """Commands of all blocks; a command goes on after a backslash, and up to the end of a here-document."""
+    found = []
+    for block in blocks(Path(page).read_text()):
+        lines = iter(block.splitlines())
+        for line in lines:
+            command = line
+            while command.endswith("\\"):
+                command += "\n" + next(lines)
+            if end := re.search(r"<<'?(\w+)'?", command):
+                for line in lines:
+                    command += "\n" + line
+                    if line == end[1]:
+                        break
+            if command.strip():
+                found.append(command)
+    return found

@@ -1,0 +1,121 @@
+"""The documentation: the site builds without warnings and loads nothing from elsewhere; links are right on GitHub."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import odds
+import pytest
+from documented import ROOT
+
+from coterie.methods import STRATEGIES
+
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site; every warning fails."""
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+    done = subprocess.run(
+        words, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+class Resources(HTMLParser):
+    """What a browser loads for a page by itself."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.found += [values[name] for name in ("src", "srcset", "poster", "data") if values.get(name)]
+        if tag == "link" and values.get("href"):
+            self.found.append(values["href"])
+
+
+def test_resources_are_found():
+    text = '<link href="https://a/b.css"><script src="//c/d.js"></script><img src="e.png"><a href="https://f">'
+    assert Resources(text).found == ["https://a/b.css", "//c/d.js", "e.png"]
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_elsewhere(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 40
+    outside = re.compile(r"(?:https?:)?//")
+    for page in pages:
+        assert [each for each in Resources(page.read_text()).found if outside.match(each)] == [], page
+    styles = list(site.rglob("*.css"))
+    assert styles
+    for style in styles:
+        assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", style.read_text()), style
+
+
+@pytest.mark.slow
+def test_every_method_has_a_page(site):
+    for name, method in STRATEGIES.items():
+        text = (site / "strategies" / f"{name}.html").read_text()
+        assert re.search(r"(?:>|^) *\d{1,2}  \w", text, re.MULTILINE), f"{name}: no pseudo-code"
+        for setting in method.settings_class.declared().values():
+            assert f"<code>{setting.name}</code>" in text
+    shown = (site / "strategies" / "ifca.html").read_text()
+    assert "77.00 ± 0.23" in shown  # Table 1, balanced, epsilon = 2
+    assert "DP-FedAvg" not in shown
+
+
+@pytest.mark.slow
+def test_the_reference_has_every_public_name(site):
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "hooks" / "reference.py")
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    assert {"coterie", "coterie.privacy", "coterie.strategies"} < set(reference.packages())
+    for package in reference.packages():
+        text = (site / "reference" / f"{package}.html").read_text()
+        for name in importlib.import_module(package).__all__:
+            assert re.search(rf"\b{name}\b", text), f"{package}.{name}"
+
+
+@pytest.mark.slow
+def test_the_odds_are_computed():
+    assert odds.page() == odds.PAGE.read_text(), "make settings"
+
+
+def test_an_attack_is_bounded_by_the_definition():
+    """Randomised response at ε: of 1/(1 + e^ε) innocent accused, e^ε/(1 + e^ε) are found, and no more."""
+    innocent = 1 / (1 + odds.math.exp(2))
+    assert odds.most_found([(2, 0)], innocent) == pytest.approx(1 - innocent)
+    assert odds.most_found([(0, 0)], 0.3) == pytest.approx(0.3)
+    assert odds.most_found([(0, 0.1)], 0.3) == pytest.approx(0.4)
+    assert odds.most_found([(8, 1e-5), (0, 0.1)], 0.3) == pytest.approx(0.4)
+
+
+# ---- links on GitHub ------------------------------------------------------------------------------------------
+
+
+def anchors(path):
+    """Of the headings of a page, as GitHub names them."""
+    text = re.sub(r"^( {4}|```).*$", "", path.read_text(), flags=re.MULTILINE)
+    heads = [re.sub(r"[`*]|\]\(.*?\)|\[", "", head) for head in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_between_pages_are_right(page):
+    for target, anchor in re.findall(r"\]\((?![a-z]+:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
