@@ -14,7 +14,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
-_LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)")
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):(?=<code>)")
 
 
@@ -26,15 +26,15 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Lead links between files of the repository to pages of the site."""
+    """Lead links between files of the repository to pages of the site; of others, the text stays."""
     source = {where: name for name, where in PAGES.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
     def moved(link):
         target = normpath(str(PurePosixPath(source).parent / link[2]))
         inside = PAGES.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else None)
-        if inside is None:
-            return link[0]
-        return link[1] + relpath(inside, PurePosixPath(page.file.src_uri).parent)
+        if inside is None:  # a file that is no page
+            return link[1]
+        return f"[{link[1]}]({relpath(inside, PurePosixPath(page.file.src_uri).parent)}{link[3] or ''})"
 
     return _LINK.sub(moved, markdown)
 
