@@ -39,7 +39,7 @@ def printable(text: object, most: int = 200) -> str:
 class JsonFormatter(logging.Formatter):
     """A record as one line of JSON; infinity and NaN, which JSON lacks, are null. ``known`` holds for all records."""
 
-    def __init__(self, **known: Any) -> None:
+    def __init__(self, **known: object) -> None:
         super().__init__()
         self.known = known
 
@@ -62,7 +62,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(tidy, default=str, ensure_ascii=False)
 
 
-def install(**known: Any) -> None:
+def install(**known: object) -> None:
     """Have Flower's logger write JSON to standard error where COTERIE_LOG asks for it; ``known`` as in the formatter.
 
     Only what goes to a console changes. Called again, it replaces what is known.

@@ -343,7 +343,7 @@ def diagnostics(content: RecordDict) -> MetricRecord:
     return metrics
 
 
-def parse(read: Callable[..., T], content: Any, **expected: Any) -> T:
+def parse(read: Callable[..., T], content: Any, **expected: object) -> T:
     """Parse a reply with ``read``.
 
     Raises:

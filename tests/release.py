@@ -31,7 +31,7 @@ def check_contents(dist):
         names = file.namelist()
         about = message_from_bytes(file.read(f"coterie-{__version__}.dist-info/METADATA"))
     assert {name.partition("/")[0] for name in names} == {"coterie", f"coterie-{__version__}.dist-info"}, names
-    assert "coterie/bench/tables/rr-table1.toml" in names
+    assert {"coterie/bench/tables/rr-table1.toml", "coterie/py.typed"} <= set(names)
     assert (about["Name"], about["Version"]) == ("coterie", __version__)
     assert not _LINK.search(about.get_payload()), "a relative link in the description"
     with tarfile.open(archive) as file:

@@ -28,8 +28,8 @@ class StateFile:
         client_id: id in Coterie.
     """
 
-    def __init__(self, folder: Path | None, client_id: int) -> None:
-        self._path = None if folder is None else folder / f"client-{client_id}.safetensors"
+    def __init__(self, folder: str | Path | None, client_id: int) -> None:
+        self._path = None if folder is None else Path(folder) / f"client-{client_id}.safetensors"
 
     def read(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return the arrays by name; empty before the first write.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -180,7 +181,7 @@ def federate(  # long: one line per argument, all of which are documented
     non_iid_level: float = -1.0,
     validation: int = 0,
     seed: int = 0,
-    data_dir: str | None = None,
+    data_dir: str | Path | None = None,
     transform: Transform | None = None,
 ) -> Federation:
     """Partition a data set among clients in hidden groups; the last two results are cached.

@@ -97,7 +97,7 @@ class Declared(Facts):
     __str__ = Facts.__str__
 
 
-def facts(dataset: str, input_shape: str, num_classes: int | str, data_dir: str | None = None) -> Facts:
+def facts(dataset: str, input_shape: str, num_classes: int | str, data_dir: str | Path | None = None) -> Facts:
     """Return the facts about a data set; only a `module:function` is loaded.
 
     Args:
@@ -203,7 +203,7 @@ class OwnFederation:
 
 
 @lru_cache(maxsize=2)
-def own_federation(folder: str | None, clients: int, known: Facts, transform: Transform | None) -> OwnFederation:
+def own_federation(folder: str | Path | None, clients: int, known: Facts, transform: Transform | None) -> OwnFederation:
     """Return the clients of a simulation, with data `client-0.npz`, `client-1/` and so on in a folder.
 
     Raises:
@@ -298,7 +298,7 @@ class LocalRecords:
     unused: int = 0
 
 
-def local_records(path: Path, known: Facts, transform: Transform | None) -> LocalRecords:
+def local_records(path: str | Path, known: Facts, transform: Transform | None) -> LocalRecords:
     """Read the records of a file and prepare them as for training; none is dropped or clamped.
 
     Raises:
@@ -306,7 +306,7 @@ def local_records(path: Path, known: Facts, transform: Transform | None) -> Loca
     """
     if known.kind == "tokens":
         raise DataError("the models expect text, but files contain images or vectors; use coterie.load in Python")
-    records, test = read(path, known.shape, need_targets=False)
+    records, test = read(Path(path), known.shape, need_targets=False)
     records = records.fitted(known.shape, known.num_classes)
     if records.problems:
         raise DataError(records.problems[0])
@@ -314,7 +314,7 @@ def local_records(path: Path, known: Facts, transform: Transform | None) -> Loca
     return LocalRecords(str(path), x, records.y if records.has_targets else None, 0 if test is None else len(test.y))
 
 
-def describe(path: str, declared: Declared | None = None) -> str:
+def describe(path: str | Path, declared: Declared | None = None) -> str:
     """Describe the local data of a client, such as "1200 images of 1x28x28, classes 0..9, 240 held out".
 
     With ``declared``, the description includes dropped and clamped records.
@@ -324,7 +324,7 @@ def describe(path: str, declared: Declared | None = None) -> str:
     """
     problems: tuple[str, ...] = ()
     if declared is not None:
-        for part in _parts(path, declared.shape, declared.num_classes, declared.span, strict=False):
+        for part in _parts(str(path), declared.shape, declared.num_classes, declared.span, strict=False):
             problems += part.problems
     train, test = read(Path(path), None)
     for part in (train, *(() if test is None else (test,))):

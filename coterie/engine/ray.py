@@ -47,7 +47,7 @@ def run_on_ray(
     *,
     address: str = "",
     client_cpus: int | None = None,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
 ) -> None:
     """Call ``main`` with a grid of ``clients`` simulated nodes; its exceptions propagate.
 
@@ -71,7 +71,7 @@ def run_on_ray(
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     on_cluster = bool(address) or "RAY_ADDRESS" in os.environ
     if on_cluster:
-        _connect(address, folder)
+        _connect(address, None if folder is None else Path(folder))
     cores = _cores() if on_cluster else os.cpu_count() or 1
     at_once = math.ceil(cores / (client_cpus or _FLOWERS_CPUS))
 

@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from coterie.messages import Layout, PointsSpec
 from coterie.privacy import Plan
 from coterie.rounds import EvaluationExchange, StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.base import ClusteredStrategy, CommonOptions
 from coterie.strategies.method import Models, Parameters, Round
 from coterie.wire import LabelRequest, Request
 
@@ -40,6 +40,13 @@ FloatArray = npt.NDArray[np.float32]
 # Number of points whose codes and labels the run folder stores, for figures.
 _SHOWN = 2000
 _GATHERED, _CODES, _FAILED, _TRAFFIC = "gathered", "codes", "failures", "traffic"
+
+
+class OneShotOptions(CommonOptions):
+    """Options of every method that clusters records, by keyword."""
+
+    example_shape: Sequence[int]
+    clusters: int
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class OneShot(ClusteredStrategy):
         *,
         example_shape: Sequence[int],
         clusters: int,
-        **others: Any,
+        **others: Unpack[CommonOptions],
     ) -> None:
         super().__init__(plan, settings, clusters=clusters, **others)
         if plan.rounds != 1:

@@ -31,13 +31,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from flwr.common.logger import log
 
 from coterie.messages import PointsSpec
 from coterie.models import GANS, ModelError, check_gan, gan_for
-from coterie.one_shot.base import FloatArray, OneShot, OneShotSettings, union
+from coterie.one_shot.base import FloatArray, OneShot, OneShotOptions, OneShotSettings, union
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
@@ -138,7 +138,12 @@ class PPFCGAN(OneShot):
     )
 
     def __init__(
-        self, plan: Plan, settings: PPFCGANSettings | None = None, *, device: str = "cpu", **others: Any
+        self,
+        plan: Plan,
+        settings: PPFCGANSettings | None = None,
+        *,
+        device: str = "cpu",
+        **others: Unpack[OneShotOptions],
     ) -> None:
         super().__init__(plan, settings, **others)
         settings, private = self.settings, plan.unit == "record"

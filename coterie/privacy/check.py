@@ -24,7 +24,7 @@ _VERSION = "coterie"
 _WAY_OUT = "restore it from a copy, or start a new run with another --out: this run is not certified"
 
 
-def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def verified(run: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the first line and the charges of a run folder's ledger, verified against the folder's other files.
 
     The checkpoint stores the number of charges when it was written, and the chain of the last one. Every round of the
@@ -34,6 +34,7 @@ def verified(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         LedgerError: the ledger is missing, damaged, too short or of another run, or a file that it is compared with
             is damaged.
     """
+    run = Path(run)
     ledger = run / "ledger.jsonl"
     try:  # read the ledger last, so that it is never behind the other files of a running run
         about = checkpoint_facts(run / "checkpoint" / "state.safetensors")

@@ -81,6 +81,10 @@ class Ledger:
         accountant: accountant of the budget; pld and rdp are also tracked.
         about: further entries of the first line; JSON-ready.
 
+    Attributes:
+        header: the first line, for :func:`~coterie.privacy.certificate`.
+        charges: the other lines.
+
     Raises:
         LedgerError: the file is in use by another process, damaged, or of another run.
     """
@@ -89,7 +93,7 @@ class Ledger:
         self,
         delta: float,
         epsilon: float = math.inf,
-        path: Path | None = None,
+        path: str | Path | None = None,
         accountant: str = "pld",
         about: Mapping[str, Any] | None = None,
     ) -> None:
@@ -98,12 +102,13 @@ class Ledger:
         self.accountant = accountant
         self.charges: list[dict[str, Any]] = []
         self._file: IO[bytes] | None = None
+        path = None if path is None else Path(path)
         self._path = path
         self._chain = ""
         self._shared: SharedBudget | None = None
         self._thread = ThreadPoolExecutor(1, "ledger")
         self._expected: tuple[Event, int, Future[_Composed]] | None = None
-        header = {
+        self.header: dict[str, Any] = {
             "ledger": _FORMAT,
             "delta": delta,
             "epsilon": None if math.isinf(epsilon) else epsilon,
@@ -113,7 +118,7 @@ class Ledger:
         if path is not None:
             self._file = _open_locked(path)
             try:
-                self.charges, self._chain = _take_over(self._file, path, header)
+                self.charges, self._chain = _take_over(self._file, path, self.header)
             except BaseException:
                 self._file.close()
                 raise
@@ -144,7 +149,7 @@ class Ledger:
         after = {name: live.with_rounds(event, count) for name, live in self._live.items()}
         return after, after[self.accountant].epsilon(self.delta)
 
-    def charge_round(self, number: int, event: Event, count: int = 1, **details: Any) -> Permit:
+    def charge_round(self, number: int, event: Event, count: int = 1, **details: object) -> Permit:
         """Charge one attempt at a release of round ``number``, sync it to disk, and return its permit.
 
         A shared budget is charged first, so that a crash in between can only overcount.
@@ -202,7 +207,7 @@ class Ledger:
         """Return a permit without a charge, for replies of clients that are charged in their own ledgers only."""
         return Permit(len(self.charges), number, None, self.spent())
 
-    def _write(self, number: int, events: Mapping[Event, int], **details: Any) -> None:
+    def _write(self, number: int, events: Mapping[Event, int], **details: object) -> None:
         """Append a charge for every event, and sync."""
         charges = [
             {
@@ -246,8 +251,8 @@ class SharedBudget(Ledger):
         LedgerError: the file is in use by another process, damaged, or for other clients or another sampler.
     """
 
-    def __init__(self, path: Path, *, clients: int, sampler: str, epsilon: float, delta: float) -> None:
-        self.path = path
+    def __init__(self, path: str | Path, *, clients: int, sampler: str, epsilon: float, delta: float) -> None:
+        self.path = path = Path(path)
         private_folder(path.parent)
         if path.exists() and b"\n" in _read(path):
             header, _ = read_ledger(path)
@@ -306,7 +311,7 @@ class ClientLedger(Ledger):
         self._write(number, events)
         return first
 
-    def record(self, number: int, events: Mapping[Event, int], **details: Any) -> None:
+    def record(self, number: int, events: Mapping[Event, int], **details: object) -> None:
         """Add charges of another ledger regardless of the budget, because these releases have happened."""
         self._write(number, events, **details)
 
@@ -348,13 +353,13 @@ class Lines(NamedTuple):
     chains: list[str]
 
 
-def read_ledger(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_ledger(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Read the first line and the charges of a ledger, which may be in use.
 
     Raises:
         LedgerError: the ledger is missing or damaged.
     """
-    header, charges, _ = read_chained(path)
+    header, charges, _ = read_chained(Path(path))
     return header, charges
 
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, Required, Self, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -287,6 +287,33 @@ class ReleasedPoints(Released):
     points: Mapping[int, npt.NDArray[np.float32]]
 
 
+class PlanNumbers(TypedDict, total=False):
+    """Arguments of :meth:`Plan.calibrated`; see the attributes of :class:`Plan` and of its subclasses."""
+
+    clients: Required[int]
+    num_clusters: Required[int]
+    sampling_rate: Required[float]
+    clip_norm: Required[float]
+    identifier_share: float
+    rebalance_min: float
+    divisor: str
+    evaluations: int
+    evaluation_noise: float
+    accountant: str
+    identifiers: str
+    identifier_noise: float
+
+
+class LedgerHeader(TypedDict, total=False):
+    """Entries of a ledger's first line beside the plan; see :func:`~coterie.privacy.certificate`."""
+
+    seed: int | None
+    diagnostics: Sequence[str]
+    public: Mapping[str, Any]
+    tuned: Mapping[str, Any]
+    unfounded: Sequence[str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan(ABC):
     """All privacy parameters of a run, which are fixed before its first round and public.
@@ -381,7 +408,7 @@ class Plan(ABC):
             )
 
     @classmethod
-    def calibrated(cls, *, rounds: int, epsilon: float, delta: float, **numbers: Any) -> Plan:
+    def calibrated(cls, *, rounds: int, epsilon: float, delta: float, **numbers: Unpack[PlanNumbers]) -> Self:
         """Return the plan with the smallest noise whose rounds and evaluations cost at most (epsilon, delta).
 
         Args:
@@ -393,8 +420,9 @@ class Plan(ABC):
         Raises:
             PrivacyError: a parameter is invalid, or no noise suffices.
         """
-        numbers = {"identifier_share": cls.default_identifier_share, "accountant": cls.accountants[0], **numbers}
-        sketch = cls(rounds=rounds, epsilon=epsilon, delta=delta, noise_multiplier=1.0, **numbers)
+        defaults = {"identifier_share": cls.default_identifier_share, "accountant": cls.accountants[0]}
+        given: dict[str, Any] = {**defaults, **numbers}
+        sketch = cls(rounds=rounds, epsilon=epsilon, delta=delta, noise_multiplier=1.0, **given)
         return sketch.recalibrated(sketch.noise_for(rounds, sketch._evaluations(sketch.evaluations)))
 
     def terms(self) -> dict[str, Any]:
@@ -402,7 +430,7 @@ class Plan(ABC):
         numbers = {name: None if value == math.inf else value for name, value in asdict(self).items()}
         return {"mechanism": self.mechanism, **numbers}
 
-    def ledger(self, path: Path | None = None, **about: Any) -> Ledger:
+    def ledger(self, path: str | Path | None = None, **about: Unpack[LedgerHeader]) -> Ledger:
         """Create a ledger for this plan, in memory or in ``path``; its header contains the plan and ``about``."""
         return Ledger(self.delta, self.epsilon, path, self.accountant, {"plan": self.terms(), **about})
 
@@ -481,7 +509,7 @@ class Plan(ABC):
             accountant=self.accountant,
         )
 
-    def recalibrated(self, noise_multiplier: float) -> Plan:
+    def recalibrated(self, noise_multiplier: float) -> Self:
         """Return this plan with another noise multiplier."""
         return replace(self, noise_multiplier=noise_multiplier)
 

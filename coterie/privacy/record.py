@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, get_args, get_type_hints
+from typing import Any, ClassVar, Protocol, Required, TypedDict, Unpack, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,28 @@ class Pricing(Protocol):
 
 #: Ways for a client to choose a cluster by its losses.
 SELECTIONS = ("none", "gumbel", "exact")
+
+
+class RecordNumbers(TypedDict, total=False):
+    """Arguments of :meth:`RecordPlan.calibrated`; see the attributes of :class:`RecordPlan`."""
+
+    num_examples: Required[int]
+    batch_size: Required[int]
+    rounds: Required[int]
+    epsilon: Required[float]
+    delta: Required[float]
+    noise_multiplier: float
+    clip_norm: float
+    first_batch_size: int | None
+    first_noise_multiplier: float | None
+    local_epochs: int
+    selection: str
+    selections: int
+    selection_epsilon: float
+    compared: int
+    loss_noise: float
+    models_per_message: int
+    accountant: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +188,7 @@ class RecordPlan:
         return plan
 
     @classmethod
-    @lru_cache(maxsize=64)
-    def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Any) -> RecordPlan:
+    def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Unpack[RecordNumbers]) -> RecordPlan:
         """Return the plan with the smallest noise whose total cost is at most (epsilon, delta).
 
         By default, one z for all rounds is calibrated. If ``first_noise_multiplier`` is given, z of the other rounds
@@ -177,6 +198,11 @@ class RecordPlan:
         Raises:
             PrivacyError: a parameter is invalid, or no noise suffices.
         """
+        return cls._calibrated(first_noise_ratio, **numbers)
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def _calibrated(cls, first_noise_ratio: float, **numbers: Any) -> RecordPlan:
         free = "first_noise_multiplier" if "noise_multiplier" in numbers else "noise_multiplier"
         plan = cls(**{"noise_multiplier": 1.0, **numbers})
 

@@ -74,10 +74,10 @@ class Node:
     similarity: float | None
 
 
-def read_pairs(path: Path) -> Pairs | None:
+def read_pairs(path: str | Path) -> Pairs | None:
     """Read a file of `evidence/`; None if it is missing or incomplete."""
     try:
-        with os.fdopen(open_regular(path), "rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with os.fdopen(open_regular(Path(path)), "rb") as opened, np.load(opened, allow_pickle=False) as file:
             pairs = Pairs(file["matrix"], file["clients"], file["labels"])
     except READ_ERRORS:
         return None
@@ -86,9 +86,11 @@ def read_pairs(path: Path) -> Pairs | None:
     return pairs if whole else None
 
 
-def similarity_files(folder: Path) -> dict[int, Path]:
+def similarity_files(folder: str | Path) -> dict[int, Path]:
     """Return the similarity files of a run folder by round, in order."""
-    named = ((re.fullmatch(r"similarities-(\d+)\.npz", path.name), path) for path in folder.glob("evidence/*.npz"))
+    named = (
+        (re.fullmatch(r"similarities-(\d+)\.npz", path.name), path) for path in Path(folder).glob("evidence/*.npz")
+    )
     return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 

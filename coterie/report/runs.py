@@ -292,11 +292,12 @@ def _text(path: Path) -> str:
         raise ReportError(f"{path} cannot be read: it is not text ({error.reason}){_RESTORE}") from None
 
 
-def read_outcome(path: Path) -> dict[str, Any] | None:
+def read_outcome(path: str | Path) -> dict[str, Any] | None:
     """Read `result.json`, with `diagnostics.json` or None as "diagnostics"; None if there is no result.
 
     Exact scores, which older versions wrote to `result.json`, are removed from it.
     """
+    path = Path(path)
     result, exact = _read_object(path / "result.json"), _read_object(path / "diagnostics.json")
     if result is None:
         return None

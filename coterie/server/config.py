@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from coterie.server.settings import (
     SimulationSettings,
 )
 from coterie.settings import AUTO, RENAMED, ConfigError, Setting, Settings, flat, suggestion, with_current_names
-from coterie.strategies import ClusteredStrategy, Reseeding
+from coterie.strategies import ClusteredStrategy, Reseeding, StrategyOptions
 from coterie.strategies.settings import AggregationSettings, TrainingSettings
 
 S = TypeVar("S", bound=Settings)
@@ -340,7 +340,7 @@ class RunConfig:
         features = networks.features(self.training.features)
         return features(np.zeros((1, *self.facts.shape), np.float32)).shape[1:], self.facts.num_classes
 
-    def strategy(self, plan: Plan, **wiring: Any) -> ClusteredStrategy:
+    def strategy(self, plan: Plan, **wiring: Unpack[StrategyOptions]) -> ClusteredStrategy:
         """The configured strategy.
 
         Args:

@@ -82,8 +82,10 @@ class RunFolder:
     Make one with :meth:`create` or :meth:`resume`.
     """
 
-    def __init__(self, path: Path, config: RunConfig, plan: Plan, ledger: Ledger, resumed: Checkpoint | None) -> None:
-        self.path = path
+    def __init__(
+        self, path: str | Path, config: RunConfig, plan: Plan, ledger: Ledger, resumed: Checkpoint | None
+    ) -> None:
+        self.path = Path(path)
         self.config = config
         self.plan = plan
         self.ledger = ledger
@@ -92,12 +94,13 @@ class RunFolder:
         self.on_progress: ProgressCallback = ignore_progress
 
     @classmethod
-    def create(cls, path: Path, config: RunConfig) -> RunFolder:
+    def create(cls, path: str | Path, config: RunConfig) -> RunFolder:
         """Create a new folder.
 
         Raises:
             FolderError: ``path`` exists and is not empty.
         """
+        path = Path(path)
         if (path / "config.toml").exists():
             raise FolderError(f"{path} already contains a run: continue it with --resume, or choose another --out")
         if path.exists() and (not path.is_dir() or any(not _is_trace(entry) for entry in path.iterdir())):
@@ -112,7 +115,7 @@ class RunFolder:
         return cls(path, config, config.plan, ledger, None)
 
     @classmethod
-    def resume(cls, path: Path, settings: Mapping[str, Any]) -> RunFolder:
+    def resume(cls, path: str | Path, settings: Mapping[str, Any]) -> RunFolder:
         """Open the folder of an interrupted run.
 
         Args:
@@ -125,6 +128,7 @@ class RunFolder:
             LedgerError: another process uses it, its ledger lacks charges that the folder proves, or its budget file
                 is another one than at its start.
         """
+        path = Path(path)
         try:
             stored = tomllib.loads(read_text(path / "config.toml"))["config"]
             if not isinstance(stored, dict):
@@ -202,11 +206,11 @@ class RunFolder:
         except (FileError, OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error) as error:
             raise FolderError(f"{path} is damaged ({error}){_WAY_OUT}") from None
 
-    def take_evidence(self, run: Path, names: Iterable[str]) -> None:
+    def take_evidence(self, run: str | Path, names: Iterable[str]) -> None:
         """Use what another run kept under names that match these patterns."""
         private_folder(self.path / "evidence")
         for name in names:
-            for file in (run / "evidence").glob(f"{name}.npz"):
+            for file in (Path(run) / "evidence").glob(f"{name}.npz"):
                 own = self.path / "evidence" / file.name
                 own.unlink(missing_ok=True)
                 os.link(file, own)  # files are replaced, never written into

@@ -14,7 +14,7 @@ from coterie.rounds import (
     SumsPhase,
     UpdatesPhase,
 )
-from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.base import ClusteredStrategy, StrategyOptions
 from coterie.strategies.cfl import CFL
 from coterie.strategies.f_cdpfl import FCDPFL
 from coterie.strategies.fedavg import FedAvg
@@ -62,6 +62,7 @@ __all__ = [
     "Round",
     "Steps",
     "StrategyError",
+    "StrategyOptions",
     "SumsPhase",
     "UpdatesPhase",
 ]

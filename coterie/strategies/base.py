@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from logging import INFO
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from coterie.messages import Layout, PointsSpec, pack_models, unpack_models
-from coterie.privacy import Ledger, Plan, ReleasedPoints, ReleasedSums, ReleasedUpdates, Streams
+from coterie.privacy import Ledger, Plan, ReleasedPoints, ReleasedSums, ReleasedUpdates, Streams, certificate
 from coterie.rounds import (
     Aggregator,
     Averaging,
@@ -63,6 +63,33 @@ class _Open:
     round: Round | None = None
     phase: Phase[Any, Any] | None = None
     exchange: Exchange[Any, Any] | EvaluationExchange | None = None
+
+
+class CommonOptions(TypedDict, total=False):
+    """Options of every strategy but ``clusters``, by keyword; see :class:`ClusteredStrategy`."""
+
+    ledger: Ledger | None
+    streams: Streams | None
+    server_lr: float
+    reseeding: Reseeding | None
+    averaging: Averaging | None
+    aggregator: Aggregator | None
+    rebalance_train: str
+    evaluate: str
+    evaluate_every: int
+    evaluate_clients: int
+    recorder: Recorder | None
+    resume_from: Checkpoint | None
+    evaluate_metrics_aggr_fn: Callable[[Sequence[Any]], MetricRecord]
+    registration_timeout: float
+    min_clients: int
+    min_replies: float
+
+
+class StrategyOptions(CommonOptions, total=False):
+    """Options of every strategy, by keyword; see :class:`ClusteredStrategy`."""
+
+    clusters: int | None
 
 
 class ClusteredStrategy(Method, RoundsStrategy):
@@ -259,6 +286,22 @@ class ClusteredStrategy(Method, RoundsStrategy):
         self._open = _Open()
         train = train_config or ConfigRecord()
         return run_rounds(self, grid, initial_arrays, num_rounds, timeout, train, evaluate_config or train, evaluate_fn)
+
+    def certificate(self) -> dict[str, Any]:
+        """The certificate of the run so far, JSON-ready, derived from the ledger; see docs/privacy.md.
+
+        Its epsilon covers the charges made and the remaining planned rounds. A run with a seed is not certified.
+        """
+        exact = self.evaluate == "diagnostic" and self.evaluate_every
+        header = {
+            "diagnostics": ["what clients send in evaluations, exact, and its means"] if exact else [],
+            "unfounded": list(self.unfounded),
+            **self.plan.ledger().header,
+            **self.ledger.header,
+        }
+        if not self.streams.secret:
+            header["seed"] = self.streams.seed
+        return certificate(header, self.ledger.charges)
 
     @cached_property
     def mechanism_state(self) -> object | None:

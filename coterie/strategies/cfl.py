@@ -45,7 +45,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from flwr.common.logger import log
@@ -54,8 +54,8 @@ from coterie.clustering.distances import FloatArray, Indices, cosines
 from coterie.privacy import Plan, ReleasedUpdates
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy
-from coterie.strategies.method import Models, Round, Steps
+from coterie.strategies.base import ClusteredStrategy, StrategyOptions
+from coterie.strategies.method import CheckOptions, Models, Round, Steps
 
 # Defaults of eps_1, eps_2 and the stopping threshold, in units of the largest update norm of the first round.
 _RELATIVE_THRESHOLDS = (0.2, 0.5, 0.01)
@@ -125,12 +125,13 @@ class CFL(ClusteredStrategy):
     settings_class: ClassVar[type[Settings]] = CFLSettings
     settings: CFLSettings
 
-    def __init__(self, plan: Plan, settings: CFLSettings | None = None, **others: Any) -> None:
-        super().__init__(plan, settings, **{"clusters": 0, **others})
+    def __init__(self, plan: Plan, settings: CFLSettings | None = None, **others: Unpack[StrategyOptions]) -> None:
+        others.setdefault("clusters", 0)
+        super().__init__(plan, settings, **others)
         self._warned: set[int] = set()
 
     @classmethod
-    def check(cls, plan: Plan, **options: Any) -> None:
+    def check(cls, plan: Plan, **options: Unpack[CheckOptions]) -> None:
         """Require full participation: a split compares all clients of a cluster."""
         super().check(plan, **options)
         if plan.rate != 1:

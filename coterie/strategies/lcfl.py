@@ -45,7 +45,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,7 @@ from coterie.messages import losses_layout
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.base import ClusteredStrategy, StrategyOptions
 from coterie.strategies.method import Models, Round, Steps
 from coterie.wire import LossesRequest
 
@@ -126,7 +126,7 @@ class LCFL(ClusteredStrategy):
     settings_class: ClassVar[type[Settings]] = LCFLSettings
     settings: LCFLSettings
 
-    def __init__(self, plan: Plan, settings: LCFLSettings | None = None, **others: Any) -> None:
+    def __init__(self, plan: Plan, settings: LCFLSettings | None = None, **others: Unpack[StrategyOptions]) -> None:
         super().__init__(plan, settings, **others)
         warm_up = self.settings.warm_up_rounds
         if not warm_up < plan.rounds:

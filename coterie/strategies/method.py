@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,14 @@ Parameters: TypeAlias = dict[str, npt.NDArray[np.float32]]
 Steps: TypeAlias = Generator[Phase[Any, Any], Any, T]
 #: A round of a method: returns the (k, d) new models.
 Round: TypeAlias = Generator[Phase[Any, Any], Any, Models]
+
+
+class CheckOptions(TypedDict, total=False):
+    """Options of :meth:`Method.check`."""
+
+    reseeding: Reseeding | None
+    rebalance_train: str
+    aggregator: Aggregator | None
 
 
 class Method(ABC):

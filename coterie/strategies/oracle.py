@@ -14,12 +14,12 @@ Deviations from the paper: none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
 from coterie.settings import Settings
-from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.base import ClusteredStrategy, StrategyOptions
 from coterie.strategies.method import Models, Round
 
 
@@ -41,7 +41,12 @@ class Oracle(ClusteredStrategy):
     robust: ClassVar[bool] = True
 
     def __init__(
-        self, plan: Plan, settings: Settings | None = None, *, true_groups: Sequence[int], **others: Any
+        self,
+        plan: Plan,
+        settings: Settings | None = None,
+        *,
+        true_groups: Sequence[int],
+        **others: Unpack[StrategyOptions],
     ) -> None:
         super().__init__(plan, settings, **others)
         if len(true_groups) != plan.clients or max(true_groups) >= plan.num_clusters:

@@ -27,15 +27,16 @@ Deviations from the paper
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy
+from coterie.strategies.base import ClusteredStrategy, StrategyOptions
 from coterie.strategies.fedcam import FedCAM
 from coterie.strategies.fesem import FeSEM
 from coterie.strategies.ifca import IFCA
+from coterie.strategies.method import CheckOptions
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,16 @@ class RRCluster(ClusteredStrategy):
     settings_class: ClassVar[type[Settings]] = RRClusterSettings
     settings: RRClusterSettings
 
-    def __new__(cls, plan: Plan, settings: RRClusterSettings | None = None, **options: Any) -> RRCluster:
+    def __new__(
+        cls, plan: Plan, settings: RRClusterSettings | None = None, **options: Unpack[StrategyOptions]
+    ) -> RRCluster:
         """Create the strategy with the configured base; subclasses have theirs already."""
         on: dict[str, type[Any]] = {"ifca": _RRClusterIFCA, "fesem": _RRClusterFeSEM, "fedcam": _RRClusterFedCAM}
         found: RRCluster = super().__new__(on[(settings or RRClusterSettings()).base] if cls is RRCluster else cls)
         return found
 
     @classmethod
-    def check(cls, plan: Plan, **options: Any) -> None:
+    def check(cls, plan: Plan, **options: Unpack[CheckOptions]) -> None:
         """Line 10 requires B."""
         if not plan.rebalance_min:
             raise StrategyError("rr-cluster requires rebalance-min of at least 1, or auto; otherwise use its base")

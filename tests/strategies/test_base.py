@@ -1,5 +1,6 @@
 """The frame of a round: who counts, what is charged when, and what a hostile or absent client can do (nothing)."""
 
+import json
 import logging
 import math
 from contextlib import closing
@@ -22,7 +23,9 @@ from coterie.privacy import (
     RRSlot,
     Streams,
     calibrate,
+    certificate,
     epsilon,
+    read_ledger,
 )
 from coterie.privacy.ledger import event_of
 from coterie.server import RunConfig, RunFolder
@@ -675,3 +678,30 @@ def test_a_configuration_changes_no_request(key):
 def test_chosen_clients_are_never_summed():
     with pytest.raises(StrategyError, match="must be an UpdatesPhase"):
         SumsPhase(TrainRequest(), np.zeros((1, 4), np.float32), clients=[1])
+
+
+def test_the_certificate_of_a_strategy_is_that_of_its_ledger(tmp_path):
+    plan = private(noise=2.0, rounds=4, budget=50.0)
+    _, strategy = start(Stub(), plan, rounds=2, streams=Streams(), evaluate_every=1)
+    found = strategy.certificate()
+    assert (found["certified"], found["charges"], found["rounds"]) == (True, 2, 4)
+    assert found["epsilon"] == pytest.approx(epsilon({plan.event(): 4}, plan.delta))
+    assert found["outside"][0] == "what clients send in evaluations, exact, and its means"
+    assert json.loads(json.dumps(found)) == found
+    _, quiet = start(Stub(), plan, rounds=1, streams=Streams(), evaluate_every=0)
+    assert not any("evaluations" in each for each in quiet.certificate()["outside"])
+    kept = plan.ledger(tmp_path / "ledger.jsonl", seed=None, tuned={"lr": 0.1})
+    _, strategy = start(Stub(), plan, rounds=1, ledger=kept, streams=Streams())
+    assert strategy.certificate()["tuned_outside"] == {"lr": 0.1}
+    kept.close()
+    header, charges = read_ledger(str(tmp_path / "ledger.jsonl"))
+    assert strategy.certificate()["epsilon"] == certificate(header, charges)["epsilon"]
+
+
+def test_a_seeded_strategy_is_never_certified():
+    """Also if its ledger does not say so."""
+    plan = private(noise=2.0, rounds=1, budget=50.0)
+    _, strategy = start(Stub(), plan, ledger=plan.ledger(seed=None), streams=Streams(3))
+    found = strategy.certificate()
+    assert not found["certified"]
+    assert "seeded noise (seed 3)" in found["reasons"][0]

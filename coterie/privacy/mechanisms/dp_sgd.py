@@ -16,14 +16,14 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.plan import Collected, Contributions, IntArray, MechanismOutput, Plan
+from coterie.privacy.plan import Collected, Contributions, IntArray, LedgerHeader, MechanismOutput, Plan
 from coterie.privacy.randomness import FloatArray
 from coterie.privacy.record import PricedRequest, RecordPlan
 
@@ -105,7 +105,7 @@ class RecordLevel(Plan):
             return np.ones(self.clients)
         return np.array([float(self.of_client(client).num_examples) for client in range(self.clients)])
 
-    def ledger(self, path: Path | None = None, **about: Any) -> Ledger:
+    def ledger(self, path: str | Path | None = None, **about: Unpack[LedgerHeader]) -> Ledger:
         """Create the ledger of a client with the largest budget; its first line contains the plans of all clients."""
         worst = self.worst
         profiles = [

@@ -1,0 +1,98 @@
+"""Types of the public API."""
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "coterie"
+# Overrides of Flower's classes, whose arguments are Flower's.
+FLOWER_S = {"engine/ray_pool.py"}
+ROOMS = ["client", "clustering", "datasets", "engine", "models", "privacy", "report", "rounds", "server", "strategies"]
+
+
+def untyped_keywords(source):
+    """Public functions and methods that take ``**names: Any``."""
+
+    def visit(nodes):
+        for node in nodes:
+            private = getattr(node, "name", "").startswith("_") and not getattr(node, "name", "").startswith("__")
+            if isinstance(node, ast.ClassDef) and not private:
+                yield from visit(node.body)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not private:
+                kind = node.args.kwarg and node.args.kwarg.annotation
+                if kind is not None and ast.unparse(kind) == "Any":
+                    yield node.name
+
+    return list(visit(ast.parse(source).body))
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_public_function_takes_keywords_of_any_type(path):
+    if str(path.relative_to(PACKAGE)) not in FLOWER_S:
+        assert not untyped_keywords(path.read_text())
+
+
+def test_untyped_keywords_are_found():
+    source = "class A:\n def f(self, **n: Any): ...\n def _g(self, **n: Any): ...\n def h(self, **n: int): ...\n"
+    assert untyped_keywords(source + "def __call__(**n: Any): ...\ndef _p(**n: Any): ...\n") == ["f", "__call__"]
+
+
+def signatures(module):
+    for name in module.__all__:
+        found = getattr(module, name)
+        if not callable(found):
+            continue
+        yield name, found
+        if inspect.isclass(found):
+            yield from (
+                (f"{name}.{each}", getattr(found, each))
+                for each, value in vars(found).items()
+                if (each == "__init__" or not each.startswith("_"))
+                and (inspect.isfunction(value) or isinstance(value, classmethod | staticmethod))
+            )
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_paths_may_be_strings(room):
+    module, read = import_module(f"coterie.{room}"), 0
+    for name, found in signatures(module):
+        if not getattr(found, "__module__", "").startswith("coterie"):
+            continue
+        try:
+            parameters = inspect.signature(found).parameters.values()
+        except (TypeError, ValueError):
+            continue
+        read += 1
+        stored = inspect.isclass(found) and found.__init__.__qualname__.startswith("__create_fn__")
+        for parameter in parameters:
+            kinds = {kind.strip() for kind in str(parameter.annotation).split("|")}
+            assert stored or "Path" not in kinds or "str" in kinds, f"{name}({parameter})"
+    assert read
+
+
+@pytest.mark.slow
+def test_a_user_s_program_passes_mypy_strict(tmp_path):
+    program = ROOT / "tests" / "typing" / "program.py"
+    options = ["--strict", "--cache-dir", str(tmp_path), "--follow-imports", "silent", "--ignore-missing-imports"]
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+
+    def checked(path):
+        command = [sys.executable, "-m", "mypy", "--config-file", os.devnull, *options, str(path)]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+
+    done = checked(program)
+    assert done.returncode == 0, done.stdout
+    text = program.read_text()
+    wrong = text.replace("clip_norm=0.3", "clip_nrom=0.3").replace('{"server_lr": 1.5', '{"server_lr": "fast"')
+    assert wrong != text
+    (tmp_path / "wrong.py").write_text(wrong)
+    found = checked(tmp_path / "wrong.py").stdout
+    assert 'Unexpected keyword argument "clip_nrom"' in found
+    assert 'has type "str"; expected "float"' in found or 'expression has type "str"' in found
