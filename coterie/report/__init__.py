@@ -7,18 +7,7 @@ from coterie.report.comparison import compare, read_runs
 from coterie.report.evidence import Pairs, read_pairs, read_tree, similarity_files, split_rounds
 from coterie.report.evidence_plots import draw_similarities, similarity_bar
 from coterie.report.page import write_report
-from coterie.report.plots import (
-    GROUP_COLOURS,
-    INK,
-    MUTED,
-    accuracy_figure,
-    cluster_figure,
-    comparison_figure,
-    drawing_style,
-    privacy_figure,
-    save_figure,
-    save_png,
-)
+from coterie.report.plots import GROUP_COLOURS, INK, MUTED, drawing_style, privacy_figure, save_figure
 from coterie.report.runs import ReportError, Round, Run, read_outcome, read_rounds, read_run
 from coterie.report.table import result_table
 
@@ -30,10 +19,7 @@ __all__ = [
     "ReportError",
     "Round",
     "Run",
-    "accuracy_figure",
-    "cluster_figure",
     "compare",
-    "comparison_figure",
     "draw_similarities",
     "drawing_style",
     "privacy_figure",
@@ -45,7 +31,6 @@ __all__ = [
     "read_tree",
     "result_table",
     "save_figure",
-    "save_png",
     "similarity_bar",
     "similarity_files",
     "split_rounds",

@@ -12,6 +12,7 @@ PLACES = frozenset(
     {
         *("out", "resume", "data-dir", "device", "budget-file", "round-timeout", "registration-timeout"),
         *("min-clients", "min-replies", "metrics-port", "metrics-host", "ray-address", "client-cpus"),
+        *("recorders", "mlflow-uri", "mlflow-experiment", "record-diagnostics"),
     }
 )
 _SEED = "seed"

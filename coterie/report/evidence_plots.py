@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,7 +29,6 @@ from coterie.report.plots import (
 )
 
 MAX_CELLS = 300
-_COLUMNS = 4
 
 # Grey marks clients that were not compared. Few shades keep the embedded images small.
 _NEAR_TO_FAR = LinearSegmentedColormap.from_list("distance", ["#082a4a", GROUP_COLOURS[0], "#9fcbe6", "#f7fafc"], N=64)
@@ -45,10 +45,9 @@ def distance_figure(pairs: Pairs) -> Figure:
     known = values[np.isfinite(values)]
     scale = Normalize(known.min(), known.max()) if known.size else Normalize(0, 1)
     with drawing_style():
-        figure = Figure(figsize=(9.0, 5.4), facecolor="white")
-        axes = figure.add_axes((0.05, 0.07, 0.528, 0.88))
+        figure = Figure(figsize=(4.1, 3.4), facecolor="none")
+        axes = figure.add_axes((0.01, 0.17, 0.66, 0.8))
         _draw_matrix(axes, pairs, _NEAR_TO_FAR, scale)
-        axes.set_xlabel(f"{n} clients, ordered by cluster")
         edges = [0, *pairs.borders.tolist(), n]
         ends = []
         for start, end in sorted(pairwise(edges), key=lambda edge: edge[0] - edge[1]):
@@ -60,30 +59,25 @@ def distance_figure(pairs: Pairs) -> Figure:
             )
             ends.append(LineEnd(n, n - (start + end) / 2, f"cluster {label}{EN_SPACE}{formats.clients(size)}", colour))
         axes.set_xlim(0, n)
-        label_ends(axes, ends[: 2 * MAX_LABELS])
-        _colour_bar(figure, (0.89, 0.25, 0.016, 0.5), _NEAR_TO_FAR, scale, "distance")
+        label_ends(axes, ends[:MAX_LABELS])
+        _colour_bar(figure, (0.01, 0.105, 0.66, 0.035), _NEAR_TO_FAR, scale, "distance", "horizontal")
     return figure
 
 
-def similarity_figure(matrices: Mapping[int, Pairs], order: Sequence[int]) -> Figure:
-    """Plot pairwise cosine similarities of clients, one panel per selected round.
+def similarity_figures(matrices: Mapping[int, Pairs], order: Sequence[int]) -> dict[int, Figure]:
+    """Plot pairwise cosine similarities of clients on one colour scale, one figure per selected round.
 
     Args:
         matrices: matrices by round, at least one.
         order: clients in the order of the final clusters.
     """
-    deep = -(-len(matrices) // _COLUMNS)
     with drawing_style():
-        figure = Figure(figsize=(9.0, 2.3 * deep), facecolor="white")
-        grid = figure.add_gridspec(
-            deep, _COLUMNS, left=0.01, right=0.89, bottom=0.03 / deep, top=1 - 0.13 / deep, wspace=0.06, hspace=0.16
-        )
-        panels = [figure.add_subplot(grid[place // _COLUMNS, place % _COLUMNS]) for place in range(len(matrices))]
+        figures = {number: Figure(figsize=(3.0, 3.4), facecolor="none") for number in matrices}
+        panels = [figure.add_axes((0.02, 0.17, 0.96, 0.81)) for figure in figures.values()]
         scale = draw_similarities(panels, [pairs.ordered(order) for pairs in matrices.values()])
-        for axes, number in zip(panels, matrices, strict=True):
-            axes.set_title(f"round {number}", fontsize=9, fontweight="normal", pad=4)
-        similarity_bar(figure, (0.915, 1 - 0.87 / deep, 0.014, 0.74 / deep), scale)
-    return figure
+        for figure in figures.values():
+            _colour_bar(figure, (0.02, 0.105, 0.96, 0.035), _UNLIKE_TO_LIKE, scale, "cosine similarity", "horizontal")
+    return figures
 
 
 def draw_similarities(panels: Sequence[Axes], matrices: Sequence[Pairs]) -> Normalize:
@@ -120,10 +114,10 @@ def tree_figure(tree: Sequence[Node], last: int) -> Figure:
             )
     total = max(len(node.clients) for node in tree)
     by_number = {node.number: node for node in tree}
-    tall = min(1.1 + 0.42 * max(len(ends), 3), 12.0)
+    tall = min(1.1 + 0.34 * max(len(ends), 3), 12.0)
     with drawing_style():
-        figure = Figure(figsize=(9.0, tall), facecolor="white")
-        axes = figure.add_axes((0.03, 0.5 / tall, 0.76, 1 - 0.65 / tall))
+        figure = Figure(figsize=(4.1, tall), facecolor="none")
+        axes = figure.add_axes((0.02, 0.5 / tall, 0.62, 1 - 0.6 / tall))
         labels = []
         for node in tree:
             parent = None if node.parent is None else by_number[node.parent]
@@ -137,7 +131,7 @@ def tree_figure(tree: Sequence[Node], last: int) -> Figure:
         axes.set_ylim(-0.6, max(len(ends) - 1, 1) + 0.6 if len(ends) > 1 else 0.6)
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_xlabel("round")
         label_ends(axes, labels)
     return figure
@@ -146,7 +140,7 @@ def tree_figure(tree: Sequence[Node], last: int) -> Figure:
 def _draw_node(axes: Axes, node: Node, last: int, begin: float, y: float, above: float | None, share: float) -> str:
     """Draw the line of a cluster from round ``begin`` at height ``y``, below its parent; return its colour."""
     colour, style = cycle(CLUSTER_COLOURS, node.cluster) if node.cluster is not None else (MUTED, "-")
-    thick = 1.5 + 7.5 * share
+    thick = 1.5 + 6 * share
     stop = last if node.ended is None else node.ended
     if above is not None:
         axes.plot([begin, begin], [above, y], color=MUTED, linewidth=1.2, solid_capstyle="butt")
@@ -201,11 +195,19 @@ def _draw_matrix(axes: Axes, pairs: Pairs, colours: Colormap, scale: Normalize) 
 
 
 def _colour_bar(
-    figure: Figure, place: tuple[float, float, float, float], colours: Colormap, scale: Normalize, name: str
+    figure: Figure,
+    place: tuple[float, float, float, float],
+    colours: Colormap,
+    scale: Normalize,
+    name: str,
+    orientation: Literal["vertical", "horizontal"] = "vertical",
 ) -> None:
     axes = figure.add_axes(place)
-    bar = figure.colorbar(ScalarMappable(scale, colours), cax=axes, ticks=MaxNLocator(5))
+    bar = figure.colorbar(ScalarMappable(scale, colours), cax=axes, ticks=MaxNLocator(5), orientation=orientation)
     bar.outline.set_visible(False)
     axes.grid(False)
     axes.tick_params(length=0)
-    axes.set_title(name, fontsize=9, fontweight="normal", color=MUTED, loc="center", pad=8)
+    if orientation == "horizontal":
+        axes.set_xlabel(name)
+    else:
+        axes.set_title(name, fontsize=9, fontweight="normal", color=MUTED, loc="center", pad=8)

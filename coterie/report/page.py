@@ -1,26 +1,23 @@
 """Self-contained HTML report of one or several runs, without scripts or external resources."""
 
-import io
 import math
 import os
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from coterie.files import FileError, open_regular
-from coterie.report import formats, records
-from coterie.report.comparison import OUTSIDE, compare
-from coterie.report.evidence import leaves, read_pairs, similarity_files, split_rounds
-from coterie.report.evidence_plots import distance_figure, similarity_figure, tree_figure
-from coterie.report.plots import accuracy_figure, cluster_figure, comparison_figure, run_style
+from coterie.report import formats, records, sites
+from coterie.report.comparison import OUTSIDE, Comparison, compare, score_text
+from coterie.report.configuration import shown_settings
+from coterie.report.figures import accuracy_graphic, cluster_graphic, comparison_graphic, epsilon_graphic, evidence
+from coterie.report.graphics import THEME, Data, Graphic
 from coterie.report.runs import ReportError, Run, read_run
+from coterie.report.sites import Site, read_sites, spread, standard_error
 from coterie.report.template import PAGE
 
 _PROSE_KEYS = {
@@ -38,8 +35,8 @@ _PROSE_KEYS = {
     "tuned_outside",
 }
 
-
-_MAX_MATRICES = 12
+# Sites whose rows are not folded.
+_WORST = 10
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,7 @@ class _Tile:
     note: str = ""
     badge: str = ""
     good: bool = True
+    question: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,19 +57,25 @@ class _Section:
     anchor: str
     summary: str
     status: str
-    scores: list[_Tile]
-    privacy: list[_Tile]
-    resources: list[_Tile]
-    accuracy: Markup | None
-    clusters: Markup | None
-    evidence: list[tuple[Markup, str]]
+    glance: list[_Tile]
+    details: list[_Tile]
+    accuracy: Graphic | None
+    clusters: Graphic | None
+    privacy: Graphic | None
+    evidence: list[Graphic]
     unreadable: list[str]
-    reseeded: int
+    sites: list[Site]
+    worst: list[Site]
+    clustered: bool
+    scored: bool
+    site_sentence: str
+    site_data: Data
     guarantee: list[str]
     traffic: list[tuple[str, str, str]]
     facts: list[tuple[str, str]]
     public_inputs: list[tuple[str, str]]
     tuned: list[tuple[str, str]]
+    settings: Mapping[str, Any]
 
 
 def write_report(runs: Sequence[Path | str | Run], out: Path | str, damaged: Sequence[tuple[str, str]] = ()) -> Path:
@@ -103,59 +107,57 @@ def write_report(runs: Sequence[Path | str | Run], out: Path | str, damaged: Seq
 
 def _render(runs: Sequence[Run], damaged: Sequence[tuple[str, str]]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals["fmt"] = formats
+    environment.globals |= {"fmt": formats, "records": records}
     several = len(runs) > 1
     comparison = compare(runs, damaged)
     heads, rows = comparison.cells()
-    clusters_records = all(run.clusters_records for run in runs)
-    evaluated = several and not clusters_records and any(r.accuracy is not None for run in runs for r in run.rounds)
-    return environment.from_string(PAGE).render(
+    page = environment.from_string(PAGE).render(
         title=f"{len(runs)} runs compared" if several else f"{runs[0].strategy} · {runs[0].dataset}",
+        theme=THEME,
         sections=[_section(run, f"run-{index}") for index, run in enumerate(runs, 1)],
-        curves=_svg(comparison_figure(runs), "comparison", "Mean accuracy of each run") if evaluated else None,
-        clusters_records=clusters_records,
-        records=records,
-        colours=[run_style(index)[0] for index in range(len(runs))],
+        curves=comparison_graphic(comparison) if several else None,
+        glance=_compared_tiles(comparison) if several and comparison.rows else [],
+        clusters_records=all(run.clusters_records for run in runs),
         heads=heads,
         settings=len(comparison.settings),
         rows=rows,
+        row_of={run.path: number for number, row in enumerate(comparison.rows) for run in row.runs},
         left_out=comparison.left_out,
         remarks=comparison.notes,
         outside=OUTSIDE if several and any(row.exact for row in comparison.rows) else "",
     )
+    return page.lstrip()
 
 
 def _section(run: Run, anchor: str) -> _Section:
-    evaluated = any(r.accuracy is not None for r in run.rounds) and not run.clusters_records
-    released = any(r.histogram is not None for r in run.rounds)
-    evidence, unreadable = _points(run, anchor) if run.clusters_records else _evidence(run, anchor)
+    found, unreadable = records.point_figures(run) if run.clusters_records else evidence(run)
+    known = read_sites(run)
+    by_accuracy = sorted(known, key=lambda site: (site.accuracy is None, site.accuracy or 0, site.client))
     return _Section(
         run=run,
         anchor=anchor,
         summary=_summary(run),
         status=_status(run),
-        scores=_scores(run),
-        privacy=[_privacy_tile(run)],
-        resources=_resources(run),
-        accuracy=_svg(accuracy_figure(run), f"{anchor}-accuracy", "Accuracy by round") if evaluated else None,
-        clusters=_svg(cluster_figure(run), f"{anchor}-clusters", "Cluster sizes by round") if released else None,
-        evidence=evidence,
+        glance=[_how_good(run), _how_fair(run, known), _privacy_tile(run), _how_sure(run, known)],
+        details=_scores(run) + _resources(run),
+        accuracy=None if run.clusters_records else accuracy_graphic(run),
+        clusters=None if run.clusters_records else cluster_graphic(run),
+        privacy=epsilon_graphic(run),
+        evidence=found,
         unreadable=unreadable,
-        reseeded=sum(len(r.reseeded) for r in run.rounds),
+        sites=known,
+        worst=by_accuracy if len(known) <= 2 * _WORST else by_accuracy[:_WORST],
+        clustered=any(site.cluster is not None for site in known),
+        scored=any(site.accuracy is not None for site in known),
+        site_sentence=_site_sentence(run, known),
+        site_data=Data("sites", ("client", "name", "cluster", "accuracy"), [astuple(site) for site in known]),
         guarantee=_guarantee(run),
         traffic=_traffic(run),
         facts=_facts(run.certificate),
         public_inputs=_pairs(run.certificate.get("public_inputs") or {}),
         tuned=_pairs(run.certificate.get("tuned_outside") or {}),
+        settings=shown_settings(run.config),
     )
-
-
-def _points(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str]]:
-    """Return figures of the clustered points with captions, and the files that could not be read."""
-    drawn, unreadable = records.point_figures(run)
-    return [
-        (_svg(each.figure, f"{anchor}-points-{number}", each.title), each.caption) for number, each in enumerate(drawn)
-    ], unreadable
 
 
 def _traffic(run: Run) -> list[tuple[str, str, str]]:
@@ -168,48 +170,6 @@ def _traffic(run: Run) -> list[tuple[str, str, str]]:
         (label, f"{total[f'messages_{direction}']:,}", formats.size(total[f"bytes_{direction}"]))
         for direction, label in directions
     ]
-
-
-def _evidence(run: Run, anchor: str) -> tuple[list[tuple[Markup, str]], list[str]]:
-    """Return figures of the clustering evidence with captions, and the files that could not be read."""
-    drawn: list[tuple[Markup, str]] = []
-    unreadable = []
-    path = run.path / "evidence" / "distances.npz"
-    if (distances := read_pairs(path)) is not None:
-        caption = (
-            "Pairwise distances between clients; dark means close. Lines separate clusters, within which distances "
-            "should be small. The diagonal is omitted."
-        )
-        name = "Distances between clients"
-        drawn.append((_svg(distance_figure(distances), f"{anchor}-distances", name), caption))
-    elif path.exists():
-        unreadable.append(path.name)
-    tree = run.tree
-    if tree:
-        last = max([1] + [r.number for r in run.rounds] + [node.ended or node.born for node in tree])
-        caption = (
-            "The tree of splits, with one line per cluster, whose width is proportional to its number of clients. A "
-            "ring marks a split, with the maximum similarity between the two halves; a square marks a stationary "
-            "cluster, whose model no longer changes."
-        )
-        drawn.append((_svg(tree_figure(tree, last), f"{anchor}-tree", "Splits by round"), caption))
-    files = similarity_files(run.path)
-    at = [number for number in files if number in split_rounds(tree) or number == max(files)]
-    at = at if len(at) <= _MAX_MATRICES else [*at[: _MAX_MATRICES - 1], at[-1]]
-    read = {number: read_pairs(files[number]) for number in at}
-    unreadable += [files[number].name for number, pairs in read.items() if pairs is None]
-    matrices = {number: pairs for number, pairs in read.items() if pairs is not None}
-    if matrices:
-        found = [client for leaf in leaves(tree) for client in sorted(leaf.clients)]
-        order = found or matrices[max(matrices)].ordered().clients.tolist()
-        caption = (
-            "Pairwise cosine similarity of client updates, in the rounds with splits and in the last one. Clients are "
-            "ordered by their final cluster. Grey pairs were not compared: the clients were already in different "
-            "clusters, or one of them did not reply."
-        )
-        name = "Similarities between clients"
-        drawn.append((_svg(similarity_figure(matrices, order), f"{anchor}-similarities", name), caption))
-    return drawn, unreadable
 
 
 def _facts(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -274,34 +234,134 @@ def _status(run: Run) -> str:
     return "certified" if run.certified else "not certified"
 
 
+def _how_good(run: Run) -> _Tile:
+    outcome = run.outcome
+    outside = "outside the guarantee" if run.exact else ""
+    look: dict[str, Any] = {"badge": outside, "good": False, "question": "How good?"}
+    if run.clusters_records:
+        note = "normalised mutual information of clusters and classes"
+        return _Tile("NMI", formats.index(outcome["nmi"]), note, **look)
+    value = formats.percent(outcome["accuracy"])
+    if run.noisy:
+        note = "mean over all clients, each with its own model; ε covers this release"
+        return _Tile("Noisy mean accuracy", value, note, **look)
+    sampled = outcome["evaluated_clients"]
+    of = f"{sampled} clients, drawn at random" if sampled else "clients"
+    note = f"mean over {of}, each with its own model" if outcome["accuracy"] is not None else "not evaluated"
+    return _Tile("Accuracy", value, note, **look)
+
+
+def _how_fair(run: Run, known: Sequence[Site]) -> _Tile:
+    found = spread(run, known)
+    if found is None:
+        why = (
+            "only the mean over all clients is released"
+            if run.noisy
+            else "no accuracy of parts of the clients is known"
+        )
+        return _Tile("Disparity", formats.MISSING, why, question="How fair?")
+    parts = filter(None, (found.worst, sites.describe(found)))
+    outside = "outside the guarantee" if run.exact else ""
+    value = formats.percent(found.lowest)
+    return _Tile(f"Worst {found.part}", value, "; ".join(parts), outside, good=False, question="How fair?")
+
+
+def _how_sure(run: Run, known: Sequence[Site]) -> _Tile:
+    again = "one run: the spread over seeds is unknown; coterie sweep measures it"
+    error = standard_error(known)
+    if run.noisy and (noise := run.config.get("evaluate-noise")):
+        note = f"standard deviation of the noise on the accuracy; {again}"
+        return _Tile("Noise", _plus_minus(noise), note, question="How sure?")
+    if error is not None and not run.noisy:
+        many = sum(site.accuracy is not None for site in known)
+        note = f"of the mean accuracy over {many} sites; {again}"
+        return _Tile(
+            "Standard error", f"±{formats.NBSP}{100 * error:.2g}{formats.NBSP}points", note, question="How sure?"
+        )
+    sampled, total = run.outcome["evaluated_clients"], run.config.get("clients")
+    of = f"{sampled} of {total} clients evaluated; " if sampled and total else ""
+    return _Tile(
+        "Repetitions", "1 run", f"{of}the spread over seeds is unknown; coterie sweep measures it", question="How sure?"
+    )
+
+
+def _plus_minus(share: float) -> str:
+    return f"±{formats.NBSP}{100 * share:.2g}{formats.NBSP}points"
+
+
+def _site_sentence(run: Run, known: Sequence[Site]) -> str:
+    """Summarise accuracy and membership of the sites."""
+    sizes = Counter(site.cluster for site in known if site.cluster is not None)
+    parts = [f"cluster {cluster} has {formats.clients(size)}" for cluster, size in sorted(sizes.items())]
+    sentences = [f"{len(known)} sites"] + ([f"{', '.join(parts)}"] if 0 < len(parts) <= _WORST else [])
+    found = spread(run, known)
+    if found is not None and found.part == "site":
+        sentences.append(f"worst: {found.worst} with {formats.percent(found.lowest)}; {sites.describe(found)}")
+        if len(known) > 2 * _WORST:
+            sentences.append(f"the {_WORST} worst are listed")
+    return ". ".join(text[0].upper() + text[1:] for text in sentences) + "."
+
+
+def _compared_tiles(comparison: Comparison) -> list[_Tile]:
+    """Return the tiles of a comparison: its highest scores, range of ε and repetitions."""
+    name = "nmi" if "nmi" in comparison.scores and "worst_group_accuracy" not in comparison.scores else "accuracy"
+    losses = sorted({formats.epsilon(row.scores["epsilon"].mean) for row in comparison.rows}, key=_loss)
+    certified = [run.certified for row in comparison.rows for run in row.runs]
+    repeats = sorted({len(row.runs) for row in comparison.rows})
+    spreads = [row.scores["accuracy"].std for row in comparison.rows if row.scores["accuracy"].std is not None]
+    widest = f"largest standard deviation of accuracy {100 * max(spreads):.1f}{formats.NBSP}points" if spreads else ""
+    plural = "run" if repeats == [1] else "runs"
+    return [
+        _highest(comparison, name, "How good?"),
+        _highest(comparison, "worst_group_accuracy", "How fair?"),
+        _Tile(
+            "Privacy loss ε",
+            losses[0] if len(losses) == 1 else f"{losses[0]} to {losses[-1]}",
+            f"{sum(certified)} of {len(certified)} runs certified",
+            question="How private?",
+        ),
+        _Tile(
+            "Repetitions",
+            f"{' to '.join(map(str, sorted({repeats[0], repeats[-1]})))} {plural}",
+            widest or "one run of each: the spread over seeds is unknown",
+            question="How sure?",
+        ),
+    ]
+
+
+def _loss(text: str) -> float:
+    return math.inf if text == "∞" else float(text)
+
+
+def _highest(comparison: Comparison, name: str, question: str) -> _Tile:
+    label = {"accuracy": "Highest accuracy", "nmi": "Highest NMI"}.get(name, "Highest worst group")
+    scored = [row for row in comparison.rows if name in row.scores and row.scores[name].mean is not None]
+    if not scored:
+        return _Tile(label, formats.MISSING, "not known", question=question)
+    best = max(scored, key=lambda row: row.scores[name].mean or 0)
+    outside = "outside the guarantee" if best.exact else ""
+    value = score_text(best, name).rstrip("*").replace(" ± ", f"{formats.NBSP}±{formats.NBSP}")
+    return _Tile(label, value, best.label, outside, good=False, question=question)
+
+
 def _scores(run: Run) -> list[_Tile]:
-    """Return the score tiles: exact diagnostics, or a noisy accuracy."""
+    """Return further scores."""
     outcome = run.outcome
     if run.clusters_records:
         return [
-            _Tile("NMI", formats.index(outcome["nmi"]), "normalised mutual information of clusters and classes"),
             _Tile("Kappa", formats.index(outcome["kappa"]), "chance-corrected agreement after matching"),
             _Tile("Adjusted Rand", formats.index(outcome["ari"]), "chance-corrected agreement on pairs of records"),
             _Tile("Accuracy", formats.percent(outcome["accuracy"]), "share of records, clusters matched to classes"),
         ]
     if run.noisy:
-        note = "mean over all clients, each with its own model; ε covers this release"
-        return [_Tile("Noisy mean accuracy", formats.percent(outcome["accuracy"]), note)]
-    groups = [
-        (accuracy, group) for group, accuracy in enumerate(outcome["group_accuracy"] or ()) if accuracy is not None
-    ]
-    matched, sampled = outcome["clustering_accuracy"], outcome["evaluated_clients"]
-    of = f"{sampled} clients, drawn at random" if sampled else "clients"
+        return []
+    matched = outcome["clustering_accuracy"]
     return [
-        _Tile("Accuracy", formats.percent(outcome["accuracy"]), f"mean over {of}, each with its own model"),
-        _Tile(
-            "Worst group", formats.percent(outcome["worst_group_accuracy"]), f"group {min(groups)[1]}" if groups else ""
-        ),
         _Tile(
             "Clusters found",
             formats.of_total(outcome["groups_found"], outcome["groups"]),
             "" if matched is None else f"{formats.percent(matched)} of clients assigned correctly",
-        ),
+        )
     ]
 
 
@@ -341,7 +401,7 @@ def _privacy_tile(run: Run) -> _Tile:
     reasons = run.certificate.get("reasons")
     if reasons and run.finished and not run.certified and run.unit != "none":
         note += f"; {reasons[0]}"
-    return _Tile("Privacy loss ε", formats.epsilon(run.epsilon), note, _status(run), run.certified)
+    return _Tile("Privacy loss ε", formats.epsilon(run.epsilon), note, _status(run), run.certified, "How private?")
 
 
 def _guarantee(run: Run) -> list[str]:
@@ -375,21 +435,3 @@ def _guarantee(run: Run) -> list[str]:
             f"ε = {formats.epsilon(visible)}."
         )
     return paragraphs
-
-
-def _svg(figure: Figure, name: str, description: str) -> Markup:
-    """Render the figure as scalable inline SVG; `name` makes its ids unique on the page."""
-    target = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        figure.savefig(target, format="svg", metadata={"Date": None})
-    svg = target.getvalue()
-    svg = svg[svg.index("<svg") :]
-    # Inline SVG needs no metadata or namespace, and a style sheet inside it would reach the whole page.
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, count=1, flags=re.DOTALL)
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
-    svg = svg.replace("xlink:href=", "href=")
-    svg = re.sub(r'(\bid="|\bhref="#|\burl\(#)', rf"\g<1>{name}-", svg)
-    view_box = re.search(r'viewBox="[\d. ]+"', svg)
-    assert view_box is not None, "matplotlib's SVG has a viewBox"
-    head = f'<svg {view_box.group()} role="img" aria-label="{description}">'
-    return Markup(re.sub(r"<svg[^>]*>", head, svg, count=1).strip())

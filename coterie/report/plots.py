@@ -1,4 +1,4 @@
-"""Plot a run: accuracy, privacy spent, cluster sizes, and comparisons of several runs.
+"""Plot a run: accuracy, privacy spent, cluster sizes; small panels, which the page arranges.
 
 Figures are created without pyplot, so there is no global state and no display is needed.
 """
@@ -25,7 +25,11 @@ CLUSTER_COLOURS = (
     *("#332288", "#CC6677", "#44AA99", "#B8A032", "#882255", "#117733", "#88CCEE", "#AA4499"),  # Tol
     *("#6B7480", "#E07B39"),  # ten digits have ten colours
 )
-INK, MUTED, GRID = "#1b2330", "#5c6675", "#e6e9ee"
+INK, MUTED, GRID, AXIS, FAINT = "#1b2330", "#5c6675", "#e6e9ee", "#aab2bf", "#bcc4d0"
+# Inches; the page shows panels at about their own size, from phones to desktops.
+PANEL = (4.1, 2.4)
+# Id of images with colours of their own, which the dark page does not invert.
+PHOTO = "photo"
 LINE_STYLES = ("-", "--", "-.", ":")
 MAX_LABELS = 10
 EN_SPACE = "\u2002"  # an en space, which SVG does not collapse
@@ -36,11 +40,12 @@ _STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "text.color": INK,
     "text.parse_math": False,
-    "axes.edgecolor": "#aab2bf",
+    "axes.edgecolor": AXIS,
     "axes.labelcolor": MUTED,
     "axes.linewidth": 0.8,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.facecolor": "none",
     "axes.grid": True,
     "axes.axisbelow": True,
     "axes.titlelocation": "left",
@@ -49,69 +54,99 @@ _STYLE: dict[Any, Any] = {
     "axes.titlepad": 10.0,
     "grid.color": GRID,
     "grid.linewidth": 0.8,
-    "xtick.color": "#aab2bf",
-    "ytick.color": "#aab2bf",
+    "xtick.color": AXIS,
+    "ytick.color": AXIS,
     "xtick.labelcolor": MUTED,
     "ytick.labelcolor": MUTED,
     "lines.solid_capstyle": "round",
 }
 
 
-def accuracy_figure(run: Run) -> Figure:
-    """Plot mean accuracy and one thin line per group over rounds, and below it the ε spent on the same x axis.
+def accuracy_panel(run: Run, group: int | None = None, limits: tuple[float, float] | None = None) -> Figure:
+    """Plot the accuracy of all clients over rounds, or of one hidden group with that of all clients in grey.
 
-    A run without privacy has no second panel. The first panel states if the run was never evaluated.
+    Args:
+        run: a run with an evaluated round.
+        group: the hidden group; None for all clients.
+        limits: of the accuracy axis; by default those of the plotted values.
     """
     with drawing_style():
-        figure = Figure(figsize=(9.0, 4.3 if run.accounted else 3.3), facecolor="white")
-        _draw_accuracy(figure, run, left=0.075, right=0.84, bottom=0.115, top=0.97)
+        figure, axes = _panel()
+        rounds, accuracy = evaluated_rounds(run)
+        colour, style = (INK, "-") if group is None else cycle(GROUP_COLOURS, group)
+        values = accuracy
+        if group is not None:
+            axes.plot(rounds, accuracy, color=FAINT, linewidth=1.4)
+            rounds, values = group_rounds(run, group)
+        axes.plot(rounds, values, style, color=colour, linewidth=2.0, marker=_marker(rounds), markersize=4)
+        _finish_accuracy(axes, limits or accuracy_limits([*accuracy, *values]), run.last_round)
+        if run.noisy:
+            axes.set_ylabel("noisy mean accuracy")
     return figure
 
 
-def cluster_figure(run: Run) -> Figure:
-    """Plot the released noisy size of every cluster over rounds (faint) and its running mean (bold).
-
-    An arrow points from the copied model to the starving model that it replaced.
-    """
+def epsilon_panel(run: Run) -> Figure:
+    """Plot the ε spent over rounds, with the budget if it is known; some round must have a finite ε."""
     with drawing_style():
-        figure = Figure(figsize=(9.0, 3.3), facecolor="white")
-        _draw_clusters(figure.add_axes((0.075, 0.15, 0.765, 0.81)), run)
+        figure, axes = _panel()
+        _draw_epsilon(axes, run)
     return figure
 
 
-def comparison_figure(runs: Sequence[Run]) -> Figure:
-    """Plot the mean accuracy of several runs; line n is labelled n, counting from 1 in the given order."""
+def cluster_panel(run: Run, cluster: int, limits: tuple[float, float]) -> Figure:
+    """Plot the released size of a cluster over rounds (points) and its running mean (line).
+
+    A dashed line marks a re-seeding: the model became a perturbed copy of the model of another cluster.
+
+    Args:
+        run: a run that released cluster sizes.
+        cluster: the cluster.
+        limits: of the axis of sizes.
+    """
+    numbers, sizes = released_sizes(run)
+    seen = sizes[:, cluster]
+    colour, style = cycle(CLUSTER_COLOURS, cluster)
     with drawing_style():
-        figure = Figure(figsize=(9.0, 3.6), facecolor="white")
-        axes = figure.add_axes((0.075, 0.135, 0.87, 0.83))
-        ends: list[LineEnd] = []
-        shown: list[float] = []
-        for index, run in enumerate(runs):
-            rounds, accuracy = _accuracy(run)
-            shown += accuracy
-            if rounds:
-                colour, style = run_style(index)
-                axes.plot(rounds, accuracy, style, color=colour, linewidth=1.9, marker=_marker(rounds), markersize=3)
-                ends.append(LineEnd(rounds[-1], accuracy[-1], str(index + 1), colour, bold=True))
-        _finish_accuracy(axes, shown, max((r.number for run in runs for r in run.rounds), default=1))
+        figure, axes = _panel()
+        axes.axhline(0, color=AXIS, linewidth=0.8)
+        axes.plot(numbers, seen, ".", color=colour, markersize=5, alpha=0.5, markeredgewidth=0)
+        changed = [r.number for r in run.rounds if any(cluster in pair for pair in r.reseeded)]
+        # Break a line where its model was replaced: the following sizes belong to another model.
+        for part in np.split(np.arange(len(numbers)), np.searchsorted(numbers, changed, side="right")):
+            axes.plot(numbers[part], running_mean(seen[part]), style, color=colour, linewidth=2.0)
+        for number, source in [(r.number, a) for r in run.rounds for a, b in r.reseeded if b == cluster]:
+            axes.axvline(number, color=INK, linewidth=1.0, linestyle=(0, (3, 2)))
+            axes.annotate(
+                f"copy of {source}", (number, 1), (3, -3), axes.get_xaxis_transform(), "offset points", va="top"
+            )
+        axes.set_ylim(*limits)
+        axes.set_xlim(0, 1.01 * numbers[-1])
+        axes.set_ylabel("clients in a round")
         axes.set_xlabel("round")
-        label_ends(axes, ends)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
     return figure
 
 
-def save_png(run: Run, path: Path | str) -> Path:
-    """Save accuracy (with ε below) and cluster sizes side by side as a PNG; return its path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+def comparison_panel(rows: Sequence[Sequence[Run]], shown: int) -> Figure:
+    """Plot the accuracy of all repetitions of one row of a comparison, with those of the other rows in grey.
+
+    Args:
+        rows: the runs of each row; some run is evaluated.
+        shown: index of the row.
+    """
     with drawing_style():
-        figure = Figure(figsize=(14.0, 4.6), facecolor="white")
-        accuracy = _draw_accuracy(figure, run, left=0.05, right=0.42, bottom=0.115, top=0.9)
-        accuracy.set_title("Noisy mean accuracy" if run.noisy else "Accuracy")
-        clusters = figure.add_axes((0.55, 0.115, 0.365, 0.785))
-        _draw_clusters(clusters, run)
-        clusters.set_title("Released cluster sizes")
-        figure.savefig(path, dpi=150, format="png", metadata={"Software": None})
-    return path
+        figure, axes = _panel()
+        curves = [[evaluated_rounds(run) for run in runs] for runs in rows]
+        colour, style = run_style(shown)
+        for index in sorted(range(len(rows)), key=lambda index: index == shown):
+            for rounds, accuracy in curves[index]:
+                look: dict[str, Any] = {"color": FAINT, "linewidth": 1.0}
+                if index == shown:
+                    look = {"color": colour, "linewidth": 1.6, "linestyle": style}
+                axes.plot(rounds, accuracy, **look, marker=_marker(rounds), markersize=3)
+        values = [value for row in curves for _, accuracy in row for value in accuracy]
+        _finish_accuracy(axes, accuracy_limits(values), max(run.last_round for runs in rows for run in runs))
+    return figure
 
 
 def privacy_figure(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Figure:
@@ -187,56 +222,40 @@ def cycle(colours: Sequence[str], index: int) -> tuple[str, str]:
     return colours[index % len(colours)], LINE_STYLES[index // len(colours) % len(LINE_STYLES)]
 
 
-def _accuracy(run: Run) -> tuple[list[int], list[float]]:
+def _panel() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=PANEL, facecolor="none")
+    return figure, figure.add_axes((0.16, 0.2, 0.82, 0.76))
+
+
+def evaluated_rounds(run: Run) -> tuple[list[int], list[float]]:
+    """Return the evaluated rounds, and the mean accuracy of each."""
     evaluated = [(r.number, r.accuracy) for r in run.rounds if r.accuracy is not None]
     return [number for number, _ in evaluated], [accuracy for _, accuracy in evaluated]
+
+
+def group_rounds(run: Run, group: int) -> tuple[list[int], list[float]]:
+    """Return the rounds in which a hidden group was evaluated, and its accuracy in each."""
+    groups = [(r.number, r.group_accuracy or ()) for r in run.rounds]
+    known = [(number, accuracy[group]) for number, accuracy in groups if len(accuracy) > group]
+    return [number for number, _ in known], [accuracy for _, accuracy in known]
+
+
+def accuracy_limits(values: Sequence[float]) -> tuple[float, float]:
+    """Return limits of an axis of accuracies."""
+    finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+    margin = 0.06 * max(max(finite) - min(finite), 0.1)
+    return max(0.0, min(finite) - margin), min(1.005, max(finite) + margin)
+
+
+def released_sizes(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Return (n,) rounds with released cluster sizes, and (n, clusters) sizes; NaN for clusters not yet there."""
+    released = [r for r in run.rounds if r.histogram is not None]
+    return np.array([r.number for r in released]), np.array(_rectangle([r.histogram or () for r in released]))
 
 
 def _marker(rounds: Sequence[int]) -> str:
     """Return the marker: points if there are few, so that a run evaluated once is visible."""
     return "o" if len(rounds) <= 12 else ""
-
-
-def _draw_accuracy(figure: Figure, run: Run, left: float, right: float, bottom: float, top: float) -> Axes:
-    private = run.accounted
-    grid = figure.add_gridspec(
-        2 if private else 1,
-        1,
-        height_ratios=[3.2, 1] if private else None,
-        hspace=0.13,
-        left=left,
-        right=right,
-        bottom=bottom,
-        top=top,
-    )
-    axes: Axes = figure.add_subplot(grid[0])
-    rounds, accuracy = _accuracy(run)
-    evaluated = [r for r in run.rounds if r.group_accuracy is not None]
-    groups = np.array(_rectangle([r.group_accuracy or () for r in evaluated]))  # rounds × groups
-    ends: list[LineEnd] = []
-    for group in range(groups.shape[1]):
-        colour, style = cycle(GROUP_COLOURS, group)
-        numbers = [r.number for r in evaluated]
-        axes.plot(numbers, groups[:, group], style, color=colour, linewidth=1.1, alpha=0.9)
-        if math.isfinite(groups[-1, group]):
-            label = f"group {group}{EN_SPACE}{formats.percent(groups[-1, group])}"
-            ends.append(LineEnd(numbers[-1], float(groups[-1, group]), label, colour))
-    if len(ends) > MAX_LABELS:
-        ends = []
-    if rounds:
-        axes.plot(rounds, accuracy, color=INK, linewidth=2.4, marker=_marker(rounds), markersize=4)
-        ends.append(LineEnd(rounds[-1], accuracy[-1], f"mean{EN_SPACE}{formats.percent(accuracy[-1])}", INK, bold=True))
-    _finish_accuracy(axes, [*accuracy, *groups.ravel().tolist()], max((r.number for r in run.rounds), default=1))
-    if run.noisy and rounds:
-        axes.set_ylabel("noisy mean accuracy")
-    label_ends(axes, ends)
-    lowest = axes
-    if private:
-        lowest = figure.add_subplot(grid[1], sharex=axes)
-        axes.tick_params(labelbottom=False)
-        _draw_epsilon(lowest, run)
-    lowest.set_xlabel("round")
-    return axes
 
 
 def _draw_epsilon(axes: Axes, run: Run) -> None:
@@ -250,61 +269,22 @@ def _draw_epsilon(axes: Axes, run: Run) -> None:
         axes.annotate(
             f"budget ε = {formats.number(budget)}",
             (0, budget),
-            (2, -3),
+            (2, 2),
             color=MUTED,
-            fontsize=8,
             xycoords=axes.get_yaxis_transform(),
             textcoords="offset points",
-            va="top",
+            va="bottom",
         )
         values = (*values, budget)
     axes.set_ylim(0, 1.15 * max(values) or 1.0)
-    axes.yaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
-    axes.set_ylabel("ε spent")
-    last, total = spent[-1]
-    label_ends(axes, [LineEnd(last, total, f"ε = {formats.epsilon(total)}", INK, bold=True)])
-
-
-def _draw_clusters(axes: Axes, run: Run) -> None:
-    released = [r for r in run.rounds if r.histogram is not None]
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if not released:
-        _show_message(axes, "This run released no cluster sizes.")
-        return
-    numbers = np.array([r.number for r in released])
-    sizes = np.array(_rectangle([r.histogram or () for r in released]))  # rounds × clusters
-    means = np.full_like(sizes, math.nan)
-    ends: list[LineEnd] = []
-    for cluster, seen in enumerate(sizes.T):
-        colour, style = cycle(CLUSTER_COLOURS, cluster)
-        axes.plot(numbers, seen, ".", color=colour, markersize=5, alpha=0.4, markeredgewidth=0)
-        changed = [r.number for r in run.rounds if any(cluster in pair for pair in r.reseeded)]
-        # Break a line where its model was replaced: the following sizes belong to another model.
-        for part in np.split(np.arange(len(numbers)), np.searchsorted(numbers, changed, side="right")):
-            means[part, cluster] = _running_mean(seen[part])
-            axes.plot(numbers[part], means[part, cluster], style, color=colour, linewidth=2.0)
-        if math.isfinite(means[-1, cluster]):
-            ends.append(LineEnd(int(numbers[-1]), float(means[-1, cluster]), f"cluster {cluster}", colour))
-    for r in released:
-        row = means[np.searchsorted(numbers, r.number)]
-        for source, target in r.reseeded:
-            if max(source, target) < len(row):
-                arrow = {"arrowstyle": "-|>,head_width=.2,head_length=.4", "color": INK, "linewidth": 1.0}
-                axes.annotate(
-                    "",
-                    (r.number, row[target]),
-                    (r.number, row[source]),
-                    arrowprops={**arrow, "shrinkA": 0, "shrinkB": 0},
-                    zorder=4,
-                )
-    axes.axhline(0, color="#aab2bf", linewidth=0.8)
-    axes.set_ylabel("clients in a round")
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.set_xlim(0, 1.01 * numbers[-1])
-    label_ends(axes, ends if len(ends) <= MAX_LABELS else [])
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axes.set_xlabel("round")
+    axes.set_ylabel("ε spent")
 
 
-def _running_mean(sizes: np.ndarray) -> np.ndarray:
+def running_mean(sizes: np.ndarray) -> np.ndarray:
     """Return the mean of each size and up to SMOOTHING - 1 previous ones, ignoring NaN."""
     windows = [sizes[max(0, end - SMOOTHING) : end] for end in range(1, len(sizes) + 1)]
     return np.array([w[np.isfinite(w)].mean() if np.isfinite(w).any() else math.nan for w in windows])
@@ -316,16 +296,12 @@ def _rectangle(rows: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[*row, *[math.nan] * (width - len(row))] for row in rows] or [[]]
 
 
-def _finish_accuracy(axes: Axes, values: Sequence[float], last: int) -> None:
-    finite = [value for value in values if math.isfinite(value)]
+def _finish_accuracy(axes: Axes, limits: tuple[float, float], last: int) -> None:
     axes.set_ylabel("accuracy")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if not finite:
-        _show_message(axes, "No round was evaluated.")
-        return
-    margin = 0.06 * max(max(finite) - min(finite), 0.1)
-    axes.set_ylim(max(0.0, min(finite) - margin), min(1.005, max(finite) + margin))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.0f} %"))
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axes.set_ylim(*limits)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g} %"))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axes.set_xlim(0, 1.01 * last)
 
@@ -368,9 +344,3 @@ def label_ends(axes: Axes, ends: Sequence[LineEnd]) -> None:
             annotation_clip=False,
             arrowprops={**leader, "color": end.colour},
         )
-
-
-def _show_message(axes: Axes, sentence: str) -> None:
-    axes.set_yticks([])
-    axes.grid(False)
-    axes.text(0.5, 0.5, sentence, transform=axes.transAxes, ha="center", va="center", color=MUTED, fontsize=10)

@@ -11,7 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from coterie.report.plots import CLUSTER_COLOURS, GROUP_COLOURS, INK, MUTED, drawing_style
+from coterie.report.plots import CLUSTER_COLOURS, GROUP_COLOURS, INK, PHOTO, drawing_style
 
 #: Maximum number of plotted points per client, and of plotted clients.
 MAX_PER_CLIENT, MAX_CLIENTS = 10, 20
@@ -34,10 +34,10 @@ def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -
     shape = points[clients[0]].shape[1:]
     high = shape[1] / shape[2] if len(shape) == 3 else 1.0
     step = high + _SPACE
-    tall = 0.72 * step * len(clients) + 0.1
+    tall = 0.3 * step * len(clients) + 0.05
     with drawing_style():
-        figure = Figure(figsize=(9.0, tall), facecolor="white")
-        axes = figure.add_axes((0.13, 0.05 / tall, 0.865, 1 - 0.1 / tall))
+        figure = Figure(figsize=(4.1, tall), facecolor="none")
+        axes = figure.add_axes((0.175, 0.02 / tall, 0.82, 1 - 0.04 / tall))
         axes.set_xlim(0, MAX_PER_CLIENT * (1 + _SPACE) - _SPACE)
         axes.set_ylim(len(clients) * step - _SPACE, 0)
         axes.set_aspect("equal", anchor="W")
@@ -46,8 +46,7 @@ def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -
         for down, client in enumerate(clients):
             own = points[client]
             top = down * step
-            axes.text(-0.2, top + high / 2 - 0.02, f"client {client}", ha="right", va="bottom")
-            axes.text(-0.2, top + high / 2 + 0.06, f"{len(own):,} sent", ha="right", va="top", color=MUTED, fontsize=8)
+            axes.text(-0.2, top + high / 2, f"client {client}", ha="right", va="center")
             for across, place in enumerate(_spread(len(own), MAX_PER_CLIENT)):
                 left = across * (1 + _SPACE)
                 if len(shape) == 3:
@@ -56,36 +55,32 @@ def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -
                     tiles.append(Rectangle((left, top), 1, high))
                     lines.append(_line(own[place].ravel(), strokes) * (1, high) + (left, top))
         axes.add_collection(PatchCollection(tiles, facecolor=_TILE, linewidth=0))
-        axes.add_collection(LineCollection(lines, colors=INK, linewidths=1.3, capstyle="round", joinstyle="round"))
+        axes.add_collection(LineCollection(lines, colors=INK, linewidths=0.9, capstyle="round", joinstyle="round"))
         if strokes:
             starts = np.array([line[0] for line in lines])
-            axes.plot(*starts.T, "o", color=GROUP_COLOURS[1], markersize=3.2, markeredgewidth=0)
+            axes.plot(*starts.T, "o", color=GROUP_COLOURS[1], markersize=2.2, markeredgewidth=0)
     return figure
 
 
-def embedding_figure(views: Mapping[str, np.ndarray], labels: np.ndarray) -> Figure:
-    """Plot two-dimensional points, coloured by cluster, with the cluster number at its centre; one panel per view.
+def embedding_figure(places: np.ndarray, labels: np.ndarray) -> Figure:
+    """Plot two-dimensional points, coloured by cluster, with the cluster number at its centre.
 
     Args:
-        views: (n, 2) by title.
+        places: (n, 2) points.
         labels: (n,) cluster of each point.
     """
     small = len(labels) > 500
     with drawing_style():
-        figure = Figure(figsize=(9.0, 4.5), facecolor="white")
-        panels = figure.subplots(1, len(views), squeeze=False)[0]
-        figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, top=0.94, wspace=0.04)
-        for axes, (title, places) in zip(panels, views.items(), strict=True):
-            axes.set_title(title, fontsize=9, fontweight="normal", pad=5)
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.spines[:].set_visible(True)
-            axes.spines[:].set_color(_TILE)
-            for label in np.unique(labels).tolist():
-                own, colour = places[labels == label], CLUSTER_COLOURS[label % len(CLUSTER_COLOURS)]
-                axes.plot(*own.T, "o", color=colour, markersize=2.8 if small else 4.5, alpha=0.7, markeredgewidth=0)
-            for label in np.unique(labels).tolist():
-                _label_cluster(axes, places[labels == label], label)
+        figure = Figure(figsize=(4.1, 3.6), facecolor="none")
+        axes = figure.add_axes((0.01, 0.01, 0.98, 0.98))
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[:].set_visible(False)
+        for label in np.unique(labels).tolist():
+            own, colour = places[labels == label], CLUSTER_COLOURS[label % len(CLUSTER_COLOURS)]
+            axes.plot(*own.T, "o", color=colour, markersize=2.6 if small else 4.0, alpha=0.7, markeredgewidth=0)
+        for label in np.unique(labels).tolist():
+            _label_cluster(axes, places[labels == label], label)
     return figure
 
 
@@ -96,7 +91,7 @@ def _spread(many: int, most: int) -> Sequence[int]:
 
 def _draw_image(axes: Axes, image: np.ndarray, extent: tuple[float, float, float, float]) -> None:
     if len(image) == 3:
-        axes.imshow(np.clip((image.transpose(1, 2, 0) + 1) / 2, 0, 1), extent=extent, interpolation="none")
+        axes.imshow(np.clip((image.transpose(1, 2, 0) + 1) / 2, 0, 1), extent=extent, interpolation="none", gid=PHOTO)
     else:
         axes.imshow(image.mean(axis=0), _PAPER_TO_INK, vmin=-1, vmax=1, extent=extent, interpolation="none")
 

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from scipy.optimize import linear_sum_assignment
 
 from coterie.report import formats
+from coterie.report.graphics import Data, Graphic
 from coterie.report.points import MAX_POINTS, MIN_POINTS, embed, point_files, read_codes, read_points
 from coterie.report.points_plots import MAX_CLIENTS, embedding_figure, samples_figure
 from coterie.report.runs import Run
-
-
-class CaptionedFigure(NamedTuple):
-    """A figure with its title and caption."""
-
-    figure: Figure
-    title: str
-    caption: str
 
 
 def describe_scores(run: Run) -> list[str]:
@@ -83,7 +74,7 @@ def confusion_rows(run: Run) -> list[tuple[int, list[tuple[int, int]]]]:
     return [(cluster, list(zip(counts[cluster].tolist(), shares[cluster].tolist(), strict=True))) for cluster in order]
 
 
-def point_figures(run: Run) -> tuple[list[CaptionedFigure], list[str]]:
+def point_figures(run: Run) -> tuple[list[Graphic], list[str]]:
     """Return figures of the received points, and the files that could not be read."""
     files = point_files(run.path)
     read = {client: read_points(path) for client, path in files.items()}
@@ -107,11 +98,15 @@ def point_figures(run: Run) -> tuple[list[CaptionedFigure], list[str]]:
         views = {"input space": embed(codes.points[:MAX_POINTS])}
         if codes.encoded:
             views["code space of the autoencoder, in which the points were clustered"] = embed(codes.codes[:MAX_POINTS])
-        drawn.append(CaptionedFigure(embedding_figure(views, labels), "Embedding of the points", caption))
+        panels = [(view, embedding_figure(places, labels)) for view, places in views.items()]
+        heads = ("client", "cluster", *(f"{axis} in the {view.split()[0]} space" for view in views for axis in "xy"))
+        rows = np.column_stack([codes.clients[:MAX_POINTS], labels, *(np.round(v, 3) for v in views.values())])
+        data = Data("embedding", heads, [[int(a), int(b), *rest] for a, b, *rest in rows.tolist()])
+        drawn.append(Graphic("Embedding of the points", panels, caption, data))
     return drawn, unreadable
 
 
-def _samples(run: Run, points: dict[int, np.ndarray], shape: Sequence[int]) -> CaptionedFigure:
+def _samples(run: Run, points: dict[int, np.ndarray], shape: Sequence[int]) -> Graphic:
     pen = run.dataset == "pendigits" and shape == (16,)
     caption = f"Up to ten {_point_name(run)} of every client"
     if len(points) > MAX_CLIENTS:
@@ -121,7 +116,9 @@ def _samples(run: Run, points: dict[int, np.ndarray], shape: Sequence[int]) -> C
         caption += " A line is the path of the pen, starting at the dot."
     elif len(shape) != 3:
         caption += " A line shows the features in order, from -1 to 1."
-    return CaptionedFigure(samples_figure(points, strokes=pen), "Points of every client", caption)
+    data = Data("points", ("client", "points sent"), [[client, len(own)] for client, own in points.items()])
+    caption += " The points are in evidence/points-*.npz of the run folder."
+    return Graphic("Points of every client", [("", samples_figure(points, strokes=pen))], caption, data)
 
 
 def _point_name(run: Run) -> str:

@@ -195,6 +195,11 @@ class Run:
         return None
 
     @property
+    def last_round(self) -> int:
+        """The last finished round, at least 1."""
+        return max((r.number for r in self.rounds), default=1)
+
+    @property
     def accounted(self) -> bool:
         """Whether some round has a finite privacy loss."""
         return any(math.isfinite(r.epsilon) for r in self.rounds)

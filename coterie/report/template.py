@@ -14,12 +14,13 @@ PAGE = r"""{% macro badge(text, good) %}
 </table>
 {% endmacro %}
 
-{% macro tiles(shown, by_four) %}
-<div class="tiles{{ ' by-four' if by_four }}">
+{% macro tiles(shown, four) %}
+<div class="tiles{{ ' four' if four }}">
   {% for tile in shown %}
   <div class="tile">
+    {% if tile.question %}<div class="question">{{ tile.question }}</div>{% endif %}
     <div class="label">{{ tile.label }}</div>
-    <div class="value">{{ tile.value }}</div>
+    <div class="value{{ ' long' if tile.value | length > 10 }}">{{ tile.value }}</div>
     {% if tile.badge %}{{ badge(tile.badge, tile.good) }}{% endif %}
     {% if tile.note %}<div class="note">{{ tile.note }}</div>{% endif %}
   </div>
@@ -27,32 +28,49 @@ PAGE = r"""{% macro badge(text, good) %}
 </div>
 {% endmacro %}
 
-{% macro accuracy(section) %}
-{% set run = section.run %}
-<h3>Accuracy</h3>
-{% if section.accuracy %}
+{% macro scroll(label) %}
+<div class="scroll" tabindex="0" role="region" aria-label="{{ label }}">
+{{ caller() }}
+</div>
+{% endmacro %}
+
+{% macro download(data) %}<a download="{{ data.name }}.csv" href="{{ data.uri }}">Download {{ data.name }}.csv</a>{% endmacro %}
+
+{% macro graphic(each, name) %}
 <figure>
-  <div class="canvas">{{ section.accuracy }}</div>
-  <figcaption>Held-out accuracy: {{ 'the private noisy mean over all clients.' if run.noisy else 'the mean over clients (bold) and per hidden group.' }}
-  {%- if run.accounted %} Lower panel: cumulative privacy loss ε.
-  {%- else %} The privacy loss is infinite (ε = ∞) and not plotted.{% endif %}</figcaption>
+  <div class="panels{{ ' many' if each.panels | length > 2 }}">
+  {% for heading, svg in each.svgs(name) %}
+  <div class="panel">{% if heading %}<p class="panel-head">{{ heading }}</p>{% endif %}{{ svg }}</div>
+  {% endfor %}
+  </div>
+  <figcaption>{{ each.caption }}</figcaption>
+  <details class="data">
+    <summary>Data of this figure</summary>
+    <p>{{ download(each.data) }}{% if each.data.hidden %}, which has {{ each.data.hidden }} more rows{% endif %}</p>
+    {% call scroll('Data: ' ~ each.title ~ ' (' ~ name ~ ')') %}
+    <table class="numbers">
+      <thead><tr>{% for head in each.data.heads %}<th scope="col">{{ head }}</th>{% endfor %}</tr></thead>
+      <tbody>{% for row in each.data.shown %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody>
+    </table>
+    {% endcall %}
+  </details>
 </figure>
+{% endmacro %}
+
+{% macro accuracy(section, h) %}
+<h{{ h }} class="head">Accuracy</h{{ h }}>
+{% if section.accuracy %}
+{{ graphic(section.accuracy, section.anchor ~ '-accuracy') }}
 {% else %}
 <p>No round was evaluated, so no accuracy is available.</p>
 {% endif %}
 {% endmacro %}
 
-{% macro clusters(section) %}
+{% macro clusters(section, h) %}
 {% set run = section.run %}
-<h3>Clusters</h3>
+<h{{ h }} class="head">Clusters</h{{ h }}>
 {% if section.clusters %}
-<figure>
-  <div class="canvas">{{ section.clusters }}</div>
-  <figcaption>Released noisy size of each cluster in each round's cohort (dots; can be negative because of noise) and its mean over the last ten
-  rounds (lines).
-  {%- if section.reseeded %} An arrow marks a re-seeding, from the copied model to the model that its perturbed copy replaced.
-  {%- endif %}</figcaption>
-</figure>
+{{ graphic(section.clusters, section.anchor ~ '-clusters') }}
 {% else %}
 <p>This run released no cluster sizes.</p>
 {% endif %}
@@ -61,63 +79,95 @@ PAGE = r"""{% macro badge(text, good) %}
 {% endif %}
 {% endmacro %}
 
-{% macro confusion(run) %}
+{% macro site_table(section, rows) %}
+<table class="sites">
+  <thead><tr><th scope="col">site</th>{% if section.clustered %}<th scope="col">cluster</th>{% endif %}{% if section.scored %}<th scope="col" class="number">accuracy</th>{% endif %}</tr></thead>
+  <tbody>
+  {% for site in rows %}
+  <tr><th scope="row">{{ site.label }}</th>
+    {%- if section.clustered %}<td>{{ fmt.MISSING if site.cluster is none else site.cluster }}</td>{% endif %}
+    {%- if section.scored %}<td class="number">{{ fmt.percent(site.accuracy) }}</td>{% endif %}</tr>
+  {% endfor %}
+  </tbody>
+</table>
+{% endmacro %}
+
+{% macro sites(section, h) %}
+{% if section.sites %}
+<h{{ h }} class="head">Sites</h{{ h }}>
+<div class="card">
+<p>{{ section.site_sentence }}</p>
+{{ site_table(section, section.worst) }}
+{% if section.sites | length > section.worst | length %}
+<details class="data">
+  <summary>All {{ section.sites | length }} sites</summary>
+  {% call scroll('All sites of ' ~ section.anchor) %}
+  {{ site_table(section, section.sites) }}
+  {% endcall %}
+</details>
+{% endif %}
+<p>{{ download(section.site_data) }}</p>
+</div>
+{% endif %}
+{% endmacro %}
+
+{% macro confusion(section, h) %}
+{% set run = section.run %}
 {% if run.outcome.confusion and not run.clusters_records %}
-<h4>Confusion matrix: clients by cluster and hidden group, at the end of the run</h4>
-<div class="card wide">
-<table>
-  <thead><tr><th>cluster</th>{% for _ in run.outcome.confusion[0] %}<th class="number">group {{ loop.index0 }}</th>{% endfor %}</tr></thead>
+<h{{ h + 1 }} class="sub">Confusion matrix: clients by cluster and hidden group, at the end of the run</h{{ h + 1 }}>
+<div class="card">
+{% call scroll('Confusion matrix of ' ~ section.anchor) %}
+<table class="numbers">
+  <thead><tr><th scope="col">cluster</th>{% for _ in run.outcome.confusion[0] %}<th scope="col">group {{ loop.index0 }}</th>{% endfor %}</tr></thead>
   <tbody>
   {% for row in run.outcome.confusion %}
   {% set cluster = loop.index0 %}
   <tr><th scope="row">{{ cluster }}</th>
-    {%- for count in row %}<td class="number">{% if count and count == row | max %}<strong>{{ count }}</strong>{% else %}{{ count }}{% endif %}</td>{% endfor %}</tr>
+    {%- for count in row %}<td>{% if count and count == row | max %}<strong>{{ count }}</strong>{% else %}{{ count }}{% endif %}</td>{% endfor %}</tr>
   {% endfor %}
   </tbody>
 </table>
+{% endcall %}
 </div>
 {% endif %}
 {% if run.outcome.confusion and run.clusters_records %}
-<h4>Confusion matrix: records by cluster and class, shaded by the share of the class</h4>
-<div class="card wide">
-<table class="heat">
-  <thead><tr><th>cluster</th>{% for _ in run.outcome.confusion[0] %}<th class="number">class {{ loop.index0 }}</th>{% endfor %}</tr></thead>
+<h{{ h + 1 }} class="sub">Confusion matrix: records by cluster and class, shaded by the share of the class</h{{ h + 1 }}>
+<div class="card">
+{% call scroll('Confusion matrix of ' ~ section.anchor) %}
+<table class="numbers heat">
+  <thead><tr><th scope="col">cluster</th>{% for _ in run.outcome.confusion[0] %}<th scope="col"><span class="spare">class</span> {{ loop.index0 }}</th>{% endfor %}</tr></thead>
   <tbody>
   {% for cluster, cells in records.confusion_rows(run) %}
   <tr><th scope="row">{{ cluster }}</th>
-    {%- for count, share in cells %}<td class="number" style="--share: {{ share }}%">{{ count }}</td>{% endfor %}</tr>
+    {%- for count, share in cells %}<td style="--share: {{ share }}%">{{ count }}</td>{% endfor %}</tr>
   {% endfor %}
   </tbody>
 </table>
+{% endcall %}
 </div>
 {% endif %}
 {% endmacro %}
 
-{% macro scored(run) %}
-{% for sentence in records.describe_scores(run) %}
+{% macro record_clusters(section, h) %}
+<h{{ h }} class="head">Clusters of records</h{{ h }}>
+{% for sentence in records.describe_scores(section.run) %}
 <p>{{ sentence }}</p>
 {% else %}
 <p>No scores are available, because labels stay with the clients.</p>
 {% endfor %}
-{% endmacro %}
-
-{% macro sent(run) %}
-{% for sentence in records.describe_points(run) %}
+{% for sentence in records.describe_points(section.run) %}
 <p>{{ sentence }}</p>
 {% endfor %}
 {% endmacro %}
 
-{% macro evidence(section) %}
+{% macro evidence(section, h) %}
 {% if section.evidence or section.unreadable %}
-<h3>{{ 'Uploaded points' if section.run.clusters_records else 'Clustering evidence' }}</h3>
+<h{{ h }} class="head">{{ 'Uploaded points' if section.run.clusters_records else 'Clustering evidence' }}</h{{ h }}>
 {% if section.unreadable %}
 <p class="notice">Unreadable files, omitted: evidence/{{ section.unreadable | join(', evidence/') }}.</p>
 {% endif %}
-{% for figure, caption in section.evidence %}
-<figure>
-  <div class="canvas">{{ figure }}</div>
-  <figcaption>{{ caption }}</figcaption>
-</figure>
+{% for each in section.evidence %}
+{{ graphic(each, section.anchor ~ '-evidence-' ~ loop.index) }}
 {% endfor %}
 {% endif %}
 {% endmacro %}
@@ -131,8 +181,48 @@ PAGE = r"""{% macro badge(text, good) %}
 {% endfor %}
 {% endmacro %}
 
-{% macro body(section) %}
+{% macro privacy(section, h) %}
 {% set run = section.run %}
+<h{{ h }} class="head">Privacy</h{{ h }}>
+<div class="card">
+  {{ badge(section.status, run.certified) }}
+  {% for paragraph in section.guarantee %}
+  <p{% if loop.first %} class="lead"{% endif %}>{{ paragraph }}</p>
+  {% endfor %}
+  {% if run.certificate.get('reasons') and run.finished and not run.certified %}
+  <h{{ h + 1 }} class="sub">Why this run is not certified</h{{ h + 1 }}>
+  <ul>{% for reason in run.certificate.reasons %}<li>{{ reason }}</li>{% endfor %}</ul>
+  {% endif %}
+  {% if run.certificate.get('covers') and run.unit != 'none' %}
+  <h{{ h + 1 }} class="sub">Covered by the guarantee</h{{ h + 1 }}>
+  <ul>{% for item in run.certificate.covers %}<li>{{ item }}</li>{% endfor %}</ul>
+  {% endif %}
+  {% if run.certificate.get('outside') and run.unit != 'none' %}
+  <h{{ h + 1 }} class="sub">Outside the guarantee</h{{ h + 1 }}>
+  <ul>{% for item in run.certificate.outside %}<li>{{ item }}</li>{% endfor %}</ul>
+  {% endif %}
+  {% if section.facts and run.unit != 'none' %}
+  <div class="columns">
+    <div>
+      <h{{ h + 1 }} class="sub">Mechanism</h{{ h + 1 }}>{{ table(section.facts) }}
+      {% if section.tuned %}<h{{ h + 1 }} class="sub">Tuned outside the guarantee</h{{ h + 1 }}>{{ table(section.tuned) }}{% endif %}
+    </div>
+    {% if section.public_inputs %}
+    <div><h{{ h + 1 }} class="sub">Public inputs, not protected</h{{ h + 1 }}>{{ table(section.public_inputs) }}</div>
+    {% endif %}
+  </div>
+  {% endif %}
+</div>
+{% if section.privacy %}{{ graphic(section.privacy, section.anchor ~ '-epsilon') }}{% endif %}
+{% endmacro %}
+
+{% macro facts(values) %}
+<dl>{% for key, value in values.items() %}<div><dt>{{ key }}</dt><dd>{{ fmt.setting(value) }}</dd></div>{% endfor %}</dl>
+{% endmacro %}
+
+{% macro body(section, h) %}
+{% set run = section.run %}
+{{ tiles(section.glance, true) }}
 {% if not run.finished %}
 <p class="notice"><strong>This run is unfinished:</strong> {{ run.rounds | length }}
   {%- if run.config.rounds is defined %} of {{ run.config.rounds }}{% endif %} rounds. The report shows its current state.</p>
@@ -143,95 +233,53 @@ PAGE = r"""{% macro badge(text, good) %}
 {% endif %}
 {% if run.exact %}
 <section class="part">
-<p class="kind good">Released and charged</p>
-{{ tiles(section.privacy, run.clusters_records) }}
-{{ '' if run.clusters_records else clusters(section) }}
-{{ evidence(section) }}
-</section>
-<section class="part">
 <p class="kind bad">Exact diagnostics: outside the guarantee</p>
 <p class="notice">These values are computed without noise and are not covered by ε: do not publish them with the models.</p>
-{{ tiles(section.scores + section.resources, run.clusters_records) }}
-{% if run.clusters_records %}
-<h3>Clusters of records</h3>
-{{ scored(run) }}
-{{ sent(run) }}
-{% else %}
-{{ accuracy(section) }}
-{% endif %}
-{{ confusion(run) }}
+{{ record_clusters(section, h) if run.clusters_records else accuracy(section, h) }}
+{{ sites(section, h) }}
+{{ tiles(section.details, false) }}
+{{ confusion(section, h) }}
+</section>
+<section class="part">
+<p class="kind good">Released and charged</p>
+{{ '' if run.clusters_records else clusters(section, h) }}
+{{ evidence(section, h) }}
+{{ privacy(section, h) }}
 </section>
 {% else %}
-{{ tiles(section.scores + section.privacy + section.resources, run.clusters_records) }}
-{% if run.clusters_records %}
-<h3>Clusters of records</h3>
-{{ scored(run) }}
-{{ sent(run) }}
-{% else %}
-{{ accuracy(section) }}
-{{ clusters(section) }}
-{% endif %}
-{{ confusion(run) }}
-{{ evidence(section) }}
+{{ record_clusters(section, h) if run.clusters_records else accuracy(section, h) }}
+{{ sites(section, h) }}
+{{ '' if run.clusters_records else clusters(section, h) }}
+{{ tiles(section.details, false) }}
+{{ confusion(section, h) }}
+{{ evidence(section, h) }}
+{{ privacy(section, h) }}
 {% endif %}
 
 {% if section.traffic %}
-<h3>Communication</h3>
-<div class="card wide">
-<table>
-  <thead><tr><th></th><th class="number">messages</th><th class="number">bytes</th></tr></thead>
+<h{{ h }} class="head">Communication</h{{ h }}>
+<div class="card">
+<table class="numbers">
+  <thead><tr><th scope="col">direction</th><th scope="col">messages</th><th scope="col">bytes</th></tr></thead>
   <tbody>
   {% for direction, messages, bytes in section.traffic %}
-  <tr><th scope="row">{{ direction }}</th><td class="number">{{ messages }}</td><td class="number">{{ bytes }}</td></tr>
+  <tr><th scope="row">{{ direction }}</th><td>{{ messages }}</td><td>{{ bytes }}</td></tr>
   {% endfor %}
   </tbody>
 </table>
 </div>
 {% endif %}
 
-<h3>Privacy</h3>
-<div class="card">
-  {{ badge(section.status, run.certified) }}
-  {% for paragraph in section.guarantee %}
-  <p{% if loop.first %} class="lead"{% endif %}>{{ paragraph }}</p>
-  {% endfor %}
-  {% if run.certificate.get('reasons') and run.finished and not run.certified %}
-  <h4>Why this run is not certified</h4>
-  <ul>{% for reason in run.certificate.reasons %}<li>{{ reason }}</li>{% endfor %}</ul>
-  {% endif %}
-  {% if run.certificate.get('covers') and run.unit != 'none' %}
-  <h4>Covered by the guarantee</h4>
-  <ul>{% for item in run.certificate.covers %}<li>{{ item }}</li>{% endfor %}</ul>
-  {% endif %}
-  {% if run.certificate.get('outside') and run.unit != 'none' %}
-  <h4>Outside the guarantee</h4>
-  <ul>{% for item in run.certificate.outside %}<li>{{ item }}</li>{% endfor %}</ul>
-  {% endif %}
-  {% if section.facts and run.unit != 'none' %}
-  <div class="columns">
-    <div>
-      <h4>Mechanism</h4>{{ table(section.facts) }}
-      {% if section.tuned %}<h4>Tuned outside the guarantee</h4>{{ table(section.tuned) }}{% endif %}
-    </div>
-    {% if section.public_inputs %}
-    <div><h4>Public inputs, not protected</h4>{{ table(section.public_inputs) }}</div>
-    {% endif %}
-  </div>
-  {% endif %}
-</div>
-
-<h3>Configuration</h3>
-<div class="card flow">
-  <dl>{% for key, value in run.config.items() %}<div><dt>{{ key }}</dt><dd>{{ fmt.setting(value) }}</dd></div>{% endfor %}</dl>
-</div>
+<h{{ h }} class="head">Configuration</h{{ h }}>
+<details class="card flow">
+  <summary>{{ section.settings | length }} settings that this run uses; config.toml has all</summary>
+  {{ facts(section.settings) }}
+</details>
 {% if run.versions or run.machine %}
-<h3>Versions and machine</h3>
-<div class="card flow">
-  <dl>
-    {%- for key, value in run.versions.items() %}<div><dt>{{ key }}</dt><dd>{{ fmt.setting(value) }}</dd></div>{% endfor %}
-    {%- for key, value in run.machine.items() %}<div><dt>{{ key }}</dt><dd>{{ fmt.setting(value) }}</dd></div>{% endfor -%}
-  </dl>
-</div>
+<details class="card flow">
+  <summary>Versions and machine</summary>
+  {{ facts(dict(run.versions, **run.machine)) }}
+</details>
 {% endif %}
 {% endmacro %}
 <!doctype html>
@@ -244,71 +292,110 @@ PAGE = r"""{% macro badge(text, good) %}
 <style>
 :root {
   color-scheme: light dark;
-  --page: #f5f6f8; --card: #ffffff; --ink: #1b2330; --muted: #5c6675; --line: #e1e5ea; --accent: #0072b2;
+  --page: #f5f6f8; --line: #e1e5ea; --accent: #00629b;
   --good: #04664a; --good-back: #daf3e9; --bad: #8a4300; --bad-back: #fdebd6;
+  {% for name, light, _ in theme %}--{{ name }}: {{ light }}; {% endfor %}
 }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   :root {
-    --page: #12161d; --card: #1b212b; --ink: #e8ebf0; --muted: #9aa5b5; --line: #2d3542; --accent: #67b7e6;
+    --page: #12161d; --line: #2d3542; --accent: #67b7e6;
     --good: #7fe0bc; --good-back: #12392d; --bad: #ffc387; --bad-back: #432a11;
+    {% for name, _, dark in theme %}--{{ name }}: {{ dark }}; {% endfor %}
   }
+  .panel image:not([id*="photo"]) { filter: invert(1) hue-rotate(180deg); }
 }
+@media print { :root { color-scheme: light; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif; }
 main { max-width: 1060px; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 a { color: var(--accent); }
-h1, h2, h3, h4 { line-height: 1.2; margin: 0; text-wrap: balance; overflow-wrap: anywhere; }
-h1, h2 { font-size: 2rem; letter-spacing: -.02em; }
-h3 { font-size: 1.15rem; margin: 2.25rem 0 .75rem; }
-h4 { font-size: .95rem; margin: 1.4rem 0 .4rem; }
-p { margin: .5rem 0; }
+a:focus-visible, summary:focus-visible, .scroll:focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
+h1, h2, h3, h4 { line-height: 1.2; margin: 0; text-wrap: balance; overflow-wrap: anywhere; break-after: avoid; break-inside: avoid; }
+h1, .title { font-size: 2rem; letter-spacing: -.02em; }
+.head { font-size: 1.15rem; margin: 2.25rem 0 .75rem; }
+.sub { font-size: .95rem; margin: 1.4rem 0 .4rem; }
+p { margin: .5rem 0; overflow-wrap: anywhere; }
 .brand { color: var(--accent); font-weight: 700; font-size: .8rem; letter-spacing: .12em; text-transform: uppercase; margin: 0 0 .5rem; }
 .dot { color: var(--muted); font-weight: 400; }
 .summary { color: var(--muted); font-size: 1.05rem; margin: .5rem 0 1.5rem; }
 .run { border-top: 1px solid var(--line); margin-top: 3.5rem; padding-top: 2.5rem; }
-.notice { background: var(--bad-back); color: var(--bad); border-radius: 10px; padding: .7rem 1rem; margin: 0 0 1rem; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(175px, 1fr)); gap: .8rem; }
-.by-four { grid-template-columns: repeat(auto-fit, minmax(215px, 1fr)); }
+.notice { background: var(--bad-back); color: var(--bad); border-radius: 10px; padding: .7rem 1rem; margin: 1rem 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(175px, 1fr)); gap: .8rem; margin: .8rem 0; }
+.four { grid-template-columns: repeat(4, 1fr); }
 .tile, .card, figure { background: var(--card); border: 1px solid var(--line); border-radius: 14px; }
 .tile { padding: 1rem 1.1rem; overflow-wrap: anywhere; }
+.question { color: var(--accent); font-size: .8rem; font-weight: 700; margin-bottom: .3rem; }
 .label { color: var(--muted); font-size: .85rem; font-weight: 600; }
 .value { font-size: 1.9rem; font-weight: 700; line-height: 1.25; letter-spacing: -.02em; font-variant-numeric: tabular-nums; }
+.value.long { font-size: 1.5rem; line-height: 1.6; }
 .note { color: var(--muted); font-size: .85rem; line-height: 1.4; margin-top: .25rem; }
-.badge { display: inline-block; border-radius: 99px; padding: .08rem .6rem; font-size: .8rem; font-weight: 700; white-space: nowrap; }
-.part + .part { border-top: 1px solid var(--line); margin-top: 2.5rem; padding-top: 1.6rem; }
-.kind { font-weight: 700; font-size: .95rem; margin: 0 0 .9rem; padding-left: .7rem; border-left: 4px solid; }
+.badge { display: inline-block; border-radius: 99px; padding: .08rem .6rem; font-size: .8rem; font-weight: 700; }
+.part { margin-top: 2.25rem; }
+.part + .part { border-top: 1px solid var(--line); padding-top: 1.6rem; }
+.kind { font-weight: 700; font-size: .95rem; margin: 0 0 .9rem; padding-left: .7rem; border-left: 4px solid; break-after: avoid; }
+.kind + .head, .kind + .notice + .head { margin-top: 1.2rem; }
 .kind.good { color: var(--good); }
 .kind.bad { color: var(--bad); }
 .badge.good { color: var(--good); background: var(--good-back); }
 .badge.bad { color: var(--bad); background: var(--bad-back); }
-.card { padding: 1.2rem 1.4rem; overflow-x: auto; overflow-wrap: anywhere; }
+.card { padding: 1.2rem 1.4rem; overflow-wrap: anywhere; }
 .lead { font-size: 1.08rem; font-weight: 600; margin-top: .7rem; }
 .card ul { margin: .3rem 0; padding-left: 1.2rem; }
-figure { margin: 0; overflow: hidden; }
-figure + figure { margin-top: .8rem; }
-.canvas { background: #fff; padding: 1.1rem .9rem .6rem; overflow-x: auto; }
-.canvas svg { display: block; width: 100%; min-width: 620px; height: auto; stroke-linejoin: round; }
-.canvas svg text { font-family: system-ui, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif !important; }
-figcaption { color: var(--muted); font-size: .88rem; border-top: 1px solid var(--line); padding: .7rem 1.4rem .8rem; }
-.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 0 2.5rem; }
+figure { margin: 0; padding: 1rem 1.1rem .3rem; }
+figure + figure, .card + figure, .card + .card { margin-top: .8rem; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 1rem; }
+.panels.many { grid-template-columns: repeat(auto-fill, minmax(min(100%, 290px), 1fr)); }
+.panel { max-width: 540px; break-inside: avoid; }
+.panel-head { font-size: .88rem; font-weight: 600; margin: 0 0 .3rem; }
+.panel svg { display: block; width: 100%; height: auto; stroke-linejoin: round; }
+.panel svg text { font-family: system-ui, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif !important; }
+figcaption { color: var(--muted); font-size: .88rem; padding: .7rem 0 .5rem; }
+summary { cursor: pointer; font-size: .88rem; font-weight: 600; color: var(--accent); padding: .3rem 0; }
+.data { border-top: 1px solid var(--line); padding: .2rem 0; font-size: .88rem; }
+.scroll { overflow: auto; max-height: 26rem; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: 0 2.5rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .4rem .75rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 tr:last-child > * { border-bottom: 0; }
 tr > :last-child { padding-right: 0; }
+thead th { color: var(--muted); font-size: .82rem; vertical-align: bottom; overflow-wrap: normal; }
 .pairs th { font-weight: 400; color: var(--muted); overflow-wrap: normal; }
-.wide { overflow-wrap: normal; }
-.wide thead th { color: var(--muted); font-size: .82rem; white-space: nowrap; vertical-align: bottom; }
-.wide td { white-space: nowrap; }
-.number { text-align: right; }
-.heat td { padding-right: .5rem; background: color-mix(in srgb, var(--accent) calc(.6 * var(--share)), transparent); }
+.numbers td, .numbers th + th, .number { text-align: right; overflow-wrap: normal; }
+.heat td { padding-right: .5rem; background: color-mix(in srgb, var(--accent) calc(.45 * var(--share)), transparent); }
 .swatch { border-left: .5em solid; border-radius: 3px; padding-left: .4em; }
 .swatch span { color: var(--ink); font-weight: 700; }
-.flow dl { margin: 0; columns: 3 240px; column-gap: 2.5rem; font-size: .88rem; }
+.flow dl { margin: .6rem 0 0; columns: 3 240px; column-gap: 2.5rem; font-size: .88rem; }
 .flow dl div { display: flex; justify-content: space-between; gap: 1rem; padding: .28rem 0; border-bottom: 1px solid var(--line); break-inside: avoid; }
 dt { color: var(--muted); overflow-wrap: normal; }
 dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; }
 footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
-@media print { body { background: none; } .tile, figure, .card { break-inside: avoid; } }
+@media (max-width: 960px) { .four { grid-template-columns: 1fr 1fr; } }
+@media (max-width: 640px) {
+  main { padding: 1.5rem 1rem 3rem; }
+  .card, figure { padding-left: .9rem; padding-right: .9rem; }
+  .tiles { grid-template-columns: 1fr 1fr; gap: .6rem; }
+  .tile { padding: .75rem .8rem; }
+  .value { font-size: 1.4rem; }
+  .label, .note, .badge { font-size: .78rem; }
+  .heat, .heat th { font-size: .66rem; }
+  .heat th, .heat td { padding: .4rem .12rem .4rem 0; }
+  .heat .spare { position: absolute; clip-path: inset(50%); }
+  .value.long { font-size: 1.05rem; }
+  .stack thead { display: none; }
+  .stack tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); }
+  .stack td { display: flex; justify-content: space-between; gap: 1rem; padding: .15rem 0; border: 0; text-align: right; }
+  .stack td::before { content: attr(data-head); color: var(--muted); text-align: left; }
+}
+@media print {
+  body { background: none; font-size: 13px; }
+  main { max-width: none; padding: 0; }
+  .tile, .panel, tr, .notice { break-inside: avoid; }
+  .panels { display: block; }
+  .panel { display: inline-block; width: 48%; vertical-align: top; }
+  figcaption { break-before: avoid; }
+  .data { display: none; }
+  details.flow::details-content { content-visibility: visible; block-size: auto; }
+}
 </style>
 </head>
 <body>
@@ -320,82 +407,68 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
   <p class="summary">{{ sections[0].summary }}</p>
 </header>
 {{ missing(left_out if sections[0].run.finished else left_out[1:], []) }}
-{{ body(sections[0]) }}
+{{ body(sections[0], 2) }}
 {% else %}
   <h1>{{ title }}</h1>
-  <p class="summary">Runs are numbered in the order of the sections below.</p>
+  <p class="summary">Mean ± sample standard deviation over runs that are equal but for the seed.</p>
 </header>
-{% if curves %}
-<figure>
-  <div class="canvas">{{ curves }}</div>
-  <figcaption>Held-out accuracy, mean over clients. Each line ends at the last round of its run.</figcaption>
-</figure>
-{% elif not clusters_records %}
-<p>No run was evaluated, so no accuracy is available.</p>
-{% endif %}
-<h3>Comparison</h3>
-<p>Mean ± sample standard deviation over runs that are equal but for the seed.</p>
-<div class="card wide">
-<table>
-  <thead><tr>{% for head in heads %}<th{% if loop.index > settings + 1 %} class="number"{% endif %}>{{ head }}</th>{% endfor %}</tr></thead>
+{{ tiles(glance, true) }}
+<h2 class="head">Comparison</h2>
+<div class="card">
+<table class="stack">
+  <thead><tr>{% for head in heads %}<th scope="col"{% if loop.index > settings + 1 %} class="number"{% endif %}>{{ head or 'row' }}</th>{% endfor %}</tr></thead>
   <tbody>
   {% for row in rows %}
-  <tr>{% for cell in row %}<td{% if loop.index > settings + 1 %} class="number"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
+  {% set colour = loop.index0 % 6 %}
+  <tr>{% for cell in row %}<td data-head="{{ heads[loop.index0] or 'row' }}"{% if loop.index > settings + 1 %} class="number"{% endif %}>
+    {%- if loop.first %}<span class="swatch" style="color: var(--group-{{ colour }})"><span>{{ cell }}</span></span>{% else %}{{ cell }}{% endif %}</td>{% endfor %}</tr>
   {% endfor %}
   </tbody>
 </table>
 {% if outside %}<p class="note">{{ outside }}.</p>{% endif %}
 </div>
 {{ missing(left_out, remarks) }}
-<h3>Runs</h3>
-<div class="card wide">
-<table>
+{% if curves %}
+<h2 class="head">Accuracy by round</h2>
+{{ graphic(curves, 'comparison') }}
+{% elif not clusters_records %}
+<p>No run was evaluated, so no accuracy is available.</p>
+{% endif %}
+<h2 class="head">Runs</h2>
+<div class="card">
+<table class="stack">
   <thead><tr>
-    <th></th><th>run</th><th>strategy</th><th>dataset</th><th class="number">accuracy</th>
-    {% if clusters_records %}
-    <th class="number">NMI</th><th class="number">kappa</th><th class="number">adjusted<br>Rand</th>
-    {% else %}
-    <th class="number">worst<br>group</th><th class="number">clusters<br>found</th><th class="number">clustering<br>accuracy</th>
-    {% endif %}
-    <th class="number">ε</th><th class="number">δ</th>
-    <th>certified</th><th class="number">rounds</th><th class="number">training</th>
+    <th scope="col">row</th><th scope="col">run</th><th scope="col">strategy</th><th scope="col">dataset</th><th scope="col">seed</th>
+    <th scope="col" class="number">accuracy</th><th scope="col" class="number">ε</th><th scope="col" class="number">δ</th>
+    <th scope="col">certified</th><th scope="col" class="number">rounds</th><th scope="col" class="number">training</th>
   </tr></thead>
   <tbody>
   {% for section in sections %}
   {% set run = section.run %}
   {% set outcome = run.outcome %}
   <tr>
-    <td><span class="swatch" style="color: {{ colours[loop.index0] }}"><span>{{ loop.index }}</span></span></td>
-    <td><a href="#{{ section.anchor }}">{{ run.name }}</a></td>
-    <td>{{ run.strategy }}</td>
-    <td>{{ run.dataset }}</td>
-    <td class="number"><strong>{{ fmt.percent(outcome.accuracy) }}</strong>{{ ' (noisy)' if run.noisy }}</td>
-    {% if clusters_records %}
-    {% for score in (outcome.nmi, outcome.kappa, outcome.ari) %}<td class="number">{{ fmt.index(score) }}</td>{% endfor %}
-    {% else %}
-    <td class="number">{{ fmt.percent(outcome.worst_group_accuracy) }}</td>
-    <td class="number">{{ fmt.of_total(outcome.groups_found, outcome.groups) }}</td>
-    <td class="number">{{ fmt.percent(outcome.clustering_accuracy) }}</td>
-    {% endif %}
-    <td class="number">{{ fmt.epsilon(run.epsilon) }}</td>
-    <td class="number">{{ fmt.number(run.delta) if run.unit != 'none' else fmt.MISSING }}</td>
-    <td>{{ badge('yes', true) if run.certified else badge('no', false) if run.finished else badge('unfinished', false) }}</td>
-    <td class="number">{{ fmt.number(outcome.rounds) }}</td>
-    <td class="number">{{ fmt.duration(outcome.seconds_training) }}</td>
+    <td data-head="row">{{ row_of[run.path] + 1 if run.path in row_of else fmt.MISSING }}</td>
+    <td data-head="run"><a href="#{{ section.anchor }}">{{ run.name }}</a></td>
+    <td data-head="strategy">{{ run.strategy }}</td>
+    <td data-head="dataset">{{ run.dataset }}</td>
+    <td data-head="seed">{{ run.config.get('seed', 'auto') }}</td>
+    <td data-head="accuracy" class="number"><span><strong>{{ fmt.percent(outcome.accuracy) }}</strong>{{ ' (noisy)' if run.noisy else '*' if run.exact }}</span></td>
+    <td data-head="ε" class="number">{{ fmt.epsilon(run.epsilon) }}</td>
+    <td data-head="δ" class="number">{{ fmt.number(run.delta) if run.unit != 'none' else fmt.MISSING }}</td>
+    <td data-head="certified">{{ badge('yes', true) if run.certified else badge('no', false) if run.finished else badge('unfinished', false) }}</td>
+    <td data-head="rounds" class="number">{{ fmt.number(outcome.rounds) }}</td>
+    <td data-head="training" class="number">{{ fmt.duration(outcome.seconds_training) }}</td>
   </tr>
   {% endfor %}
   </tbody>
 </table>
-{% if sections | selectattr('run.exact') | list %}
-<p class="note">For runs with privacy, accuracies{{ ' and scores' if clusters_records else ' and clusters' }} not marked as noisy are exact diagnostics outside the guarantee.</p>
-{% endif %}
 </div>
 {% for section in sections %}
 <section class="run" id="{{ section.anchor }}">
   <p class="brand">Run {{ loop.index }}: {{ section.run.name }}</p>
-  <h2>{{ section.run.strategy }} <span class="dot">·</span> {{ section.run.dataset }}</h2>
+  <h2 class="title">{{ section.run.strategy }} <span class="dot">·</span> {{ section.run.dataset }}</h2>
   <p class="summary">{{ section.summary }}</p>
-{{ body(section) }}
+{{ body(section, 3) }}
 </section>
 {% endfor %}
 {% endif %}

@@ -9,7 +9,7 @@ from matplotlib.colors import same_color
 
 from coterie.report import read_run, write_report
 from coterie.report.evidence import Pairs, leaves, read_pairs, similarity_files
-from coterie.report.evidence_plots import block_means, distance_figure, similarity_figure, tree_figure
+from coterie.report.evidence_plots import block_means, distance_figure, similarity_figures, tree_figure
 from coterie.report.plots import CLUSTER_COLOURS
 
 
@@ -138,9 +138,9 @@ def test_the_tree_is_drawn_over_rounds(tmp_path):
 def test_similarities_share_an_order_and_a_scale():
     apart = np.where(LABELS[:, None] == LABELS, MATRIX, np.nan)
     pictures = {10: Pairs(-MATRIX, np.arange(5), np.zeros(5, int)), 20: Pairs(apart, np.arange(5), LABELS)}
-    figure = similarity_figure(pictures, [2, 1, 4, 0, 3])
-    first, second = (axes for axes in figure.axes if axes.get_title(loc="left"))
-    assert [axes.get_title(loc="left") for axes in (first, second)] == ["round 10", "round 20"]
+    figures = similarity_figures(pictures, [2, 1, 4, 0, 3])
+    assert list(figures) == [10, 20]
+    first, second = (figure.axes[0] for figure in figures.values())
     assert first.images[0].get_array()[0, 1] == pytest.approx(-MATRIX[2, 1])
     assert second.images[0].get_array()[1, 2] == pytest.approx(MATRIX[1, 4])
     assert np.ma.getmaskarray(second.images[0].get_array()).sum() == 25 - 4
@@ -157,7 +157,7 @@ def test_the_page_shows_what_the_clusters_were_found_from(tmp_path):
     assert re.findall(r">round (\d+)<", html) == ["10", "15", "20"]  # the splits and the end
     assert len(re.findall("<image", html)) >= 4
     targets = re.findall(r'href="([^"]*)"', html)
-    assert all(target.startswith(("#", "data:image/png;base64,")) for target in targets)
+    assert all(target.startswith(("#", "data:image/png;base64,", "data:text/csv;")) for target in targets)
     assert "img-src data:" in html  # or a browser would not show them
     assert html == html_of(folder)
 

@@ -1,5 +1,6 @@
 """Run folders in, pages, figures and tables out; the folders are made up and small."""
 
+import csv
 import io
 import json
 import math
@@ -8,23 +9,17 @@ import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from rich.console import Console
 
 from coterie import report
 from coterie.privacy import RRSlot, certificate
-from coterie.report import (
-    ReportError,
-    accuracy_figure,
-    cluster_figure,
-    formats,
-    privacy_figure,
-    read_run,
-    result_table,
-    save_figure,
-    write_report,
-)
+from coterie.report import ReportError, formats, privacy_figure, read_run, result_table, save_figure, write_report
+from coterie.report.figures import accuracy_graphic, cluster_graphic, epsilon_graphic
+from coterie.report.graphics import THEME
+from coterie.report.sites import read_sites
 
 CERTIFICATE: dict[str, Any] = {
     "unit": "client",
@@ -199,20 +194,27 @@ def test_scores_of_a_round_that_was_cut_short_are_left_out(tmp_path):
 
 def test_exact_scores_stand_apart_from_what_epsilon_covers(tmp_path):
     text = words(page(make_run(tmp_path / "demo")))
-    released, _, exact = text.partition("Exact diagnostics: outside the guarantee")
-    assert "Released and charged" in released
+    glance, _, rest = text.partition("Exact diagnostics: outside the guarantee")
+    exact, _, released = rest.partition("Released and charged")
     assert "do not publish them with the models" in exact
-    for value in ("8.00 ✓ certified", "Released noisy size of each cluster"):
+    assert "How private? Privacy loss ε 8.00 ✓ certified" in glance
+    for value in ("Accuracy 81.2 %", "Worst group 73.1 %"):
+        assert f"{value} ! outside the guarantee" in glance, value
+    for value in ("Released noisy size of each cluster", "Cumulative privacy loss ε"):
         assert value in released, value
-    for value in ("81.2 %", "73.1 % group 1", "1 of 2 98.8 %", "Held-out accuracy", "3 min 20 s"):
-        assert value not in released, value
+    for value in ("1 of 2 98.8 %", "Held-out accuracy", "3 min 20 s"):
+        assert value not in released + glance, value
         assert value in exact, value
     quiet, plain = private_run(tmp_path / "quiet"), make_run(tmp_path / "plain", certificate=WITHOUT_PRIVACY)
     for folder in (quiet, plain):  # nothing exact, and nothing guaranteed
         text = words(page(folder))
+        assert (
+            "outside the guarantee"
+            not in text.replace("Tuned outside the guarantee", "").lower().partition("how sure")[0]
+        )
         assert "Released and charged" not in text
         assert "Exact diagnostics" not in text
-    note = "are exact diagnostics outside the guarantee"
+    note = "without noise: outside the guarantee"
     assert note in words(page(make_run(tmp_path / "a"), make_run(tmp_path / "b")))
     assert note not in words(page(quiet, plain))
 
@@ -252,7 +254,6 @@ def test_a_run_without_any_round_still_makes_a_page(tmp_path):
     text = words(page(folder))
     assert "No round was evaluated" in text
     assert "This run released no cluster sizes" in text
-    report.save_png(read_run(folder), tmp_path / "new.png")
 
 
 def test_a_repeated_round_counts_once_with_its_last_line(tmp_path):
@@ -291,7 +292,7 @@ def test_the_page_shows_the_values(tmp_path):
         "500 clients in 2 hidden groups, 3 models, 4 rounds at sampling rate 0.2",
         "client-level privacy (joint)",
         "81.2 %",
-        "73.1 % group 1",
+        "group 1; disparity (best − worst) 16.2 points; standard deviation 8.1 points over 2 groups",
         "1 of 2 98.8 % of clients assigned correctly",
         "8.00 ✓ certified δ = 2×10⁻⁵, per client",
         "3 min 20 s",
@@ -307,7 +308,7 @@ def test_the_page_shows_the_values(tmp_path):
         "abc1234",
     ):
         assert value in text, value
-    assert "An arrow marks a re-seeding" in text
+    assert "A dashed line marks a re-seeding" in text
 
 
 def test_a_certificate_from_the_ledger_is_shown(tmp_path):
@@ -350,7 +351,9 @@ def private_run(folder: Path, old: bool = False) -> Path:
     ]
     make_run(folder, lines=lines, result=result, old=old, noisy=True)
     config = folder / "config.toml"
-    config.write_text(config.read_text().replace("[versions]", "evaluate = 'private'\n[versions]"))
+    config.write_text(
+        config.read_text().replace("[versions]", "evaluate = 'private'\nevaluate-noise = 0.01\n[versions]")
+    )
     return folder
 
 
@@ -363,11 +366,13 @@ def test_a_private_evaluation_is_called_a_noisy_mean(tmp_path):
     assert "Noisy mean accuracy 81.2 %" in text
     assert "the private noisy mean over all clients" in text
     assert "Worst group" not in text
-    axes = accuracy_figure(run).axes[0]
-    assert axes.get_ylabel() == "noisy mean accuracy"
-    assert len(axes.lines) == 1
+    assert "Noise ± 1 points standard deviation of the noise on the accuracy" in text
+    assert "only the mean over all clients is released" in text
+    ((heading, figure),) = accuracy_graphic(run).panels
+    assert heading.startswith("noisy mean")
+    assert figure.axes[0].get_ylabel() == "noisy mean accuracy"
+    assert len(figure.axes[0].lines) == 1
     assert "81.2 % (noisy)" in words(page(folder, tmp_path / "open"))
-    report.save_png(run, tmp_path / "quiet.png")
     table = shown(report.read_outcome(folder), CERTIFICATE)
     assert "Noisy mean accuracy │ 81.2 %" in table
     assert "Worst group" not in table
@@ -389,7 +394,8 @@ def test_a_run_without_privacy_says_infinity(tmp_path):
     folder = make_run(tmp_path / "plain", lines=lines, certificate=WITHOUT_PRIVACY)
     run = read_run(folder)
     assert math.isinf(run.epsilon)
-    assert len(accuracy_figure(run).axes) == 1
+    assert epsilon_graphic(run) is None
+    assert "noisy" not in page(folder).lower()
     text = words(page(folder))
     assert "∞ ! not private" in text
     assert "no privacy guarantee" in text
@@ -415,14 +421,14 @@ def test_the_page_needs_nothing_from_outside(tmp_path):
     html = page(make_run(tmp_path / "a"), make_run(tmp_path / "b"))
     assert "://" not in html
     assert not re.search(r"<(script|link|img|iframe|object|embed|image)\b|@import|\bsrc=", html)
-    assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', html))
+    assert all(target.startswith(("#", "data:text/csv;")) for target in re.findall(r'href="([^"]*)"', html))
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", html))
 
 
 def test_ids_of_all_figures_are_unique_and_references_resolve(tmp_path):
     html = page(make_run(tmp_path / "a"), make_run(tmp_path / "b"))
     figures = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
-    assert len(figures) == 5
+    assert len(figures) == 2 * (1 + 2 + 3 + 1) + 1  # accuracy, groups, clusters, ε; and one row of repetitions
     for figure in figures:
         ElementTree.fromstring(figure)
     ids = re.findall(r'\bid="([^"]+)"', html)
@@ -443,8 +449,10 @@ def test_several_runs_are_compared_and_shown_one_by_one(tmp_path):
     text = words(html)
     assert "3 runs compared" in text
     assert [html.count(f'id="run-{number}"') for number in (1, 2, 3, 4)] == [1, 1, 1, 0]
-    assert "1 first ifca digits 81.2 %" in text
-    assert "2 other fedcam digits 65.4 %" in text
+    assert "1 first ifca digits auto 81.2 % *" in text
+    assert "2 other fedcam digits auto 65.4 % *" in text
+    assert "How good? Highest accuracy 81.2 % ! outside the guarantee strategy = ifca" in text
+    assert "How sure? Repetitions 1 run one run of each" in text
     assert "! unfinished" in text
     assert "strategy runs accuracy worst group clustering accuracy ε seconds 1 ifca 1 81.2 %*" in text
 
@@ -459,54 +467,62 @@ def test_a_folder_as_target_receives_report_html(tmp_path):
     assert write_report([read_run(folder)], folder) == folder / "report.html"
 
 
-def test_accuracy_figure_draws_groups_mean_and_epsilon(tmp_path):
-    accuracy, spent = accuracy_figure(read_run(make_run(tmp_path / "demo"))).axes
-    first, second, mean = accuracy.lines
-    assert list(mean.get_xdata()) == [2, 4]
-    assert list(mean.get_ydata()) == pytest.approx([0.4, 0.8])
-    assert list(first.get_ydata()) == pytest.approx([0.2, 0.4])
-    assert list(second.get_ydata()) == pytest.approx([0.48, 0.96])
-    assert list(spent.lines[0].get_ydata()) == pytest.approx([1.993, 3.993, 5.993, 7.993])
-    assert accuracy.get_shared_x_axes().joined(accuracy, spent)
+def lines_of(figure):
+    (axes,) = figure.axes
+    return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
 
 
-def test_cluster_figure_breaks_its_lines_and_points_an_arrow_at_a_reseeding(tmp_path):
+def test_a_panel_for_all_clients_and_one_for_each_group(tmp_path):
+    run = read_run(make_run(tmp_path / "demo"))
+    graphic = accuracy_graphic(run)
+    assert [heading.replace("\u00a0", " ") for heading, _ in graphic.panels] == [
+        *("all clients, 80.0 % at the end", "group 0, 40.0 % at the end", "group 1, 96.0 % at the end")
+    ]
+    (mean,), (grey, first), (_, second) = (lines_of(figure) for _, figure in graphic.panels)
+    assert mean == grey == ([2, 4], pytest.approx([0.4, 0.8]))
+    assert first == ([2, 4], pytest.approx([0.2, 0.4]))
+    assert second == ([2, 4], pytest.approx([0.48, 0.96]))
+    assert len({figure.axes[0].get_ylim() for _, figure in graphic.panels}) == 1
+    assert graphic.data.heads == ("round", "all clients", "group 0", "group 1")
+    assert graphic.data.rows[1] == [4, *map(pytest.approx, (0.8, 0.4, 0.96))]
+    ((_, figure),) = epsilon_graphic(run).panels
+    assert lines_of(figure)[0][1] == pytest.approx([1.993, 3.993, 5.993, 7.993])
+
+
+def test_the_lowest_of_many_groups_are_drawn(tmp_path):
+    lines = [metrics(n, accuracy=0.5, group_accuracy=[1 - 0.01 * group for group in range(40)]) for n in (1, 2)]
+    graphic = accuracy_graphic(read_run(make_run(tmp_path / "many", lines=lines)))
+    assert [heading.split(",")[0] for heading, _ in graphic.panels[1:]] == [f"group {n}" for n in range(28, 40)]
+    assert "the 12 with the lowest accuracy of the hidden groups" in graphic.caption
+    assert len(graphic.data.rows[0]) == 42
+
+
+def test_lines_of_cluster_sizes_break_at_a_reseeding_which_is_marked(tmp_path):
     lines = [metrics(number, histogram=[10.0 * number, 4.0, 7.0]) for number in (1, 2, 3, 4)]
-    (axes,) = cluster_figure(read_run(make_run(tmp_path / "demo", lines=lines))).axes
-    dots, before, after = axes.lines[:3]
-    assert list(dots.get_ydata()) == [10, 20, 30, 40]
-    assert (list(before.get_xdata()), list(before.get_ydata())) == ([1, 2], [10, 15])
-    assert (list(after.get_xdata()), list(after.get_ydata())) == ([3, 4], [30, 35])
-    (arrow,) = [text for text in axes.texts if not text.get_text()]
-    assert (arrow.xyann, arrow.xy) == ((2, 15), (2, 4))
+    graphic = cluster_graphic(read_run(make_run(tmp_path / "demo", lines=lines)))
+    source, copy, other = (figure for _, figure in graphic.panels)
+    _, dots, before, after = lines_of(source)
+    assert dots[1] == [10, 20, 30, 40]
+    assert before == ([1, 2], [10, 15])
+    assert after == ([3, 4], [30, 35])
+    assert [[text.get_text() for text in figure.axes[0].texts] for figure in (source, copy, other)] == [
+        *([], ["copy of 0"], [])
+    ]
+    assert lines_of(copy)[-1][0] == [2, 2]
+    assert graphic.data.rows[0] == [1, 10.0, 4.0, 7.0]
 
 
 def test_clusters_that_multiply_are_drawn(tmp_path):
     lines = [metrics(1, histogram=[9.0]), metrics(2, histogram=[4.0, 5.0], reseeded=[])]
-    (axes,) = cluster_figure(read_run(make_run(tmp_path / "cfl", lines=lines))).axes
-    assert [text.get_text() for text in axes.texts] == ["cluster 1", "cluster 0"]
-
-
-def test_labels_at_the_ends_do_not_overlap(tmp_path):
-    lines = [metrics(n, accuracy=0.5, group_accuracy=[0.5, 0.5, 0.501, 0.9, 0.1]) for n in (1, 2)]
-    accuracy = accuracy_figure(read_run(make_run(tmp_path / "demo", lines=lines))).axes[0]
-    places = [text.xyann[1] * accuracy.bbox.height / accuracy.figure.dpi * 72 for text in accuracy.texts]
-    assert len(places) == 6
-    assert min(b - a for a, b in pairwise(places)) >= 9
+    graphic = cluster_graphic(read_run(make_run(tmp_path / "cfl", lines=lines)))
+    assert [heading for heading, _ in graphic.panels] == ["cluster 0", "cluster 1"]
+    assert graphic.data.rows == [[1, 9.0, None], [2, 4.0, 5.0]]
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_single_round_at_the_edge_of_the_scale_is_drawn(tmp_path, share):
     line = metrics(1, epsilon=0.0, histogram=[0.0], accuracy=share, group_accuracy=[share, None])
-    assert "group 0" in page(make_run(tmp_path / "one", lines=[line]))
-
-
-def test_save_png_is_wide(tmp_path):
-    path = report.save_png(read_run(make_run(tmp_path / "demo")), tmp_path / "docs" / "demo.png")
-    header = path.read_bytes()[:24]
-    width, height = (int.from_bytes(header[start : start + 4]) for start in (16, 20))
-    assert header.startswith(b"\x89PNG")
-    assert width > 2.5 * height
+    assert "all clients" in page(make_run(tmp_path / "one", lines=[line]))
 
 
 CURVES = {"pld": [(1, 0.5), (50, 2.0), (100, 2.8)], "rdp": [(1, 0.9), (50, 2.1), (100, 2.81)]}
@@ -609,3 +625,156 @@ def test_what_a_mixture_found_is_told():
     )
     assert "not well separated" in formats.mixture(notes | {"mss": 1.7})
     assert formats.mixture({}) == formats.mixture(None) == ""
+
+
+# ---- sites ------------------------------------------------------------------------------------------------
+
+
+def with_sites(folder: Path, sites: Any, accuracy: Any, certificate: dict[str, Any] = WITHOUT_PRIVACY) -> Path:
+    make_run(folder, certificate=certificate)
+    result, exact = folder / "result.json", folder / "diagnostics.json"
+    result.write_text(json.dumps(json.loads(result.read_text()) | {"sites": sites}))
+    exact.write_text(json.dumps(json.loads(exact.read_text()) | {"site_accuracy": accuracy}))
+    return folder
+
+
+SITES = [
+    {"client": 0, "cluster": 1, "name": "Ward <A>"},
+    {"client": 1, "cluster": 0},
+    {"client": 2, "cluster": None, "name": "C"},
+]
+
+
+def test_sites_have_their_cluster_and_accuracy(tmp_path):
+    run = read_run(with_sites(tmp_path / "run", SITES, [0.9, 0.5, None, 0.7]))
+    assert [(site.label, site.cluster, site.accuracy) for site in read_sites(run)] == [
+        *(("Ward <A>", 1, 0.9), ("client 1", 0, 0.5), ("C", None, None), ("client 3", None, 0.7))
+    ]
+    text = words(page(tmp_path / "run"))
+    assert "How fair? Worst site 50.0 % client 1; disparity (best − worst) 40.0 points;" in text
+    assert "standard deviation 16.3 points over 3 sites" in text
+    assert "How sure? Standard error ± 12 points of the mean accuracy over 3 sites" in text
+    assert "site cluster accuracy client 1 0 50.0 % client 3 – 70.0 % Ward &lt;A&gt; 1 90.0 % C – –" in text
+    assert "Cluster 0 has 1 client, cluster 1 has 1 client" in text
+
+
+def test_clusters_alone_are_released_and_accuracies_alone_are_exact(tmp_path):
+    text = words(page(with_sites(tmp_path / "clusters", SITES, None)))
+    assert "site cluster Ward" in text
+    assert "Worst group" in text
+    text = words(page(with_sites(tmp_path / "accuracies", None, [0.25, 0.75], CERTIFICATE)))
+    assert "Worst site 25.0 % ! outside the guarantee client 0;" in text
+    exact = text.partition("Exact diagnostics")[2].partition("Released and charged")[0]
+    assert "site accuracy client 0 25.0 % client 1 75.0 %" in exact
+
+
+@pytest.mark.parametrize(
+    ("sites", "accuracy"),
+    [
+        ("many", "good"),
+        ([1, "a", None, {}, {"client": -1}, {"client": True}, {"client": "0"}], [None, "x", True, [0.5]]),
+        ({"client": 0}, {"0": 0.5}),
+        ([{"client": 0, "cluster": "1", "name": ["x"]}], []),
+    ],
+)
+def test_sites_of_another_form_are_left_out(tmp_path, sites, accuracy):
+    run = read_run(with_sites(tmp_path / "run", sites, accuracy))
+    assert [(site.label, site.cluster, site.accuracy) for site in read_sites(run)] in ([], [("client 0", None, None)])
+    page(tmp_path / "run")
+
+
+def test_a_name_cannot_take_over_the_page(tmp_path):
+    sites = [{"client": 0, "cluster": 0, "name": "<script>" + "x" * 10_000 + "\u202e\n"}]
+    html = page(with_sites(tmp_path / "run", sites, None))
+    assert "<script" not in html
+    assert html.count("x" * 60) <= 2
+    assert "\u202e" not in html
+
+
+def test_accuracies_of_older_runs_are_those_of_all_clients_only(tmp_path):
+    folder = make_run(tmp_path / "old", certificate=WITHOUT_PRIVACY)
+    exact = json.loads((folder / "diagnostics.json").read_text())
+    for many, expected in ((500, 500), (200, 0)):
+        (folder / "diagnostics.json").write_text(json.dumps(exact | {"client_accuracy": [0.5] * many}))
+        assert len(read_sites(read_run(folder))) == expected
+
+
+def test_of_many_sites_the_worst_are_listed_and_the_others_folded(tmp_path):
+    sites = [{"client": client, "cluster": client % 4} for client in range(1000)]
+    html = page(with_sites(tmp_path / "run", sites, [client / 1000 for client in range(1000)]))
+    shown, _, folded = html.partition("<summary>All 1000 sites</summary>")
+    assert shown.count('<th scope="row">client ') == 10
+    assert ">client 9<" in shown
+    assert folded.count('<th scope="row">client ') == 1000
+    assert "Cluster 0 has 250 clients" in shown
+
+
+# ---- colours and data -------------------------------------------------------------------------------------
+
+
+def contrast(first: str, second: str) -> float:
+    """Contrast ratio of two colours (WCAG 2)."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_colour_of_a_figure_follows_the_page(tmp_path):
+    html = page(make_run(tmp_path / "a"), make_run(tmp_path / "b", strategy="fedavg"))
+    for figure in re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL):
+        assert not re.search(r"(fill|stroke): #|\b(fill|stroke)=\"#", figure)
+    used = set(re.findall(r"var\(--([\w-]+)\)", html))
+    assert used - {"share"} <= set(re.findall(r"--([\w-]+):", html))
+
+
+def test_lines_stand_out_from_light_and_dark_pages():
+    dark_card = {name: dark for name, _, dark in THEME}["card"]
+    for name, light, dark in THEME:
+        if name.startswith("group-") and name != "group-5":  # the sixth colour of Okabe and Ito is pale
+            assert contrast(light, "#ffffff") > 2.1, name
+        if name.startswith(("group-", "cluster-")):
+            assert contrast(dark, dark_card) > 4.5, name
+        if name in ("ink", "muted"):
+            assert contrast(light, "#ffffff") > 4.5
+            assert contrast(dark, dark_card) > 4.5
+
+
+def test_every_figure_has_its_data_as_a_table_and_as_a_file(tmp_path):
+    html = page(make_run(tmp_path / "demo"))
+    files = {
+        name: list(csv.reader(unquote(target.partition(",")[2]).splitlines()))
+        for name, target in re.findall(r'<a download="([^"]+)" href="([^"]+)"', html)
+    }
+    assert set(files) == {"accuracy.csv", "cluster-sizes.csv", "epsilon.csv"}
+    assert html.count("<figure>") == 3
+    assert files["accuracy.csv"] == [
+        ["round", "all clients", "group 0", "group 1"],
+        ["2", "0.4", "0.2", "0.48"],
+        ["4", "0.8", "0.4", "0.96"],
+    ]
+    assert files["cluster-sizes.csv"][1] == ["1", "60.5", "-1.25", "38.0"]
+    assert "round all clients group 0 group 1 2 0.4 0.2 0.48 4 0.8 0.4 0.96" in words(html)
+
+
+def test_a_long_table_is_whole_in_its_file_only(tmp_path):
+    lines = [metrics(number) for number in range(1, 301)]
+    html = page(make_run(tmp_path / "long", lines=lines))
+    (target,) = re.findall(r'<a download="epsilon.csv" href="([^"]+)"', html)
+    assert len(unquote(target).splitlines()) == 301
+    assert "Download epsilon.csv , which has 200 more rows" in words(html)
+
+
+def test_the_configuration_is_folded_and_has_what_the_run_uses(tmp_path):
+    html = page(make_run(tmp_path / "demo", certificate=WITHOUT_PRIVACY))
+    folded = re.search(r'<details class="card flow">.*?</details>', html, flags=re.DOTALL)
+    assert folded is not None
+    text = words(folded[0])
+    assert "strategy ifca" in text
+    assert "clusters 3" in text
+    assert "epsilon" not in text
+    assert "mechanism" not in text
