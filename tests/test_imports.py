@@ -48,6 +48,7 @@ ALLOWED = {
         "report",
         "progress",
     },
+    "guard": {"client", "files", "logs", "privacy"},
     "deploy": {"backoff", "files", "logs"},
     "audit": {"engine", "client", "rounds", "strategies", "privacy", "datasets", "messages"},
     "bench": {
@@ -71,6 +72,7 @@ ALLOWED = {
         "inference",
         "progress",
         "files",
+        "guard",
         "audit",
         "bench",
         "deploy",

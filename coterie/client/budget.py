@@ -16,6 +16,7 @@ import os
 from collections import Counter
 from logging import WARNING
 from pathlib import Path
+from typing import Any
 
 from flwr.common.logger import log
 
@@ -49,15 +50,18 @@ def charge(client: Client, folder: Path | None, plan: RecordPlan, round: int, re
     return spend(client, folder, plan, round, pricing.charges(request))
 
 
-def spend(client: Client, folder: Path | None, plan: RecordPlan, round: int, events: Counter[Event]) -> int:
+def spend(
+    client: Client, folder: Path | None, plan: RecordPlan | None, round: int, events: Counter[Event], **details: Any
+) -> int:
     """Charge the events of a round to one client. Call it before data are read or noise is drawn.
 
     Args:
         client: the client to charge.
         folder: its state folder; None: there is no place for a ledger.
-        plan: terms of this run.
+        plan: terms of this run; not needed for a client with its own budget.
         round: number of the round.
         events: what the round releases.
+        details: further entries of the charges; JSON-ready.
 
     Returns:
         the number of the charge, unique to this attempt, so that a repeated round draws fresh noise.
@@ -74,7 +78,7 @@ def spend(client: Client, folder: Path | None, plan: RecordPlan, round: int, eve
     try:
         ledger = _open(client, folder, plan)
         try:
-            return ledger.spend(round, events)
+            return ledger.spend(round, events, **details)
         finally:
             ledger.close()
     except (BudgetError, LedgerError, FileError, OSError) as error:
@@ -88,10 +92,11 @@ def spend(client: Client, folder: Path | None, plan: RecordPlan, round: int, eve
         raise ClientError(f"client {client.client_id} cannot charge its budget; see its own log for details") from None
 
 
-def _open(client: Client, folder: Path, plan: RecordPlan) -> ClientLedger:
+def _open(client: Client, folder: Path, plan: RecordPlan | None) -> ClientLedger:
     private_folder(folder)
     own = folder / f"client-{client.client_id}.ledger.jsonl"
     if client.budget is None:
+        assert plan is not None
         return ClientLedger(plan.delta, plan.epsilon, own, plan.accountant)
     epsilon, delta = client.budget
     path = budget_path(client, folder)

@@ -288,8 +288,13 @@ class ClientLedger(Ledger):
     Its lines contain no epsilon, which would have to be composed again at every start of the client.
     """
 
-    def spend(self, number: int, events: Mapping[Event, int]) -> int:
+    def spend(self, number: int, events: Mapping[Event, int], **details: Any) -> int:
         """Charge all events of round ``number`` atomically, and sync them to disk before noise is drawn.
+
+        Args:
+            number: the round.
+            events: what the round releases.
+            details: further entries of the charges; JSON-ready.
 
         Returns:
             the number of the first charge, which is unique to this attempt.
@@ -308,7 +313,7 @@ class ClientLedger(Ledger):
                     f"{self.delta:g}"
                 )
         first = len(self.charges) + 1
-        self._write(number, events)
+        self._write(number, events, **details)
         return first
 
     def record(self, number: int, events: Mapping[Event, int], **details: object) -> None:

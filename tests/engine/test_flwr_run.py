@@ -1,81 +1,26 @@
 """`flwr run` bundles the app, runs it offline on Ray through a SuperLink of its own, and leaves a run folder."""
 
 import json
-import os
-import socket
 import subprocess
-import sys
-import time
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tomli_w
 from safetensors.numpy import load_file
+from superlinks import BIN, flwr, latest, simulating_superlink
 
 from coterie.server.config import SETTINGS
 from coterie.settings import flat, nested
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(sys.executable).parent
-
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """A SuperLink with a home and port of its own, ended with everything that it started."""
-    tmp_path = tmp_path_factory.mktemp("superlink")
-    port = free_port()
-    home = tmp_path / "flwr"
-    home.mkdir()
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "test"\n\n[superlink.test]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
-    variables = os.environ | {
-        "FLWR_HOME": str(home),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-    }
-    arguments = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1"]
-    arguments += ["--port", str(port)]
-    with (tmp_path / "superlink.log").open("w") as log:
-        superlink = subprocess.Popen(
-            [BIN / "flower-superlink", *arguments], env=variables, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            for _ in range(120):
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                assert superlink.poll() is None, (tmp_path / "superlink.log").read_text()
-                time.sleep(0.5)
-            yield variables
-        finally:
-            superlink.terminate()
-            try:
-                superlink.wait(20)
-            except subprocess.TimeoutExpired:
-                superlink.kill()
-                superlink.wait()
-
-
-def flwr(environment, *words, timeout=240):
-    return subprocess.run(
-        [BIN / "flwr", *words], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout
-    )
-
-
-def latest(environment):
-    runs = json.loads(flwr(environment, "list", "--format", "json").stdout)["runs"]
-    return max(runs, key=lambda run: run["pending-at"])
+    with simulating_superlink(tmp_path_factory.mktemp("superlink")) as variables:
+        yield variables
 
 
 def test_the_app_runs_in_flower_s_own_way(environment, tmp_path):

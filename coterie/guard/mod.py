@@ -1,0 +1,166 @@
+"""The Flower client mod of a guarded site."""
+
+from __future__ import annotations
+
+import fcntl
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+
+from coterie.client import Client, ClientError
+from coterie.client.budget import budget_path, spend
+from coterie.files import open_private, private_folder
+from coterie.guard.report import GUARD, Report
+from coterie.guard.terms import GuardError, Terms
+from coterie.logs import printable
+from coterie.privacy import Event
+
+#: Reason of every error reply of a guarded site: one text, whatever happened.
+REFUSAL = "refused by the site's guard, or the app failed; the reason is in the site's own log"
+
+_TRAIN = "train"
+_EXAMPLES = ("num-examples", "num_examples")
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class Guard:
+    """Keeps a site's ledger around an app's own DP training: ``ClientApp(mods=[Guard(...)])``.
+
+    The terms of a deployed site are in its node configuration, which only its owner writes:
+    ``epsilon=2.0 delta=1e-5 num-examples=5000 state-dir="/var/lib/guard"``, and optionally ``data``, ``budget-file``,
+    ``allow`` and, for an app whose DP training the guard cannot see, ``noise-multiplier``, ``sampling-rate`` and
+    ``steps`` of a training message. If it sets ``epsilon``, those of the app's code are ignored.
+
+    Args:
+        terms: arguments of :class:`~coterie.guard.terms.Terms` for nodes without their own, such as simulated ones.
+    """
+
+    def __init__(self, **terms: Any) -> None:
+        self._defaults = terms
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer a message by the app, within the terms of the site; every failure is the same error reply."""
+        try:
+            terms = Terms.of_node(context.node_config, self._defaults)
+            content = _answered(message, context, call_next, terms)
+        except (Exception, SystemExit) as error:
+            own = isinstance(error, GuardError | ClientError)
+            log(WARNING, "guard: %s: %s", type(error).__name__, error, exc_info=None if own else error)
+            refusal = Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=REFUSAL)
+            return Message(refusal, reply_to=message)
+        return Message(content, reply_to=message)
+
+
+def _answered(message: Message, context: Context, call_next: ClientAppCallable, terms: Terms) -> RecordDict:
+    kind = message.metadata.message_type
+    if kind.partition(".")[0] == _TRAIN:
+        return _trained(message, context, call_next, terms)
+    if kind not in terms.allow:
+        raise GuardError(f"{printable(kind)} is not allowed; to allow it, list it under allow")
+    reply = _reply(call_next(message, context))
+    report = Report(terms.num_examples, Counter(), terms.declared is None, tuple(sorted(terms.allow)))
+    return RecordDict({**_metrics(reply, terms), GUARD: report.record()})
+
+
+def _trained(message: Message, context: Context, call_next: ClientAppCallable, terms: Terms) -> RecordDict:
+    from coterie.guard.training import Watch, watched  # imports PyTorch
+
+    received = _arrays(message.content)
+    details = {"run": str(context.run_id), "num_examples": terms.num_examples, "allow": sorted(terms.allow)}
+
+    def charge(events: Counter[Event]) -> None:
+        _charge(terms, events, {**details, "verified": terms.declared is None})
+
+    if terms.declared is not None:
+        charge(terms.declared.events())
+        reply = _reply(call_next(message, context))
+        events, arrays = terms.declared.events(), _like(_arrays(reply), received)
+    else:
+        watch = Watch(received, terms.num_examples, charge)
+        with watched(watch):
+            reply = _reply(call_next(message, context))
+        events, arrays = watch.events, watch.released()
+        if not _equal(_like(_arrays(reply), received), arrays):
+            raise GuardError("the arrays of the reply are not those that private training produced")
+    (name,) = reply.array_records
+    report = Report(terms.num_examples, events, terms.declared is None, tuple(sorted(terms.allow)))
+    record = ArrayRecord({key: Array(np.ascontiguousarray(values)) for key, values in arrays.items()})
+    return RecordDict({name: record, **_metrics(reply, terms), GUARD: report.record()})
+
+
+def _charge(terms: Terms, events: Counter[Event], details: Mapping[str, Any]) -> None:
+    """Charge the site's ledger, one process at a time.
+
+    Raises:
+        ClientError: the budget does not allow it, or the ledger cannot be used.
+    """
+    folder = Path(terms.state_dir)
+    budget = (terms.epsilon, terms.delta)
+    client = Client(terms.client_id, terms.state_dir, budget, data=terms.data, budget_file=terms.budget_file)
+    private_folder(folder)
+    path = budget_path(client, folder) or folder / f"client-{client.client_id}.ledger.jsonl"
+    private_folder(path.parent)
+    with _locked(path.with_name(path.name + ".lock")):
+        spend(client, folder, None, 0, events, guard=dict(details))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open_private(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _reply(reply: Message) -> RecordDict:
+    if reply.has_error():
+        raise GuardError(f"the app replies with an error: {printable(reply.error.reason)}")
+    return reply.content
+
+
+def _arrays(content: RecordDict) -> Arrays:
+    """The arrays of a message or a reply, which must be in one record."""
+    if len(content.array_records) != 1:
+        raise GuardError(f"expected one ArrayRecord, not {len(content.array_records)}")
+    (record,) = content.array_records.values()
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def _like(arrays: Arrays, received: Arrays) -> Arrays:
+    """The arrays of a reply in the order of the message.
+
+    Raises:
+        GuardError: a name, shape or type differs, or a value is not finite.
+    """
+    if set(arrays) != set(received):
+        raise GuardError("the reply has other arrays than the message")
+    for name, values in received.items():
+        if (arrays[name].shape, arrays[name].dtype) != (values.shape, values.dtype):
+            raise GuardError(f"array {printable(name)!r} of the reply has another shape or type than in the message")
+        if not np.isfinite(arrays[name]).all():
+            raise GuardError(f"array {printable(name)!r} of the reply is not finite")
+    return {name: arrays[name] for name in received}
+
+
+def _equal(one: Arrays, other: Arrays) -> bool:
+    return all(np.array_equal(values, other[name]) for name, values in one.items())
+
+
+def _metrics(reply: RecordDict, terms: Terms) -> dict[str, MetricRecord]:
+    """The metrics that may leave: the public number of records, and those that the owner allows."""
+    found = {}
+    for key, record in reply.metric_records.items():
+        known: dict[str, Any] = {name: value for name, value in record.items() if name in terms.allow}
+        known |= {name: terms.num_examples for name in record if name in _EXAMPLES}
+        found[key] = MetricRecord(known)
+    return found

@@ -1,0 +1,182 @@
+"""The ServerApp of a guarded run: its ledger, by site, its budget and its certificate."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from functools import lru_cache
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import make_message
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+from coterie.files import private_folder, write_atomic
+from coterie.guard.certificate import certificate
+from coterie.guard.report import GUARD, Report
+from coterie.guard.terms import GuardError
+from coterie.privacy import ClientLedger, Event, epsilon
+from coterie.privacy.accounting import SLACK, check_delta
+from coterie.privacy.ledger import count_events
+
+_TRAIN = "train"
+_LEDGER, _CERTIFICATE = "ledger.jsonl", "guard.json"
+
+
+class GuardedServerApp(ServerApp):
+    """A ServerApp whose run has a ledger, a budget and a certificate: use it in place of ``ServerApp``.
+
+    Replies that are not from a guarded site do not reach the app. A site that has spent the budget of the run is sent
+    no more training messages; its own budget, which counts all runs, is at the site and not known here.
+
+    Args:
+        args: of ``ServerApp``.
+        epsilon: budget of the run for each site; inf: none.
+        delta: at which epsilon is stated.
+        out: folder for ``ledger.jsonl`` and ``guard.json``; empty: ``guard-RUN`` in COTERIE_RUNS or ~/coterie-runs.
+        kwargs: of ``ServerApp``.
+    """
+
+    def __init__(
+        self, *args: Any, epsilon: float = math.inf, delta: float, out: str | Path = "", **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if not epsilon > 0:
+            raise GuardError(f"epsilon must be positive, not {epsilon}")
+        check_delta(delta)
+        self._epsilon, self._delta, self._out = epsilon, delta, out
+
+    def __call__(self, grid: Grid, context: Context) -> None:
+        """Run the app, and write the certificate whatever happens."""
+        runs = Path(os.environ.get("COTERIE_RUNS") or Path.home() / "coterie-runs")
+        folder = Path(self._out) if self._out else runs / f"guard-{context.run_id}"
+        private_folder(folder)
+        run = RunLedger(folder, self._epsilon, self._delta, str(context.run_id))
+        try:
+            super().__call__(GuardedGrid(grid, run), context)
+        finally:
+            run.close()
+            document = certificate(folder / _LEDGER)
+            write_atomic(folder / _CERTIFICATE, (json.dumps(document, indent=2) + "\n").encode())
+            log(INFO, "guard: epsilon %s at delta %g; certificate %s", document["epsilon"], self._delta, folder)
+
+
+class RunLedger:
+    """Charges of a run by site, in ``ledger.jsonl``.
+
+    Raises:
+        LedgerError: the folder is in use, or has the ledger of another run.
+    """
+
+    def __init__(self, folder: Path, budget: float, delta: float, run: str) -> None:
+        about = {"guard": "run", "run": run}
+        self._ledger = ClientLedger(delta, budget, folder / _LEDGER, about=about)
+        self._events: dict[int, Counter[Event]] = defaultdict(Counter)
+        self._latest: dict[int, Counter[Event]] = {}
+        self._messages: Counter[int] = Counter()
+        for charge in self._ledger.charges:
+            self._events[int(charge["guard"]["site"])] += count_events([charge])
+
+    def allows(self, site: int) -> bool:
+        """Whether one more message like the latest one of the site fits the budget of the run."""
+        events = self._events[site] + self._latest.get(site, Counter())
+        budget = self._ledger.budget * SLACK
+        return any(_cost(frozenset(events.items()), self._ledger.delta, name) <= budget for name in ("rdp", "pld"))
+
+    def record(self, site: int, report: Report) -> None:
+        """Add the events of a reply, and sync them to disk."""
+        self._messages[site] += 1
+        details = {
+            "site": str(site),
+            "num_examples": report.num_examples,
+            "verified": report.verified,
+            "allow": list(report.allow),
+        }
+        self._ledger.record(self._messages[site], report.events, guard=details)
+        self._events[site] += report.events
+        if report.events:
+            self._latest[site] = report.events
+
+    def close(self) -> None:
+        """Release the file."""
+        self._ledger.close()
+
+
+@lru_cache(maxsize=1024)
+def _cost(events: frozenset[tuple[Event, int]], delta: float, accountant: str) -> float:
+    return epsilon(dict(events), delta, accountant)
+
+
+class GuardedGrid(Grid):
+    """A grid that records what guarded sites report, and keeps other replies from the app."""
+
+    def __init__(self, grid: Grid, run: RunLedger) -> None:
+        self._grid, self._run = grid, run
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """See Flower's Grid."""
+        allowed = self._allowed(messages)
+        return [self._seen(reply) for reply in self._grid.send_and_receive(allowed, timeout=timeout)]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """See Flower's Grid."""
+        return self._grid.push_messages(self._allowed(messages))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """See Flower's Grid."""
+        return [self._seen(reply) for reply in self._grid.pull_messages(message_ids)]
+
+    def _allowed(self, messages: Iterable[Message]) -> list[Message]:
+        found = []
+        for message in messages:
+            site = message.metadata.dst_node_id
+            trains = message.metadata.message_type.partition(".")[0] == _TRAIN
+            if trains and not self._run.allows(site):
+                log(WARNING, "guard: site %s has spent the budget of the run and is left out", site)
+            else:
+                found.append(message)
+        return found
+
+    def _seen(self, reply: Message) -> Message:
+        if reply.has_error():
+            return reply
+        site = reply.metadata.src_node_id
+        try:
+            self._run.record(site, Report.parse(reply.content.get(GUARD)))
+        except GuardError as error:
+            log(WARNING, "guard: a reply of site %s is left out: %s", site, error)
+            return _refused(reply)
+        del reply.content[GUARD]
+        return reply
+
+    def get_node_ids(self) -> Iterable[int]:
+        """See Flower's Grid."""
+        return self._grid.get_node_ids()
+
+    def set_run(self, run: Any) -> None:
+        """See Flower's Grid."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """See Flower's Grid."""
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """See Flower's Grid."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+
+def _refused(reply: Message) -> Message:
+    """Return an error in place of a reply."""
+    error = Error(ErrorCode.MOD_FAILED_PRECONDITION, "the reply is not from a guarded site")
+    return make_message(metadata=reply.metadata, error=error)

@@ -1,0 +1,140 @@
+"""The terms of a site: budget, public size of its data, and what may leave beside what the budget covers."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.privacy import Event, PrivacyError
+
+#: Key of a node configuration that makes it, and not the app, the source of all terms.
+_BUDGET = "epsilon"
+# Names of terms in a node configuration.
+_NODE = {"epsilon": float, "delta": float, "num-examples": int, "state-dir": str, "data": str, "budget-file": str}
+_DECLARED = {"noise-multiplier": float, "sampling-rate": float, "steps": int}
+_MAX_EXAMPLES = 10**9
+_MAX_STEPS = 10**6
+
+
+class GuardError(RuntimeError):
+    """The guard refuses a request or a reply; the reason is for the site's own log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """DP training that the guard cannot see, as its owner declares it: what one training message executes.
+
+    Attributes:
+        noise_multiplier: z, noise standard deviation / L2 sensitivity of a step.
+        sampling_rate: probability with which each record is in a batch.
+        steps: noisy gradient steps of a message.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        if type(self.steps) is not int or not 1 <= self.steps <= _MAX_STEPS:
+            raise GuardError(f"steps must be an integer from 1 to {_MAX_STEPS:,}, not {self.steps!r}")
+        try:
+            self.events()
+        except PrivacyError as error:
+            raise GuardError(str(error)) from None
+
+    def events(self) -> Counter[Event]:
+        """The events of one training message."""
+        return Counter({Event(self.sampling_rate, self.noise_multiplier): self.steps})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Terms of a site.
+
+    Attributes:
+        epsilon: budget of the site's data over all apps and runs.
+        delta: of the budget; at most 1 / num_examples.
+        num_examples: N, a public number of the site's records. It sets sampling rates and steps, and replaces the true
+            number in replies.
+        state_dir: folder for ledgers, an absolute path.
+        data: absolute path of the site's data; the ledger is then beside them, as that of Coterie's own ClientApp.
+        budget_file: absolute path of the ledger, if it is somewhere else.
+        allow: further message types and names of metrics that may leave the site, although no budget covers them.
+        declared: DP training that the guard cannot see; None: the app trains with Opacus.
+        client_id: number of the site, which names its ledger in ``state_dir``.
+
+    Raises:
+        GuardError: a term is missing or out of range.
+    """
+
+    epsilon: float
+    delta: float
+    num_examples: int
+    state_dir: str
+    data: str | None = None
+    budget_file: str | None = None
+    allow: frozenset[str] = frozenset()
+    declared: Declared | None = None
+    client_id: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < math.inf:
+            raise GuardError(f"epsilon must be positive and finite, not {self.epsilon}")
+        if type(self.num_examples) is not int or not 1 <= self.num_examples <= _MAX_EXAMPLES:
+            raise GuardError(f"num-examples must be an integer from 1 to {_MAX_EXAMPLES:,}, not {self.num_examples!r}")
+        if not 0 < self.delta < 1 or self.delta > 1 / self.num_examples:
+            raise GuardError(f"delta must be positive, below 1 and at most 1 / num-examples, not {self.delta}")
+        for name, path in (("state-dir", self.state_dir), ("data", self.data), ("budget-file", self.budget_file)):
+            if path is not None and not os.path.isabs(path):
+                raise GuardError(f"{name} must be an absolute path, not {path!r}")
+
+    @classmethod
+    def of_node(cls, node: Mapping[str, Any], defaults: Mapping[str, Any]) -> Terms:
+        """Return the terms of a node.
+
+        Args:
+            node: its configuration, which its owner writes. If it sets ``epsilon``, all terms are from it.
+            defaults: terms in the app's code, for simulations.
+
+        Raises:
+            GuardError: a term is missing, of another type or out of range.
+        """
+        number = _number(node.get("client-id", node.get("partition-id", 0)), int, "client-id")
+        values: dict[str, Any] = dict(defaults)
+        if _BUDGET in node:
+            values = _stated(_NODE, node)
+            values["allow"] = str(node.get("allow", "")).split()
+            stated = {
+                key.replace("-", "_"): _number(node[key], kind, key) for key, kind in _DECLARED.items() if key in node
+            }
+            if stated:
+                values["declared"] = _declared(stated)
+        for name in ("state_dir", "data", "budget_file"):
+            if values.get(name) is not None:
+                values[name] = os.path.expanduser(str(values[name]))
+        values["allow"] = frozenset(values.get("allow", ()))
+        missing = [name for name in ("epsilon", "delta", "num_examples", "state_dir") if values.get(name) is None]
+        if missing:
+            raise GuardError(f"set {', '.join(name.replace('_', '-') for name in missing)} in the node configuration")
+        return cls(**values, client_id=number)
+
+
+def _stated(kinds: Mapping[str, type], node: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("-", "_"): _number(node[name], kind, name) for name, kind in kinds.items() if name in node}
+
+
+def _number(value: Any, kind: type, name: str) -> Any:
+    try:
+        return kind(value)
+    except (TypeError, ValueError, OverflowError):
+        raise GuardError(f"{name} = {value!r} in the node configuration: must be a {kind.__name__}") from None
+
+
+def _declared(stated: Mapping[str, Any]) -> Declared:
+    if len(stated) != len(_DECLARED):
+        raise GuardError(f"set all or none of {', '.join(_DECLARED)} in the node configuration")
+    return Declared(**stated)

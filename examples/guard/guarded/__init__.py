@@ -1,0 +1,1 @@
+"""The same app with the guard."""
