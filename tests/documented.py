@@ -1,5 +1,6 @@
 """Commands that a page of the documentation shows, in order."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -29,3 +30,11 @@ def commands_of(page):
             if command.strip():
                 found.append(command)
     return found
+
+
+def hook(name):
+    """A module of docs/hooks, which make pages of the site."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "hooks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

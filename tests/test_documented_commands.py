@@ -1,6 +1,5 @@
 """Commands of README and docs: each runs with small settings, or a test that is named here runs its kind."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -9,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from documented import ROOT, commands_of
+from documented import ROOT, commands_of, hook
 
 from coterie.methods import STRATEGIES
 
@@ -24,14 +23,6 @@ PAGES = [
     *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in IN_ORDER),
 ]
 _COMMAND = re.compile(r"^ {4}(?:\$ )?(coterie (?:.*\\\n)*.*)$", re.MULTILINE)
-
-
-def hook(name):
-    """A module that writes pages of the site."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "hooks" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def commands():

@@ -1,6 +1,6 @@
 """The documentation: the site builds without warnings and loads nothing from elsewhere; links are right on GitHub."""
 
-import importlib.util
+import importlib
 import os
 import re
 import subprocess
@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import odds
 import pytest
-from documented import ROOT
+from documented import ROOT, hook
 
 from coterie.methods import STRATEGIES
 
@@ -66,6 +66,19 @@ def test_the_site_loads_nothing_from_elsewhere(site):
 
 
 @pytest.mark.slow
+def test_commands_in_lists_are_code(site):
+    text = (site / "deployment.html").read_text()
+    assert "docker compose build superlink\ndocker compose up --detach --wait\n" in text
+    assert not re.search(r"^\d\. ", text, re.MULTILINE), "a list ended early"
+
+
+def test_lists_are_indented_for_the_site():
+    source = "1. a\n   b\n\n       code\n\n   c\n2. d\n   - e\n     f\n3. g\n\nh\n\n    - code\n"
+    wanted = "1. a\n    b\n\n        code\n\n    c\n\n2. d\n    - e\n        f\n3. g\n\nh\n\n    - code"
+    assert hook("links").indented(source) == wanted
+
+
+@pytest.mark.slow
 def test_every_method_has_a_page(site):
     for name, method in STRATEGIES.items():
         text = (site / "strategies" / f"{name}.html").read_text()
@@ -79,9 +92,7 @@ def test_every_method_has_a_page(site):
 
 @pytest.mark.slow
 def test_the_reference_has_every_public_name(site):
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "hooks" / "reference.py")
-    reference = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reference)
+    reference = hook("reference")
     assert {"coterie", "coterie.privacy", "coterie.strategies"} < set(reference.packages())
     for package in reference.packages():
         text = (site / "reference" / f"{package}.html").read_text()

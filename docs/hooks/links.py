@@ -1,4 +1,4 @@
-"""Pages of the repository outside docs/ become pages of the site, and links to them lead there."""
+"""Files outside docs/ become pages of the site, links to them lead there, and lists look as on GitHub."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -15,6 +15,7 @@ PAGES = {
     "SECURITY.md": "security.md",
 }
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_ITEM = re.compile(r"(?:[-*]|\d+\.) +")
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):(?=<code>)")
 
 
@@ -36,7 +37,32 @@ def on_page_markdown(markdown, page, config, files):
             return link[1]
         return f"[{link[1]}]({relpath(inside, PurePosixPath(page.file.src_uri).parent)}{link[3] or ''})"
 
-    return _LINK.sub(moved, markdown)
+    return _LINK.sub(moved, indented(markdown))
+
+
+def indented(markdown):
+    """What belongs to an item of a list, by four spaces, as Python-Markdown requires; GitHub asks for two or three.
+
+    An item after one of several paragraphs is preceded by an empty line.
+    """
+    levels, fence, apart, lines = [], False, False, []
+    for line in markdown.splitlines():
+        text = line.lstrip()
+        indent = len(line) - len(text)
+        while text and levels and indent < levels[-1] and not fence:
+            levels.pop()
+        inner = indent - (levels[-1] if levels else 0)
+        marker = _ITEM.match(text) if inner < 4 and not fence else None
+        if marker:
+            if apart and lines and lines[-1]:
+                lines.append("")
+            apart = False
+        lines.append(" " * (4 * len(levels) + max(inner, 0)) + text if text else "")
+        apart |= not text
+        fence ^= text.startswith("```")
+        if marker:
+            levels.append(indent + len(marker[0]))
+    return "\n".join(lines)
 
 
 def on_page_content(html, page, config, files):
