@@ -113,13 +113,19 @@ def setting(
     Args:
         default: default value; None if it depends on other settings.
         help: one-line description.
-        at_least, above, at_most, below: bounds of a number.
+        at_least: smallest value of a number.
+        above: the same, excluded.
+        at_most: largest value of a number.
+        below: the same, excluded.
         choices: allowed values of a string.
         custom: kind of the objects of users that are allowed as well, a key of :data:`coterie.plugins.GROUPS`; empty:
             none.
         allowed: description of the allowed values; by default derived from bounds and choices.
         check: returns whether a text, or a number within the bounds, is allowed.
-        tuned, client, place, only: see :class:`Setting`.
+        tuned: whether it is usually tuned on results.
+        client: whether clients receive it.
+        place: whether it may change when a run is resumed.
+        only: see :class:`Setting`.
     """
     names = tuple(choices)
 

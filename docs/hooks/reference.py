@@ -8,11 +8,22 @@ from mkdocs.structure.files import File
 
 import coterie
 
+#: Modules whose names are public although they list none in ``__all__``.
+MODULES = ("coterie.inference", "coterie.messages", "coterie.methods", "coterie.model_card", "coterie.settings")
+
 
 def packages():
-    """Packages and modules that export names, sorted; the package itself first."""
+    """Packages and modules with public names, sorted; the package itself first."""
     names = ["coterie", *(f"coterie.{each.name}" for each in iter_modules(coterie.__path__))]
-    return [name for name in names if getattr(importlib.import_module(name), "__all__", None)]
+    return [name for name in names if exports(importlib.import_module(name))]
+
+
+def exports(module):
+    """Names that a module declares public; of MODULES, those that it defines."""
+    if module.__name__ in MODULES:
+        values = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+        return [name for name, value in values.items() if getattr(value, "__module__", None) == module.__name__]
+    return getattr(module, "__all__", [])
 
 
 def on_config(config):
@@ -41,7 +52,7 @@ def on_files(files, config):
 def page(module):
     """Every exported name: classes and functions with their docstrings, then constants and types."""
     parts, others = [f"# `{module.__name__}`", inspect.getdoc(module).replace("``", "`")], []
-    for name in sorted(module.__all__, key=str.lower):
+    for name in sorted(exports(module), key=str.lower):
         value = getattr(module, name)
         if not documented(value):
             others.append(f"| `{name}` | {described(value)} |")
@@ -62,8 +73,8 @@ def documented(value):
 def owner_of(value):
     """The package that documents a class or function: of those that export it, the one that defines it."""
     modules = [importlib.import_module(name) for name in packages()]
-    exports = [each.__name__ for each in modules if any(getattr(each, name) is value for name in each.__all__)]
-    return max(exports, key=lambda name: (f"{value.__module__}.".startswith(f"{name}."), len(name)))
+    owners = [each.__name__ for each in modules if any(getattr(each, name) is value for name in exports(each))]
+    return max(owners, key=lambda name: (f"{value.__module__}.".startswith(f"{name}."), len(name)))
 
 
 def described(value):
