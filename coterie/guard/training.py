@@ -177,12 +177,14 @@ class GuardedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._records = 0
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take a step with parameters that only this optimizer has changed."""
         self._watch.check_unchanged()
         result: float | None = super().step(closure)
         self._watch.remember()
         return result
 
     def clip_and_accumulate(self) -> None:
+        """Add the gradients of the records, each clipped; those that are not finite count as zero."""
         clip_norm = float(self.max_grad_norm)
         check_clip_norm(clip_norm)
         samples = self.grad_samples
@@ -197,6 +199,7 @@ class GuardedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._records += len(samples[0])
 
     def add_noise(self) -> None:
+        """Charge the batch, then add noise at unit scale and multiply by the clipping norm."""
         noise, records, self._records = float(self.noise_multiplier), self._records, 0
         self._watch.use_batch(records, noise)
         for parameter in self.params:
