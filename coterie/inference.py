@@ -224,8 +224,8 @@ def load(run: str | Path, *, site: int | None = None, trust_code: bool = False) 
         run: a run folder, or a folder with its model files only.
         site: client whose personal layers complete the models, for methods that have them (FedPer). Their state must
             be in the run folder, as after a simulation.
-        trust_code: import the module of a network given as ``module:function``. The name is taken from the model file:
-            allow it for files of a source that you trust.
+        trust_code: import a network or features given as ``module:function`` or by an entry point. The name is taken
+            from the model file: allow it for files of a source that you trust.
 
     Raises:
         InferenceError: there are no models, or a file is damaged or does not fit its card.
@@ -237,11 +237,13 @@ def load(run: str | Path, *, site: int | None = None, trust_code: bool = False) 
     expected = cards[0].clusters if cards[0].encoder is None else 1
     if [card.cluster for card in cards] != list(range(expected)):
         raise InferenceError(f"{files[0].parent} does not contain the models of all {expected} clusters")
-    if not trust_code and ":" in cards[0].model:
-        raise InferenceError(
-            f"the network is {cards[0].model}, from a Python module: allow its import with --trust-code "
-            "(trust_code=True) if you trust the source of these files"
-        )
+    for card in cards:
+        foreign = sorted({card.model} - networks.MODELS.keys() | {card.features} - networks.FEATURES.keys())
+        if foreign and not trust_code:
+            raise InferenceError(
+                f"the models need code that is not Coterie's: {', '.join(map(repr, foreign))}; allow its import with "
+                "--trust-code (trust_code=True) if you trust the source of these files"
+            )
     modules = []
     for file, (card, tensors) in zip(files, found, strict=True):
         try:

@@ -12,7 +12,8 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,6 +23,9 @@ FIELDS = ("run", "round", "rounds", "client", "node", "epsilon", "accuracy", "re
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TEXT = re.compile(r"(?P<level>[A-Z]+) [-0-9:, ]*: +(?P<message>.*)")
 _PROGRESS = re.compile(r"progress (?P<json>\{.*\})")
+_NUMBERS = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?")
+# Kinds of warnings that are counted.
+_MAX_KINDS = 1000
 _TOTAL = re.compile(r"(?P<dropped>[0-9]+) replies were dropped")
 
 
@@ -79,6 +83,42 @@ def install(**known: object) -> None:
             handler.setLevel(other.level)
             logger.removeHandler(other)
     logger.addHandler(handler)
+
+
+class _FirstOfEach(logging.Filter):
+    """Passes the first of the warnings that differ in numbers only, and counts the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+        self.first: dict[str, str] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is new; more than a number of kinds are passed, since clients choose their text."""
+        if record.levelno < logging.WARNING:
+            return True
+        text = record.getMessage()
+        kind = _NUMBERS.sub("#", text)
+        if kind in self.counts:
+            self.counts[kind] += 1
+            return False
+        if len(self.counts) < _MAX_KINDS:
+            self.counts[kind], self.first[kind] = 0, text
+        return True
+
+
+@contextmanager
+def collapsed_warnings() -> Iterator[None]:
+    """Log warnings of Flower's logger that differ in numbers only once, and how many more there were at the end."""
+    logger, repeated = logging.getLogger("flwr"), _FirstOfEach()
+    logger.addFilter(repeated)
+    try:
+        yield
+    finally:
+        logger.removeFilter(repeated)
+        for kind, count in repeated.counts.items():
+            if count:
+                logger.warning("%s more like: %s", count, repeated.first[kind])
 
 
 def round_line(line: Mapping[str, Any], rounds: int) -> tuple[str, dict[str, Any]]:

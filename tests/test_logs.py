@@ -157,3 +157,42 @@ def test_a_client_that_logs_needs_nothing_for_it():
 def test_fields_are_no_attributes_of_records():
     assert not set(logs.FIELDS) & logging.makeLogRecord({}).__dict__.keys()
     assert json.loads(logs.JsonFormatter().format(logging.makeLogRecord({"msg": "x"})))["message"] == "x"
+
+
+def test_warnings_that_differ_in_numbers_come_once_with_a_count(flower):
+    written = flower.handlers[0].stream
+    with logs.collapsed_warnings():
+        for client in range(5):
+            flower.warning("client %s failed: epsilon 1%s.25e-3", client, client)
+        flower.warning("the budget is spent")
+        for _ in range(3):
+            flower.info("round")
+    text = written.getvalue()
+    assert text.count("failed") == 2
+    assert "client 0 failed" in text
+    assert "4 more like: client 0 failed: epsilon 10.25e-3" in text
+    assert text.count("the budget is spent") == 1
+    assert text.count("round") == 3
+    flower.warning("client 6 failed: epsilon 1")
+    assert "client 6 failed" in written.getvalue()  # outside
+
+
+def test_the_memory_of_warnings_is_bounded_though_clients_choose_their_text(flower):
+    with logs.collapsed_warnings():
+        (repeated,) = (each for each in flower.filters if hasattr(each, "counts"))
+        for number in range(1500):
+            flower.warning("x" * (number + 1))
+        assert len(repeated.counts) == len(repeated.first) == 1000
+    assert flower.handlers[0].stream.getvalue().count("\n") == 1500
+
+
+def test_importing_opacus_does_not_repeat_each_line_of_a_run(tmp_path):
+    """Opacus configures the root logger when it is imported."""
+    program = (
+        "from coterie.cli.run import _open; "
+        "_open({'rounds': 2, 'clients': 20, 'out': 'here'}, 'local').close(); "
+        "import opacus, logging; from flwr.common.logger import log; log(logging.WARNING, 'once')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("once") == 1

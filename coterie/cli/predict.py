@@ -25,7 +25,7 @@ _File = Annotated[
 ]
 _Site = Annotated[int | None, typer.Option(metavar="N", help="Use the model of this client of the run.")]
 _Trust = Annotated[
-    bool, typer.Option("--trust-code", help="Import the Python module that a model file names as its network.")
+    bool, typer.Option("--trust-code", help="Import code that a model file names, such as module:function.")
 ]
 
 

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
 
 if TYPE_CHECKING:
+    from coterie.datasets import Federation, OwnFederation
     from coterie.server import RunConfig, RunFolder
 
 _INTERRUPTED = 130
@@ -131,8 +133,7 @@ def run(
     if keys:
         _list_keys(as_json)
         return
-    from coterie.settings import ConfigError
-
+    began = time.monotonic()
     options = {
         "strategy": strategy,
         "dataset": dataset,
@@ -151,29 +152,34 @@ def run(
     given = {
         key: value if isinstance(value, int) else str(value) for key, value in options.items() if value is not None
     }
-    if engine not in ("local", "ray"):
-        raise ConfigError(f"--engine {engine}: must be local or ray")
     console = console_for(as_json)
     with console.status("preparing the run"):  # imports take seconds
         folder = _open(settings_of(config, assignments, given), engine)
-    _run(folder, engine, as_json, console)
+    _run(folder, engine, as_json, console, began)
 
 
 def _open(values: Mapping[str, Any], engine: str) -> RunFolder:
+    from coterie.settings import ConfigError
+
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"--engine {engine}: must be local or ray")
     from coterie.server.app import open_folder
 
     logging.getLogger("flwr").setLevel(logging.WARNING)  # importing Flower sets it to INFO
+    logging.getLogger().addHandler(logging.NullHandler())  # or importing Opacus makes the root logger repeat each line
     return open_folder(values, Path("runs"), check=lambda config: _ready(config, engine))
 
 
-def _run(folder: RunFolder, engine: str, as_json: bool, console: Console) -> None:
+def _run(folder: RunFolder, engine: str, as_json: bool, console: Console, began: float) -> None:
+    from coterie.logs import collapsed_warnings
     from coterie.server.app import report_on_exit
 
+    folder.started(began)
     try:
         for warning in folder.config.warnings():
             console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
         console.print(_headline(folder), soft_wrap=True)
-        with report_on_exit(folder) as page, _progress(folder, console):
+        with report_on_exit(folder) as page, _progress(folder, console), collapsed_warnings():
             result = _execute(folder, engine)
     except KeyboardInterrupt:
         print(f"interrupted; continue with: coterie run --resume --out {folder.path}", file=sys.stderr)
@@ -205,11 +211,23 @@ def _ready(config: RunConfig, engine: str) -> None:
     if config.data.dataset == OWN_DATA:
         for client in range(data.clients):
             data.shard(client)
+    if config.privacy.privacy_unit == "record" and config.method.produces == "models":
+        _check_per_record(config, data)
     if config.training.device == "cuda":
         import torch
 
         if not torch.cuda.is_available():
             raise ConfigError("device = 'cuda': PyTorch finds no GPU on this machine; use auto or cpu")
+
+
+def _check_per_record(config: RunConfig, data: Federation | OwnFederation) -> None:
+    """Check that the network of a user supports DP-SGD; Coterie's own are known to."""
+    from coterie.models import MODELS, build
+
+    if config.training.model not in MODELS:
+        from coterie.client.dpsgd import check_supported
+
+        check_supported(build(config.training.model, *config.examples), data)
 
 
 def _execute(folder: Any, engine: str) -> dict[str, Any]:

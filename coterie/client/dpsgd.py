@@ -36,7 +36,7 @@ from coterie.client.ghost import GhostClipping, clip_factors, clipped_sums, supp
 from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.sgd import example_loss
 from coterie.client.training import padded
-from coterie.datasets import Shard
+from coterie.datasets import Federation, OwnFederation, Shard
 from coterie.messages import Layout
 from coterie.models import ModelError
 from coterie.privacy import check_clip_norm, gaussian
@@ -52,6 +52,19 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 _MAX_RECORDS = 256
 # Numbers in a float64 copy: 4 MB, which the allocator reuses. Copies of 32 MB take up to 5 times as long.
 _MAX_NUMBERS = 2**19
+
+
+def check_supported(model: nn.Module, data: Federation | OwnFederation) -> None:
+    """Check on random records of the data's kind that a network supports DP-SGD; the data are not read.
+
+    Raises:
+        ModelError: its per-record gradients are not supported.
+    """
+    if is_linear_chain(model, len(data.input_shape)):
+        return
+    x_dtype = torch.int64 if data.kind == "tokens" else torch.float32
+    y_dtype = torch.int64 if data.num_classes else torch.float32
+    _clipper(model, "cpu", torch.Size(data.input_shape), x_dtype, y_dtype, example_loss, ghost=True)
 
 
 @dataclass(frozen=True)

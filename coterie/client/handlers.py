@@ -178,7 +178,7 @@ def _assign(models: Vectors, labels: Labels, updates: Vectors, clip: float) -> t
 
 def evaluate(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
     """Return the accuracy of each client's model, chosen on its training data or assigned, on held-out data."""
-    if any(client.budget and not client.diagnostics for client in clients):
+    if not all(client.evaluates for client in clients):
         return [ClientError(_EVALUATION_NOT_COVERED)] * len(clients)
     cohort = Cohort.of(EVALUATE, content, clients)
     labels = cohort.choose()

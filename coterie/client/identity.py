@@ -38,7 +38,18 @@ class Client:
         """Whether the client is deployed on its own machine, and validates requests."""
         return self.folder is not None
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether the client accepts requests for evaluation, which no budget of its own covers."""
+        return self.budget is None or self.diagnostics
+
 
 def identity_reply(client: Client) -> RecordDict:
-    """Return the reply to an identity request: client id, and whether repeated requests return the cached reply."""
-    return RecordDict({REPLY: ConfigRecord({"client-id": client.client_id, "repeats": bool(client.folder)})})
+    """Return the reply to an identity request.
+
+    It holds the client id, whether repeated requests return the cached reply, and whether requests for evaluation are
+    accepted.
+    """
+    about = ConfigRecord({"client-id": client.client_id, "repeats": bool(client.folder)})
+    about["evaluates"] = client.evaluates
+    return RecordDict({REPLY: about})

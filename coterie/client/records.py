@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from coterie.client.budget import charge
-from coterie.client.dpsgd import DPSGD
+from coterie.client.dpsgd import DPSGD, check_supported
 from coterie.client.dpsgd import train_privately as by_dpsgd
 from coterie.client.identity import Client
 from coterie.client.layers import Vectors
@@ -25,7 +25,8 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
         (n,) index of the model that each client trained, (n, d) updates, and errors: None for clients that trained.
     """
     task, clients = cohort.task, cohort.clients
-    layout = cohort.layers.whole  # first: a network that cannot be built fails before the charge
+    layout = cohort.layers.whole  # first: a network that cannot be built or trained fails before the charge
+    check_supported(task.network, task.federation)
     streams = Streams(task.seed)
     chosen = np.zeros(len(clients), np.int64)
     refusals: list[ClientError | None] = [None] * len(clients)

@@ -59,6 +59,7 @@ class Federation:
         num_groups: number of hidden groups.
         group_of: true group of each client, int64 (clients,), read-only.
         num_classes: number of classes; 0 for real targets.
+        kind: "images", "tokens" or "vectors".
         input_shape: shape of one example after the transform.
     """
 
@@ -77,7 +78,7 @@ class Federation:
         self.num_groups = int(group_of.max()) + 1
         self.group_of = group_of[: self.clients]
         self.group_of.flags.writeable = False
-        self.num_classes = source.num_classes
+        self.num_classes, self.kind = source.num_classes, source.kind
         self._source, self._split, self._shift, self._seed, self._transform = source, split, shift, seed, transform
         self._group_aside = group_of[self.clients :]
         self._shards: dict[int, Shard] = {}

@@ -134,7 +134,7 @@ class OwnFederation:
 
     Attributes:
         clients: number of clients.
-        num_groups, group_of, num_classes, input_shape: as in a `Federation`.
+        num_groups, group_of, num_classes, kind, input_shape: as in a `Federation`.
 
     Args:
         paths: data path of each client, by id.
@@ -156,7 +156,7 @@ class OwnFederation:
     ) -> None:
         if known.kind == "tokens":
             raise DataError("the run uses text, but clients' own data must be images or vectors")
-        self.clients, self.num_groups, self.num_classes = len(paths), 1, known.num_classes
+        self.clients, self.num_groups, self.num_classes, self.kind = len(paths), 1, known.num_classes, known.kind
         self.group_of = np.zeros(self.clients, np.int64)
         self._paths, self._known, self._transform = paths, known, transform
         probe = np.zeros((1, *known.shape), np.float32)

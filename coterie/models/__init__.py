@@ -1,5 +1,6 @@
 """The networks of the papers, by name, and fixed features that can precede them."""
 
+from coterie.models.checks import check_network
 from coterie.models.errors import ModelError
 from coterie.models.fixed import FEATURES, FeatureInfo, Features, deskew, features, hog, identity, pool2, random_conv
 from coterie.models.gans import GANS, GANInfo, build_gan, check_gan, gan_for
@@ -18,6 +19,7 @@ __all__ = [
     "build_gan",
     "check_gan",
     "check_kind",
+    "check_network",
     "deskew",
     "drawn",
     "features",

@@ -34,6 +34,7 @@ SERVER_KEYS = frozenset(
         "reseeded",
         "notes",
         "seconds",
+        "seconds_total",
         "messages_down",
         "messages_up",
         "bytes_down",

@@ -23,6 +23,9 @@ from coterie.rounds.context import Models, RunContext, StrategyError
 from coterie.rounds.phases import C, IntArray, Phase, R, SumsPhase
 from coterie.wire import Request, TrainRequest, digest
 
+#: Reason of every dropped reply of a certified client-level run, whose participants are secret.
+WITHHELD = "withheld under client-level privacy: see the clients' logs"
+
 
 class MessageBatch:
     """One message for each registered client: all models, or the one assigned to it.
@@ -110,9 +113,9 @@ class MessageBatch:
     def drop(self, client: int | None, reason: str) -> None:
         """Count a reply as dropped. Certified client-level runs keep a total only."""
         plan, reason = self._run.plan, printable(reason)
-        certified = plan.private and self._run.streams.secret
-        self._run.statistics.drop("reply" if certified else reason)
-        if not certified or plan.clients_keep_ledgers:  # participation is public at record level
+        withheld = plan.private and self._run.streams.secret and not plan.clients_keep_ledgers
+        self._run.statistics.drop(WITHHELD if withheld else reason)
+        if not withheld:  # participation is public at record level
             known = {"round": self.request.round, "client": client, "reason": reason}
             log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason, extra=known)
 

@@ -104,6 +104,7 @@ def run_rounds(
     models, mean, first = _starting_point(strategy, initial_arrays)
     _recalibrate(strategy, first, num_rounds)
     await_clients(strategy.registry, grid)
+    _warn_of_refused_evaluation(strategy)
     result = Result()
     last = first
 
@@ -195,6 +196,21 @@ def await_clients(registry: ClientRegistry, grid: Grid) -> None:
             "%s of %s clients are registered; the others do not participate until they register",
             len(registry.nodes),
             registry.clients,
+        )
+
+
+def _warn_of_refused_evaluation(strategy: RoundsStrategy) -> None:
+    """Warn before the first round if the run evaluates and clients have announced that they refuse."""
+    refusing, registered = strategy.registry.unevaluated, len(strategy.registry.nodes)
+    if refusing and strategy.evaluate_every:
+        some = ", ".join(map(str, sorted(refusing)[:10])) + (", ..." if len(refusing) > 10 else "")
+        log(
+            WARNING,
+            "%s of %s registered clients refuse evaluation, which their own budgets do not cover (clients %s); scores "
+            "are of the others: set evaluate = off, or diagnostics = true in their node configurations",
+            len(refusing),
+            registered,
+            some,
         )
 
 

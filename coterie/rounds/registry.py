@@ -26,6 +26,7 @@ class _Claim:
 
     client: int | None
     idempotent: bool = False
+    evaluates: bool = True
 
 
 @runtime_checkable
@@ -51,12 +52,14 @@ class ClientRegistry:
     Attributes:
         nodes: node id of every registered client that exactly one node claims.
         idempotent: clients that replay their reply to a repeated request.
+        unevaluated: clients that refuse requests for evaluation.
     """
 
     def __init__(self, clients: int, wait: float) -> None:
         self.clients, self.wait = clients, wait
         self.nodes: dict[int, int] = {}
         self.idempotent: set[int] = set()
+        self.unevaluated: set[int] = set()
         self._claims: dict[int, _Claim | None] = {}  # by node; None: no introduction yet
         self._contested: dict[int, list[int]] = {}  # client to the nodes that claim it
 
@@ -110,7 +113,7 @@ class ClientRegistry:
         record = record if isinstance(record, ConfigRecord) else ConfigRecord()
         client = record.get("client-id")
         if type(client) is int and 0 <= client < self.clients:
-            return _Claim(client, record.get("repeats") is True)
+            return _Claim(client, record.get("repeats") is True, record.get("evaluates") is not False)
         log(WARNING, "ignoring node %s: invalid client-id %s", node, printable(repr(client)))
         return _Claim(None)
 
@@ -132,5 +135,6 @@ class ClientRegistry:
                 )
         self._contested = contested
         self.nodes = {client: node for client, (node, *others) in claimed.items() if not others}
-        replay = {node for node, claim in self._claims.items() if claim is not None and claim.idempotent}
-        self.idempotent = {client for client, node in self.nodes.items() if node in replay}
+        claims = {client: self._claims[node] for client, node in self.nodes.items()}
+        self.idempotent = {client for client, claim in claims.items() if claim is not None and claim.idempotent}
+        self.unevaluated = {client for client, claim in claims.items() if claim is not None and not claim.evaluates}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,8 @@ def main(grid: Grid, context: Context) -> None:
 
     logs.install(run=str(context.run_id))
     runs = Path(os.environ.get("COTERIE_RUNS") or Path.home() / "coterie-runs")
-    folder = open_folder(context.run_config, runs, _check_engine, deployed=not isinstance(grid, InMemoryGrid))
+    deployed = not isinstance(grid, InMemoryGrid)
+    folder = open_folder(context.run_config, runs, _check_engine, deployed=deployed)
     rounds = rounds_of(folder.config)
 
     def log_metrics(line: Mapping[str, Any]) -> None:
@@ -105,7 +106,8 @@ def main(grid: Grid, context: Context) -> None:
     for warning in folder.config.warnings():
         log(WARNING, warning)
     try:
-        with report_on_exit(folder):
+        # The operator of a deployment sees when each client fails.
+        with report_on_exit(folder), nullcontext() if deployed else logs.collapsed_warnings():
             run(folder, with_retries(grid))
     finally:
         folder.close()

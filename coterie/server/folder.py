@@ -25,6 +25,7 @@ import json
 import os
 import platform
 import subprocess
+import time
 import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -92,6 +93,18 @@ class RunFolder:
         self.resumed = resumed
         self.on_metrics: Callable[[Mapping[str, Any]], None] = lambda line: None
         self.on_progress: ProgressCallback = ignore_progress
+        self._opened, self._earlier = time.monotonic(), 0.0
+        if resumed is not None and (lines := self.metrics()):
+            self._earlier = float(lines[-1].get("seconds_total", 0.0))
+
+    @property
+    def seconds_total(self) -> float:
+        """Seconds of this session and of the earlier ones of a resumed run, up to their last rounds."""
+        return self._earlier + time.monotonic() - self._opened
+
+    def started(self, moment: float) -> None:
+        """Set when this session began, by :func:`time.monotonic`; by default, when the folder was opened."""
+        self._opened = moment
 
     @classmethod
     def create(cls, path: str | Path, config: RunConfig) -> RunFolder:
@@ -180,6 +193,8 @@ class RunFolder:
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl, and exact scores to diagnostics.jsonl; then call ``on_metrics``."""
+        if "seconds" in line:
+            line = {**line, "seconds_total": self.seconds_total}
         released, exact = self.divided(line)
         if exact:  # first: a round whose metrics are there lacks no scores
             _append(self.path / _DIAGNOSTICS, exact)

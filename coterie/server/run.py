@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from collections import Counter
 from collections.abc import Mapping
 from hashlib import sha256
@@ -56,7 +55,7 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
 
 
 def _run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
-    config, started = folder.config, time.perf_counter()
+    config = folder.config
     streams = Streams(config.seed)
     strategy = make_strategy(config, folder, streams)
     models, layout = initial_models(config, streams)
@@ -82,7 +81,7 @@ def _run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     exact = _diagnostics(config, guarantee, folder, result)
     if exact is not None:
         folder.write_json("diagnostics.json", exact)
-    outcome = _result(config, guarantee, folder, result, time.perf_counter() - started)
+    outcome = _result(config, guarantee, folder, result)
     sites = _sites(strategy, len(folder.metrics()), _last_evaluation(result)[1])
     if sites:
         outcome["sites"] = [{"client": client, "cluster": sites[client]} for client in sorted(sites)]
@@ -164,6 +163,7 @@ def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Lay
     shape, classes = config.examples
     if config.method.produces == "models":
         networks.check_kind(config.training.model, config.facts.kind)
+        networks.check_network(config.training.model, shape, classes, config.facts.kind)
     rng = streams.stream("models")
 
     def draw(gan: str = "", categories: int = 0) -> dict[str, np.ndarray]:
@@ -216,9 +216,7 @@ def _diagnostics(
     return {"about": OUTSIDE, "round": last, **exact}
 
 
-def _result(
-    config: RunConfig, guarantee: dict[str, Any], folder: RunFolder, result: Result, seconds: float
-) -> dict[str, Any]:
+def _result(config: RunConfig, guarantee: dict[str, Any], folder: RunFolder, result: Result) -> dict[str, Any]:
     lines = folder.metrics()
     training = sum(line["seconds"] for line in lines)
     peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -238,7 +236,7 @@ def _result(
         "rounds": len(lines),
         **{key: sum(line[key] for line in lines) for key in _TRAFFIC if all(key in line for line in lines)},
         "charges": len(folder.ledger.charges),
-        "seconds_total": seconds,
+        "seconds_total": folder.seconds_total,
         "seconds_training": training,
         "seconds_per_round": training / len(lines) if lines else None,
         "peak_rss_mb": peak / 1024,

@@ -247,8 +247,8 @@ def test_a_finished_round_is_a_line_and_reaches_the_observer(folder, path):
 
 
 def test_what_is_not_known_to_be_released_is_a_diagnostic(folder):
-    folder.round_finished({"round": 1, "epsilon": 0.1, "seconds": 0.5, "notes": {}, "something_new": 0.25})
-    assert folder.metrics() == [{"round": 1, "epsilon": 0.1, "seconds": 0.5, "notes": {}}]
+    folder.round_finished({"round": 1, "epsilon": 0.1, "notes": {}, "something_new": 0.25})
+    assert folder.metrics() == [{"round": 1, "epsilon": 0.1, "notes": {}}]
     assert folder.diagnostics() == [{"round": 1, "something_new": 0.25}]
 
 

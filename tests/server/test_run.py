@@ -130,7 +130,8 @@ def test_a_run_leaves_its_result_certificate_and_models(tmp_path):
     rounds = lines(path, "metrics.jsonl")
     assert [line["round"] for line in rounds] == [1, 2]
     for line in rounds:
-        assert set(line) == {"round", "epsilon", "epsilon_rdp", "histogram", "reseeded", "seconds"}
+        timing = {"seconds", "seconds_total"}
+        assert set(line) == {"round", "epsilon", "epsilon_rdp", "histogram", "reseeded"} | timing
     (evaluated,) = lines(path, "diagnostics.jsonl")
     assert evaluated["round"] == 2
     assert {key: evaluated[key] for key in ("accuracy", "groups_found")} == {
@@ -349,8 +350,24 @@ def test_an_interrupted_run_resumes_to_the_very_same_models(tmp_path):
     assert_same_models(path, tmp_path / "whole")
     for line, expected in zip(lines(path, "metrics.jsonl"), lines(tmp_path / "whole", "metrics.jsonl"), strict=True):
         assert line.pop("epsilon") == pytest.approx(expected.pop("epsilon"), rel=1e-9)  # composed in another order
-        assert {**line, "seconds": 0} == {**expected, "seconds": 0}
+        untimed = {"seconds": 0, "seconds_total": 0}
+        assert line | untimed == expected | untimed
     assert lines(path, "diagnostics.jsonl") == lines(tmp_path / "whole", "diagnostics.jsonl")
+
+
+def test_the_total_time_includes_the_sessions_before(tmp_path):
+    path = tmp_path / "cut"
+    with pytest.raises(KeyboardInterrupt):
+        execute(path, {**SEEDED, **SIX}, prepare=interrupt(3))
+    written = lines(path, "metrics.jsonl")
+    totals = [line["seconds_total"] for line in written]
+    assert totals == sorted(totals)
+    assert totals[-1] >= sum(line["seconds"] for line in written)
+    written[-1]["seconds_total"] = 1000.0
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
+    outcome = execute(path, None)
+    later = [line["seconds_total"] for line in lines(path, "metrics.jsonl")][3:]
+    assert 1000 < later[0] < later[-1] <= outcome["seconds_total"] < 1100
 
 
 def test_clients_alone_resume_to_the_very_same_networks(tmp_path):

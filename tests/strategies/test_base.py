@@ -169,7 +169,32 @@ def test_a_reply_that_comes_twice_counts_once():
 def test_reasons_and_names_are_kept_where_nothing_is_certified_and_a_total_where_it_is():
     spoil = Stub(lambda client, content: [changed(content, "reply", round=9)])
     assert list(start(spoil)[1].statistics.dropped) == ["round is 9, expected 1"]
-    assert start(spoil, private(), streams=Streams())[1].statistics.dropped == {"reply": CLIENTS}
+    withheld = "withheld under client-level privacy: see the clients' logs"
+    assert start(spoil, private(), streams=Streams())[1].statistics.dropped == {withheld: CLIENTS}
+
+
+@pytest.mark.parametrize("said", [False, True, None, "no"])
+def test_a_run_whose_clients_refuse_evaluation_says_so_before_round_1(caplog, said):
+    class Reserved(Coming):
+        """Odd clients state whether they accept requests for evaluation."""
+
+        def _answers(self, questions):
+            for reply in super()._answers(questions):
+                if "update" not in reply.content and said is not None and reply.content["reply"]["client-id"] % 2:
+                    reply.content["reply"]["evaluates"] = said
+                yield reply
+
+    grid = Reserved([2, 3, 4])
+    with caplog.at_level(logging.WARNING, "flwr"):
+        start(grid, evaluate_every=1)
+    warned = [r.getMessage() for r in caplog.records if "refuse evaluation" in r.getMessage()]
+    assert [text.split(" (")[0] for text in warned] == [
+        "2 of 3 registered clients refuse evaluation, which their own budgets do not cover"
+    ] * (said is False)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "flwr"):
+        start(Reserved([2, 3, 4]), evaluate_every=0)
+    assert not [r for r in caplog.records if "refuse evaluation" in r.getMessage()]
 
 
 HOSTILE = "a\x1b[2Jb\nround 9/9: epsilon 0.001\u202e" + "c" * 100_050
