@@ -111,9 +111,15 @@ class Browser:
             path.write_bytes(content)
         return content
 
-    def pdf(self, path: Path) -> None:
-        """Print the page on A4 paper."""
-        path.write_bytes(base64.b64decode(self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69)["data"]))
+    def pdf(self, height: float = 11.69) -> bytes:
+        """Print the page on paper as wide as A4, of a height in inches; the outline of the PDF has its headings."""
+        options = {
+            "paperWidth": 8.27,
+            "paperHeight": height,
+            "generateTaggedPDF": True,
+            "generateDocumentOutline": True,
+        }
+        return base64.b64decode(self.call("Page.printToPDF", **options)["data"])
 
     def _receive(self) -> dict[str, Any]:
         deadline = time.monotonic() + _TIMEOUT

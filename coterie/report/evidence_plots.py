@@ -60,7 +60,7 @@ def distance_figure(pairs: Pairs) -> Figure:
             ends.append(LineEnd(n, n - (start + end) / 2, f"cluster {label}{EN_SPACE}{formats.clients(size)}", colour))
         axes.set_xlim(0, n)
         label_ends(axes, ends[:MAX_LABELS])
-        _colour_bar(figure, (0.01, 0.105, 0.66, 0.035), _NEAR_TO_FAR, scale, "distance", "horizontal")
+        _colour_bar(figure, (0.05, 0.105, 0.58, 0.035), _NEAR_TO_FAR, scale, "distance", "horizontal")
     return figure
 
 
@@ -76,7 +76,7 @@ def similarity_figures(matrices: Mapping[int, Pairs], order: Sequence[int]) -> d
         panels = [figure.add_axes((0.02, 0.17, 0.96, 0.81)) for figure in figures.values()]
         scale = draw_similarities(panels, [pairs.ordered(order) for pairs in matrices.values()])
         for figure in figures.values():
-            _colour_bar(figure, (0.02, 0.105, 0.96, 0.035), _UNLIKE_TO_LIKE, scale, "cosine similarity", "horizontal")
+            _colour_bar(figure, (0.06, 0.105, 0.88, 0.035), _UNLIKE_TO_LIKE, scale, "cosine similarity", "horizontal")
     return figures
 
 

@@ -224,7 +224,7 @@ def cycle(colours: Sequence[str], index: int) -> tuple[str, str]:
 
 def _panel() -> tuple[Figure, Axes]:
     figure = Figure(figsize=PANEL, facecolor="none")
-    return figure, figure.add_axes((0.16, 0.2, 0.82, 0.76))
+    return figure, figure.add_axes((0.18, 0.2, 0.8, 0.76))
 
 
 def evaluated_rounds(run: Run) -> tuple[list[int], list[float]]:

@@ -362,6 +362,9 @@ thead th { color: var(--muted); font-size: .82rem; vertical-align: bottom; overf
 .pairs th { font-weight: 400; color: var(--muted); overflow-wrap: normal; }
 .numbers td, .numbers th + th, .number { text-align: right; overflow-wrap: normal; }
 .heat td { padding-right: .5rem; background: color-mix(in srgb, var(--accent) calc(.45 * var(--share)), transparent); }
+.stack { overflow-wrap: break-word; }
+.stack [data-head="run"] { overflow-wrap: anywhere; min-width: 5rem; }
+.stack .badge { white-space: nowrap; }
 .swatch { border-left: .5em solid; border-radius: 3px; padding-left: .4em; }
 .swatch span { color: var(--ink); font-weight: 700; }
 .flow dl { margin: .6rem 0 0; columns: 3 240px; column-gap: 2.5rem; font-size: .88rem; }
@@ -369,8 +372,14 @@ thead th { color: var(--muted); font-size: .82rem; vertical-align: bottom; overf
 dt { color: var(--muted); overflow-wrap: normal; }
 dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; }
 footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
-@media (max-width: 960px) { .four { grid-template-columns: 1fr 1fr; } }
-@media (max-width: 640px) {
+@media screen and (max-width: 960px) {
+  .four { grid-template-columns: 1fr 1fr; }
+  .stack thead { display: none; }
+  .stack tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); }
+  .stack td { display: flex; justify-content: space-between; gap: 1rem; padding: .15rem 0; border: 0; text-align: right; }
+  .stack td::before { content: attr(data-head); color: var(--muted); text-align: left; }
+}
+@media screen and (max-width: 640px) {
   main { padding: 1.5rem 1rem 3rem; }
   .card, figure { padding-left: .9rem; padding-right: .9rem; }
   .tiles { grid-template-columns: 1fr 1fr; gap: .6rem; }
@@ -381,16 +390,18 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
   .heat th, .heat td { padding: .4rem .12rem .4rem 0; }
   .heat .spare { position: absolute; clip-path: inset(50%); }
   .value.long { font-size: 1.05rem; }
-  .stack thead { display: none; }
-  .stack tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); }
-  .stack td { display: flex; justify-content: space-between; gap: 1rem; padding: .15rem 0; border: 0; text-align: right; }
-  .stack td::before { content: attr(data-head); color: var(--muted); text-align: left; }
 }
 @media print {
   body { background: none; font-size: 13px; }
   main { max-width: none; padding: 0; }
-  .tile, .panel, tr, .notice { break-inside: avoid; }
-  .panels { display: block; }
+  .tile, .panel, .card, tr, .notice { break-inside: avoid; }
+  .four { grid-template-columns: 1fr 1fr; }
+  .brand, .summary { break-after: avoid; }
+  .run { break-before: page; border: 0; margin: 0; padding: 0; }
+  .panels { display: block; orphans: 1; widows: 1; }
+  .scroll { overflow: visible; max-height: none; }
+  .stack { font-size: .78rem; }
+  .stack th, .stack td { padding-right: .4rem; }
   .panel { display: inline-block; width: 48%; vertical-align: top; }
   figcaption { break-before: avoid; }
   .data { display: none; }

@@ -1,0 +1,151 @@
+"""Report pages in a browser: accessibility, console, network, width of a phone, print, golden screenshots."""
+
+import re
+from pathlib import Path
+
+import axe_core_python
+import numpy as np
+import pytest
+from browser import CHROMIUM, Browser
+from PIL import Image
+from screenshots import KINDS, WIDTHS, golden, make_page, thumbnail
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium"),
+]
+
+AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+VIOLATIONS = "axe.run(document).then(found => found.violations.map(each => [each.id, ...each.nodes.map(n => n.html)]))"
+OPEN_ALL = "document.querySelectorAll('details').forEach(each => { each.open = true })"
+# Elements that are wider than their place or leave the window; those inside a region that scrolls are reachable.
+CLIPPED = """[...document.querySelectorAll('main *')].filter(each => {
+    if (each.closest('.scroll') && !each.matches('.scroll')) return false;
+    if (each.closest('.spare') || (each.closest('details:not([open])') && !each.closest('summary'))) return false;
+    const box = each.getBoundingClientRect(), svg = each.closest('svg');
+    if (svg && each !== svg) {
+        const own = svg.getBoundingClientRect();
+        return each.tagName === 'text' && (box.left < own.left - 1 || box.right > own.right + 1);
+    }
+    const scrolls = each.matches('.scroll') && each.scrollWidth > each.clientWidth + 1;
+    return scrolls || box.right > innerWidth + 0.5 || box.left < -0.5;
+}).map(each => each.outerHTML.slice(0, 120))"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def page(kind, tmp_path_factory):
+    return make_page(kind, tmp_path_factory.mktemp(kind))
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_axe_finds_nothing_and_the_page_is_silent(browser, page, width, dark):
+    browser.open(page, width=width, dark=dark)
+    browser.evaluate(OPEN_ALL)
+    assert browser.errors == []
+    assert [address for address in browser.requests if not address.startswith("data:image/png")] == [page.as_uri()]
+    browser.evaluate(AXE + "; 0")
+    assert browser.evaluate(VIOLATIONS) == []
+
+
+def test_what_axe_the_console_and_the_network_would_tell(browser, tmp_path):
+    file = tmp_path / "bad.html"
+    file.write_text(
+        '<html lang="en"><title>bad</title><main><h1>bad</h1><p style="color: #999; background: #fff">pale</p>'
+        "<img src='http://127.0.0.1:9/x.png'><script>console.error('wrong'); missing()</script></main>"
+    )
+    browser.open(file)
+    assert any("wrong" in error for error in browser.errors)
+    assert any("missing" in error for error in browser.errors)
+    assert "http://127.0.0.1:9/x.png" in browser.requests
+    browser.evaluate(AXE + "; 0")
+    assert {"color-contrast", "image-alt"} <= {each[0] for each in browser.evaluate(VIOLATIONS)}
+
+
+def test_nothing_is_clipped_on_a_phone_and_a_tablet(browser, page):
+    for width in (961, 768, 390):
+        browser.open(page, width=width)
+        assert browser.evaluate(CLIPPED) == []
+    browser.evaluate("document.querySelector('.tile').style.width = '500px'")
+    assert browser.evaluate(CLIPPED) != []
+
+
+def test_the_first_screen_has_the_answers(browser, page):
+    for width, height in ((1280, 720), (390, 844)):
+        browser.open(page, width=width, height=height)
+        tiles = (
+            "[...document.querySelectorAll('.tiles.four')[0].children].map(each => each.getBoundingClientRect().bottom)"
+        )
+        assert max(browser.evaluate(tiles)) < height
+
+
+def headings_from_the_bottom(pdf: bytes) -> list[float]:
+    """Return the distance of each heading from the bottom of its printed page, in points."""
+    return [float(y) for y in re.findall(rb"/Dest \[\d+ 0 R /XYZ [\d.]+ ([\d.]+) 0\]", pdf)]
+
+
+def test_no_heading_is_alone_at_the_end_of_a_printed_page(browser, page):
+    browser.open(page)
+    number = browser.evaluate("document.querySelectorAll('h1, h2, h3, h4').length")
+
+    def lowest() -> float:
+        """Of all headings on papers of many heights."""
+        found = [headings_from_the_bottom(browser.pdf(height)) for height in np.arange(7, 12, 0.25).tolist()]
+        assert {len(each) for each in found} == {number}
+        return min(map(min, found))
+
+    room = 29 + 32  # points: the margin, the heading, and a line of what follows
+    assert lowest() > room
+    browser.evaluate("document.querySelectorAll('h1, h2, h3, h4').forEach(each => { each.style.breakAfter = 'auto' })")
+    assert lowest() < room
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_looks_as_before(browser, page, kind, width, dark):
+    browser.open(page, width=width, dark=dark)
+    expected = np.asarray(Image.open(golden(kind, width, dark)))
+    assert difference(thumbnail(browser), expected) < TOLERANCE, "see tests/screenshots.py"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "document.querySelector('.panel svg').remove()",
+        "document.querySelector('figure').style.marginTop = '24px'",
+        "document.querySelectorAll('.tile')[3].remove()",
+        "document.querySelectorAll('.tile')[1].style.transform = 'translateX(24px)'",
+        "document.querySelectorAll('svg path').forEach(each => { each.style.stroke = 'none' })",
+        "document.documentElement.style.setProperty('--card', '#808080')",
+    ],
+)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_change_would_be_seen(browser, page, kind, width, change):
+    browser.open(page, width=width)
+    browser.evaluate(f"{{ {change} }}")
+    assert difference(thumbnail(browser), np.asarray(Image.open(golden(kind, width, False)))) > TOLERANCE
+
+
+#: Largest mean difference of grey values, of 255, in a block of 4 x 4 pixels of a golden screenshot.
+TOLERANCE = 8.0
+
+
+def difference(shown: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest mean absolute difference in a block of 4 x 4; infinite if the sizes differ."""
+    if shown.shape[1] != expected.shape[1] or abs(shown.shape[0] - expected.shape[0]) > 2:
+        return float("inf")
+    high = min(len(shown), len(expected)) // 4 * 4
+    wide = shown.shape[1] // 4 * 4
+    change = np.abs(shown[:high, :wide].astype(float) - expected[:high, :wide])
+    return float(change.reshape(high // 4, 4, wide // 4, 4).mean(axis=(1, 3)).max())

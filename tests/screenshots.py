@@ -1,0 +1,134 @@
+"""The four kinds of report pages, made of small run folders, and their golden screenshots.
+
+`python -m tests.screenshots` writes tests/report/golden/*.png again after an intended change; look at them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE / "report")]  # as pytest does
+
+import test_comparison  # noqa: E402
+import test_evidence  # noqa: E402
+import test_record_pages  # noqa: E402
+import test_report  # noqa: E402
+from browser import Browser  # noqa: E402
+
+from coterie.report import read_run, write_report  # noqa: E402
+
+GOLDEN = HERE / "report" / "golden"
+WIDTHS = (390, 1280)
+#: Pixels of the page for one of the golden screenshot: small enough that smoothing of fonts makes no difference.
+SCALE = 8
+# Fonts of other machines have other widths.
+_FONT = """const style = document.createElement('style');
+style.textContent = '* { font-family: "DejaVu Sans" !important; }';
+document.head.append(style); 0"""
+
+
+def _private(folder: Path) -> list[Path]:
+    """One run with ε, in which all is known, and 30 sites."""
+    lines = [test_report.metrics(n, accuracy=0.5 + 0.1 * n, group_accuracy=[0.2 * n, 0.24 * n]) for n in (1, 2, 3, 4)]
+    run = test_report.make_run(folder / "private", lines=lines)
+    _add(run / "result.json", sites=[{"client": n, "cluster": n % 3, "name": f"Hospital {n}"} for n in range(30)])
+    _add(run / "diagnostics.json", site_accuracy=[round(0.4 + (7 * n % 30) / 60, 3) for n in range(30)])
+    _add(run / "diagnostics.json", confusion=[[10, 0], [0, 9], [1, 10]])
+    return [run]
+
+
+def _clustered(folder: Path) -> list[Path]:
+    """One run without privacy, with distances, a tree of splits and similarities."""
+    n = 24
+    labels = np.arange(n) % 3
+    apart = np.abs(labels[:, None] - labels).astype(np.float32) + np.eye(n, dtype=np.float32)
+    arrays = {"clients": np.arange(n), "labels": labels}
+    files = {
+        "similarities_0010": {"matrix": 1 - apart, **arrays},
+        "similarities_0020": {"matrix": 0.5 - apart, **arrays},
+    }
+    return [
+        test_evidence.make_run(
+            folder / "clustered",
+            [{}] * 19 + [{"tree": test_evidence.TREE}],
+            {"strategy": "cfl", "dataset": "digits", "notes": {"tree": test_evidence.TREE}},
+            distances={"matrix": apart, **arrays},
+            **files,
+        )
+    ]
+
+
+def _records(folder: Path) -> list[Path]:
+    """One run that clusters records."""
+    return [test_record_pages.make_run(folder / "records")]
+
+
+def _compared(folder: Path) -> list[Path]:
+    """Two strategies, one of them on two seeds, and an unfinished run."""
+    places = [("ifca", 0), ("ifca", 1), ("fedavg", 0)]
+    runs = [
+        test_comparison.seeded(folder / f"{strategy}-{seed}", strategy, seed, test_comparison.VALUES[strategy, seed])
+        for strategy, seed in places
+    ]
+    (test_comparison.seeded(folder / "cut", "ifca", 3) / "result.json").unlink()
+    return [*runs, folder / "cut"]
+
+
+KINDS: dict[str, Callable[[Path], list[Path]]] = {
+    "private": _private,
+    "clustered": _clustered,
+    "records": _records,
+    "compared": _compared,
+}
+
+
+def make_page(kind: str, folder: Path) -> Path:
+    """Write a page of this kind to an empty folder."""
+    with contextlib.chdir(folder):  # the page names the folders of runs
+        write_report([read_run(run) for run in KINDS[kind](Path())], f"{kind}.html")
+    return folder / f"{kind}.html"
+
+
+def thumbnail(browser: Browser) -> np.ndarray:
+    """Return the whole page in grey, (height, width), at one eighth of its size, with values from 0 to 255."""
+    browser.evaluate(_FONT)
+    assert browser.evaluate("document.fonts.check('16px \"DejaVu Sans\"')")
+    image = Image.open(io.BytesIO(browser.screenshot(whole=True))).convert("L")
+    size = (image.width // SCALE, image.height // SCALE)
+    return np.asarray(image.resize(size, Image.Resampling.BOX))
+
+
+def golden(kind: str, width: int, dark: bool) -> Path:
+    """Return the file of a golden screenshot."""
+    return GOLDEN / f"{kind}-{width}-{'dark' if dark else 'light'}.png"
+
+
+def _add(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def main() -> None:
+    """Write all golden screenshots."""
+    GOLDEN.mkdir(exist_ok=True)
+    for kind in KINDS:
+        with tempfile.TemporaryDirectory() as folder, Browser() as browser:
+            page = make_page(kind, Path(folder))
+            for width in WIDTHS:
+                for dark in (False, True):
+                    browser.open(page, width=width, dark=dark)
+                    Image.fromarray(thumbnail(browser)).save(golden(kind, width, dark), optimize=True)
+    print(f"{len(list(GOLDEN.iterdir()))} files, {sum(f.stat().st_size for f in GOLDEN.iterdir()) / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
