@@ -37,6 +37,9 @@ RECORD_PLANS = "record-plans"
 PLACES_OF_CLIENTS = ("data-dir", "device")
 _POINTS = "points"
 
+#: What a client and the server say of an update that is not finite.
+DIVERGED = "training diverged; scale features and targets (docs/tables.md), or lower lr"
+
 T = TypeVar("T")
 
 
@@ -209,7 +212,7 @@ def read_reply(
         {name: _read(name, update[name], shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
     )
     if not np.all(np.isfinite(vector)):
-        raise ReplyError("the update contains NaN or Inf")
+        raise ReplyError(f"the update contains NaN or Inf: {DIVERGED}")
     return Reply(client_id, label, redrawn, vector)
 
 

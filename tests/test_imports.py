@@ -13,7 +13,7 @@ ALLOWED = {
     "backoff": set(),
     "files": set(),
     "privacy": {"files", "settings"},
-    "datasets": {"plugins", "settings"},
+    "datasets": {"files", "plugins", "settings"},
     "models": {"plugins"},
     "clustering": {"models", "plugins", "progress"},
     "messages": set(),

@@ -44,6 +44,9 @@ def client(  # long: one line per option
     value_range: Annotated[
         str | None, typer.Option(metavar="LOW:HIGH", help="Range to which vector features are clamped.")
     ] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="TOML schema of this client's table, instead of shape and classes.")
+    ] = None,
     budget_file: Annotated[
         Path | None, typer.Option(help="File that records this client's privacy spending; default: beside the data.")
     ] = None,
@@ -84,6 +87,7 @@ def client(  # long: one line per option
         input_shape=input_shape,
         num_classes=num_classes,
         value_range=value_range,
+        schema=schema,
         budget_file=budget_file,
         fab_hash=fab_hash,
         trusted_entities=trusted_entities,
@@ -146,10 +150,10 @@ def fab_hash(
 
 
 def _describe(path: str, edge: Edge) -> str:
-    from coterie.datasets.own import describe
+    from coterie.datasets.own import Declared, describe
 
+    if edge.schema is not None:
+        return describe(path, Declared.load(edge.schema))
     if edge.input_shape is None:
         return describe(path)
-    from coterie.datasets.own import Declared
-
     return describe(path, Declared.parse(edge.input_shape, edge.num_classes, edge.value_range or ""))

@@ -79,21 +79,15 @@ def _deployed(node: Mapping[str, Any]) -> Client:
     budget = (float(node["epsilon"]), float(node["delta"])) if "epsilon" in node else None
     if budget and not (0 < budget[0] < math.inf and 0 < budget[1] < 1):
         raise ClientError("a budget requires a finite epsilon above 0 and a delta between 0 and 1")
-    for key in ("data", "budget-file"):
+    for key in ("data", "budget-file", "schema"):
         if key in node and not os.path.isabs(str(node[key])):
             raise ClientError(f"{key} in the node configuration must be an absolute path")
-    if ("input-shape" in node) != ("num-classes" in node):
-        raise ClientError("input-shape and num-classes declare the data: set both or neither in the node configuration")
-    declared = None
-    if "input-shape" in node:
-        try:
-            declared = Declared.parse(str(node["input-shape"]), node["num-classes"], str(node.get("value-range", "")))
-        except DataError as error:
-            raise ClientError(f"node configuration: {error}") from None
+    declared = _declared(node)
     if budget and "data" in node and declared is None:
         raise ClientError(
             "a client with a budget must declare its data, so that rejections reveal nothing about them: set "
-            "input-shape and num-classes in the node configuration (coterie client --input-shape --num-classes)"
+            "input-shape and num-classes, or schema, in the node configuration (coterie client --input-shape "
+            "--num-classes, or --schema)"
         )
     return Client(
         int(node["client-id"]),
@@ -104,6 +98,31 @@ def _deployed(node: Mapping[str, Any]) -> Client:
         declared=declared,
         budget_file=str(node["budget-file"]) if "budget-file" in node else None,
     )
+
+
+def _declared(node: Mapping[str, Any]) -> Declared | None:
+    """Return what the owner of the data declares about them; None: nothing.
+
+    Raises:
+        ClientError: the declaration contradicts itself, or has errors. Those of a schema are in the client's own log,
+            since its path may name private data by mistake.
+    """
+    if "schema" in node:
+        if clash := {"input-shape", "num-classes", "value-range"} & node.keys():
+            raise ClientError(f"node configuration: schema and {min(clash)} exclude each other; leave out one of them")
+        try:
+            return Declared.load(Path(str(node["schema"])))
+        except DataError as error:
+            log(ERROR, "%s", error)
+            raise ClientError("node configuration: the schema has errors; see the client's own log") from None
+    if ("input-shape" in node) != ("num-classes" in node):
+        raise ClientError("input-shape and num-classes declare the data: set both or neither in the node configuration")
+    if "input-shape" not in node:
+        return None
+    try:
+        return Declared.parse(str(node["input-shape"]), node["num-classes"], str(node.get("value-range", "")))
+    except DataError as error:
+        raise ClientError(f"node configuration: {error}") from None
 
 
 def _validated(message_type: str, content: RecordDict, client: Client, node: Mapping[str, Any]) -> RecordDict:
@@ -144,10 +163,20 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Map
                 f"{who}: {key} = {value!r} names code chosen by the server; to allow it, list it under code in the "
                 "node configuration"
             )
-    if client.data is not None and client.declared is not None:
-        asked = facts(config.dataset, config.input_shape, config.num_classes)
-        if (asked.shape, asked.num_classes) != (client.declared.shape, client.declared.num_classes):
-            raise ClientError(f"{who}: it is for {asked}, but the node configuration declares {client.declared}")
+    declared = client.declared
+    if client.data is not None and declared is None and config.table_schema:
+        raise ClientError(
+            f"{who}: the run reads tables by a schema, but the node configuration declares none; set schema (coterie "
+            "client --schema)"
+        )
+    if client.data is not None and declared is not None:
+        asked = facts(config.dataset, config.input_shape, config.num_classes, None, config.table_schema)
+        if (asked.shape, asked.num_classes, asked.fingerprint) != (
+            declared.shape,
+            declared.num_classes,
+            declared.fingerprint,
+        ):
+            raise ClientError(f"{who}: it is for {asked}, but the node configuration declares {declared}")
     return RecordDict({**content, CONFIG: ConfigRecord({**content.config_records[CONFIG], "data-dir": ""})})
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from logging import WARNING
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.common.logger import log
 
 from coterie.client import points
 from coterie.client.identity import Client, identity_reply
@@ -27,6 +30,7 @@ from coterie.datasets import TestSet
 from coterie.messages import (
     CENTROIDS,
     DIAGNOSTICS,
+    DIVERGED,
     EVALUATE,
     GAN,
     IDENTITY,
@@ -144,6 +148,8 @@ def train_without_dp(cohort: Cohort) -> tuple[Labels, Labels, Vectors]:
     used = redrawn if task.trained_cluster == "assigned" else labels
     start = layers.join(models[used], cohort.own)
     moved = train(task.network, layers.whole, start, cohort.shards, rngs, task.training, batched=task.batched)
+    if not np.isfinite(moved).all():
+        _log_divergence()
     updates, own = layers.part(start + moved) if layers.own.names else (moved, cohort.own)
     if layers.own.names:
         updates = updates - models[used]
@@ -154,6 +160,12 @@ def train_without_dp(cohort: Cohort) -> tuple[Labels, Labels, Vectors]:
         for file, label, values in zip(cohort.state_files, labels, own, strict=True):
             file.write({LAST_LABEL: np.array([label]), OWN: values})
     return cohort.labels(labels), cohort.labels(redrawn), updates
+
+
+@lru_cache(maxsize=1)
+def _log_divergence() -> None:
+    """Log once per process that training diverged, since the server may not say so."""
+    log(WARNING, "the update of a client contains NaN or Inf: %s", DIVERGED)
 
 
 def _redraw(task: Task, labels: Labels, num_clusters: int, rngs: Sequence[np.random.Generator]) -> Labels:

@@ -165,7 +165,7 @@ def _federation(spec: DataSpec, clients: Sequence[Client]) -> Federation | OwnFe
     transform, folder = networks.features(spec.features), spec.data_dir or None
     own = {client.client_id: client.data for client in clients if client.data}
     if own or spec.dataset == OWN_DATA:
-        known = facts(spec.dataset, spec.input_shape, spec.num_classes, folder)
+        known = facts(spec.dataset, spec.input_shape, spec.num_classes, folder, spec.table_schema)
         if own:
             deployed = {client.client_id: client.declared for client in clients if client.deployed}
             return OwnFederation(own, known, transform, deployed)

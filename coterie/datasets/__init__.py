@@ -14,8 +14,10 @@ from coterie.datasets.own import (
     own_shard,
 )
 from coterie.datasets.registry import DATASETS, download, load
+from coterie.datasets.schema import SchemaError, TableSchema
 from coterie.datasets.shifts import LINES, SHIFTS, Shift
 from coterie.datasets.sources import DataError, DatasetInfo, Source
+from coterie.datasets.tables import Finding, Table, read_table
 from coterie.datasets.text import ALPHABET
 
 __all__ = [
@@ -29,11 +31,15 @@ __all__ = [
     "Declared",
     "Facts",
     "Federation",
+    "Finding",
     "LocalRecords",
     "OwnFederation",
+    "SchemaError",
     "Shard",
     "Shift",
     "Source",
+    "Table",
+    "TableSchema",
     "TestSet",
     "assign_groups",
     "describe",
@@ -45,4 +51,5 @@ __all__ = [
     "own_federation",
     "own_shard",
     "parse_groups",
+    "read_table",
 ]

@@ -9,10 +9,10 @@ import math
 import warnings
 import zipfile
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from coterie.datasets.sources import DataError
 
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
+#: Functions that read training and, if present, test records from a file, by suffix.
+Readers: TypeAlias = "Mapping[str, Callable[[Path, bool], tuple[Records, Records | None]]]"
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _CLASSES = "classes.txt"
@@ -56,6 +58,7 @@ class Records:
         labelled: whether `y` holds labels; otherwise real-valued targets. None if the file does not specify it.
         problems: the problems of records that were dropped or clamped.
         has_targets: whether the file has labels or targets; otherwise `y` is zero.
+        notes: what a schema drops or clamps by its own rules.
     """
 
     where: str
@@ -67,12 +70,13 @@ class Records:
     labelled: bool | None
     problems: tuple[str, ...] = ()
     has_targets: bool = True
+    notes: tuple[str, ...] = ()
 
     def divided(self) -> tuple[Records, Records]:
         """Return the training and the held-out records; the same object twice if none is held out."""
         if not self.held_out.any():
             return self, self
-        train, test = self._only(~self.held_out), replace(self._only(self.held_out), problems=())
+        train, test = self._only(~self.held_out), replace(self._only(self.held_out), problems=(), notes=())
         if not len(train.y):
             problem = f"{self.where}: all {len(self.y)} records are held out; add records or test data"
             train = replace(train, problems=(*train.problems, problem))
@@ -158,7 +162,9 @@ class Records:
         return replace(self, x=self.x[rows], y=self.y[rows], held_out=self.held_out[rows])
 
 
-def read(path: Path, shape: Shape | None, *, need_targets: bool = True) -> tuple[Records, Records | None]:
+def read(
+    path: Path, shape: Shape | None, readers: Readers | None = None, *, need_targets: bool = True
+) -> tuple[Records, Records | None]:
     """Read the training records and, if present, the test records.
 
     Args:
@@ -166,20 +172,22 @@ def read(path: Path, shape: Shape | None, *, need_targets: bool = True) -> tuple
         shape: (C, H, W) to which images are converted, or (F,); None only inspects images.
         need_targets: whether records must have labels or targets. Otherwise an archive may lack `y`, a table the
             column, and a folder may hold images without folders of classes.
+        readers: of files, by suffix; None: `READERS`.
 
     Raises:
         DataError: the path does not exist or cannot be read.
     """
     root = path.expanduser()
+    readers = READERS if readers is None else readers
     try:
         if not root.is_dir():
-            return _file(root, need_targets)
+            return _file(root, readers, need_targets)
         train, test = find(root, "train"), find(root, "test")
         if train is None and test is None:
             return _pictures(root, root, shape, need_targets), None
         if train is None:
             raise DataError(f"{root} contains test data but no training data; add train.* or the folder train")
-        return _part(train, root, shape), None if test is None else _part(test, root, shape)
+        return _part(train, root, shape, readers), None if test is None else _part(test, root, shape, readers)
     except OSError as error:
         raise DataError(f"{error.filename or root} cannot be read: {error.strerror or error}") from None
 
@@ -212,32 +220,33 @@ def labels(y: npt.NDArray[np.float64], labelled: bool | None) -> str:
 # ---- one file --------------------------------------------------------------------------------------------------------
 
 
-def _file(path: Path, need_targets: bool = True) -> tuple[Records, Records | None]:
-    forms = f"{', '.join(READERS)}, a folder of images, or a folder of train.* and test.*"
+def _file(path: Path, readers: Readers, need_targets: bool = True) -> tuple[Records, Records | None]:
+    forms = f"{', '.join(readers)}, a folder of images, or a folder of train.* and test.*"
     if not path.exists():
         raise DataError(f"{path} does not exist; supported data: {forms}")
-    if path.suffix.lower() not in READERS:
+    if path.suffix.lower() not in readers:
         raise DataError(f"{path}: unsupported file type {path.suffix or '(no suffix)'}; supported data: {forms}")
-    _need_regular(path)
-    return READERS[path.suffix.lower()](path, need_targets)
+    need_regular(path)
+    return readers[path.suffix.lower()](path, need_targets)
 
 
-def _need_regular(path: Path) -> None:
+def need_regular(path: Path) -> None:
     """Reject named pipes and devices: reading from them may never end."""
     if not path.is_file():
         raise DataError(f"{path} is not a regular file; replace it by a regular file or a symbolic link to one")
 
 
-def _need_at_most(limit: int, size: int, where: str, action: str) -> None:
+def need_at_most(limit: int, size: int, where: str, action: str) -> None:
+    """Reject a size in bytes above a limit."""
     if size > limit:
         raise DataError(f"{where} {action} {size:,} bytes, but the limit is {limit:,}; reduce its size")
 
 
-def _part(path: Path, home: Path, shape: Shape | None) -> Records:
+def _part(path: Path, home: Path, shape: Shape | None, readers: Readers) -> Records:
     """Read `train` or `test` of the folder `home`."""
     if path.is_dir():
         return _pictures(path, home, shape)
-    records, more = _file(path)
+    records, more = _file(path, readers)
     if more is not None:
         raise DataError(
             f"{path} contains x_test and y_test, but {home} has separate test data; keep only one of the two"
@@ -251,7 +260,7 @@ def _npz(path: Path, need_targets: bool) -> tuple[Records, Records | None]:
             members = {name: f"{name}.npy" for name in ("x", "y", "x_test", "y_test")}
             members = {name: member for name, member in members.items() if member in archive.namelist()}
             size = sum(_unpacked(archive, member) for member in members.values())
-            _need_at_most(MAX_BYTES, size, str(path), "unpacks to")
+            need_at_most(MAX_BYTES, size, str(path), "unpacks to")
             arrays = {name: _array(archive, member) for name, member in members.items()}
     except DataError:
         raise
@@ -299,12 +308,12 @@ def _array(archive: zipfile.ZipFile, member: str) -> Array:
 
 
 def _csv(path: Path, need_targets: bool) -> tuple[Records, None]:
-    _need_at_most(MAX_BYTES // 4, path.stat().st_size, str(path), "holds")  # a cell of 2 bytes takes 8 in memory
+    need_at_most(MAX_BYTES // 4, path.stat().st_size, str(path), "holds")  # a cell of 2 bytes takes 8 in memory
     try:
         with _text(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # an empty table is detected below
             names = _names(path, file)
-            values = np.loadtxt(map(_one_line, _lines(file)), delimiter=",", quotechar='"', comments=None, ndmin=2)
+            values = np.loadtxt(map(_one_line, lines(file)), delimiter=",", quotechar='"', comments=None, ndmin=2)
     except csv.Error as error:
         raise DataError(f"{path}: {error} in the first line; expected column names separated by commas") from None
     except ValueError as error:
@@ -337,13 +346,13 @@ def _text(path: Path) -> TextIO:
 
 def _names(path: Path, file: TextIO) -> list[str]:
     """Read the column names from the first line."""
-    first = next(_lines(file), "")
+    first = next(lines(file), "")
     if first is None:
         raise DataError(f"{path}: the first line has more than {MAX_LINE:,} characters; expected column names")
     return [name.strip() for name in next(csv.reader([first]), [])]
 
 
-def _lines(file: TextIO) -> Iterator[str | None]:
+def lines(file: TextIO) -> Iterator[str | None]:
     """Yield the lines; None instead of a line that is too long."""
     while line := file.readline(MAX_LINE + 1):
         if len(line) <= MAX_LINE:
@@ -372,7 +381,7 @@ def _csv_rows(path: Path) -> tuple[list[str], Array]:
     values = array("d")
     with _text(path) as file:
         names = _names(path, file)
-        for line in _lines(file):
+        for line in lines(file):
             try:
                 row = array("d", map(float, next(csv.reader([_one_line(line)]), [])))
             except (ValueError, csv.Error):
@@ -397,7 +406,7 @@ def _parquet(path: Path, need_targets: bool) -> tuple[Records, None]:
                     raise DataError(f"{path}: column {_short(field.name)!r}: {_short(kind)} {_NO_NUMBERS}")
             own = _target(path, schema.names, need_targets)
             rows = max(file.metadata.num_rows, sum(file.metadata.row_group(i).num_rows for i in range(groups)))
-            _need_at_most(MAX_BYTES, 8 * rows * len(schema), str(path), "unpacks to")
+            need_at_most(MAX_BYTES, 8 * rows * len(schema), str(path), "unpacks to")
             columns = [column.to_numpy() for column in file.read().columns]
     except DataError:
         raise
@@ -433,11 +442,7 @@ def _short(message: object) -> str:
 
 
 #: File readers by suffix.
-READERS: dict[str, Callable[[Path, bool], tuple[Records, Records | None]]] = {
-    ".npz": _npz,
-    ".csv": _csv,
-    ".parquet": _parquet,
-}
+READERS: Readers = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}
 
 
 def _records(
@@ -472,7 +477,7 @@ def _records(
         x, y = x[good], y[good]
     images = (1, *x.shape[1:])[-3:] if x.ndim in (3, 4) else None
     what = f"images of {_sizes(images)}" if images else f"records of {_sizes(x.shape[1:])}"
-    held_out = np.fromiter(map(_is_held_out, x, y), bool, len(y))
+    held_out = np.fromiter(map(is_held_out, x, y), bool, len(y))
     records = Records(where, what, x, y, held_out, whole, labelled, problems, has_targets)
     return records._labelled() if labelled else records
 
@@ -486,7 +491,7 @@ def _are_labels(y: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     return np.asarray((y >= 0) & (y == np.floor(y)))
 
 
-def _is_held_out(x: Array, y: float) -> bool:
+def is_held_out(x: Array, y: float) -> bool:
     """Decide by a hash of the record's values, identical for every file format."""
     digest = hashlib.sha256()
     for part in x if x.ndim == 3 else (x,):  # one channel at a time: images may be large
@@ -525,7 +530,7 @@ def _pictures(folder: Path, home: Path, shape: Shape | None, need_targets: bool 
                 continue
             x.append(asked)
             y.append(label)
-            held_out.append(_is_held_out(own, label))
+            held_out.append(is_held_out(own, label))
             sizes.add(own.shape)
     if not x:
         problems.append(
@@ -542,8 +547,8 @@ def _pictures(folder: Path, home: Path, shape: Shape | None, need_targets: bool 
 def _class_names(path: Path) -> list[str] | None:
     if not path.exists():
         return None
-    _need_regular(path)
-    _need_at_most(_MAX_CLASSES_BYTES, path.stat().st_size, str(path), "holds")
+    need_regular(path)
+    need_at_most(_MAX_CLASSES_BYTES, path.stat().st_size, str(path), "holds")
     try:
         names = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
     except ValueError as error:
@@ -571,8 +576,8 @@ def _picture(file: Path, shape: Shape | None) -> tuple[Array, Array]:
     """Read an image, uint8 (C, H, W), in its own shape and in the requested one; (0,) if no shape is requested."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    _need_regular(file)
-    _need_at_most(_MAX_PICTURE_BYTES, file.stat().st_size, str(file), "holds")
+    need_regular(file)
+    need_at_most(_MAX_PICTURE_BYTES, file.stat().st_size, str(file), "holds")
     try:
         with warnings.catch_warnings(), _Bounded(file) as raw:
             warnings.simplefilter("ignore")  # Pillow warns about skipped metadata

@@ -9,6 +9,8 @@ A path refers to one of
   line. The list keeps class numbers consistent between clients that lack a class;
 - a folder with `train` and, for test data, `test`, each in one of these formats.
 
+With a schema (:mod:`coterie.datasets.schema`), tables may have any columns.
+
 The shape of a record and the number of classes are public settings of the run. How a record is read and scaled, and
 whether it is held out, depends only on the record and the file format: record-level guarantees would not hold if one
 record influenced the processing of others.
@@ -20,7 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from logging import WARNING
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,16 @@ from flwr.common.logger import log
 from coterie.datasets.federation import Federation, Shard, Transform, centred, fractions
 from coterie.datasets.files import READERS, Records, Shape, find, labels, read
 from coterie.datasets.registry import DATASETS, load
+from coterie.datasets.schema import TableSchema
 from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source
 from coterie.datasets.split import Split
+from coterie.datasets.tables import schema_readers, unscaled
 
 #: Name of the data set that consists of local client data.
 OWN_DATA = "own"
+# Entries of a schema's rules in one line of a log.
+_NOTES = 20
 
 
 @dataclass(frozen=True)
@@ -47,15 +53,24 @@ class Facts:
         kind: "images", "tokens" or "vectors".
         shape: shape of an example, before fixed features.
         num_classes: number of classes; 0 for real targets.
+        schema: of tables; None: labels and features are numbers, see the module.
     """
 
     kind: str
     shape: Shape
     num_classes: int
+    schema: TableSchema | None = None
 
     def __str__(self) -> str:
         sizes = "x".join(map(str, self.shape))
-        return f"examples of {sizes} with " + (f"{self.num_classes} classes" if self.num_classes else "real targets")
+        classes = f"{self.num_classes} classes" if self.num_classes else "real targets"
+        schema = f" by schema {self.fingerprint[:12]}" if self.schema else ""
+        return f"examples of {sizes} with {classes}{schema}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the schema; empty without one."""
+        return self.schema.fingerprint if self.schema else ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,16 @@ class Declared(Facts):
     """
 
     span: tuple[float, float] | None = None
+
+    @classmethod
+    def load(cls, schema: Path) -> Declared:
+        """Return the declaration by a file of a schema.
+
+        Raises:
+            DataError: the schema has errors.
+        """
+        loaded = TableSchema.load(schema)
+        return cls("vectors", (loaded.num_features,), loaded.num_classes, loaded)
 
     @classmethod
     def parse(cls, input_shape: str, num_classes: Any, value_range: str = "") -> Declared:
@@ -92,12 +117,18 @@ class Declared(Facts):
                 span = (math.nan, math.nan)
             if not (-math.inf < span[0] < span[1] < math.inf):
                 raise DataError(f"value-range = {value_range!r}: must be the minimum and the maximum, such as 0:1")
-        return cls("images" if len(shape) == 3 else "vectors", shape, int(num_classes), span)
+        return cls("images" if len(shape) == 3 else "vectors", shape, int(num_classes), span=span)
 
     __str__ = Facts.__str__
 
 
-def facts(dataset: str, input_shape: str, num_classes: int | str, data_dir: str | Path | None = None) -> Facts:
+def facts(
+    dataset: str,
+    input_shape: str,
+    num_classes: int | str,
+    data_dir: str | Path | None = None,
+    table_schema: str | None = None,
+) -> Facts:
     """Return the facts about a data set; only a `module:function` is loaded.
 
     Args:
@@ -105,11 +136,15 @@ def facts(dataset: str, input_shape: str, num_classes: int | str, data_dir: str 
         input_shape: shape of `OWN_DATA`: `"1x28x28"`, or `"16"`.
         num_classes: number of classes of `OWN_DATA`.
         data_dir: see `load`.
+        table_schema: schema of the tables of `OWN_DATA` as text, which determines shape and classes; None for none.
 
     Raises:
-        DataError: the shape is invalid or the data set unknown.
+        DataError: the shape or the schema is invalid, or the data set unknown.
     """
     if dataset == OWN_DATA:
+        if table_schema:
+            schema = TableSchema.parse(table_schema)
+            return Facts("vectors", (schema.num_features,), schema.num_classes, schema)
         shape = _shape(input_shape)
         return Facts("images" if len(shape) == 3 else "vectors", shape, int(num_classes))
     if dataset in DATASETS:
@@ -163,6 +198,7 @@ class OwnFederation:
         self.input_shape: Shape = (probe if transform is None else transform(probe)).shape[1:]
         self._deployed = deployed or {}
         self._shards: dict[int, Shard] = {}
+        self._warned = False
 
     def shard(self, client_id: int) -> Shard:
         """Return the data of a client; repeated calls return the same object.
@@ -175,17 +211,28 @@ class OwnFederation:
         if client_id not in self._shards:
             known = self._known
             declared = self._deployed.get(client_id)
+            deployed = client_id in self._deployed
             own = own_shard(
                 self._path(client_id),
                 client_id,
                 known.shape,
                 known.num_classes,
                 self._transform,
+                schema=(declared.schema if declared else None) if deployed else known.schema,
                 span=declared.span if declared else None,
-                strict=client_id not in self._deployed,
+                strict=not deployed,
             )
+            self._warn_unscaled(own)
             self._shards.setdefault(client_id, own)
         return self._shards[client_id]
+
+    def _warn_unscaled(self, own: Shard) -> None:
+        """Log a warning about the first client whose data are plainly not scaled."""
+        if own.x.ndim != 2 or self._warned:  # images are always scaled
+            return
+        if what := unscaled(own.x, own.y, self._known.schema):
+            self._warned = True
+            log(WARNING, "client %s: %s", own.client_id, what)
 
     def _path(self, client_id: int) -> str:
         """Return the data path of a client; a simulation looks up its suffix here, so errors stay local."""
@@ -223,6 +270,7 @@ def own_shard(
     num_classes: int,
     transform: Transform | None,
     *,
+    schema: TableSchema | None = None,
     span: tuple[float, float] | None = None,
     strict: bool = True,
 ) -> Shard:
@@ -240,16 +288,20 @@ def own_shard(
             file formats, floats are fractions in [0, 1]. Vectors are used unchanged.
         num_classes: number of classes; 0 for real targets.
         transform: see `federate`.
+        schema: of tables; None: their columns are numbers.
         span: see `Records.fitted`.
-        strict: raise an error for dropped or clamped records instead of logging them.
+        strict: raise an error for dropped or clamped records instead of logging them; what the schema drops or clamps
+            by its own rules is logged in any case.
 
     Raises:
         DataError: the data cannot be read or do not match the run, or the transform does not fit them.
     """
-    train, test = _parts(path, shape, num_classes, span, strict)
+    train, test = _parts(path, shape, num_classes, schema, span, strict)
     problems = tuple(dict.fromkeys(train.problems + test.problems))
     if problems:
         log(WARNING, "client %s: some records are dropped or clamped; the first problem is: %s", client_id, problems[0])
+    if notes := dict.fromkeys(train.notes + test.notes):
+        log(INFO, "client %s: by the rules of the schema: %s", client_id, "; ".join(list(notes)[:_NOTES]))
     rows = [np.arange(len(train.y))]
     alone = Federation(
         Source(path, train.x, train.y, test.x, test.y, num_classes, may_be_empty=not strict),
@@ -264,7 +316,12 @@ def own_shard(
 
 
 def _parts(
-    path: str, shape: Shape, num_classes: int, span: tuple[float, float] | None, strict: bool
+    path: str,
+    shape: Shape,
+    num_classes: int,
+    schema: TableSchema | None,
+    span: tuple[float, float] | None,
+    strict: bool,
 ) -> tuple[Records, Records]:
     """Return training and test records in the run's format; the same object if nothing is held out."""
 
@@ -273,7 +330,7 @@ def _parts(
             raise DataError(records.problems[0])
         return records
 
-    train, test = read(Path(path), shape)
+    train, test = read(Path(path), shape, schema_readers(schema) if schema else None)
     if test is None:
         train, test = accepted(train).divided()
     same = test is train
@@ -323,10 +380,11 @@ def describe(path: str | Path, declared: Declared | None = None) -> str:
         DataError: the data cannot be read, or, without ``declared``, any record cannot.
     """
     problems: tuple[str, ...] = ()
+    schema = declared.schema if declared else None
     if declared is not None:
-        for part in _parts(str(path), declared.shape, declared.num_classes, declared.span, strict=False):
-            problems += part.problems
-    train, test = read(Path(path), None)
+        for part in _parts(str(path), declared.shape, declared.num_classes, schema, declared.span, strict=False):
+            problems += part.problems + part.notes
+    train, test = read(Path(path), None, schema_readers(schema) if schema else None)
     for part in (train, *(() if test is None else (test,))):
         if part.problems and declared is None:
             raise DataError(part.problems[0])

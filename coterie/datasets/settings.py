@@ -38,6 +38,13 @@ class DataSettings(Settings):
         client=True,
     )
     num_classes: int | None = setting(None, "own: public number of classes; 0: real targets", at_least=0, client=True)
+    table_schema: str = setting(
+        "",
+        "own: file with the public schema of the clients' tables, which sets input-shape and num-classes "
+        "(docs/tables.md); kept as text",
+        allowed="a TOML file",
+        client=True,
+    )
     clients: int = setting(500, "number of clients, M; public", at_least=1, client=True)
     groups: str = setting(
         "4", "hidden groups: a number, or proportions such as 2:1:1", allowed="4 or 2:1:1", client=True

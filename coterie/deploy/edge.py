@@ -40,6 +40,7 @@ _OWN_KEYS = (
     "input-shape",
     "num-classes",
     "value-range",
+    "schema",
     "budget-file",
 )
 _ENVIRONMENT = {
@@ -73,6 +74,7 @@ class Edge:
     input_shape: str | None = None
     num_classes: int | None = None
     value_range: str | None = None
+    schema: Path | None = None
     budget_file: Path | None = None
     fab_hash: str | None = None
     trusted_entities: Path | None = None
@@ -82,7 +84,7 @@ class Edge:
     flags: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name in ("data", "key", "ca", "state_dir", "budget_file", "trusted_entities"):
+        for name in ("data", "key", "ca", "state_dir", "schema", "budget_file", "trusted_entities"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, Path(os.path.abspath(path.expanduser())))
         if self.fab_hash is not None:
@@ -95,10 +97,12 @@ class Edge:
             raise DeployError(f"--delta {self.delta}: must be between 0 and 1")
         if (self.input_shape is None) != (self.num_classes is None):
             raise DeployError("--input-shape and --num-classes declare this client's data: give both or neither")
-        if self.epsilon is not None and self.input_shape is None:
+        if self.schema is not None and self.input_shape is not None:
+            raise DeployError("--schema declares shape and classes: leave out --input-shape and --num-classes")
+        if self.epsilon is not None and self.input_shape is None and self.schema is None:
             raise DeployError(
-                "--epsilon requires --input-shape and --num-classes: without them, a server could infer the shape of "
-                "the data from rejected requests"
+                "--epsilon requires --input-shape and --num-classes, or --schema: without them, a server could infer "
+                "the shape of the data from rejected requests"
             )
         if self.value_range is not None and self.input_shape is None:
             raise DeployError("--value-range requires --input-shape and --num-classes")
@@ -126,6 +130,8 @@ class Edge:
             values |= {"input-shape": self.input_shape, "num-classes": self.num_classes}
         if self.value_range is not None:
             values["value-range"] = self.value_range
+        if self.schema is not None:
+            values["schema"] = str(self.schema)
         if self.budget_file is not None:
             values["budget-file"] = str(self.budget_file)
         values |= {key: _value(text) for key, text in self.settings.items()}

@@ -19,7 +19,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from coterie.messages import Layout, pack_models, unpack_models
+from coterie.messages import DIVERGED, Layout, pack_models, unpack_models
 from coterie.privacy import BudgetError, Event, Ledger, Plan, epsilon
 from coterie.rounds.averaging import Averaging
 from coterie.rounds.context import Models, Statistics, StrategyError
@@ -36,6 +36,8 @@ TRANSPORT_ERRORS = (
 )
 # Attempts to receive a reply from silent clients, where too few replies come.
 _ATTEMPTS = 3
+# Rounds without any finite update after which a run ends, and the largest parameter of a model that did not diverge.
+_HOPELESS, _LARGEST = 3, 1e9
 
 
 class RoundsStrategy(Strategy):
@@ -106,7 +108,7 @@ def run_rounds(
     await_clients(strategy.registry, grid)
     _warn_of_refused_evaluation(strategy)
     result = Result()
-    last = first
+    last, diverged = first, False
 
     def evaluate(number: int) -> dict[str, Any]:
         messages = _timed(strategy.configure_evaluate(number, result.arrays, evaluate_config, grid), timeout)
@@ -140,6 +142,7 @@ def run_rounds(
                 result.evaluate_metrics_serverapp[number] = central
             line |= _participation(strategy) | {"seconds": time.perf_counter() - started}
             strategy.recorder.round_finished(line)
+            diverged = _check_divergence(strategy, models, number, number - first, diverged)
         if last == first and strategy.evaluation_due(first, last=True):  # killed before the last evaluation
             evaluate(first)
     except BudgetError as refused:
@@ -320,6 +323,24 @@ def _line(strategy: RoundsStrategy, number: int, metrics: Mapping[str, Any] | No
     if strategy.notes:
         line["notes"], strategy.notes = strategy.notes, {}
     return line
+
+
+def _check_divergence(strategy: RoundsStrategy, models: Models, number: int, done: int, diverged: bool) -> bool:
+    """Return whether models diverged in this round or before, with a warning for the first; no reply ends a run alone.
+
+    Raises:
+        StrategyError: no client gave a valid reply in `_HOPELESS` rounds because training diverged. At client level,
+            where rounds are released regardless of replies, the run goes on.
+    """
+    statistics = strategy.statistics
+    hopeless = strategy.plan.unit != "client" and done >= _HOPELESS and not statistics.accepted
+    if hopeless and any(reason.endswith(DIVERGED) for reason in statistics.dropped):
+        raise StrategyError(f"round {number}: no client has sent a valid update")
+    largest = float(np.abs(models).max(initial=0.0))
+    if diverged or largest <= _LARGEST:
+        return diverged
+    log(WARNING, "round %s: a parameter of the models is %.3g: %s", number, largest, DIVERGED)
+    return True
 
 
 def _participation(strategy: RoundsStrategy) -> dict[str, Any]:

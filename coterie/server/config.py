@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
 from coterie import models as networks
-from coterie.datasets import OWN_DATA, DataError, Facts, assign_groups, facts, parse_groups
+from coterie.datasets import OWN_DATA, DataError, Facts, TableSchema, assign_groups, facts, parse_groups
 from coterie.datasets.settings import DataSettings
 from coterie.methods import STRATEGIES, strategy_class
 from coterie.privacy import PLANS, Plan, PrivacyError
@@ -58,6 +59,7 @@ SETTINGS: dict[str, Setting] = _COMMON | {
 
 _STRATEGY = "strategy"
 _UNIT = "privacy.privacy-unit"
+_SCHEMA = "data.table-schema"
 _KEYS_HINT = "`coterie run --keys` lists all settings"
 
 # Settings that partition or shift a data set, with the values required for clients' own data.
@@ -167,7 +169,7 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     method = _method(given.get(_STRATEGY, AUTO))
     used = _used(method)
-    explicit = _explicit(given)
+    explicit = _with_schema(_explicit(given))
     for name, value in explicit.items():
         if name not in used:
             raise ConfigError(f"{name} = {value!r}: strategy = {method.name!r} does not use it; leave it out")
@@ -180,6 +182,26 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
 def _default_unit(method: type[ClusteredStrategy]) -> str:
     default: str = SETTINGS[_UNIT].default
     return default if default in method.units else method.units[0]
+
+
+def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with the content of the schema in place of its file, and what the schema determines.
+
+    Raises:
+        ConfigError: the schema has errors, or a value contradicts it.
+    """
+    given = str(explicit.get(_SCHEMA, "")).strip()
+    if not given:
+        return dict(explicit)
+    try:
+        schema = TableSchema.parse(given) if given.startswith("{") else TableSchema.load(Path(given))
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    known = {"data.input-shape": str(schema.num_features), "data.num-classes": schema.num_classes}
+    for name, value in known.items():
+        if str(explicit.get(name, value)) != str(value):
+            raise ConfigError(f"{name} = {explicit[name]!r}: the table-schema makes it {value}; leave it out")
+    return {**explicit, **known, _SCHEMA: str(schema)}
 
 
 def _dataset_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
@@ -332,7 +354,7 @@ class RunConfig:
         """Public facts about the data."""
         data = self.data
         classes = "none" if data.num_classes is None else data.num_classes
-        return facts(data.dataset, data.input_shape, classes, data.data_dir or None)
+        return facts(data.dataset, data.input_shape, classes, data.data_dir or None, data.table_schema)
 
     @property
     def examples(self) -> tuple[tuple[int, ...], int]:
@@ -423,6 +445,8 @@ class RunConfig:
         declared = [(table, field, each) for table in self.tables for field, each in table.declared().items()]
         sent = {each.key: getattr(table, field) for table, field, each in declared if each.client}
         sent["num-classes"] = "none" if self.data.num_classes is None else self.data.num_classes
+        if not self.data.table_schema:
+            del sent["table-schema"]
         sent["partition-seed"] = self.partition_seed
         if self.seed is not None:
             sent["seed"] = self.seed
@@ -430,7 +454,12 @@ class RunConfig:
 
     def warnings(self) -> list[str]:
         """Warnings to show before the run starts."""
-        return ([self._evaluation_warning] if self._evaluation_warning else []) + planning.warnings(self)
+        schema = self.facts.schema
+        return [
+            *filter(None, [self._evaluation_warning]),
+            *(schema.warnings() if schema else ()),
+            *planning.warnings(self),
+        ]
 
     # ---- checks -------------------------------------------------------------------------------------------
 
@@ -547,6 +576,8 @@ class RunConfig:
     def _check_data(self) -> None:
         """Check the settings of clients' own data: required for these, rejected for other data sets."""
         data, own = self.data, self.data.dataset == OWN_DATA
+        if data.table_schema and not own:
+            raise ConfigError(f"table-schema is for dataset = 'own'; leave it out with {data.dataset!r}")
         for field, value in (("input_shape", data.input_shape or None), ("num_classes", data.num_classes)):
             declared = data.declared()[field]
             if own and value is None:

@@ -24,6 +24,8 @@ from coterie.privacy.selection import MAX_LOSS_BOUND, MIN_LOSS_BOUND
 from coterie.wire.fields import Bounds, Fields, Length, OneOf, RequestError
 
 MAX_CLUSTERS = 10_000
+# Characters of the schema of tables.
+_MAX_SCHEMA = 2**20
 # Record-level plans in one request.
 _MAX_PLANS = 10_000
 # Rows of a redraw matrix may be off by rounding.
@@ -53,6 +55,7 @@ class DataSpec(Fields):
     classes_per_client: Size
     non_iid_level: Annotated[float, Bounds(-1, 1)]
     validation_clients: Size
+    table_schema: Annotated[str | None, Length(_MAX_SCHEMA)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,453 @@
+"""Public schemas of tables: which column is the label, and how each feature becomes numbers.
+
+A schema is a TOML file (docs/tables.md):
+
+    version = 1
+
+    [label]                                  # or [target], of a regression, with mean, scale and range
+    column = "diagnosis"
+    classes = ["benign", "malignant"]
+
+    [[columns]]
+    name = "age"
+    type = "number"
+    mean = 50
+    scale = 15
+    range = [0, 120]
+    missing = "mean"
+
+    [[columns]]
+    name = "smoker"
+    type = "category"
+    values = ["no", "yes"]
+    unknown = "drop"
+
+Nothing in it is computed from private records: a record is encoded from its own cells and these constants alone, as
+record-level privacy requires. `label`, `target` and `columns` form the contract that all sites of a run share.
+`ignore` and `file` describe the file of one site, and may differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from coterie.datasets.sources import DataError
+from coterie.files import FileError, read_text
+
+#: Characters of a schema, and its numbers of columns and of features.
+MAX_CHARACTERS, MAX_COLUMNS, MAX_FEATURES = 2**20, 10_000, 100_000
+#: Largest scaled value that is not called unscaled.
+LARGEST = 30.0
+_VERSION = 1
+_MAX_NAME = 200
+_MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
+#: Delimiters that are recognised.
+DELIMITERS = (",", ";", "\t", "|")
+_ENCODINGS = ("utf-8", "cp1252", "iso-8859-1", "iso-8859-15")
+# Errors in one message.
+_SHOWN = 5
+
+
+class SchemaError(DataError):
+    """A schema with errors.
+
+    Attributes:
+        errors: all of them.
+    """
+
+    def __init__(self, where: str, errors: Sequence[str]) -> None:
+        self.errors = tuple(errors)
+        more = f"; and {len(errors) - _SHOWN} more errors" if len(errors) > _SHOWN else ""
+        super().__init__(f"{where}: {'; '.join(self.errors[:_SHOWN])}{more}")
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """How one site writes its file.
+
+    Attributes:
+        delimiter: between cells; empty: the one of , ; tab and | that fits the first line.
+        decimal: "." or ",".
+        encoding: of the text; a byte order mark is skipped.
+        missing_values: cells that mean a missing value.
+    """
+
+    delimiter: str = ""
+    decimal: str = "."
+    encoding: str = "utf-8"
+    missing_values: tuple[str, ...] = _MISSING_VALUES
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column and its rules.
+
+    Attributes:
+        name: in the first line of the file.
+        kind: "number" or "category".
+        mean, scale: public constants; a number x becomes (x - mean) / scale.
+        span: range to which numbers are clamped before they are scaled; None: any.
+        values: of a category; each becomes a feature that is 0 or 1.
+        missing: of a missing value: "error", "drop" the record, "mean", "indicator" (a feature of its own), or "value".
+        fill: the value that replaces it, of the file's unit.
+        missing_values: further cells that mean a missing value.
+        unknown: of other values of a category: "error", "drop", "ignore" (all zeros), or "indicator".
+    """
+
+    name: str
+    kind: str = "number"
+    mean: float = 0.0
+    scale: float = 1.0
+    span: tuple[float, float] | None = None
+    values: tuple[str, ...] = ()
+    missing: str = "error"
+    fill: float | str | None = None
+    missing_values: tuple[str, ...] = ()
+    unknown: str = "error"
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features of this column, in order."""
+        names = [self.name] if self.kind == "number" else [f"{self.name} = {value}" for value in self.values]
+        names += [f"{self.name} (other)"] if self.unknown == "indicator" else []
+        return (*names, *([f"{self.name} (missing)"] if self.missing == "indicator" else []))
+
+    @property
+    def reach(self) -> float:
+        """Largest absolute value after scaling, if a range is declared; otherwise 0."""
+        return max(abs(end - self.mean) / self.scale for end in self.span) if self.span else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a TOML file would hold."""
+        missing = {"value": self.fill} if self.missing == "value" else self.missing
+        found: dict[str, Any] = {"name": self.name, "type": self.kind}
+        if self.kind == "number":
+            found |= {"mean": self.mean, "scale": self.scale}
+            found |= {"range": list(self.span)} if self.span else {}
+        else:
+            found |= {"values": list(self.values), "unknown": self.unknown}
+        found |= {"missing-values": list(self.missing_values)} if self.missing_values else {}
+        return found | {"missing": missing}
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """A validated schema; see the module.
+
+    Attributes:
+        label: column of the labels, a category, or of real targets, a number.
+        class_names: a name for every class, in the order of `label.values`; empty for real targets.
+        columns: columns of the features, in the order of the features.
+        ignore: other columns that a file may have; None: any.
+        file: how the file is written.
+    """
+
+    label: Column
+    class_names: tuple[str, ...]
+    columns: tuple[Column, ...]
+    ignore: tuple[str, ...] | None = ()
+    file: FileFormat = FileFormat()
+
+    @classmethod
+    def load(cls, path: Path) -> TableSchema:
+        """Read a TOML file.
+
+        Raises:
+            SchemaError: the file cannot be read or has errors.
+        """
+        try:
+            return cls.parse(read_text(path.expanduser()), str(path))
+        except FileError as error:
+            raise SchemaError(str(path), [str(error).removeprefix(f"{path} ")]) from None
+
+    @classmethod
+    def parse(cls, text: str, where: str = "table-schema") -> TableSchema:
+        """Parse TOML, or the result of `str`.
+
+        Raises:
+            SchemaError: the text has errors; the message begins with ``where``.
+        """
+        return _parsed(text, where)
+
+    def __str__(self) -> str:
+        """The schema as JSON on one line, which `parse` reads."""
+        file = {
+            "delimiter": self.file.delimiter or "auto",
+            "decimal": self.file.decimal,
+            "encoding": self.file.encoding,
+            "missing-values": list(self.file.missing_values),
+        }
+        ignore = "others" if self.ignore is None else list(self.ignore)
+        return json.dumps({**self.contract, "ignore": ignore, "file": file}, ensure_ascii=False)
+
+    @property
+    def contract(self) -> dict[str, Any]:
+        """What all sites of a run have in common, as a JSON document."""
+        label = self.label.to_dict()
+        entry = {"column": label["name"], "missing": label["missing"]}
+        if self.num_classes:
+            entry |= {"classes": label["values"], "names": list(self.class_names), "unknown": label["unknown"]}
+        else:
+            entry |= {key: label[key] for key in ("mean", "scale", "range") if key in label}
+        named = "label" if self.num_classes else "target"
+        return {"version": _VERSION, named: entry, "columns": [column.to_dict() for column in self.columns]}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the contract, in hexadecimal digits; equal for sites whose records can be used together."""
+        return hashlib.sha256(json.dumps(self.contract, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes; 0 for real targets."""
+        return len(self.label.values)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Name of every feature, in order."""
+        return tuple(name for column in self.columns for name in column.feature_names)
+
+    @property
+    def num_features(self) -> int:
+        """F, the number of features."""
+        return sum(len(column.feature_names) for column in self.columns)
+
+    def warnings(self) -> list[str]:
+        """Warnings about columns whose declared range is large after scaling, from the schema alone."""
+        large = [each for each in (*self.columns, self.label) if each.reach > LARGEST]
+        if not large:
+            return []
+        worst = max(large, key=lambda column: column.reach)
+        others = f" ({len(large)} columns exceed {LARGEST:g})" if len(large) > 1 else ""
+        return [
+            f"table-schema: values of column {worst.name!r} reach {worst.reach:.3g} after scaling{others}; choose mean "
+            "and scale, or a narrower range, such that most values are in [-3, 3]"
+        ]
+
+
+@lru_cache(maxsize=8)  # deployed clients parse the same text for every message
+def _parsed(text: str, where: str) -> TableSchema:
+    if len(text) > MAX_CHARACTERS:
+        raise SchemaError(where, [f"has {len(text):,} characters; the limit is {MAX_CHARACTERS:,}"])
+    try:
+        content = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SchemaError(where, [f"is not valid TOML: {str(error)[:_MAX_NAME]}"]) from None
+    errors: list[str] = []
+    schema = _schema(_Table(content, "", errors))
+    if errors:
+        raise SchemaError(where, errors)
+    return schema
+
+
+class _Table:
+    """Reads the keys of one table, and collects errors, so that all of them are reported at once."""
+
+    def __init__(self, values: Any, where: str, errors: list[str]) -> None:
+        self.where, self.errors = where, errors
+        if not isinstance(values, Mapping):
+            self.error(f"must be a table, not {_shown(values)}")
+            values = {}
+        self._values, self._known = values, set[str]()
+
+    def error(self, problem: str) -> None:
+        self.errors.append(f"{self.where}: {problem}" if self.where else problem)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._known.add(key)
+        return self._values.get(key, default)
+
+    def table(self, key: str) -> _Table:
+        return _Table(self.get(key, {}), f"{self.where} {key}".strip() if self.where else f"[{key}]", self.errors)
+
+    def finish(self) -> None:
+        """Report keys that no one asked for."""
+        for key in self._values:
+            if key not in self._known:
+                self.error(f"unknown key {_shown(key)}; known: {', '.join(sorted(self._known))}")
+
+    def name(self, key: str) -> str:
+        value = self.get(key)
+        if not isinstance(value, str) or not 0 < len(value.strip()) <= _MAX_NAME:
+            problem = f"{key} is missing" if value is None else f"{key} = {_shown(value)}"
+            self.error(f"{problem}; must be the name of a column, of at most {_MAX_NAME} characters")
+            return ""
+        return value.strip()
+
+    def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
+        value = self.get(key, default)
+        if value not in choices or not isinstance(value, str):
+            problem = f"{key} is missing" if value is None else f"{key} = {_shown(value)}"
+            self.error(f"{problem}; must be {' or '.join(map(repr, choices))}")
+            return default or choices[0]
+        return value
+
+    def number(self, key: str, default: float | None = None, *, positive: bool = False) -> float:
+        value = self.get(key, default)
+        number = _finite(value)
+        if number is None or (positive and not number > 0):
+            problem = f"{key} is missing" if value is None else f"{key} = {_shown(value)}"
+            self.error(f"{problem}; must be a {'positive ' if positive else ''}finite number, from public knowledge")
+            return 1.0
+        return number
+
+    def span(self, key: str) -> tuple[float, float] | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        ends = [_finite(end) for end in value] if isinstance(value, list) else []
+        if len(ends) != 2 or ends[0] is None or ends[1] is None or not ends[0] < ends[1]:
+            self.error(f"{key} = {_shown(value)}; must be [minimum, maximum]")
+            return None
+        return ends[0], ends[1]
+
+    def texts(self, key: str, default: Sequence[str] = (), *, at_least: int = 0) -> tuple[str, ...]:
+        """A list of distinct strings or integers; where some are required, none may be empty."""
+        value = self.get(key, list(default))
+        right = isinstance(value, list) and all(type(each) in (str, int) for each in value)
+        found = tuple(str(each).strip() for each in value) if right else ()
+        empty = at_least > 0 and not all(found)
+        if not right or empty or not max(at_least, len(set(found))) <= len(found) <= MAX_FEATURES:
+            least = f"at least {at_least} " if at_least else ""
+            self.error(f"{key} = {_shown(value)}; must be a list of {least}distinct strings or integers")
+            return tuple(default)
+        if long := [each for each in found if len(each) > _MAX_NAME]:
+            self.error(f"{key}: {_shown(long[0])} has {len(long[0])} characters; the limit is {_MAX_NAME}")
+        return found
+
+
+def _schema(table: _Table) -> TableSchema:
+    version = table.get("version")
+    if version != _VERSION or type(version) is not int:
+        problem = "version is missing" if version is None else f"version = {_shown(version)}"
+        table.error(f"{problem}; this release reads version = {_VERSION}")
+    if ("label" in table) == ("target" in table):
+        table.error("must have one of [label], for classes, and [target], for real targets")
+    label, names = _label(table.table("label")) if "target" not in table else (_target(table.table("target")), ())
+    listed = table.get("columns", [])
+    if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_COLUMNS:
+        table.error(f"columns must be 1 to {MAX_COLUMNS:,} tables [[columns]]")
+        listed = []
+    columns = tuple(_column(_Table(each, _title(i, each), table.errors)) for i, each in enumerate(listed, 1))
+    ignore = None if table.get("ignore") == "others" else table.texts("ignore")
+    schema = TableSchema(label, names, columns, ignore, _file(table.table("file")))
+    table.finish()
+    _check_names(schema, table)
+    return schema
+
+
+def _title(number: int, column: Any) -> str:
+    name = column.get("name") if isinstance(column, Mapping) else None
+    return f"column {_shown(name)}" if isinstance(name, str) else f"column {number}"
+
+
+def _check_names(schema: TableSchema, table: _Table) -> None:
+    seen: set[str] = set()
+    for name in filter(None, (schema.label.name, *(column.name for column in schema.columns), *(schema.ignore or ()))):
+        if name in seen:
+            table.error(f"column {_shown(name)} is named twice; each column is the label, a feature, or ignored")
+        seen.add(name)
+    if schema.num_features > MAX_FEATURES:
+        table.error(f"{schema.num_features:,} features; the limit is {MAX_FEATURES:,}")
+
+
+def _label(table: _Table) -> tuple[Column, tuple[str, ...]]:
+    name, classes = table.name("column"), table.texts("classes", at_least=2)
+    names = table.texts("names", classes)
+    if len(names) != len(classes):
+        table.error(f"names has {len(names)} entries, but classes has {len(classes)}")
+    missing, unknown = (table.choice(key, ("error", "drop"), "error") for key in ("missing", "unknown"))
+    table.finish()
+    return Column(name, "category", values=classes, missing=missing, unknown=unknown), names
+
+
+def _target(table: _Table) -> Column:
+    name, mean, scale = table.name("column"), table.number("mean", 0.0), table.number("scale", 1.0, positive=True)
+    span, missing = table.span("range"), table.choice("missing", ("error", "drop"), "error")
+    table.finish()
+    return Column(name, "number", mean, scale, span, missing=missing)
+
+
+def _column(table: _Table) -> Column:
+    name, kind = table.name("name"), table.choice("type", ("number", "category"))
+    column = _number(table, name) if kind == "number" else _category(table, name)
+    table.finish()
+    return column
+
+
+def _number(table: _Table, name: str) -> Column:
+    mean, scale, span = table.number("mean"), table.number("scale", positive=True), table.span("range")
+    missing, fill = _missing(table, ("error", "drop", "mean", "indicator"))
+    if missing == "value":
+        fill = _finite(fill)
+        if fill is None:
+            table.error("missing: value must be a finite number")
+        elif span and not span[0] <= fill <= span[1]:
+            table.error(f"missing: value {fill:g} is outside the range")
+    return Column(name, "number", mean, scale, span, (), missing, fill, table.texts("missing-values"))
+
+
+def _category(table: _Table, name: str) -> Column:
+    values = table.texts("values", at_least=1)
+    unknown = table.choice("unknown", ("error", "drop", "ignore", "indicator"), "error")
+    missing, fill = _missing(table, ("error", "drop", "indicator"))
+    if missing == "value":
+        fill = str(fill).strip()
+        if fill not in values:
+            table.error(f"missing: value {_shown(fill)} is not one of values")
+    codes = table.texts("missing-values")
+    if both := set(codes) & set(values):
+        table.error(f"missing-values: {_shown(min(both))} is also one of values")
+    return Column(name, "category", values=values, missing=missing, fill=fill, missing_values=codes, unknown=unknown)
+
+
+def _missing(table: _Table, choices: Sequence[str]) -> tuple[str, Any]:
+    """Return the rule for missing values, and the value that replaces them."""
+    rule = table.get("missing")
+    if isinstance(rule, Mapping) and set(rule) == {"value"}:
+        return "value", rule["value"]
+    if isinstance(rule, Mapping):
+        table.error(f"missing = {_shown(rule)}; must be {', '.join(map(repr, choices))} or {{value = ...}}")
+        return "error", None
+    return table.choice("missing", choices, "error"), None
+
+
+def _file(table: _Table) -> FileFormat:
+    delimiter = table.choice("delimiter", ("auto", "tab", *DELIMITERS), "auto")
+    found = FileFormat(
+        {"auto": "", "tab": "\t"}.get(delimiter, delimiter),
+        table.choice("decimal", (".", ","), "."),
+        table.choice("encoding", _ENCODINGS, "utf-8"),
+        table.texts("missing-values", _MISSING_VALUES),
+    )
+    if found.decimal == found.delimiter:
+        table.error("decimal and delimiter are both ','")
+    table.finish()
+    return found
+
+
+def _finite(value: Any) -> float | None:
+    """Return a finite number as float; None for anything else."""
+    if type(value) not in (int, float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
