@@ -18,9 +18,7 @@ app = typer.Typer(help="Check tables of private records by a public schema.", no
 
 @app.command()
 def check(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file, or a folder of train.*, test.*.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A table, or a folder of train.* and test.*.")],
     schema: Annotated[Path, typer.Option(metavar="SCHEMA", help="TOML file of the schema (docs/tables.md).")],
     as_json: JsonFlag = False,
 ) -> None:
@@ -98,11 +96,11 @@ def _print_text(tables: dict[Path, Table], schema: TableSchema, warnings: list[s
 def _report(table: Table, schema: TableSchema) -> dict[str, Any]:
     import numpy as np
 
-    classes = np.bincount(table.y.astype(int), minlength=schema.num_classes) if schema.num_classes else []
+    counts = np.bincount(table.y.astype(int), minlength=schema.num_classes).tolist() if schema.num_classes else []
     return {
         "records": table.records,
         "usable": len(table.y),
-        "classes": dict(zip(schema.class_names, map(int, classes), strict=True)),
+        "classes": dict(zip(schema.class_names, counts, strict=True)),
         "missing": {name: count for name, count in table.missing.items() if count},
         "errors": [_entry(each) for each in table.findings if not each.expected],
         "notes": [_entry(each) for each in table.findings if each.expected],
