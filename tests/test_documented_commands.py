@@ -41,6 +41,8 @@ ELSEWHERE = {
     ("datasets", "--download"): "datasets/test_images.py",
     ("privacy", "spent"): "cli/test_cli_privacy.py",
     ("client",): "deploy/test_edge.py",
+    ("data",): "cli/test_cli_data.py",
+    ("run", "--set", "table-schema=schema.toml"): "examples/test_hospital_csv.py",
     ("status",): "deploy/test_status.py",
     ("purge",): "deploy/test_purge.py",
 }

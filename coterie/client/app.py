@@ -163,13 +163,13 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Map
                 f"{who}: {key} = {value!r} names code chosen by the server; to allow it, list it under code in the "
                 "node configuration"
             )
-    declared = client.declared
-    if client.data is not None and declared is None and config.table_schema:
+    if client.data is not None and client.declared is None and config.table_schema:
         raise ClientError(
             f"{who}: the run reads tables by a schema, but the node configuration declares none; set schema (coterie "
             "client --schema)"
         )
-    if client.data is not None and declared is not None:
+    if client.data is not None and client.declared is not None:
+        declared = client.declared
         asked = facts(config.dataset, config.input_shape, config.num_classes, None, config.table_schema)
         if (asked.shape, asked.num_classes, asked.fingerprint) != (
             declared.shape,

@@ -211,16 +211,15 @@ class OwnFederation:
         if client_id not in self._shards:
             known = self._known
             declared = self._deployed.get(client_id)
-            deployed = client_id in self._deployed
             own = own_shard(
                 self._path(client_id),
                 client_id,
                 known.shape,
                 known.num_classes,
                 self._transform,
-                schema=(declared.schema if declared else None) if deployed else known.schema,
+                schema=known.schema if client_id not in self._deployed else declared and declared.schema,
                 span=declared.span if declared else None,
-                strict=not deployed,
+                strict=client_id not in self._deployed,
             )
             self._warn_unscaled(own)
             self._shards.setdefault(client_id, own)

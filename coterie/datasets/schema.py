@@ -317,8 +317,8 @@ class _Table:
         value = self.get(key, list(default))
         right = isinstance(value, list) and all(type(each) in (str, int) for each in value)
         found = tuple(str(each).strip() for each in value) if right else ()
-        empty = at_least > 0 and not all(found)
-        if not right or empty or not max(at_least, len(set(found))) <= len(found) <= MAX_FEATURES:
+        empty, twice = at_least > 0 and not all(found), len(set(found)) < len(found)
+        if not right or empty or twice or not at_least <= len(found) <= MAX_FEATURES:
             least = f"at least {at_least} " if at_least else ""
             self.error(f"{key} = {_shown(value)}; must be a list of {least}distinct strings or integers")
             return tuple(default)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +86,7 @@ class Table:
     Attributes:
         x: (n, F) float32 features, in the order of `TableSchema.feature_names`.
         y: (n,) float64 labels from 0, or scaled targets; zeros if the table was read without them.
-        rows: (n,) int64 number of each record's row, see `Finding`.
+        index: (n,) int64 position of each record among all records of the file, from 0.
         findings: what was dropped or clamped.
         missing: number of missing values of every column, the label included.
         records: number of records of the file, including those that were dropped.
@@ -94,7 +94,7 @@ class Table:
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[np.float64]
-    rows: npt.NDArray[np.int64]
+    index: npt.NDArray[np.int64]
     findings: tuple[Finding, ...]
     missing: dict[str, int]
     records: int
@@ -105,13 +105,13 @@ class Table:
         return tuple(each for each in self.findings if not each.expected)
 
 
-def read_table(path: Path, schema: TableSchema, *, labelled: bool = True) -> Table:
+def read_table(path: Path, schema: TableSchema, *, labelled: bool | None = True) -> Table:
     """Read a `.csv` or `.parquet` file.
 
     Args:
         path: the file.
         schema: how to read it.
-        labelled: whether to read labels or targets; otherwise their column may be absent.
+        labelled: whether to read labels or targets; otherwise their column may be absent. None: if it is there.
 
     Raises:
         DataError: the file cannot be read, or has other columns than the schema.
@@ -120,11 +120,11 @@ def read_table(path: Path, schema: TableSchema, *, labelled: bool = True) -> Tab
     readers: dict[str, Callable[..., Iterator[Row]]] = {".csv": _csv_rows, ".parquet": _parquet_rows}
     if path.suffix.lower() not in readers:
         raise DataError(f"{path}: a schema is for tables; supported files: {', '.join(readers)}")
-    encoder = _Encoder(schema, labelled)
     try:
         if not path.exists():
             raise DataError(f"{path} does not exist")
         files.need_regular(path)
+        encoder = _Encoder(schema, schema.label.name in _column_names(path, schema) if labelled is None else labelled)
         rows = readers[path.suffix.lower()](path, schema, [column.name for column in encoder.columns])
         while chunk := list(islice(rows, _CHUNK)):
             encoder.add(chunk)
@@ -135,11 +135,11 @@ def read_table(path: Path, schema: TableSchema, *, labelled: bool = True) -> Tab
     return encoder.table()
 
 
-def schema_readers(schema: TableSchema) -> dict[str, Callable[[Path], tuple[Records, None]]]:
+def schema_readers(schema: TableSchema) -> dict[str, Callable[[Path, bool], tuple[Records, None]]]:
     """Return readers by suffix, in place of `files.READERS`, for tables that have this schema."""
 
-    def read(path: Path) -> tuple[Records, None]:
-        table = read_table(path, schema)
+    def read(path: Path, need_targets: bool) -> tuple[Records, None]:
+        table = read_table(path, schema, labelled=need_targets or None)
         hint = "" if len(table.errors) < 2 else f" (and {len(table.errors) - 1} other kinds of errors)"
         problems = [f"{path}: {each}{hint}; `coterie data check` lists all" for each in table.errors]
         if not table.records:
@@ -148,7 +148,10 @@ def schema_readers(schema: TableSchema) -> dict[str, Callable[[Path], tuple[Reco
         what = f"records of {schema.num_features} numbers"
         classes = schema.num_classes > 0
         notes = tuple(str(each) for each in table.findings if each.expected)
-        return Records(str(path), what, table.x, table.y, held_out, False, classes, tuple(problems), notes), None
+        labelled = schema.label.name in table.missing
+        return Records(
+            str(path), what, table.x, table.y, held_out, False, classes, tuple(problems), labelled, notes
+        ), None
 
     return dict.fromkeys((".csv", ".parquet"), read)
 
@@ -185,7 +188,7 @@ def draft(path: Path, label: str | None = None) -> str:
 
     delimiter, names = ",", []
     if path.suffix.lower() == ".parquet":
-        names = _parquet_names(path)
+        names = [name for name, _ in _parquet_types(path)]
     else:
         try:
             files.need_regular(path)
@@ -227,13 +230,14 @@ class _Encoder:
 
     def add(self, chunk: Sequence[Row]) -> None:
         """Encode some rows."""
-        self.records += len(chunk)
-        whole = []
-        for number, cells in chunk:
+        whole, index = [], []
+        for i, (number, cells) in enumerate(chunk, self.records):
             if isinstance(cells, str):
                 self._note("", cells, "dropped", False, number, None)
             else:
                 whole.append((number, cells))
+                index.append(i)
+        self.records += len(chunk)
         if not whole:
             return
         self._rows, self._keep = [number for number, _ in whole], np.ones(len(whole), bool)
@@ -241,14 +245,14 @@ class _Encoder:
         parts = [self._features(column, cells) for column, cells in zip(self.columns, columns, strict=True)]
         y = parts.pop() if self._labelled else np.zeros(len(whole))
         x = np.concatenate(parts, axis=1, dtype=np.float32)
-        self._parts.append((x[self._keep], y[self._keep], np.array(self._rows, np.int64)[self._keep]))
+        self._parts.append((x[self._keep], y[self._keep], np.array(index, np.int64)[self._keep]))
 
     def table(self) -> Table:
         """Return all records that were not dropped."""
         empty = np.zeros((0, self._schema.num_features), np.float32), np.zeros(0), np.zeros(0, np.int64)
-        x, y, rows = (np.concatenate(parts) for parts in zip(empty, *self._parts, strict=True))
+        x, y, index = (np.concatenate(parts) for parts in zip(empty, *self._parts, strict=True))
         missing = {column.name: self._missing[column.name] for column in self.columns}
-        return Table(x, y, rows, tuple(self._findings.values()), missing, self.records)
+        return Table(x, y, index, tuple(self._findings.values()), missing, self.records)
 
     def _features(self, column: Column, cells: Sequence[Cell]) -> npt.NDArray[np.float64]:
         """Return the (n, width) features of a column, or the (n,) labels or targets."""
@@ -400,8 +404,7 @@ def _hint(text: str, decimal: str) -> str:
 def _csv_rows(path: Path, schema: TableSchema, names: Sequence[str]) -> Iterator[Row]:
     """Yield the cells of these columns, line by line."""
     files.need_at_most(files.MAX_BYTES // 4, path.stat().st_size, str(path), "holds")
-    encoding = "utf-8-sig" if schema.file.encoding == "utf-8" else schema.file.encoding
-    with path.open(encoding=encoding, errors="replace") as file:
+    with _opened(path, schema) as file:
         lines = files.lines(file)
         header, delimiter = _header(path, next(lines, ""), schema)
         wanted = _columns(path, header, schema, names)
@@ -415,6 +418,19 @@ def _csv_rows(path: Path, schema: TableSchema, names: Sequence[str]) -> Iterator
                 else:
                     other = f"another number of cells than the {len(header)} column names"
                     yield number, cells if isinstance(cells, str) else other
+
+
+def _column_names(path: Path, schema: TableSchema) -> list[str]:
+    """Return the names of all columns of a file."""
+    if path.suffix.lower() == ".parquet":
+        return [name for name, _ in _parquet_types(path)]
+    with _opened(path, schema) as file:
+        return _header(path, next(files.lines(file), ""), schema)[0]
+
+
+def _opened(path: Path, schema: TableSchema) -> TextIO:
+    encoding = "utf-8-sig" if schema.file.encoding == "utf-8" else schema.file.encoding
+    return path.open(encoding=encoding, errors="replace")
 
 
 def _cells(line: str, delimiter: str) -> list[str] | str:
@@ -477,15 +493,17 @@ def _some(names: Sequence[str]) -> str:
 
 def _parquet_rows(path: Path, schema: TableSchema, names: Sequence[str]) -> Iterator[Row]:
     """Yield the cells of these columns, record by record."""
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise DataError(f"{path}: reading parquet requires pyarrow: pip install 'coterie[parquet]'") from None
+    types = _parquet_types(path)
+    wanted = [types[i] for i in _columns(path, [name for name, _ in types], schema, names)]
+    for name, kind in wanted:
+        if kind.num_fields:
+            raise DataError(f"{path}: column {name!r} holds {str(kind)[:_LONGEST]}; expected numbers or texts")
+    from pyarrow import parquet
+
     try:
         # Equal texts are stored once: a small file could expand to any size otherwise.
         with parquet.ParquetFile(path, read_dictionary=list(names)) as file:
             about = file.metadata
-            _columns(path, file.schema_arrow.names, schema, names)
             unpacked = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
             size = max(unpacked, 8 * about.num_rows * len(names))
             files.need_at_most(files.MAX_BYTES, size, str(path), "unpacks to")
@@ -501,15 +519,16 @@ def _parquet_rows(path: Path, schema: TableSchema, names: Sequence[str]) -> Iter
         raise DataError(f"{path} is not a valid parquet file ({str(error)[:200]}); write it again") from None
 
 
-def _parquet_names(path: Path) -> list[str]:
+def _parquet_types(path: Path) -> list[tuple[str, Any]]:
+    """Return names and types of all columns."""
     try:
         from pyarrow import parquet
 
-        return [str(name) for name in parquet.read_schema(path).names]
+        return [(field.name, field.type) for field in parquet.read_schema(path)]
     except ImportError:
         raise DataError(f"{path}: reading parquet requires pyarrow: pip install 'coterie[parquet]'") from None
     except Exception as error:  # whatever a broken file makes pyarrow say
-        raise DataError(f"{path} is not a valid parquet file ({str(error)[:200]})") from None
+        raise DataError(f"{path} is not a valid parquet file ({str(error)[:200]}); write it again") from None
 
 
 def _values(column: Any) -> list[Any]:

@@ -6,6 +6,8 @@ from typing import Any
 
 MISSING = "–"
 NBSP = "\u00a0"
+# Characters of a setting.
+_LONGEST = 300
 # Two Gaussians whose means are twice this many standard deviations apart (RC-DPFL, section 4.2.1).
 _SEPARATED = 3
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -95,7 +97,8 @@ def setting(value: Any) -> str:
         return ", ".join(map(setting, value)) or MISSING
     if isinstance(value, dict):
         return ", ".join(f"{key} = {setting(item)}" for key, item in value.items()) or MISSING
-    return MISSING if value is None or value == "" else str(value)
+    text = MISSING if value is None or value == "" else str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"  # the schema of a table
 
 
 def mixture(notes: Mapping[str, Any] | None) -> str:

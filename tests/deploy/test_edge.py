@@ -147,6 +147,22 @@ def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
     assert variables == {**os.environ, **own}
 
 
+def test_a_schema_declares_the_data(coterie, pki, tmp_path, executed, machine):
+    machine.describe = lambda path, declared=None: f"{declared}"
+    schema = '[[columns]]\nname = "age"\ntype = "number"\nmean = 50\nscale = 10\n'
+    (tmp_path / "s.toml").write_text(f'version = 1\n[label]\ncolumn = "y"\nclasses = [0, 1]\n{schema}')
+    with listening(tls(pki)) as port:
+        more = ["--epsilon", 8, "--delta", 1e-5, "--schema", "s.toml"]
+        status, out, err = coterie(*words(pki, port, *more))
+        assert (status, err) == (0, "")
+        assert "examples of 1 with 2 classes by schema " in out
+        assert f'schema="{tmp_path}/s.toml"' in executed[0][1][executed[0][1].index("--node-config") + 1]
+        (tmp_path / "s.toml").write_text(schema)
+        status, _, err = coterie(*words(pki, port, "--check", *more))
+        assert status == 1
+        assert "s.toml: version is missing" in err
+
+
 def test_the_unit_says_what_the_command_takes(coterie, pki, tmp_path):
     unit = (ROOT / "docker" / "edge" / "coterie-client@.service").read_text().replace("\\\n", "")
     (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
@@ -232,6 +248,7 @@ def test_where_state_lies(tmp_path, monkeypatch):
         (["--epsilon", 1, "--delta", 0.1], ["--epsilon requires --input-shape and --num-classes"]),
         (["--num-classes", 2], ["--input-shape", "--num-classes", "both"]),
         (["--value-range", "0:1"], ["--value-range requires"]),
+        (["--schema", "s", "--input-shape", "3", "--num-classes", 2], ["--schema declares shape and classes"]),
         (["--isolation", "container"], ["--isolation container", "subprocess"]),
         (["--set", "client-id=4"], ["--set client-id", "--client-id"]),
         (["--set", "two words=4"], ["--set two words"]),

@@ -447,6 +447,65 @@ def test_own_data_are_described_by_public_facts():
     assert record.plan.client_plans[0].num_examples == 50
 
 
+SCHEMA = """version = 1
+[label]
+column = "y"
+classes = ["a", "b", "c"]
+[[columns]]
+name = "age"
+type = "number"
+mean = 50
+scale = 10
+missing = "indicator"
+"""
+OWN_TABLES = {"dataset": "own", "table-schema": "schema.toml", "clients": 5}
+
+
+@pytest.fixture
+def schema_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    return tmp_path / "schema.toml"
+
+
+def test_a_schema_determines_shape_and_classes_and_stays_with_the_run(schema_file):
+    config = RunConfig(OWN_TABLES)
+    assert (config["input-shape"], config["num-classes"], config.examples) == ("2", 3, ((2,), 3))
+    assert config.facts.schema.feature_names == ("age", "age (missing)")
+    schema_file.unlink()
+    again = RunConfig.stored(config.values)  # as a run folder holds it
+    assert again == config
+    assert again.facts.schema == config.facts.schema
+    assert again.for_clients()["table-schema"] == str(config.facts.schema)
+    assert "table-schema" not in RunConfig(OWN).for_clients()
+    schema_file.write_text(SCHEMA.replace("mean = 50", "mean = 51"))
+    assert list(RunConfig(OWN_TABLES).differences(config)) == ["data.table-schema"]
+    target = SCHEMA.replace("[label]", "[target]").replace('classes = ["a", "b", "c"]', "scale = 7")
+    schema_file.write_text(target)
+    assert (RunConfig(OWN_TABLES)["model"], RunConfig(OWN_TABLES).examples) == ("regression", ((2,), 0))
+
+
+def test_a_schema_whose_values_stay_large_is_warned_of(schema_file):
+    assert not any("table-schema" in warning for warning in RunConfig(OWN_TABLES).warnings())
+    schema_file.write_text(SCHEMA + "range = [0, 1e6]\n")
+    assert any("column 'age' reach 1e+05 after scaling" in warning for warning in RunConfig(OWN_TABLES).warnings())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"table-schema": "absent.toml"}, r"absent\.toml: cannot be read: No such file"),
+        ({"input-shape": "3"}, r"data\.input-shape = '3': the table-schema makes it 2; leave it out"),
+        ({"num-classes": 2}, r"data\.num-classes = 2: the table-schema makes it 3; leave it out"),
+        ({"dataset": "digits"}, "table-schema is for dataset = 'own'; leave it out with 'digits'"),
+        ({"table-schema": '{"version": 1}'}, "table-schema: must have one of"),
+    ],
+)
+def test_what_a_schema_cannot_be_is_refused(schema_file, wrong, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        RunConfig({**OWN_TABLES, **wrong})
+
+
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [

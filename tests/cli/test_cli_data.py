@@ -1,0 +1,124 @@
+"""`coterie data`: all errors of a table at once, for its owner alone, and drafts without numbers."""
+
+import pytest
+from commands import assert_refused, document
+
+SCHEMA = """version = 1
+[label]
+column = "outcome"
+classes = ["alive", "dead"]
+[[columns]]
+name = "age"
+type = "number"
+mean = 50
+scale = 10
+range = [0, 100]
+missing = "mean"
+"""
+GOOD = ["50;alive", "40;dead", ";dead", "120;dead"]
+BAD = ["x;alive", "y;alive", "5;lost", '"5;dead', "5"]
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(*lines, name="t.csv"):
+        (tmp_path / "s.toml").write_text(SCHEMA)
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(["age;outcome", *lines, ""]))
+        return path
+
+    return write
+
+
+def test_a_table_without_errors(coterie, table):
+    status, out, err = coterie("data", "check", table(*GOOD), "--schema", "s.toml")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].endswith("t.csv: 4 records, 4 of them usable; 1 features")
+    assert lines[1:4] == [
+        "  classes: alive 1, dead 3",
+        "  missing: age 1",
+        "  note: column 'age': above 100, 1 record clamped: row 5 (120)",
+    ]
+    assert lines[-1].endswith("this report is for the owner of the records alone")
+
+
+def test_all_errors_are_reported_at_once(coterie, table):
+    status, out, err = coterie("data", "check", table(*GOOD, *BAD), "--schema", "s.toml")
+    assert (status, err) == (1, "")
+    assert [line.strip() for line in out.splitlines() if "error:" in line] == [
+        "error: misplaced quotes (unexpected end of data), 1 record dropped: row 9",
+        "error: another number of cells than the 2 column names, 1 record dropped: row 10",
+        "error: column 'age': not a number, 2 records dropped: row 6 (x), 7 (y)",
+        "error: column 'outcome': not one of its values, 1 record dropped: row 8 (lost)",
+    ]
+
+
+def test_the_report_as_json(coterie, table):
+    path = table(*GOOD, *BAD)
+    status, out, err = coterie("data", "check", path, "--schema", "s.toml", "--json")
+    assert (status, err) == (1, "")
+    report = document(out)
+    assert set(report) == {"schema", "warnings", "files"}
+    found = report["files"][str(path)]
+    assert (found["records"], found["usable"]) == (9, 4)
+    assert (found["classes"], found["missing"]) == ({"alive": 1, "dead": 3}, {"age": 1})
+    assert [each["count"] for each in found["errors"]] == [1, 1, 2, 1]
+    assert found["errors"][2] == {
+        "column": "age",
+        "what": "not a number",
+        "effect": "dropped",
+        "count": 2,
+        "rows": [6, 7],
+        "values": ["x", "y"],
+    }
+    assert [each["what"] for each in found["notes"]] == ["above 100"]
+
+
+def test_a_folder_of_training_and_test_data(coterie, table, tmp_path):
+    table(*GOOD, name="site/train.csv")
+    table(*BAD, name="site/test.csv")
+    status, out, _ = coterie("data", "check", "site", "--schema", "s.toml", "--json")
+    assert status == 1
+    assert [len(each["errors"]) for each in document(out)["files"].values()] == [0, 4]
+    (tmp_path / "empty").mkdir()
+    assert_refused(coterie("data", "check", "empty", "--schema", "s.toml"), "neither train.csv nor train.parquet")
+
+
+def test_errors_of_the_file_and_of_the_schema(coterie, table, tmp_path):
+    path = table(*GOOD)
+    path.write_text("age;died\n5;1\n")
+    assert_refused(coterie("data", "check", path, "--schema", "s.toml"), "has no column 'outcome'", "name: 'died'")
+    assert_refused(coterie("data", "check", "absent.csv", "--schema", "s.toml"), "absent.csv does not exist")
+    (tmp_path / "s.toml").write_text(SCHEMA.replace("mean = 50", "").replace("scale = 10", "scale = 0"))
+    status, out, err = coterie("data", "check", path, "--schema", "s.toml")
+    assert (status, out) == (1, "")
+    assert [line.partition(": must")[0] for line in err.splitlines()] == [
+        "error: s.toml: column 'age': mean is missing; must be a finite number, from public knowledge",
+        "error: s.toml: column 'age': scale = 0; must be a positive finite number, from public knowledge",
+    ]
+
+
+def test_plainly_unscaled_columns_are_warned_of(coterie, table, tmp_path):
+    path = table(*GOOD)
+    (tmp_path / "s.toml").write_text(SCHEMA.replace("scale = 10", "scale = 0.5"))
+    status, out, _ = coterie("data", "check", path, "--schema", "s.toml")
+    assert status == 0
+    assert "warning: table-schema: values of column 'age' reach 100 after scaling" in out
+    assert "warning: feature 'age' reaches 100;" in out
+
+
+def test_a_draft_becomes_a_schema(coterie, table, tmp_path):
+    path = table("71;dead")
+    status, out, err = coterie("data", "schema", path, "--label", "outcome")
+    assert (status, err) == (0, "")
+    assert "71" not in out
+    (tmp_path / "draft.toml").write_text(out)
+    status, _, err = coterie("data", "check", path, "--schema", "draft.toml")
+    assert (status, len(err.splitlines())) == (1, 3)  # classes, mean and scale are for a person to add
+    filled = out.replace('# classes = ["...", "..."]', 'classes = ["alive", "dead"]')
+    (tmp_path / "draft.toml").write_text(filled.replace("# mean =", "mean = 50").replace("# scale =", "scale = 10"))
+    assert coterie("data", "check", path, "--schema", "draft.toml")[0] == 0
+    assert_refused(coterie("data", "schema", path, "--label", "x"), "has no column 'x'")
+    assert_refused(coterie("data", "schema", "absent.csv"), "absent.csv")

@@ -1,0 +1,192 @@
+"""Clients whose data are tables: the schema of the owner counts, and what is wrong with a table stays there."""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from coterie.client import HANDLERS, Client, ClientError
+from coterie.client.app import app
+from coterie.datasets import own_shard
+from coterie.engine import LocalGrid
+from coterie.messages import Layout, pack_models, read_reply
+from coterie.models import initialise
+from coterie.server import RunConfig
+
+SCHEMA = """version = 1
+ignore = ["id"]
+[label]
+column = "outcome"
+classes = ["alive", "dead"]
+[[columns]]
+name = "age"
+type = "number"
+mean = 50
+scale = 10
+range = [0, 100]
+[[columns]]
+name = "sex"
+type = "category"
+values = ["f", "m"]
+"""
+SETTINGS = {"dataset": "own", "model": "linear", "device": "cpu", "strategy": "fedavg", "clients": 1, "seed": 3}
+LINES = [f"{i},{i},{'fm'[i % 2]},{['alive', 'dead'][i // 2 % 2]}" for i in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    own_shard.cache_clear()
+
+
+@pytest.fixture
+def home(tmp_path):
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    (tmp_path / "t.csv").write_text("\n".join(["id,age,sex,outcome", *LINES, ""]))
+    return tmp_path
+
+
+def configured(home, text=SCHEMA, **settings):
+    (home / "of-the-run.toml").write_text(text)
+    return RunConfig({**SETTINGS, "table-schema": str(home / "of-the-run.toml"), "privacy-unit": "none", **settings})
+
+
+def question(home, text=SCHEMA, **settings):
+    config = configured(home, text, **settings)
+    drawn = initialise("linear", *config.examples, 0)
+    layout = Layout.of(drawn)
+    plans = {"record-plans": config.plan.record_plans} if config.privacy.privacy_unit == "record" else {}
+    record = ConfigRecord({**config.for_clients(), "round": 1, **plans})
+    return RecordDict({"models": pack_models(layout.flatten(drawn)[None], layout), "config": record}), layout
+
+
+def ask(content, home, **node):
+    LocalGrid(1)  # messages have a sender
+    node = {"client-id": 0, "data": str(home / "t.csv"), "schema": str(home / "schema.toml"), **node}
+    node = {key: value for key, value in node.items() if value is not None}
+    return app(Message(content, dst_node_id=1, message_type="train"), Context(1, 1, node, RecordDict(), {})).content
+
+
+def update(content, layout):
+    return read_reply(content, client_id=0, round=1, num_clusters=1, layout=layout).update
+
+
+def test_a_deployed_client_reads_its_table_by_its_own_schema(home):
+    content, layout = question(home)
+    found = update(ask(content, home), layout)
+    own_shard.cache_clear()
+    german = ["id;age;sex;outcome", *(line.replace(",", ";").replace(";", ";", 1) for line in LINES), ""]
+    (home / "t.csv").write_text("\n".join(german))
+    (home / "schema.toml").write_text(f'{SCHEMA}[file]\ndecimal = ","\n')  # its file, not the contract
+    np.testing.assert_array_equal(update(ask(content, home), layout), found)
+    (home / "client-0.csv").write_text("\n".join(german))
+    content, _ = question(home, **{"data-dir": str(home)})
+    own_shard.cache_clear()
+    (simulated,) = HANDLERS["train"](content, [Client(0)])
+    np.testing.assert_array_equal(update(simulated, layout), found)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("mean = 50", "mean = 71.23"),
+        ("scale = 10", "scale = 1e-6"),  # would isolate records near 50
+        ("range = [0, 100]", "range = [89, 90]"),
+        ('["f", "m"]', '["m", "f"]'),
+        ('["f", "m"]', '["f", "P-1234"]'),
+        ('["alive", "dead"]', '["dead", "alive"]'),
+        ('name = "sex"', 'name = "postcode"'),
+    ],
+)
+def test_a_run_with_another_schema_is_refused_before_the_data_are_touched(home, old, new):
+    assert SCHEMA.count(old) == 1
+    content, _ = question(home, SCHEMA.replace(old, new))
+    (home / "t.csv").unlink()  # reading it would fail with another message
+    with pytest.raises(
+        ClientError,
+        match=r"^client 0 rejects the request: it is for examples of 3 with 2 classes by schema [0-9a-f]{12}, but the "
+        r"node configuration declares examples of 3 with 2 classes by schema [0-9a-f]{12}$",
+    ):
+        ask(content, home)
+
+
+def test_schema_and_no_schema_exclude_each_other(home):
+    content, _ = question(home)
+    with pytest.raises(
+        ClientError, match=r"reads tables by a schema, but the node configuration declares none; set sch"
+    ):
+        ask(content, home, schema=None)
+    with pytest.raises(ClientError, match=r"by schema .*declares examples of 3 with 2 classes$"):
+        ask(content, home, schema=None, **{"input-shape": "3", "num-classes": 2})
+    del content["config"]["table-schema"]
+    with pytest.raises(ClientError, match=r"it is for examples of 3 with 2 classes, but .* by schema"):
+        ask(content, home)
+    content["config"]["table-schema"] = "{" * 10_000
+    with pytest.raises(ClientError, match="client 0 failed; see its own log for details"):
+        ask(content, home)
+    content["config"]["table-schema"] = "x" * 2**21
+    with pytest.raises(ClientError, match="table-schema has 2097152 characters"):
+        ask(content, home)
+
+
+def test_a_budget_needs_a_declaration_and_a_schema_is_one(home):
+    content, layout = question(home)
+    budget = {"epsilon": 8.0, "delta": 1e-3, "state-dir": str(home / "state")}
+    with pytest.raises(ClientError, match=r"must declare its data.*--schema"):
+        ask(content, home, schema=None, **budget)
+    with pytest.raises(ClientError, match="schema and input-shape exclude each other"):
+        ask(content, home, **{"input-shape": "3", "num-classes": 2})
+    with pytest.raises(ClientError, match="schema in the node configuration must be an absolute path"):
+        ask(content, home, schema="schema.toml")
+    level = {"privacy-unit": "record", "samples-per-client": 30, "delta": 1e-3, "seed": "auto", "rounds": 2}
+    content, layout = question(home, **level)
+    assert np.any(update(ask(content, home, **budget), layout))
+
+
+def test_errors_of_the_owner_s_schema_do_not_leave_the_client(home, caplog):
+    content, _ = question(home)
+    (home / "schema.toml").write_text("Anna Kowalska = 17")
+    with pytest.raises(ClientError) as refusal:
+        ask(content, home)
+    assert str(refusal.value) == "node configuration: the schema has errors; see the client's own log"
+    with pytest.raises(ClientError, match="the schema has errors"):
+        ask(content, home, schema=str(home / "t.csv"))
+    assert "is not valid TOML" in caplog.text
+
+
+def test_what_is_wrong_with_a_table_is_in_the_client_s_log_alone(home, caplog):
+    caplog.set_level(logging.INFO)
+    content, layout = question(home)
+    clean = ask(content, home)
+    own_shard.cache_clear()
+    with (home / "t.csv").open("a") as file:
+        file.write("40,secret,f,alive\n41,55,x,alive\n")
+    spoiled = ask(content, home)
+    np.testing.assert_array_equal(update(spoiled, layout), update(clean, layout))
+    assert spoiled["reply"] == clean["reply"]  # no count, no text
+    assert "the first problem is: " in caplog.text
+    assert "secret" in caplog.text
+    own_shard.cache_clear()
+    with (home / "t.csv").open("a") as file:
+        file.write("42,777,f,alive\n")
+    clamped = ask(content, home)
+    assert set(clamped) == {"update", "reply"}
+    assert clamped["reply"] == clean["reply"]
+    assert "column 'age': above 100, 1 record clamped: row 44 (777)" in caplog.text
+    own_shard.cache_clear()
+    (home / "t.csv").write_text("id,age,outcome\n1,50,alive\n")
+    with pytest.raises(ClientError) as refusal:
+        ask(content, home)
+    assert str(refusal.value) == "client 0 failed; see its own log for details"
+    assert "has no column 'sex'" in caplog.text
+
+
+def test_plainly_unscaled_features_are_warned_of_at_the_client(home, caplog):
+    text = SCHEMA.replace("scale = 10", "scale = 0.1").replace("range = [0, 100]", "")
+    (home / "schema.toml").write_text(text)
+    content, layout = question(home, text)
+    warned = ask(content, home)
+    assert "client 0: feature 'age' reaches 500; training needs numbers of about [-3, 3]" in caplog.text
+    assert set(warned) == {"update", "reply"}
+    assert not any("age" in str(value) for value in warned["reply"].values())
+    assert len(layout.names) == 2
