@@ -84,7 +84,7 @@ class Declared(Facts):
     span: tuple[float, float] | None = None
 
     @classmethod
-    def load(cls, schema: Path) -> Declared:
+    def load(cls, schema: str | Path) -> Declared:
         """Return the declaration by a file of a schema.
 
         Raises:

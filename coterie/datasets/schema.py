@@ -157,14 +157,14 @@ class TableSchema:
     file: FileFormat = FileFormat()
 
     @classmethod
-    def load(cls, path: Path) -> TableSchema:
+    def load(cls, path: str | Path) -> TableSchema:
         """Read a TOML file.
 
         Raises:
             SchemaError: the file cannot be read or has errors.
         """
         try:
-            return cls.parse(read_text(path.expanduser()), str(path))
+            return cls.parse(read_text(Path(path).expanduser()), str(path))
         except FileError as error:
             raise SchemaError(str(path), [str(error).removeprefix(f"{path} ")]) from None
 

@@ -105,7 +105,7 @@ class Table:
         return tuple(each for each in self.findings if not each.expected)
 
 
-def read_table(path: Path, schema: TableSchema, *, labelled: bool | None = True) -> Table:
+def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None = True) -> Table:
     """Read a `.csv` or `.parquet` file.
 
     Args:
@@ -116,7 +116,7 @@ def read_table(path: Path, schema: TableSchema, *, labelled: bool | None = True)
     Raises:
         DataError: the file cannot be read, or has other columns than the schema.
     """
-    path = path.expanduser()
+    path = Path(path).expanduser()
     readers: dict[str, Callable[..., Iterator[Row]]] = {".csv": _csv_rows, ".parquet": _parquet_rows}
     if path.suffix.lower() not in readers:
         raise DataError(f"{path}: a schema is for tables; supported files: {', '.join(readers)}")
