@@ -87,6 +87,22 @@ def test_supported_versions_of_python_are_declared():
     assert PROJECT["requires-python"] == ">=3.11"
 
 
+def test_templates_for_issues_are_forms():
+    templates = [yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml")]
+    assert len(templates) == 3
+    for form in templates:
+        assert {"name", "description", "body"} <= form.keys()
+        fields = [each for each in form["body"] if each["type"] != "markdown"]
+        assert all(each["id"] and each["attributes"]["label"] for each in fields)
+
+
+def test_documented_extras_are_there():
+    text = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    named = {name for group in re.findall(r"(?:coterie|'\.)\[([a-z,]+)\]", text) for name in group.split(",")}
+    assert {"metrics", "parquet", "simulation", "vision"} <= named
+    assert named <= PROJECT["optional-dependencies"].keys()
+
+
 #: Runs a command without the packages of all extras.
 WITHOUT = """
 import sys

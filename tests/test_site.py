@@ -109,6 +109,8 @@ def test_an_attack_is_bounded_by_the_definition():
     """Randomised response at ε: of 1/(1 + e^ε) innocent accused, e^ε/(1 + e^ε) are found, and no more."""
     innocent = 1 / (1 + odds.math.exp(2))
     assert odds.most_found([(2, 0)], innocent) == pytest.approx(1 - innocent)
+    assert odds.most_found([(2, 0)], 0.01) == pytest.approx(0.01 * odds.math.exp(2))
+    assert odds.most_found([(2, 0)], 0.5) == pytest.approx(1 - 0.5 * odds.math.exp(-2))
     assert odds.most_found([(0, 0)], 0.3) == pytest.approx(0.3)
     assert odds.most_found([(0, 0.1)], 0.3) == pytest.approx(0.4)
     assert odds.most_found([(8, 1e-5), (0, 0.1)], 0.3) == pytest.approx(0.4)

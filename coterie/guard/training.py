@@ -199,7 +199,7 @@ class GuardedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._records += len(samples[0])
 
     def add_noise(self) -> None:
-        """Charge the batch, then add noise at unit scale and multiply by the clipping norm."""
+        """Use the permission of the batch, then add noise at unit scale and multiply by the clipping norm."""
         noise, records, self._records = float(self.noise_multiplier), self._records, 0
         self._watch.use_batch(records, noise)
         for parameter in self.params:

@@ -7,16 +7,27 @@ from posixpath import normpath, relpath
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted(ROOT.glob("examples/*/README.md"))
 #: Page of the site by file of the repository.
 PAGES = {
     "benchmarks/README.md": "benchmarks.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
+    **{f"examples/{each.parent.name}/README.md": f"examples/{each.parent.name}.md" for each in EXAMPLES},
 }
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _ITEM = re.compile(r"(?:[-*]|\d+\.) +")
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):(?=<code>)")
+
+
+def on_config(config):
+    """List the examples in the navigation."""
+    pages = [{each.parent.name: f"examples/{each.parent.name}.md"} for each in EXAMPLES]
+    for section in config.nav:
+        if "Extend" in section:
+            section["Extend"].insert(1, {"Examples": pages})
+    return config
 
 
 def on_files(files, config):
@@ -32,7 +43,11 @@ def on_page_markdown(markdown, page, config, files):
 
     def moved(link):
         target = normpath(str(PurePosixPath(source).parent / link[2]))
-        inside = PAGES.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else None)
+        inside = (
+            PAGES.get(target)
+            or PAGES.get(f"{target}/README.md")
+            or (target.removeprefix("docs/") if target.startswith("docs/") else None)
+        )
         if inside is None:  # a file that is no page
             return link[1]
         return f"[{link[1]}]({relpath(inside, PurePosixPath(page.file.src_uri).parent)}{link[3] or ''})"
