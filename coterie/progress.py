@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,6 +24,8 @@ def _to_log(text: str) -> None:
     log(INFO, text)
 
 
+_COUNT = re.compile(r"([0-9]{1,9}) of ([0-9]{1,9})$")
+
 _sink: ProgressCallback = _to_log
 
 
@@ -42,6 +45,33 @@ def drain_progress(reports: Any) -> Iterator[str]:
     with suppress(queue.Empty):
         while True:
             yield reports.get_nowait()
+
+
+def remaining(seconds: float) -> str:
+    """Return a remaining time in words, such as "about 3 min left"."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s left"
+    minutes = round(seconds / 60)
+    return f"about {minutes} min left" if minutes < 90 else f"about {round(minutes / 60)} h left"
+
+
+def estimated(callback: ProgressCallback) -> ProgressCallback:
+    """Return a callback that adds the remaining time of a step to reports that end in "7 of 50".
+
+    Reports with the same text before these numbers belong to one step, whose pace is that since its first report.
+    """
+    began: dict[str, tuple[float, int]] = {}
+
+    def report(text: str) -> None:
+        match = _COUNT.search(text)
+        if match is not None:
+            now, done, total = time.monotonic(), int(match[1]), int(match[2])
+            start, first = began.setdefault(text[: match.start()], (now, done))
+            if first < done < total:
+                text += f", {remaining((now - start) / (done - first) * (total - done))}"
+        callback(text)
+
+    return report
 
 
 def throttled(callback: ProgressCallback, seconds: float) -> ProgressCallback:

@@ -13,7 +13,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from coterie.progress import ProgressCallback, throttled
+from coterie.progress import ProgressCallback, estimated, throttled
 
 # Columns of output that is not a terminal.
 _WIDE = 10_000
@@ -31,7 +31,7 @@ def console_for(as_json: bool) -> Console:
 
 def plain_progress(console: Console, seconds: float) -> ProgressCallback:
     """Print progress reports as lines, at most one per ``seconds``, for output that is not a terminal."""
-    return throttled(lambda text: console.print(text, markup=False, soft_wrap=True), seconds)
+    return estimated(throttled(lambda text: console.print(text, markup=False, soft_wrap=True), seconds))
 
 
 def print_json(document: Any) -> None:

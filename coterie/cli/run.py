@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
+from coterie.progress import estimated, remaining
 
 if TYPE_CHECKING:
     from coterie.datasets import Federation, OwnFederation
@@ -275,15 +276,19 @@ def _headline(folder: Any) -> str:
 @contextmanager
 def _progress(folder: Any, console: Console) -> Iterator[None]:
     """Show a progress bar on a terminal, or a line per evaluated round elsewhere."""
-    rounds = folder.config.run.rounds
+    rounds, done = folder.config.run.rounds, folder.resumed.round if folder.resumed else 0
     exact = "exact accuracy" if folder.plan.private else "accuracy"
     name = "noisy mean accuracy" if folder.config.evaluation.evaluate == "private" else exact
     if not console.is_terminal:
+        began, first = time.monotonic(), done
 
         def plain(line: Mapping[str, Any]) -> None:
-            if "accuracy" in line or line["round"] == rounds:
+            number = line["round"]
+            if "accuracy" in line or number == rounds:
                 accuracy = f"  {name} {100 * line['accuracy']:5.1f} %" if "accuracy" in line else ""
-                console.print(f"round {line['round']:4d}/{rounds}  epsilon {line['epsilon']:7.3f}{accuracy}")
+                pace = (time.monotonic() - began) / (number - first)
+                left = f"  {remaining(pace * (rounds - number))}" if number < rounds else ""
+                console.print(f"round {number:4d}/{rounds}  epsilon {line['epsilon']:7.3f}{accuracy}{left}")
 
         folder.on_metrics, folder.on_progress = plain, plain_progress(console, _SILENCE)
         yield
@@ -297,7 +302,6 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
         TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=console) as bar:
-        done = folder.resumed.round if folder.resumed else 0
         task = bar.add_task("", total=rounds, completed=done, accuracy="  –   ", epsilon="–")
 
         def show(line: Mapping[str, Any]) -> None:
@@ -307,7 +311,7 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
             bar.update(task, completed=line["round"], description="", **fields)
 
         folder.on_metrics = show
-        folder.on_progress = lambda what: bar.update(task, description=what)
+        folder.on_progress = estimated(lambda what: bar.update(task, description=what))
         yield
 
 
