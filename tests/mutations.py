@@ -21,6 +21,7 @@ _PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/
 _EXCHANGE = "coterie/rounds/exchange.py"
 _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
 _HOSTILE = "tests/client/test_hostile_server.py"
+_GUARD, _SITE = "coterie/guard", "tests/guard/test_site.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
 
 
@@ -248,6 +249,69 @@ MUTATIONS = [
         "strict=client_id not in self._deployed,",
         "strict=True,",
         f"{_HOSTILE}::test_whether_a_request_is_answered_and_what_it_costs_depends_on_no_record",
+    ),
+    Mutation(
+        "a guarded epoch is not charged",
+        f"{_GUARD}/training.py",
+        "self._charge(events)",
+        "pass",
+        f"{_SITE}::test_what_the_app_executes_is_charged_and_sent",
+    ),
+    Mutation(
+        "a guarded site draws the same noise again",
+        f"{_GUARD}/training.py",
+        'self._noise = Streams().stream("noise")',
+        'self._noise = Streams(0).stream("noise")',
+        f"{_SITE}::test_the_noise_has_the_charged_scale_and_ignores_the_apps_seed",
+    ),
+    Mutation(
+        "a guarded site draws the same batches again",
+        f"{_GUARD}/training.py",
+        'coins = Streams().stream("batches")',
+        'coins = Streams(0).stream("batches")',
+        f"{_SITE}::test_batches_are_poisson_samples",
+    ),
+    Mutation(
+        "a guarded site adds less noise than it charges",
+        f"{_GUARD}/training.py",
+        "drawn = torch.from_numpy(gaussian(self._noise, noise, ",
+        "drawn = torch.from_numpy(gaussian(self._noise, noise / 1.5, ",
+        f"{_SITE}::test_the_noise_has_the_charged_scale_and_ignores_the_apps_seed",
+    ),
+    Mutation(
+        "a guarded site clips gradients to twice the norm",
+        f"{_GUARD}/training.py",
+        "clip_factors(norms, clip_norm)",
+        "clip_factors(norms / 2, clip_norm)",
+        f"{_SITE}::test_one_record_of_any_gradient_moves_the_sum_by_at_most_the_clipping_norm",
+    ),
+    Mutation(
+        "a guarded app may step twice on a batch",
+        f"{_GUARD}/training.py",
+        "self._watch.use_batch(records, noise)",
+        "pass",
+        f"{_SITE}::test_training_that_is_not_private",
+    ),
+    Mutation(
+        "a guarded app may change parameters between steps",
+        f"{_GUARD}/training.py",
+        "self._watch.check_unchanged()",
+        "pass",
+        f"{_SITE}::test_training_that_is_not_private",
+    ),
+    Mutation(
+        "a guarded app may reply with other arrays",
+        f"{_GUARD}/mod.py",
+        "if not _equal(_like(_arrays(reply), received), arrays):",
+        "if False:",
+        f"{_SITE}::test_a_reply_that_private_training_did_not_produce",
+    ),
+    Mutation(
+        "a guarded reply has the true number of records",
+        f"{_GUARD}/mod.py",
+        "known |= {name: terms.num_examples for name in record if name in _EXAMPLES}",
+        "known |= {name: record[name] for name in record if name in _EXAMPLES}",
+        f"{_SITE}::test_the_reply_says_the_same_whatever_was_spent",
     ),
 ]
 

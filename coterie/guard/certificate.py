@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from coterie.privacy import LedgerError, RecordPlan, epsilon, read_ledger
+from coterie.privacy import Event, LedgerError, RecordPlan, epsilon, read_ledger
 from coterie.privacy.accountants import accountant_title
 from coterie.privacy.accounting import SLACK
 from coterie.privacy.ledger import count_events
 
 _ACCOUNTANTS = ("pld", "rdp")
+#: Epsilon by RDP above which nothing else is computed, and nothing is charged at a site.
+MAX_RDP = 100.0
 _VERIFIED = (
     "sampling rate, noise and number of all steps: the guard drew the batches and the noise",
     "each record's gradient was clipped",
@@ -87,10 +90,21 @@ def _certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]]
     }
 
 
+def costs_of(events: Mapping[Event, int], delta: float) -> dict[str, float]:
+    """Epsilon by accountant; inf by PLD if it is large by RDP, for which PLD takes gigabytes."""
+    return _costs(frozenset(events.items()), delta)
+
+
+@lru_cache(maxsize=1024)
+def _costs(events: frozenset[tuple[Event, int]], delta: float) -> dict[str, float]:
+    rdp = epsilon(dict(events), delta, "rdp")
+    return {"pld": epsilon(dict(events), delta, "pld") if rdp <= MAX_RDP else math.inf, "rdp": rdp}
+
+
 def _site(name: str, charges: Sequence[Mapping[str, Any]], delta: float) -> dict[str, Any]:
     """One site; a charge without an entry of the guard is of Coterie's own ClientApp, which verifies its steps."""
     own = [charge["guard"] for charge in charges if "guard" in charge]
-    costs = {each: epsilon(count_events(charges), delta, each) for each in _ACCOUNTANTS}
+    costs = costs_of(count_events(charges), delta)
     return {
         "site": name,
         "epsilon": min(costs.values()),  # both are upper bounds, and a ledger accepts what one of them allows

@@ -20,10 +20,11 @@ from flwr.common.logger import log
 from coterie.client import Client, ClientError
 from coterie.client.budget import budget_path, spend
 from coterie.files import open_private, private_folder
+from coterie.guard.certificate import MAX_RDP
 from coterie.guard.report import GUARD, Report
 from coterie.guard.terms import GuardError, Terms
 from coterie.logs import printable
-from coterie.privacy import Event
+from coterie.privacy import Event, epsilon
 
 #: Reason of every error reply of a guarded site: one text, whatever happened.
 REFUSAL = "refused by the site's guard, or the app failed; the reason is in the site's own log"
@@ -56,7 +57,7 @@ class Guard:
             content = _answered(message, context, call_next, terms)
         except (Exception, SystemExit) as error:
             own = isinstance(error, GuardError | ClientError)
-            log(WARNING, "guard: %s: %s", type(error).__name__, error, exc_info=None if own else error)
+            log(WARNING, "guard: %s: %s", type(error).__name__, printable(error), exc_info=None if own else error)
             refusal = Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=REFUSAL)
             return Message(refusal, reply_to=message)
         return Message(content, reply_to=message)
@@ -103,8 +104,10 @@ def _charge(terms: Terms, events: Counter[Event], details: Mapping[str, Any]) ->
     """Charge the site's ledger, one process at a time.
 
     Raises:
-        ClientError: the budget does not allow it, or the ledger cannot be used.
+        GuardError, ClientError: the budget does not allow it, or the ledger cannot be used.
     """
+    if not epsilon(events, terms.delta, "rdp") <= MAX_RDP:
+        raise GuardError(f"one epoch or message would cost more than epsilon = {MAX_RDP:g}")
     folder = Path(terms.state_dir)
     budget = (terms.epsilon, terms.delta)
     client = Client(terms.client_id, terms.state_dir, budget, data=terms.data, budget_file=terms.budget_file)

@@ -8,13 +8,13 @@ from typing import Any
 
 from flwr.app import ConfigRecord
 
-from coterie.guard.terms import GuardError
-from coterie.privacy import Event, PrivacyError
+from coterie.guard.terms import GuardError, checked_event
+from coterie.privacy import Event
 
 #: Name of the record in a reply.
 GUARD = "coterie.guard"
 # Limits, because a site is not trusted by the server.
-_MAX_EVENTS, _MAX_COUNT, _MAX_EXAMPLES, _MAX_NAMES, _MAX_NAME = 64, 10**6, 10**9, 64, 64
+_MAX_EVENTS, _MAX_COUNT, _MAX_EXAMPLES, _MAX_NAMES, _MAX_NAME = 16, 10**6, 10**9, 64, 64
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,14 @@ class Report:
     allow: tuple[str, ...] = ()
 
     def record(self) -> ConfigRecord:
-        """The record of a reply."""
+        """The record of a reply.
+
+        Raises:
+            GuardError: there are too many kinds of events.
+        """
         events = list(self.events.items())
+        if len(events) > _MAX_EVENTS:
+            raise GuardError(f"the app uses {len(events)} noise multipliers in one message, more than {_MAX_EVENTS}")
         return ConfigRecord(
             {
                 "num-examples": self.num_examples,
@@ -71,9 +77,6 @@ class Report:
         if not good:
             raise GuardError("the guard's record has a field out of bounds")
         events: Counter[Event] = Counter()
-        try:
-            for rate, noise, count in zip(rates, noises, counts, strict=True):
-                events[Event(rate, noise)] += count
-        except PrivacyError as error:
-            raise GuardError(f"the guard's record has an invalid event: {error}") from None
+        for rate, noise, count in zip(rates, noises, counts, strict=True):
+            events[checked_event(rate, noise)] += count
         return cls(number, events, verified, tuple(names))

@@ -7,7 +7,6 @@ import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from functools import lru_cache
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from coterie.files import private_folder, write_atomic
-from coterie.guard.certificate import certificate
+from coterie.guard.certificate import certificate, costs_of
 from coterie.guard.report import GUARD, Report
 from coterie.guard.terms import GuardError
-from coterie.privacy import ClientLedger, Event, epsilon
+from coterie.privacy import ClientLedger, Event
 from coterie.privacy.accounting import SLACK, check_delta
 from coterie.privacy.ledger import count_events
 
@@ -87,8 +86,7 @@ class RunLedger:
     def allows(self, site: int) -> bool:
         """Whether one more message like the latest one of the site fits the budget of the run."""
         events = self._events[site] + self._latest.get(site, Counter())
-        budget = self._ledger.budget * SLACK
-        return any(_cost(frozenset(events.items()), self._ledger.delta, name) <= budget for name in ("rdp", "pld"))
+        return min(costs_of(events, self._ledger.delta).values()) <= self._ledger.budget * SLACK
 
     def record(self, site: int, report: Report) -> None:
         """Add the events of a reply, and sync them to disk."""
@@ -107,11 +105,6 @@ class RunLedger:
     def close(self) -> None:
         """Release the file."""
         self._ledger.close()
-
-
-@lru_cache(maxsize=1024)
-def _cost(events: frozenset[tuple[Event, int]], delta: float, accountant: str) -> float:
-    return epsilon(dict(events), delta, accountant)
 
 
 class GuardedGrid(Grid):

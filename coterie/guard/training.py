@@ -14,6 +14,7 @@ steps       one for each batch; between two of them, and before the first, no pa
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -31,12 +32,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from coterie.client.ghost import clip_factors
-from coterie.guard.terms import GuardError
+from coterie.guard.terms import GuardError, checked_event
 from coterie.privacy import Event, Streams, check_clip_norm, gaussian
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-_MAX_NOISE = 1e6
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -119,9 +119,7 @@ class Watch:
         """Charge an epoch, and return its noise multiplier."""
         assert self.optimizer is not None
         noise = float(self.optimizer.noise_multiplier)
-        if not noise <= _MAX_NOISE:
-            raise GuardError(f"the noise multiplier must be at most {_MAX_NOISE:g}, not {noise}")
-        events = Counter({Event(rate, noise): steps})
+        events = Counter({checked_event(rate, noise): steps})
         self._charge(events)
         self.events += events
         return noise
@@ -141,7 +139,7 @@ class Watch:
         drawn, least = self._batches.popleft()
         if size != drawn:
             raise GuardError("a step with other records than those of its batch")
-        if not least <= noise <= _MAX_NOISE:
+        if not least <= noise < math.inf:
             raise GuardError("the noise multiplier was reduced within an epoch")
 
 

@@ -192,6 +192,10 @@ def test_a_report_survives_its_record():
         {"sampling-rate": [0.0]},
         {"sampling-rate": [1.5]},
         {"sampling-rate": [math.nan]},
+        {"sampling-rate": [1e-300]},
+        {"noise-multiplier": [1e300]},
+        {"noise-multiplier": [0.01]},
+        {"sampling-rate": [0.2] * 17, "noise-multiplier": [1.0] * 17, "count": [1] * 17},
         {"sampling-rate": [0.2, 0.2]},
         {"sampling-rate": 0.2},
         {"sampling-rate": ["0.2"]},
@@ -209,6 +213,19 @@ def test_a_malformed_report_is_refused(change):
     values = {name: value for name, value in (HONEST | change).items() if value is not None}
     with pytest.raises(GuardError):
         Report.parse(ConfigRecord(values))
+
+
+def test_a_site_that_reports_an_enormous_cost_costs_the_server_no_time(tmp_path):
+    ledger = RunLedger(tmp_path, 8.0, DELTA, "1")
+    events = Counter({Event(0.5, 0.1 + i / 100): 10**6 for i in range(16)})
+    for _ in range(3):
+        ledger.record(1, Report.parse(Report(N, events, True).record()))
+    assert not ledger.allows(1)
+    assert ledger.allows(2)
+    ledger.close()
+    document = certificate(tmp_path / "ledger.jsonl")
+    assert not document["certified"]
+    assert document["epsilon"] > 1e6
 
 
 @pytest.mark.parametrize("record", [None, ArrayRecord()])

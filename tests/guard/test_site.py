@@ -127,7 +127,7 @@ def test_less_noise_costs_more_and_the_server_cannot_hide_it(site):
     assert not ask(app, site, noise=2.0).has_error()
     assert_refused(ask(app, site, noise=0.4))
     assert ledger(site) == Counter({Event(RATE, 2.0): STEPS})
-    for noise in (0.0, -1.0, math.nan, math.inf, 1e308, 1e-320):
+    for noise in (0.0, 0.05, 0.1, -1.0, math.nan, math.inf, 1e308, 1e-320):
         assert_refused(ask(app, site, noise=noise))
     assert ledger(site) == Counter({Event(RATE, 2.0): STEPS})
 
@@ -450,6 +450,17 @@ def test_memory_manager_and_noise_schedules(site):
     assert "several kinds" in certificate(Path(site["state-dir"]) / "client-0.ledger.jsonl")["assumed"][-1]
 
 
+def test_more_noise_multipliers_than_a_report_holds(site):
+    def train(model, config):
+        module, optimizer, loader = private(model)
+        for step in range(17):
+            optimizer.noise_multiplier = 30.0 + step
+            epoch(module, optimizer, loader)
+
+    assert_refused(ask(client_app(Guard(), train), site))
+    assert ledger(site).total() == 17 * STEPS
+
+
 def test_an_app_that_returns_the_received_model_pays_nothing(site):
     reply = ask(client_app(Guard(), lambda model, config: None), site)
     assert not reply.has_error()
@@ -465,7 +476,8 @@ def steps_of(model, lr=1.0, noise=1e-9, count=N, batch=N):
 
     before = {name: values.clone() for name, values in model.state_dict().items()}
     received = {name: values.numpy().copy() for name, values in before.items()}
-    with watched(Watch(received, N, lambda events: None)):
+    with pytest.MonkeyPatch.context() as patch, watched(Watch(received, N, lambda events: None)):
+        patch.setattr("coterie.guard.terms._NOISES", (0.0, 1e6))
         epoch(*private(model, noise=noise, count=count, batch=batch, lr=lr))
     return torch.cat([(before[name] - values).flatten() for name, values in model.state_dict().items()]).double()
 
