@@ -216,6 +216,31 @@ def read_reply(
     return Reply(client_id, label, redrawn, vector)
 
 
+def pack_reply(
+    update: npt.NDArray[np.float32],
+    layout: Layout,
+    *,
+    client_id: int,
+    round: int,
+    label: int,
+    redrawn_label: int | None = None,
+) -> RecordDict:
+    """The reply to a training request, which :func:`read_reply` reads.
+
+    Args:
+        update: (d,) trained model minus the received model.
+        layout: of the received models.
+        client_id: as in the identity of the client.
+        round: of the request.
+        label: cluster of the client: the assigned or the chosen one.
+        redrawn_label: cluster that the update counts for, if the request has a redraw matrix; None: ``label``.
+    """
+    redrawn = label if redrawn_label is None else redrawn_label
+    labels = {"label": int(label), "redrawn-label": int(redrawn)}
+    reply = ConfigRecord({"client-id": client_id, "round": round, **labels})
+    return RecordDict({UPDATE: pack_update(update, layout), REPLY: reply})
+
+
 def pack_points(points: npt.NDArray[np.float32]) -> ArrayRecord:
     """(n, *shape) points as the ArrayRecord of a reply."""
     return ArrayRecord({_POINTS: _pack(points)})

@@ -68,6 +68,7 @@ ALLOWED = {
         "models",
         "messages",
     },
+    "testing": {"engine", "methods", "rounds", "strategies", "privacy", "settings", "wire", "messages"},
     "cli": {
         "inference",
         "progress",

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
 
 from coterie.client import points
@@ -36,12 +36,10 @@ from coterie.messages import (
     IDENTITY,
     LABEL,
     LOSSES,
-    REPLY,
     TRAIN,
-    UPDATE,
     Layout,
     losses_layout,
-    pack_update,
+    pack_reply,
 )
 from coterie.privacy import Plan, Summed, clip_rows
 
@@ -113,9 +111,8 @@ def _acceptable(cohort: Cohort, updates: Vectors, plan: Plan) -> npt.NDArray[np.
 
 
 def _reply(cohort: Cohort, client: Client, label: int, redrawn: int, values: Vectors, layout: Layout) -> RecordDict:
-    fields = {"client-id": client.client_id, "round": cohort.task.round, "label": int(label)}
-    return RecordDict(
-        {UPDATE: pack_update(values, layout), REPLY: ConfigRecord({**fields, "redrawn-label": int(redrawn)})}
+    return pack_reply(
+        values, layout, client_id=client.client_id, round=cohort.task.round, label=label, redrawn_label=redrawn
     )
 
 

@@ -15,7 +15,9 @@ from coterie.client.layers import Vectors
 from coterie.client.scores import example_losses
 from coterie.client.state import ClientError
 from coterie.client.task import Cohort, Labels, Task
+from coterie.messages import Layout
 from coterie.privacy import PrivacyError, RecordPlan, Streams, noisy_argmin, noisy_losses
+from coterie.wire import RequestError
 
 
 def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError | None]]:
@@ -25,7 +27,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
         (n,) index of the model that each client trained, (n, d) updates, and errors: None for clients that trained.
     """
     task, clients = cohort.task, cohort.clients
-    layout = cohort.layers.whole  # first: a network that cannot be built or trained fails before the charge
+    layout = _whole_layout(cohort)  # first: a network that cannot be built or trained fails before the charge
     check_supported(task.network, task.federation)
     streams = Streams(task.seed)
     chosen = np.zeros(len(clients), np.int64)
@@ -67,7 +69,7 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
 
 def noisy_model_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
     """Return (n, m) noisy losses of all models on each client's records, and errors: None for clients that reply."""
-    task, clients, models, layout = cohort.task, cohort.clients, cohort.models, cohort.layers.whole
+    task, clients, models, layout = cohort.task, cohort.clients, cohort.models, _whole_layout(cohort)
     released = np.zeros((len(clients), len(models)), np.float32)
     refusals: list[ClientError | None] = [None] * len(clients)
     for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
@@ -86,6 +88,17 @@ def noisy_model_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None
         assert task.loss_bound is not None  # see check_covered
         released[i] = noisy_losses(each, task.loss_bound, plan.loss_deviation, plan.num_examples, rng)
     return released, refusals
+
+
+def _whole_layout(cohort: Cohort) -> Layout:
+    """Return the layout of the network.
+
+    Raises:
+        RequestError: the message lacks parameters; without record-level privacy they would be personal.
+    """
+    if missing := cohort.layers.own.names:
+        raise RequestError(f"the models lack {', '.join(missing)}, which record-level privacy does not support")
+    return cohort.layers.whole
 
 
 def check_covered(client: Client, task: Task, plan: RecordPlan, *, releases_losses: bool = False) -> None:

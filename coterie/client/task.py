@@ -24,10 +24,10 @@ from coterie.client.scores import losses
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
 from coterie.datasets import OWN_DATA, Federation, OwnFederation, Shard, facts, federate, own_federation
-from coterie.messages import CONFIG, MODELS, Layout, unpack_models
+from coterie.messages import CONFIG, Layout
 from coterie.privacy import RecordPlan
-from coterie.wire import REQUESTS, ClientConfig, DataSpec, LossesRequest, Request, RequestError, TrainRequest
-from coterie.wire.requests import MAX_CLUSTERS, parse_plans
+from coterie.wire import ClientConfig, DataSpec, Request, TrainRequest, read_request
+from coterie.wire.requests import parse_plans
 
 LAST_LABEL, LABELS, OWN = "label", "labels", "own"
 # Batch size of a full batch, which exceeds any number of records.
@@ -216,18 +216,10 @@ def read_message(message_type: str, content: RecordDict) -> tuple[ClientConfig, 
         RequestError: a field is missing, has another type, or is out of bounds; the penalty is unknown; or the models
             are not 0 to k - 1.
     """
-    config, request = ClientConfig.from_record(content[CONFIG]), REQUESTS[message_type].from_record(content[CONFIG])
-    record = content.array_records[MODELS]
-    if len({key.partition("/")[0] for key in record}) > MAX_CLUSTERS:
-        raise RequestError(f"the message has more than {MAX_CLUSTERS} models")
-    try:
-        models, layout = unpack_models(record)
-    except (ValueError, TypeError, MemoryError) as error:
-        raise RequestError(f"the models cannot be read: {error}") from None
+    config = ClientConfig.from_record(content[CONFIG])
+    request, models, layout = read_request(message_type, content, finite=False)
     if isinstance(request, TrainRequest):
         Penalty.of(request)
-    if isinstance(request, LossesRequest) and request.compared != len(models):
-        raise RequestError(f"compared is {request.compared}; the message has {len(models)} models")
     return config, request, models, layout
 
 

@@ -14,6 +14,7 @@ from coterie.wire.requests import (
     Request,
     TrainRequest,
     digest,
+    read_request,
 )
 
 __all__ = [
@@ -33,5 +34,6 @@ __all__ = [
     "Summary",
     "TrainRequest",
     "digest",
+    "read_request",
     "summary_of",
 ]

@@ -11,13 +11,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+import numpy.typing as npt
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from coterie.messages import CENTROIDS, CONFIG, EVALUATE, GAN, LABEL, LOSSES, PLACES_OF_CLIENTS, TRAIN
+from coterie.messages import (
+    CENTROIDS,
+    CONFIG,
+    EVALUATE,
+    GAN,
+    LABEL,
+    LOSSES,
+    MODELS,
+    PLACES_OF_CLIENTS,
+    TRAIN,
+    Layout,
+    unpack_models,
+)
 from coterie.privacy import PrivacyError, RecordPlan, ReleaseSpec
 from coterie.privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM
 from coterie.privacy.selection import MAX_LOSS_BOUND, MIN_LOSS_BOUND
@@ -138,6 +152,13 @@ class TrainRequest(Request):
             if k * k != len(self.redraw) or not np.allclose(np.reshape(self.redraw, (k, k)).sum(1), 1, atol=_ROUNDING):
                 raise RequestError("redraw is not a square matrix whose rows sum to 1")
 
+    def redraw_label(self, label: int, rng: np.random.Generator) -> int:
+        """Draw the cluster for which the update of a client with this label counts; the label itself, if none."""
+        if self.redraw is None or self.cluster is not None:
+            return label
+        k = math.isqrt(len(self.redraw))
+        return int(rng.choice(k, p=self.redraw[k * label : k * (label + 1)]))
+
     @property
     def release_spec(self) -> ReleaseSpec:
         """One round of DP-SGD, and the choice of a cluster where the client chooses."""
@@ -214,6 +235,36 @@ REQUESTS: dict[str, type[Request]] = {
     request.message_type: request
     for request in (TrainRequest, LossesRequest, EvaluateRequest, GanRequest, CentroidsRequest, LabelRequest)
 }
+
+
+def read_request(
+    message_type: str, content: RecordDict, *, finite: bool = True
+) -> tuple[Request, npt.NDArray[np.float32], Layout]:
+    """Read a message to a client: the request, (k, d) models, and their layout.
+
+    Args:
+        message_type: a key of :data:`REQUESTS`.
+        content: the message.
+        finite: whether models with NaN or Inf are rejected.
+
+    Raises:
+        RequestError: a part or a field is missing, has another type, or is out of bounds; the models are not 0 to
+            k - 1; or the request does not match their number.
+    """
+    if not isinstance(content.get(CONFIG), ConfigRecord) or not isinstance(content.get(MODELS), ArrayRecord):
+        raise RequestError(f"a request needs a ConfigRecord {CONFIG!r} and an ArrayRecord {MODELS!r}")
+    request, record = REQUESTS[message_type].from_record(content[CONFIG]), content.array_records[MODELS]
+    if len({key.partition("/")[0] for key in record}) > MAX_CLUSTERS:
+        raise RequestError(f"the message has more than {MAX_CLUSTERS} models")
+    try:
+        models, layout = unpack_models(record)
+    except (ValueError, TypeError, MemoryError) as error:
+        raise RequestError(f"the models cannot be read: {error}") from None
+    if finite and not np.isfinite(models).all():
+        raise RequestError("a model holds NaN or Inf")
+    if isinstance(request, LossesRequest) and request.compared != len(models):
+        raise RequestError(f"compared is {request.compared}; the message has {len(models)} models")
+    return request, models, layout
 
 
 def parse_plans(text: str | None) -> tuple[RecordPlan, ...]:

@@ -1,0 +1,1 @@
+"""A Flower app that trains one private model per hidden group of clients."""

@@ -1,0 +1,218 @@
+"""check_strategy passes every strategy of Coterie, and finds planted bugs by the item that names them."""
+
+from typing import ClassVar
+
+import numpy as np
+import plugged
+import pytest
+
+from coterie.messages import pack_models, unpack_models
+from coterie.methods import STRATEGIES
+from coterie.privacy import BudgetError
+from coterie.strategies import FedAvg
+from coterie.testing import ConformanceError, check_strategy
+from coterie.testing.strategies import STRATEGY_ITEMS
+
+
+@pytest.mark.parametrize("name", [n for n, method in STRATEGIES.items() if method.produces == "models"])
+def test_the_strategies_of_coterie_conform(name):
+    check_strategy(STRATEGIES[name])
+
+
+def test_a_strategy_of_a_user_conforms_with_its_settings():
+    check_strategy(plugged.Momentum, settings=plugged.MomentumSettings(0.9))
+
+
+class Bad(FedAvg):
+    """FedAvg, with a bug in a subclass."""
+
+    name, row_wise = "bad", True
+
+
+class Diverging(Bad):
+    name, row_wise = "diverging", True
+
+    def round(self, number, models):
+        yield from super().round(number, models)
+        return models * np.float32(np.inf)
+
+
+class Failing(Bad):
+    name, row_wise = "failing", True
+
+    def round(self, number, models):
+        yield from super().round(number, models)
+        raise KeyError("velocity")
+
+
+class Random(Bad):
+    name, row_wise = "random", True
+
+    def round(self, number, models):
+        new = yield from super().round(number, models)
+        return new + np.random.default_rng().random(new.shape, np.float32)
+
+
+class SharedState(Bad):
+    name, row_wise = "shared-state", True
+    rounds: ClassVar = []
+
+    def round(self, number, models):
+        new = yield from super().round(number, models)
+        self.rounds.append(number)
+        return new * np.float32(0.9 ** len(self.rounds))
+
+
+class OwnState(Bad):
+    """Keeps momentum in an attribute, which no checkpoint holds."""
+
+    name, row_wise = "own-state", True
+    velocity = 0.0
+
+    def round(self, number, models):
+        new = yield from super().round(number, models)
+        self.velocity = self.velocity / 2 + new - models
+        return np.asarray(models + self.velocity, np.float32)
+
+
+class RawMean(Bad):
+    """Averages what clients send, without noise and without a charge."""
+
+    name, row_wise = "raw-mean", True
+
+    def aggregate_train(self, server_round, replies):
+        contents = [reply.content for reply in replies if reply.has_content()]
+        result = super().aggregate_train(server_round, [])
+        if result[0] is None or not contents:
+            return result
+        layout, sent = self.layout, [unpack_models(content["update"])[0] for content in contents]
+        models = unpack_models(result[0])[0]
+        return pack_models(models + np.mean(sent, axis=0), layout), result[1]
+
+
+class Uncharged(Bad):
+    """Reads updates without a release."""
+
+    name, row_wise = "uncharged", True
+
+    def aggregate_train(self, server_round, replies):
+        contents = [reply.content for reply in replies if reply.has_content()]
+        self.close_exchange(type(self._open.exchange))
+        round_, self._open.round, self._open.phase = self._open.round, None, None
+        round_.close()
+        sent = [unpack_models(content["update"])[0] for content in contents]
+        return pack_models(np.mean(sent, axis=0), self.layout), None
+
+
+class Peeking(Bad):
+    """Sends every client the model that fits client 0 best, which it sees in the reply."""
+
+    name, row_wise = "peeking", True
+    seen = 0.0
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        for reply in replies:
+            if reply.has_content() and reply.content["reply"]["client-id"] == 0:
+                self.seen = float(unpack_models(reply.content["update"])[0].sum())
+        return super().aggregate_train(server_round, replies)
+
+    def round(self, number, models):
+        new = yield from self.sums(self.training(), models + np.float32(self.seen))
+        return self.step(models, new)
+
+
+class Swallowing(Bad):
+    name, row_wise = "swallowing", True
+
+    def aggregate_train(self, server_round, replies):
+        try:
+            return super().aggregate_train(server_round, replies)
+        except BudgetError:
+            self._open = type(self._open)()
+            return pack_models(np.zeros((1, self.layout.size), np.float32), self.layout), None
+
+
+class DividesByReplies(Bad):
+    name, row_wise = "divides", True
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        share = 1 / len(replies)
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        return arrays, metrics if share else None
+
+
+class Trusting(Bad):
+    """Counts replies before they are validated."""
+
+    name, row_wise = "trusting", False
+    units = ("none",)
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if arrays is not None:
+            models, layout = unpack_models(arrays)
+            arrays = pack_models(models * np.float32(1 / (1 + len(replies))), layout)
+        return arrays, metrics
+
+
+class UnreadableRequest(Bad):
+    name, row_wise = "unreadable", True
+
+    def configure_train(self, server_round, arrays, config, grid):
+        messages = super().configure_train(server_round, arrays, config, grid)
+        for message in messages:
+            message.content["config"]["round"] = str(server_round)
+        return messages
+
+
+class SpoiledLedger(Bad):
+    name, row_wise = "spoiled", True
+
+    def round(self, number, models):
+        new = yield from super().round(number, models)
+        self.ledger.header["public"] = {"model": new}
+        return new
+
+
+@pytest.mark.parametrize(
+    ("strategy", "items"),
+    [
+        (Diverging, {"models"}),
+        (Failing, {"runs"}),
+        (Random, {"deterministic"}),
+        (SharedState, {"deterministic"}),
+        (OwnState, {"resume"}),
+        (RawMean, {"row-wise"}),
+        (Uncharged, {"charges"}),
+        (Peeking, {"row-wise"}),
+        (Swallowing, {"budget"}),
+        (DividesByReplies, {"silent"}),
+        (Trusting, {"malformed"}),
+        (UnreadableRequest, {"requests"}),
+        (SpoiledLedger, {"certificate"}),
+        (plugged.Undeclared, {"class"}),
+        (plugged.ShortRound, {"class"}),
+        (plugged.halves, {"class"}),
+    ],
+)
+def test_a_planted_bug_is_found(strategy, items):
+    with pytest.raises(ConformanceError) as caught:
+        check_strategy(strategy)
+    found = {failure.item for failure in caught.value.failures}
+    assert items <= found, str(caught.value)
+    assert all(failure.problem and failure.solution for failure in caught.value.failures)
+    assert all(str(failure) in str(caught.value) for failure in caught.value.failures)
+
+
+def test_every_item_finds_a_bug():
+    (cases,) = test_a_planted_bug_is_found.pytestmark
+    assert set().union(*(items for _, items in cases.args[1])) == set(STRATEGY_ITEMS)
+
+
+def test_items_can_be_skipped():
+    check_strategy(OwnState, skip=["resume"])
+    with pytest.raises(ValueError, match=r"skip = resumption: must be some of class, "):
+        check_strategy(OwnState, skip=["resumption"])
