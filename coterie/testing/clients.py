@@ -176,9 +176,10 @@ def _check_identity(report: Report, node: _Node, other: _Node) -> int | None:
             record: Any = content.get(REPLY)
             value = record.get("client-id") if isinstance(record, ConfigRecord) else None
             report.require(type(value) is int and value >= 0, "identity", f"client-id is {value!r}", solution)
-            repeats = record.get("repeats", False) if isinstance(record, ConfigRecord) else False
-            report.require(type(repeats) is bool, "identity", f"repeats is {repeats!r}", "Make it True or False.")
-            only = set(content) <= {REPLY} and set(record or ()) <= {"client-id", "repeats"}
+            for key in ("repeats", "evaluates"):
+                flag = record.get(key, False) if isinstance(record, ConfigRecord) else False
+                report.require(type(flag) is bool, "identity", f"{key} is {flag!r}", "Make it True or False.")
+            only = set(content) <= {REPLY} and set(record or ()) <= {"client-id", "repeats", "evaluates"}
             report.require(only, "nothing-else", f"the identity holds {sorted(content)}", "Send nothing else.")
             found.append(value)
     if len(found) < 3:

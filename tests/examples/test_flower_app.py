@@ -77,5 +77,5 @@ def test_the_message_table_names_every_field():
         assert f"`{kind}`" in section
         fields = REQUESTS[kind].keys() if kind in REQUESTS else ()
         assert all(f"`{field}`" in section for field in fields), kind
-    for field in ("client-id", "repeats", "label", "redrawn-label", "update", "diagnostics", "losses"):
+    for field in ("client-id", "repeats", "evaluates", "label", "redrawn-label", "update", "diagnostics", "losses"):
         assert f"`{field}`" in section
