@@ -25,7 +25,7 @@ from coterie.client.layers import Additive
 from coterie.client.sgd import example_loss
 from coterie.client.state import ClientError, StateFile
 from coterie.client.task import OWN
-from coterie.datasets import Facts, LocalRecords, local_records
+from coterie.datasets import Facts, LocalRecords, TableSchema, local_records
 from coterie.files import FileError, open_regular, read_object
 from coterie.messages import Layout
 from coterie.model_card import CardError, ModelCard
@@ -99,18 +99,39 @@ class TrainedModels(Sequence[nn.Module]):
         """Whether the method clusters records, so that there is one module, which labels them."""
         return self.card.encoder is not None
 
-    def read(self, file: str | Path) -> LocalRecords:
+    @cached_property
+    def schema(self) -> TableSchema | None:
+        """The schema by which the models' tables are read; None without one.
+
+        Raises:
+            SchemaError: the text in the card is not a schema.
+        """
+        return TableSchema.parse(self.card.table_schema) if self.card.table_schema else None
+
+    def read(self, file: str | Path, schema: str | Path | None = None) -> LocalRecords:
         """Read records and prepare them for the models; labels may be missing.
 
         Args:
-            file: an archive, a table or a folder of images, in the formats of a client's own data.
+            file: an archive, a table or a folder of images, in the formats of a client's own data. If the run has a
+                schema, a table in the units of the schema.
+            schema: a file of the same schema that describes how this table is written; None: as those of the run.
 
         Raises:
             DataError: the file cannot be read, or a record does not match the models.
+            InferenceError: the schema is another one than the models'.
         """
-        card = self.card
-        known = Facts(card.kind, card.shape, card.num_classes)
+        card, own = self.card, self.schema
+        if schema is not None:
+            given = TableSchema.load(schema)
+            if own is None or given.fingerprint != own.fingerprint:
+                raise InferenceError(f"{schema} is not the schema of these models; only [file] and ignore may differ")
+            own = given
+        known = Facts(card.kind, card.shape, card.num_classes, own)
         return local_records(Path(file), known, networks.features(card.features))
+
+    def in_units(self, targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return real targets or predictions of them in the units of the table, which the schema scales."""
+        return targets if self.schema is None else targets * self.schema.label.scale + self.schema.label.mean
 
     def outputs(self, x: npt.NDArray[Any], cluster: int) -> npt.NDArray[np.float32]:
         """Return the outputs of one model for (n, ...) prepared examples.

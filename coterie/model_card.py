@@ -9,7 +9,9 @@ from typing import Annotated, Any
 from coterie.wire.fields import Bounds, Fields, Length, OneOf, RequestError
 
 # Longest JSON text of a card, and most entries of a list in it.
-_MAX_TEXT, _MAX_NAMES = 1 << 22, 100_000
+_MAX_TEXT, _MAX_NAMES = 1 << 24, 100_000
+# Longest schema.
+_MAX_SCHEMA = 1 << 20
 #: Largest number of values of an example.
 MAX_EXAMPLE = 1 << 28
 
@@ -35,6 +37,7 @@ class ModelCard(Fields):
         additive: whether the network is the sum of a global and a cluster's network (FedCAM).
         encoder: name of the encoder if the method clusters records; None if it trains models.
         columns: names of the features of a table, in order; None: unknown.
+        table_schema: schema by which tables are read, as text; None: their columns are the features.
         classes: names of the classes, in order; None: they are numbers.
         scaling: how records are scaled before the features, in words.
         rounds: rounds of training.
@@ -58,6 +61,7 @@ class ModelCard(Fields):
     additive: bool = False
     encoder: str | None = None
     columns: Annotated[tuple[str, ...] | None, Length(_MAX_NAMES)] = None
+    table_schema: Annotated[str | None, Length(_MAX_SCHEMA)] = None
     classes: Annotated[tuple[str, ...] | None, Length(_MAX_NAMES)] = None
     scaling: str
     rounds: Annotated[int, Bounds(0, 1_000_000)]

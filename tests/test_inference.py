@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from sklearn.datasets import load_digits
 
 import coterie as package
-from coterie.datasets import DataError, Facts, local_records
+from coterie.datasets import DataError, Facts, TableSchema, local_records
 from coterie.inference import InferenceError
 from coterie.model_card import ModelCard
 
@@ -226,6 +226,73 @@ def test_real_targets_are_predicted_as_numbers(tmp_path, trained):
     found = models.predict(models.read(tmp_path / "blind.csv").x, 0)
     assert found == pytest.approx([1, -2, 0.5], abs=0.05)
     assert models.assign(models.read(tmp_path / "client-0.csv")).losses[0] < 0.01
+
+
+TABLE_SCHEMA = """version = 1
+[target]
+column = "days"
+mean = 1000
+scale = 500
+[[columns]]
+name = "age"
+type = "number"
+mean = 50
+scale = 10
+range = [0, 100]
+missing = "drop"
+[[columns]]
+name = "sex"
+type = "category"
+values = ["f", "m"]
+"""
+
+
+def test_tables_are_read_by_the_schema_in_the_card(tmp_path, trained, coterie):
+    """Raw units in, raw units out, and numbers of records as in the file."""
+    rng = np.random.default_rng(0)
+    for client in range(CLIENTS):
+        age, sex = rng.uniform(20, 80, 200), rng.integers(0, 2, 200)
+        rows = [f"{a:.6f},{'fm'[s]},{1000 + 20 * (a - 50) + 300 * s:.6f}" for a, s in zip(age, sex, strict=True)]
+        (tmp_path / f"client-{client}.csv").write_text("\n".join(["age,sex,days", *rows, ""]))
+    (tmp_path / "s.toml").write_text(TABLE_SCHEMA)
+    run = trained(
+        data_dir=str(tmp_path),
+        table_schema=str(tmp_path / "s.toml"),
+        input_shape=None,
+        num_classes=None,
+        clusters=1,
+        strategy="fedavg",
+        lr=0.1,
+        rounds=20,
+    )
+    models = package.load(run)
+    card = models.card
+    assert (card.columns, card.classes, card.shape) == (("age", "sex = f", "sex = m"), None, (3,))
+    assert card.scaling == "by the schema of the table"
+    (tmp_path / "s.toml").unlink()
+    (tmp_path / "new.csv").write_text("sex,age\nf,50\nm,\nm,150\nm,60\n")
+    status, out, _ = coterie("predict", run, "new.csv")
+    assert status == 0
+    rows = list(csv.DictReader(out.splitlines()))
+    assert [row["record"] for row in rows] == ["0", "2", "3"]  # the second has no age, and is dropped by the schema
+    assert [float(row["prediction"]) for row in rows] == pytest.approx([1000, 2300, 1500], abs=30)
+    (tmp_path / "some.csv").write_text("sex,age,days\nf,50,\nm,60,1500\n")  # a label is missing
+    assert models.read(tmp_path / "some.csv").y is None
+    assert models.read(tmp_path / "client-0.csv").y.shape == (200,)
+    assert "root mean squared error" in coterie("predict", run, "client-0.csv")[2]
+    (tmp_path / "german.csv").write_text("sex;age\nf;50,5\n")
+    assert_refused(coterie("predict", run, "german.csv"), "not a number with decimal = '.'", "coterie data check")
+    (tmp_path / "own.toml").write_text(f'{TABLE_SCHEMA}[file]\ndecimal = ","\n')
+    assert coterie("predict", run, "german.csv", "--schema", "own.toml")[0] == 0
+    (tmp_path / "own.toml").write_text(TABLE_SCHEMA.replace("mean = 50", "mean = 51"))
+    assert_refused(coterie("predict", run, "german.csv", "--schema", "own.toml"), "is not the schema of these models")
+    (tmp_path / "gaps.csv").write_text("sex,age\nf,\n")
+    assert_refused(coterie("predict", run, "gaps.csv"), "gaps.csv: no usable records")
+
+
+def test_a_card_whose_schema_does_not_fit_is_refused():
+    with pytest.raises(DataError, match=r"the models expect .* but their schema has 3 features"):
+        local_records("t.csv", Facts("vectors", (4,), 0, TableSchema.parse(TABLE_SCHEMA)), None)
 
 
 # ---- the command ------------------------------------------------------------------------------------------

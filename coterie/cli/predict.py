@@ -23,6 +23,9 @@ _Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a fold
 _File = Annotated[
     Path, typer.Argument(metavar="FILE", help="Records: .npz, .csv, .parquet or a folder of images; labels optional.")
 ]
+_Schema = Annotated[
+    Path | None, typer.Option(help="Schema of the run, with a part [file] that describes FILE; default: the run's.")
+]
 _Site = Annotated[int | None, typer.Option(metavar="N", help="Use the model of this client of the run.")]
 _Trust = Annotated[
     bool, typer.Option("--trust-code", help="Import code that a model file names, such as module:function.")
@@ -35,6 +38,7 @@ def predict(
     site: _Site = None,
     cluster: Annotated[int | None, typer.Option(metavar="J", help="Use the model of this cluster.")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to write; default: standard output.")] = None,
+    schema: _Schema = None,
     trust_code: _Trust = False,
 ) -> None:
     """Predict with the models of a run. Without --site or --cluster, the model that fits the labels of FILE best.
@@ -47,10 +51,10 @@ def predict(
     if site is not None and cluster is not None:
         raise InferenceError("--site and --cluster both choose a model; give one of them")
     models = load(run, site=site, trust_code=trust_code)
-    records = models.read(file)
+    records = models.read(file, schema)
     chosen = _cluster(models, records, site, cluster)
     outputs = models.outputs(records.x, chosen)
-    rows = _rows(models, outputs, chosen)
+    rows = _rows(models, records, outputs, chosen)
     if out is None:
         _write_csv(sys.stdout, rows)
     else:
@@ -60,7 +64,14 @@ def predict(
         print(note, file=sys.stderr)
 
 
-def assign(run: _Run, file: _File, site: _Site = None, trust_code: _Trust = False, as_json: JsonFlag = False) -> None:
+def assign(
+    run: _Run,
+    file: _File,
+    site: _Site = None,
+    schema: _Schema = None,
+    trust_code: _Trust = False,
+    as_json: JsonFlag = False,
+) -> None:
     """Find the cluster that fits the labelled records of FILE best, such as those of a site that never trained.
 
     Nothing leaves this machine, so this has no privacy cost.
@@ -68,7 +79,7 @@ def assign(run: _Run, file: _File, site: _Site = None, trust_code: _Trust = Fals
     from coterie.inference import load
 
     models = load(run, site=site, trust_code=trust_code)
-    records = models.read(file)
+    records = models.read(file, schema)
     if models.clusters_records:
         labels = models.predict(records.x, 0)
         counts = [int((labels == j).sum()) for j in range(models.card.clusters)]
@@ -123,20 +134,22 @@ def _cluster(models: TrainedModels, records: LocalRecords, site: int | None, clu
     return models.assign(records).cluster
 
 
-def _rows(models: TrainedModels, outputs: Outputs, cluster: int) -> list[dict[str, Any]]:
+def _rows(models: TrainedModels, records: LocalRecords, outputs: Outputs, cluster: int) -> list[dict[str, Any]]:
     """Return a row of the output per record."""
     import numpy as np
 
+    index = range(len(outputs)) if records.index is None else records.index.tolist()
     if models.clusters_records:
-        return [{"record": i, "cluster": int(label)} for i, label in enumerate(outputs.argmax(axis=1))]
+        return [{"record": i, "cluster": int(label)} for i, label in zip(index, outputs.argmax(axis=1), strict=True)]
     if models.card.num_classes == 0:
-        return [{"record": i, "cluster": cluster, "prediction": f"{value:.9g}"} for i, value in enumerate(outputs)]
+        values = zip(index, models.in_units(outputs), strict=True)
+        return [{"record": i, "cluster": cluster, "prediction": f"{value:.9g}"} for i, value in values]
     names = models.card.classes or range(models.card.num_classes)
     powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
     shares = powers.max(axis=1) / powers.sum(axis=1)
     return [
         {"record": i, "cluster": cluster, "prediction": names[label], "probability": f"{share:.6f}"}
-        for i, (label, share) in enumerate(zip(outputs.argmax(axis=1).tolist(), shares, strict=True))
+        for i, label, share in zip(index, outputs.argmax(axis=1).tolist(), shares, strict=True)
     ]
 
 
@@ -159,5 +172,6 @@ def _notes(models: TrainedModels, records: LocalRecords, cluster: int, outputs: 
     if records.y is not None and models.card.num_classes:
         text += f"; {np.mean(outputs.argmax(axis=1) == records.y):.2%} agree with the labels of {records.where}"
     elif records.y is not None:
-        text += f"; root mean squared error {np.sqrt(np.mean((outputs - records.y) ** 2)):.6g}"
+        errors = models.in_units(outputs) - models.in_units(records.y)
+        text += f"; root mean squared error {np.sqrt(np.mean(errors**2)):.6g}"
     return [*notes, text]

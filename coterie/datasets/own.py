@@ -37,7 +37,7 @@ from coterie.datasets.schema import TableSchema
 from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source
 from coterie.datasets.split import Split
-from coterie.datasets.tables import schema_readers, unscaled
+from coterie.datasets.tables import read_table, schema_readers, unscaled
 
 #: Name of the data set that consists of local client data.
 OWN_DATA = "own"
@@ -346,28 +346,51 @@ class LocalRecords:
         x: (n, ...) prepared examples.
         y: (n,) labels or real targets; None if the file has none.
         unused: number of test records in the same file, which are not read.
+        index: (n,) position of each record in the file, if a schema dropped some; None: 0 to n - 1.
     """
 
     where: str
     x: npt.NDArray[Any]
     y: npt.NDArray[Any] | None
     unused: int = 0
+    index: npt.NDArray[np.int64] | None = None
 
 
 def local_records(path: str | Path, known: Facts, transform: Transform | None) -> LocalRecords:
-    """Read the records of a file and prepare them as for training; none is dropped or clamped.
+    """Read the records of a file and prepare them as for training.
+
+    None is dropped or clamped, except by the rules of a schema. A table with a schema is read without its labels if one
+    of them is missing or unknown, so that all of its records can be used.
 
     Raises:
         DataError: the file cannot be read, or a record does not match ``known``.
     """
     if known.kind == "tokens":
         raise DataError("the models expect text, but files contain images or vectors; use coterie.load in Python")
+    if known.schema is not None:
+        return _table_records(path, known)
     records, test = read(Path(path), known.shape, need_targets=False)
     records = records.fitted(known.shape, known.num_classes)
     if records.problems:
         raise DataError(records.problems[0])
     x = centred(fractions(records.x), transform) if known.kind == "images" else records.x
     return LocalRecords(str(path), x, records.y if records.has_targets else None, 0 if test is None else len(test.y))
+
+
+def _table_records(path: str | Path, known: Facts) -> LocalRecords:
+    schema = known.schema
+    assert schema is not None
+    if known.shape != (schema.num_features,) or known.num_classes != schema.num_classes:
+        raise DataError(f"the models expect {known}, but their schema has {schema.num_features} features")
+    table = read_table(path, schema, labelled=None)
+    if any(each.column == schema.label.name and each.effect == "dropped" for each in table.findings):
+        table = read_table(path, schema, labelled=False)
+    if table.errors:
+        raise DataError(f"{path}: {table.errors[0]}; `coterie data check` lists all errors")
+    if not len(table.x):
+        raise DataError(f"{path}: no usable records")
+    y = table.y.astype(np.int64 if schema.num_classes else np.float32)
+    return LocalRecords(str(path), table.x, y if schema.label.name in table.missing else None, 0, table.index)
 
 
 def describe(path: str | Path, declared: Declared | None = None) -> str:

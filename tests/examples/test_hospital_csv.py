@@ -25,6 +25,7 @@ def test_the_readme_lists_the_commands():
         ["coterie", "data", "check"],
         ["coterie", "run", "--config"],
         ["coterie", "privacy", "check"],
+        ["coterie", "predict", "runs/hospital"],
     ]
     assert ["python", "write_sites.py", "sites"] in COMMANDS
 
@@ -61,3 +62,5 @@ def test_raw_tables_reach_88_percent_at_record_level_in_certified_runs(coterie, 
         accuracies.append(result["diagnostics"]["accuracy"])
         assert coterie("privacy", "check", tmp_path / f"run-{number}")[0] == 0
     assert sum(accuracies) / 3 >= 0.88
+    status, out, err = coterie("predict", tmp_path / "run-0", sites / "client-0.csv")
+    assert (status, len(out.splitlines()), out.splitlines()[1].split(",")[2]) == (0, 115, "malignant"), err
