@@ -24,10 +24,11 @@ from coterie.datasets.files import Records
 from coterie.datasets.schema import DELIMITERS, LARGEST, Column, TableSchema
 from coterie.datasets.sources import DataError
 
-# Records that are encoded together.
-_CHUNK = 4096
-# Rows and values that are kept of each kind of finding, characters of a value, and names in an error.
-_FIRST, _LONGEST, _NAMES = 5, 40, 8
+# Records that are encoded together, at most, and their features.
+_CHUNK, _CHUNK_FEATURES = 4096, 2**22
+# Rows and values that are kept of each kind of finding, characters of a value, names in an error, and names among which
+# a similar one is looked for.
+_FIRST, _LONGEST, _NAMES, _COMPARED = 5, 40, 8, 1000
 
 _DRAFT = """[[columns]]
 {}type = "number"    # or "category", with values = ["...", "..."]
@@ -126,7 +127,8 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
         files.need_regular(path)
         encoder = _Encoder(schema, schema.label.name in _column_names(path, schema) if labelled is None else labelled)
         rows = readers[path.suffix.lower()](path, schema, [column.name for column in encoder.columns])
-        while chunk := list(islice(rows, _CHUNK)):
+        many = max(1, min(_CHUNK, _CHUNK_FEATURES // schema.num_features))
+        while chunk := list(islice(rows, many)):
             encoder.add(chunk)
             size = 4 * schema.num_features * encoder.records
             files.need_at_most(files.MAX_BYTES, size, str(path), "has features of")
@@ -140,7 +142,7 @@ def schema_readers(schema: TableSchema) -> dict[str, Callable[[Path, bool], tupl
 
     def read(path: Path, need_targets: bool) -> tuple[Records, None]:
         table = read_table(path, schema, labelled=need_targets or None)
-        hint = "" if len(table.errors) < 2 else f" (and {len(table.errors) - 1} other kinds of errors)"
+        hint = "" if len(table.errors) < 2 else f" ({len(table.errors)} kinds of errors)"
         problems = [f"{path}: {each}{hint}; `coterie data check` lists all" for each in table.errors]
         if not table.records:
             problems.append(f"{path}: no records")
@@ -438,7 +440,7 @@ def _cells(line: str, delimiter: str) -> list[str] | str:
     try:
         return next(csv.reader([line], delimiter=delimiter, skipinitialspace=True, strict=True), [])
     except csv.Error as error:
-        return f"misplaced quotes ({error})"
+        return f"cells that cannot be read ({error})"
 
 
 def _header(path: Path, line: str | None, schema: TableSchema) -> tuple[list[str], str]:
@@ -467,12 +469,13 @@ def _columns(path: Path, header: Sequence[str], schema: TableSchema, names: Sequ
         DataError: a column is absent or occurs twice, or the file has others that are not ignored.
     """
     known = {*names, schema.label.name, *(schema.ignore or ()), ""}
-    missing = [name for name in names if name not in header]
+    counts, positions = Counter(header), {name: i for i, name in enumerate(header)}
+    missing = [name for name in names if name not in positions]
     others = [] if schema.ignore is None else [name for name in header if name not in known]
-    twice = [name for name in names if header.count(name) > 1]
+    twice = [name for name in names if counts[name] > 1]
     problems = []
     if missing:
-        near = difflib.get_close_matches(missing[0], header, n=1)
+        near = difflib.get_close_matches(missing[0], header[:_COMPARED], n=1)
         hint = f" (is it {near[0]!r}?)" if near else ""
         problems.append(f"has no column {_some(missing)}{hint}")
     if others:
@@ -483,7 +486,7 @@ def _columns(path: Path, header: Sequence[str], schema: TableSchema, names: Sequ
         problems.append(f"its first line is {','.join(header)[:200]!r}; expected column names in UTF-8")
     if problems:
         raise DataError(f"{path} {'; '.join(problems)}")
-    return [header.index(name) for name in names]
+    return [positions[name] for name in names]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -121,6 +121,7 @@ def test_codes_of_missing_values(table):
     codes = rule('missing = "indicator"\nmissing-values = [-9, "n/k"]')
     read = table("1,-9,f,dead", "2,n/k,f,dead", "3,-8,f,dead", by=codes)
     assert read.x[:, :2].tolist() == [[0, 1], [0, 1], [-5, 0]]
+    assert table("1,-9,f,dead", "3,-8,f,dead", by=codes).x[:, :2].tolist() == [[0, 1], [-5, 0]]
     everywhere = TableSchema.parse(SCHEMA + '[file]\nmissing-values = ["", "-9"]')
     assert table("1,-9,f,dead", "2,NA,f,dead", by=everywhere).x[:, 0].tolist() == [0]
 
@@ -274,17 +275,17 @@ def test_a_text_that_a_parquet_file_repeats_takes_its_memory_once(tmp_path):
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ('2,"60,f,alive', "misplaced quotes (unexpected end of data)"),
-        ('2,"6"0,f,alive', "misplaced quotes"),
+        ('2,"60,f,alive', "cells that cannot be read (unexpected end of data)"),
+        ('2,"6"0,f,alive', "cells that cannot be read"),
         ("2,60,f", "another number of cells than the 4 column names"),
         ("2,60,f,alive,", "another number of cells"),
-        ('2,60,"f\nm",alive', "misplaced quotes"),
+        ('2,60,"f\nm",alive', "cells that cannot be read"),
     ],
 )
 def test_a_damaged_record_changes_no_other(table, line, what):
     read = table("1,70,m,dead", line, "3,50,f,alive")
     assert read.x.tolist() == [[2, 0, 1], [0, 1, 0]]
-    assert all(each.what.startswith(what) or "quotes" in what for each in read.errors)
+    assert all(each.what.startswith(what) or "read" in what for each in read.errors)
     assert len(read.errors) >= 1
 
 
@@ -293,6 +294,15 @@ def test_a_line_that_is_too_long_is_left_out(table, monkeypatch):
     read = table("1,70,m,dead", f"2,{'6' * 100},f,dead", "3,50,f,alive")
     assert [each.what for each in read.errors] == ["a line of more than 40 characters"]
     assert read.index.tolist() == [0, 2]
+
+
+def test_chunks_are_put_together(table, monkeypatch):
+    monkeypatch.setattr("coterie.datasets.tables._CHUNK_FEATURES", 7)  # two records
+    lines = [f"{i},{i},f,{'dead' if i % 3 else 'lost'}" for i in range(1, 30)]
+    read = table(*lines)
+    assert read.index.tolist() == [i - 1 for i in range(1, 30) if i % 3]
+    assert read.x[:, 0].tolist() == pytest.approx([(i - 50) / 10 for i in range(1, 30) if i % 3])
+    assert (read.records, read.findings[0].count) == (29, 9)
 
 
 def test_limits_of_size(table, monkeypatch):
@@ -360,7 +370,7 @@ def test_a_simulation_rejects_errors_and_a_deployed_client_leaves_them_out(tmp_p
     path = written(tmp_path / "t.csv", *lines, "50,abc,f,dead", "51,60,x,dead")
     with pytest.raises(
         DataError,
-        match=r"t.csv: column 'age': not a number, 1 record dropped: row 52 \(abc\) \(and 1 other kinds of errors\); "
+        match=r"t.csv: column 'age': not a number, 1 record dropped: row 52 \(abc\) \(2 kinds of errors\); "
         "`coterie data check` lists all",
     ):
         shard(path, schema())
