@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tomli_w
 from safetensors.numpy import load_file
-from superlinks import BIN, flwr, latest, simulating_superlink
+from superlinks import BIN, ROOT, flwr, latest, simulating_superlink
 
 from coterie.server.config import SETTINGS
 from coterie.settings import flat, nested
