@@ -291,9 +291,9 @@ def console_tables(document: Document, width: int) -> tuple[list[RichTable], lis
 
 def _view(document: Document, columns: Sequence[int], notes: Mapping[str, int]) -> RichTable:
     view = RichTable(title_justify="left")
-    view.add_column("method", style="cyan", no_wrap=True)
+    view.add_column("method", style="cyan", overflow="fold")
     for column in columns:
-        view.add_column(document["columns"][column]["name"], justify="right", no_wrap=True)
+        view.add_column(document["columns"][column]["name"], justify="right", overflow="fold")
     for row in document["rows"]:
         every = _texts(document, row, notes)
         texts = [every[column] for column in columns]

@@ -72,10 +72,9 @@ def read_sites(run: Run) -> list[Site]:
         if client is not None:
             name = entry.get("name")
             found[client] = Site(client, _printable(name) if isinstance(name, str) else "", cluster, None)
-    for client, accuracy in enumerate(_accuracies(run)):
-        if accuracy is not None:
-            known = found.get(client, Site(client, "", None, None))
-            found[client] = Site(client, known.name, known.cluster, accuracy)
+    for client, accuracy, cluster in _exact(run):
+        known = found.get(client, Site(client, "", None, None))
+        found[client] = Site(client, known.name, cluster if known.cluster is None else known.cluster, accuracy)
     return [found[client] for client in sorted(found)]
 
 
@@ -143,15 +142,25 @@ def _class_accuracies(confusion: Any) -> list[tuple[float, str]]:
     return [(float(inside[each] / sizes[each]), f"class {each}") for each in np.flatnonzero(sizes).tolist()]
 
 
-def _accuracies(run: Run) -> list[float | None]:
-    """Return the exact accuracy of each client by id."""
+def _exact(run: Run) -> list[tuple[int, float | None, int | None]]:
+    """Return (client, accuracy, cluster) from the exact scores; those of single clients only where they are kept."""
     exact = run.diagnostics or {}
-    values = exact.get("site_accuracy")
-    if not isinstance(values, list):  # older versions list evaluated clients only
-        values = exact.get("client_accuracy")
-        if not isinstance(values, list) or len(values) != run.config.get("clients"):
-            return []
-    return [float(value) if _is_share(value) else None for value in values]
+    values, ids, clusters = exact.get("site_accuracy"), None, None
+    if not isinstance(values, list):
+        values, ids, clusters = (exact.get(f"client_{name}") for name in ("accuracy", "id", "cluster"))
+    if not isinstance(values, list):
+        return []
+    if not isinstance(ids, list) or len(ids) != len(values):
+        if exact.get("site_accuracy") is not values and len(values) != run.config.get("clients"):
+            return []  # an older version, which lists evaluated clients without their ids
+        ids = list(range(len(values)))
+    if not isinstance(clusters, list) or len(clusters) != len(values):
+        clusters = [None] * len(values)
+    return [
+        (client, float(value) if _is_share(value) else None, _index(cluster))
+        for client, value, cluster in zip(ids, values, clusters, strict=True)
+        if _index(client) is not None and (_is_share(value) or _index(cluster) is not None)
+    ]
 
 
 def _is_share(value: Any) -> bool:

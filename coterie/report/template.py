@@ -236,13 +236,14 @@ PAGE = r"""{% macro badge(text, good) %}
 <p class="kind bad">Exact diagnostics: outside the guarantee</p>
 <p class="notice">These values are computed without noise and are not covered by ε: do not publish them with the models.</p>
 {{ record_clusters(section, h) if run.clusters_records else accuracy(section, h) }}
-{{ sites(section, h) }}
+{{ sites(section, h) if section.scored }}
 {{ tiles(section.details, false) }}
 {{ confusion(section, h) }}
 </section>
 <section class="part">
 <p class="kind good">Released and charged</p>
 {{ '' if run.clusters_records else clusters(section, h) }}
+{{ sites(section, h) if not section.scored }}
 {{ evidence(section, h) }}
 {{ privacy(section, h) }}
 </section>

@@ -2,11 +2,13 @@
 
 import csv
 import fcntl
+import io
 import json
 import re
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from coterie.bench import (
     BenchError,
@@ -142,6 +144,9 @@ def test_a_table_from_its_file_to_its_picture(tmp_path):
     assert (view.row_count, len(view.columns), len(notes)) == (4, 3, 2)
     narrow, _ = console_tables(result, 60)
     assert [(view.row_count, len(view.columns)) for view in narrow] == [(3, 2), (2, 2)]
+    console = Console(width=30, file=io.StringIO())
+    console.print(*console_tables(result, 30)[0])
+    assert "…" not in console.file.getvalue()
     write_csv(result, tmp_path / "table.csv")
     with (tmp_path / "table.csv").open() as file:
         lines = list(csv.DictReader(file))

@@ -666,6 +666,8 @@ def test_clusters_alone_are_released_and_accuracies_alone_are_exact(tmp_path):
     assert "Worst site 25.0 % ! outside the guarantee client 0;" in text
     exact = text.partition("Exact diagnostics")[2].partition("Released and charged")[0]
     assert "site accuracy client 0 25.0 % client 1 75.0 %" in exact
+    text = words(page(with_sites(tmp_path / "released", SITES, None, CERTIFICATE)))
+    assert "site cluster Ward" in text.partition("Released and charged")[2]
 
 
 @pytest.mark.parametrize(
@@ -697,6 +699,15 @@ def test_accuracies_of_older_runs_are_those_of_all_clients_only(tmp_path):
     for many, expected in ((500, 500), (200, 0)):
         (folder / "diagnostics.json").write_text(json.dumps(exact | {"client_accuracy": [0.5] * many}))
         assert len(read_sites(read_run(folder))) == expected
+
+
+def test_exact_scores_of_evaluated_clients_have_their_ids(tmp_path):
+    folder = make_run(tmp_path / "run", certificate=WITHOUT_PRIVACY)
+    exact = json.loads((folder / "diagnostics.json").read_text())
+    exact |= {"client_id": [4, 7, "x"], "client_accuracy": [0.25, 0.75, 0.5], "client_cluster": [1, None, 0]}
+    (folder / "diagnostics.json").write_text(json.dumps(exact))
+    found = [(site.client, site.cluster, site.accuracy) for site in read_sites(read_run(folder))]
+    assert found == [(4, 1, 0.25), (7, None, 0.75)]
 
 
 def test_of_many_sites_the_worst_are_listed_and_the_others_folded(tmp_path):
