@@ -1,6 +1,7 @@
 """Run folders in, pages, figures and tables out; the folders are made up and small."""
 
 import csv
+import html
 import io
 import json
 import math
@@ -396,6 +397,9 @@ def test_a_run_without_privacy_says_infinity(tmp_path):
     assert math.isinf(run.epsilon)
     assert epsilon_graphic(run) is None
     assert "noisy" not in page(folder).lower()
+    exact_sizes = make_run(tmp_path / "sizes", lines=[metrics(1, epsilon=None)], certificate=WITHOUT_PRIVACY)
+    assert "Size of each cluster in each round's cohort (points)" in html.unescape(page(exact_sizes))
+    assert "noisy" not in page(exact_sizes).lower()
     text = words(page(folder))
     assert "∞ ! not private" in text
     assert "no privacy guarantee" in text
@@ -656,6 +660,14 @@ def test_sites_have_their_cluster_and_accuracy(tmp_path):
     assert "How sure? Standard error ± 12 points of the mean accuracy over 3 sites" in text
     assert "site cluster accuracy client 1 0 50.0 % client 3 – 70.0 % Ward &lt;A&gt; 1 90.0 % C – –" in text
     assert "Cluster 0 has 1 client, cluster 1 has 1 client" in text
+    (target,) = re.findall(r'<a download="sites.csv" href="([^"]+)"', page(tmp_path / "run"))
+    assert list(csv.reader(unquote(target.partition(",")[2]).splitlines())) == [
+        ["client", "name", "cluster", "accuracy"],
+        ["0", "Ward <A>", "1", "0.9"],
+        ["1", "", "0", "0.5"],
+        ["2", "C", "", ""],
+        ["3", "", "", "0.7"],
+    ]
 
 
 def test_clusters_alone_are_released_and_accuracies_alone_are_exact(tmp_path):

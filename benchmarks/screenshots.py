@@ -1,4 +1,4 @@
-"""Pictures of the report page for README and docs: `python docs/screenshots.py`, in about a minute.
+"""Pictures of the report page for README and docs: `python benchmarks/screenshots.py`, in about a minute.
 
 Writes docs/demo.png (the demo, half light and half dark) and docs/comparison.png (two strategies on three seeds).
 Needs chromium. The demo is not seeded, so its figures differ a little each time.
@@ -12,8 +12,9 @@ from pathlib import Path
 
 from PIL import Image
 
-DOCS = Path(__file__).resolve().parent
-sys.path.insert(0, str(DOCS.parent / "tests"))
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(ROOT / "tests"))
 
 from browser import Browser  # noqa: E402  (tests is no package)
 
