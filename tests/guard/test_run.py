@@ -103,6 +103,10 @@ def test_replies_without_a_guard_do_not_reach_the_app(sites, tmp_path):
     assert [site["site"] for site in document["sites"]] == ["2", "3"]
     assert len(grid.sent) == 6
     assert set(result.train_metrics_clientapp) == {1}
+    ledger = RunLedger(tmp_path, math.inf, DELTA, "1")
+    replies = GuardedGrid(InProcess(sites), ledger).send_and_receive([message(node=1), message(node=2)])
+    ledger.close()
+    assert [reply.has_error() for reply in replies] == [True, False]
 
 
 def _without(reply):

@@ -368,8 +368,8 @@ def noise_reduced_within_an_epoch(model, config):
 
 
 def twice(model, config):
-    epoch(*private(model))
     epoch(*private(net()))
+    epoch(*private(model))
 
 
 def per_layer_clipping(model, config):
@@ -448,6 +448,23 @@ def test_memory_manager_and_noise_schedules(site):
     assert not ask(client_app(Guard(), train), site).has_error()
     assert ledger(site) == EPOCH + Counter({Event(RATE, 0.9): STEPS})
     assert "several kinds" in certificate(Path(site["state-dir"]) / "client-0.ledger.jsonl")["assumed"][-1]
+
+
+def test_poisson_batches_whatever_the_app_asks_for(site):
+    def train(model, config):
+        epoch(*private(model, noise=2.0, batch=2, poisson_sampling=False))
+
+    assert not ask(client_app(Guard(), train), site).has_error()
+    assert ledger(site) == Counter({Event(2 / N, 2.0): N // 2})
+
+
+def test_an_enormous_cost_is_refused_before_it_is_composed(site, monkeypatch):
+    called = []
+    monkeypatch.setattr("coterie.guard.mod.spend", lambda *args, **kwargs: called.append(args))
+    assert_refused(ask(client_app(Guard()), site, noise=0.1))
+    assert called == []
+    assert not ask(client_app(Guard()), site, noise=0.5).has_error()
+    assert len(called) == 1
 
 
 def test_more_noise_multipliers_than_a_report_holds(site):

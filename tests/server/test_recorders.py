@@ -71,7 +71,7 @@ def mlflow(path, uri=None):
 
 
 def test_epsilon_is_the_ledgers_and_only_released_values_are_recorded(tmp_path):
-    train(tmp_path / "run")
+    train(tmp_path / "run", out=str(tmp_path / "run"))
     metrics = lines(tmp_path / "run" / "metrics.jsonl")
     ledger = lines(tmp_path / "run" / "ledger.jsonl")
     stored, of_mlflow = mlflow(tmp_path / "run")
