@@ -7,7 +7,6 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 from commands import lines
 from documented import ROOT, commands_of
@@ -18,17 +17,12 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture
 def checkout(tmp_path):
-    """What `flwr run .` needs of the repository, and two tables."""
-    folder, rng = tmp_path / "coterie", np.random.default_rng(0)
-    shutil.copytree(ROOT / "coterie", folder / "coterie", ignore=shutil.ignore_patterns("__pycache__"))
+    """What the commands need of the repository."""
+    folder = tmp_path / "coterie"
+    for name in ("coterie", "examples"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
-    (folder / "sites").mkdir()
-    for site in range(2):
-        x = rng.normal(size=(110, 30)).clip(-1, 1)
-        table = np.column_stack([x, x[:, 0] > 0])
-        names = ",".join([*(f"f{i}" for i in range(30)), "label"])
-        np.savetxt(folder / f"sites/client-{site}.csv", table, "%.4g", ",", header=names, comments="")
     return folder
 
 
@@ -42,7 +36,9 @@ def stays(command):
 @pytest.mark.slow
 def test_every_command_in_order(checkout, tmp_path):
     ports = {name: free_port() for name in ("8000", "9092", "9094", "9095")}
-    words = {"fl.example.org": "localhost", "OUT": str(tmp_path / "out"), **{k: str(v) for k, v in ports.items()}}
+    schema = checkout / "examples" / "hospital-csv" / "schema.toml"
+    words = {"fl.example.org": "localhost", "OUT": str(tmp_path / "out"), "SCHEMA": str(schema)}
+    words |= {**{k: str(v) for k, v in ports.items()}}
     variables = {
         "FLWR_HOME": str(checkout / "flwr"),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -67,5 +63,5 @@ def test_every_command_in_order(checkout, tmp_path):
     assert (tmp_path / "out" / "report.html").exists()
     assert [line["replies"] for line in lines(tmp_path / "out" / "metrics.jsonl")] == [
         {"asked": 2, "accepted": 2, "dropped": {}}
-    ] * 3
+    ] * 10
     assert "the certificate matches the ledger" in "".join(printed)
