@@ -223,6 +223,13 @@ MUTATIONS = [
         f"{_HOSTILE}::test_a_hostile_request_is_refused_alike_and_charges_nothing",
     ),
     Mutation(
+        "a server chooses how a client's table is read",
+        "coterie/client/app.py",
+        "(asked.shape, asked.num_classes, asked.fingerprint) != (",
+        "(asked.shape, asked.num_classes, declared.fingerprint) != (",
+        "tests/client/test_own_tables.py::test_a_run_with_another_schema_is_refused_before_the_data_are_touched",
+    ),
+    Mutation(
         "a request for other data than the declared ones is accepted",
         "coterie/client/app.py",
         "if client.data is not None and client.declared is not None:",
