@@ -75,11 +75,12 @@ def test_a_deployed_client_reads_its_table_by_its_own_schema(home):
     content, layout = question(home)
     found = update(ask(content, home), layout)
     own_shard.cache_clear()
-    german = ["id;age;sex;outcome", *(line.replace(",", ";").replace(";", ";", 1) for line in LINES), ""]
+    (home / "client-0.csv").write_text((home / "t.csv").read_text())
+    cells = [line.split(",") for line in LINES]
+    german = ["id;age;sex;outcome", *(f"{i};{age},0;{sex};{outcome}" for i, age, sex, outcome in cells), ""]
     (home / "t.csv").write_text("\n".join(german))
     (home / "schema.toml").write_text(f'{SCHEMA}[file]\ndecimal = ","\n')  # its file, not the contract
     np.testing.assert_array_equal(update(ask(content, home), layout), found)
-    (home / "client-0.csv").write_text("\n".join(german))
     content, _ = question(home, **{"data-dir": str(home)})
     own_shard.cache_clear()
     (simulated,) = HANDLERS["train"](content, [Client(0)])
