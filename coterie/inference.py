@@ -65,12 +65,18 @@ class TrainedModels(Sequence[nn.Module]):
         cards: the card of each model.
         modules: the models.
         sites: cluster of each client of the run, as far as it is known.
+        names: number of each client that has a name.
     """
 
     def __init__(
-        self, folder: Path, cards: Sequence[ModelCard], modules: Sequence[nn.Module], sites: Mapping[int, int]
+        self,
+        folder: Path,
+        cards: Sequence[ModelCard],
+        modules: Sequence[nn.Module],
+        sites: Mapping[int, int],
+        names: Mapping[str, int],
     ) -> None:
-        self.folder, self.cards, self.sites = folder, tuple(cards), dict(sites)
+        self.folder, self.cards, self.sites, self.names = folder, tuple(cards), dict(sites), dict(names)
         self._modules = tuple(modules)
 
     @overload
@@ -176,12 +182,13 @@ class TrainedModels(Sequence[nn.Module]):
             losses.append(loss if math.isfinite(loss) else math.inf)
         return Assignment(int(np.argmin(losses)), tuple(losses), len(records.y))
 
-    def cluster_of(self, site: int) -> int:
-        """Return the cluster of a client of the run.
+    def cluster_of(self, site: int | str) -> int:
+        """Return the cluster of a client of the run, given by its number or name.
 
         Raises:
             InferenceError: it is not known.
         """
+        site = _number(site, self.names)
         if len(self) == 1:
             return 0
         if site in self.sites:
@@ -238,13 +245,13 @@ class TrainedModels(Sequence[nn.Module]):
         return "there is one model, of cluster 0" if len(self) == 1 else f"clusters are 0 to {len(self) - 1}"
 
 
-def load(run: str | Path, *, site: int | None = None, trust_code: bool = False) -> TrainedModels:
+def load(run: str | Path, *, site: int | str | None = None, trust_code: bool = False) -> TrainedModels:
     """Load the models of a run.
 
     Args:
         run: a run folder, or a folder with its model files only.
-        site: client whose personal layers complete the models, for methods that have them (FedPer). Their state must
-            be in the run folder, as after a simulation.
+        site: number or name of the client whose personal layers complete the models, for methods that have them
+            (FedPer). Their state must be in the run folder, as after a simulation.
         trust_code: import a network or features given as ``module:function`` or by an entry point. The name is taken
             from the model file: allow it for files of a source that you trust.
 
@@ -265,15 +272,17 @@ def load(run: str | Path, *, site: int | None = None, trust_code: bool = False) 
                 f"the models need code that is not Coterie's: {', '.join(map(repr, foreign))}; allow its import with "
                 "--trust-code (trust_code=True) if you trust the source of these files"
             )
+    clusters, names = _sites(folder)
+    own = None if site is None else (folder / "clients", _number(site, names))
     modules = []
     for file, (card, tensors) in zip(files, found, strict=True):
         try:
-            modules.append(_module(card, tensors, None if site is None else (folder / "clients", site)))
+            modules.append(_module(card, tensors, own))
         except InferenceError:
             raise
         except (networks.ModelError, ValueError, RuntimeError) as error:
             raise InferenceError(f"{file} does not fit its card: {' '.join(str(error).split())}") from None
-    return TrainedModels(files[0].parent, cards, modules, _sites(folder))
+    return TrainedModels(files[0].parent, cards, modules, clusters, names)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -373,13 +382,23 @@ def _prepared_shape(card: ModelCard) -> tuple[int, ...]:
     return networks.features(card.features)(np.zeros((1, *card.shape), np.float32)).shape[1:]
 
 
-def _sites(folder: Path) -> dict[int, int]:
-    """Return the cluster of each client, as far as result.json states it."""
+def _sites(folder: Path) -> tuple[dict[int, int], dict[str, int]]:
+    """Return cluster by client, and client by name, as far as result.json states them."""
     path = folder / "result.json"
     if not path.exists():
-        return {}
+        return {}, {}
     try:
         listed = read_object(path).get("sites") or []
-        return {int(site["client"]): int(site["cluster"]) for site in listed if site.get("cluster") is not None}
+        clusters = {int(site["client"]): int(site["cluster"]) for site in listed if site.get("cluster") is not None}
+        return clusters, {str(site["name"]): int(site["client"]) for site in listed if "name" in site}
     except (FileError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise InferenceError(f"{path} is damaged ({error}); restore it from a copy, or remove it") from None
+
+
+def _number(site: int | str, names: Mapping[str, int]) -> int:
+    """Return the number of a client, given by it or by its name."""
+    if isinstance(site, str) and site in names:
+        return names[site]
+    if isinstance(site, str) and not site.isdecimal():
+        raise InferenceError(f"no site is called {site!r}; names: {', '.join(names) or 'none'}")
+    return int(site)

@@ -26,7 +26,7 @@ _File = Annotated[
 _Schema = Annotated[
     Path | None, typer.Option(help="Schema of the run, with a part [file] that describes FILE; default: the run's.")
 ]
-_Site = Annotated[int | None, typer.Option(metavar="N", help="Use the model of this client of the run.")]
+_Site = Annotated[str | None, typer.Option(metavar="N", help="Client of the run whose model to use: number or name.")]
 _Trust = Annotated[
     bool, typer.Option("--trust-code", help="Import code that a model file names, such as module:function.")
 ]
@@ -118,7 +118,7 @@ def export(
     )
 
 
-def _cluster(models: TrainedModels, records: LocalRecords, site: int | None, cluster: int | None) -> int:
+def _cluster(models: TrainedModels, records: LocalRecords, site: str | None, cluster: int | None) -> int:
     from coterie.inference import InferenceError
 
     if cluster is not None:

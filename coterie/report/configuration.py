@@ -10,7 +10,8 @@ Config = Mapping[str, Any]
 #: Paths, devices, timeouts and ports: where a run takes place, which does not change what it computes.
 PLACES = frozenset(
     {
-        *("out", "resume", "data-dir", "device", "budget-file", "round-timeout", "registration-timeout"),
+        *("out", "resume", "data-dir", "device", "budget-file", "client-names"),
+        *("round-timeout", "registration-timeout"),
         *("min-clients", "min-replies", "metrics-port", "metrics-host", "ray-address", "client-cpus"),
         *("recorders", "mlflow-uri", "mlflow-experiment", "record-diagnostics"),
     }

@@ -345,6 +345,11 @@ class RunConfig:
         return self.run.rounds * self.aggregation.sampling_rate * self.data.clients
 
     @property
+    def client_names(self) -> list[str]:
+        """Public name of every client; empty without names."""
+        return [name.strip() for name in self.run.client_names.split(",")] if self.run.client_names else []
+
+    @property
     def models(self) -> int:
         """Initial number of models; 0 if the method determines it."""
         return 1 if self.method.produces == "labels" else self.run.clusters
@@ -506,6 +511,8 @@ class RunConfig:
     def _check_combinations(self) -> None:
         run, unit, clients = self.run, self.privacy.privacy_unit, self.data.clients
         try:
+            if self.client_names and len(self.client_names) != clients:
+                raise ConfigError(f"client-names has {len(self.client_names)} names for {clients} clients; name all")
             if run.clusters == 0 and not self.method.finds_clusters:
                 raise ConfigError(f"clusters = 0: {run.strategy} does not determine the number of clusters; set it")
             self._check_data()

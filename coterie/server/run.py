@@ -82,9 +82,8 @@ def _run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     if exact is not None:
         folder.write_json("diagnostics.json", exact)
     outcome = _result(config, guarantee, folder, result)
-    sites = _sites(strategy, len(folder.metrics()), _last_evaluation(result)[1])
-    if sites:
-        outcome["sites"] = [{"client": client, "cluster": sites[client]} for client in sorted(sites)]
+    if sites := _sites(config, _clusters_of(strategy, len(folder.metrics()), _last_evaluation(result)[1])):
+        outcome["sites"] = sites
     folder.write_json("result.json", outcome)
     if strategy.statistics.dropped:
         log(WARNING, "%s replies were dropped", strategy.statistics.dropped.total())
@@ -126,7 +125,18 @@ def _card(
     )
 
 
-def _sites(strategy: ClusteredStrategy, rounds: int, evaluation: Mapping[str, Any]) -> dict[int, int]:
+def _sites(config: RunConfig, clusters: Mapping[int, int]) -> list[dict[str, Any]]:
+    """The clients whose cluster may be published or that have a name, JSON-ready."""
+    names = dict(enumerate(config.client_names))
+    return [
+        {"client": client}
+        | ({"name": names[client]} if client in names else {})
+        | ({"cluster": clusters[client]} if client in clusters else {})
+        for client in sorted(names.keys() | clusters.keys())
+    ]
+
+
+def _clusters_of(strategy: ClusteredStrategy, rounds: int, evaluation: Mapping[str, Any]) -> dict[int, int]:
     """The cluster of every client, as far as the guarantee allows to publish it.
 
     At record level clients release their labels, or the server computes them from releases. Without privacy, they also

@@ -9,6 +9,11 @@ from coterie.methods import STRATEGIES
 from coterie.settings import AUTO, ConfigError, Settings, setting
 
 
+def _are_names(text: str) -> bool:
+    names = [name.strip() for name in text.split(",")] if text else []
+    return len(set(names)) == len(names) and all(name.isprintable() and 0 < len(name) <= 80 for name in names)
+
+
 @dataclass(frozen=True)
 class RunSettings(Settings):
     """The method, its size, and the run folder. These settings have no table in files."""
@@ -31,6 +36,13 @@ class RunSettings(Settings):
         0, "stop after this number of rounds, with the noise of all planned rounds; 0: never", at_least=0
     )
     seed: int | None = setting(None, "auto: secret randomness; a number: reproducible, not certified", at_least=0)
+    client_names: str = setting(
+        "",
+        "public names of clients 0, 1, ..., for results and the report; empty: none",
+        allowed="different names, separated by commas",
+        check=_are_names,
+        place=True,
+    )
     out: str = setting("", "run folder; empty: a new one under runs/", allowed="a folder", place=True)
     resume: bool = setting(False, "continue the run in the run folder", place=True)
 
