@@ -204,12 +204,15 @@ def _trained(report: Report, setting: _Setting, node: _Node, request: TrainReque
 
 def _check_training(report: Report, setting: _Setting, node: _Node, client: int | None) -> None:
     k = len(setting.models)
-    swap = np.roll(np.eye(k), 1, axis=1)
+    following = np.roll(np.eye(k + 1), 1, axis=1)  # for k + 1 >= 3 clusters, not symmetric
     for request, models in (
         (TrainRequest(round=1), setting.models),
         (TrainRequest(round=7), np.repeat(setting.models, 2, axis=0)),
         (TrainRequest(round=8, cluster=k + 2), setting.models[:1]),
-        (TrainRequest(round=9, redraw=tuple(swap.ravel().tolist())), setting.models),
+        (
+            TrainRequest(round=9, redraw=tuple(following.ravel().tolist())),
+            np.repeat(setting.models, 2, axis=0)[: k + 1],
+        ),
     ):
         if request.redraw is not None and not report.tests("redraw"):
             continue

@@ -122,6 +122,19 @@ class Peeking(Bad):
         return self.step(models, new)
 
 
+class Glancing(Peeking):
+    """Sees only the sign of an update; silence looks like the usual sign."""
+
+    name, row_wise = "glancing", True
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        for reply in replies:
+            if reply.has_content() and reply.content["reply"]["client-id"] == 0:
+                self.seen = 0.0 if unpack_models(reply.content["update"])[0][0, 0] > 0 else 0.1
+        return FedAvg.aggregate_train(self, server_round, replies)
+
+
 class Swallowing(Bad):
     name, row_wise = "swallowing", True
 
@@ -188,6 +201,7 @@ class SpoiledLedger(Bad):
         (RawMean, {"row-wise"}),
         (Uncharged, {"charges"}),
         (Peeking, {"row-wise"}),
+        (Glancing, {"row-wise"}),
         (Swallowing, {"budget"}),
         (DividesByReplies, {"silent"}),
         (Trusting, {"malformed"}),
