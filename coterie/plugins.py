@@ -21,8 +21,10 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 #: Group of entry points by setting.
 GROUPS = {
@@ -46,6 +48,8 @@ def form(kind: str) -> str:
 @cache
 def installed(kind: str) -> dict[str, EntryPoint]:
     """Return the entry points of installed packages by name, without importing them."""
+    from importlib.metadata import entry_points  # slow to import
+
     return {each.name: each for each in sorted(entry_points(group=GROUPS[kind]), key=lambda each: each.value)}
 
 
@@ -71,6 +75,8 @@ def load(kind: str, name: str) -> Any:
     """
     path = name
     if ":" not in name:
+        from importlib.metadata import entry_points
+
         registered = entry_points(group=GROUPS[kind], name=name)
         if len(registered) != 1:
             raise PluginError(
