@@ -267,22 +267,19 @@ def _how_fair(run: Run, known: Sequence[Site]) -> _Tile:
 
 
 def _how_sure(run: Run, known: Sequence[Site]) -> _Tile:
-    again = "one run: the spread over seeds is unknown; coterie sweep measures it"
+    again = "the spread over seeds is unknown; coterie sweep measures it"
     error = standard_error(known)
     if run.noisy and (noise := run.config.get("evaluate-noise")):
-        note = f"standard deviation of the noise on the accuracy; {again}"
+        note = f"standard deviation of the noise on the accuracy; one run: {again}"
         return _Tile("Noise", _plus_minus(noise), note, question="How sure?")
     if error is not None and not run.noisy:
         many = sum(site.accuracy is not None for site in known)
-        note = f"of the mean accuracy over {many} sites; {again}"
-        return _Tile(
-            "Standard error", f"±{formats.NBSP}{100 * error:.2g}{formats.NBSP}points", note, question="How sure?"
-        )
+        note = f"of the mean accuracy over {many} sites; one run: {again}"
+        outside = "outside the guarantee" if run.exact else ""
+        return _Tile("Standard error", _plus_minus(error), note, outside, good=False, question="How sure?")
     sampled, total = run.outcome["evaluated_clients"], run.config.get("clients")
     of = f"{sampled} of {total} clients evaluated; " if sampled and total else ""
-    return _Tile(
-        "Repetitions", "1 run", f"{of}the spread over seeds is unknown; coterie sweep measures it", question="How sure?"
-    )
+    return _Tile("Repetitions", "1 run", of + again, question="How sure?")
 
 
 def _plus_minus(share: float) -> str:
@@ -324,6 +321,8 @@ def _compared_tiles(comparison: Comparison) -> list[_Tile]:
             "Repetitions",
             f"{' to '.join(map(str, sorted({repeats[0], repeats[-1]})))} {plural}",
             widest or "one run of each: the spread over seeds is unknown",
+            "outside the guarantee" if widest and any(row.exact for row in comparison.rows) else "",
+            good=False,
             question="How sure?",
         ),
     ]

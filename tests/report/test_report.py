@@ -676,6 +676,7 @@ def test_clusters_alone_are_released_and_accuracies_alone_are_exact(tmp_path):
     assert "Worst group" in text
     text = words(page(with_sites(tmp_path / "accuracies", None, [0.25, 0.75], CERTIFICATE)))
     assert "Worst site 25.0 % ! outside the guarantee client 0;" in text
+    assert "Standard error ± 25 points ! outside the guarantee of the mean" in text
     exact = text.partition("Exact diagnostics")[2].partition("Released and charged")[0]
     assert "site accuracy client 0 25.0 % client 1 75.0 %" in exact
     text = words(page(with_sites(tmp_path / "released", SITES, None, CERTIFICATE)))
