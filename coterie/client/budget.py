@@ -16,7 +16,6 @@ import os
 from collections import Counter
 from logging import WARNING
 from pathlib import Path
-from typing import Any
 
 from flwr.common.logger import log
 
@@ -51,7 +50,7 @@ def charge(client: Client, folder: Path | None, plan: RecordPlan, round: int, re
 
 
 def spend(
-    client: Client, folder: Path | None, plan: RecordPlan | None, round: int, events: Counter[Event], **details: Any
+    client: Client, folder: Path | None, plan: RecordPlan | None, round: int, events: Counter[Event], **details: object
 ) -> int:
     """Charge the events of a round to one client. Call it before data are read or noise is drawn.
 

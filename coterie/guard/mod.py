@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from logging import WARNING
 from pathlib import Path
@@ -22,7 +22,7 @@ from coterie.client.budget import budget_path, spend
 from coterie.files import open_private, private_folder
 from coterie.guard.certificate import MAX_RDP
 from coterie.guard.report import GUARD, Report
-from coterie.guard.terms import GuardError, Terms
+from coterie.guard.terms import Declared, GuardError, Terms
 from coterie.logs import printable
 from coterie.privacy import Event, epsilon
 
@@ -43,12 +43,32 @@ class Guard:
     ``allow`` and, for an app whose DP training the guard cannot see, ``noise-multiplier``, ``sampling-rate`` and
     ``steps`` of a training message. If it sets ``epsilon``, those of the app's code are ignored.
 
-    Args:
-        terms: arguments of :class:`~coterie.guard.terms.Terms` for nodes without their own, such as simulated ones.
+    The arguments are the terms of nodes without their own, such as simulated ones; see
+    :class:`~coterie.guard.terms.Terms`.
     """
 
-    def __init__(self, **terms: Any) -> None:
-        self._defaults = terms
+    def __init__(
+        self,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        num_examples: int | None = None,
+        state_dir: str | Path | None = None,
+        data: str | Path | None = None,
+        budget_file: str | Path | None = None,
+        allow: Collection[str] = (),
+        declared: Declared | None = None,
+    ) -> None:
+        self._defaults = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "num_examples": num_examples,
+            "state_dir": state_dir,
+            "data": data,
+            "budget_file": budget_file,
+            "allow": allow,
+            "declared": declared,
+        }
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a message by the app, within the terms of the site; every failure is the same error reply."""

@@ -36,17 +36,13 @@ class GuardedServerApp(ServerApp):
     no more training messages; its own budget, which counts all runs, is at the site and not known here.
 
     Args:
-        args: of ``ServerApp``.
         epsilon: budget of the run for each site; inf: none.
         delta: at which epsilon is stated.
         out: folder for ``ledger.jsonl`` and ``guard.json``; empty: ``guard-RUN`` in COTERIE_RUNS or ~/coterie-runs.
-        kwargs: of ``ServerApp``.
     """
 
-    def __init__(
-        self, *args: Any, epsilon: float = math.inf, delta: float, out: str | Path = "", **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *, delta: float, epsilon: float = math.inf, out: str | Path = "") -> None:
+        super().__init__()
         if not epsilon > 0:
             raise GuardError(f"epsilon must be positive, not {epsilon}")
         check_delta(delta)
@@ -112,15 +108,22 @@ class GuardedGrid(Grid):
 
     def __init__(self, grid: Grid, run: RunLedger) -> None:
         self._grid, self._run = grid, run
+        self._asked: dict[str, int] = {}  # node by id of the message
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """See Flower's Grid."""
         allowed = self._allowed(messages)
-        return [self._seen(reply) for reply in self._grid.send_and_receive(allowed, timeout=timeout)]
+        replies = list(self._grid.send_and_receive(allowed, timeout=timeout))
+        self._asked |= {message.metadata.message_id: message.metadata.dst_node_id for message in allowed}
+        return [self._seen(reply) for reply in replies]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """See Flower's Grid."""
-        return self._grid.push_messages(self._allowed(messages))
+        allowed = self._allowed(messages)
+        ids = list(self._grid.push_messages(allowed))
+        nodes = (message.metadata.dst_node_id for message in allowed)
+        self._asked |= {name: node for name, node in zip(ids, nodes, strict=True) if name}
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """See Flower's Grid."""
@@ -138,9 +141,13 @@ class GuardedGrid(Grid):
         return found
 
     def _seen(self, reply: Message) -> Message:
+        # The SuperLink verifies which message a reply answers; src_node_id is under the control of the sender.
+        site = self._asked.pop(reply.metadata.reply_to_message_id, None)
+        if site is None:
+            log(WARNING, "guard: a reply that answers no open message is left out")
+            return _refused(reply)
         if reply.has_error():
             return reply
-        site = reply.metadata.src_node_id
         try:
             self._run.record(site, Report.parse(reply.content.get(GUARD)))
         except GuardError as error:

@@ -64,8 +64,10 @@ class Watch:
             return dict(self._received)
         return {name: self._last[own].cpu().numpy() for name, own in self._names.items()}
 
-    def make_private(self, make: Callable[..., Any], engine: PrivacyEngine, **given: Any) -> tuple[Any, Any, Any]:
-        """Return what ``PrivacyEngine.make_private`` does, with the guard's loader and optimizer.
+    def make_private(
+        self, make: Callable[..., Any], engine: PrivacyEngine, given: Mapping[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        """Return what ``PrivacyEngine.make_private`` does with these arguments, with the guard's loader and optimizer.
 
         Raises:
             GuardError: it is called twice, the model is not the received one, or a mode is not supported.
@@ -229,7 +231,7 @@ def watched(watch: Watch) -> Iterator[None]:
     """Take over ``PrivacyEngine.make_private`` in this process, for one message at a time."""
     with _ONE_AT_A_TIME:
         make = PrivacyEngine.make_private
-        PrivacyEngine.make_private = lambda engine, **given: watch.make_private(make, engine, **given)
+        PrivacyEngine.make_private = lambda engine, **given: watch.make_private(make, engine, given)
         try:
             yield
         finally:

@@ -288,7 +288,7 @@ class ClientLedger(Ledger):
     Its lines contain no epsilon, which would have to be composed again at every start of the client.
     """
 
-    def spend(self, number: int, events: Mapping[Event, int], **details: Any) -> int:
+    def spend(self, number: int, events: Mapping[Event, int], **details: object) -> int:
         """Charge all events of round ``number`` atomically, and sync them to disk before noise is drawn.
 
         Args:

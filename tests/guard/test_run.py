@@ -163,15 +163,39 @@ def test_a_folder_of_another_run_is_refused(sites, tmp_path):
 
 def test_messages_that_are_pushed_and_pulled_are_recorded_too(sites, tmp_path):
     inner, sent = InProcess(sites), []
-    inner.push_messages = lambda messages: [sent.append(each) or "id" for each in messages]
-    inner.pull_messages = lambda ids: inner.send_and_receive(sent)
+
+    def pull(ids):
+        for name, reply in zip(ids, inner.send_and_receive(sent), strict=True):
+            reply.metadata.__dict__["_reply_to_message_id"] = name
+            yield reply
+
+    inner.push_messages = lambda messages: [sent.append(each) or f"id-{len(sent)}" for each in messages]
+    inner.pull_messages = pull
     ledger = RunLedger(tmp_path, math.inf, DELTA, "1")
     grid = GuardedGrid(inner, ledger)
-    grid.push_messages([message(node=1), message(node=2)])
-    replies = grid.pull_messages(["id", "id"])
+    replies = grid.pull_messages(grid.push_messages([message(node=1), message(node=2)]))
     ledger.close()
     assert all(GUARD not in reply.content for reply in replies)
     assert [site["site"] for site in certificate(tmp_path / "ledger.jsonl")["sites"]] == ["1", "2"]
+
+
+def test_a_site_cannot_charge_another_one_or_reply_twice(sites, tmp_path):
+    """src_node_id is under the control of the sender; which message a reply answers is verified by the SuperLink."""
+
+    class Posing(InProcess):
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = list(super().send_and_receive(messages, timeout=timeout))
+            for reply in replies:
+                reply.metadata.__dict__["_src_node_id"] = 1
+            return [*replies, *replies]
+
+    ledger = RunLedger(tmp_path, math.inf, DELTA, "1")
+    grid = GuardedGrid(Posing(sites), ledger)
+    replies = grid.send_and_receive([message(node=1), message(node=2)])
+    ledger.close()
+    assert [reply.has_error() for reply in replies] == [False, False, True, True]
+    sites_of = certificate(tmp_path / "ledger.jsonl")["sites"]
+    assert [(site["site"], site["charges"]) for site in sites_of] == [("1", 1), ("2", 1)]
 
 
 HONEST = dict(Report(N, Counter({EVENT: 5}), True, ("accuracy",)).record())
