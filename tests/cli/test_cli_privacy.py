@@ -604,7 +604,8 @@ def test_audit_of_what_is_shipped(coterie):
     assert any(finding["deltas"] for finding in report["findings"])
 
 
-def test_audit_for_people(coterie):
+def test_audit_for_people(coterie, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # workers of tests set it to 80
     status, out, err = coterie("audit", "--mechanism", "joint", "--draws", 2000, "--seed", 1)
     assert (status, err) == (0, "")
     assert out.splitlines()[0].split() == ["mechanism", "attack", "claim", "proved", "verdict"]
