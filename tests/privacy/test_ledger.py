@@ -22,6 +22,7 @@ from coterie.privacy import (
     epsilon,
     read_ledger,
 )
+from coterie.privacy import ledger as ledger_module
 from coterie.privacy.ledger import read_chained
 
 DELTA = 1e-5
@@ -47,6 +48,26 @@ def lines(path):
     header, *charges = (json.loads(line) for line in path.read_text().splitlines())
     assert header["ledger"] == 1
     return charges
+
+
+def test_a_client_refuses_hopeless_events_without_composing_their_pld(tmp_path, monkeypatch):
+    """A server proposes the noise; PLD of noise multiplier 0.05 takes 7 s and 0.8 GB."""
+    used, cost = [], ledger_module._cost
+    monkeypatch.setattr(ledger_module, "_cost", lambda *given: used.append(given[2]) or cost(*given))
+    with contextlib.closing(ClientLedger(1e-5, 8.0, tmp_path / "ledger.jsonl", "pld")) as ledger:
+        with pytest.raises(BudgetError, match="above the budget of 8"):
+            ledger.spend(1, {Event(0.01, 0.05): 1000})
+        assert used == ["rdp"]
+        with pytest.raises(BudgetError, match="above the budget of 8"):
+            ledger.spend(1, {Event(0.01, 0.6): 3000})
+        assert used == ["rdp", "rdp", "pld"]  # near the budget, PLD may fit where RDP does not
+    used.clear()
+    with (
+        contextlib.closing(ClientLedger(1e-5, 80.0, tmp_path / "large.jsonl", "pld")) as ledger,
+        pytest.raises(BudgetError),
+    ):
+        ledger.spend(1, {Event(1.0, 0.2): 5})
+    assert used == ["rdp", "pld"]  # 114 by RDP, but the budget is of this size
 
 
 def test_a_charge_is_synced_before_the_permit_exists(tmp_path, monkeypatch, open_ledger):
