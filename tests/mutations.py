@@ -21,7 +21,7 @@ _PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/
 _EXCHANGE = "coterie/rounds/exchange.py"
 _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
 _HOSTILE = "tests/client/test_hostile_server.py"
-_GUARD, _SITE = "coterie/guard", "tests/guard/test_site.py"
+_GUARD, _SITE = "coterie/guard", "tests/guard/test_guarded_site.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
 
 

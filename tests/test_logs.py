@@ -22,8 +22,10 @@ def flower(monkeypatch):
     """Flower's logger with one console handler, as it was afterwards."""
     logger = logging.getLogger("flwr")
     monkeypatch.setattr(logger, "handlers", [ConsoleHandler(stream=io.StringIO())])
-    monkeypatch.setattr(logger, "level", logging.INFO)
-    return logger
+    before = logger.level
+    logger.setLevel(logging.INFO)  # a new attribute would leave what loggers remember of their levels
+    yield logger
+    logger.setLevel(before)
 
 
 def logged(text, level="INFO", as_json=False, **known):

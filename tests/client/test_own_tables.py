@@ -156,7 +156,7 @@ def test_errors_of_the_owner_s_schema_do_not_leave_the_client(home, caplog):
 
 
 def test_what_is_wrong_with_a_table_is_in_the_client_s_log_alone(home, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "flwr")
     content, layout = question(home)
     clean = ask(content, home)
     own_shard.cache_clear()

@@ -351,7 +351,7 @@ def shard(path, by, **options):
 def test_a_client_s_table_is_its_shard(tmp_path, caplog):
     lines = [f"{i},{i % 130},{'fm'[i % 2]},{['alive', 'dead'][i % 2]}" for i in range(200)]
     by, path = schema(), written(tmp_path / "t.csv", *lines)
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "flwr")
     own = shard(path, by)
     assert (own.x.dtype, own.y.dtype, own.x.shape[1:]) == (np.float32, np.int64, (3,))
     assert (len(own.y) + len(own.test.y), 20 < len(own.test.y) < 60) == (200, True)
