@@ -145,13 +145,11 @@ def _class_accuracies(confusion: Any) -> list[tuple[float, str]]:
 def _exact(run: Run) -> list[tuple[int, float | None, int | None]]:
     """Return (client, accuracy, cluster) from the exact scores; those of single clients only where they are kept."""
     exact = run.diagnostics or {}
-    values, ids, clusters = exact.get("site_accuracy"), None, None
-    if not isinstance(values, list):
-        values, ids, clusters = (exact.get(f"client_{name}") for name in ("accuracy", "id", "cluster"))
+    values, ids, clusters = (exact.get(f"client_{name}") for name in ("accuracy", "id", "cluster"))
     if not isinstance(values, list):
         return []
     if not isinstance(ids, list) or len(ids) != len(values):
-        if exact.get("site_accuracy") is not values and len(values) != run.config.get("clients"):
+        if len(values) != run.config.get("clients"):
             return []  # an older version, which lists evaluated clients without their ids
         ids = list(range(len(values)))
     if not isinstance(clusters, list) or len(clusters) != len(values):

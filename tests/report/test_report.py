@@ -638,7 +638,9 @@ def with_sites(folder: Path, sites: Any, accuracy: Any, certificate: dict[str, A
     make_run(folder, certificate=certificate)
     result, exact = folder / "result.json", folder / "diagnostics.json"
     result.write_text(json.dumps(json.loads(result.read_text()) | {"sites": sites}))
-    exact.write_text(json.dumps(json.loads(exact.read_text()) | {"site_accuracy": accuracy}))
+    ids = list(range(len(accuracy))) if isinstance(accuracy, list) else accuracy
+    scores = {"client_accuracy": accuracy, "client_id": ids, "client_cluster": None}
+    exact.write_text(json.dumps(json.loads(exact.read_text()) | scores))
     return folder
 
 
