@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +29,7 @@ from coterie.client.task import OWN
 from coterie.datasets import Facts, LocalRecords, TableSchema, local_records
 from coterie.files import FileError, open_regular, read_object
 from coterie.messages import Layout
-from coterie.model_card import CardError, ModelCard
+from coterie.model_card import MAX_EXAMPLE, CardError, ModelCard
 
 # Examples per forward pass; bounds memory.
 _CHUNK = 1024
@@ -313,12 +314,18 @@ def _read(file: Path) -> tuple[ModelCard, dict[str, npt.NDArray[Any]]]:
 
 
 def _module(card: ModelCard, tensors: Mapping[str, npt.NDArray[Any]], site: tuple[Path, int] | None) -> nn.Module:
+    # A card may come from anyone: sizes are compared before a parameter of Coterie's networks is allocated.
+    with torch.device("meta") if card.model in networks.MODELS else nullcontext():
+        layout = Layout.of(dict(_network(card).named_parameters()))
+    found = dict(tensors)
+    if personal := [name for name in layout.names if name not in found]:
+        found |= _personal(layout, personal, card, site)
+    expected = dict(zip(layout.names, layout.shapes, strict=True))
+    for name, values in found.items():
+        if expected.get(name) != values.shape:
+            raise networks.ModelError(f"{name} has shape {values.shape}, expected {expected.get(name, 'no such name')}")
     module = _network(card)
-    state: dict[str, Tensor] = {name: torch.tensor(values) for name, values in tensors.items()}
-    personal = [name for name, _ in module.named_parameters() if name not in state]
-    if personal:
-        state |= _personal(module, personal, card, site)
-    module.load_state_dict(state)  # checks names and shapes
+    module.load_state_dict({name: torch.tensor(values) for name, values in found.items()})
     return module.eval().requires_grad_(False)
 
 
@@ -334,8 +341,8 @@ def _network(card: ModelCard) -> nn.Module:
 
 
 def _personal(
-    module: nn.Module, names: Sequence[str], card: ModelCard, site: tuple[Path, int] | None
-) -> dict[str, Tensor]:
+    layout: Layout, names: Sequence[str], card: ModelCard, site: tuple[Path, int] | None
+) -> dict[str, npt.NDArray[Any]]:
     """Return the personal layers of a site, from its state file."""
     if site is None:
         raise InferenceError(
@@ -351,10 +358,11 @@ def _personal(
         raise InferenceError(
             f"{folder} contains no personal layers of site {number}: it did not train, or its layers are on its machine"
         )
-    layout = Layout.of({name: value for name, value in module.named_parameters() if name in names})
-    if state[OWN].shape != (layout.size,):
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+    own = Layout(tuple(names), tuple(shapes[name] for name in names))
+    if state[OWN].shape != (own.size,):
         raise InferenceError(f"the personal layers of site {number} in {folder} do not fit the network")
-    return {name: torch.tensor(values) for name, values in layout.split(state[OWN]).items()}
+    return own.split(state[OWN])
 
 
 class _Sum(nn.Module):
@@ -375,7 +383,7 @@ def _exportable(module: nn.Module) -> nn.Module:
 
 def _prepared_shape(card: ModelCard) -> tuple[int, ...]:
     """Return the shape of an example after the fixed features."""
-    if math.prod(card.shape) > 1 << 28:
+    if math.prod(card.shape) > MAX_EXAMPLE:
         raise networks.ModelError(f"examples of shape {card.shape} are too large")
     if card.kind != "images":
         return card.shape

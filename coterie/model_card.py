@@ -13,7 +13,7 @@ _MAX_TEXT, _MAX_NAMES = 1 << 24, 100_000
 # Longest schema.
 _MAX_SCHEMA = 1 << 20
 #: Largest number of values of an example.
-MAX_EXAMPLE = 1 << 28
+MAX_EXAMPLE = 1 << 24
 
 
 class CardError(ValueError):
