@@ -23,7 +23,7 @@ from flwr.common.logger import log
 
 from coterie.files import FileError, read_bytes, read_object
 from coterie.logs import printable
-from coterie.server.config import SETTINGS, RunConfig
+from coterie.server.config import RunConfig
 from coterie.server.folder import RunFolder
 from coterie.server.settings import RECORDERS
 from coterie.settings import ConfigError
@@ -237,7 +237,7 @@ class _MLflow:
         """Log the settings, without paths, addresses and other places."""
         from mlflow.entities import Param
 
-        values = {name: value for name, value in config.values.items() if not SETTINGS[name].place}
+        values = {name: value for name, value in config.values.items() if not config.declared[name].place}
         settings = [Param(name, str(value)[:_CHARACTERS]) for name, value in values.items()]
         for part in range(0, len(settings), _PARAMETERS):
             self._client.log_batch(self._run, params=settings[part : part + _PARAMETERS])

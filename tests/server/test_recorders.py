@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from commands import TINY, assert_refused, lines, settings
@@ -220,3 +221,11 @@ def test_the_command(coterie, tmp_path):
     status, _, err = coterie("run", *settings(recorders="tensorboard"), "--out", str(tmp_path / "run"))
     assert (status, tensorboard(tmp_path / "run") != {}) == (0, True), err
     assert_refused(coterie("run", *settings(recorders="wandb")), "recorders", "tensorboard, mlflow")
+
+
+def test_mlflow_has_the_settings_of_a_users_strategy(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples" / "own-strategy")
+    train(tmp_path / "run", strategy="own_strategy:Momentum", **{"momentum.beta": 0.25})
+    stored, _ = mlflow(tmp_path / "run")
+    assert stored.data.params["momentum.beta"] == "0.25"
+    assert "out" not in stored.data.params
