@@ -40,6 +40,7 @@ ELSEWHERE = {
     ("audit",): "audit/test_audit_runs.py",
     ("datasets", "--download"): "datasets/test_images.py",
     ("privacy", "spent"): "cli/test_cli_privacy.py",
+    ("privacy", "guard"): "guard/test_guarded_site.py",
     ("client",): "deploy/test_edge.py",
     ("data",): "cli/test_cli_data.py",
     ("run", "--set", "table-schema=schema.toml"): "examples/test_hospital_csv.py",

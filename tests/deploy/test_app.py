@@ -314,7 +314,7 @@ def test_only_the_pinned_app_runs(tmp_path):
 DESCRIBED = """
 import sys, types
 own = sys.modules["coterie.datasets.own"] = types.ModuleType("coterie.datasets.own")
-own.describe = lambda path: "12 images"
+own.describe, own.Declared = lambda path: "12 images", None
 from coterie.cli import main
 main()
 """

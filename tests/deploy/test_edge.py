@@ -504,7 +504,7 @@ def test_a_server_out_of_its_time(coterie, pki, tmp_path, clock, days, parts):
 CLIENT = """
 import sys, types
 own = sys.modules["coterie.datasets.own"] = types.ModuleType("coterie.datasets.own")
-own.describe = lambda path: "12 images"
+own.describe, own.Declared = lambda path: "12 images", None
 from coterie.cli import main
 main()
 """
