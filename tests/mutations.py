@@ -54,9 +54,9 @@ MUTATIONS = [
     Mutation(
         "the server draws an empty cohort again",
         _EXCHANGE,
-        'return self._run.plan.sample(self._run.streams.stream("cohort", self.request.round, self._attempt))',
+        'return self._run.plan.sample(self._run.streams.stream("cohort", number, self._attempt), number)',
         "return next(c for i in range(99) "
-        'if len(c := self._run.plan.sample(self._run.streams.stream("cohort", self.request.round, self._attempt, i))))',
+        'if len(c := self._run.plan.sample(self._run.streams.stream("cohort", number, self._attempt, i), number)))',
         f"{_RUNS}::test_what_is_shipped_holds",
     ),
     Mutation(
@@ -71,7 +71,7 @@ MUTATIONS = [
         _BASE,
         "released.sums[:, : self.shared] / released.cohort",
         "released.sums[:, : self.shared] / max(len(self.plan.sample("
-        "self.streams.stream('cohort', self.attempt - 1, self.attempt - 1))), 1)",
+        "self.streams.stream('cohort', self.attempt - 1, self.attempt - 1), self.attempt - 1)), 1)",
         f"{_RUNS}::test_what_is_shipped_holds",
     ),
     Mutation(

@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.audit.findings import Finding, FloatArray, dominance_test, variance_test
-from coterie.privacy import Event, Joint, Ledger, Plan, RRSlot, Streams
+from coterie.audit.streams import audit_streams
+from coterie.privacy import Banded, Event, Joint, Ledger, Plan, RRSlot, Streams
 from coterie.privacy.mechanisms import Paper
 from coterie.privacy.plan import MechanismOutput
 
@@ -70,10 +71,11 @@ def audit_mechanisms(mechanisms: Sequence[str], draws: int, streams: Streams) ->
         *(_measure_shift(a, streams) for a in coupled_attacks() if of(a.plan.mechanism)),
         *(
             _measure_evaluation(kind(clients=20, num_clusters=1, noise_multiplier=1.0, **_NUMBERS), streams)
-            for kind in (Joint, RRSlot)
+            for kind in (Joint, Banded, RRSlot)
             if of(kind.mechanism)
         ),
         *(_compare_variance(a, streams, i) for i, a in enumerate(divisor_attacks()) if of(a.plan.mechanism)),
+        *(audit_streams(draws, streams) if of(Banded.mechanism) else ()),
     ]
 
 

@@ -110,5 +110,5 @@ def _participation(plan: Plan, streams: Streams) -> npt.NDArray[np.bool_]:
     """Return whether each client participates, (rounds, clients)."""
     took_part = np.zeros((_ROUNDS, _CLIENTS), bool)
     for number, row in enumerate(took_part, 1):
-        row[plan.sample(streams.stream("cohort", number, number))] = True
+        row[plan.sample(streams.stream("cohort", number, number), number)] = True
     return took_part

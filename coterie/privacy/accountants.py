@@ -23,9 +23,9 @@ import logging
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.metadata import version
 from typing import Any, ClassVar
@@ -68,11 +68,15 @@ class Event:
         noise_multiplier: noise standard deviation / L2 sensitivity of the whole release; 0 means no noise.
         sampler: "poisson": clients are sampled independently; adjacency is add/remove one. "fixed": m of M clients
             without replacement; adjacency is to replace one client, or to make it absent.
+        slot: public group of clients that alone contributes, from 0; None: all clients may.
+        slots: number of such groups; 0: there are none.
     """
 
     sampling_rate: float
     noise_multiplier: float
     sampler: str = "poisson"
+    slot: int | None = None
+    slots: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.sampling_rate <= 1:
@@ -81,10 +85,32 @@ class Event:
             raise PrivacyError(f"noise multiplier must be finite and at least 0, not {self.noise_multiplier}")
         if self.sampler not in SAMPLERS:
             raise PrivacyError(f"sampler must be {' or '.join(SAMPLERS)}, not {self.sampler!r}")
+        if not (self.slots == 0 if self.slot is None else 0 <= self.slot < self.slots):
+            raise PrivacyError(f"slot must lie in [0, {self.slots}), not {self.slot}")
+
+
+def events_of_a_client(events: Mapping[Event, int]) -> Counter[Event]:
+    """Return the most events, without slots, to which one client contributes.
+
+    A client belongs to one slot. Of every event, the largest count over slots is taken, which is an upper bound, and
+    exact if the slots' events are nested, as in a cyclic schedule. Slots of different numbers are unrelated: their
+    counts add up.
+    """
+    found: Counter[Event] = Counter()
+    most: dict[tuple[Event, int], int] = {}
+    for event, count in events.items():
+        plain = replace(event, slot=None, slots=0)
+        if event.slot is None:
+            found[plain] += count
+        else:
+            most[plain, event.slots] = max(most.get((plain, event.slots), 0), count)
+    for (plain, _), count in most.items():
+        found[plain] += count
+    return found
 
 
 class Accountant:
-    """Epsilon of all composed events. Composition is fast enough for use in every round."""
+    """Epsilon of all composed events of one client. Composition is fast enough for use in every round."""
 
     samplers: ClassVar[tuple[str, ...]] = SAMPLERS
     source: ClassVar[str] = "dp-accounting"
@@ -98,8 +124,10 @@ class Accountant:
 
         Raises:
             PrivacyError: this accountant does not support the event's sampler, an earlier event had another sampler,
-                or ``count`` is negative.
+                ``count`` is negative, or the event has a slot (:func:`events_of_a_client`).
         """
+        if event.slot is not None:
+            raise PrivacyError("events of a slot are composed per client: use events_of_a_client")
         if count < 0:
             raise PrivacyError(f"count must be at least 0, not {count}")
         if event.sampler not in self.samplers:

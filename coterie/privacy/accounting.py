@@ -18,6 +18,7 @@ from coterie.privacy.accountants import (
     Event,
     PrivacyError,
     TheoremAccountant,
+    events_of_a_client,
     make_accountant,
 )
 
@@ -36,12 +37,30 @@ def check_delta(delta: float) -> None:
 
 
 def composed(events: Iterable[Event] | Mapping[Event, int], accountant: str = "pld") -> Accountant:
-    """Return an accountant that has composed all ``events``, an iterable or counts."""
+    """Return an accountant that has composed all ``events``, an iterable or counts, of the client with the most."""
     total = make_accountant(accountant)
-    ordered = sorted(Counter(events).items(), key=lambda each: (each[0].sampling_rate, each[0].noise_multiplier))
+    most = events_of_a_client(Counter(events))
+    ordered = sorted(most.items(), key=lambda each: (each[0].sampling_rate, each[0].noise_multiplier))
     for event, count in ordered:  # in a fixed order, so that rounding is reproducible
         total.compose(event, count)
     return total
+
+
+def composed_further(
+    before: Accountant, events: Mapping[Event, int], event: Event, count: int, accountant: str
+) -> Accountant:
+    """Return an accountant of ``count`` further events.
+
+    Args:
+        before: an accountant that has composed ``events``.
+        events: the events so far.
+        event: the further one; if it has a slot, the cost of the client with the most events may stay the same.
+        count: number of further events.
+        accountant: name of the accountant.
+    """
+    if event.slot is None:
+        return before.with_rounds(event, count)
+    return composed(Counter(events) + Counter({event: count}), accountant)
 
 
 def epsilon(events: Iterable[Event] | Mapping[Event, int], delta: float, accountant: str = "pld") -> float:

@@ -14,8 +14,15 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError, VisibleAccountant, accountant_title
-from coterie.privacy.accounting import SLACK, affordable, composed, epsilon
+from coterie.privacy.accountants import (
+    ACCOUNTANTS,
+    Event,
+    PrivacyError,
+    VisibleAccountant,
+    accountant_title,
+    events_of_a_client,
+)
+from coterie.privacy.accounting import SLACK, affordable, epsilon
 from coterie.privacy.ledger import count_events
 from coterie.privacy.mechanisms import plan_from_terms
 from coterie.privacy.plan import Plan, certifies
@@ -30,7 +37,6 @@ _OUTSIDE = (
 _OWN_BUDGETS = (
     "clients whose node configuration sets another budget than their profile: their ledgers count by that one"
 )
-_HIDDEN = "{}: the amplification by sampling holds against those who cannot see it"
 
 
 def plan_of(terms: Mapping[str, Any]) -> Plan | RecordPlan:
@@ -58,8 +64,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
     by_accountant = {name: max(each.epsilon(delta, name) for each in profiles) for name in _accountants(plan)}
     cost = by_accountant[plan.accountant]
     reasons = _reasons(header, plan, profiles, charged, cost)
-    hidden = "which records are in a batch" if isinstance(plan, RecordPlan) else "who takes part"
-    outside = [*header.get("diagnostics", ()), *_OUTSIDE, _HIDDEN.format(hidden)] if plan.private else []
+    outside = [*header.get("diagnostics", ()), *_OUTSIDE, plan.unprotected] if plan.private else []
     outside += [_OWN_BUDGETS] if isinstance(plan, RecordPlan) else []
     return {
         "certified": not reasons,
@@ -78,21 +83,30 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "sampler": plan.sampler,
         "rounds": plan.rounds,
         "charges": len(charges),
-        "charged": [
-            {
-                "sampler": event.sampler,
-                "sampling_rate": event.sampling_rate,
-                "noise_multiplier": event.noise_multiplier,
-                "charges": count,
-            }
-            for event, count in charged.items()
-        ],
+        "charged": _charged(charged),
         "public_inputs": {**plan.terms(), **_noises(plan), **header.get("public", {})},
         "tuned_outside": dict(header.get("tuned", {})),
         "covers": _covers(plan) if plan.private else [],
         "outside": outside,
         "coterie": version("coterie"),
     }
+
+
+def _charged(events: Mapping[Event, int]) -> list[dict[str, Any]]:
+    """The kinds of events with their numbers, JSON-ready; the slots of a kind are added up."""
+    kinds: Counter[tuple[str, float, float, int]] = Counter()
+    for event, count in events.items():
+        kinds[event.sampler, event.sampling_rate, event.noise_multiplier, event.slots] += count
+    return [
+        {
+            "sampler": sampler,
+            "sampling_rate": rate,
+            "noise_multiplier": noise,
+            **({"slots": slots} if slots else {}),
+            "charges": count,
+        }
+        for (sampler, rate, noise, slots), count in kinds.items()
+    ]
 
 
 def _reasons(
@@ -223,7 +237,7 @@ class _Profile:
     def visible(self, delta: float) -> float:
         """The same against an adversary who observes participation."""
         accountant = VisibleAccountant()
-        for event, count in self.events.items():
+        for event, count in events_of_a_client(self.events).items():
             accountant.compose(event, count)
         return accountant.epsilon(delta)
 
@@ -286,21 +300,21 @@ def _besides_steps(plan: RecordPlan) -> set[Event]:
 def planned_events(plan: Plan, charged: Counter[Event]) -> Counter[Event]:
     """Return the charges of a client-level run and its remaining planned events, as far as the budget allows."""
     training = sum(count for event, count in charged.items() if not _is_evaluation(plan, event))
-    evaluations = charged.total() - training
-    planned = charged.copy()
-    for event, count in plan.planned().items():
-        done = evaluations if _is_evaluation(plan, event) else training
-        planned[event] += max(0, count - done)
-    if epsilon(planned, plan.delta, plan.accountant) <= plan.epsilon * SLACK:
+    remaining = [plan.round_event(number) for number in range(training + 1, plan.rounds + 1)]
+    evaluations = max(0, plan.evaluations - (charged.total() - training))
+
+    def after(rounds: int) -> Counter[Event]:
+        return charged + Counter(remaining[:rounds])
+
+    def over(events: Counter[Event]) -> bool:
+        return not epsilon(events, plan.delta, plan.accountant) <= plan.epsilon * SLACK
+
+    planned = after(plan.rounds) + Counter({plan.evaluation_event(): evaluations})
+    if not over(planned):
         return planned
     # More events are planned than the budget allows. The ledger rejects what does not fit, which depends on public
     # values only.
-    so_far, event = composed(charged, plan.accountant), plan.event()
-    rounds = range(1, planned[event] - charged[event] + 1)
-    fit = bisect_left(
-        rounds, True, key=lambda n: so_far.with_rounds(event, n).epsilon(plan.delta) > plan.epsilon * SLACK
-    )
-    return charged + Counter({event: fit})
+    return after(bisect_left(range(1, len(remaining) + 1), True, key=lambda rounds: over(after(rounds))))
 
 
 def _is_evaluation(plan: Plan, event: Event) -> bool:

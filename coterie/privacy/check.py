@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coterie.files import FileError, read_bytes, read_lines
 from coterie.privacy.accountants import Event, PrivacyError
-from coterie.privacy.accounting import composed
+from coterie.privacy.accounting import composed, composed_further
 from coterie.privacy.certificate import certificate, plan_of
 from coterie.privacy.ledger import LedgerError, count_of, event_of, read_chained
 from coterie.privacy.plan import Plan
@@ -121,7 +122,7 @@ def check(
         if not _same(header.get(key), _finite(planned)):
             problems.append(f"the ledger has {key} = {_format(header.get(key))}, but its plan has {_format(planned)}")
     allowed = _events(plan)
-    live, spent = composed([], plan.accountant), 0.0
+    live, so_far, spent = composed([], plan.accountant), Counter[Event](), 0.0
     for charge in charges:
         event, name = event_of(charge), f"charge {charge['charge']} (round {charge['round']})"
         least = [e.noise_multiplier for e in allowed if _sampling(e) == _sampling(event)]
@@ -130,8 +131,11 @@ def check(
             problems.append(f"{name} is for {event.sampler} sampling at rate {rate}, which is not planned")
         elif event.noise_multiplier < min(least):
             problems.append(f"{name} has noise {event.noise_multiplier:g}, less than the planned {min(least):g}")
+        if isinstance(plan, Plan) and (slot := _slot(plan, charge)) != event.slot:
+            problems.append(f"{name} is for slot {event.slot}, but its round is of slot {slot}")
         try:
-            live.compose(event, count_of(charge))
+            live = composed_further(live, so_far, event, count_of(charge), plan.accountant)
+            so_far[event] += count_of(charge)
         except PrivacyError as error:
             return [*problems, f"the charges cannot be composed: {error}"]
         spent = live.epsilon(plan.delta)
@@ -161,6 +165,11 @@ def _events(plan: Plan | RecordPlan) -> list[Event]:
     if isinstance(plan, RecordPlan):
         return list(plan.planned())
     return [plan.event(), *([plan.evaluation_event()] if plan.evaluations else [])]
+
+
+def _slot(plan: Plan, charge: Mapping[str, Any]) -> int | None:
+    """Return the slot of the clients whom a charge concerns; None: all clients."""
+    return None if charge.get("for") == "evaluation" else plan.round_event(charge["round"]).slot
 
 
 def _sampling(event: Event) -> tuple[str, float]:

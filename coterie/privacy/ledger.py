@@ -25,11 +25,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import IO, Any, ClassVar, NamedTuple, TypeAlias
 
 from coterie.files import FileError, open_regular, private_folder, read_text, sync_folder
 from coterie.privacy.accountants import Accountant, Event, PrivacyError
-from coterie.privacy.accounting import SLACK, composed
+from coterie.privacy.accounting import SLACK, composed, composed_further
 
 _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
 _FORMAT = 1
@@ -89,6 +89,9 @@ class Ledger:
         LedgerError: the file is in use by another process, damaged, or of another run.
     """
 
+    # Whether rounds of several runs have the same numbers.
+    _several_runs: ClassVar[bool] = False
+
     def __init__(
         self,
         delta: float,
@@ -146,7 +149,7 @@ class Ledger:
         self._expected = event, count, self._thread.submit(self._composed, event, count)
 
     def _composed(self, event: Event, count: int) -> _Composed:
-        after = {name: live.with_rounds(event, count) for name, live in self._live.items()}
+        after = {name: composed_further(live, self.events, event, count, name) for name, live in self._live.items()}
         return after, after[self.accountant].epsilon(self.delta)
 
     def charge_round(self, number: int, event: Event, count: int = 1, **details: object) -> Permit:
@@ -162,7 +165,13 @@ class Ledger:
 
         Raises:
             BudgetError: the charge would exceed this budget or the shared one; nothing was written.
+            LedgerError: the round was charged before, and clients of a slot contribute to a round once.
         """
+        once = event.slot is not None and not self._several_runs
+        if once and any(c["round"] == number and event_of(c) == event for c in self.charges):
+            raise LedgerError(
+                f"round {number} was charged before: its clients cannot contribute again, continue with the next round"
+            )
         expected, self._expected = self._expected, None  # it holds for the next charge only
         if expected is not None and expected[:2] == (event, count):
             after, cost = expected[2].result()
@@ -216,6 +225,7 @@ class Ledger:
                 "sampling_rate": event.sampling_rate,
                 "noise_multiplier": event.noise_multiplier,
                 "sampler": event.sampler,
+                **({} if event.slot is None else {"slot": event.slot, "slots": event.slots}),
                 **({"count": count} if count > 1 else {}),
                 **details,
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -250,6 +260,8 @@ class SharedBudget(Ledger):
     Raises:
         LedgerError: the file is in use by another process, damaged, or for other clients or another sampler.
     """
+
+    _several_runs: ClassVar[bool] = True
 
     def __init__(self, path: str | Path, *, clients: int, sampler: str, epsilon: float, delta: float) -> None:
         self.path = path = Path(path)
@@ -335,7 +347,8 @@ def _cost(events: frozenset[tuple[Event, int]], delta: float, accountant: str) -
 
 def event_of(charge: Mapping[str, Any]) -> Event:
     """Return the event of a charge."""
-    return Event(charge["sampling_rate"], charge["noise_multiplier"], charge["sampler"])
+    slot, slots = charge.get("slot"), charge.get("slots", 0)
+    return Event(charge["sampling_rate"], charge["noise_multiplier"], charge["sampler"], slot, slots)
 
 
 def count_of(charge: Mapping[str, Any]) -> int:

@@ -3,7 +3,7 @@
 A plan is a mechanism (one file each in :mod:`coterie.privacy.mechanisms`) with its public parameters. Its use in a
 round:
 
-    cohort        = plan.sample(coins)                  sampled clients
+    cohort        = plan.sample(coins, t)               sampled clients
     contributions = plan.contributions(d)               clipped on arrival; secret
     permit        = ledger.charge_round(t, plan.event())       charged, on disk
     released      = plan.release(permit, contributions, streams, attempt)
@@ -302,6 +302,8 @@ class PlanNumbers(TypedDict, total=False):
     accountant: str
     identifiers: str
     identifier_noise: float
+    participation: str
+    min_separation: int
 
 
 class LedgerHeader(TypedDict, total=False):
@@ -364,6 +366,8 @@ class Plan(ABC):
     redraws: ClassVar[bool] = False
     #: Whether clients may keep state between rounds on which their updates depend.
     memory: ClassVar[bool] = True
+    #: Whether a round that crashed after its charge is repeated under a further charge; otherwise it is skipped.
+    repeats_rounds: ClassVar[bool] = True
     #: Reasons why runs of this mechanism are never certified; empty if they may be.
     flaws: ClassVar[tuple[str, ...]] = ()
     #: Accountants that are valid for this mechanism (for `paper`: those used in the paper).
@@ -472,6 +476,10 @@ class Plan(ABC):
         """The event of one round."""
         return Event(self.rate, self.noise_multiplier, self.sampler)
 
+    def round_event(self, number: int) -> Event:
+        """The event of round ``number``, from 1, with its slot if only some clients may contribute."""
+        return self.event()
+
     def evaluation_event(self) -> Event:
         """The event of one private evaluation: every client adds its accuracy - 1/2 to a sum."""
         sensitivity = 0.5 if self.sampler == "poisson" else 1.0  # absent: 0; replaced: from -1/2 to 1/2
@@ -488,7 +496,7 @@ class Plan(ABC):
             request: the request.
             cohort: (m,) its recipients. The events may depend on public groups of clients, but not on secret sampling.
         """
-        return Counter({self.event(): 1})
+        return Counter({self.round_event(request.round): 1})
 
     def _evaluations(self, count: int) -> dict[Event, int]:
         return {self.evaluation_event(): count} if count else {}
@@ -513,11 +521,16 @@ class Plan(ABC):
         """Return this plan with another noise multiplier."""
         return replace(self, noise_multiplier=noise_multiplier)
 
+    @property
+    def evaluates_memory(self) -> bool:
+        """Whether the guarantee covers private evaluations that depend on state of clients."""
+        return True
+
     # ---- a round ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def sample(self, rng: np.random.Generator) -> IntArray:
-        """Sample the cohort of a round: client ids in [0, M), in the order of the slots."""
+    def sample(self, rng: np.random.Generator, number: int) -> IntArray:
+        """Sample the cohort of round ``number``, from 1: client ids in [0, M), in the order of the slots."""
 
     @abstractmethod
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Contributions:
@@ -530,6 +543,16 @@ class Plan(ABC):
         the server: a resumed run starts with a new state.
         """
         return None
+
+    def restart(self, state: object | None, clusters: Collection[int], shared: int = 0) -> None:
+        """Restart the mechanism for clusters whose models were replaced.
+
+        Args:
+            state: state of the mechanism (:meth:`new_state`).
+            clusters: the clusters.
+            shared: number of leading coordinates that all clusters share; the mechanism continues for these.
+        """
+        return
 
     @property
     def record_plans(self) -> str | None:
@@ -647,6 +670,11 @@ class Plan(ABC):
         permit.use()
 
     # ---- for the certificate ------------------------------------------------------------------------------
+
+    @property
+    def unprotected(self) -> str:
+        """What the guarantee does not hide, as stated in the certificate."""
+        return "who takes part: the amplification by sampling holds against those who cannot see it"
 
     def reasons(self) -> list[str]:
         """Reasons why runs of this plan are never certified."""

@@ -58,6 +58,10 @@ class PricedRequest(Protocol):
     """A request whose cost a plan computes."""
 
     @property
+    def round(self) -> int:
+        """Number of the round, from 1."""
+
+    @property
     def release_spec(self) -> ReleaseSpec | None:
         """Released information; None: no plan covers the reply."""
 
@@ -318,6 +322,11 @@ class RecordPlan:
     def terms(self) -> dict[str, Any]:
         """Return all parameters, JSON-ready."""
         return {"mechanism": self.mechanism, **asdict(self)}
+
+    @property
+    def unprotected(self) -> str:
+        """What the guarantee does not hide, as stated in the certificate."""
+        return "which records are in a batch: the amplification by sampling holds against those who cannot see it"
 
     def reasons(self) -> list[str]:
         """Reasons why runs of this plan are never certified."""

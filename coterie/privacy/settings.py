@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.privacy.accountants import ACCOUNTANTS
-from coterie.privacy.mechanisms import MECHANISMS, WEIGHTS
+from coterie.privacy.mechanisms import MECHANISMS, PARTICIPATION, WEIGHTS
 from coterie.privacy.plan import DIVISORS
 from coterie.privacy.record import SELECTIONS
 from coterie.settings import Settings, setting
@@ -71,6 +71,19 @@ class PrivacySettings(Settings):
     )
     identifiers: str = setting(
         "gaussian", "noise on labels", choices=("gaussian", "exponential"), only=("privacy.mechanism", ("rr-slot",))
+    )
+    participation: str = setting(
+        "visible",
+        "who knows which clients take part: everyone, or the server alone, which amplifies privacy",
+        choices=PARTICIPATION,
+        only=("privacy.mechanism", ("banded",)),
+    )
+    min_separation: int | None = setting(
+        None,
+        "b, rounds from one participation of a client to the next, at least; auto: 1/sampling-rate if participation is "
+        "visible, else that of the least error",
+        at_least=1,
+        only=("privacy.mechanism", ("banded",)),
     )
     budget_file: str = setting(
         "",

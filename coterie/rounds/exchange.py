@@ -235,7 +235,8 @@ class Exchange(Generic[C, R]):
     def _sampled(self) -> IntArray:
         if self._phase.clients is not None:
             return np.array(sorted(self._phase.clients), np.int64)
-        return self._run.plan.sample(self._run.streams.stream("cohort", self.request.round, self._attempt))
+        number = self.request.round
+        return self._run.plan.sample(self._run.streams.stream("cohort", number, self._attempt), number)
 
     def _charged_before_sending(self) -> Permit | None:
         registry, phase = self._run.registry, self._phase

@@ -120,7 +120,8 @@ def run_rounds(
     arrays = pack_models(models, strategy.layout)
     result.arrays = arrays if mean is None else pack_models(mean, strategy.layout)
     try:
-        for number in range(first + 1, num_rounds + 1):
+        numbers = _rounds_to_run(strategy, first, num_rounds)
+        for number in numbers:
             if strategy.finished:
                 break
             started = time.perf_counter()
@@ -136,7 +137,7 @@ def run_rounds(
             last = number
             if metrics is not None:
                 result.train_metrics_clientapp[number] = metrics
-            if strategy.evaluation_due(number, last=number == num_rounds or strategy.finished):
+            if strategy.evaluation_due(number, last=number == numbers[-1] or strategy.finished):
                 line |= evaluate(number)
             if evaluate_fn and (central := evaluate_fn(number, result.arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = central
@@ -164,10 +165,28 @@ def _starting_point(strategy: RoundsStrategy, initial_arrays: ArrayRecord) -> tu
     return models, None, 0
 
 
+def _rounds_to_run(strategy: RoundsStrategy, done: int, rounds: int) -> list[int]:
+    """The rounds after ``done``, without those that a crash ended after their charge, if these must not be repeated."""
+    remaining = range(done + 1, rounds + 1)
+    if strategy.plan.repeats_rounds:
+        return list(remaining)
+    charged = {charge["round"] for charge in strategy.ledger.charges if charge.get("for") == "training"}
+    if lost := charged.intersection(remaining):
+        log(
+            WARNING,
+            "round(s) %s are skipped: they were charged before a crash, and their clients cannot contribute again; "
+            "epsilon and noise stay as planned",
+            ", ".join(map(str, sorted(lost))),
+        )
+    return [number for number in remaining if number not in lost]
+
+
 def _recalibrate(strategy: RoundsStrategy, done: int, rounds: int) -> None:
     """After a crash that wasted charges: recalibrate the noise of the remaining rounds to the budget."""
     plan, spent, remaining = strategy.plan, strategy.ledger.events, rounds - done
     if plan.clients_keep_ledgers:  # every client has its own ledger, and drops out when its budget is spent
+        return
+    if not plan.repeats_rounds:  # every planned round is charged once
         return
     if strategy.evaluate == "private" and (every := strategy.evaluate_every):
         spent += Counter({plan.evaluation_event(): strategy.evaluations(rounds, every) - done // every})

@@ -60,9 +60,13 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
         return numbers
     if privacy.accountant is not None:
         numbers["accountant"] = privacy.accountant
-    own = {name: getattr(privacy, name) for name in PLANS[privacy.mechanism].options}
-    if "identifier_noise" in own:
-        own["identifier_noise"] = _uncharged(config)
+    options = {
+        "identifiers": privacy.identifiers,
+        "identifier_noise": _uncharged(config),
+        "participation": privacy.participation,
+        "min_separation": privacy.min_separation or 0,
+    }
+    own = {name: options[name] for name in PLANS[privacy.mechanism].options}
     return {
         **numbers,
         **own,

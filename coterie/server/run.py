@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from logging import WARNING
 from typing import Any
@@ -198,6 +198,14 @@ def _most_common(dropped: Counter[str], otherwise: str = ": no client replied") 
     return f": {dropped.total()} were dropped, most often ({count} times): {printable(reason)}"
 
 
+def _skipped_rounds(folder: RunFolder, lines: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The rounds that were charged, and that a crash ended before their release, if they are never repeated."""
+    if folder.plan.repeats_rounds:
+        return []
+    charged = {charge["round"] for charge in folder.ledger.charges if charge.get("for") == "training"}
+    return sorted(charged - {line["round"] for line in lines})
+
+
 def _last_evaluation(result: Result) -> tuple[int | None, dict[str, Any]]:
     """The round of the last evaluation, and what it came to; None and nothing without one."""
     evaluations = result.evaluate_metrics_clientapp
@@ -247,6 +255,7 @@ def _result(config: RunConfig, guarantee: dict[str, Any], folder: RunFolder, res
         "delta": guarantee["delta"],
         "certified": guarantee["certified"],
         "rounds": len(lines),
+        **({"skipped_rounds": skipped} if (skipped := _skipped_rounds(folder, lines)) else {}),
         **{key: sum(line[key] for line in lines) for key in _TRAFFIC if all(key in line for line in lines)},
         "charges": len(folder.ledger.charges),
         "seconds_total": folder.seconds_total,

@@ -170,7 +170,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
         self.clusters = plan.num_clusters if clusters is None else clusters
         self.aggregator = aggregator or Aggregator()
         self.check(plan, reseeding=reseeding, rebalance_train=rebalance_train, aggregator=self.aggregator)
-        check_schedule(plan, reseeding, averaging, evaluate, self.evaluations(plan.rounds, evaluate_every))
+        check_schedule(plan, reseeding, averaging, evaluate, self.evaluations(plan.rounds, evaluate_every), self.memory)
         self.plan = plan
         self.ledger = ledger or plan.ledger()
         self.streams = streams or Streams()
@@ -449,4 +449,5 @@ class ClusteredStrategy(Method, RoundsStrategy):
             return models, []
         rng = self.streams.stream("reseeding", number, self.attempt)
         models, self.histogram, moves = self.reseeding(models, self.histogram, rng, self.shared)
+        self.plan.restart(self.mechanism_state, [replaced for _, replaced in moves], self.shared)
         return models, moves

@@ -208,9 +208,14 @@ def _check_robust(method: type[Method], plan: Plan, name: str) -> None:
 
 
 def check_schedule(
-    plan: Plan, reseeding: Reseeding | None, averaging: Averaging | None, evaluate: str, evaluations: int
+    plan: Plan, reseeding: Reseeding | None, averaging: Averaging | None, evaluate: str, evaluations: int, memory: bool
 ) -> None:
     """Check the schedule of averaging and evaluation.
+
+    Args:
+        plan, reseeding, averaging, evaluate: of the run.
+        evaluations: number of evaluations in the run.
+        memory: whether clients keep state between rounds.
 
     Raises:
         StrategyError: it does not match the plan.
@@ -225,3 +230,8 @@ def check_schedule(
         raise StrategyError(f"evaluate must be diagnostic or private, not {evaluate!r}")
     if evaluate == "private" and plan.evaluations < evaluations:
         raise StrategyError(f"the plan covers {plan.evaluations} private evaluations; the run has {evaluations}")
+    if evaluate == "private" and memory and not plan.evaluates_memory:
+        raise StrategyError(
+            f"evaluate = 'private': the proof of mechanism {plan.mechanism} with secret participation does not cover "
+            "evaluations of clients that keep state between rounds; set participation to visible, or evaluate to off"
+        )

@@ -37,18 +37,18 @@ def test_short_keys_are_found(monkeypatch, bits):
         assert 1500 < repeats.bound < 2500
 
 
-def again(self, rng):
+def again(self, rng, number):
     """An empty cohort is drawn again."""
-    cohort = SAMPLE(self, rng)
-    return cohort if len(cohort) else again(self, rng)
+    cohort = SAMPLE(self, rng, number)
+    return cohort if len(cohort) else again(self, rng, number)
 
 
-def some(self, rng):
+def some(self, rng, number):
     """A cohort of fixed size in place of coins."""
     return np.sort(rng.permutation(self.clients)[: round(self.clients * self.sampling_rate)])
 
 
-def couples(self, rng):
+def couples(self, rng, number):
     """One coin for two clients."""
     return np.flatnonzero(np.repeat(rng.random(self.clients // 2), 2) < self.sampling_rate)
 
@@ -59,8 +59,11 @@ def couples(self, rng):
         (again, "empty cohort"),
         (some, "participation of two clients"),
         (couples, "participation of two clients"),
-        (lambda self, rng: SAMPLE(self, np.random.default_rng(0)), "participation of a client in two rounds"),
-        (lambda self, rng: np.flatnonzero(rng.random(self.clients) < 0.27), "participation of a client"),
+        (
+            lambda self, rng, number: SAMPLE(self, np.random.default_rng(0), number),
+            "participation of a client in two rounds",
+        ),
+        (lambda self, rng, number: np.flatnonzero(rng.random(self.clients) < 0.27), "participation of a client"),
     ],
 )
 def test_a_sampler_that_is_not_poisson_is_found(monkeypatch, sampler, attack):
@@ -72,8 +75,11 @@ def test_a_sampler_that_is_not_poisson_is_found(monkeypatch, sampler, attack):
     ("sampler", "attack"),
     [
         (SAMPLE, "cohort of another size"),
-        (lambda self, rng: np.arange(self.cohort_size), "participation of two clients"),
-        (lambda self, rng: SLOTS(self, np.random.default_rng(0)), "participation of a client in two rounds"),
+        (lambda self, rng, number: np.arange(self.cohort_size), "participation of two clients"),
+        (
+            lambda self, rng, number: SLOTS(self, np.random.default_rng(0), number),
+            "participation of a client in two rounds",
+        ),
     ],
 )
 def test_slots_that_are_not_random_are_found(monkeypatch, sampler, attack):

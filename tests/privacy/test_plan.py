@@ -82,7 +82,7 @@ def test_small_updates_stay_as_they_are():
 
 def test_the_sampler_is_poisson():
     p = plan()
-    cohorts = [p.sample(Streams(0).stream("cohort", t)) for t in range(400)]
+    cohorts = [p.sample(Streams(0).stream("cohort", t), t) for t in range(400)]
     sizes = np.array([len(c) for c in cohorts])
     # Binomial(1000, 0.3): mean 300, variance 210; a sampler of fixed size has variance 0.
     assert sizes.mean() == pytest.approx(300, abs=4 * math.sqrt(210 / 400))
@@ -96,7 +96,7 @@ def test_the_sampler_is_poisson():
 @pytest.mark.parametrize("kind", [RRSlot, Paper])
 def test_slots_are_of_fixed_number_random_and_all_different(kind):
     p = plan(kind)
-    cohorts = np.array([p.sample(Streams(0).stream("cohort", t)) for t in range(400)])
+    cohorts = np.array([p.sample(Streams(0).stream("cohort", t), t) for t in range(400)])
     assert cohorts.shape == (400, 300)
     assert all(len(set(cohort)) == 300 for cohort in cohorts)
     each = np.bincount(cohorts.ravel(), minlength=1000)  # mean 120, variance 84 nearly
@@ -314,10 +314,11 @@ def test_nothing_else_draws_noise():
 
     Only mechanisms call ``gaussian``, and what draws a client's own noise, after its charge.
     """
-    mechanisms = {"privacy/plan.py", "privacy/mechanisms/joint.py", "privacy/mechanisms/rr_cluster.py"}
+    names = ("banded", "joint", "rr_cluster")
+    mechanisms = {"privacy/plan.py", *(f"privacy/mechanisms/{name}.py" for name in names)}
     clients = {"client/dpsgd.py", "privacy/losses.py", "guard/training.py"}
     callers = {
-        "perturb": {"privacy/plan.py", "audit/mechanisms.py", "testing/strategies.py"},
+        "perturb": {"privacy/plan.py", "audit/mechanisms.py", "audit/streams.py", "testing/strategies.py"},
         "gaussian": mechanisms | clients,
     }
     found = {name: set() for name in callers}

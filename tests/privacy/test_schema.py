@@ -10,6 +10,7 @@ import pytest
 
 from coterie.privacy import (
     PLANS,
+    Banded,
     Event,
     Joint,
     Ledger,
@@ -87,7 +88,7 @@ def test_the_schema_is_one_and_says_something_of_every_field(document):
     assert set(profile["required"]) == set(profile["properties"])
     shared = SCHEMA["properties"]["shared_budget"]
     assert set(shared["required"]) == set(shared["properties"])
-    assert set(charged["required"]) == set(charged["properties"]) == set(document["charged"][0])
+    assert {*charged["required"], "slots"} == set(charged["properties"]) >= set(document["charged"][0])
     for where in (SCHEMA, charged, public, profile, shared):
         for name, field in where["properties"].items():
             assert field.get("description"), name
@@ -106,7 +107,7 @@ def test_the_schema_knows_every_name():
 def test_every_public_input_is_described():
     public = SCHEMA["properties"]["public_inputs"]["properties"]
     numbers = NUMBERS | {"epsilon": 4.0, "delta": 1e-4, "noise_multiplier": 2.0, "identifier_share": 0.2}
-    plans = [Joint(**numbers), RRSlot(**numbers), RecordPlan(**RECORD, noise_multiplier=1.0)]
+    plans = [Joint(**numbers), Banded(**numbers), RRSlot(**numbers), RecordPlan(**RECORD, noise_multiplier=1.0)]
     for plan in plans:
         assert set(plan.terms()) <= set(public)
 
@@ -211,7 +212,7 @@ def test_every_plan(kind):
         plan = kind(clients=100, num_clusters=2, sampling_rate=0.2, rounds=20)
     else:
         plan = make(kind, epsilon=8.0)
-    document = valid(run(plan, [plan.event()] * 3))
+    document = valid(run(plan, [plan.round_event(number) for number in (1, 2, 3)]))
     assert document["certified"] is not bool(document["reasons"])
     assert document["mechanism"] == document["public_inputs"]["mechanism"] == kind.mechanism
 

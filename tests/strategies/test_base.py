@@ -256,7 +256,7 @@ def test_the_cohort_is_the_plan_s():
     plan = nothing(sampling_rate=0.5, rounds=40)
     grid = Stub()
     start(grid, plan, rounds=40)
-    expected = [c for t in range(1, 41) for c in plan.sample(Streams(0).stream("cohort", t, t))]
+    expected = [c for t in range(1, 41) for c in plan.sample(Streams(0).stream("cohort", t, t), t)]
     assert grid.asked == expected
 
 

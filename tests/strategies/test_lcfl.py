@@ -449,7 +449,7 @@ def test_before_the_clustering_everybody_is_evaluated_on_the_one_model():
 def test_all_clients_are_compared_and_a_part_of_them_trains_afterwards():
     _, strategy, grid, _ = start(rounds=4, sampling_rate=0.5, warm_up_rounds=1)
     by_chance = {
-        t: strategy.plan.sample(Streams(0).stream("cohort", t, attempt)).tolist()
+        t: strategy.plan.sample(Streams(0).stream("cohort", t, attempt), t).tolist()
         for t, attempt in ((1, 1), (3, 4), (4, 5))  # the comparison is two charges
     }
     assert by_chance[1] not in (by_chance[3], list(range(7)))

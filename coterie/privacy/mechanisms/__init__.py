@@ -4,13 +4,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from coterie.privacy.mechanisms.banded import PARTICIPATION, Banded
 from coterie.privacy.mechanisms.dp_sgd import WEIGHTS, RecordLevel
 from coterie.privacy.mechanisms.joint import Joint, NoPrivacy
 from coterie.privacy.mechanisms.rr_cluster import IDENTIFIERS, Paper, RRSlot, move_members, redraw_matrix
 from coterie.privacy.plan import Plan
 
 #: Plans by the name of their mechanism.
-PLANS: dict[str, type[Plan]] = {plan.mechanism: plan for plan in (Joint, RRSlot, Paper, NoPrivacy)}
+PLANS: dict[str, type[Plan]] = {plan.mechanism: plan for plan in (Joint, Banded, RRSlot, Paper, NoPrivacy)}
 
 #: Mechanisms available in configurations, with one-line descriptions.
 MECHANISMS = {name: plan.title for name, plan in PLANS.items() if plan.unit == "client"}
@@ -29,8 +30,10 @@ def plan_from_terms(terms: Mapping[str, Any]) -> Plan:
 __all__ = [
     "IDENTIFIERS",
     "MECHANISMS",
+    "PARTICIPATION",
     "PLANS",
     "WEIGHTS",
+    "Banded",
     "Joint",
     "NoPrivacy",
     "Paper",

@@ -131,7 +131,7 @@ class RecordLevel(Plan):
         """See :meth:`RecordPlan.max_update_norm`."""
         return self.of_client(client).max_update_norm(size, lr, first=first)
 
-    def sample(self, rng: np.random.Generator) -> IntArray:
+    def sample(self, rng: np.random.Generator, number: int) -> IntArray:
         """All clients, in every round."""
         return np.arange(self.clients)
 

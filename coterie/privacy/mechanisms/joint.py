@@ -50,7 +50,7 @@ class Joint(Plan):
         if (self.rebalance_min or self.divisor == "released") and self.noise_multiplier_counts is None:
             raise PrivacyError("rebalancing and released divisors require cluster sizes: set identifier-share above 0")
 
-    def sample(self, rng: np.random.Generator) -> IntArray:
+    def sample(self, rng: np.random.Generator, number: int) -> IntArray:
         """Line 1."""
         return np.flatnonzero(rng.random(self.clients) < self.sampling_rate)
 

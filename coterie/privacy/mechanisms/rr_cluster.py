@@ -248,7 +248,7 @@ class RRSlot(Plan):
         mu = math.sqrt(self.identifier_share) / self.noise_multiplier if self.noise_multiplier else math.inf
         return identifier_gap(mu, self.num_clusters)
 
-    def sample(self, rng: np.random.Generator) -> IntArray:
+    def sample(self, rng: np.random.Generator, number: int) -> IntArray:
         """Algorithm 1, line 4."""
         return rng.permutation(self.clients)[: self.cohort_size]
 

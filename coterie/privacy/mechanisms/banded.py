@@ -1,0 +1,321 @@
+"""The banded mechanism: noise that is correlated over rounds, for participation that anyone may see.
+
+C. A. Choquette-Choo, A. Ganesh, R. McKenna, H. B. McMahan, K. Rush, A. Thakurta, Z. Xu: (Amplified) Banded Matrix
+Factorization, NeurIPS 2023, arXiv:2306.08153, Algorithm 1 and Theorem 4. Adaptive inputs: S. Denisov, H. B. McMahan,
+K. Rush, A. Smith, A. Thakurta: Improved Differential Privacy for SGD via Optimal Private Linear Operators on Adaptive
+Streams, NeurIPS 2022, arXiv:2202.08312, Theorem 2.1.
+
+     1  every client belongs to one of b slots, by a public function of its id
+     2  C <- a lower-triangular T x T matrix of b bands with columns of norm at most one (factorization.py)
+     3  for t = 0, 1, ..., T - 1 do
+     4      the clients of slot t mod b take part: all of them, or each with probability q b by secret coins
+     5      each chooses its label and trains as under the joint mechanism, and replies with its update u
+     6      histogram  ~h = sum e_c + N(0, sigma_h^2 I),                        if cluster sizes are used
+     7      noise row  y_t = (Z_t - sum over j = 1, ..., b - 1 of C[t, t - j] y_(t-j)) / C[t, t],  Z_t ~ N(0, I)
+     8      sums       S_j = C_clip (sum over c' = j of clip(u) / C_clip + sigma_theta (y_t)_j),  for every j
+     9      divisors   D_j = qM/k, a constant
+
+Line 7 is row t of C^-1 Z. A client contributes to rounds at least b apart, at most ceil(T / b) times, so its columns of
+C have disjoint rows and the whole run is, for that client, ceil(T / b) Gaussian events of noise multiplier sigma at
+rate 1, or Poisson-subsampled ones at rate q b. Theorem 3 and its proof: docs/privacy.md.
+
+Differences from the papers
+- The clipped vector has one block per cluster, and cluster sizes are part of the same contribution, with C = I: they
+  are read round by round.
+- The noise of a replaced model is restarted: row 7 without its earlier rows. So is all noise after a crash.
+- A round that crashed after its charge is skipped, since its clients could contribute twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar, NoReturn, Self, Unpack
+
+import numpy as np
+
+from coterie.privacy.accountants import Event, PrivacyError
+from coterie.privacy.accounting import calibrate
+from coterie.privacy.ledger import LedgerError, Permit
+from coterie.privacy.mechanisms.factorization import MAX_OPTIMISED, banded_matrix, prefix_errors
+from coterie.privacy.plan import Contributions, IntArray, MechanismOutput, Plan, PlanNumbers, ReleasedSums, Summed
+from coterie.privacy.randomness import FloatArray, Streams, gaussian
+
+#: Who knows which clients of a slot take part: everyone, or the server alone.
+PARTICIPATION = ("visible", "secret")
+
+
+class CorrelatedNoise:
+    """Rows of C^-1 Z in the memory of the server: with a released value, a row gives away the exact sum.
+
+    Args:
+        bands: (T, b) bands of C.
+
+    Attributes:
+        row: index t of the next row.
+    """
+
+    def __init__(self, bands: FloatArray) -> None:
+        self._bands = bands
+        self._past: deque[FloatArray] = deque(maxlen=bands.shape[1] - 1)  # the latest first
+        self.row = 0
+
+    def next(self, fresh: FloatArray) -> FloatArray:
+        """Return row t of C^-1 Z (line 7), and go on to row t + 1.
+
+        Args:
+            fresh: Z_t; another shape than before restarts the matrix.
+        """
+        if self._past and self._past[0].shape != fresh.shape:
+            self._past.clear()
+        entries = self._bands[self.row]
+        noise = fresh.copy()
+        for j, row in enumerate(self._past, 1):
+            noise -= entries[j] * row
+        noise /= entries[0]
+        self._past.appendleft(noise.copy())
+        self.row += 1
+        return noise
+
+    def move_to(self, row: int) -> None:
+        """Continue with row ``row``; if rows are left out, the matrix restarts, as after a crash."""
+        if row != self.row:
+            self._past.clear()
+        self.row = row
+
+    def restart(self, clusters: Collection[int], shared: int) -> None:
+        """Restart the matrix for the coordinates of some clusters, but the ``shared`` leading ones."""
+        for row in self._past:
+            row[:, list(clusters), shared:] = 0.0
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("noise rows stay in memory: they are never stored or sent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Banded(Plan):
+    """Noise that later rounds partly cancel, for clients that take part every b rounds. See the module.
+
+    Attributes:
+        participation: "visible": everyone may know who takes part, and a cohort is a slot. "secret": the clients of a
+            slot take part at random, and epsilon holds against those who cannot see it.
+        min_separation: b, the number of slots and of bands. 0: 1/q, rounded, which it must be if participation is
+            visible. :meth:`calibrated` chooses it by the least error if participation is secret.
+    """
+
+    participation: str = "visible"
+    min_separation: int = 0
+
+    mechanism: ClassVar[str] = "banded"
+    title: ClassVar[str] = "noise correlated over rounds; epsilon holds even if everyone sees who takes part"
+    adjacency: ClassVar[str] = "zero out the contributions of one client, at a fixed public number of clients"
+    sampler: ClassVar[str] = "poisson"
+    redraws: ClassVar[bool] = True
+    repeats_rounds: ClassVar[bool] = False
+    default_identifier_share: ClassVar[float] = 0.04
+    options: ClassVar[tuple[str, ...]] = ("participation", "min_separation")
+
+    def __post_init__(self) -> None:
+        if self.participation not in PARTICIPATION:
+            raise PrivacyError(f"participation must be {' or '.join(PARTICIPATION)}, not {self.participation!r}")
+        if not self.min_separation >= 0:
+            raise PrivacyError(f"min-separation must be at least 0, not {self.min_separation}")
+        if self.divisor != "fixed":
+            raise PrivacyError(
+                f"divisor = {self.divisor!r}: noise cancels over rounds only if every round has the same divisor; set "
+                "divisor to fixed"
+            )
+        super().__post_init__()
+        self._check_slots()
+        if self.rebalance_min and self.noise_multiplier_counts is None:
+            raise PrivacyError("rebalancing requires cluster sizes: set identifier-share above 0")
+
+    def _check_slots(self) -> None:
+        slots = self.slots
+        if self.participation == "visible" and slots != self._most_slots:
+            raise PrivacyError(
+                f"min-separation = {slots}: with visible participation a cohort is a slot, so sampling-rate = "
+                f"{self.sampling_rate:g} makes it {self._most_slots}; set sampling-rate to {1 / slots:.4g}, or leave "
+                "min-separation out"
+            )
+        if not slots * self.sampling_rate <= 1 + 1e-9 and self.participation == "secret":
+            raise PrivacyError(
+                f"min-separation = {slots}: a client of a slot would take part with probability sampling-rate x "
+                f"min-separation = {slots * self.sampling_rate:g}; it must be at most {self._most_slots}"
+            )
+        for name, most in (("clients", self.clients), ("rounds", self.rounds)):
+            if slots > most:
+                raise PrivacyError(
+                    f"min-separation = {slots} exceeds the number of {name}, {most}: every slot requires a client and "
+                    "a round; increase sampling-rate"
+                )
+
+    @classmethod
+    def calibrated(cls, *, rounds: int, epsilon: float, delta: float, **numbers: Unpack[PlanNumbers]) -> Self:
+        """Return the plan with the smallest noise; see :meth:`Plan.calibrated`.
+
+        With secret participation and without ``min_separation``, b is that of the least error of the models.
+        """
+        make = super().calibrated
+        plan = make(rounds=rounds, epsilon=epsilon, delta=delta, **numbers)
+        if plan.participation == "visible" or plan.min_separation:
+            return plan
+        most = min(plan._most_slots, plan.clients, rounds)
+        chosen = sorted({round(most ** (step / 6)) for step in range(7)})
+        plans = [
+            make(rounds=rounds, epsilon=epsilon, delta=delta, **{**numbers, "min_separation": slots})
+            for slots in chosen
+        ]
+        return min(plans, key=lambda each: each.model_noise)
+
+    @property
+    def model_noise(self) -> float:
+        """Root mean square over rounds of the noise of a model, in units of C times the server's step size / D_j."""
+        rounds = min(self.rounds, MAX_OPTIMISED)  # more of them change little
+        errors = prefix_errors(banded_matrix(rounds, min(self.slots, rounds)))
+        return float(self.noise_multiplier_updates * np.sqrt(np.mean(errors**2)))
+
+    @property
+    def matrix(self) -> FloatArray:
+        """(T, b) bands of the matrix C."""
+        return banded_matrix(self.rounds, self.slots)
+
+    @property
+    def slots(self) -> int:
+        """b."""
+        return self.min_separation or (self._most_slots if self.participation == "visible" else 1)
+
+    @property
+    def _most_slots(self) -> int:
+        """1/q, rounded, or rounded down if clients take part at random."""
+        inverse = 1 / self.sampling_rate
+        return max(1, round(inverse) if self.participation == "visible" else int(inverse + 1e-9))
+
+    @property
+    def rate(self) -> float:
+        """Share of the clients in a cohort: 1/b, or q."""
+        return 1 / self.slots if self.participation == "visible" else self.sampling_rate
+
+    # ---- cost ---------------------------------------------------------------------------------------------
+
+    def event(self) -> Event:
+        """The event of one contribution of a client."""
+        rate = 1.0 if self.participation == "visible" else min(self.sampling_rate * self.slots, 1.0)
+        return Event(rate, self.noise_multiplier, self.sampler)
+
+    def round_event(self, number: int) -> Event:
+        """The same, for the slot of a round."""
+        return replace(self.event(), slot=(number - 1) % self.slots, slots=self.slots)
+
+    def releases(self) -> Collection[Event | None]:
+        """Events of all slots."""
+        return {self.round_event(number) for number in range(1, self.slots + 1)}
+
+    def planned(self) -> Counter[Event]:
+        """All events of the run."""
+        rounds = Counter(self.round_event(number) for number in range(1, self.rounds + 1))
+        return rounds + Counter(self._evaluations(self.evaluations))
+
+    def noise_for(self, rounds: int, besides: Mapping[Event, int] | None = None) -> float:
+        """Return the noise multiplier at which a client's ceil(rounds / b) contributions fit the budget."""
+        event = self.event()
+        return calibrate(
+            self.epsilon,
+            self.delta,
+            event.sampling_rate,
+            -(-rounds // self.slots),
+            sampler=self.sampler,
+            spent=besides or {},
+            accountant=self.accountant,
+        )
+
+    @property
+    def evaluates_memory(self) -> bool:
+        """Whether a private evaluation may depend on a client's memory: not on that of secret participation."""
+        return self.participation == "visible" or self.slots == 1
+
+    # ---- a round ------------------------------------------------------------------------------------------
+
+    def sample(self, rng: np.random.Generator, number: int) -> IntArray:
+        """Line 4."""
+        inside = np.flatnonzero(slots_of(self.clients, self.slots) == (number - 1) % self.slots)
+        rate = self.event().sampling_rate
+        return inside if rate == 1 else inside[rng.random(len(inside)) < rate]
+
+    def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Summed:
+        """Line 5."""
+        return Summed(self, size, draws, shared)
+
+    def new_state(self) -> CorrelatedNoise:
+        """Create the rows of noise of a run."""
+        return CorrelatedNoise(self.matrix)
+
+    def restart(self, state: object | None, clusters: Collection[int], shared: int = 0) -> None:
+        """Restart the noise of replaced models: later rows must not cancel noise that these never had."""
+        if isinstance(state, CorrelatedNoise):
+            state.restart(clusters, shared)
+
+    def release(
+        self,
+        permit: Permit,
+        contributions: Contributions,
+        streams: Streams,
+        attempt: int,
+        redraw: FloatArray | None = None,
+        state: object | None = None,
+    ) -> ReleasedSums:
+        """Release the noisy sums of the permit's round; see :meth:`Plan.release`.
+
+        Raises:
+            LedgerError: the permit was already used, or is for another event or another slot.
+        """
+        if permit.event != self.round_event(permit.round):
+            raise LedgerError(f"charge {permit.charge} is not for the slot of round {permit.round}")
+        noise = state if isinstance(state, CorrelatedNoise) else self.new_state()
+        noise.move_to(permit.round - 1)
+        return super().release(permit, contributions, streams, attempt, redraw, noise)
+
+    def perturb(
+        self,
+        contributions: Summed,
+        noise: np.random.Generator,
+        coins: np.random.Generator,
+        redraw: FloatArray,
+        state: Any = None,
+    ) -> MechanismOutput:
+        """Lines 6 to 9; each call with the same state is a further round."""
+        rows = self.new_state() if state is None else state
+        counts, sums = contributions.counts, contributions.sums
+        histogram = None
+        if self.noise_multiplier_counts is not None:
+            histogram = counts + gaussian(noise, self.noise_multiplier_counts, counts.shape)  # line 6
+        row = rows.next(gaussian(noise, 1.0, sums.shape))  # line 7
+        sums = sums + self.noise_multiplier_updates * row  # line 8, in units of C_clip
+        sums *= self.scale
+        return MechanismOutput(sums, histogram, np.full(counts.shape, self.expected_members))  # line 9
+
+    # ---- for the certificate ------------------------------------------------------------------------------
+
+    @property
+    def unprotected(self) -> str:
+        """What the guarantee does not hide."""
+        attendance = "whether a client replies, which must not depend on its data"
+        return attendance if self.event().sampling_rate == 1 else f"{super().unprotected}; {attendance}"
+
+
+@lru_cache(maxsize=8)
+def slots_of(clients: int, slots: int) -> IntArray:
+    """(M,) slot of every client (line 1): the ids in the order of a fixed public hash, in turn.
+
+    Slots have equal sizes, up to one client. The hash (splitmix64) keeps them apart from groups of clients with regular
+    ids, and no version of a library changes it.
+    """
+    ids = np.arange(1, clients + 1, dtype=np.uint64)
+    hashes = ids * np.uint64(0x9E3779B97F4A7C15)
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    found = np.empty(clients, np.int64)
+    found[np.argsort(hashes ^ (hashes >> np.uint64(31)), kind="stable")] = np.arange(clients) % slots
+    return found
