@@ -281,10 +281,14 @@ def _ready(
 def _prepare(jobs: int, reports: Any) -> None:
     """Divide the cores between workers, leave Ctrl-C to the parent process, and send it progress reports."""
     import signal
+    import threading
 
     import torch
 
+    from coterie.engine.workers import exit_with_parent
+
     global _send
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     reports.cancel_join_thread()  # the parent process may have exited
     _send = reports.put
     signal.signal(signal.SIGINT, signal.SIG_IGN)

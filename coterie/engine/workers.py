@@ -123,7 +123,7 @@ class Workers:
 def _prepare(reports: Any, barrier: threading.Barrier) -> None:
     import torch
 
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     barrier.wait()
     torch.set_num_threads(1)
     _keep_freed_memory()
@@ -132,8 +132,8 @@ def _prepare(reports: Any, barrier: threading.Barrier) -> None:
     set_progress_sink(reports.put)
 
 
-def _exit_with_parent() -> None:
-    """Without it, the workers of a killed process would wait for calls forever."""
+def exit_with_parent() -> None:
+    """Wait for the parent process and exit; otherwise, the workers of a killed process wait for calls forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
