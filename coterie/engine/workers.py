@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
+from coterie.logs import colour_terminals_only
 from coterie.progress import ProgressCallback, drain_progress, set_progress_sink
 
 T = TypeVar("T")
@@ -130,6 +131,7 @@ def _prepare(reports: Any, barrier: threading.Barrier) -> None:
     gc.freeze()  # the libraries' objects stay in memory that all workers share
     reports.cancel_join_thread()  # the reader may be gone
     set_progress_sink(reports.put)
+    colour_terminals_only()
 
 
 def exit_with_parent() -> None:
