@@ -88,12 +88,14 @@ class Done:
         result: contents of its result.json and diagnostics.json; None if it failed.
         error: the reason for the failure.
         folder: its run folder.
+        reused: whether it had finished before.
     """
 
     cell: Cell
     result: Mapping[str, Any] | None
     error: str | None
     folder: Path
+    reused: bool = False
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ def _run(
             result = _with_scores(outcome)
             if same[0].upload_key:
                 gathered[same[0].upload_key] = folder
-            yield from (Done(cell, result, None, folder) for cell in same)
+            yield from (Done(cell, result, None, folder, reused=True) for cell in same)
         else:
             waiting.append((same[0], folder))
     if not waiting:
