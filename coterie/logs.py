@@ -85,6 +85,15 @@ def install(**known: object) -> None:
     logger.addHandler(handler)
 
 
+def colour_terminals_only() -> None:
+    """Have Flower's logger write colours to terminals, not to files and pipes."""
+    from flwr.supercore.logger import ConsoleHandler
+
+    for handler in logging.getLogger("flwr").handlers:
+        if isinstance(handler, ConsoleHandler):
+            handler.colored = handler.colored and handler.stream.isatty()
+
+
 class _FirstOfEach(logging.Filter):
     """Passes the first of the warnings that differ in numbers only, and counts the others."""
 

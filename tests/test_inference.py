@@ -202,6 +202,26 @@ def test_clusters_of_sites_are_published_at_record_level(trained, strategy):
     assert package.load(run).sites == {site["client"]: site["cluster"] for site in sites}
 
 
+def test_at_record_level_a_site_finds_the_model_of_its_own_evaluation(trained, sites, coterie):
+    """Released labels are noisy; clients evaluate the model that fits their training data best."""
+    run = trained(
+        strategy="rc-dpfl", privacy_unit="record", seed=None, epsilon=30, delta=1e-3, rounds=4, samples_per_client=150
+    )
+    accuracies = []
+    for client in range(CLIENTS):
+        truth = np.load(sites / f"test-{client}.npz")["y"]
+        fits = document(coterie("assign", run, sites / f"client-{client}.npz", "--json")[1])["cluster"]
+        status, out, _ = coterie("predict", run, sites / f"blind-{client}.npz", "--cluster", fits)
+        assert status == 0
+        rows = csv.DictReader(out.splitlines())
+        accuracies.append(np.mean([int(row["prediction"]) == label for row, label in zip(rows, truth, strict=True)]))
+    assert np.mean(accuracies) == pytest.approx(exact(run)["accuracy"], abs=1e-12)
+    assert min(accuracies) == pytest.approx(exact(run)["worst_client_accuracy"], abs=1e-12)
+    _, _, err = coterie("predict", run, sites / "blind-0.npz", "--site", 0)
+    assert "the cluster of site 0 is the one that the run released under noise" in err
+    assert "coterie assign" in err
+
+
 def test_records_are_labelled_by_one_shot_methods(trained, sites, coterie):
     run = trained(strategy="kfed", clusters=3, rounds=1, privacy_unit=None, sampling_rate=None)
     models = package.load(run)

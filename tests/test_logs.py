@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from commands import document
 from flwr.supercore.logger import ConsoleHandler
@@ -186,6 +187,27 @@ def test_the_memory_of_warnings_is_bounded_though_clients_choose_their_text(flow
             flower.warning("x" * (number + 1))
         assert len(repeated.counts) == len(repeated.first) == 1000
     assert flower.handlers[0].stream.getvalue().count("\n") == 1500
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_files_and_pipes_get_no_colours(flower, monkeypatch, terminal):
+    written = flower.handlers[0].stream
+    monkeypatch.setattr(written, "isatty", lambda: terminal)
+    logs.colour_terminals_only()
+    flower.warning("seen")
+    assert ("\x1b" in written.getvalue()) == terminal
+
+
+def test_warnings_of_a_run_in_a_pipe_have_no_colours(tmp_path):
+    np.savez(tmp_path / "client-0.npz", x=np.full((20, 3), 1e3), y=np.arange(20) % 2)
+    words = ["run", "--dataset", "own", "--data-dir", ".", "--set", "input-shape=3", "--set", "num-classes=2"]
+    words += ["--strategy", "fedavg", "--clients", "1", "--rounds", "1", "--set", "privacy-unit=none", "--out", "run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "coterie.cli", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "reaches 1e+03" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
 
 
 def test_importing_opacus_does_not_repeat_each_line_of_a_run(tmp_path):

@@ -88,12 +88,14 @@ class Done:
         result: contents of its result.json and diagnostics.json; None if it failed.
         error: the reason for the failure.
         folder: its run folder.
+        reused: whether it had finished before.
     """
 
     cell: Cell
     result: Mapping[str, Any] | None
     error: str | None
     folder: Path
+    reused: bool = False
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ def _run(
             result = _with_scores(outcome)
             if same[0].upload_key:
                 gathered[same[0].upload_key] = folder
-            yield from (Done(cell, result, None, folder) for cell in same)
+            yield from (Done(cell, result, None, folder, reused=True) for cell in same)
         else:
             waiting.append((same[0], folder))
     if not waiting:
@@ -281,10 +283,14 @@ def _ready(
 def _prepare(jobs: int, reports: Any) -> None:
     """Divide the cores between workers, leave Ctrl-C to the parent process, and send it progress reports."""
     import signal
+    import threading
 
     import torch
 
+    from coterie.engine.workers import exit_with_parent
+
     global _send
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     reports.cancel_join_thread()  # the parent process may have exited
     _send = reports.put
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -21,6 +21,13 @@ from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, 
 
 if TYPE_CHECKING:
     from coterie.bench import Done, Table
+
+
+class _Seen(Protocol):
+    """Called with the summary of a finished run, the number of remaining ones, and whether it had finished before."""
+
+    def __call__(self, summary: str, left: int, reused: bool = False) -> None: ...
+
 
 _INTERRUPTED = 130
 # Seconds between two progress lines when the output is not a terminal.
@@ -94,7 +101,7 @@ def run_table(
                     kept,
                     places=places,
                     jobs=jobs or _jobs(device),
-                    seen=lambda one, n: seen(_summary(one), n),
+                    seen=lambda one, n: seen(_summary(one), n, one.reused),
                     progress=progress,
                 )
                 document = benchmarks.document(table, done, tuned, command=command, device=_device(device))
@@ -164,16 +171,24 @@ def _jobs(device: str) -> int:
 
 
 @contextmanager
-def _progress(console: Console, total: int) -> Iterator[tuple[Callable[[Any, int], None], Callable[[str], None]]]:
-    """Callbacks for finished runs and for progress reports: a progress bar on a terminal, lines elsewhere."""
+def _progress(console: Console, total: int) -> Iterator[tuple[_Seen, Callable[[str], None]]]:
+    """Callbacks for finished runs and for progress reports: a progress bar on a terminal, lines elsewhere.
+
+    The remaining time follows from the runs that were not reused.
+    """
     if not console.is_terminal:
         from coterie.report.formats import duration
 
-        started = time.perf_counter()
+        started, first = time.perf_counter(), 0
 
-        def plain(summary: str, left: int) -> None:
-            rest = (time.perf_counter() - started) / (total - left) * left
-            wait = f"  ({duration(rest)} left)" if left else ""
+        def plain(summary: str, left: int, reused: bool = False) -> None:
+            nonlocal started, first
+            if reused:
+                started, first = time.perf_counter(), total - left
+                wait = "  (reused)"
+            else:
+                rest = (time.perf_counter() - started) / (total - left - first) * left
+                wait = f"  ({duration(rest)} left)" if left else ""
             console.print(f"{total - left:4d}/{total}  {summary}{wait}", markup=False, soft_wrap=True)
 
         yield plain, plain_progress(console, _SILENCE)
@@ -182,10 +197,12 @@ def _progress(console: Console, total: int) -> Iterator[tuple[Callable[[Any, int
     columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), last)
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=total, last="")
-        yield (
-            lambda summary, left: bar.update(task, completed=total - left, last=summary),
-            lambda report: bar.update(task, last=report),
-        )
+
+        def show(summary: str, left: int, reused: bool = False) -> None:
+            change = bar.reset if reused else bar.update  # reset also forgets the pace so far
+            change(task, completed=total - left, last=summary)
+
+        yield show, lambda report: bar.update(task, last=report)
 
 
 def _without_folder(folder: str, document: Any) -> Any:

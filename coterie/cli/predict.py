@@ -62,6 +62,12 @@ def predict(
             _write_csv(opened, rows)
     for note in _notes(models, records, chosen, outputs):
         print(note, file=sys.stderr)
+    if site is not None and models.card.unit == "record" and len(models) > 1:
+        print(
+            f"note: the cluster of site {site} is the one that the run released under noise; from labelled records, "
+            "coterie assign finds the model that fits best",
+            file=sys.stderr,
+        )
 
 
 def assign(

@@ -164,8 +164,10 @@ def _open(values: Mapping[str, Any], engine: str) -> RunFolder:
 
     if engine not in ("local", "ray"):
         raise ConfigError(f"--engine {engine}: must be local or ray")
+    from coterie.logs import colour_terminals_only
     from coterie.server.app import open_folder
 
+    colour_terminals_only()
     logging.getLogger("flwr").setLevel(logging.WARNING)  # importing Flower sets it to INFO
     logging.getLogger().addHandler(logging.NullHandler())  # or importing Opacus makes the root logger repeat each line
     return open_folder(values, Path("runs"), check=lambda config: _ready(config, engine))

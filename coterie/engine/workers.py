@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
+from coterie.logs import colour_terminals_only
 from coterie.progress import ProgressCallback, drain_progress, set_progress_sink
 
 T = TypeVar("T")
@@ -123,17 +124,18 @@ class Workers:
 def _prepare(reports: Any, barrier: threading.Barrier) -> None:
     import torch
 
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     barrier.wait()
     torch.set_num_threads(1)
     _keep_freed_memory()
     gc.freeze()  # the libraries' objects stay in memory that all workers share
     reports.cancel_join_thread()  # the reader may be gone
     set_progress_sink(reports.put)
+    colour_terminals_only()
 
 
-def _exit_with_parent() -> None:
-    """Without it, the workers of a killed process would wait for calls forever."""
+def exit_with_parent() -> None:
+    """Wait for the parent process and exit; otherwise, the workers of a killed process wait for calls forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

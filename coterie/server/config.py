@@ -60,6 +60,8 @@ SETTINGS: dict[str, Setting] = _COMMON | {
 _STRATEGY = "strategy"
 _UNIT = "privacy.privacy-unit"
 _SCHEMA = "data.table-schema"
+# Settings with which a user asks for privacy.
+_BUDGET = ("privacy.epsilon", "privacy.delta", "privacy.noise-multiplier")
 _KEYS_HINT = "`coterie run --keys` lists all settings"
 
 # Settings that partition or shift a data set, with the values required for clients' own data.
@@ -254,6 +256,7 @@ class RunConfig:
         if self.evaluation.evaluate_clients is None:
             self._read({**values, "evaluation.evaluate-clients": self._sampled_clients(deployed)})
         self._check_effective(given)
+        self._check_budget(given)
         self._check_combinations()
 
     @classmethod
@@ -507,6 +510,20 @@ class RunConfig:
                 f"{name} = {value!r} has no effect with {other} = {values[other]!r}, only with "
                 f"{' or '.join(allowed)}; leave it out"
             )
+
+    def _check_budget(self, given: Mapping[str, Any]) -> None:
+        """Check that no privacy is asked for in a run that has none by default.
+
+        Raises:
+            ConfigError: a budget or noise is given, but not the unit, which is none.
+        """
+        if self.privacy.privacy_unit != "none" or given.get(_UNIT, AUTO) != AUTO:
+            return
+        units = [unit for unit in self.method.units if unit != "none"]
+        for name in _BUDGET:
+            if given.get(name, AUTO) != AUTO:
+                remedy = f" by default; set privacy-unit to {' or '.join(units)}, or" if units else ";"
+                raise ConfigError(f"{name} = {given[name]}: {self.run.strategy} has no privacy{remedy} leave it out")
 
     def _check_combinations(self) -> None:
         run, unit, clients = self.run, self.privacy.privacy_unit, self.data.clients

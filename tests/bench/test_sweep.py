@@ -1,11 +1,11 @@
 """`coterie sweep`: combinations of settings on several seeds, in parallel, resumed, compared."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pandas
 import pytest
@@ -80,6 +80,17 @@ def test_errors_come_before_the_runs(coterie, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def processes_of(session):
+    """The processes of a session that are not zombies."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == session and state != "Z":
+                found.append(path.parent.name)
+    return found
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_repeats_nothing(coterie, tmp_path):
     (tmp_path / "sweep.toml").write_text("strategy = ['ifca', 'fedavg']\n[privacy]\nepsilon = [2.0, 8.0]\n")
@@ -87,11 +98,17 @@ def test_a_killed_sweep_repeats_nothing(coterie, tmp_path):
     program = [sys.executable, "-c", "from coterie.cli import main; main()", *words]
     with subprocess.Popen(program, cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True) as process:
         deadline = time.monotonic() + 120
-        while len(first := list(tmp_path.glob("out/runs/*/result.json"))) < 2:
+        while len(list(tmp_path.glob("out/runs/*/result.json"))) < 2:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 20
+        while left := processes_of(process.pid):
+            assert time.monotonic() < deadline, f"{left} outlive the sweep"
+            time.sleep(0.05)
+    first = list(tmp_path.glob("out/runs/*/result.json"))
     written = {path: path.stat().st_mtime_ns for path in first}
     status, out, err = coterie(*words, "--json")
     assert status == 0, err

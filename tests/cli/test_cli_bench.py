@@ -1,8 +1,13 @@
 """``coterie bench``: what it lists, refuses, prints and leaves."""
 
+import io
+from importlib import import_module
+
 from commands import assert_refused, document
+from rich.console import Console
 
 from coterie.bench import table_names
+from coterie.cli.console import console_for
 
 TABLE = """
 title = "Two methods"
@@ -60,6 +65,32 @@ def test_a_table_of_one_s_own(coterie, tmp_path):
     assert status == 0
     assert "12.50 → " in out
     assert "kept/table.json" in out
+
+
+def test_reused_runs_do_not_count_for_the_remaining_time(monkeypatch, capsys):
+    module = import_module("coterie.cli.bench")
+    now = 0.0
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now)
+    with module._progress(console_for(False), 6) as (seen, _):
+        seen("a", 5, True)
+        seen("b", 4, True)
+        now = 10.0
+        seen("c", 3)
+        now = 20.0
+        seen("d", 2)
+    lines = capsys.readouterr().out.replace("\u00a0", " ").splitlines()
+    assert [line.rpartition("  ")[2] for line in lines] == ["(reused)", "(reused)", "(30 s left)", "(20 s left)"]
+
+
+def test_a_bar_counts_reused_runs():
+    module = import_module("coterie.cli.bench")
+    screen = io.StringIO()
+    with module._progress(Console(file=screen, force_terminal=True), 3) as (seen, report):
+        report("a starts")
+        seen("a", 2, True)
+        seen("b", 1)
+        seen("c", 0)
+    assert "3/3" in screen.getvalue()
 
 
 def test_a_table_like_another_finds_its_runs(coterie, tmp_path):

@@ -155,12 +155,24 @@ def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
         ({"identifiers": "exponential"}, "no effect with privacy.mechanism = 'joint', only with rr-slot"),
         ({"loss-noise": 2}, "no effect with privacy.privacy-unit = 'client', only with record"),
         ({"epsilon": 2, "privacy": {"epsilon": 3}}, "privacy.epsilon is set twice (also to 2)"),
+        ({"strategy": "lcfl", "epsilon": 4}, "privacy.epsilon = 4: lcfl has no privacy by default; set"),
+        ({"strategy": "lcfl", "epsilon": 8}, "set privacy-unit to record, or leave it out"),
+        ({"strategy": "ppfc-gan", "privacy-unit": "auto", "delta": 1e-5}, "privacy.delta = 1e-05: ppfc-gan has no"),
+        ({"strategy": "cfl", "noise-multiplier": 2}, "privacy.noise-multiplier = 2: cfl has no privacy by default"),
+        ({"strategy": "kfed", "epsilon": 2}, "privacy.epsilon = 2: kfed has no privacy; leave it out"),
         ({"clip": 1}, "unknown setting 'clip': it is now 'clip-norm'"),
         ({"privacy": {"epsilonn": 1}}, "unknown setting 'privacy.epsilonn'; did you mean 'privacy.epsilon'"),
     ],
 )
 def test_what_has_no_effect_is_refused(values, complaint):
     assert complaint in message(values)
+
+
+def test_without_privacy_a_budget_is_allowed_if_the_unit_is_named():
+    """As in a sweep over units, or in the configuration of a run folder."""
+    config = RunConfig({"strategy": "lcfl", "privacy-unit": "none", "epsilon": 4})
+    assert RunConfig(config.values) == config
+    assert RunConfig({"strategy": "lcfl", "epsilon": "auto", "delta": "auto"}).budget == math.inf
 
 
 def small(strategy, unit):
