@@ -5,10 +5,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 
 import odds
 import pytest
+from browser import CHROMIUM, Browser
 from documented import ROOT, hook
 
 from coterie.methods import STRATEGIES
@@ -63,6 +65,24 @@ def test_the_site_loads_nothing_from_elsewhere(site):
     assert styles
     for style in styles:
         assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", style.read_text()), style
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+@pytest.mark.parametrize("page", ["index.html", "strategies/ifca.html", "reference/coterie.privacy.html"])
+def test_pages_opened_as_files_are_silent_and_searchable(site, page):
+    first = "document.querySelector('.md-search-result__item a')?.textContent ?? ''"
+    with Browser() as browser:
+        browser.open(site / page)
+        assert browser.errors == []
+        browser.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
+        browser.call("Input.insertText", text="multi-krum")
+        deadline = time.monotonic() + 30
+        while "krum" not in browser.evaluate(first).lower() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert "krum" in browser.evaluate(first).lower()
+        assert browser.errors == []
+        assert [each for each in browser.requests if not each.startswith(("file:", "data:", "about:", "blob:"))] == []
 
 
 @pytest.mark.slow

@@ -39,6 +39,18 @@ def _declares(attribute: str, value: Any = True) -> Callable[[Config], bool]:
     return declared
 
 
+def _overrides(name: str) -> Callable[[Config], bool]:
+    """Whether the method overrides a class method; True for methods that this version does not have."""
+
+    def overridden(config: Config) -> bool:
+        from coterie.methods import STRATEGIES
+
+        method = STRATEGIES.get(str(config.get("strategy")))
+        return method is None or sum(name in vars(each) for each in method.__mro__) > 1
+
+    return overridden
+
+
 def _one_of(*conditions: Callable[[Config], bool]) -> Callable[[Config], bool]:
     return lambda config: any(holds(config) for holds in conditions)
 
@@ -48,6 +60,7 @@ _CLIENT_LEVEL = _is("privacy-unit", "client")
 _RECORD_LEVEL = _is("privacy-unit", "record")
 _MODELS = _declares("produces", "models")
 _CLUSTERED = _declares("clustered")
+_SELECTS, _COMPARES = _overrides("max_selections"), _overrides("released_losses")
 _PARTITIONED = _is_not("dataset", "own")
 
 #: Conditions under which settings have an effect; the others always have.
@@ -57,12 +70,11 @@ _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
     **dict.fromkeys(("mechanism", "divisor", "identifier-share"), (_CLIENT_LEVEL,)),
     "identifier-noise": (_CLIENT_LEVEL, _is("mechanism", "paper")),
     "identifiers": (_CLIENT_LEVEL, _is("mechanism", "rr-slot")),
-    **dict.fromkeys(
-        ("first-batch-size", "first-round-noise-ratio", "loss-bound", "loss-noise", "weights", "profiles"),
-        (_RECORD_LEVEL,),
-    ),
-    **dict.fromkeys(("selection", "selection-epsilon"), (_RECORD_LEVEL, _CLUSTERED)),
-    **dict.fromkeys(("input-shape", "num-classes"), (_is("dataset", "own"),)),
+    **dict.fromkeys(("first-batch-size", "first-round-noise-ratio", "weights", "profiles"), (_RECORD_LEVEL,)),
+    **dict.fromkeys(("selection", "selection-epsilon"), (_RECORD_LEVEL, _SELECTS)),
+    "loss-noise": (_RECORD_LEVEL, _COMPARES),
+    "loss-bound": (_RECORD_LEVEL, _one_of(_SELECTS, _COMPARES)),
+    **dict.fromkeys(("input-shape", "num-classes", "table-schema"), (_is("dataset", "own"),)),
     **dict.fromkeys(("groups", "shift", "dirichlet-alpha", "classes-per-client", "non-iid-level"), (_PARTITIONED,)),
     "validation-clients": (_PARTITIONED,),
     **dict.fromkeys(("model", "features", "server-lr", "aggregator", "average-last"), (_MODELS,)),
@@ -86,7 +98,20 @@ _OFF: dict[str, Any] = {
     "lr-decay": 1,
     "identifier-noise": 0,
     "profiles": "",
+    "table-schema": "",
 }
+#: Places that have an effect only if another setting contains a word.
+_PLACES_OF = {
+    "metrics-host": ("metrics-port", ""),
+    "mlflow-uri": ("recorders", "mlflow"),
+    "mlflow-experiment": ("recorders", "mlflow"),
+}
+_UNSET = (None, "", 0, False, "auto")
+
+
+def has_effect(config: Config, key: str) -> bool:
+    """Return whether a setting has an effect on a run, given all settings by the last part of their names."""
+    return all(holds(config) for holds in _USED.get(key, ()))
 
 
 def used_settings(config: Config) -> dict[str, Any]:
@@ -96,16 +121,17 @@ def used_settings(config: Config) -> dict[str, Any]:
         config: all settings of the run, by the last part of their names.
     """
     return {
-        key: value
-        for key, value in config.items()
-        if key not in PLACES and key != _SEED and all(holds(config) for holds in _USED.get(key, ()))
+        key: value for key, value in config.items() if key not in PLACES and key != _SEED and has_effect(config, key)
     }
 
 
 def shown_settings(config: Config) -> dict[str, Any]:
     """Return the settings for a reader: those with an effect that are not off, the seed, and places that are set."""
     shown = {key: value for key, value in used_settings(config).items() if key not in _OFF or value != _OFF[key]}
-    kept = {key for key in PLACES | {_SEED} if config.get(key) not in (None, "", 0, False, "auto")}
+    kept = {key for key in PLACES | {_SEED} if config.get(key) not in _UNSET}
+    for place, (key, word) in _PLACES_OF.items():
+        if config.get(key) in _UNSET or word not in str(config[key]):
+            kept.discard(place)
     return {key: value for key, value in config.items() if key in shown or key in kept - {"out", "resume"}}
 
 

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from coterie.files import FileError, open_regular
 from coterie.report import formats, records, sites
 from coterie.report.comparison import OUTSIDE, Comparison, compare, score_text
-from coterie.report.configuration import shown_settings
+from coterie.report.configuration import has_effect, shown_settings
 from coterie.report.figures import accuracy_graphic, cluster_graphic, comparison_graphic, epsilon_graphic, evidence
 from coterie.report.graphics import THEME, Data, Graphic
 from coterie.report.runs import ReportError, Run, read_run
@@ -147,15 +147,15 @@ def _section(run: Run, anchor: str) -> _Section:
         unreadable=unreadable,
         sites=known,
         worst=by_accuracy if len(known) <= 2 * _WORST else by_accuracy[:_WORST],
-        clustered=any(site.cluster is not None for site in known),
+        clustered=run.clustered and any(site.cluster is not None for site in known),
         scored=any(site.accuracy is not None for site in known),
         site_sentence=_site_sentence(run, known),
         site_data=Data("sites", ("client", "name", "cluster", "accuracy"), [astuple(site) for site in known]),
         guarantee=_guarantee(run),
         traffic=_traffic(run),
         facts=_facts(run.certificate),
-        public_inputs=_pairs(run.certificate.get("public_inputs") or {}),
-        tuned=_pairs(run.certificate.get("tuned_outside") or {}),
+        public_inputs=_pairs(_with_effect(run, "public_inputs")),
+        tuned=_pairs(_with_effect(run, "tuned_outside")),
         settings=shown_settings(run.config),
     )
 
@@ -189,6 +189,16 @@ def _facts(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _with_effect(run: Run, entry: str) -> dict[str, Any]:
+    """Return an entry of the certificate without settings that have no effect on the run."""
+    values = run.certificate.get(entry) or {}
+    return {
+        name: value
+        for name, value in values.items()
+        if has_effect(run.config, name.replace("_", "-").rpartition(".")[2])
+    }
+
+
 def _pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return formatted names and values; null values are omitted."""
     return [
@@ -203,15 +213,16 @@ def _summary(run: Run) -> str:
     config = run.config
     parts = []
     if "clients" in config:
-        groups = run.outcome.get("groups")
-        hidden = f" in {groups} hidden groups" if groups and not run.clusters_records else ""
-        parts.append(f"{config['clients']} clients{hidden}")
+        groups = run.outcome.get("groups") or 1
+        hidden = f" in {groups} hidden groups" if groups > 1 and not run.clusters_records else ""
+        parts.append(f"{formats.clients(config['clients'])}{hidden}")
     if run.clusters_records:
         parts += [f"{config['clusters']} clusters of records"] if "clusters" in config else []
         level = config.get("non-iid-level", -1)
         parts += [] if level == -1 else [f"non-IID level {formats.number(level)}"]
     elif "clusters" in config:
-        parts.append(f"{config['clusters']} models" if config["clusters"] else "one model per detected group")
+        models = config["clusters"]
+        parts.append(f"{models} model{'' if models == 1 else 's'}" if models else "one model per detected group")
     if run.clusters_records:
         parts.append("one round")
     elif "rounds" in config:
@@ -288,7 +299,7 @@ def _plus_minus(share: float) -> str:
 
 def _site_sentence(run: Run, known: Sequence[Site]) -> str:
     """Summarise accuracy and membership of the sites."""
-    sizes = Counter(site.cluster for site in known if site.cluster is not None)
+    sizes = Counter(site.cluster for site in known if site.cluster is not None and run.clustered)
     parts = [f"cluster {cluster} has {formats.clients(size)}" for cluster, size in sorted(sizes.items())]
     sentences = [f"{len(known)} sites"] + ([f"{', '.join(parts)}"] if 0 < len(parts) <= _WORST else [])
     found = spread(run, known)
@@ -296,6 +307,8 @@ def _site_sentence(run: Run, known: Sequence[Site]) -> str:
         sentences.append(f"worst: {found.worst} with {formats.percent(found.lowest)}; {sites.describe(found)}")
         if len(known) > 2 * _WORST:
             sentences.append(f"the {_WORST} worst are listed")
+    elif run.exact and run.certified and all(site.accuracy is None for site in known):
+        sentences.append("a certified run keeps no accuracy of single sites")
     return ". ".join(text[0].upper() + text[1:] for text in sentences) + "."
 
 
@@ -352,7 +365,7 @@ def _scores(run: Run) -> list[_Tile]:
             _Tile("Adjusted Rand", formats.index(outcome["ari"]), "chance-corrected agreement on pairs of records"),
             _Tile("Accuracy", formats.percent(outcome["accuracy"]), "share of records, clusters matched to classes"),
         ]
-    if run.noisy:
+    if run.noisy or not run.clustered or outcome["groups_found"] is None:
         return []
     matched = outcome["clustering_accuracy"]
     return [

@@ -152,6 +152,14 @@ class Run:
         return clusters_records(self.strategy)
 
     @property
+    def clustered(self) -> bool:
+        """Whether the method has clusters of clients; True for methods that this version does not have."""
+        from coterie.methods import STRATEGIES
+
+        method = STRATEGIES.get(self.strategy)
+        return method is None or method.clustered
+
+    @property
     def finished(self) -> bool:
         """Whether the run wrote its result."""
         return self.result is not None

@@ -68,6 +68,7 @@ PAGE = r"""{% macro badge(text, good) %}
 
 {% macro clusters(section, h) %}
 {% set run = section.run %}
+{% if run.clustered %}
 <h{{ h }} class="head">Clusters</h{{ h }}>
 {% if section.clusters %}
 {{ graphic(section.clusters, section.anchor ~ '-clusters') }}
@@ -76,6 +77,7 @@ PAGE = r"""{% macro badge(text, good) %}
 {% endif %}
 {% if fmt.mixture(run.outcome.get("notes")) %}
 <p>{{ fmt.mixture(run.outcome.get("notes")) }}.</p>
+{% endif %}
 {% endif %}
 {% endmacro %}
 

@@ -197,8 +197,18 @@ def test_places_are_those_of_the_declarations():
         (of(aggregator="median", privacy_unit="none"), set(), {"byzantine-share"}),
         (
             of(strategy="rc-dpfl", samples_per_client=10),
-            {"epsilon", "clip-norm", "weights", "components"},
-            {"mechanism", "divisor"},
+            {"epsilon", "clip-norm", "weights", "components", "selection", "loss-bound"},
+            {"mechanism", "divisor", "loss-noise", "table-schema"},
+        ),
+        (
+            of(strategy="fedavg", privacy_unit="record", samples_per_client=10),
+            {"weights", "first-batch-size"},
+            {"selection", "selection-epsilon", "loss-bound", "loss-noise"},
+        ),
+        (
+            of(strategy="lcfl", privacy_unit="record", samples_per_client=10),
+            {"loss-bound", "loss-noise"},
+            {"selection", "selection-epsilon"},
         ),
         (of(strategy="kfed"), {"clusters", "local-centroids"}, {"model", "server-lr", "epsilon", "reseed-every"}),
     ],
@@ -216,6 +226,9 @@ def test_what_is_off_is_not_shown_and_what_is_set_is():
     assert (shown["device"], shown["seed"], shown["average-last"]) == ("cpu", 3, 0.25)
     assert not {"out", "resume", "stop-after", "dirichlet-alpha", "metrics-port", "data-dir"} & shown.keys()
     assert "seed" not in shown_settings(of())
+    assert not {"metrics-host", "mlflow-experiment", "mlflow-uri"} & shown.keys()
+    assert {"metrics-host", "metrics-port"} <= shown_settings(of(metrics_port=9000)).keys()
+    assert "mlflow-experiment" in shown_settings(of(recorders="tensorboard,mlflow"))
 
 
 def test_the_order_of_differences_is_that_of_the_settings():

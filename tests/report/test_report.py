@@ -634,8 +634,10 @@ def test_what_a_mixture_found_is_told():
 # ---- sites ------------------------------------------------------------------------------------------------
 
 
-def with_sites(folder: Path, sites: Any, accuracy: Any, certificate: dict[str, Any] = WITHOUT_PRIVACY) -> Path:
-    make_run(folder, certificate=certificate)
+def with_sites(
+    folder: Path, sites: Any, accuracy: Any, certificate: dict[str, Any] = WITHOUT_PRIVACY, **run: Any
+) -> Path:
+    make_run(folder, certificate=certificate, **run)
     result, exact = folder / "result.json", folder / "diagnostics.json"
     result.write_text(json.dumps(json.loads(result.read_text()) | {"sites": sites}))
     ids = list(range(len(accuracy))) if isinstance(accuracy, list) else accuracy
@@ -793,6 +795,37 @@ def test_a_long_table_is_whole_in_its_file_only(tmp_path):
     (target,) = re.findall(r'<a download="epsilon.csv" href="([^"]+)"', html)
     assert len(unquote(target).splitlines()) == 301
     assert "Download epsilon.csv , which has 200 more rows" in words(html)
+
+
+def test_settings_of_the_certificate_without_effect_are_not_on_the_page(tmp_path):
+    tuned = {"training.lr": 0.2, "aggregation.byzantine-share": 0.2, "record-level.loss-bound": 4.0}
+    public = {"clients": 500, "loss_noise": 5.0, "reseed-every": 5}
+    certificate = CERTIFICATE | {"tuned_outside": tuned, "public_inputs": public}
+    text = words(page(make_run(tmp_path / "run", certificate=certificate)))
+    assert "Tuned outside the guarantee training.lr 0.2 Public inputs, not protected clients 500 reseed-every 5" in text
+
+
+def test_a_method_without_clusters_has_none_on_its_page(tmp_path):
+    result = RESULT | {"groups": 1, "groups_found": None, "clustering_accuracy": None, "group_accuracy": [0.8124]}
+    lines = [metrics(number, histogram=None, group_accuracy=None, reseeded=[]) for number in (1, 2)]
+    folder = with_sites(
+        tmp_path / "run", SITES, [0.9, 0.5, 0.7], CERTIFICATE, strategy="fedavg", result=result, lines=lines
+    )
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("clusters = 3", "clusters = 1"))
+    text = words(page(folder))
+    assert "500 clients, 1 model, 4 rounds" in text
+    for absent in ("hidden groups,", "Clusters", "Cluster 0", "site cluster"):
+        assert absent not in text, absent
+    assert "site accuracy client 1 50.0 %" in text
+
+
+def test_sites_of_a_certified_run_say_why_they_have_no_accuracy(tmp_path):
+    text = words(page(with_sites(tmp_path / "run", SITES, None, CERTIFICATE)))
+    assert "A certified run keeps no accuracy of single sites" in text
+    (tmp_path / "run" / "diagnostics.json").unlink()
+    assert "keeps no accuracy" not in words(page(tmp_path / "run"))
+    assert "keeps no accuracy" not in words(page(with_sites(tmp_path / "none", SITES, None)))
 
 
 def test_the_configuration_is_folded_and_has_what_the_run_uses(tmp_path):
