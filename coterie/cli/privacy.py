@@ -109,7 +109,19 @@ def privacy_noise(
     accountant: Accountant = None,
     sampling_rate: Rate = None,
     mechanism: Annotated[
-        str | None, typer.Option(help="Mechanism: joint (default), rr-slot or paper.", rich_help_panel=_CLIENT)
+        str | None, typer.Option(help="Mechanism: joint (default), banded, rr-slot or paper.", rich_help_panel=_CLIENT)
+    ] = None,
+    participation: Annotated[
+        str | None, typer.Option(help="banded: visible (default) or secret participation.", rich_help_panel=_CLIENT)
+    ] = None,
+    min_separation: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="banded: b, least number of rounds between two participations; default: 1/q, or that of the least "
+            "error with secret participation.",
+            rich_help_panel=_CLIENT,
+        ),
     ] = None,
     identifier_share: Annotated[
         float | None,
@@ -144,6 +156,8 @@ def privacy_noise(
     client_args = {
         "sampling_rate": sampling_rate,
         "mechanism": mechanism,
+        "participation": participation,
+        "min_separation": min_separation,
         "identifier_share": identifier_share,
         "clients": clients,
         "clusters": clusters,
@@ -164,7 +178,7 @@ def privacy_noise(
 
 
 def _client_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-    from coterie.privacy import MECHANISMS, PLANS, PrivacyError
+    from coterie.privacy import MECHANISMS, PLANS, Banded, PrivacyError
     from coterie.privacy import epsilon as cost
     from coterie.privacy.certificate import delta_reasons
     from coterie.privacy.plan import certifies
@@ -173,11 +187,16 @@ def _client_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict
     mechanism = numbers.pop("mechanism")
     if mechanism not in MECHANISMS:
         raise PrivacyError(f"--mechanism {mechanism}: must be {', '.join(MECHANISMS)}")
+    for option in ("participation", "min_separation"):
+        if option in numbers and option not in PLANS[mechanism].options:
+            raise PrivacyError(f"--{option.replace('_', '-')} is for --mechanism banded, not {mechanism}: leave it out")
     plan = PLANS[mechanism].calibrated(clip_norm=1.0, num_clusters=numbers.pop("clusters"), **numbers, **target)
     return {
         "noise_multiplier": plan.noise_multiplier,
         "noise_multiplier_updates": plan.noise_multiplier_updates,
         "noise_multiplier_counts": plan.noise_multiplier_counts,
+        "model_noise": plan.model_noise,
+        **({"min_separation": plan.slots} if isinstance(plan, Banded) else {}),
         "epsilon": cost(plan.planned(), plan.delta, plan.accountant),
         "delta": plan.delta,
         "accountant": plan.accountant,

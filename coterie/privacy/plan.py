@@ -472,6 +472,11 @@ class Plan(ABC):
             return 0.0
         return self.noise_multiplier / math.sqrt(self.identifier_share) if self.identifier_share else None
 
+    @property
+    def model_noise(self) -> float:
+        """Root mean square over rounds of the noise of a model, in units of C times the server's step size / D_j."""
+        return self.noise_multiplier_updates * math.sqrt((self.rounds + 1) / 2)
+
     def event(self) -> Event:
         """The event of one round."""
         return Event(self.rate, self.noise_multiplier, self.sampler)

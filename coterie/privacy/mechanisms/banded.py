@@ -17,7 +17,7 @@ Streams, NeurIPS 2022, arXiv:2202.08312, Theorem 2.1.
 
 Line 7 is row t of C^-1 Z. A client contributes to rounds at least b apart, at most ceil(T / b) times, so its columns of
 C have disjoint rows and the whole run is, for that client, ceil(T / b) Gaussian events of noise multiplier sigma at
-rate 1, or Poisson-subsampled ones at rate q b. Theorem 3 and its proof: docs/privacy.md.
+rate 1, or Poisson-subsampled ones at rate q b. Theorem 4 and its proof: docs/privacy.md.
 
 Differences from the papers
 - The clipped vector has one block per cluster, and cluster sizes are part of the same contribution, with C = I: they
@@ -172,7 +172,7 @@ class Banded(Plan):
 
     @property
     def model_noise(self) -> float:
-        """Root mean square over rounds of the noise of a model, in units of C times the server's step size / D_j."""
+        """See :attr:`Plan.model_noise`."""
         rounds = min(self.rounds, MAX_OPTIMISED)  # more of them change little
         errors = prefix_errors(banded_matrix(rounds, min(self.slots, rounds)))
         return float(self.noise_multiplier_updates * np.sqrt(np.mean(errors**2)))

@@ -248,6 +248,11 @@ class RRSlot(Plan):
         mu = math.sqrt(self.identifier_share) / self.noise_multiplier if self.noise_multiplier else math.inf
         return identifier_gap(mu, self.num_clusters)
 
+    @property
+    def model_noise(self) -> float:
+        """See :attr:`Plan.model_noise`; the sensitivity is 2C."""
+        return 2 * super().model_noise
+
     def sample(self, rng: np.random.Generator, number: int) -> IntArray:
         """Algorithm 1, line 4."""
         return rng.permutation(self.clients)[: self.cohort_size]
