@@ -20,6 +20,7 @@ _COPIED = ("coterie", "tests", "benchmarks", "pyproject.toml", "README.md", "doc
 _PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/strategies/base.py"
 _EXCHANGE = "coterie/rounds/exchange.py"
 _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
+_BANDED, _STREAMS = f"{_PRIVACY}/mechanisms/banded.py", "tests/audit/test_audit_streams.py"
 _HOSTILE = "tests/client/test_hostile_server.py"
 _GUARD, _SITE = "coterie/guard", "tests/guard/test_guarded_site.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
@@ -151,6 +152,62 @@ MUTATIONS = [
         "models, moves = self._reseeded(server_round, models, histogram)",
         "models, moves = self._reseeded(server_round, models, exchange._contributions.counts[0])",
         "tests/strategies/test_released_only.py::test_rebalancing_reads_released_sizes_alone",
+    ),
+    Mutation(
+        "the matrix has one band too many",
+        _BANDED,
+        "return banded_matrix(self.rounds, self.slots)",
+        "return banded_matrix(self.rounds, min(self.slots + 1, self.rounds))",
+        f"{_STREAMS}::test_the_measured_noise_is_the_claimed_one",
+    ),
+    Mutation(
+        "columns of the matrix are too long",
+        f"{_PRIVACY}/mechanisms/factorization.py",
+        "return bands * _by_column(1 / _norms(bands), bands.shape[1])",
+        "return bands * _by_column(1.001 / _norms(bands), bands.shape[1])",
+        f"{_STREAMS}::test_the_measured_noise_is_the_claimed_one",
+    ),
+    Mutation(
+        "a client's contributions are rounded down",
+        _BANDED,
+        "-(-rounds // self.slots),",
+        "rounds // self.slots,",
+        "tests/privacy/test_banded.py::test_a_calibrated_plan_meets_its_budget_with_evaluations",
+    ),
+    Mutation(
+        "slots of runs with other numbers of slots are one slot",
+        f"{_PRIVACY}/accountants.py",
+        "most[plain, event.slots] = max(most.get((plain, event.slots), 0), count)",
+        "most[plain, 0] = max(most.get((plain, 0), 0), count)",
+        "tests/privacy/test_banded.py::test_cost_is_that_of_the_slot_with_most_events",
+    ),
+    Mutation(
+        "a charged round of a slot is charged again",
+        f"{_PRIVACY}/ledger.py",
+        "once = event.slot is not None and not self._several_runs",
+        "once = False",
+        "tests/privacy/test_banded.py::test_the_ledger_counts_per_slot_and_refuses_a_round_twice",
+    ),
+    Mutation(
+        "a charged round of a slot is run again after a crash",
+        "coterie/rounds/loop.py",
+        "return [number for number in remaining if number not in lost]",
+        "return list(remaining)",
+        "tests/strategies/test_banded_runs.py::test_a_round_that_was_charged_before_a_crash_is_skipped",
+    ),
+    Mutation(
+        "noise rows can be stored",
+        _BANDED,
+        'raise TypeError("noise rows stay in memory: they are never stored or sent")',
+        "return object.__reduce__(self)",
+        "tests/privacy/test_banded.py::test_noise_rows_are_never_stored_or_sent",
+    ),
+    Mutation(
+        "a replaced model continues the noise of the old one",
+        _BANDED,
+        "row[:, list(clusters), shared:] = 0.0",
+        "pass",
+        "tests/privacy/test_banded.py::test_a_restart_of_a_cluster_is_a_block_diagonal_matrix_for_it_alone",
     ),
     Mutation(
         "a batch has a fixed size",

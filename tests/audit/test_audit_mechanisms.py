@@ -11,6 +11,7 @@ from scipy.stats import norm
 
 from coterie.audit import LOSSES, audit
 from coterie.audit.mechanisms import attacks, coupled_attacks, divisor_attacks
+from coterie.audit.streams import measured_plans, stream_attacks
 from coterie.privacy import Joint, RRSlot, clipping
 from coterie.privacy import plan as plans
 from coterie.privacy.mechanisms import joint
@@ -27,7 +28,8 @@ def findings():
 
 
 def test_what_certifies_holds_and_the_controls_are_broken(findings):
-    assert len(findings) == len(attacks()) + len(coupled_attacks()) + 2 + len(divisor_attacks()) == 18
+    streams = len(stream_attacks()) + len(measured_plans())
+    assert len(findings) == len(attacks()) + len(coupled_attacks()) + 3 + len(divisor_attacks()) + streams == 27
     assert not [f for f in findings.values() if f.failed]
     broken = {attack for (_, attack), f in findings.items() if f.violated}
     assert broken == {
@@ -35,6 +37,7 @@ def test_what_certifies_holds_and_the_controls_are_broken(findings):
         "shift of sqrt(5) C",
         "donor flip",
         "noise variance (true counts)",
+        "matrix one band wider than the separation",
     }
 
 

@@ -129,9 +129,11 @@ def test_an_event_of_an_unknown_slot_is_refused(slot):
         Event(1.0, 1.0, "poisson", slot, 5)
 
 
-def test_a_calibrated_plan_meets_its_budget_with_evaluations():
-    plan = Banded.calibrated(**NUMBERS, epsilon=4.0, evaluations=4, evaluation_noise=0.05)
-    events = Counter({Event(1.0, plan.noise_multiplier): 4, plan.evaluation_event(): 4})
+@pytest.mark.parametrize(("rounds", "contributions"), [(20, 4), (21, 5), (24, 5)])
+def test_a_calibrated_plan_meets_its_budget_with_evaluations(rounds, contributions):
+    numbers = {**NUMBERS, "rounds": rounds}
+    plan = Banded.calibrated(**numbers, epsilon=4.0, evaluations=4, evaluation_noise=0.05)
+    events = Counter({Event(1.0, plan.noise_multiplier): contributions, plan.evaluation_event(): 4})
     assert events_of_a_client(plan.planned()) == events
     assert 3.95 < epsilon(plan.planned(), plan.delta) <= 4.0
 
