@@ -1,10 +1,13 @@
 """Computes the tables of docs/choosing-privacy.md: what an attacker gains at an (ε, δ), and how large the noise is."""
 
+import itertools
 import math
 import re
 from pathlib import Path
 
-from coterie.privacy import Event, calibrate, composed
+from coterie.privacy import Banded, Event, Joint, calibrate, composed
+from coterie.privacy.accountants import VisibleAccountant
+from coterie.privacy.accounting import min_noise
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "choosing-privacy.md"
 #: Of the demo.
@@ -79,6 +82,35 @@ def noise():
     for parameters in (650, 10_000, 100_000):
         shares = [multiplier * math.sqrt(parameters) / (RATE * number) for number in clients]
         rows.append([f"{parameters:,}", *(f"{share:.0f}" if share >= 10 else f"{share:.2g}" for share in shares)])
+    return table(*rows)
+
+
+def visible_noise(rate, epsilon, delta):
+    """Noise multiplier of a round of joint at which epsilon holds if participation is visible."""
+
+    def cost(noise):
+        accountant = VisibleAccountant()
+        accountant.compose(Event(rate, noise), ROUNDS)
+        return accountant.epsilon(delta)
+
+    return min_noise(cost, epsilon)
+
+
+def mechanisms():
+    """Noise of a model by mechanism, relative to joint with visible participation."""
+    heads = ["q", "ε", "joint, visible", "banded, visible", "joint, secret", "banded, secret"]
+    rows = [heads]
+    for rate, epsilon in itertools.product((0.1, 0.2), EPSILONS[1:]):
+        numbers = {"clients": 1000, "num_clusters": 1, "sampling_rate": rate, "rounds": ROUNDS, "clip_norm": 1.0}
+        target = {"epsilon": epsilon, "delta": 1e-5}
+        least = Joint(**numbers, **target, noise_multiplier=visible_noise(rate, epsilon, 1e-5)).model_noise
+        options = [(Banded, "visible"), (Joint, None), (Banded, "secret")]
+        noises = [
+            kind.calibrated(**numbers, **target, identifier_share=0.0, **({"participation": who} if who else {}))
+            for kind, who in options
+        ]
+        shares = [f"{plan.model_noise / least:.2f}" for plan in noises]
+        rows.append([f"{rate:g}", f"{epsilon:g}", "1", *shares])
     return table(*rows)
 
 

@@ -100,12 +100,14 @@ def attacks() -> list[Attack]:
     noise: dict[str, Any] = {"noise_multiplier": 1 / math.sqrt(1.04), "identifier_share": 0.04 / 1.04}
     joint = Joint(clients=3, num_clusters=2, **noise, **_NUMBERS)
     divided = Joint(clients=9, num_clusters=2, divisor="released", **noise, **_NUMBERS)
+    adaptive = Joint(clients=3, num_clusters=2, noise_multiplier=0.8, clip_share=0.3, clip_factor=0.5, **_NUMBERS)
     others: list[Member] = [(0, _AXIS), (1, -_AXIS)]
     more = ([None, *others], [(0, _HUGE), *others])
     many = ([None, *others * 4], [(0, _HUGE), *others * 4])
     found = [
         Attack("additional client with an oversized update", joint, more, _mu(joint), _all),
         Attack("additional client, seen in the models only", divided, many, _mu(divided), _models),
+        Attack("additional client, with the share of short updates", adaptive, more, _mu(adaptive), _all),
     ]
     # sigma_theta = 1; sigma_s = 2 where identifiers are Gaussian: mu^2 = 2 / 4 + 1.
     slot = {"clients": 8, "num_clusters": 4, "rebalance_min": 2, **_NUMBERS}
@@ -185,8 +187,8 @@ def _sums(drawn: MechanismOutput) -> FloatArray:
 
 
 def _all(drawn: MechanismOutput) -> FloatArray:
-    assert drawn.histogram is not None
-    return np.concatenate([_sums(drawn), drawn.histogram], axis=1)
+    counts = [drawn.histogram, None if drawn.below is None else drawn.below[:, None]]
+    return np.concatenate([_sums(drawn), *(each for each in counts if each is not None)], axis=1)
 
 
 def _models(drawn: MechanismOutput) -> FloatArray:

@@ -30,6 +30,21 @@ Sampler = Annotated[
     str | None,
     typer.Option(help="poisson (default), or fixed (m of M clients, replace-one adjacency).", rich_help_panel=_CLIENT),
 ]
+Mechanism = Annotated[
+    str | None, typer.Option(help="Mechanism: joint (default), banded, rr-slot or paper.", rich_help_panel=_CLIENT)
+]
+Participation = Annotated[
+    str | None, typer.Option(help="banded: visible (default) or secret participation.", rich_help_panel=_CLIENT)
+]
+MinSeparation = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="banded: b, least number of rounds between two participations; default: 1/q, or that of the least error "
+        "with secret participation.",
+        rich_help_panel=_CLIENT,
+    ),
+]
 Accountant = Annotated[
     str | None, typer.Option(help="Accountant: pld, rdp, opacus-rdp, opacus-prv, theorem-4.2 or theorem-4.2-canonne.")
 ]
@@ -108,21 +123,9 @@ def privacy_noise(
     unit: Unit = "client",
     accountant: Accountant = None,
     sampling_rate: Rate = None,
-    mechanism: Annotated[
-        str | None, typer.Option(help="Mechanism: joint (default), banded, rr-slot or paper.", rich_help_panel=_CLIENT)
-    ] = None,
-    participation: Annotated[
-        str | None, typer.Option(help="banded: visible (default) or secret participation.", rich_help_panel=_CLIENT)
-    ] = None,
-    min_separation: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="banded: b, least number of rounds between two participations; default: 1/q, or that of the least "
-            "error with secret participation.",
-            rich_help_panel=_CLIENT,
-        ),
-    ] = None,
+    mechanism: Mechanism = None,
+    participation: Participation = None,
+    min_separation: MinSeparation = None,
     identifier_share: Annotated[
         float | None,
         typer.Option(help="Share for labels or cluster sizes; default: the mechanism's.", rich_help_panel=_CLIENT),

@@ -3,7 +3,7 @@
 from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError
 from coterie.privacy.accounting import NO_PRIVACY, calibrate, composed, epsilon
 from coterie.privacy.certificate import certificate, plan_of
-from coterie.privacy.clipping import check_clip_norm, clip, clip_rows
+from coterie.privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, check_clip_norm, clip, clip_rows
 from coterie.privacy.ledger import BudgetError, ClientLedger, Ledger, LedgerError, Permit, SharedBudget, read_ledger
 from coterie.privacy.losses import noisy_losses
 from coterie.privacy.mechanisms import (
@@ -37,7 +37,9 @@ from coterie.privacy.selection import noisy_argmin, selection_event
 
 __all__ = [
     "ACCOUNTANTS",
+    "MAX_CLIP_NORM",
     "MECHANISMS",
+    "MIN_CLIP_NORM",
     "NO_PRIVACY",
     "PLANS",
     "SELECTIONS",

@@ -140,6 +140,7 @@ def _covers(plan: Plan | RecordPlan) -> list[str]:
     return [
         "the models of every round",
         *(["noisy cluster sizes"] if plan.noise_multiplier_counts is not None else []),
+        *(["clipping norms, which follow noisy shares of clipped updates"] if plan.clip_share else []),
         *(["noisy mean accuracies of private evaluations"] if plan.evaluations else []),
     ]
 

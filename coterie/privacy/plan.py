@@ -80,12 +80,14 @@ class Summed(Contributions):
     Attributes:
         sums: (draws, k, d) of clipped updates, by redrawn label; the shared block is in row 0 only.
         counts: (draws, k) numbers of clients by chosen label.
+        below: (draws,) sum over clients of 1/2 if the update is shorter than the plan's ``norm_threshold``, else -1/2.
     """
 
     def __init__(self, plan: Plan, size: int, draws: int = 1, shared: int = 0) -> None:
         super().__init__(plan, size, draws, shared)
         self.sums = np.zeros((draws, plan.num_clusters, size))
         self.counts = np.zeros((draws, plan.num_clusters))
+        self.below = np.zeros(draws)
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
         """Add to both sums; ``slot`` is ignored."""
@@ -93,6 +95,14 @@ class Summed(Contributions):
         self.sums[:, 0, : self.shared] += clipped[:, : self.shared]
         self.sums[every, redrawn_label, self.shared :] += clipped[:, self.shared :]
         self.counts[every, label] += 1
+        if self.plan.clip_share:
+            self.below += self._short(np.broadcast_to(np.asarray(update), (self.draws, self.size)))
+
+    def _short(self, updates: npt.NDArray[Any]) -> FloatArray:
+        """(n,) 1/2 for updates, before clipping, that are shorter than the threshold, else -1/2."""
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are not shorter
+            norms = np.linalg.norm(updates.astype(np.float64), axis=1)
+        return np.where(norms < self.plan.norm_threshold, 0.5, -0.5)
 
     def add_rows(self, labels: IntArray, redrawn_labels: IntArray, updates: npt.NDArray[np.float32]) -> None:
         """Add the contributions of n clients in one draw.
@@ -108,6 +118,8 @@ class Summed(Contributions):
             for label, row in zip(redrawn_labels[begin : begin + many], clipped, strict=True):
                 sums[0, : self.shared] += row[: self.shared]
                 sums[label, self.shared :] += row[self.shared :]
+            if self.plan.clip_share:
+                self.below[0] += self._short(updates[begin : begin + many]).sum()
         self.counts[0] += np.bincount(labels, minlength=self.plan.num_clusters)
 
     @property
@@ -119,6 +131,7 @@ class Summed(Contributions):
         """Add sums and counts of other clients."""
         self.sums += partial.sums
         self.counts += partial.counts
+        self.below += partial.below
 
 
 class Collected(Contributions):
@@ -216,6 +229,8 @@ class MechanismOutput:
         sums: (draws, k, d), noisy.
         histogram: (draws, k), noisy; None if sizes are not released.
         divisors: (draws, k) D_j of the update.
+        below: (draws,) noisy sum of 1/2 or -1/2 per client, by whether its update is shorter than the plan's
+            ``norm_threshold``; None if not released.
         scores: (draws, m, k) noisy identifiers by slot, if the mechanism has them.
         assigned: (draws, m) cluster of each slot's update, if the mechanism has slots.
     """
@@ -223,6 +238,7 @@ class MechanismOutput:
     sums: FloatArray
     histogram: FloatArray | None
     divisors: FloatArray
+    below: FloatArray | None = None
     scores: FloatArray | None = None
     assigned: IntArray | None = None
 
@@ -249,12 +265,15 @@ class ReleasedSums(Released):
         histogram: (k,) float64, noisy numbers of clients that chose each cluster; None if not released.
         divisors: (k,) float64, D_j of the update, from public constants and released values.
         cohort: divisor of coordinates shared by all clusters: qM, or the sum of released sizes.
+        below: noisy share of the cohort whose updates are shorter than the plan's ``norm_threshold``; None if not
+            released.
     """
 
     sums: FloatArray
     histogram: FloatArray | None
     divisors: FloatArray
     cohort: float
+    below: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,6 +314,8 @@ class PlanNumbers(TypedDict, total=False):
     sampling_rate: Required[float]
     clip_norm: Required[float]
     identifier_share: float
+    clip_share: float
+    clip_factor: float
     rebalance_min: float
     divisor: str
     evaluations: int
@@ -332,6 +353,9 @@ class Plan(ABC):
         delta: of the guarantee.
         noise_multiplier: sigma_eff of a round; 0 without privacy.
         identifier_share: share of 1 / sigma_eff^2 for labels or their histogram; 0: neither is released.
+        clip_share: share of 1 / sigma_eff^2 for the number of updates shorter than a threshold, which an adaptive
+            clipping norm follows; 0: it is not released, and C is fixed.
+        clip_factor: C over that threshold, in (0, 1].
         rebalance_min: B, minimum size of a cluster in a round (RR-Cluster); 0: no rebalancing.
         divisor: D_j of the update: "fixed" (qM/k), or "released" (from released sizes, at least max(B, 1)).
         evaluations: number of planned private evaluations.
@@ -348,6 +372,8 @@ class Plan(ABC):
     delta: float
     noise_multiplier: float
     identifier_share: float = 0.0
+    clip_share: float = 0.0
+    clip_factor: float = 1.0
     rebalance_min: float = 0.0
     divisor: str = "fixed"
     evaluations: int = 0
@@ -376,6 +402,8 @@ class Plan(ABC):
     options: ClassVar[tuple[str, ...]] = ()
     #: Whether the server uses noisy labels of single clients, which need a share of the privacy.
     noisy_labels: ClassVar[bool] = False
+    #: Whether the clipping norm may follow a released share of norms.
+    adapts_clipping: ClassVar[bool] = False
     #: Default share of identifiers.
     default_identifier_share: ClassVar[float] = 0.0
 
@@ -388,6 +416,15 @@ class Plan(ABC):
             raise PrivacyError(f"noise multiplier must lie in [0, {MAX_NOISE:g}], not {self.noise_multiplier}")
         if not 0 <= self.identifier_share < 1:
             raise PrivacyError(f"identifier share must lie in [0, 1), not {self.identifier_share}")
+        if not 0 <= self.clip_share < 1 - self.identifier_share:
+            raise PrivacyError(
+                f"clip share must be at least 0 and below 1 - identifier share = {1 - self.identifier_share:g}, not "
+                f"{self.clip_share}"
+            )
+        if not 0 < self.clip_factor <= 1:
+            raise PrivacyError(f"clip-factor must lie in (0, 1], not {self.clip_factor}")
+        if self.clip_share and not self.adapts_clipping:
+            raise PrivacyError(f"mechanism {self.mechanism} does not support an adaptive clipping norm; set clip-norm")
         for name in ("clients", "num_clusters", "rounds"):
             if not getattr(self, name) >= 1:
                 raise PrivacyError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}")
@@ -463,7 +500,7 @@ class Plan(ABC):
     @property
     def noise_multiplier_updates(self) -> float:
         """sigma_theta: noise standard deviation of the sums / their sensitivity."""
-        return self.noise_multiplier / math.sqrt(1 - self.identifier_share)
+        return self.noise_multiplier / math.sqrt(1 - self.identifier_share - self.clip_share)
 
     @property
     def noise_multiplier_counts(self) -> float | None:
@@ -471,6 +508,16 @@ class Plan(ABC):
         if not self.private:
             return 0.0
         return self.noise_multiplier / math.sqrt(self.identifier_share) if self.identifier_share else None
+
+    @property
+    def norm_threshold(self) -> float:
+        """C / clip_factor, the norm with which those of updates are compared."""
+        return self.clip_norm / self.clip_factor
+
+    @property
+    def noise_of_norms(self) -> float | None:
+        """Noise standard deviation of the sum of 1/2 or -1/2 per client; None if it is not released."""
+        return 0.5 * self.noise_multiplier / math.sqrt(self.clip_share) if self.clip_share else None
 
     @property
     def model_noise(self) -> float:
@@ -592,6 +639,21 @@ class Plan(ABC):
         """
         return math.inf
 
+    def noisy_counts(
+        self, contributions: Summed, noise: np.random.Generator
+    ) -> tuple[FloatArray | None, FloatArray | None]:
+        """(draws, k) histogram and (draws,) count of short updates, as far as they are released.
+
+        A client moves the first by 1 and the second by 1/2, whatever it sends.
+        """
+        histogram = below = None
+        if self.noise_multiplier_counts is not None:
+            shape = contributions.counts.shape
+            histogram = contributions.counts + gaussian(noise, self.noise_multiplier_counts, shape)
+        if self.noise_of_norms is not None:
+            below = contributions.below + gaussian(noise, self.noise_of_norms, contributions.below.shape)
+        return histogram, below
+
     @abstractmethod
     def perturb(
         self,
@@ -643,6 +705,7 @@ class Plan(ABC):
             histogram=histogram,
             divisors=divisors,
             cohort=cohort,
+            below=None if output.below is None else 0.5 + float(output.below[0]) / (self.rate * self.clients),
         )
 
     def release_each(self, permit: Permit, contributions: SingleContributions[R]) -> R:

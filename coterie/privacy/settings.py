@@ -45,12 +45,34 @@ class PrivacySettings(Settings):
         at_least=0.05,
         at_most=1e4,
     )
+    clipping: str = setting(
+        "fixed",
+        "whether C is clip-norm, or follows a quantile of the norms of updates, within the guarantee (client level)",
+        choices=("fixed", "adaptive"),
+    )
     clip_norm: float = setting(
         0.3,
         "C, L2 bound of a client's update; at record level c, of a record's gradient",
         at_least=1e-6,
         at_most=1e6,
         tuned=True,
+        only=("privacy.clipping", ("fixed",)),
+    )
+    clip_quantile: float = setting(
+        0.5,
+        "adaptive clipping: the quantile of the norms of updates that C follows",
+        above=0,
+        below=1,
+        tuned=True,
+        only=("privacy.clipping", ("adaptive",)),
+    )
+    clip_factor: float = setting(
+        0.5,
+        "adaptive clipping: C over that quantile; less is less noise and shorter steps",
+        above=0,
+        at_most=1,
+        tuned=True,
+        only=("privacy.clipping", ("adaptive",)),
     )
     divisor: str | None = setting(
         None,

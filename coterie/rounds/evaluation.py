@@ -31,6 +31,7 @@ SERVER_KEYS = frozenset(
         "epsilon",
         "epsilon_rdp",
         "histogram",
+        "clip_norm",
         "reseeded",
         "notes",
         "seconds",

@@ -31,7 +31,7 @@ from coterie.server.settings import (
     SimulationSettings,
 )
 from coterie.settings import AUTO, RENAMED, ConfigError, Setting, Settings, flat, suggestion, with_current_names
-from coterie.strategies import ClusteredStrategy, Reseeding, StrategyOptions
+from coterie.strategies import AdaptiveClipping, ClusteredStrategy, Reseeding, StrategyOptions
 from coterie.strategies.settings import AggregationSettings, TrainingSettings
 
 S = TypeVar("S", bound=Settings)
@@ -386,6 +386,7 @@ class RunConfig:
             "clusters": self.run.clusters,
             "server_lr": self.server_lr,
             "reseeding": self.reseeding,
+            "clipping": AdaptiveClipping(self.privacy.clip_quantile),
             "averaging": self.averaging,
             "aggregator": self.aggregator,
             "rebalance_train": self.aggregation.rebalance_train,

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 from coterie import models as networks
 from coterie.privacy import PLANS, Plan, RecordLevel, RecordPlan
 from coterie.settings import ConfigError, Setting, suggestion
+from coterie.strategies.adaptive_clipping import INITIAL_NORM
 
 if TYPE_CHECKING:
     from coterie.server.config import RunConfig
+
+
+# Share of a round's privacy for the number of short updates, which an adaptive clipping norm follows.
+_CLIP_SHARE = 0.01
 
 
 def delta(config: RunConfig) -> float:
@@ -70,13 +75,22 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
     return {
         **numbers,
         **own,
-        "clip_norm": privacy.clip_norm,
+        **_clipping(config),
         "epsilon": privacy.epsilon,
         "delta": delta(config),
         "identifier_share": _identifier_share(config),
         "evaluations": _evaluations(config),
         "evaluation_noise": config.evaluation.evaluate_noise,
     }
+
+
+def _clipping(config: RunConfig) -> dict[str, float]:
+    """Return the clipping norm, or that of round 1 with the parameters of adaptive clipping."""
+    privacy = config.privacy
+    if privacy.clipping == "fixed":
+        return {"clip_norm": privacy.clip_norm}
+    factor = privacy.clip_factor
+    return {"clip_norm": factor * INITIAL_NORM, "clip_factor": factor, "clip_share": _CLIP_SHARE}
 
 
 def _rebalance_min(config: RunConfig) -> float:
@@ -129,6 +143,11 @@ def check_records(config: RunConfig) -> None:
         raise ConfigError(
             f"sampling-rate = {config.aggregation.sampling_rate}: at record level all clients participate in every "
             "round; set it to 1"
+        )
+    if config.privacy.clipping == "adaptive":
+        raise ConfigError(
+            "clipping = 'adaptive' requires privacy-unit = client, where the server releases how many updates are "
+            "short; set clip-norm: c, the bound of a record's gradient"
         )
     for name in ("rebalance-min", "reseed-every"):
         if config[name]:

@@ -14,6 +14,7 @@ from coterie.rounds import (
     SumsPhase,
     UpdatesPhase,
 )
+from coterie.strategies.adaptive_clipping import AdaptiveClipping
 from coterie.strategies.base import ClusteredStrategy, StrategyOptions
 from coterie.strategies.cfl import CFL
 from coterie.strategies.f_cdpfl import FCDPFL
@@ -42,6 +43,7 @@ __all__ = [
     "LCFL",
     "METRICS",
     "RCDPFL",
+    "AdaptiveClipping",
     "Aggregator",
     "Averaging",
     "Checkpoint",

@@ -8,7 +8,7 @@ declarations of a method.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from logging import INFO
 from typing import Any, TypeAlias, TypedDict, TypeVar
@@ -45,6 +45,7 @@ from coterie.rounds import (
     run_rounds,
 )
 from coterie.settings import Settings
+from coterie.strategies.adaptive_clipping import AdaptiveClipping
 from coterie.strategies.method import Method, Models, Round, Steps, check_schedule
 from coterie.strategies.reseeding import Reseeding
 from coterie.wire import Request
@@ -54,6 +55,8 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 # Weight of the latest histogram in the running mean for rebalancing and re-seeding.
 _LATEST_WEIGHT = 0.25
+# The adaptive clipping norm of the next round, in the state of a run.
+_CLIP_NORM = "clip-norm"
 
 
 @dataclass
@@ -72,6 +75,7 @@ class CommonOptions(TypedDict, total=False):
     streams: Streams | None
     server_lr: float
     reseeding: Reseeding | None
+    clipping: AdaptiveClipping | None
     averaging: Averaging | None
     aggregator: Aggregator | None
     rebalance_train: str
@@ -103,6 +107,8 @@ class ClusteredStrategy(Method, RoundsStrategy):
         streams: randomness; None is secret randomness.
         server_lr: eta, step size of the server.
         reseeding: schedule of re-seeding models without clients; None: never.
+        clipping: how the clipping norm follows released shares of norms; requires a plan with a ``clip_share``, whose
+            ``clip_norm`` is that of round 1. None: the default if the plan has a ``clip_share``.
         averaging: the released models to average; None returns the last ones.
         aggregator: aggregator of a cluster's updates; None: the mean. Others require a plan without privacy or at
             record level.
@@ -149,6 +155,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
         streams: Streams | None = None,
         server_lr: float = 1.0,
         reseeding: Reseeding | None = None,
+        clipping: AdaptiveClipping | None = None,
         averaging: Averaging | None = None,
         aggregator: Aggregator | None = None,
         rebalance_train: str = "own",
@@ -176,6 +183,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
         self.streams = streams or Streams()
         self.server_lr = server_lr
         self.reseeding = reseeding
+        self.clipping = clipping or AdaptiveClipping()
         self.averaging = averaging or Averaging(0.0)
         self.rebalance_train = rebalance_train
         self.evaluate = evaluate
@@ -188,6 +196,8 @@ class ClusteredStrategy(Method, RoundsStrategy):
         self.min_replies = min_replies
         self.histogram: FloatArray | None = resume_from.histogram if resume_from else None
         self.state: dict[str, npt.NDArray[Any]] = dict(resume_from.state) if resume_from else {}
+        if _CLIP_NORM in self.state:
+            self.plan = replace(plan, clip_norm=float(self.state[_CLIP_NORM]))
         self.notes: dict[str, Any] = {}
         self.stopped: str | None = None
         self.registry = ClientRegistry(plan.clients, registration_timeout)
@@ -389,6 +399,9 @@ class ClusteredStrategy(Method, RoundsStrategy):
         metrics["reseeded"] = [j for move in moves for j in move]
         if histogram is not None:
             metrics["histogram"] = histogram.tolist()
+        if isinstance(released, ReleasedSums) and released.below is not None:
+            metrics["clip_norm"] = self.plan.clip_norm
+            self._adapt_clipping(released.below)
         return pack_models(models, self.layout), metrics
 
     def configure_evaluate(
@@ -436,6 +449,12 @@ class ClusteredStrategy(Method, RoundsStrategy):
             return None
         contents = list(exchange.collect(replies, self.plan.num_clusters, private=private).values())
         return exchange.release(contents) if private else exchange.metrics(contents)
+
+    def _adapt_clipping(self, below: float) -> None:
+        """Set the clipping norm of the next round, by a released share of norms below that of this one."""
+        clip_norm = self.clipping(self.plan.clip_norm, below)
+        self.plan = replace(self.plan, clip_norm=clip_norm)
+        self.state[_CLIP_NORM] = np.array(clip_norm)
 
     def _reseeded(
         self, number: int, models: Models, histogram: FloatArray | None

@@ -597,7 +597,7 @@ def test_audit_of_what_is_shipped(coterie):
     assert (status, err) == (0, "")
     report = document(out)
     assert (report["draws"], report["seed"], report["violations"]) == (60_000, 0, [])
-    assert {finding["mechanism"] for finding in report["findings"]} == {"joint", "rr-slot", "paper"}
+    assert {finding["mechanism"] for finding in report["findings"]} == {"joint", "banded", "rr-slot", "paper"}
     for finding in report["findings"]:
         assert finding["violated"] is not finding["certifying"]
         assert all({"epsilon", "delta_lower_bound", "delta_claimed"} == set(delta) for delta in finding["deltas"])
@@ -609,7 +609,7 @@ def test_audit_for_people(coterie, monkeypatch):
     status, out, err = coterie("audit", "--mechanism", "joint", "--draws", 2000, "--seed", 1)
     assert (status, err) == (0, "")
     assert out.splitlines()[0].split() == ["mechanism", "attack", "claim", "proved", "verdict"]
-    assert out.count("holds") == 8  # seven attacks and the last sentence
+    assert out.count("holds") == 9  # eight attacks and the last sentence
     assert "control" not in out
     assert "but not its absence" in out.splitlines()[-1]
 
@@ -668,3 +668,41 @@ def test_what_a_client_has_spent(coterie, tmp_path):
     status, _, err = coterie("privacy", "spent", tmp_path / "nobody.jsonl")
     assert status == 1
     assert "cannot be read" in err
+
+
+# ---- banded -----------------------------------------------------------------------------------------------
+
+
+def test_the_noise_of_banded(coterie):
+    words = ("privacy", "noise", "--epsilon", 4, "--delta", 1e-3, "--sampling-rate", 0.1, "--rounds", 100)
+    found = {}
+    for name, options in {
+        "joint": (),
+        "visible": ("--mechanism", "banded"),
+        "secret": ("--mechanism", "banded", "--participation", "secret"),
+        "two": ("--mechanism", "banded", "--participation", "secret", "--min-separation", 2),
+    }.items():
+        status, out, err = coterie(*words, *options, "--json")
+        assert (status, err) == (0, "")
+        found[name] = json.loads(out)
+        assert 3.95 < found[name]["epsilon"] <= 4
+        assert found[name]["certifies"] is True
+    assert "min_separation" not in found["joint"]
+    assert (found["visible"]["min_separation"], found["two"]["min_separation"]) == (10, 2)
+    assert found["secret"]["model_noise"] <= min(found["two"]["model_noise"], found["joint"]["model_noise"])
+    assert found["visible"]["noise_multiplier"] > 2 * found["joint"]["noise_multiplier"]
+    assert found["visible"]["model_noise"] < 1.05 * found["joint"]["model_noise"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--participation", "secret"), "--participation is for --mechanism banded, not joint"),
+        (("--mechanism", "rr-slot", "--min-separation", 3), "--min-separation is for --mechanism banded, not rr-slot"),
+        (("--mechanism", "banded", "--min-separation", 7), "sampling-rate = 0.1 makes it 10"),
+        (("--mechanism", "banded", "--participation", "open"), "participation must be visible or secret"),
+    ],
+)
+def test_options_of_banded_that_cannot_work(coterie, options, complaint):
+    words = ("privacy", "noise", "--epsilon", 4, "--delta", 1e-3, "--sampling-rate", 0.1, "--rounds", 100)
+    assert_refused(coterie(*words, *options), complaint)

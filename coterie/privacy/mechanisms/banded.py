@@ -11,6 +11,7 @@ Streams, NeurIPS 2022, arXiv:2202.08312, Theorem 2.1.
      4      the clients of slot t mod b take part: all of them, or each with probability q b by secret coins
      5      each chooses its label and trains as under the joint mechanism, and replies with its update u
      6      histogram  ~h = sum e_c + N(0, sigma_h^2 I),                        if cluster sizes are used
+            norms      ~B = sum (1[|u| < C_clip / factor] - 1/2) + N(0, sigma_b^2),  if C_clip is adaptive
      7      noise row  y_t = (Z_t - sum over j = 1, ..., b - 1 of C[t, t - j] y_(t-j)) / C[t, t],  Z_t ~ N(0, I)
      8      sums       S_j = C_clip (sum over c' = j of clip(u) / C_clip + sigma_theta (y_t)_j),  for every j
      9      divisors   D_j = qM/k, a constant
@@ -20,8 +21,8 @@ C have disjoint rows and the whole run is, for that client, ceil(T / b) Gaussian
 rate 1, or Poisson-subsampled ones at rate q b. Theorem 4 and its proof: docs/privacy.md.
 
 Differences from the papers
-- The clipped vector has one block per cluster, and cluster sizes are part of the same contribution, with C = I: they
-  are read round by round.
+- The clipped vector has one block per cluster; cluster sizes and norms are part of the same contribution, with C = I:
+  they are read round by round. Where C_clip changes, later rows cancel earlier ones less well; epsilon is the same.
 - The noise of a replaced model is restarted: row 7 without its earlier rows. So is all noise after a crash.
 - A round that crashed after its charge is skipped, since its clients could contribute twice.
 """
@@ -113,6 +114,7 @@ class Banded(Plan):
     adjacency: ClassVar[str] = "zero out the contributions of one client, at a fixed public number of clients"
     sampler: ClassVar[str] = "poisson"
     redraws: ClassVar[bool] = True
+    adapts_clipping: ClassVar[bool] = True
     repeats_rounds: ClassVar[bool] = False
     default_identifier_share: ClassVar[float] = 0.04
     options: ClassVar[tuple[str, ...]] = ("participation", "min_separation")
@@ -288,13 +290,11 @@ class Banded(Plan):
         """Lines 6 to 9; each call with the same state is a further round."""
         rows = self.new_state() if state is None else state
         counts, sums = contributions.counts, contributions.sums
-        histogram = None
-        if self.noise_multiplier_counts is not None:
-            histogram = counts + gaussian(noise, self.noise_multiplier_counts, counts.shape)  # line 6
+        histogram, below = self.noisy_counts(contributions, noise)  # line 6
         row = rows.next(gaussian(noise, 1.0, sums.shape))  # line 7
         sums = sums + self.noise_multiplier_updates * row  # line 8, in units of C_clip
         sums *= self.scale
-        return MechanismOutput(sums, histogram, np.full(counts.shape, self.expected_members))  # line 9
+        return MechanismOutput(sums, histogram, np.full(counts.shape, self.expected_members), below)  # line 9
 
     # ---- for the certificate ------------------------------------------------------------------------------
 

@@ -7,13 +7,14 @@ A client's label never leaves the trusted server, so noise is only required for 
         row c of a matrix R of *earlier* released histograms; it trains and replies with its update u
      3  the server clips u to norm C, builds the one-hots itself, and sums on arrival
      4  histogram  ~h  = sum e_c + N(0, sigma_h^2 I),                          if cluster sizes are used
+        norms      ~B  = sum (1[|u| < C / factor] - 1/2) + N(0, sigma_b^2),   if C is adaptive
      5  sums       S_j = C (sum over c' = j of clip(u, C) / C + N(0, sigma_theta^2 I)),   for every j
      6  divisors   D_j = qM/k, or max(B, 1, (~h R)_j);  never a true count
 
-A client adds (e_c, e_c' x clip(u, C)): one block of norm at most C *whatever its label*. Lines 4 and 5 are two
+A client adds (e_c, +-1/2, e_c' x clip(u, C)): one block of norm at most C *whatever its label*. Lines 4 and 5 are
 Gaussian releases on one cohort, so a round is ONE Poisson-subsampled Gaussian event with
 
-    1 / sigma_eff^2 = 1 / sigma_h^2 + 1 / sigma_theta^2.
+    1 / sigma_eff^2 = 1 / sigma_h^2 + 1 / (2 sigma_b)^2 + 1 / sigma_theta^2.
 
 Theorem 1 and its proof: docs/privacy.md.
 """
@@ -43,6 +44,7 @@ class Joint(Plan):
     adjacency: ClassVar[str] = "add/remove one client, at a fixed public number of clients"
     sampler: ClassVar[str] = "poisson"
     redraws: ClassVar[bool] = True
+    adapts_clipping: ClassVar[bool] = True
     default_identifier_share: ClassVar[float] = 0.04  # sigma_h = 5 sigma_eff; costs 2.06 % of sigma_theta
 
     def __post_init__(self) -> None:
@@ -68,15 +70,13 @@ class Joint(Plan):
     ) -> MechanismOutput:
         """Lines 4 to 6."""
         counts, sums = contributions.counts, contributions.sums
-        histogram = None
-        if self.noise_multiplier_counts is not None:
-            histogram = counts + gaussian(noise, self.noise_multiplier_counts, counts.shape)  # line 4
+        histogram, below = self.noisy_counts(contributions, noise)  # line 4
         sums = sums + gaussian(noise, self.noise_multiplier_updates, sums.shape)  # line 5, in units of C
         sums *= self.scale
         divisors = np.full(counts.shape, self.expected_members)  # line 6
         if self.divisor == "released" and histogram is not None:
             divisors = np.maximum(histogram @ redraw, max(self.rebalance_min, 1.0))
-        return MechanismOutput(sums, histogram, divisors)
+        return MechanismOutput(sums, histogram, divisors, below)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +92,7 @@ class NoPrivacy(Joint):
     mechanism: ClassVar[str] = "none"
     title: ClassVar[str] = "no noise, no clipping, no guarantee"
     unit: ClassVar[str] = "none"
+    adapts_clipping: ClassVar[bool] = False
     flaws: ClassVar[tuple[str, ...]] = ("no privacy was asked for (privacy-unit = none)",)
 
     def max_update_norm(self, client: int, size: int, lr: float, first: bool) -> float:

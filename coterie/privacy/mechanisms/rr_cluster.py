@@ -278,7 +278,7 @@ class RRSlot(Plan):
         sums *= self.scale
         sizes = _sizes(assigned, self.num_clusters)
         divisors = np.maximum(sizes, 1.0) if self.divisor == "released" else np.full(sizes.shape, self.expected_members)
-        return MechanismOutput(sums, _sizes(labels, self.num_clusters), divisors, scores, assigned)
+        return MechanismOutput(sums, _sizes(labels, self.num_clusters), divisors, None, scores, assigned)
 
     def _identify(self, labels: IntArray, noise: np.random.Generator) -> tuple[FloatArray | None, IntArray]:
         """Algorithm 2, lines 10 and 11: (draws, m, k) noisy identifiers, and (draws, m) noisy labels."""

@@ -1,0 +1,59 @@
+"""Adaptive clipping: the clipping norm follows a quantile of the clients' norms, within the guarantee.
+
+G. Andrew, O. Thakkar, H. B. McMahan, S. Ramaswamy: Differentially Private Learning with Adaptive Clipping, NeurIPS
+2021, arXiv:1905.03871, Algorithm 1.
+
+     1  input: target quantile gamma, learning rate eta, initial norm C
+     2  for t = 0, 1, ..., T - 1 do
+     3      each client of the cohort sends its update; b_i = 1 if its norm is below C / factor, else 0
+     4      ~B = sum over the cohort of (b_i - 1/2) + N(0, sigma_b^2)
+     5      ~b = 1/2 + ~B / (q M), the share of short updates
+     6      C <- C exp(-eta (~b - gamma))
+
+Deviations from the paper
+- C is a fraction (``clip_factor``) of the quantile: noise is proportional to C, and updates that are all clipped keep
+  their directions. In the paper the factor is 1.
+- The server computes b_i from the update that it clips, so clients send nothing else.
+- Line 4 is a coordinate of the same event as the sums (privacy/mechanisms): its noise takes the share ``clip_share`` of
+  a round's privacy instead of being a second release.
+- Line 5 divides by the public expected size of the cohort, never by the number of replies.
+- C stays in the range of clipping norms.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from coterie.privacy import MAX_CLIP_NORM, MIN_CLIP_NORM
+
+#: Quantile of the norms that is assumed before round 1, a public constant.
+INITIAL_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class AdaptiveClipping:
+    """Schedule of the clipping norm, a function of released shares only.
+
+    Attributes:
+        quantile: gamma, in (0, 1).
+        rate: eta, the step in the logarithm of C.
+    """
+
+    quantile: float = 0.5
+    rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quantile < 1:
+            raise ValueError(f"clip-quantile must lie strictly between 0 and 1, not {self.quantile}")
+
+    def __call__(self, clip_norm: float, below: float) -> float:
+        """The next C (line 6).
+
+        Args:
+            clip_norm: C.
+            below: the released share of short updates; noise may carry it out of [0, 1].
+        """
+        share = min(max(below, 0.0), 1.0)
+        found = clip_norm * math.exp(-self.rate * (share - self.quantile))
+        return min(max(found, MIN_CLIP_NORM), MAX_CLIP_NORM)
