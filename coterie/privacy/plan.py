@@ -362,6 +362,8 @@ class Plan(ABC):
     clients_keep_ledgers: ClassVar[bool] = False
     #: Whether clients redraw their own labels for rebalancing (by a matrix of released values).
     redraws: ClassVar[bool] = False
+    #: Whether the number of clusters may change between rounds, as a function of released values.
+    resizes: ClassVar[bool] = False
     #: Whether clients may keep state between rounds on which their updates depend.
     memory: ClassVar[bool] = True
     #: Reasons why runs of this mechanism are never certified; empty if they may be.

@@ -46,6 +46,7 @@ from coterie.rounds import (
 )
 from coterie.settings import Settings
 from coterie.strategies.method import Method, Models, Round, Steps, check_schedule
+from coterie.strategies.model_search import ModelSearch
 from coterie.strategies.reseeding import Reseeding
 from coterie.wire import Request
 
@@ -98,7 +99,8 @@ class ClusteredStrategy(Method, RoundsStrategy):
     Args:
         plan: participation, per-round release and privacy cost; also M, k and T.
         settings: of the method, a :attr:`settings_class`; None: its defaults.
-        clusters: number of clusters; 0: determined by the method; None: that of the plan.
+        clusters: number of clusters; 0: determined by the method, with the plan's as the maximum where it searches for
+            it (``searches``); None: that of the plan.
         ledger: records charges; None keeps them in memory.
         streams: randomness; None is secret randomness.
         server_lr: eta, step size of the server.
@@ -171,12 +173,16 @@ class ClusteredStrategy(Method, RoundsStrategy):
         self.aggregator = aggregator or Aggregator()
         self.check(plan, reseeding=reseeding, rebalance_train=rebalance_train, aggregator=self.aggregator)
         check_schedule(plan, reseeding, averaging, evaluate, self.evaluations(plan.rounds, evaluate_every))
+        self.averaging = averaging or Averaging(0.0)
+        self.search = ModelSearch() if self.searches and not self.clusters else None
+        if self.search:
+            self.search.check(plan, self.averaging.last)
         self.plan = plan
+        self.max_clusters = plan.num_clusters
         self.ledger = ledger or plan.ledger()
         self.streams = streams or Streams()
         self.server_lr = server_lr
         self.reseeding = reseeding
-        self.averaging = averaging or Averaging(0.0)
         self.rebalance_train = rebalance_train
         self.evaluate = evaluate
         self.evaluate_every = evaluate_every
@@ -443,6 +449,8 @@ class ClusteredStrategy(Method, RoundsStrategy):
         """Update the running mean of histograms; re-seed if it is due."""
         if histogram is None:
             return models, []
+        if self.search:
+            return self._searched(self.search, number, models, histogram)
         mean = self.histogram
         self.histogram = histogram if mean is None else (1 - _LATEST_WEIGHT) * mean + _LATEST_WEIGHT * histogram
         if self.reseeding is None or not self.reseeding.due(number, self.plan.rounds):
@@ -450,3 +458,17 @@ class ClusteredStrategy(Method, RoundsStrategy):
         rng = self.streams.stream("reseeding", number, self.attempt)
         models, self.histogram, moves = self.reseeding(models, self.histogram, rng, self.shared)
         return models, moves
+
+    def _searched(
+        self, search: ModelSearch, number: int, models: Models, histogram: FloatArray
+    ) -> tuple[Models, list[tuple[int, int]]]:
+        """Search for the number of clusters; :attr:`histogram` is the mean of the last window of rounds."""
+        self.state = search.observe(self.state, histogram)
+        action = search.action(number, self.plan.rounds)
+        if action is None:
+            return models, []
+        rng = self.streams.stream("reseeding", number, self.attempt)
+        found, self.state = search(action, models, self.state, self.plan, self.max_clusters, rng)
+        self.histogram = found.sizes
+        self.notes |= {"search": action, "clusters": len(found.models)}
+        return found.models, found.moves
