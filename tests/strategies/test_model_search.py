@@ -104,7 +104,9 @@ def test_decisions_follow_from_released_sizes_and_public_numbers_alone():
 
     numbers = plan("joint", 4, rounds=20, noise=0.4)
     start = np.stack([APART[0], APART[1], APART[0] / 2, APART[1] / 2])
-    train(IFCA, numbers, start, rounds=20, clusters=0, recorder=Recorder(), evaluate_every=0)
+    strategy = train(IFCA, numbers, start, rounds=20, clusters=0, recorder=Recorder(), evaluate_every=0)[-1]
+    assert strategy.plan == replace(numbers, num_clusters=lines[-1][1])
+    assert len({many for _, many in lines}) > 1
     models, state = np.ones((4, 4), np.float32), {}
     for number, (histogram, many) in enumerate(lines, 1):
         state = ModelSearch.observe(state, histogram)
