@@ -23,6 +23,7 @@ _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/
 _BANDED, _STREAMS = f"{_PRIVACY}/mechanisms/banded.py", "tests/audit/test_audit_streams.py"
 _HOSTILE = "tests/client/test_hostile_server.py"
 _GUARD, _SITE = "coterie/guard", "tests/guard/test_guarded_site.py"
+_SEARCH = "tests/strategies/test_model_search.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
 
 
@@ -59,6 +60,20 @@ MUTATIONS = [
         "return next(c for i in range(99) "
         'if len(c := self._run.plan.sample(self._run.streams.stream("cohort", number, self._attempt, i), number)))',
         f"{_RUNS}::test_what_is_shipped_holds",
+    ),
+    Mutation(
+        "the search for the number of clusters reads the number of replies",
+        _BASE,
+        "self.state = search.observe(self.state, histogram)",
+        "self.state = search.observe(self.state, histogram + self.statistics.accepted / 8)",
+        f"{_SEARCH}::test_decisions_follow_from_released_sizes_and_public_numbers_alone",
+    ),
+    Mutation(
+        "the noise shrinks with the number of clusters",
+        "coterie/rounds/loop.py",
+        "strategy.plan = replace(strategy.plan, num_clusters=len(models))",
+        "strategy.plan = replace(strategy.plan, num_clusters=len(models), noise_multiplier=0.05)",
+        f"{_SEARCH}::test_decisions_follow_from_released_sizes_and_public_numbers_alone",
     ),
     Mutation(
         "the shared block is divided by the number of replies",

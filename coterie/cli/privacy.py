@@ -45,6 +45,13 @@ MinSeparation = Annotated[
         rich_help_panel=_CLIENT,
     ),
 ]
+Clients = Annotated[
+    int | None,
+    typer.Option(
+        help="M, number of clients; a fixed cohort has m = qM of them; default: 1000.", rich_help_panel=_CLIENT
+    ),
+]
+Clusters = Annotated[int | None, typer.Option(help="k, number of clusters; default: 4.", rich_help_panel=_CLIENT)]
 Accountant = Annotated[
     str | None, typer.Option(help="Accountant: pld, rdp, opacus-rdp, opacus-prv, theorem-4.2 or theorem-4.2-canonne.")
 ]
@@ -130,15 +137,8 @@ def privacy_noise(
         float | None,
         typer.Option(help="Share for labels or cluster sizes; default: the mechanism's.", rich_help_panel=_CLIENT),
     ] = None,
-    clients: Annotated[
-        int | None,
-        typer.Option(
-            help="M, number of clients; a fixed cohort has m = qM of them; default: 1000.", rich_help_panel=_CLIENT
-        ),
-    ] = None,
-    clusters: Annotated[
-        int | None, typer.Option(help="k, number of clusters; default: 4.", rich_help_panel=_CLIENT)
-    ] = None,
+    clients: Clients = None,
+    clusters: Clusters = None,
     noise_multiplier: Annotated[
         float | None,
         typer.Option(

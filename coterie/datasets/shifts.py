@@ -85,6 +85,19 @@ def label_shift(
     return x, (y + group) % num_classes
 
 
+def rotation_and_permutation(
+    x: Examples, y: Targets, group: int, num_groups: int, num_classes: int, seed: int
+) -> tuple[Examples, Targets]:
+    """Rotate group g of G by g·360/G degrees, and permute its labels by a distinct random permutation.
+
+    Raises:
+        DataError: the data are not images with labels, or there are more groups than permutations.
+    """
+    _need_labels("rotation-and-permutation", num_classes)
+    turned = _rotate("rotation-and-permutation", x, 360 * group / num_groups)
+    return turned, _permutations(num_groups, num_classes, seed)[group][y]
+
+
 def lines(
     x: Examples, y: Targets, group: int, num_groups: int, num_classes: int, seed: int
 ) -> tuple[Examples, Targets]:
@@ -110,6 +123,7 @@ SHIFTS: dict[str, Shift] = {
     "rotation-90": quarter_turns,
     "label-permutation": label_permutation,
     "label-shift": label_shift,
+    "rotation-and-permutation": rotation_and_permutation,
     "lines": lines,
 }
 

@@ -390,6 +390,8 @@ class Plan(ABC):
     clients_keep_ledgers: ClassVar[bool] = False
     #: Whether clients redraw their own labels for rebalancing (by a matrix of released values).
     redraws: ClassVar[bool] = False
+    #: Whether the number of clusters may change between rounds, as a function of released values.
+    resizes: ClassVar[bool] = False
     #: Whether clients may keep state between rounds on which their updates depend.
     memory: ClassVar[bool] = True
     #: Whether a round that crashed after its charge is repeated under a further charge; otherwise it is skipped.

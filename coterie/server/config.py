@@ -227,6 +227,8 @@ def _table(kind: type[S], values: Mapping[str, Any]) -> S:
 
 # Clients that evaluate models in a simulation of more, unless a number is set.
 _EVALUATED = 200
+# Initial number of models of a search for the number of clusters, unless it is set.
+_MAX_CLUSTERS = 8
 
 
 class RunConfig:
@@ -353,8 +355,15 @@ class RunConfig:
         return [name.strip() for name in self.run.client_names.split(",")] if self.run.client_names else []
 
     @property
+    def searches(self) -> bool:
+        """Whether the run searches for the number of clusters, from ``max-clusters`` models."""
+        return self.method.searches and self.run.clusters == 0
+
+    @property
     def models(self) -> int:
         """Initial number of models; 0 if the method determines it."""
+        if self.searches:
+            return self.run.max_clusters or min(_MAX_CLUSTERS, self.data.clients)
         return 1 if self.method.produces == "labels" else self.run.clusters
 
     @cached_property
@@ -428,7 +437,7 @@ class RunConfig:
     def reseeding(self) -> Reseeding | None:
         """The schedule of re-seeding; None: never."""
         every = self.aggregation.reseed_every
-        return Reseeding(every=every) if every and self.models > 1 else None
+        return Reseeding(every=every) if every and self.models > 1 and not self.searches else None
 
     @property
     def averaging(self) -> Averaging:
@@ -533,6 +542,7 @@ class RunConfig:
                 raise ConfigError(f"client-names has {len(self.client_names)} names for {clients} clients; name all")
             if run.clusters == 0 and not self.method.finds_clusters:
                 raise ConfigError(f"clusters = 0: {run.strategy} does not determine the number of clusters; set it")
+            self._check_search()
             self._check_data()
             if unit == "record":
                 planning.check_records(self)
@@ -550,6 +560,23 @@ class RunConfig:
             self.strategy(planning.sketch(self))
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
+
+    def _check_search(self) -> None:
+        run, clients = self.run, self.data.clients
+        if run.max_clusters is not None and not self.searches:
+            raise ConfigError(
+                f"max-clusters = {run.max_clusters} has no effect with strategy = {run.strategy} and clusters = "
+                f"{run.clusters}, only with ifca and clusters = 0; leave it out"
+            )
+        if not self.searches:
+            return
+        if self.models > clients:
+            raise ConfigError(f"max-clusters = {self.models} exceeds the number of clients ({clients}); reduce it")
+        if not self.aggregation.reseed_every:
+            raise ConfigError(
+                "reseed-every = 0 with clusters = 0: the search for the number of clusters re-seeds models; leave "
+                "reseed-every out, or set clusters"
+            )
 
     def _check_participation(self) -> None:
         deployment, clients = self.deployment, self.data.clients

@@ -13,6 +13,9 @@ from coterie.strategies.adaptive_clipping import INITIAL_NORM
 if TYPE_CHECKING:
     from coterie.server.config import RunConfig
 
+# Default share of cluster sizes where they determine the number of clusters: sigma_h = 3.2 sigma_eff.
+_SEARCH_IDENTIFIER_SHARE = 0.1
+
 
 # Share of a round's privacy for the number of short updates, which an adaptive clipping norm follows.
 _CLIP_SHARE = 0.01
@@ -105,15 +108,13 @@ def _rebalance_min(config: RunConfig) -> float:
 def _identifier_share(config: RunConfig) -> float:
     """Return the share of a round's privacy for labels or sizes; 0 if they are not used."""
     privacy = config.privacy
-    reads_sizes = bool(config.reseeding or _rebalance_min(config) or privacy.divisor == "released")
+    reads_sizes = bool(config.searches or config.reseeding or _rebalance_min(config) or privacy.divisor == "released")
     noisy_labels = config.models > 1 and PLANS[privacy.mechanism].noisy_labels
     if not (reads_sizes or noisy_labels) or _uncharged(config):
         return 0.0
-    return (
-        PLANS[privacy.mechanism].default_identifier_share
-        if privacy.identifier_share is None
-        else privacy.identifier_share
-    )
+    if privacy.identifier_share is not None:
+        return privacy.identifier_share
+    return _SEARCH_IDENTIFIER_SHARE if config.searches else PLANS[privacy.mechanism].default_identifier_share
 
 
 def _uncharged(config: RunConfig) -> float:

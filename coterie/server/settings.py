@@ -27,8 +27,14 @@ class RunSettings(Settings):
     )
     clusters: int = setting(
         4,
-        "number of models, k, or of clusters of records; 0: determined by the method (rc-dpfl, lcfl, cfl)",
+        "number of models, k, or of clusters of records; 0: determined by the method (ifca, rc-dpfl, lcfl, cfl)",
         at_least=0,
+        tuned=True,
+    )
+    max_clusters: int | None = setting(
+        None,
+        "maximum number of models of ifca with clusters = 0, at which the search begins; public; auto: 8",
+        at_least=2,
         tuned=True,
     )
     rounds: int = setting(80, "number of rounds, T", at_least=1, tuned=True)

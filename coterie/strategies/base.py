@@ -47,6 +47,7 @@ from coterie.rounds import (
 from coterie.settings import Settings
 from coterie.strategies.adaptive_clipping import AdaptiveClipping
 from coterie.strategies.method import Method, Models, Round, Steps, check_schedule
+from coterie.strategies.model_search import ModelSearch
 from coterie.strategies.reseeding import Reseeding
 from coterie.wire import Request
 
@@ -102,7 +103,8 @@ class ClusteredStrategy(Method, RoundsStrategy):
     Args:
         plan: participation, per-round release and privacy cost; also M, k and T.
         settings: of the method, a :attr:`settings_class`; None: its defaults.
-        clusters: number of clusters; 0: determined by the method; None: that of the plan.
+        clusters: number of clusters; 0: determined by the method, with the plan's as the maximum where it searches for
+            it (``searches``); None: that of the plan.
         ledger: records charges; None keeps them in memory.
         streams: randomness; None is secret randomness.
         server_lr: eta, step size of the server.
@@ -178,13 +180,16 @@ class ClusteredStrategy(Method, RoundsStrategy):
         self.aggregator = aggregator or Aggregator()
         self.check(plan, reseeding=reseeding, rebalance_train=rebalance_train, aggregator=self.aggregator)
         check_schedule(plan, reseeding, averaging, evaluate, self.evaluations(plan.rounds, evaluate_every), self.memory)
-        self.plan = plan
+        self.averaging = averaging or Averaging(0.0)
+        self.search = self._new_search(plan)
+        self.state: dict[str, npt.NDArray[Any]] = dict(resume_from.state) if resume_from else {}
+        self.plan = _with_adapted_clipping(plan, self.state)
+        self.max_clusters = plan.num_clusters
         self.ledger = ledger or plan.ledger()
         self.streams = streams or Streams()
         self.server_lr = server_lr
         self.reseeding = reseeding
         self.clipping = clipping or AdaptiveClipping()
-        self.averaging = averaging or Averaging(0.0)
         self.rebalance_train = rebalance_train
         self.evaluate = evaluate
         self.evaluate_every = evaluate_every
@@ -195,9 +200,6 @@ class ClusteredStrategy(Method, RoundsStrategy):
         self.min_clients = min_clients
         self.min_replies = min_replies
         self.histogram: FloatArray | None = resume_from.histogram if resume_from else None
-        self.state: dict[str, npt.NDArray[Any]] = dict(resume_from.state) if resume_from else {}
-        if _CLIP_NORM in self.state:
-            self.plan = replace(plan, clip_norm=float(self.state[_CLIP_NORM]))
         self.notes: dict[str, Any] = {}
         self.stopped: str | None = None
         self.registry = ClientRegistry(plan.clients, registration_timeout)
@@ -450,6 +452,18 @@ class ClusteredStrategy(Method, RoundsStrategy):
         contents = list(exchange.collect(replies, self.plan.num_clusters, private=private).values())
         return exchange.release(contents) if private else exchange.metrics(contents)
 
+    def _new_search(self, plan: Plan) -> ModelSearch | None:
+        """The search for the number of clusters; None if it is known.
+
+        Raises:
+            StrategyError: the plan does not support it.
+        """
+        if self.clusters or not self.searches:
+            return None
+        search = ModelSearch()
+        search.check(plan, self.averaging.last)
+        return search
+
     def _adapt_clipping(self, below: float) -> None:
         """Set the clipping norm of the next round, by a released share of norms below that of this one."""
         clip_norm = self.clipping(self.plan.clip_norm, below)
@@ -462,6 +476,8 @@ class ClusteredStrategy(Method, RoundsStrategy):
         """Update the running mean of histograms; re-seed if it is due."""
         if histogram is None:
             return models, []
+        if self.search:
+            return self._searched(self.search, number, models, histogram)
         mean = self.histogram
         self.histogram = histogram if mean is None else (1 - _LATEST_WEIGHT) * mean + _LATEST_WEIGHT * histogram
         if self.reseeding is None or not self.reseeding.due(number, self.plan.rounds):
@@ -470,3 +486,23 @@ class ClusteredStrategy(Method, RoundsStrategy):
         models, self.histogram, moves = self.reseeding(models, self.histogram, rng, self.shared)
         self.plan.restart(self.mechanism_state, [replaced for _, replaced in moves], self.shared)
         return models, moves
+
+    def _searched(
+        self, search: ModelSearch, number: int, models: Models, histogram: FloatArray
+    ) -> tuple[Models, list[tuple[int, int]]]:
+        """Search for the number of clusters; :attr:`histogram` is the mean of the last window of rounds."""
+        self.state = search.observe(self.state, histogram)
+        action = search.action(number, self.plan.rounds)
+        if action is None:
+            return models, []
+        rng = self.streams.stream("reseeding", number, self.attempt)
+        found, self.state = search(action, models, self.state, self.plan, self.max_clusters, rng)
+        self.plan.restart(self.mechanism_state, [replaced for _, replaced in found.moves if replaced < len(models)])
+        self.histogram = found.sizes
+        self.notes |= {"search": action, "clusters": len(found.models)}
+        return found.models, found.moves
+
+
+def _with_adapted_clipping(plan: Plan, state: Mapping[str, npt.NDArray[Any]]) -> Plan:
+    """The plan with the clipping norm of a resumed run, if it is adaptive."""
+    return replace(plan, clip_norm=float(state[_CLIP_NORM])) if _CLIP_NORM in state else plan

@@ -29,6 +29,8 @@ class FCDPFL(IFCA):
     title: ClassVar[str] = "clients choose by loss in every round; DP-SGD at the clients"
     paper: ClassVar[str] = "Ghosh et al. 2020, Mansour et al. 2020; a baseline of RC-DPFL"
     row_wise: ClassVar[bool] = True
+    finds_clusters: ClassVar[bool] = False
+    searches: ClassVar[bool] = False
     units: ClassVar[tuple[str, ...]] = ("record", "none")
 
     @classmethod

@@ -43,6 +43,8 @@ class FedCAM(IFCA):
     title: ClassVar[str] = "the outputs of a global and a cluster's model are added, optional rebalancing"
     paper: ClassVar[str] = "Ma et al. 2023; RR-Cluster, Algorithm 1"
     row_wise: ClassVar[bool] = True
+    finds_clusters: ClassVar[bool] = False
+    searches: ClassVar[bool] = False
 
     @property
     def shared(self) -> int:

@@ -20,6 +20,7 @@ Deviations from the paper
 - Local steps run over shuffled mini-batches for a number of epochs.
 - Rebalancing is part of the mechanism (privacy/mechanisms/rr_cluster.py). Models without clients are re-seeded
   (strategies/reseeding.py); Algorithm 1 relies on several restarts instead.
+- With ``clusters = 0``, the number of clusters is found from released histograms (strategies/model_search.py).
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class IFCA(ClusteredStrategy):
     paper: ClassVar[str] = "Ghosh et al. 2020; RR-Cluster, Algorithm 2"
     row_wise: ClassVar[bool] = True
     robust: ClassVar[bool] = True
+    finds_clusters: ClassVar[bool] = True
+    searches: ClassVar[bool] = True
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 9."""

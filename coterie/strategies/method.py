@@ -69,6 +69,8 @@ class Method(ABC):
     rebalances: ClassVar[bool] = False
     #: Whether the method finds the number of clusters if it is 0.
     finds_clusters: ClassVar[bool] = False
+    #: Whether it does so by :class:`~coterie.strategies.model_search.ModelSearch`, from ``max-clusters`` models.
+    searches: ClassVar[bool] = False
     #: Whether the number of clusters grows during a run; ``clusters`` is then an upper bound, by default 0: no bound.
     grows: ClassVar[bool] = False
     #: Defaults of the method for common settings, by key, where they differ from the settings' own.

@@ -57,6 +57,8 @@ class RRCluster(ClusteredStrategy):
     row_wise: ClassVar[bool] = True
     robust: ClassVar[bool] = True
     rebalances: ClassVar[bool] = True
+    finds_clusters: ClassVar[bool] = False
+    searches: ClassVar[bool] = False
     settings_class: ClassVar[type[Settings]] = RRClusterSettings
     settings: RRClusterSettings
 

@@ -120,3 +120,10 @@ def test_labels_of_tokens_can_be_shifted():
     x, y = shifted("label-shift", 1, 2, x=tokens)
     assert x is tokens
     np.testing.assert_array_equal(y, (Y + 1) % 10)
+
+
+def test_rotation_and_permutation_combines_both():
+    for group in range(6):
+        x, y = shifted("rotation-and-permutation", group, 6, seed=3)
+        np.testing.assert_array_equal(x, shifted("rotation", group, 6)[0])
+        np.testing.assert_array_equal(y, shifted("label-permutation", group, 6, seed=3)[1])

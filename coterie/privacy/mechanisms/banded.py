@@ -115,6 +115,7 @@ class Banded(Plan):
     sampler: ClassVar[str] = "poisson"
     redraws: ClassVar[bool] = True
     adapts_clipping: ClassVar[bool] = True
+    resizes: ClassVar[bool] = True
     repeats_rounds: ClassVar[bool] = False
     default_identifier_share: ClassVar[float] = 0.04
     options: ClassVar[tuple[str, ...]] = ("participation", "min_separation")

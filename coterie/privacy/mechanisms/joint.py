@@ -45,6 +45,7 @@ class Joint(Plan):
     sampler: ClassVar[str] = "poisson"
     redraws: ClassVar[bool] = True
     adapts_clipping: ClassVar[bool] = True
+    resizes: ClassVar[bool] = True
     default_identifier_share: ClassVar[float] = 0.04  # sigma_h = 5 sigma_eff; costs 2.06 % of sigma_theta
 
     def __post_init__(self) -> None:
