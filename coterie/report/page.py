@@ -416,6 +416,11 @@ def _privacy_tile(run: Run) -> _Tile:
     return _Tile("Privacy loss ε", formats.epsilon(run.epsilon), note, _status(run), run.certified, "How private?")
 
 
+def _hides_participation(run: Run) -> bool:
+    """Whether the guarantee assumes that participation is secret."""
+    return bool(run.certificate.get("public_inputs", {}).get("participation") != "visible")
+
+
 def _guarantee(run: Run) -> list[str]:
     """Describe the certificate in plain language, one string per paragraph."""
     if run.unit == "none":
@@ -434,6 +439,8 @@ def _guarantee(run: Run) -> list[str]:
         one = {"client": "one client with all of its data", "record": "one training record"}
         factor = formats.number(float(f"{math.exp(min(run.epsilon, 700.0)):.2g}"))
         change = "removing or replacing" if run.certificate.get("sampler") == "fixed" else "removing"
+        if run.certificate.get("mechanism") == "banded":
+            change = "leaving out all contributions of"
         paragraphs = [
             f"This run satisfies {run.unit}-level differential privacy with ε = {loss} at δ = {delta}.",
             f"For every set of published outcomes, {change} {one.get(run.unit, f'one {run.unit}')} changes the "
@@ -441,7 +448,12 @@ def _guarantee(run: Run) -> list[str]:
         ]
     visible = run.certificate.get("epsilon_participation_visible")
     hidden = "the records of each batch" if run.unit == "record" else "the cohort of each round"
-    if visible is not None and run.finished and visible >= run.epsilon:  # less only where a loose bound made epsilon
+    if visible is not None and run.finished and not _hides_participation(run):
+        paragraphs.append(
+            "This holds even if the adversary observes who takes part. It does not hide whether a client replies, "
+            "which must not depend on its data."
+        )
+    elif visible is not None and run.finished and visible >= run.epsilon:  # less only where a loose bound made epsilon
         paragraphs.append(
             f"This assumes that the adversary does not observe {hidden}. Against an adversary who does, "
             f"ε = {formats.epsilon(visible)}."

@@ -114,11 +114,11 @@ def cluster_panel(run: Run, cluster: int, limits: tuple[float, float]) -> Figure
         # Break a line where its model was replaced: the following sizes belong to another model.
         for part in np.split(np.arange(len(numbers)), np.searchsorted(numbers, changed, side="right")):
             axes.plot(numbers[part], running_mean(seen[part]), style, color=colour, linewidth=2.0)
-        for number, source in [(r.number, a) for r in run.rounds for a, b in r.reseeded if b == cluster]:
+        copies = [(r.number, a) for r in run.rounds for a, b in r.reseeded if b == cluster]
+        for place, (number, source) in enumerate(copies):
             axes.axvline(number, color=INK, linewidth=1.0, linestyle=(0, (3, 2)))
-            axes.annotate(
-                f"copy of {source}", (number, 1), (3, -3), axes.get_xaxis_transform(), "offset points", va="top"
-            )
+            label, below = f"copy of {source}", (3, -3 - 10 * (place % 3))  # neighbouring labels in different lines
+            axes.annotate(label, (number, 1), below, axes.get_xaxis_transform(), "offset points", va="top")
         axes.set_ylim(*limits)
         axes.set_xlim(0, 1.01 * numbers[-1])
         axes.set_ylabel("clients in a round")

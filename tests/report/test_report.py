@@ -7,6 +7,7 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from coterie import report
-from coterie.privacy import RRSlot, certificate
+from coterie.privacy import Banded, RRSlot, certificate
 from coterie.report import ReportError, formats, privacy_figure, read_run, result_table, save_figure, write_report
 from coterie.report.figures import accuracy_graphic, cluster_graphic, epsilon_graphic
 from coterie.report.graphics import THEME
@@ -334,6 +335,23 @@ def test_a_certificate_from_the_ledger_is_shown(tmp_path):
     ):
         assert value in text, value
     assert "{" not in text
+
+
+def test_a_certificate_for_visible_participation_assumes_no_secret(tmp_path):
+    numbers = {"clients": 20, "num_clusters": 2, "sampling_rate": 0.5, "rounds": 2, "clip_norm": 1.0, "delta": 1e-3}
+    plan = Banded(**numbers, noise_multiplier=1.0, epsilon=20.0)
+    ledger = plan.ledger()
+    ledger.charge_round(1, plan.round_event(1))
+    document = certificate({"plan": plan.terms(), "seed": None}, ledger.charges)
+    text = words(page(make_run(tmp_path / "banded", certificate=document)))
+    assert "leaving out all contributions of one client with all of its data changes the probability" in text
+    assert "This holds even if the adversary observes who takes part." in text
+    assert "assumes that the adversary does not observe" not in text
+    hidden = replace(plan, sampling_rate=0.25, participation="secret", min_separation=2)
+    document = certificate({"plan": hidden.terms(), "seed": None}, ledger.charges)
+    assert "assumes that the adversary does not observe" in words(
+        page(make_run(tmp_path / "two", certificate=document))
+    )
 
 
 def test_what_others_see_is_not_said_to_cost_less(tmp_path):
