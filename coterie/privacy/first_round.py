@@ -9,7 +9,7 @@ s = z_1 / (b_1 sqrt(S)) in each of d coordinates (Equation 2 of papers/rc_dpfl).
 
       (D / s)^2 = 2.5^2 sqrt(d n) / m + 6^2,
 
-  where the factor of 2.5 was found by simulation (tests/clustering/test_mixture.py). D is assumed to be 0.075 c, and m
+  where the factor of 2.5 was found by simulation (tests/clustering/test_mixture.py). D is assumed to be 0.09 c, and m
   to be half of an equal share, n / (2 groups). All clients that can afford s have the same s, whatever their N, as the
   mixture assumes.
 - *Cost.* z of later rounds may exceed that of the same run without a first round of its own (first batch b, noise z) by
@@ -28,9 +28,9 @@ from typing import Any, Unpack
 from coterie.privacy.record import RecordNumbers, RecordPlan
 
 #: Largest z of later rounds over that of the same run without a first round of its own.
-MAX_INCREASE = 1.06
+MAX_INCREASE = 1.05
 #: D, the assumed distance between the mean clipped gradients of two groups, in units of c.
-GROUP_DISTANCE = 0.075
+GROUP_DISTANCE = 0.09
 
 # D / s at which principal components show groups, over (d n)^(1/4) / sqrt(m), and at which two groups are separated.
 _SHOWN, _SEPARATED = 2.5, 6.0
