@@ -15,6 +15,8 @@ s = z_1 / (b_1 sqrt(S)) in each of d coordinates (Equation 2 of papers/rc_dpfl).
 - *Cost.* z of later rounds may exceed that of the same run without a first round of its own (first batch b, noise z) by
   a bounded factor. A client whose budget does not reach separation spends that much, and no more.
 
+The number of groups is known: a mixture that must find it as well needs more signal.
+
 Full batches are the cheapest for a given s: S b_1^2 / z_1^2 is proportional to the cost of round 1 as z_1 grows, and
 smaller batches cost more at every finite z_1.
 """
@@ -42,7 +44,7 @@ class FirstRound:
 
     Attributes:
         clients: n.
-        groups: number of groups, or the largest number that is tried.
+        groups: number of groups.
         parameters: d.
     """
 

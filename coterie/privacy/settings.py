@@ -108,7 +108,7 @@ class RecordLevelSettings(Settings):
     first_round_noise_ratio: float | None = setting(
         None,
         "noise of round 1 over that of the other rounds; auto: from public numbers where the method clusters the "
-        "updates of round 1, and 1 if it does not or if first-batch-size or noise-multiplier is set",
+        "updates of round 1 into a given number of clusters, else 1; 1 if first-batch-size or noise-multiplier is set",
         at_least=0.1,
         at_most=100,
         only=_RECORD,

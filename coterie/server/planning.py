@@ -205,11 +205,11 @@ def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[Record
 
 def _clustered_first_round(config: RunConfig) -> FirstRound | None:
     """Return the public numbers from which the noise of round 1 follows; None if settings determine it."""
-    level, clients = config.record_level, config.data.clients
-    if not config.method.full_first_batch or not (level.first_batch_size is level.first_round_noise_ratio is None):
+    level = config.record_level
+    chosen = level.first_batch_size is not None or level.first_round_noise_ratio is not None
+    if chosen or not config.method.full_first_batch or not config.models:  # finding the number needs more signal
         return None
-    groups = config.method.max_groups(config.models, clients)
-    return FirstRound(clients=clients, groups=groups, parameters=_parameters(config))
+    return FirstRound(clients=config.data.clients, groups=config.models, parameters=_parameters(config))
 
 
 def _record_level(config: RunConfig, noise: float | None = None) -> RecordLevel:

@@ -144,11 +144,6 @@ class Method(ABC):
         return 0
 
     @classmethod
-    def max_groups(cls, clusters: int, clients: int) -> int:
-        """Largest number of groups in which a method with ``full_first_batch`` may cluster the first updates."""
-        return max(clusters, 1)
-
-    @classmethod
     def released_losses(cls, clients: int, settings: Settings) -> dict[str, int]:
         """``compared`` and ``models_per_message`` of :class:`~coterie.privacy.RecordPlan`; empty: neither is used."""
         return {}

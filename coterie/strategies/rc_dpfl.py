@@ -28,8 +28,8 @@ Deviations from the paper
   clustering/mixture.py gives the reason.
 - A client without a reply in round 1 has equal probabilities for all clusters until it chooses by loss.
 - Line 6 has a noise z_i of its own in round 1: with the z_i of the other rounds, a full batch costs these more than
-  clustering requires. privacy/first_round.py derives it from public numbers; ``first-round-noise-ratio = 1`` follows
-  the paper.
+  clustering requires. privacy/first_round.py derives it from public numbers. ``first-round-noise-ratio = 1`` follows
+  the paper, and is the default if M is unknown: finding M needs more signal than finding its groups.
 - N_i is the public number of the plan, not a value from a reply.
 """
 
@@ -41,7 +41,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie.clustering.mixture import MAX_GROUPS, cluster, project, switch_round
+from coterie.clustering.mixture import cluster, project, switch_round
 from coterie.privacy import ReleasedUpdates
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
@@ -136,11 +136,6 @@ class RCDPFL(ClusteredStrategy):
         if number > self.switch:
             return None
         return {i: int(pi.argmax()) for i, pi in enumerate(self.state[_PI])}
-
-    @classmethod
-    def max_groups(cls, clusters: int, clients: int) -> int:
-        """M; min(10, n / 2) if it is unknown."""
-        return clusters or max(min(MAX_GROUPS, clients // 2), 1)
 
     @classmethod
     def max_selections(cls, rounds: int) -> int:

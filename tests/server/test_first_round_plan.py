@@ -35,16 +35,16 @@ def plan(**settings):
     return own
 
 
-def numbers(config, groups):
+def numbers(config):
     size = sum(np.size(v) for v in models.initialise(config.training.model, *config.examples, 0).values())
-    return FirstRound(clients=12, groups=groups, parameters=size)
+    return FirstRound(clients=12, groups=config.models, parameters=size)
 
 
 def test_auto_follows_from_public_numbers():
-    for clusters, groups in ((2, 2), (4, 4), (0, 6)):  # if the number is not known, up to half of the clients
+    for clusters in (2, 4):
         config = RunConfig({**RUN, "clusters": clusters})
         (own,) = config.plan.client_plans
-        expected = numbers(config, groups).calibrated(**NUMBERS, clip_norm=own.clip_norm, loss_noise=own.loss_noise)
+        expected = numbers(config).calibrated(**NUMBERS, clip_norm=own.clip_norm, loss_noise=own.loss_noise)
         assert own == expected
         assert own.cost() <= 8.0
 
@@ -71,6 +71,8 @@ def test_explicit_values_are_unchanged():
     half = RecordPlan.calibrated(**{**NUMBERS, "first_batch_size": 50})
     own = plan(first_batch_size=50)
     assert (own.noise_multiplier, own.noise(True), own.batch(True)) == (half.noise_multiplier, half.noise(True), 50)
+    own = plan(clusters=0)  # finding the number of groups needs the signal of a full batch with the noise of the others
+    assert (own.noise_multiplier, own.noise(True), own.batch(True)) == (one.noise_multiplier, one.noise(True), 100)
     own = plan(noise_multiplier=1.7)
     assert (own.noise_multiplier, own.noise(True)) == (1.7, 1.7)
 
