@@ -22,6 +22,8 @@ def filled(text: str) -> str:
         seeds, torch = ", ".join(map(str, document["seeds"])), document["versions"]["torch"]
         made = f"`{document['command']}`, seeds {seeds}; commit {machine['git-commit']}, "
         made += f"{machine['device']}, {machine['cores']} cores, torch {torch}."
+        later = [f"{row['name']}: commit {row['git-commit']}" for row in document["rows"] if "git-commit" in row]
+        made += f" Rows run later: {'; '.join(later)}." if later else ""
         return f"<!-- {match[1]} -->\n{made}\n\n{markdown(document)}<!-- end -->"
 
     return re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)

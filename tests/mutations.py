@@ -253,6 +253,21 @@ MUTATIONS = [
         "tests/client/test_ghost.py::test_positions_that_cancel_cannot_hide_from_the_norm",
     ),
     Mutation(
+        "the noise of round 1 is lowered after calibration",
+        f"{_PRIVACY}/first_round.py",
+        'return RecordPlan.calibrated(**own | {"noise_multiplier": most})',
+        'return replace(RecordPlan.calibrated(**own | {"noise_multiplier": most}), first_noise_multiplier=enough)',
+        "tests/privacy/test_first_round.py::test_the_plan_is_within_its_budget_and_its_bound",
+    ),
+    Mutation(
+        "round 1 is priced as a round of small batches",
+        f"{_PRIVACY}/first_round.py",
+        'return RecordPlan.calibrated(**own | {"first_noise_multiplier": enough})',
+        'return replace(RecordPlan.calibrated(**own | {"first_noise_multiplier": enough, "first_batch_size": None}), '
+        "first_batch_size=batch)",
+        "tests/privacy/test_first_round.py::test_the_plan_is_within_its_budget_and_its_bound",
+    ),
+    Mutation(
         "NaN passes the clip",
         f"{_PRIVACY}/clipping.py",
         "rows[~np.isfinite(given).all(axis=1)] = 0.0",

@@ -4,6 +4,7 @@ from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError
 from coterie.privacy.accounting import NO_PRIVACY, calibrate, composed, epsilon
 from coterie.privacy.certificate import certificate, plan_of
 from coterie.privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, check_clip_norm, clip, clip_rows
+from coterie.privacy.first_round import FirstRound
 from coterie.privacy.ledger import BudgetError, ClientLedger, Ledger, LedgerError, Permit, SharedBudget, read_ledger
 from coterie.privacy.losses import noisy_losses
 from coterie.privacy.mechanisms import (
@@ -50,6 +51,7 @@ __all__ = [
     "Collected",
     "Contributions",
     "Event",
+    "FirstRound",
     "Gathered",
     "Joint",
     "Ledger",

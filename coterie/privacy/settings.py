@@ -122,10 +122,18 @@ class RecordLevelSettings(Settings):
     table: ClassVar[str] = "record-level"
 
     first_batch_size: float | None = setting(
-        None, "expected batch size in round 1; auto: all records where the method needs it", at_least=1, only=_RECORD
+        None,
+        "expected batch size in round 1; auto: all records where the method clusters the updates of round 1",
+        at_least=1,
+        only=_RECORD,
     )
-    first_round_noise_ratio: float = setting(
-        1.0, "noise of round 1 over that of the other rounds", at_least=0.1, at_most=100, only=_RECORD
+    first_round_noise_ratio: float | None = setting(
+        None,
+        "noise of round 1 over that of the other rounds; auto: from public numbers where the method clusters the "
+        "updates of round 1 into a given number of clusters, else 1; 1 if first-batch-size or noise-multiplier is set",
+        at_least=0.1,
+        at_most=100,
+        only=_RECORD,
     )
     selection: str = setting(
         "gumbel",

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from coterie import models as networks
-from coterie.privacy import PLANS, Plan, RecordLevel, RecordPlan
+from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan
 from coterie.settings import ConfigError, Setting, suggestion
 from coterie.strategies.adaptive_clipping import INITIAL_NORM
 
@@ -190,6 +190,7 @@ def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[Record
     """Return the plans of clients 0, 1, ..., assigned cyclically; calibrated unless ``noise`` is given."""
     level, privacy = config.record_level, config.privacy
     choices = config.method.max_selections(config.run.rounds)
+    clustered = _clustered_first_round(config) if noise is None else None
     plans = []
     for own in _profiles(config):
         profile = {key: own.get(key, config[key]) for key in _profile_settings(config)}
@@ -212,12 +213,23 @@ def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[Record
             **config.method.released_losses(config.data.clients, config.options),
             "accountant": "pld" if privacy.accountant is None else privacy.accountant,
         }
-        ratio = level.first_round_noise_ratio
-        if noise is None:
+        ratio = level.first_round_noise_ratio or 1.0
+        if clustered is not None:
+            plans.append(clustered.calibrated(**numbers))
+        elif noise is None:
             plans.append(RecordPlan.calibrated(first_noise_ratio=ratio, **numbers))
         else:
             plans.append(RecordPlan(noise_multiplier=noise, first_noise_multiplier=ratio * noise, **numbers))
     return tuple(plans)
+
+
+def _clustered_first_round(config: RunConfig) -> FirstRound | None:
+    """Return the public numbers from which the noise of round 1 follows; None if settings determine it."""
+    level = config.record_level
+    chosen = level.first_batch_size is not None or level.first_round_noise_ratio is not None
+    if chosen or not config.method.full_first_batch or not config.models:  # finding the number needs more signal
+        return None
+    return FirstRound(clients=config.data.clients, groups=config.models, parameters=_parameters(config))
 
 
 def _record_level(config: RunConfig, noise: float | None = None) -> RecordLevel:
@@ -287,10 +299,15 @@ def warnings(config: RunConfig) -> list[str]:
     return found if config.method.produces == "labels" else found + _noise_warning(config)
 
 
+def _parameters(config: RunConfig) -> int:
+    """Return the number of parameters of a model."""
+    return sum(value.size for value in networks.initialise(config.training.model, *config.examples, 0).values())
+
+
 def _noise_warning(config: RunConfig) -> list[str]:
     """Return a warning if the noise of the run moves a model further than all updates together can."""
     plan, clients = config.plan, config.data.clients
-    size = sum(value.size for value in networks.initialise(config.training.model, *config.examples, 0).values())
+    size = _parameters(config)
     members = plan.expected_members
     if isinstance(plan, RecordLevel):
         own = plan.client_plans[0]

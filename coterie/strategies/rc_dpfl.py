@@ -27,6 +27,9 @@ Deviations from the paper
 - Lines 7 and 8 use M - 1 unscaled principal components instead of the authors' 2 scaled ones (``components = 2``);
   clustering/mixture.py gives the reason.
 - A client without a reply in round 1 has equal probabilities for all clusters until it chooses by loss.
+- Line 6 has a noise z_i of its own in round 1: with the z_i of the other rounds, a full batch costs these more than
+  clustering requires. privacy/first_round.py derives it from public numbers. ``first-round-noise-ratio = 1`` follows
+  the paper, and is the default if M is unknown: finding M needs more signal than finding its groups.
 - N_i is the public number of the plan, not a value from a reply.
 """
 

@@ -35,9 +35,9 @@ def test_what_is_shipped_holds():
 def test_an_empty_cohort_that_the_server_draws_again_is_found(monkeypatch):
     sample = Joint.sample
 
-    def again(self, rng):
-        cohort = sample(self, rng)
-        return cohort if len(cohort) else again(self, rng)
+    def again(self, rng, number):
+        cohort = sample(self, rng, number)
+        return cohort if len(cohort) else again(self, rng, number)
 
     monkeypatch.setattr(Joint, "sample", again)
     assert {f"empty cohort in a complete run ({method})" for method in ("ifca", "fedcam")} <= set(broken(20))
@@ -59,8 +59,8 @@ def test_a_true_count_as_divisor_is_found(monkeypatch, block, of):
     step, add, sample = ClusteredStrategy.step, Summed.add, Joint.sample
     known = {"counts": np.zeros(1), "cohort": 0}
 
-    def sampled(self, rng):
-        cohort = sample(self, rng)
+    def sampled(self, rng, number):
+        cohort = sample(self, rng, number)
         known["cohort"] = len(cohort)
         return cohort
 

@@ -11,6 +11,8 @@ from sklearn.mixture import GaussianMixture
 
 from coterie.clustering import distances, k_means_labels
 from coterie.clustering import mixture as gmm
+from coterie.privacy import FirstRound
+from coterie.privacy.first_round import GROUP_DISTANCE
 
 #: Group of each of 21 clients, with a minority of 3.
 GROUPS = np.repeat([0, 1, 2, 3], [3, 6, 6, 6])
@@ -328,3 +330,21 @@ def test_k_means_finds_groups_in_all_scores():
     for seed in range(5):
         labels = k_means_labels(gmm.project(updates_of(GROUPS, np.eye(4), 0.01, 2000, seed)), 4, rng(seed))
         assert same_groups(labels, GROUPS)
+
+
+# ---- noise that separates groups (privacy/first_round.py) ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "groups", "d"), [(21, 4, 6634), (21, 2, 2000), (60, 8, 2000), (12, 2, 20), (100, 4, 500)]
+)
+def test_the_separating_noise_separates_and_three_times_as_much_does_not(n, groups, d):
+    """Groups at the assumed distance, the smallest of half an equal share."""
+    small = max(n // (2 * groups), 2)
+    labels = np.concatenate([np.zeros(small, int), 1 + np.arange(n - small) % (groups - 1)])
+    means = np.eye(groups) * GROUP_DISTANCE / math.sqrt(2)
+    deviation = FirstRound(clients=n, groups=groups, parameters=d).separating_noise(1000, 1) / 1000
+    for factor, separated in ((1, True), (3, False)):
+        fits = [cluster(updates_of(labels, means, factor * deviation, d, seed), groups, rng())[0] for seed in range(3)]
+        assert all(same_groups(mixture.labels, labels) for mixture in fits) is separated
+        assert (min(mixture.mss for mixture in fits) > 3) is separated
