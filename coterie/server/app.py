@@ -20,6 +20,7 @@ from coterie.progress import report_progress
 from coterie.server import exporter, recorders
 from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.folder import RunFolder
+from coterie.server.planning import participation_warnings
 from coterie.server.run import initial_models, rounds_of, run
 from coterie.settings import AUTO, ConfigError
 
@@ -103,7 +104,8 @@ def main(grid: Grid, context: Context) -> None:
 
     folder.on_metrics = log_metrics
     folder.on_progress = report_progress
-    for warning in folder.config.warnings():
+    visible = participation_warnings(folder.plan) if deployed else []
+    for warning in [*folder.config.warnings(), *visible]:
         log(WARNING, warning)
     try:
         # The operator of a deployment sees when each client fails.

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from coterie import models as networks
-from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan
+from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, certificate
 from coterie.settings import ConfigError, Setting, suggestion
 from coterie.strategies.adaptive_clipping import INITIAL_NORM
 
@@ -302,6 +302,20 @@ def warnings(config: RunConfig) -> list[str]:
 def _parameters(config: RunConfig) -> int:
     """Return the number of parameters of a model."""
     return sum(value.size for value in networks.initialise(config.training.model, *config.examples, 0).values())
+
+
+def participation_warnings(plan: Plan) -> list[str]:
+    """Return a warning for deployed runs if epsilon is larger for those who see which clients take part."""
+    if plan.unit != "client":
+        return []
+    stated = certificate({"plan": plan.terms()}, [])
+    hidden, visible = stated["epsilon"], stated["epsilon_participation_visible"]
+    if hidden is None or visible is None or visible <= hidden * 1.01:
+        return []
+    return [
+        "messages on the network and the SuperLink's log show which clients take part: against those who see them, "
+        f"epsilon is {visible:.3g}, not {hidden:.3g}; mechanism = banded with visible participation keeps epsilon"
+    ]
 
 
 def _noise_warning(config: RunConfig) -> list[str]:

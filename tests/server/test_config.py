@@ -11,6 +11,7 @@ from coterie.cli.run import settings_of
 from coterie.methods import STRATEGIES
 from coterie.server import SETTINGS, ConfigError, RunConfig, planning
 from coterie.server.config import COMMON, combined
+from coterie.server.planning import participation_warnings
 from coterie.settings import flat, nested
 from coterie.strategies.fedprox import FedProxSettings
 
@@ -543,3 +544,20 @@ def test_what_a_schema_cannot_be_is_refused(schema_file, wrong, complaint):
 def test_what_own_data_cannot_be_is_refused(wrong, complaint):
     with pytest.raises(ConfigError, match=complaint):
         RunConfig({**OWN, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({}, "epsilon is 19.5, not 8"),
+        ({"mechanism": "banded"}, ""),
+        ({"mechanism": "banded", "participation": "secret", "sampling-rate": 0.1, "min-separation": 2}, "epsilon is"),
+        ({"privacy-unit": "none"}, ""),
+        ({"strategy": "fedavg", "privacy-unit": "record", "samples-per-client": 90}, ""),
+        ({"sampling-rate": 1.0}, ""),
+    ],
+)
+def test_deployed_runs_warn_if_participation_must_be_secret(settings, warned):
+    found = participation_warnings(RunConfig({**settings, "delta": 2e-5}).plan)
+    assert bool(found) == bool(warned)
+    assert warned in "".join(found)
