@@ -437,7 +437,8 @@ class RunConfig:
     def reseeding(self) -> Reseeding | None:
         """The schedule of re-seeding; None: never."""
         every = self.aggregation.reseed_every
-        return Reseeding(every=every) if every and self.models > 1 and not self.searches else None
+        used = every > 0 and self.models > 1 and not self.searches
+        return Reseeding(every=every) if used else None
 
     @property
     def averaging(self) -> Averaging:
