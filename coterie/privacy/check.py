@@ -168,7 +168,7 @@ def _events(plan: Plan | RecordPlan) -> list[Event]:
 
 
 def _slot(plan: Plan, charge: Mapping[str, Any]) -> int | None:
-    """Return the slot of the clients whom a charge concerns; None: all clients."""
+    """Return the slot of a charge; None: it concerns all clients."""
     return None if charge.get("for") == "evaluation" else plan.round_event(charge["round"]).slot
 
 

@@ -523,7 +523,7 @@ class RunConfig:
             )
 
     def _check_budget(self, given: Mapping[str, Any]) -> None:
-        """Check that no privacy is asked for in a run that has none by default.
+        """Check that a run without privacy by default has no explicit budget.
 
         Raises:
             ConfigError: a budget or noise is given, but not the unit, which is none.
