@@ -53,7 +53,7 @@ def composed_further(
 
     Args:
         before: an accountant that has composed ``events``.
-        events: the events so far.
+        events: the events so far; read only if the further one has a slot.
         event: the further one; if it has a slot, the cost of the client with the most events may stay the same.
         count: number of further events.
         accountant: name of the accountant.

@@ -140,6 +140,11 @@ class Ledger:
         """All charged events."""
         return count_events(self.charges)
 
+    @property
+    def training_rounds(self) -> set[int]:
+        """Numbers of the rounds with a charge for training."""
+        return {charge["round"] for charge in self.charges if charge.get("for") == "training"}
+
     def spent(self, accountant: str | None = None) -> float:
         """Epsilon of all charges, by the ledger's accountant or another tracked one."""
         return self._live[accountant or self.accountant].epsilon(self.delta)
@@ -149,7 +154,8 @@ class Ledger:
         self._expected = event, count, self._thread.submit(self._composed, event, count)
 
     def _composed(self, event: Event, count: int) -> _Composed:
-        after = {name: composed_further(live, self.events, event, count, name) for name, live in self._live.items()}
+        before = Counter[Event]() if event.slot is None else self.events  # read for events of slots only
+        after = {name: composed_further(live, before, event, count, name) for name, live in self._live.items()}
         return after, after[self.accountant].epsilon(self.delta)
 
     def charge_round(self, number: int, event: Event, count: int = 1, **details: object) -> Permit:

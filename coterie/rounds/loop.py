@@ -170,8 +170,7 @@ def _rounds_to_run(strategy: RoundsStrategy, done: int, rounds: int) -> list[int
     remaining = range(done + 1, rounds + 1)
     if strategy.plan.repeats_rounds:
         return list(remaining)
-    charged = {charge["round"] for charge in strategy.ledger.charges if charge.get("for") == "training"}
-    if lost := charged.intersection(remaining):
+    if lost := strategy.ledger.training_rounds.intersection(remaining):
         log(
             WARNING,
             "round(s) %s are skipped: they were charged before a crash, and their clients cannot contribute again; "

@@ -202,8 +202,7 @@ def _skipped_rounds(folder: RunFolder, lines: Sequence[Mapping[str, Any]]) -> li
     """The rounds that were charged, and that a crash ended before their release, if they are never repeated."""
     if folder.plan.repeats_rounds:
         return []
-    charged = {charge["round"] for charge in folder.ledger.charges if charge.get("for") == "training"}
-    return sorted(charged - {line["round"] for line in lines})
+    return sorted(folder.ledger.training_rounds - {line["round"] for line in lines})
 
 
 def _last_evaluation(result: Result) -> tuple[int | None, dict[str, Any]]:
