@@ -3,7 +3,8 @@
 ===============  ============================================================================================
 to a client      ArrayRecord ``models``, keys ``"{cluster}/{parameter}"``; ConfigRecord ``config``
 from a client    ArrayRecord ``update``, keys ``parameter``, float32; ConfigRecord ``reply`` (``client-id``,
-                 ``round``, ``label``, ``redrawn-label``); MetricRecord ``diagnostics`` (evaluation only)
+                 ``round``, ``label``, ``redrawn-label``, and ``below`` if the clipping norm of gradients is adaptive);
+                 MetricRecord ``diagnostics`` (evaluation only)
 ===============  ============================================================================================
 
 Verbs are Flower message types: ``train``, ``query.losses``, ``evaluate``, ``query.identity``. The reply to
@@ -17,6 +18,7 @@ result, with which clients label their records; the reply has ``diagnostics`` if
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -160,12 +162,16 @@ def pack_update(vector: npt.NDArray[np.float32], layout: Layout) -> ArrayRecord:
 
 @dataclass(frozen=True)
 class Reply:
-    """A valid training reply: its labels and its (d,) float32 update."""
+    """A valid training reply: its labels and its (d,) float32 update.
+
+    ``below`` is a noisy share, clamped to [0, 1], of its gradients that are short; None if not requested.
+    """
 
     client_id: int
     label: int
     redrawn_label: int
     update: npt.NDArray[np.float32]
+    below: float | None = None
 
 
 def read_reply(
@@ -177,6 +183,7 @@ def read_reply(
     layout: Layout,
     assigned: int | None = None,
     redraw: npt.NDArray[np.float64] | None = None,
+    counts_norms: bool = False,
 ) -> Reply:
     """Validate a training reply against its request.
 
@@ -188,9 +195,10 @@ def read_reply(
         layout: of the update.
         assigned: cluster that the server assigned, which both labels must equal; None: the client chose.
         redraw: (k, k) matrix by which the client redraws its label; None: the labels must be equal.
+        counts_norms: whether the reply has the share of gradients that are short.
 
     Raises:
-        ReplyError: wrong client or round, label, names, shapes or types, or NaN or Inf.
+        ReplyError: wrong client or round, label, share, names, shapes or types, or NaN or Inf.
     """
     reply, update = _parts(content, client_id, round)
     labels = []
@@ -213,7 +221,18 @@ def read_reply(
     )
     if not np.all(np.isfinite(vector)):
         raise ReplyError(f"the update contains NaN or Inf: {DIVERGED}")
-    return Reply(client_id, label, redrawn, vector)
+    return Reply(client_id, label, redrawn, vector, _share(reply.get("below")) if counts_norms else None)
+
+
+def _share(value: Any) -> float:
+    """A noisy share of a reply, clamped to [0, 1].
+
+    Raises:
+        ReplyError: it is no finite number.
+    """
+    if type(value) is not float or not math.isfinite(value):
+        raise ReplyError(f"below is {value!r}, expected a finite number")
+    return min(max(value, 0.0), 1.0)
 
 
 def pack_reply(
@@ -224,6 +243,7 @@ def pack_reply(
     round: int,
     label: int,
     redrawn_label: int | None = None,
+    below: float | None = None,
 ) -> RecordDict:
     """The reply to a training request, which :func:`read_reply` reads.
 
@@ -234,10 +254,12 @@ def pack_reply(
         round: of the request.
         label: cluster of the client: the assigned or the chosen one.
         redrawn_label: cluster that the update counts for, if the request has a redraw matrix; None: ``label``.
+        below: noisy share of the gradients that are shorter than the plan's threshold, if the plan releases it.
     """
     redrawn = label if redrawn_label is None else redrawn_label
-    labels = {"label": int(label), "redrawn-label": int(redrawn)}
-    reply = ConfigRecord({"client-id": client_id, "round": round, **labels})
+    reply = ConfigRecord({"client-id": client_id, "round": round, "label": int(label), "redrawn-label": int(redrawn)})
+    if below is not None:
+        reply["below"] = float(below)
     return RecordDict({UPDATE: pack_update(update, layout), REPLY: reply})
 
 

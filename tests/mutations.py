@@ -359,6 +359,20 @@ MUTATIONS = [
         f"{_SITE}::test_the_noise_has_the_charged_scale_and_ignores_the_apps_seed",
     ),
     Mutation(
+        "gradients have the noise of the whole event although the share of short ones is released, too",
+        "coterie/privacy/record.py",
+        "return self.noise(first) / math.sqrt(1 - self.clip_share)",
+        "return self.noise(first)",
+        "tests/privacy/test_record.py::test_the_share_of_short_gradients_is_a_coordinate_of_the_same_event",
+    ),
+    Mutation(
+        "the number of short gradients has no noise",
+        "coterie/client/dpsgd.py",
+        "noisy = counted + float(gaussian(noises, deviation, (1,))[0])",
+        "noisy = counted",
+        "tests/client/test_dpsgd.py::test_the_share_of_short_gradients_has_the_planned_noise",
+    ),
+    Mutation(
         "a guarded site draws the same batches again",
         f"{_GUARD}/training.py",
         'coins = Streams().stream("batches")',

@@ -29,7 +29,7 @@ _LR = 0.05
 # Tolerance for float32 gradients and updates rounded to float32.
 _ROUNDING = 1e-5
 # Implementations of DP-SGD (client/dpsgd.py).
-_MODES = {
+_MODES: dict[str, Any] = {
     "batched clients": {"batched": True},
     "sequential clients": {"batched": False},
     "sequential clients by Opacus": {"batched": False, "ghost": False},
@@ -45,6 +45,11 @@ def audit_records(streams: Streams, replies: int) -> list[Finding]:
             "additional record, eight replies",
             _plan(batch_size=_RECORDS, noise_multiplier=8**0.5, rounds=8),
             replies // 4,
+        ),
+        (
+            "additional record, with the share of short gradients",
+            _plan(batch_size=_RECORDS, noise_multiplier=1.0, clip_share=0.3, clip_factor=0.5),
+            replies,
         ),
     ]
     return [
@@ -82,7 +87,16 @@ def _shard(victim: bool) -> Shard:
 
 
 def _settings(plan: RecordPlan) -> DPSGD:
-    return DPSGD(_RECORDS, plan.batch_size, plan.local_epochs, _LR, plan.clip_norm, plan.noise_multiplier)
+    return DPSGD(
+        _RECORDS,
+        plan.batch_size,
+        plan.local_epochs,
+        _LR,
+        plan.clip_norm,
+        plan.noise_of_gradients(False),
+        norm_threshold=plan.norm_threshold,
+        noise_of_norms=plan.noise_of_norms(False),
+    )
 
 
 def _updates(
@@ -92,19 +106,37 @@ def _updates(
     noise: np.random.Generator,
     count: int = 1,
     mode: str = "batched clients",
-) -> FloatArray:
-    """Return replies (count, d) of clients that differ only in randomness, in units of one clipped gradient's step."""
+) -> tuple[FloatArray, FloatArray]:
+    """Return replies of clients that differ only in randomness.
+
+    Returns:
+        (count, d) updates in units of one clipped gradient's step, and (count,) shares of short gradients in units of
+        one record.
+    """
     network, layout, start = _network()
     starts, shards = np.repeat(start, count, axis=0), [_shard(victim)] * count
+    below = np.zeros(count)
     moved = train_privately(
-        network, layout, starts, shards, [coins] * count, [noise] * count, [settings] * count, **_MODES[mode]
+        network,
+        layout,
+        starts,
+        shards,
+        [coins] * count,
+        [noise] * count,
+        [settings] * count,
+        below=below,
+        **_MODES[mode],
     )
-    return moved.astype(np.float64) / settings.step_size
+    return moved.astype(np.float64) / settings.step_size, below * (settings.steps * settings.batch_size)
 
 
 def _gradients(attack: str, plan: RecordPlan, replies: int, streams: Streams, place: int) -> Finding:
-    """Compare the victim's influence on updates, summed over rounds, with the client's charges for these rounds."""
-    direction = _victim_gradient(plan)
+    """Compare the victim's influence on replies, summed over rounds, with the client's charges for these rounds.
+
+    The victim's gradient is long, so it moves the sum of gradients by 1 and the number of short ones by -1/2.
+    """
+    direction, noise_of_norms = _victim_gradient(plan), plan.noise_of_norms(False)
+    counted = 0.0 if noise_of_norms is None else -0.5 * (plan.noise_of_gradients(False) / noise_of_norms) ** 2
     worlds = []
     for victim in (False, True):
         scores = np.zeros((replies, 1))
@@ -112,8 +144,10 @@ def _gradients(attack: str, plan: RecordPlan, replies: int, streams: Streams, pl
             for done in range(0, replies, _CHUNK):
                 coins, noise = (streams.stream(n, place, victim, number, done) for n in ("batches", "gradients"))
                 count = min(_CHUNK, replies - done)
-                updates = _updates(_settings(plan), victim, coins, noise, count)
+                updates, below = _updates(_settings(plan), victim, coins, noise, count)
                 scores[done : done + count, 0] += updates @ direction
+                if counted:
+                    scores[done : done + count, 0] += counted * below
         worlds.append(scores)
     events: Counter[Event] = Counter()
     for number in range(plan.rounds):
@@ -125,7 +159,7 @@ def _victim_gradient(plan: RecordPlan, mode: str = "batched clients") -> FloatAr
     """Return the difference (d,) of noiseless full-batch steps with and without the victim."""
     settings = replace(_settings(plan), batch_size=_RECORDS, noise_multiplier=0.0)
     rng = np.random.default_rng(0)
-    there, gone = (_updates(settings, victim, rng, rng, mode=mode)[0] for victim in (True, False))
+    there, gone = (_updates(settings, victim, rng, rng, mode=mode)[0][0] for victim in (True, False))
     return np.asarray(there - gone)
 
 

@@ -44,7 +44,7 @@ def surface(table: Table, *, command: str, seen: Callable[[str, int], None]) -> 
 
     def variance(plan: RecordPlan, first: bool) -> float:
         scale = plan.local_epochs * plan.num_examples * lr**2 * size
-        return math.log10(scale * (plan.clip_norm * plan.noise(first)) ** 2 / plan.batch(first) ** 3)
+        return math.log10(scale * (plan.clip_norm * plan.noise_of_gradients(first)) ** 2 / plan.batch(first) ** 3)
 
     shown: dict[str, Callable[[RecordPlan], float]] = {
         "log10 Var of round 1": lambda plan: variance(plan, True),

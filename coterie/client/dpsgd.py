@@ -5,6 +5,9 @@
         g ← Σ_{i in B} clip(∇ loss_i(theta), c)
         theta ← theta - lr (c (g / c + N(0, z² I)) / b + ∇ penalty(theta))
 
+If c is adaptive, a step also counts the gradients of B that are shorter than a threshold, and the round releases the
+sum of 1/2 or -1/2 per record with noise; see :class:`~coterie.privacy.RecordPlan`.
+
 b = N is a full batch. The penalty reads theta and its start alone (client/penalties.py); by default there is none.
 The reference takes per-record gradients of any network from Opacus. Networks of common layers are clipped without
 materialised gradients (client/ghost.py): all clients at once if the network is a chain of linear layers, otherwise one
@@ -43,8 +46,8 @@ from coterie.privacy import check_clip_norm, gaussian
 
 Vectors = npt.NDArray[np.float32]
 Generators = Sequence[np.random.Generator]
-#: Returns the (n, d) clipped sums of n clients, see :func:`coterie.client.ghost.clipped_sums`.
-ClippedSums = Callable[[Any, Layout, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+#: Returns the (n, d) clipped sums of n clients and (n, m) norms, see :func:`coterie.client.ghost.clipped_sums`.
+ClippedSums = Callable[[Any, Layout, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 #: Maps outputs and targets to the loss of every record.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -79,6 +82,9 @@ class DPSGD:
         lr: step size.
         clip_norm: c, L2 bound of one record's gradient over all parameters together.
         noise_multiplier: z; noise z c is added to the sum of clipped gradients. 0: no privacy.
+        norm_threshold: the norm with which those of gradients are compared.
+        noise_of_norms: noise on a step's sum of 1/2 per gradient shorter than the threshold and -1/2 per other one;
+            None: the sum is not released.
         device: torch device; it must support float64.
         penalty: on the distance to the start.
         memory_mb: limit for per-record gradients, or for the inputs and outputs of layers from which ghost clipping
@@ -96,6 +102,8 @@ class DPSGD:
     noise_multiplier: float
     device: str = "cpu"
     penalty: Penalty = NO_PENALTY
+    norm_threshold: float = math.inf
+    noise_of_norms: float | None = None
     memory_mb: int = 512
 
     def __post_init__(self) -> None:
@@ -121,6 +129,14 @@ class DPSGD:
         """Return (size,) noise for a sum of clipped gradients, in units of the clipping norm."""
         return gaussian(noises, self.noise_multiplier, (size,))
 
+    def below(self, counted: float, noises: np.random.Generator) -> float:
+        """Return the noisy share of short gradients in a round, near [0, 1], by their sum of 1/2 and -1/2."""
+        if self.noise_of_norms is None:
+            return math.nan
+        deviation = self.noise_of_norms * math.sqrt(self.steps)
+        noisy = counted + float(gaussian(noises, deviation, (1,))[0])
+        return 0.5 + noisy / (self.steps * self.batch_size)
+
     @property
     def step_size(self) -> float:
         """lr c / b, the factor of a noisy sum in units of the clipping norm."""
@@ -138,6 +154,7 @@ def train_privately(
     *,
     batched: bool,
     ghost: bool = True,
+    below: npt.NDArray[np.float64] | None = None,
 ) -> Vectors:
     """Train all clients by DP-SGD, and return their updates (trained minus start).
 
@@ -152,6 +169,7 @@ def train_privately(
         batched: whether all clients train at once if the network is a chain of linear layers.
         ghost: whether clients that train one after the other clip without materialised gradients if the network's
             layers support it; otherwise by Opacus, the reference.
+        below: (n,) output for each client's noisy share of short gradients; NaN where it is not released.
 
     Returns:
         (n, d) float32 updates.
@@ -165,8 +183,12 @@ def train_privately(
         together = clipped_sums_by_vmap
     with products("float32", device):  # PyTorch's default for convolutions on a GPU has 10 bits of mantissa
         if together is not None:
-            return _train_batched(model, layout, start, shards, coins, noises, settings, together)
-        return _train_sequential(model, layout, start, shards, coins, noises, settings, ghost)
+            updates, counts = _train_batched(model, layout, start, shards, coins, noises, settings, together)
+        else:
+            updates, counts = _train_sequential(model, layout, start, shards, coins, noises, settings, ghost)
+    if below is not None:
+        below[:] = [own.below(count, noise) for own, count, noise in zip(settings, counts, noises, strict=True)]
+    return updates
 
 
 def _train_sequential(
@@ -178,8 +200,9 @@ def _train_sequential(
     noises: Generators,
     settings: Sequence[DPSGD],
     ghost: bool,
-) -> Vectors:
-    updates = np.empty_like(start)
+) -> tuple[Vectors, list[float]]:
+    """Return the (n, d) updates and the n sums over all steps of 1/2 or -1/2 per record."""
+    updates, counts = np.empty_like(start), []
     for i, (shard, coin, noise, own) in enumerate(zip(shards, coins, noises, settings, strict=True)):
         x, y = on_device(shard, own.device)
         clipper = _clipper(model, own.device, x.shape[1:], x.dtype, y.dtype, example_loss, ghost)
@@ -189,18 +212,22 @@ def _train_sequential(
         for parameter, view in zip(parameters, layout.split(vector).values(), strict=True):
             parameter.data = view
         chunk = _chunk(clipper.numbers, own.memory_mb)
+        short = torch.zeros((), dtype=torch.float64, device=own.device)
         for _ in range(own.steps):
             batch = torch.as_tensor(own.sample(coin, len(y)), device=own.device)
             total = torch.as_tensor(own.noise(noise, layout.size), device=own.device)
             for begin in range(0, len(batch), chunk):
                 records = batch[begin : begin + chunk]
-                total += clipper.clipped_sum(parameters, x[records], y[records], own.clip_norm)
+                clipped, norms = clipper.clipped_sum(parameters, x[records], y[records], own.clip_norm)
+                total += clipped
+                short += (norms < own.norm_threshold).sum() - len(records) / 2
             step = own.step_size * total
             if own.penalty.weight:
                 step += own.lr * own.penalty.gradient(vector, anchor)
             vector -= step
         updates[i] = (vector - anchor).cpu().numpy()
-    return updates
+        counts.append(float(short))
+    return updates, counts
 
 
 def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, *, ghost: bool = True) -> Tensor:
@@ -226,7 +253,7 @@ def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, 
     for records in torch.split(x, _chunk(clipper.numbers, settings.memory_mb)):
         if len(records):
             targets = torch.zeros(len(records), device=settings.device)
-            total += clipper.clipped_sum(parameters, records, targets, settings.clip_norm)
+            total += clipper.clipped_sum(parameters, records, targets, settings.clip_norm)[0]
     return total
 
 
@@ -239,7 +266,8 @@ def _train_batched(
     noises: Generators,
     settings: Sequence[DPSGD],
     sums: ClippedSums,
-) -> Vectors:
+) -> tuple[Vectors, list[float]]:
+    """As :func:`_train_sequential`."""
     device, d = settings[0].device, layout.size
     model = model.to(device)
     x, y, sizes = padded(shards, device)
@@ -248,6 +276,8 @@ def _train_batched(
     vectors = anchors.clone()
     clips = torch.tensor([[own.clip_norm] for own in settings], dtype=torch.float64, device=device)
     rates = torch.tensor([[own.step_size] for own in settings], dtype=torch.float64, device=device)
+    thresholds = torch.tensor([[own.norm_threshold] for own in settings], dtype=torch.float64, device=device)
+    short = torch.zeros(len(shards), dtype=torch.float64, device=device)
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     widths = sum(layer.in_features + layer.out_features for layer in linear) if sums is clipped_sums else d
     chunk = _chunk(3 * len(shards) * widths, min(own.memory_mb for own in settings))  # float32 and float64
@@ -262,18 +292,21 @@ def _train_batched(
         total = torch.as_tensor(np.stack(noise), device=device)
         for begin in range(0, index.shape[1], chunk):
             records = torch.as_tensor(index[:, begin : begin + chunk], device=device)
-            total += sums(model, layout, vectors, x[rows, records], y[rows, records], records >= 0, clips)
+            there = records >= 0
+            clipped, norms = sums(model, layout, vectors, x[rows, records], y[rows, records], there, clips)
+            total += clipped
+            short += ((norms < thresholds) & there).sum(1) - there.sum(1) / 2
         moves = rates * total
         if settings[0].penalty.weight:
             lrs = torch.tensor([[own.lr if step < own.steps else 0.0] for own in settings], device=device)
             moves += lrs * settings[0].penalty.gradient(vectors, anchors)
         vectors -= moves
-    return (vectors - anchors).cpu().numpy()
+    return (vectors - anchors).cpu().numpy(), short.tolist()
 
 
 def clipped_sums_by_vmap(
     model: nn.Module, layout: Layout, vectors: Tensor, x: Tensor, y: Tensor, there: Tensor, clips: Tensor
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Same as :func:`~coterie.client.ghost.clipped_sums` for other networks: materialises all gradients."""
 
     def loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
@@ -281,9 +314,10 @@ def clipped_sums_by_vmap(
 
     gradients = vmap(vmap(grad(loss), in_dims=(None, 0, 0)))(layout.split(vectors), x, y)
     flat = torch.cat([gradients[name].flatten(2) for name in layout.names], dim=2).double()  # (n, m, d)
-    weights, kept = clip_factors(torch.linalg.vector_norm(flat, dim=2), clips)
+    norms = torch.linalg.vector_norm(flat, dim=2)
+    weights, kept = clip_factors(norms, clips)
     kept &= there
-    return torch.bmm((weights * kept)[:, None], flat.where(kept[..., None], 0))[:, 0]
+    return torch.bmm((weights * kept)[:, None], flat.where(kept[..., None], 0))[:, 0], norms
 
 
 def _gradients_vmap(model: nn.Module, shard: Shard, device: str) -> bool:
@@ -315,8 +349,13 @@ class Clipper(Protocol):
     named: dict[str, nn.Parameter]
     numbers: int
 
-    def clipped_sum(self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
-        """Return the (d,) float64 sum over m > 0 records, in the order of ``parameters``, in units of the norm."""
+    def clipped_sum(
+        self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return the (d,) float64 sum over m > 0 records, in units of ``clip_norm``, and the (m,) norms.
+
+        The sum is in the order of ``parameters``.
+        """
 
 
 class _Opacus:
@@ -326,7 +365,9 @@ class _Opacus:
         self._network, self.named, self._loss = network, named, loss
         self.numbers = 3 * sum(parameter.numel() for parameter in named.values())  # Opacus holds copies
 
-    def clipped_sum(self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
+    def clipped_sum(
+        self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float
+    ) -> tuple[Tensor, Tensor]:
         return _clipped_sum(_gradients(self._network, parameters, x, y, self._loss), clip_norm)
 
 
@@ -483,13 +524,15 @@ def _chunk(numbers: int, memory_mb: int) -> int:
     return max(1, min(_MAX_RECORDS, memory_mb * 2**20 // (4 * numbers)))
 
 
-def _clipped_sum(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
-    """Return the (d,) float64 sum of clipped gradients in units of the clipping norm, computed in parts."""
+def _clipped_sum(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
+    """Return the (d,) float64 sum of clipped gradients in units of the clipping norm, and (m,) norms, in parts."""
     flat = [gradient.flatten(1) for gradient in gradients]
     some = max(1, _MAX_NUMBERS // sum(part.shape[1] for part in flat))
     total: Tensor = flat[0].new_zeros((), dtype=torch.float64)
+    norms = []
     for parts in zip(*(torch.split(part, some) for part in flat), strict=True):
         records = torch.cat(parts, dim=1).double()
-        weights, kept = clip_factors(torch.linalg.vector_norm(records, dim=1), clip_norm)
+        norms.append(torch.linalg.vector_norm(records, dim=1))
+        weights, kept = clip_factors(norms[-1], clip_norm)
         total = total + weights @ (records if kept.all() else records.where(kept[:, None], 0))
-    return total
+    return total, torch.cat(norms)

@@ -44,8 +44,8 @@ def clip_factors(norms: Tensor, clip_norm: float | Tensor) -> tuple[Tensor, Tens
 
 def clipped_sums(
     model: nn.Sequential, layout: Layout, vectors: Tensor, x: Tensor, y: Tensor, there: Tensor, clips: Tensor
-) -> Tensor:
-    """Return (n, d) float64 sums of clipped per-record gradients, in units of the clipping norm.
+) -> tuple[Tensor, Tensor]:
+    """Return (n, d) float64 sums of clipped per-record gradients, in units of the clipping norm, and (n, m) norms.
 
     Args:
         model: a chain (:func:`coterie.client.chains.is_linear_chain`).
@@ -77,14 +77,15 @@ def clipped_sums(
     squares = torch.zeros((), dtype=torch.float64, device=x.device)
     for name, g in backward.items():
         squares = squares + g.square().sum(2) * (forward[name].square().sum(2) + biased[name])
-    weights, kept = clip_factors(squares.sqrt(), clips)
+    norms = squares.sqrt()
+    weights, kept = clip_factors(norms, clips)
     kept &= there
     sums = {}
     for name, g in backward.items():
         clipped = torch.where(kept[..., None], weights[..., None] * g, 0)
         sums[f"{name}.weight"] = torch.bmm(clipped.mT, forward[name].where(kept[..., None], 0))
         sums[f"{name}.bias"] = clipped.sum(1)
-    return torch.cat([sums[name].flatten(1) for name in layout.names], dim=1)
+    return torch.cat([sums[name].flatten(1) for name in layout.names], dim=1), norms
 
 
 # ---- networks of other layers -----------------------------------------------------------------------------
@@ -438,8 +439,10 @@ class GhostClipping:
         self.numbers = (2 * captured + sum(each.numbers for each in found.values())) // len(x)
         return found
 
-    def clipped_sum(self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
-        """Return the (d,) float64 sum of clipped gradients, in units of the clipping norm.
+    def clipped_sum(
+        self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return the (d,) float64 sum of clipped gradients, in units of the clipping norm, and the (m,) norms.
 
         Args:
             parameters: in the order of the result.
@@ -451,6 +454,8 @@ class GhostClipping:
         zero = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         squares = sum((each.squares for each in found.values()), zero)
         spread = sum((each.spread for each in found.values()), zero)
-        weights, kept = clip_factors(torch.maximum(squares, spread / _MAX_CANCELLATION**2).sqrt(), clip_norm)
+        norms = torch.maximum(squares, spread / _MAX_CANCELLATION**2).sqrt()
+        weights, kept = clip_factors(norms, clip_norm)
         sums = {parameter: each.sum(weights, kept).flatten() for parameter, each in found.items()}
-        return torch.cat([sums[each] if each in sums else zero.new_zeros(each.numel()) for each in parameters])
+        total = torch.cat([sums[each] if each in sums else zero.new_zeros(each.numel()) for each in parameters])
+        return total, norms

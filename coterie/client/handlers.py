@@ -70,15 +70,19 @@ def _train(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]
     """
     cohort = Cohort.of(TRAIN, content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)
+    below: Sequence[float | None] = [None] * len(clients)
     if cohort.budget_errors:
         return list(cohort.budget_errors)
     if cohort.task.plans:
-        chosen, updates, refusals = train_privately(cohort)
+        chosen, updates, below, refusals = train_privately(cohort)
         labels = redrawn = cohort.labels(chosen)
     else:
         labels, redrawn, updates = train_without_dp(cohort)
-    layout, rows = cohort.layers.sent, zip(clients, labels, redrawn, updates, refusals, strict=True)
-    return [refusal or _reply(cohort, client, own, new, row, layout) for client, own, new, row, refusal in rows]
+    layout, rows = cohort.layers.sent, zip(clients, labels, redrawn, updates, below, refusals, strict=True)
+    return [
+        refusal or _reply(cohort, client, own, new, row, layout, share)
+        for client, own, new, row, share, refusal in rows
+    ]
 
 
 def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) -> list[ReplyOrError | None]:
@@ -110,10 +114,17 @@ def _acceptable(cohort: Cohort, updates: Vectors, plan: Plan) -> npt.NDArray[np.
     return np.asarray(finite & (norms <= limits))
 
 
-def _reply(cohort: Cohort, client: Client, label: int, redrawn: int, values: Vectors, layout: Layout) -> RecordDict:
-    return pack_reply(
-        values, layout, client_id=client.client_id, round=cohort.task.round, label=label, redrawn_label=redrawn
-    )
+def _reply(
+    cohort: Cohort,
+    client: Client,
+    label: int,
+    redrawn: int,
+    values: Vectors,
+    layout: Layout,
+    below: float | None = None,
+) -> RecordDict:
+    own, number = client.client_id, cohort.task.round
+    return pack_reply(values, layout, client_id=own, round=number, label=label, redrawn_label=redrawn, below=below)
 
 
 def _losses(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:

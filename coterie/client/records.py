@@ -20,11 +20,12 @@ from coterie.privacy import PrivacyError, RecordPlan, Streams, noisy_argmin, noi
 from coterie.wire import RequestError
 
 
-def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError | None]]:
+def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[float | None], list[ClientError | None]]:
     """Train every client for one round.
 
     Returns:
-        (n,) index of the model that each client trained, (n, d) updates, and errors: None for clients that trained.
+        (n,) index of the model that each client trained, (n, d) updates, noisy shares of short gradients where the plan
+        releases them, and errors: None for clients that trained.
     """
     task, clients = cohort.task, cohort.clients
     layout = _whole_layout(cohort)  # first: a network that cannot be built or trained fails before the charge
@@ -53,18 +54,26 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[ClientError |
                 epochs=plan.local_epochs,
                 lr=task.training.lr,
                 clip_norm=plan.clip_norm,
-                noise_multiplier=plan.noise(task.first),
+                noise_multiplier=plan.noise_of_gradients(task.first),
+                norm_threshold=plan.norm_threshold,
+                noise_of_norms=plan.noise_of_norms(task.first),
                 device=task.training.device,
                 penalty=task.training.penalty,
             )
         )
     willing = [i for i, refusal in enumerate(refusals) if refusal is None]
     updates = np.zeros((len(clients), layout.size), np.float32)
+    below: list[float | None] = [None] * len(clients)
     if willing:
         start = cohort.models[chosen[willing]]
         shards = [cohort.shard(i) for i in willing]
-        updates[willing] = by_dpsgd(task.network, layout, start, shards, coins, noises, settings, batched=task.batched)
-    return chosen, updates, refusals
+        shares = np.zeros(len(willing))
+        updates[willing] = by_dpsgd(
+            task.network, layout, start, shards, coins, noises, settings, batched=task.batched, below=shares
+        )
+        for i, own, share in zip(willing, settings, shares.tolist(), strict=True):
+            below[i] = None if own.noise_of_norms is None else share
+    return chosen, updates, below, refusals
 
 
 def noisy_model_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:

@@ -77,7 +77,7 @@ class FirstRound:
         most = MAX_INCREASE * without.noise_multiplier
         plan = RecordPlan(**own | {"noise_multiplier": most})
         batch = plan.batch(True)
-        enough = self.separating_noise(batch, plan.steps(batch))
+        enough = self.separating_noise(batch, plan.steps(batch)) * math.sqrt(1 - plan.clip_share)
         separated = replace(plan, first_noise_multiplier=enough)
         if plan.rounds > 1 and separated.cost() <= plan.epsilon:
             return RecordPlan.calibrated(**own | {"first_noise_multiplier": enough})

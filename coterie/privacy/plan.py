@@ -250,10 +250,13 @@ class Released:
     Attributes:
         charge: number of its charge in the ledger.
         epsilon: cost of all charges up to this release.
+        below: noisy share of the updates, or at record level of the gradients, that are shorter than the plan's
+            ``norm_threshold``; None if not released.
     """
 
     charge: int
     epsilon: float
+    below: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,15 +268,12 @@ class ReleasedSums(Released):
         histogram: (k,) float64, noisy numbers of clients that chose each cluster; None if not released.
         divisors: (k,) float64, D_j of the update, from public constants and released values.
         cohort: divisor of coordinates shared by all clusters: qM, or the sum of released sizes.
-        below: noisy share of the cohort whose updates are shorter than the plan's ``norm_threshold``; None if not
-            released.
     """
 
     sums: FloatArray
     histogram: FloatArray | None
     divisors: FloatArray
     cohort: float
-    below: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -476,6 +476,10 @@ class Plan(ABC):
     def ledger(self, path: str | Path | None = None, **about: Unpack[LedgerHeader]) -> Ledger:
         """Create a ledger for this plan, in memory or in ``path``; its header contains the plan and ``about``."""
         return Ledger(self.delta, self.epsilon, path, self.accountant, {"plan": self.terms(), **about})
+
+    def with_clip_norm(self, clip_norm: float) -> Self:
+        """Return this plan with another clipping norm, which does not affect epsilon."""
+        return replace(self, clip_norm=clip_norm)
 
     # ---- the numbers of a round ---------------------------------------------------------------------------
 

@@ -6,6 +6,11 @@ full batches (RC-DPFL) or another batch size, private cluster selections by loss
 
     K steps an epoch at rate 1 (or b_1 / N), then (E - 1) K floor(N / b) steps at rate b / N, selections, losses.
 
+If c is adaptive, a step also releases how many gradients of its batch are shorter than c / factor: a sum of 1/2 or -1/2
+per record, as one more coordinate of the same event. With z_c on the gradients and deviation s_b on that sum,
+
+    1 / z^2 = 1 / z_c^2 + 1 / (2 s_b)^2,   where the second term is a share w of 1 / z^2.
+
 Adjacency is add/remove one record. N, b, K and E are public constants.
 """
 
@@ -37,6 +42,7 @@ _COUNTS = {
 }
 _MAX_NOISE = 100 * MAX_NOISE
 _MAX_EPSILON = 1e12
+_MIN_CLIP_SHARE, _MAX_CLIP_SHARE, _MIN_CLIP_FACTOR = 1e-4, 0.5, 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +93,8 @@ class RecordNumbers(TypedDict, total=False):
     delta: Required[float]
     noise_multiplier: float
     clip_norm: float
+    clip_share: float
+    clip_factor: float
     first_batch_size: int | None
     first_noise_multiplier: float | None
     local_epochs: int
@@ -110,6 +118,9 @@ class RecordPlan:
         epsilon: the budget.
         delta: of the guarantee.
         clip_norm: c, L2 bound of one record's gradient.
+        clip_share: w, share of 1 / z^2 for the number of gradients shorter than a threshold, which an adaptive clipping
+            norm follows; 0: it is not released.
+        clip_factor: c over that threshold, in (0, 1].
         noise_multiplier: z of every round, or of all but the first.
         first_batch_size: expected batch size of round 1; None for b. N means full batches.
         first_noise_multiplier: z of round 1; None for that of the other rounds.
@@ -130,6 +141,8 @@ class RecordPlan:
     delta: float
     noise_multiplier: float
     clip_norm: float = 1.0
+    clip_share: float = 0.0
+    clip_factor: float = 1.0
     first_batch_size: int | None = None
     first_noise_multiplier: float | None = None
     local_epochs: int = 1
@@ -169,6 +182,12 @@ class RecordPlan:
         if self.selection not in SELECTIONS:
             raise PrivacyError(f"selection must be {', '.join(SELECTIONS)}, not {self.selection!r}")
         check_clip_norm(self.clip_norm)
+        if not (self.clip_share == 0 or _MIN_CLIP_SHARE <= self.clip_share <= _MAX_CLIP_SHARE):
+            raise PrivacyError(
+                f"clip share must be 0 or lie in [{_MIN_CLIP_SHARE:g}, {_MAX_CLIP_SHARE:g}], not {self.clip_share}"
+            )
+        if not _MIN_CLIP_FACTOR <= self.clip_factor <= 1:
+            raise PrivacyError(f"clip-factor must lie in [{_MIN_CLIP_FACTOR:g}, 1], not {self.clip_factor}")
         check_delta(self.delta)
 
     @classmethod
@@ -237,6 +256,19 @@ class RecordPlan:
     def noise(self, first: bool) -> float:
         """z of round 1 or of later rounds."""
         return (self.first_noise_multiplier or self.noise_multiplier) if first else self.noise_multiplier
+
+    def noise_of_gradients(self, first: bool) -> float:
+        """z_c, noise on the sum of gradients, in units of c."""
+        return self.noise(first) / math.sqrt(1 - self.clip_share)
+
+    def noise_of_norms(self, first: bool) -> float | None:
+        """s_b, noise on the sum of 1/2 or -1/2 per record; None: it is not released."""
+        return self.noise(first) / (2 * math.sqrt(self.clip_share)) if self.clip_share else None
+
+    @property
+    def norm_threshold(self) -> float:
+        """c / factor, the norm with which those of gradients are compared."""
+        return self.clip_norm / self.clip_factor
 
     def steps(self, batch_size: int) -> int:
         """Noisy gradient steps of one round."""
@@ -312,7 +344,7 @@ class RecordPlan:
         steps = self.steps(batch)
         records = steps * batch
         gradients = records + 6.5 * math.sqrt(records) + 14
-        noise = self.noise(first) * math.sqrt(steps) * (math.sqrt(size) + 6.5)
+        noise = self.noise_of_gradients(first) * math.sqrt(steps) * (math.sqrt(size) + 6.5)
         return lr * self.clip_norm / batch * (gradients + noise)
 
     def cost(self, accountant: str | None = None) -> float:

@@ -47,7 +47,7 @@ class PrivacySettings(Settings):
     )
     clipping: str = setting(
         "fixed",
-        "whether C is clip-norm, or follows a quantile of the norms of updates, within the guarantee (client level)",
+        "whether C (c) is clip-norm, or follows a quantile of the norms of updates (gradients), within the guarantee",
         choices=("fixed", "adaptive"),
     )
     clip_norm: float = setting(
@@ -60,7 +60,7 @@ class PrivacySettings(Settings):
     )
     clip_quantile: float = setting(
         0.5,
-        "adaptive clipping: the quantile of the norms of updates that C follows",
+        "adaptive clipping: the quantile of the norms of updates (of gradients at record level) that C follows",
         above=0,
         below=1,
         tuned=True,

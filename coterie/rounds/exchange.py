@@ -191,6 +191,7 @@ class Exchange(Generic[C, R]):
         self.request = _completed(phase.request, number, run)
         self.cohort = self._sampled()
         self._contributions = phase.container(run, self.cohort)
+        self._below: list[float] = []  # shares of short gradients, by client
         self._permit = self._charged_before_sending()
         if self._permit is None:
             self._expect_charge()
@@ -205,6 +206,8 @@ class Exchange(Generic[C, R]):
                 reply = self._phase.read(self._run, self.request, client, content)
                 self._contributions.add(slots[client], reply.label, reply.redrawn_label, reply.update)
                 self._phase.received(reply)
+                if reply.below is not None:
+                    self._below.append(reply.below)
                 if self._run.plan.unit != "client" and isinstance(self._phase, SumsPhase):
                     self._run.statistics.labels[client] = reply.label
                 self._run.statistics.accepted += 1
@@ -230,7 +233,11 @@ class Exchange(Generic[C, R]):
             BudgetError: the charge would exceed the budget.
         """
         permit = self._permit or self._charged()
-        return self._phase.release(self._run, permit, self._contributions, self._attempt)
+        released = self._phase.release(self._run, permit, self._contributions, self._attempt)
+        if not self._below:
+            return released
+        middle = np.median if self._run.aggregator.robust else np.mean
+        return replace(released, below=float(middle(self._below)))
 
     def _sampled(self) -> IntArray:
         if self._phase.clients is not None:

@@ -13,12 +13,21 @@ import numpy.typing as npt
 from flwr.app import RecordDict
 
 from coterie.messages import Layout, PointsSpec, Reply, ReplyError, parse, read_points, read_reply
-from coterie.privacy import Collected, Contributions, Gathered, Permit, ReleasedPoints, ReleasedSums, ReleasedUpdates
+from coterie.privacy import (
+    Collected,
+    Contributions,
+    Gathered,
+    Permit,
+    Released,
+    ReleasedPoints,
+    ReleasedSums,
+    ReleasedUpdates,
+)
 from coterie.rounds.context import Models, RunContext, StrategyError
 from coterie.wire import Request, TrainRequest
 
 C = TypeVar("C", bound=Contributions)
-R = TypeVar("R")
+R = TypeVar("R", bound=Released)
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -78,6 +87,7 @@ class Phase(ABC, Generic[C, R]):
             layout=layout,
             assigned=None if self.assignments is None else self.assignments[client],
             redraw=None if training.redraw is None else np.reshape(training.redraw, (k, k)),
+            counts_norms=plan.clients_keep_ledgers and plan.clip_share > 0 and isinstance(request, TrainRequest),
         )
         if self.reply_layout is None:
             lr = float(run.config.get("lr", math.inf))

@@ -145,10 +145,10 @@ def check_records(config: RunConfig) -> None:
             f"sampling-rate = {config.aggregation.sampling_rate}: at record level all clients participate in every "
             "round; set it to 1"
         )
-    if config.privacy.clipping == "adaptive":
+    if config.privacy.clipping == "adaptive" and config.method.produces == "labels":
         raise ConfigError(
-            "clipping = 'adaptive' requires privacy-unit = client, where the server releases how many updates are "
-            "short; set clip-norm: c, the bound of a record's gradient"
+            f"clipping = 'adaptive' requires several rounds: {config.method.name} has one; set clip-norm: c, the bound "
+            "of a record's gradient"
         )
     for name in ("rebalance-min", "reseed-every"):
         if config[name]:
@@ -203,7 +203,7 @@ def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[Record
             "rounds": config.run.rounds,
             "epsilon": profile["epsilon"],
             "delta": 1 / (100 * many) if profile["delta"] is None else profile["delta"],
-            "clip_norm": privacy.clip_norm,
+            **_clipping(config),
             "first_batch_size": None if first is None else int(min(first, many)),
             "local_epochs": config.training.local_epochs,
             "selection": level.selection if choices else "none",
@@ -326,7 +326,7 @@ def _noise_warning(config: RunConfig) -> list[str]:
     if isinstance(plan, RecordLevel):
         own = plan.client_plans[0]
         steps = own.rounds * own.local_epochs * (own.num_examples // own.batch_size)
-        noise = own.noise_multiplier * math.sqrt(size / (steps * members)) / own.batch_size
+        noise = own.noise_of_gradients(False) * math.sqrt(size / (steps * members)) / own.batch_size
         remedy = "use more records in larger batches, more clients"
     else:
         moved = 1 if plan.sampler == "poisson" else 2  # an additional client, or a replaced one

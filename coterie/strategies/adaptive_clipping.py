@@ -18,6 +18,8 @@ Deviations from the paper
   a round's privacy instead of being a second release.
 - Line 5 divides by the public expected size of the cohort, never by the number of replies.
 - C stays in the range of clipping norms.
+- At record level, lines 3 to 5 are about the gradients of a client's batches: each client counts them with noise of its
+  own (privacy/record.py), and ~b is the mean over clients of these shares.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class AdaptiveClipping:
 
         Args:
             clip_norm: C.
-            below: the released share of short updates; noise may carry it out of [0, 1].
+            below: the released share of short updates or gradients; noise may carry it out of [0, 1].
         """
         share = min(max(below, 0.0), 1.0)
         found = clip_norm * math.exp(-self.rate * (share - self.quantile))

@@ -8,7 +8,7 @@ declarations of a method.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from logging import INFO
 from typing import Any, TypeAlias, TypedDict, TypeVar
@@ -401,7 +401,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
         metrics["reseeded"] = [j for move in moves for j in move]
         if histogram is not None:
             metrics["histogram"] = histogram.tolist()
-        if isinstance(released, ReleasedSums) and released.below is not None:
+        if released.below is not None:
             metrics["clip_norm"] = self.plan.clip_norm
             self._adapt_clipping(released.below)
         return pack_models(models, self.layout), metrics
@@ -467,8 +467,8 @@ class ClusteredStrategy(Method, RoundsStrategy):
     def _adapt_clipping(self, below: float) -> None:
         """Set the clipping norm of the next round, by a released share of norms below that of this one."""
         clip_norm = self.clipping(self.plan.clip_norm, below)
-        self.plan = replace(self.plan, clip_norm=clip_norm)
-        self.state[_CLIP_NORM] = np.array(clip_norm)
+        self.plan = self.plan.with_clip_norm(clip_norm)
+        self.state = {**self.state, _CLIP_NORM: np.array(clip_norm)}
 
     def _reseeded(
         self, number: int, models: Models, histogram: FloatArray | None
@@ -505,4 +505,4 @@ class ClusteredStrategy(Method, RoundsStrategy):
 
 def _with_adapted_clipping(plan: Plan, state: Mapping[str, npt.NDArray[Any]]) -> Plan:
     """The plan with the clipping norm of a resumed run, if it is adaptive."""
-    return replace(plan, clip_norm=float(state[_CLIP_NORM])) if _CLIP_NORM in state else plan
+    return plan.with_clip_norm(float(state[_CLIP_NORM])) if _CLIP_NORM in state else plan

@@ -24,7 +24,7 @@ def broken():
 
 def test_what_is_shipped_holds_and_the_attacks_have_power():
     findings = audit_records(Streams(0), ANSWERS)
-    assert len(findings) == 8
+    assert len(findings) == 9
     assert not [f for f in findings if f.failed]
     for finding in findings:
         # A quarter of the answers, and four steps of which only the sum is seen, are worth less.
@@ -35,6 +35,11 @@ def test_what_is_shipped_holds_and_the_attacks_have_power():
 def test_less_noise_on_gradients_is_found(monkeypatch):
     monkeypatch.setattr(dpsgd, "gaussian", lambda rng, std, shape: rng.standard_normal(shape) * std * 0.7)
     assert {"additional record, full batches", "additional record, eight replies"} <= set(broken())
+
+
+def test_a_share_of_short_gradients_that_is_not_charged_is_found(monkeypatch):
+    monkeypatch.setattr("coterie.privacy.RecordPlan.noise_of_gradients", lambda self, first: self.noise(first))
+    assert broken() == ["additional record, with the share of short gradients"]
 
 
 def test_batches_of_twice_the_rate_are_found(monkeypatch):

@@ -222,12 +222,12 @@ def test_sums_keep_the_bound_before_they_are_rounded():
 
     def chain(there):
         y = torch.zeros(1, 200, dtype=torch.int64)
-        return ghost.clipped_sums(model, layout, torch.tensor(start), x, y, there, clip)
+        return ghost.clipped_sums(model, layout, torch.tensor(start), x, y, there, clip)[0]
 
     less = there.clone()
     less[0, 17] = False
     for moved in (
-        dpsgd._clipped_sum(gradients, 0.01) - dpsgd._clipped_sum([each[less[0]] for each in gradients], 0.01),
+        dpsgd._clipped_sum(gradients, 0.01)[0] - dpsgd._clipped_sum([each[less[0]] for each in gradients], 0.01)[0],
         chain(there) - chain(less),
     ):
         assert moved.dtype == torch.float64
@@ -475,3 +475,38 @@ def test_a_gpu_gives_the_same(name, way):
         return train_privately(model, layout, start, shards, generators(2, 1), generators(2, 2), settings, **WAYS[way])
 
     np.testing.assert_allclose(on("cuda"), on("cpu"), atol=2e-3)  # convolutions may be in TF32
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("chunk", [256, 5])
+def test_the_share_of_short_gradients_is_that_of_the_records(way, chunk, monkeypatch):
+    """Two clients of different sizes; NaN is not short. All gradients are those of the start: lr is 0."""
+    monkeypatch.setattr(dpsgd, "_MAX_RECORDS", chunk)
+    shards = [shard(12, (4,), 3, 1), shard(9, (4,), 3, 2)]
+    shards[0].x[3] = np.nan
+    model = networks.build("linear", (4,), 3)
+    layout, start = vectors(model, shards)
+    rng = np.random.default_rng(0)
+    norms = [
+        [
+            float(np.linalg.norm(oracle(model, layout, start[i], one, rng, rng, DPSGD(1, 1, 1, 1.0, 1e6, 0.0))))
+            for one in (dataclasses.replace(each, x=each.x[j : j + 1], y=each.y[j : j + 1]) for j in range(len(each.y)))
+        ]
+        for i, each in enumerate(shards)
+    ]
+    threshold = 1.0001 * float(np.nanmedian(norms[0]))
+    own = [DPSGD(len(each.y), len(each.y), 2, 0.0, threshold / 2, 0.0, norm_threshold=threshold) for each in shards]
+    own = [dataclasses.replace(each, noise_of_norms=0.0) for each in own]
+    found = np.zeros(2)
+    train_privately(model, layout, start, shards, generators(2, 1), generators(2, 2), own, below=found, **WAYS[way])
+    assert found == pytest.approx([float(np.mean(np.array(each) < threshold)) for each in norms])
+    assert 0 < found[0] < 1
+
+
+def test_the_share_of_short_gradients_has_the_planned_noise():
+    own = DPSGD(100, 10, 1, 0.1, 1.0, 1.0, norm_threshold=2.0, noise_of_norms=3.0)
+    rng = np.random.default_rng(0)
+    shares = [own.below(0.0, rng) for _ in range(4000)]
+    assert np.mean(shares) == pytest.approx(0.5, abs=4 * 3 / math.sqrt(10 * 4000) / 10)
+    assert np.std(shares) == pytest.approx(3 * math.sqrt(10) / 100, rel=4 / math.sqrt(2 * 4000))
+    assert math.isnan(dataclasses.replace(own, noise_of_norms=None).below(0.0, rng))

@@ -128,3 +128,29 @@ def test_round_one_s_noise_can_be_a_multiple_of_the_others():
     assert plans[4].noise_multiplier < plans[2].noise_multiplier < plans[1].noise_multiplier
     with pytest.raises(PrivacyError, match="first noise ratio must be positive"):
         calibrated(epsilon=5.0, first_noise_ratio=0.0)
+
+
+def test_the_share_of_short_gradients_is_a_coordinate_of_the_same_event():
+    """A record moves the sum of gradients by at most 1, and the count by 1/2."""
+    plan = RecordPlan(**SETTING, epsilon=5.0, noise_multiplier=1.3, clip_share=0.2, clip_factor=0.5)
+    shift = 1 / plan.noise_of_gradients(False) ** 2 + (1 / 2) ** 2 / plan.noise_of_norms(False) ** 2
+    assert shift == pytest.approx(1 / 1.3**2)
+    alone = RecordPlan(**SETTING, epsilon=5.0, noise_multiplier=1.3)
+    assert plan.planned() == alone.planned()
+    assert (alone.noise_of_gradients(False), alone.noise_of_norms(False)) == (1.3, None)
+    assert plan.norm_threshold == 2 * plan.clip_norm
+    assert plan.max_update_norm(10, 0.1) > alone.max_update_norm(10, 0.1)
+
+
+@pytest.mark.parametrize("clip_share", [-0.1, 1e-300, 0.51, 1.0, math.nan, math.inf])
+def test_shares_that_leave_no_noise_in_range_are_refused(clip_share):
+    terms = RecordPlan(**SETTING, epsilon=5.0, noise_multiplier=1.0).terms()
+    del terms["mechanism"]
+    with pytest.raises(PrivacyError, match="clip share must be 0 or lie in"):
+        RecordPlan.from_terms(terms | {"clip_share": clip_share})
+
+
+@pytest.mark.parametrize("clip_factor", [0.0, 1e-300, 1.1, math.nan])
+def test_clip_factors_out_of_range_are_refused(clip_factor):
+    with pytest.raises(PrivacyError, match="clip-factor must lie in"):
+        RecordPlan(**SETTING, epsilon=5.0, noise_multiplier=1.0, clip_factor=clip_factor)

@@ -157,6 +157,10 @@ def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
         ({"participation": "secret"}, "no effect with privacy.mechanism = 'joint', only with banded"),
         ({"clip-factor": 0.3}, "no effect with privacy.clipping = 'fixed', only with adaptive"),
         ({"clipping": "adaptive", "clip-norm": 0.2}, "no effect with privacy.clipping = 'adaptive', only with fixed"),
+        (
+            {"strategy": "ppfc-gan", "privacy-unit": "record", "dataset": "pendigits", "clipping": "adaptive"},
+            "clipping = 'adaptive' requires several rounds: ppfc-gan has one",
+        ),
         ({"loss-noise": 2}, "no effect with privacy.privacy-unit = 'client', only with record"),
         ({"epsilon": 2, "privacy": {"epsilon": 3}}, "privacy.epsilon is set twice (also to 2)"),
         ({"strategy": "lcfl", "epsilon": 4}, "privacy.epsilon = 4: lcfl has no privacy by default; set"),

@@ -717,3 +717,63 @@ def test_the_model_of_a_cluster_is_the_weighted_mean_of_its_members():
         moving.send(released)
     assert strategy.state["labels"].tolist() == [0, -1, 0, 1, -1, -1, 1, -1]
     np.testing.assert_allclose(done.value.value - 7, [[(1 + 3 * 3) / 4, 5, 0, 0], [1.5, -5, 0, 0]])
+
+
+def adaptive(rounds, **numbers):
+    return plan(1, rounds, clip_share=0.5, clip_factor=0.5, **numbers)
+
+
+def recorded(tmp_path, rounds, plan, grid=None, **options):
+    lines, states = [], []
+    recorder = SimpleNamespace(
+        round_finished=lines.append, checkpoint=lambda state, line: states.append(state), evaluated=lambda line: None
+    )
+    _, _, strategy = train(FedAvg, plan, np.zeros((1, 4)), tmp_path, rounds, grid, recorder=recorder, **options)
+    return [line["clip_norm"] for line in lines], states, strategy
+
+
+def test_the_clipping_norm_of_gradients_follows_their_norms(tmp_path):
+    """All gradients are shorter than the first threshold of 2, so c shrinks from 1."""
+    norms, states, strategy = recorded(tmp_path, 4, adaptive(4))
+    assert norms[0] == 1.0
+    assert norms[1] == pytest.approx(math.exp(-0.2 * 0.5), rel=1e-2)
+    assert strategy.plan.clip_norm == strategy.plan.of_client(3).clip_norm < norms[-1]
+    again, _, _ = recorded(tmp_path / "again", 4, adaptive(4), resume_from=states[2])
+    assert again == pytest.approx(norms[2:], rel=1e-2)
+
+
+class Dishonest(LocalGrid):
+    """Client 0 sends another share."""
+
+    def __init__(self, share):
+        super().__init__(CLIENTS)
+        self.share = share
+
+    def send_and_receive(self, messages, *, timeout=None):
+        for reply in super().send_and_receive(messages, timeout=timeout):
+            record = reply.content.config_records.get("reply", {})
+            if record.get("client-id") == 0 and "below" in record:
+                if self.share is None:
+                    del record["below"]
+                else:
+                    record["below"] = self.share
+            yield reply
+
+
+@pytest.mark.parametrize("share", [1e300, -1e300])
+def test_one_client_moves_the_clipping_norm_by_at_most_its_part(tmp_path, share):
+    norms, _, _ = recorded(tmp_path, 2, adaptive(2), Dishonest(share))
+    honest = math.exp(-0.2 * 0.5)
+    assert honest * 0.99 <= norms[1] <= honest * math.exp(0.2 / CLIENTS) * 1.01
+
+
+@pytest.mark.parametrize("share", [math.nan, math.inf, 1, "many", None])
+def test_a_reply_with_an_invalid_share_is_dropped(tmp_path, share):
+    norms, _, strategy = recorded(tmp_path, 2, adaptive(2), Dishonest(share))
+    assert sum(strategy.statistics.dropped.values()) == 2
+    assert norms[1] == pytest.approx(math.exp(-0.2 * 0.5), rel=1e-2)
+
+
+def test_a_fixed_clipping_norm_releases_no_share(tmp_path):
+    with pytest.raises(KeyError, match="clip_norm"):
+        recorded(tmp_path, 1, plan(1))

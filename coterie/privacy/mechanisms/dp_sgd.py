@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -65,6 +65,7 @@ class RecordLevel(Plan):
     sampler: ClassVar[str] = RecordPlan.sampler
     accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp", "opacus-rdp", "opacus-prv")
     clients_keep_ledgers: ClassVar[bool] = True
+    adapts_clipping: ClassVar[bool] = True
 
     @classmethod
     def of(cls, plans: tuple[RecordPlan, ...], *, clients: int, num_clusters: int, weights: str) -> RecordLevel:
@@ -82,6 +83,8 @@ class RecordLevel(Plan):
             sampling_rate=1.0,
             rounds=worst.rounds,
             clip_norm=worst.clip_norm,
+            clip_share=worst.clip_share,
+            clip_factor=worst.clip_factor,
             epsilon=worst.epsilon,
             delta=worst.delta,
             noise_multiplier=worst.noise_multiplier,
@@ -98,6 +101,11 @@ class RecordLevel(Plan):
     def of_client(self, client: int) -> RecordPlan:
         """Return the plan of a client."""
         return self.client_plans[client % len(self.client_plans)]
+
+    def with_clip_norm(self, clip_norm: float) -> RecordLevel:
+        """Return this plan with another clipping norm, the same for all clients."""
+        plans = tuple(replace(plan, clip_norm=clip_norm) for plan in self.client_plans)
+        return replace(self, clip_norm=clip_norm, client_plans=plans)
 
     def weight_of_clients(self) -> FloatArray:
         """(M,) w_i."""
