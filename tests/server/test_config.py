@@ -158,7 +158,7 @@ def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
         ({"clip-factor": 0.3}, "no effect with privacy.clipping = 'fixed', only with adaptive"),
         ({"clipping": "adaptive", "clip-norm": 0.2}, "no effect with privacy.clipping = 'adaptive', only with fixed"),
         (
-            {"strategy": "ppfc-gan", "privacy-unit": "record", "dataset": "pendigits", "clipping": "adaptive"},
+            {"strategy": "ppfc-gan", "privacy-unit": "record", "samples-per-client": 90, "clipping": "adaptive"},
             "clipping = 'adaptive' requires several rounds: ppfc-gan has one",
         ),
         ({"loss-noise": 2}, "no effect with privacy.privacy-unit = 'client', only with record"),
