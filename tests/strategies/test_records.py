@@ -387,7 +387,7 @@ def test_a_client_with_a_budget_of_its_own_gives_nothing_away(tmp_path):
 def test_what_a_client_does_is_what_it_was_charged_for(tmp_path, monkeypatch):
     done, chosen = [], []
 
-    def train_nothing(model, layout, start, shards, coins, noises, settings, *, batched):
+    def train_nothing(model, layout, start, shards, coins, noises, settings, *, batched, below):
         done.append(settings[0])
         return np.zeros_like(start)
 
