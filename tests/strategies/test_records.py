@@ -419,6 +419,22 @@ def test_what_a_client_does_is_what_it_was_charged_for(tmp_path, monkeypatch):
     assert {charge["noise_multiplier"] for charge in choices} == {selection_event(20.0).noise_multiplier}
 
 
+def test_gradients_and_the_number_of_short_ones_share_the_charged_noise(tmp_path, monkeypatch):
+    done = []
+
+    def train_nothing(model, layout, start, shards, coins, noises, settings, *, batched, below):
+        done.append(settings[0])
+        return np.zeros_like(start)
+
+    monkeypatch.setattr("coterie.client.records.by_dpsgd", train_nothing)
+    terms = client_plan(rounds=2, clip_share=0.2, first_noise_multiplier=0.3, noise=0.1)
+    train(FedAvg, plan(1, plans=[terms]), np.zeros((1, 4)), tmp_path, rounds=2)
+    _, charges = read_ledger(tmp_path / "client-0.ledger.jsonl")
+    for settings, charge in zip(done[:: len(done) // 2], charges, strict=True):
+        joint = 1 / settings.noise_multiplier**2 + 1 / (2 * settings.noise_of_norms) ** 2
+        assert joint == pytest.approx(1 / charge["noise_multiplier"] ** 2)
+
+
 @pytest.mark.parametrize("draw", ["noisy_argmin", "by_dpsgd"])
 def test_a_charge_is_on_disk_before_anything_is_drawn(draw, tmp_path, monkeypatch):
     charged = []
