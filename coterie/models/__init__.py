@@ -2,7 +2,18 @@
 
 from coterie.models.checks import check_network
 from coterie.models.errors import ModelError
-from coterie.models.fixed import FEATURES, FeatureInfo, Features, deskew, features, hog, identity, pool2, random_conv
+from coterie.models.fixed import (
+    FEATURES,
+    FeatureInfo,
+    Features,
+    deskew,
+    features,
+    hog,
+    hog2,
+    identity,
+    pool2,
+    random_conv,
+)
 from coterie.models.gans import GANS, GANInfo, build_gan, check_gan, gan_for
 from coterie.models.networks import MODELS, ModelInfo, build, check_kind, drawn, initialise, num_parameters
 
@@ -25,6 +36,7 @@ __all__ = [
     "features",
     "gan_for",
     "hog",
+    "hog2",
     "identity",
     "initialise",
     "num_parameters",

@@ -19,6 +19,9 @@ Features = Callable[[Images], Images]
 # its values and scale an image to a norm near 4, where a linear model learns well from clipped steps. They were chosen
 # on Fashion-MNIST's training images, and are fixed.
 _CELLS, _ORIENTATIONS, _FLAT, _CENTRE, _SCALE = 7, 8, 0.1, 0.25, 0.7
+# Of `hog2`: orientations of both orders modulo 180 degrees, width of the blur between them in pixels, constants that
+# centre and weigh the second order, the pixels, and all features. They are fixed, as those of `hog`.
+_AXES, _BLUR, _CENTRE_2, _SCALE_2, _CENTRE_OF_PIXELS, _SCALE_OF_ALL = 4, 1.0, 0.2, 0.6, 0.4, 0.75
 # Of `random-conv`: number of filters, their width, the weight of the image relative to them, and the total norm.
 _FILTERS, _WIDTH, _PIXELS, _LENGTH = 16, 5, 0.7, 4.0
 # Images per chunk, which bounds the memory.
@@ -186,8 +189,40 @@ def hog(x: Images) -> Images:
     features = np.empty((len(x), _ORIENTATIONS, _CELLS, _CELLS), np.float32)
     for start in range(0, len(x), _CHUNK):
         part = slice(start, start + _CHUNK)
-        features[part] = _normalised(np.asarray(rows @ _oriented(*_gradient(x[part])) @ columns.T, np.float32))
+        features[part] = _hog(x[part], rows, columns)
     return features
+
+
+def hog2(x: Images) -> Images:
+    """Oriented gradients of two orders, and pixels: (n, C, H, W) to (n, 25, 7, 7), for images as in :func:`hog`.
+
+    The channels are the 8 of :func:`hog`, 16 of second order, and the root of the mean brightness of each cell. One of
+    second order is the oriented gradient of a blurred map of oriented gradients, for each of 4 by 4 orientations
+    modulo 180 degrees, as in the second order of a scattering transform (J. Bruna, S. Mallat: Invariant Scattering
+    Convolution Networks, IEEE TPAMI 35(8), 2013). It is summed over cells and normalised as in :func:`hog`.
+
+    Raises:
+        ModelError: images of less than 7 rows or columns, or no images.
+    """
+    _need_images("hog2", x, _CELLS)
+    rows, columns = _spread(x.shape[2]), _spread(x.shape[3])
+    features = np.empty((len(x), _ORIENTATIONS + _AXES**2 + 1, _CELLS, _CELLS), np.float32)
+    for start in range(0, len(x), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        first = _blurred(_oriented(*_gradient(x[part]), _AXES, np.pi))
+        maps = [_oriented(*_gradient(first[:, k : k + 1]), _AXES, np.pi) for k in range(_AXES)]
+        second = np.asarray(rows @ np.concatenate(maps, axis=1) @ columns.T, np.float32)
+        bright = rows @ ((x[part].mean(axis=1, keepdims=True) + 1) / 2) @ columns.T
+        features[part, :_ORIENTATIONS] = _hog(x[part], rows, columns)
+        features[part, _ORIENTATIONS:-1] = (_relative(second) - np.float32(_CENTRE_2)) * np.float32(_SCALE_2)
+        features[part, -1:] = np.sqrt(bright.clip(0, 1)) - np.float32(_CENTRE_OF_PIXELS)
+    return features * np.float32(_SCALE_OF_ALL)
+
+
+def _hog(x: Images, rows: Images, columns: Images) -> Images:
+    """:func:`hog` of a chunk of images."""
+    cells = np.asarray(rows @ _oriented(*_gradient(x), _ORIENTATIONS, 2 * np.pi) @ columns.T, np.float32)
+    return np.asarray((_relative(cells) - np.float32(_CENTRE)) * np.float32(_SCALE))
 
 
 def _gradient(x: Images) -> tuple[Images, Images]:
@@ -202,15 +237,26 @@ def _gradient(x: Images) -> tuple[Images, Images]:
     return np.take_along_axis(dx, strongest, axis=1)[:, 0], np.take_along_axis(dy, strongest, axis=1)[:, 0]
 
 
-def _oriented(dx: Images, dy: Images) -> Images:
-    """(n, 8, H, W) norm of the gradient, divided between the two nearest directions."""
+def _oriented(dx: Images, dy: Images, count: int, period: float) -> Images:
+    """(n, count, H, W) norm of the gradient, divided between the two nearest of ``count`` directions in a period."""
     length = np.hypot(dx, dy)
-    angle = np.arctan2(dy, dx) * np.float32(_ORIENTATIONS / (2 * np.pi)) % _ORIENTATIONS  # in steps between directions
-    channels = np.empty((len(dx), _ORIENTATIONS, *dx.shape[1:]), np.float32)
-    for k in range(_ORIENTATIONS):
+    angle = np.arctan2(dy, dx) * np.float32(count / period) % count  # in steps between directions
+    channels = np.empty((len(dx), count, *dx.shape[1:]), np.float32)
+    for k in range(count):
         apart = np.abs(angle - k)
-        channels[:, k] = length * np.maximum(1 - np.minimum(apart, _ORIENTATIONS - apart), 0)
+        channels[:, k] = length * np.maximum(1 - np.minimum(apart, count - apart), 0)
     return channels
+
+
+def _blurred(x: Images) -> Images:
+    """(n, C, H, W) channels after a Gaussian blur; edges are repeated."""
+    radius = int(3 * _BLUR + 1)
+    kernel = np.exp(-0.5 * (np.arange(-radius, radius + 1) / _BLUR) ** 2).astype(np.float32)
+    kernel /= kernel.sum()
+    padded = np.pad(x, ((0, 0), (0, 0), (radius, radius), (radius, radius)), mode="edge")
+    height, width = x.shape[2:]
+    rows = sum(weight * padded[:, :, i : i + height] for i, weight in enumerate(kernel))
+    return np.asarray(sum(weight * rows[..., i : i + width] for i, weight in enumerate(kernel)), np.float32)
 
 
 @lru_cache(maxsize=8)
@@ -222,13 +268,12 @@ def _spread(size: int) -> Images:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
 
 
-def _normalised(cells: Images) -> Images:
-    """Divide each cell by the contrast of its neighbourhood (weights 1-2-1 in both directions) and take roots."""
+def _relative(cells: Images) -> Images:
+    """Roots of cells over the contrast of their neighbourhood (weights 1-2-1 in both directions)."""
     energy = np.pad((cells**2).sum(axis=1), ((0, 0), (1, 1), (1, 1)))
     energy = (energy[:, :-2] + 2 * energy[:, 1:-1] + energy[:, 2:]) / 4
     energy = (energy[..., :-2] + 2 * energy[..., 1:-1] + energy[..., 2:]) / 4
-    relative = cells / np.sqrt(energy + np.float32(_FLAT**2))[:, None]
-    return np.asarray((np.sqrt(relative) - np.float32(_CENTRE)) * np.float32(_SCALE))
+    return np.asarray(np.sqrt(cells / np.sqrt(energy + np.float32(_FLAT**2))[:, None]))
 
 
 def random_conv(x: Images) -> Images:
@@ -290,6 +335,7 @@ FEATURES: dict[str, FeatureInfo] = {
         FeatureInfo("pool2", "2×2 average pooling", pool2),
         FeatureInfo("deskew", "images deskewed and centred by their moments", deskew),
         FeatureInfo("hog", "oriented gradients: 8 directions in 7×7 cells", hog),
+        FeatureInfo("hog2", "hog, second-order gradients and pixels in 7×7 cells", hog2),
         FeatureInfo("random-conv", "16 fixed random filters and the image, in 7×7 cells", random_conv),
     )
 }

@@ -17,6 +17,7 @@ from coterie.models import (
     deskew,
     features,
     hog,
+    hog2,
     initialise,
     num_parameters,
     random_conv,
@@ -162,7 +163,7 @@ def test_unknown_names_get_the_nearest():
     with pytest.raises(ModelError, match=r"unknown model 'mlp32'; did you mean 'mlp-32'\? Available: cnn-small, "):
         build("mlp32", SHAPE, 10)
     with pytest.raises(
-        ModelError, match=r"unknown features 'pool'; did you mean 'pool2'\? Available: deskew, hog, none, pool2, r"
+        ModelError, match=r"unknown features 'pool'; did you mean 'pool2'\? Available: deskew, hog, hog2, none, p"
     ):
         features("pool")
 
@@ -359,6 +360,33 @@ def test_hog_needs_a_pixel_a_cell():
         hog(np.zeros((1, 1, 6, 8), np.float32))
     with pytest.raises(ModelError, match="'hog' require images"):
         hog(np.zeros((1, 1), np.int64))
+
+
+def test_hog2_adds_the_second_order_and_pixels_to_hog():
+    images = np.random.default_rng(0).uniform(-1, 1, (300, 1, 28, 28)).astype(np.float32)
+    together = hog2(images)
+    assert together.shape == (300, 25, 7, 7)
+    np.testing.assert_allclose(together[:, :8], 0.75 * hog(images), atol=1e-6)
+    np.testing.assert_allclose(together[255:258], np.concatenate([hog2(images[i : i + 1]) for i in (255, 256, 257)]))
+    bright = hog2(np.full((1, 3, 14, 14), 0.28, np.float32))[0]  # a brightness of 0.64, whose root is 0.8
+    np.testing.assert_allclose(bright[24], 0.75 * (0.8 - 0.4), atol=1e-6)
+    np.testing.assert_allclose(bright[8:24], 0.75 * 0.6 * (0 - 0.2), atol=1e-6)  # no gradients of any order
+    with pytest.raises(ModelError, match="'hog2' require images of at least 7×7"):
+        hog2(np.zeros((1, 1, 6, 8), np.float32))
+
+
+def test_hog2_tells_the_direction_in_which_gradients_change():
+    """Vertical lines have horizontal gradients. Their strength changes along the lines, or across."""
+    lines = np.tile(np.array([-1, -1, 1, 1], np.float32), (28, 7))
+    fading = np.linspace(0, 1, 28, dtype=np.float32)
+    along, across = (
+        hog2((lines * fade)[None, None])[0, 8:24].reshape(4, 4, 7, 7) for fade in (fading[:, None], fading)
+    )
+    first = along[:, :, 1:-1, 1:-1].mean(axis=(1, 2, 3))
+    assert first.argmax() == 0  # of horizontal gradients
+    horizontal, vertical = 0, 2
+    assert along[0, vertical, 1:-1, 1:-1].mean() > along[0, horizontal, 1:-1, 1:-1].mean()
+    assert across[0, horizontal, 1:-1, 1:-1].mean() > across[0, vertical, 1:-1, 1:-1].mean()
 
 
 def test_hog_of_real_images_is_centred_and_good_for_a_linear_model(data_dir):
