@@ -6,7 +6,7 @@
         theta ← theta - lr (c (g / c + N(0, z² I)) / b + ∇ penalty(theta))
 
 If c is adaptive, a step also counts the gradients of B that are shorter than a threshold, and the round releases the
-sum of 1/2 or -1/2 per record with noise; see :class:`~coterie.privacy.RecordPlan`.
+sum of :func:`short` over records with noise; see :class:`~coterie.privacy.RecordPlan`.
 
 b = N is a full batch. The penalty reads theta and its start alone (client/penalties.py); by default there is none.
 The reference takes per-record gradients of any network from Opacus. Networks of common layers are clipped without
@@ -83,8 +83,7 @@ class DPSGD:
         clip_norm: c, L2 bound of one record's gradient over all parameters together.
         noise_multiplier: z; noise z c is added to the sum of clipped gradients. 0: no privacy.
         norm_threshold: the norm with which those of gradients are compared.
-        noise_of_norms: noise on a step's sum of 1/2 per gradient shorter than the threshold and -1/2 per other one;
-            None: the sum is not released.
+        noise_of_norms: noise on a step's sum of :func:`short` over gradients; None: the sum is not released.
         device: torch device; it must support float64.
         penalty: on the distance to the start.
         memory_mb: limit for per-record gradients, or for the inputs and outputs of layers from which ghost clipping
@@ -130,7 +129,7 @@ class DPSGD:
         return gaussian(noises, self.noise_multiplier, (size,))
 
     def below(self, counted: float, noises: np.random.Generator) -> float:
-        """Return the noisy share of short gradients in a round, near [0, 1], by their sum of 1/2 and -1/2."""
+        """Return the noisy share of short gradients in a round, near [0, 1], by their sum of :func:`short`."""
         if self.noise_of_norms is None:
             return math.nan
         deviation = self.noise_of_norms * math.sqrt(self.steps)
@@ -141,6 +140,15 @@ class DPSGD:
     def step_size(self) -> float:
         """lr c / b, the factor of a noisy sum in units of the clipping norm."""
         return self.lr * self.clip_norm / self.batch_size
+
+
+def short(norms: Tensor, threshold: float | Tensor) -> Tensor:
+    """Return 1/2 for norms up to 3/4 of a threshold, -1/2 from 5/4 of it or if not finite, linear in between.
+
+    With a step at the threshold, one record could move the count by more than 1: the last bits of the other gradients
+    may depend on it, and a server that knows these could choose the threshold at their norms.
+    """
+    return torch.clamp(2 * (1 - norms / threshold), -0.5, 0.5).where(norms.isfinite(), -0.5)
 
 
 def train_privately(
@@ -201,7 +209,7 @@ def _train_sequential(
     settings: Sequence[DPSGD],
     ghost: bool,
 ) -> tuple[Vectors, list[float]]:
-    """Return the (n, d) updates and the n sums over all steps of 1/2 or -1/2 per record."""
+    """Return the (n, d) updates and the n sums of :func:`short` over all steps."""
     updates, counts = np.empty_like(start), []
     for i, (shard, coin, noise, own) in enumerate(zip(shards, coins, noises, settings, strict=True)):
         x, y = on_device(shard, own.device)
@@ -212,7 +220,7 @@ def _train_sequential(
         for parameter, view in zip(parameters, layout.split(vector).values(), strict=True):
             parameter.data = view
         chunk = _chunk(clipper.numbers, own.memory_mb)
-        short = torch.zeros((), dtype=torch.float64, device=own.device)
+        counted = torch.zeros((), dtype=torch.float64, device=own.device)
         for _ in range(own.steps):
             batch = torch.as_tensor(own.sample(coin, len(y)), device=own.device)
             total = torch.as_tensor(own.noise(noise, layout.size), device=own.device)
@@ -220,13 +228,13 @@ def _train_sequential(
                 records = batch[begin : begin + chunk]
                 clipped, norms = clipper.clipped_sum(parameters, x[records], y[records], own.clip_norm)
                 total += clipped
-                short += (norms < own.norm_threshold).sum() - len(records) / 2
+                counted += short(norms, own.norm_threshold).sum()
             step = own.step_size * total
             if own.penalty.weight:
                 step += own.lr * own.penalty.gradient(vector, anchor)
             vector -= step
         updates[i] = (vector - anchor).cpu().numpy()
-        counts.append(float(short))
+        counts.append(float(counted))
     return updates, counts
 
 
@@ -277,7 +285,7 @@ def _train_batched(
     clips = torch.tensor([[own.clip_norm] for own in settings], dtype=torch.float64, device=device)
     rates = torch.tensor([[own.step_size] for own in settings], dtype=torch.float64, device=device)
     thresholds = torch.tensor([[own.norm_threshold] for own in settings], dtype=torch.float64, device=device)
-    short = torch.zeros(len(shards), dtype=torch.float64, device=device)
+    counts = torch.zeros(len(shards), dtype=torch.float64, device=device)
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     widths = sum(layer.in_features + layer.out_features for layer in linear) if sums is clipped_sums else d
     chunk = _chunk(3 * len(shards) * widths, min(own.memory_mb for own in settings))  # float32 and float64
@@ -295,13 +303,13 @@ def _train_batched(
             there = records >= 0
             clipped, norms = sums(model, layout, vectors, x[rows, records], y[rows, records], there, clips)
             total += clipped
-            short += ((norms < thresholds) & there).sum(1) - there.sum(1) / 2
+            counts += short(norms, thresholds).where(there, 0).sum(1)
         moves = rates * total
         if settings[0].penalty.weight:
             lrs = torch.tensor([[own.lr if step < own.steps else 0.0] for own in settings], device=device)
             moves += lrs * settings[0].penalty.gradient(vectors, anchors)
         vectors -= moves
-    return (vectors - anchors).cpu().numpy(), short.tolist()
+    return (vectors - anchors).cpu().numpy(), counts.tolist()
 
 
 def clipped_sums_by_vmap(

@@ -6,8 +6,9 @@ full batches (RC-DPFL) or another batch size, private cluster selections by loss
 
     K steps an epoch at rate 1 (or b_1 / N), then (E - 1) K floor(N / b) steps at rate b / N, selections, losses.
 
-If c is adaptive, a step also releases how many gradients of its batch are shorter than c / factor: a sum of 1/2 or -1/2
-per record, as one more coordinate of the same event. With z_c on the gradients and deviation s_b on that sum,
+If c is adaptive, a step also releases how many gradients of its batch are shorter than c / factor: a sum of numbers
+from -1/2 to 1/2, one per record, as one more coordinate of the same event. With z_c on the gradients and deviation s_b
+on that sum,
 
     1 / z^2 = 1 / z_c^2 + 1 / (2 s_b)^2,   where the second term is a share w of 1 / z^2.
 
@@ -262,7 +263,7 @@ class RecordPlan:
         return self.noise(first) / math.sqrt(1 - self.clip_share)
 
     def noise_of_norms(self, first: bool) -> float | None:
-        """s_b, noise on the sum of 1/2 or -1/2 per record; None: it is not released."""
+        """s_b, noise on the sum of numbers from -1/2 to 1/2 per record; None: it is not released."""
         return self.noise(first) / (2 * math.sqrt(self.clip_share)) if self.clip_share else None
 
     @property

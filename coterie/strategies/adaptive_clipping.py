@@ -19,7 +19,7 @@ Deviations from the paper
 - Line 5 divides by the public expected size of the cohort, never by the number of replies.
 - C stays in the range of clipping norms.
 - At record level, lines 3 to 5 are about the gradients of a client's batches: each client counts them with noise of its
-  own (privacy/record.py), and ~b is the mean over clients of these shares.
+  own (privacy/record.py) and without a step at the threshold (client/dpsgd.py); ~b is the mean of these shares.
 """
 
 from __future__ import annotations

@@ -480,7 +480,7 @@ def test_a_gpu_gives_the_same(name, way):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("chunk", [256, 5])
 def test_the_share_of_short_gradients_is_that_of_the_records(way, chunk, monkeypatch):
-    """Two clients of different sizes; NaN is not short. All gradients are those of the start: lr is 0."""
+    """Two clients of different sizes; NaN is long. All gradients are those of the start: lr is 0."""
     monkeypatch.setattr(dpsgd, "_MAX_RECORDS", chunk)
     shards = [shard(12, (4,), 3, 1), shard(9, (4,), 3, 2)]
     shards[0].x[3] = np.nan
@@ -499,8 +499,19 @@ def test_the_share_of_short_gradients_is_that_of_the_records(way, chunk, monkeyp
     own = [dataclasses.replace(each, noise_of_norms=0.0) for each in own]
     found = np.zeros(2)
     train_privately(model, layout, start, shards, generators(2, 1), generators(2, 2), own, below=found, **WAYS[way])
-    assert found == pytest.approx([float(np.mean(np.array(each) < threshold)) for each in norms])
+    ramps = [np.interp(np.nan_to_num(each, nan=np.inf) / threshold, [0.75, 1.25], [1, 0]) for each in norms]
+    assert found == pytest.approx([ramp.mean() for ramp in ramps], rel=1e-5)
     assert 0 < found[0] < 1
+
+
+@pytest.mark.parametrize("threshold", [1e-6, 1.0, 1e9])
+def test_rounding_of_norms_at_the_threshold_hardly_moves_the_count(threshold):
+    """A server may choose the threshold at the norm of all records but one, whose presence changes their last bits."""
+    norms = torch.full((20_000,), threshold, dtype=torch.float64)
+    there, gone = (dpsgd.short(norms * (1 + rounding), threshold).sum() for rounding in (1e-7, -1e-7))
+    assert abs(there - gone) < 0.01
+    extremes = dpsgd.short(torch.tensor([0.0, 0.75, 1.25, 1e300, math.inf, math.nan]).double() * threshold, threshold)
+    assert extremes.tolist() == pytest.approx([0.5, 0.5, -0.5, -0.5, -0.5, -0.5])
 
 
 def test_the_share_of_short_gradients_has_the_planned_noise():
