@@ -209,7 +209,7 @@ def _train_sequential(
     settings: Sequence[DPSGD],
     ghost: bool,
 ) -> tuple[Vectors, list[float]]:
-    """Return the (n, d) updates and the n sums of :func:`short` over all steps."""
+    """Return the (n, d) updates and the n sums of :func:`short` over all steps, where they are released."""
     updates, counts = np.empty_like(start), []
     for i, (shard, coin, noise, own) in enumerate(zip(shards, coins, noises, settings, strict=True)):
         x, y = on_device(shard, own.device)
@@ -228,7 +228,8 @@ def _train_sequential(
                 records = batch[begin : begin + chunk]
                 clipped, norms = clipper.clipped_sum(parameters, x[records], y[records], own.clip_norm)
                 total += clipped
-                counted += short(norms, own.norm_threshold).sum()
+                if own.noise_of_norms is not None:
+                    counted += short(norms, own.norm_threshold).sum()
             step = own.step_size * total
             if own.penalty.weight:
                 step += own.lr * own.penalty.gradient(vector, anchor)
@@ -286,6 +287,7 @@ def _train_batched(
     rates = torch.tensor([[own.step_size] for own in settings], dtype=torch.float64, device=device)
     thresholds = torch.tensor([[own.norm_threshold] for own in settings], dtype=torch.float64, device=device)
     counts = torch.zeros(len(shards), dtype=torch.float64, device=device)
+    counting = any(own.noise_of_norms is not None for own in settings)
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     widths = sum(layer.in_features + layer.out_features for layer in linear) if sums is clipped_sums else d
     chunk = _chunk(3 * len(shards) * widths, min(own.memory_mb for own in settings))  # float32 and float64
@@ -303,7 +305,8 @@ def _train_batched(
             there = records >= 0
             clipped, norms = sums(model, layout, vectors, x[rows, records], y[rows, records], there, clips)
             total += clipped
-            counts += short(norms, thresholds).where(there, 0).sum(1)
+            if counting:
+                counts += short(norms, thresholds).where(there, 0).sum(1)
         moves = rates * total
         if settings[0].penalty.weight:
             lrs = torch.tensor([[own.lr if step < own.steps else 0.0] for own in settings], device=device)

@@ -36,7 +36,7 @@ from coterie.privacy import (
 from coterie.privacy.check import check
 from coterie.privacy.ledger import event_of, read_ledger
 from coterie.server.metrics import summarise
-from coterie.strategies import FCDPFL, KMCDPFL, LCFL, RCDPFL, FedAvg, Oracle, StrategyError
+from coterie.strategies import FCDPFL, KMCDPFL, LCFL, RCDPFL, Aggregator, FedAvg, Oracle, StrategyError
 from coterie.wire import ClientConfig, LossesRequest, TrainRequest
 
 RECORDS = 5
@@ -781,6 +781,11 @@ def test_one_client_moves_the_clipping_norm_by_at_most_its_part(tmp_path, share)
     norms, _, _ = recorded(tmp_path, 2, adaptive(2), Dishonest(share))
     honest = math.exp(-0.2 * 0.5)
     assert honest * 0.99 <= norms[1] <= honest * math.exp(0.2 / CLIENTS) * 1.01
+
+
+def test_with_a_robust_aggregator_one_client_does_not_move_the_clipping_norm(tmp_path):
+    norms, _, _ = recorded(tmp_path, 2, adaptive(2), Dishonest(-1e300), aggregator=Aggregator("median"))
+    assert norms[1] == pytest.approx(math.exp(-0.2 * 0.5), rel=1e-3)
 
 
 @pytest.mark.parametrize("share", [math.nan, math.inf, 1, "many", None])
