@@ -220,9 +220,23 @@ MUTATIONS = [
     Mutation(
         "a replaced model continues the noise of the old one",
         _BANDED,
-        "row[:, list(clusters), shared:] = 0.0",
-        "pass",
+        "np.where(origins < 0, 0.0, factors)",
+        "factors",
         "tests/privacy/test_banded.py::test_a_restart_of_a_cluster_is_a_block_diagonal_matrix_for_it_alone",
+    ),
+    Mutation(
+        "two models continue the noise of one",
+        _BANDED,
+        "if len(np.unique(continued)) < len(continued) or not",
+        "if not",
+        "tests/privacy/test_banded.py::test_rows_of_noise_have_one_heir_and_never_grow",
+    ),
+    Mutation(
+        "models that a search removes leave their noise to others",
+        "coterie/strategies/model_search.py",
+        "found.origins[kept], found.factors[kept]",
+        "np.arange(kept.sum()), found.factors[kept]",
+        "tests/strategies/test_model_search.py::test_every_model_names_its_origin_and_how_much_it_shrank",
     ),
     Mutation(
         "a batch has a fixed size",

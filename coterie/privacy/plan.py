@@ -602,12 +602,13 @@ class Plan(ABC):
         """
         return None
 
-    def restart(self, state: object | None, clusters: Collection[int], shared: int = 0) -> None:
-        """Restart the mechanism for clusters whose models were replaced.
+    def rearrange(self, state: object | None, origins: IntArray, factors: FloatArray, shared: int = 0) -> None:
+        """Adapt the state of the mechanism to models that were replaced, added, removed or scaled.
 
         Args:
             state: state of the mechanism (:meth:`new_state`).
-            clusters: the clusters.
+            origins: (k',) index of the model that each model continues; -1: none, the mechanism restarts for it.
+            factors: (k',) in [0, 1], by which each model was scaled.
             shared: number of leading coordinates that all clusters share; the mechanism continues for these.
         """
         return

@@ -484,7 +484,9 @@ class ClusteredStrategy(Method, RoundsStrategy):
             return models, []
         rng = self.streams.stream("reseeding", number, self.attempt)
         models, self.histogram, moves = self.reseeding(models, self.histogram, rng, self.shared)
-        self.plan.restart(self.mechanism_state, [replaced for _, replaced in moves], self.shared)
+        origins = np.arange(len(models))
+        origins[[replaced for _, replaced in moves]] = -1
+        self.plan.rearrange(self.mechanism_state, origins, np.ones(len(models)), self.shared)
         return models, moves
 
     def _searched(
@@ -497,7 +499,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
             return models, []
         rng = self.streams.stream("reseeding", number, self.attempt)
         found, self.state = search(action, models, self.state, self.plan, self.max_clusters, rng)
-        self.plan.restart(self.mechanism_state, [replaced for _, replaced in found.moves if replaced < len(models)])
+        self.plan.rearrange(self.mechanism_state, found.origins, found.factors)
         self.histogram = found.sizes
         self.notes |= {"search": action, "clusters": len(found.models)}
         return found.models, found.moves

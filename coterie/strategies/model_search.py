@@ -28,7 +28,7 @@ A model with fewer than ``idle_below`` of the clients is removed, so smaller gro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from coterie.privacy import Plan
 from coterie.rounds import StrategyError
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 Models = npt.NDArray[np.float32]
 
 RESEED, PRUNE, SPLIT, REMOVE = "reseed", "prune", "split", "remove"
@@ -58,12 +59,16 @@ class Found:
         sizes: (k',) n_j; copies have half the size of their model.
         splits: (k',) r_j.
         moves: pairs (copied model, replaced or added model), by index in ``models``.
+        origins: (k',) index of the model before the check; -1: a copy.
+        factors: (k',) by which line 9 shrank the model.
     """
 
     models: Models
     sizes: FloatArray
     splits: FloatArray
     moves: list[tuple[int, int]]
+    origins: IntArray
+    factors: FloatArray
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,7 @@ class ModelSearch:
             the outcome and the new state.
         """
         sizes, cohort = state[_SUMS] / (plan.rounds // _WINDOWS), plan.rate * plan.clients  # line 3
-        before = Found(models.copy(), sizes, state[_SPLITS], [])
+        before = Found(models, sizes, state[_SPLITS], [], np.arange(len(models)), np.ones(len(models)))
         if action == RESEED:
             found = self.reseeded(before, cohort, rng)
         else:
@@ -168,20 +173,24 @@ class ModelSearch:
             moves.append((s, i))
         for s, i in moves:
             sizes[s] = sizes[i] = sizes[s] / 2
-        return Found(models, sizes, splits, moves)
+        return replace(
+            found, models=models, sizes=sizes, splits=splits, moves=moves, origins=np.where(idle, -1, found.origins)
+        )
 
     def without_idle(self, found: Found, cohort: float) -> Found:
         """Line 8, first part; the largest model remains."""
         kept = found.sizes >= self.idle_below * cohort
         kept[np.argmax(found.sizes)] = True
-        return Found(found.models[kept], found.sizes[kept], found.splits[kept], [])
+        return Found(
+            found.models[kept], found.sizes[kept], found.splits[kept], [], found.origins[kept], found.factors[kept]
+        )
 
     def shrunk(self, found: Found) -> Found:
         """Line 9."""
         rank = np.argsort(np.argsort(-found.sizes, kind="stable"))
         factors = 1 - self.shrink * rank / max(len(rank) - 1, 1)
         models = np.asarray(found.models * factors[:, None], np.float32)
-        return Found(models, found.sizes, found.splits, [])
+        return replace(found, models=models, factors=factors)
 
     def split(self, found: Found, max_clusters: int, rng: np.random.Generator) -> Found:
         """Line 10."""
@@ -193,7 +202,14 @@ class ModelSearch:
             models.append(copy)
             sizes[s] /= 2
             sizes.append(sizes[s])
-        return Found(np.stack(models), np.array(sizes), np.zeros(len(models)), moves)
+        return Found(
+            np.stack(models),
+            np.array(sizes),
+            np.zeros(len(models)),
+            moves,
+            np.append(found.origins, [-1] * len(moves)),
+            np.append(found.factors, [1.0] * len(moves)),
+        )
 
     def _copies(self, model: Models, rng: np.random.Generator) -> tuple[Models, Models]:
         """Line 7: theta_s - p and theta_s + p."""

@@ -273,7 +273,7 @@ def test_a_restart_of_a_cluster_is_a_block_diagonal_matrix_for_it_alone(restarte
     noise, rows = CorrelatedNoise(banded_matrix(rounds, bands)), []
     for number, row in enumerate(fresh):
         if number == restarted:
-            noise.restart([1], shared)
+            noise.rearrange(np.array([0, -1]), np.ones(2), shared)
         rows.append(noise.next(row))
     matrix = dense(banded_matrix(rounds, bands))
     blocks = matrix.copy()
@@ -282,6 +282,32 @@ def test_a_restart_of_a_cluster_is_a_block_diagonal_matrix_for_it_alone(restarte
     solved = np.linalg.solve(matrix, fresh.reshape(rounds, -1)).reshape(fresh.shape)
     solved[:, :, 1, shared:] = np.linalg.solve(blocks, fresh[:, 0, 1, shared:])[:, None]
     np.testing.assert_allclose(np.stack(rows), solved, atol=1e-12)
+
+
+def test_models_that_move_shrink_or_are_added_have_a_matrix_of_shorter_columns_each():
+    rounds, bands, changed = 12, 4, 5
+    before, after = np.random.default_rng(1).standard_normal((2, rounds, 1, 3, 2))
+    noise = CorrelatedNoise(banded_matrix(rounds, bands))
+    for row in before[:changed]:
+        noise.next(row)
+    noise.rearrange(np.array([2, -1, 0]), np.array([0.7, 1.0, 1.0]), shared=0)
+    rows = [noise.next(row) for row in after[changed:]]
+    for block, (origin, factor) in enumerate([(2, 0.7), (1, 0.0), (0, 1.0)]):
+        matrix = dense(banded_matrix(rounds, bands))
+        matrix[changed:, :changed] *= factor
+        assert np.linalg.norm(matrix, axis=0).max() <= 1 + 1e-12
+        fresh = np.concatenate([before[:changed, 0, origin], after[changed:, 0, block]])
+        np.testing.assert_allclose(np.stack(rows)[:, 0, block], np.linalg.solve(matrix, fresh)[changed:], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("origins", "factors"), [([0, 0], [1, 1]), ([0, 1], [1.1, 1]), ([0, 1], [1, -0.1]), ([0, 1], [1, math.nan])]
+)
+def test_rows_of_noise_have_one_heir_and_never_grow(origins, factors):
+    noise = CorrelatedNoise(banded_matrix(4, 2))
+    noise.next(np.ones((1, 2, 3)))
+    with pytest.raises(PrivacyError, match="from a model to one other at most"):
+        noise.rearrange(np.array(origins), np.array(factors), shared=0)
 
 
 def test_left_out_rows_and_other_shapes_restart_the_matrix():

@@ -134,10 +134,33 @@ def test_a_round_with_two_exchanges_is_refused():
 
 def test_the_noise_of_a_replaced_model_restarts_and_that_of_its_copy_goes_on(monkeypatch):
     """All clients choose model 0, so that model 1 is replaced by a copy of it."""
-    restarted = []
-    monkeypatch.setattr(Banded, "restart", lambda self, state, clusters, shared=0: restarted.append(list(clusters)))
+    calls = []
+    monkeypatch.setattr(Banded, "rearrange", lambda self, state, origins, *rest: calls.append(origins.tolist()))
     plan = banded(rounds=4, k=2, noise=0.06)
     recorder = Kept()
     start(Stub(), plan, IFCA, rounds=4, recorder=recorder, reseeding=Reseeding(every=2, until=1.0))
-    assert restarted == [[1], []]
+    assert calls == [[0, -1], [0, 1]]
     assert recorder.lines[1]["reseeded"] == [[0, 1]]
+
+
+def test_a_search_for_the_number_of_models_keeps_the_noise_of_those_that_remain(monkeypatch):
+    """All clients choose the model ahead of the others; the rest is replaced, then removed."""
+    calls, rearrange = [], Banded.rearrange
+
+    def recorded(self, state, origins, factors, shared=0):
+        before = [row.copy() for row in state._past]
+        rearrange(self, state, origins, factors, shared)
+        calls.append((origins.tolist(), before, [row.copy() for row in state._past], factors))
+
+    monkeypatch.setattr(Banded, "rearrange", recorded)
+    recorder = Kept()
+    start(Stub(), banded(rounds=20, k=4, noise=0.06), IFCA, rounds=20, recorder=recorder, clusters=0)
+    many = [len(state.models) for state in recorder.states[:14]]  # the search ends after 14 of 20 rounds
+    assert [len(origins) for origins, *_ in calls] == many
+    assert len(set(many)) > 1
+    assert any(-1 in origins for origins, *_ in calls)
+    for origins, before, after, factors in calls:
+        for old, new in zip(before, after, strict=True):
+            for block, origin in enumerate(origins):
+                expected = 0 * old[:, 0] if origin < 0 else old[:, origin] * factors[block]
+                np.testing.assert_array_equal(new[:, block], expected)

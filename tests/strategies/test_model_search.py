@@ -20,7 +20,8 @@ COHORT = 100.0
 
 
 def found(sizes, splits=(0, 0, 0, 0)):
-    return Found(MODELS, np.array(sizes, float), np.array(splits, float), [])
+    k = len(MODELS)
+    return Found(MODELS, np.array(sizes, float), np.array(splits, float), [], np.arange(k), np.ones(k))
 
 
 def test_the_schedule_ends_after_seven_tenths_of_the_rounds():
@@ -50,6 +51,19 @@ def test_an_idle_model_becomes_a_copy_of_the_largest_that_was_split_least():
     np.testing.assert_allclose((outcome.models[1] + outcome.models[2]) / 2, MODELS[2], rtol=1e-5)
     apart = np.linalg.norm(outcome.models[1] - outcome.models[2]) / 2
     assert apart == pytest.approx(0.1 * np.linalg.norm(MODELS[2]), rel=1e-5)
+
+
+def test_every_model_names_its_origin_and_how_much_it_shrank():
+    check = ModelSearch(shrink=0.3)
+    reseeded = check.reseeded(found([50, 3, 30, 10]), COHORT, RNG(0))
+    np.testing.assert_array_equal(reseeded.origins, [0, -1, 2, 3])
+    pruned = check.shrunk(check.without_idle(found([30, 3, 50, 10]), COHORT))
+    np.testing.assert_array_equal(pruned.origins, [0, 2, 3])
+    np.testing.assert_allclose(pruned.factors, [0.85, 1, 0.7])
+    np.testing.assert_allclose(pruned.models, MODELS[[0, 2, 3]] * pruned.factors[:, None], rtol=1e-6)
+    split = check.split(check.without_idle(found([50, 3, 30, 10]), COHORT), 5, RNG(0))
+    np.testing.assert_array_equal(split.origins, [0, 2, 3, -1, -1])
+    np.testing.assert_array_equal(split.factors, np.ones(5))
 
 
 def test_a_small_group_is_kept_and_an_idle_model_removed():

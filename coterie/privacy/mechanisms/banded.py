@@ -23,7 +23,8 @@ rate 1, or Poisson-subsampled ones at rate q b. Theorem 4 and its proof: docs/pr
 Differences from the papers
 - The clipped vector has one block per cluster; cluster sizes and norms are part of the same contribution, with C = I:
   they are read round by round. Where C_clip changes, later rows cancel earlier ones less well; epsilon is the same.
-- The noise of a replaced model is restarted: row 7 without its earlier rows. So is all noise after a crash.
+- The noise of a replaced model is restarted: line 7 without its earlier rows. So is all noise after a crash. If a
+  model is scaled, its earlier rows are scaled by the same factor, which is at most one.
 - A round that crashed after its charge is skipped, since its clients could contribute twice.
 """
 
@@ -86,10 +87,22 @@ class CorrelatedNoise:
             self._past.clear()
         self.row = row
 
-    def restart(self, clusters: Collection[int], shared: int) -> None:
-        """Restart the matrix for the coordinates of some clusters, but the ``shared`` leading ones."""
-        for row in self._past:
-            row[:, list(clusters), shared:] = 0.0
+    def rearrange(self, origins: IntArray, factors: FloatArray, shared: int) -> None:
+        """Give each block the rows of its origin, times its factor, or zeros where it has none (index -1).
+
+        The ``shared`` leading coordinates keep their rows.
+
+        Raises:
+            PrivacyError: two blocks have the same origin, or a factor is not in [0, 1]: Theorem 4 does not hold.
+        """
+        continued = origins[origins >= 0]
+        if len(np.unique(continued)) < len(continued) or not np.all((factors >= 0) & (factors <= 1)):
+            raise PrivacyError("rows of noise pass from a model to one other at most, scaled by a factor in [0, 1]")
+        weights = np.where(origins < 0, 0.0, factors)[:, None]
+        for index, row in enumerate(self._past):
+            moved = row[:, origins]
+            moved[..., shared:] *= weights
+            self._past[index] = moved
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("noise rows stay in memory: they are never stored or sent")
@@ -255,10 +268,10 @@ class Banded(Plan):
         """Create the rows of noise of a run."""
         return CorrelatedNoise(self.matrix)
 
-    def restart(self, state: object | None, clusters: Collection[int], shared: int = 0) -> None:
-        """Restart the noise of replaced models: later rows must not cancel noise that these never had."""
+    def rearrange(self, state: object | None, origins: IntArray, factors: FloatArray, shared: int = 0) -> None:
+        """Later rows cancel the noise that a model has left; see :meth:`Plan.rearrange`."""
         if isinstance(state, CorrelatedNoise):
-            state.restart(clusters, shared)
+            state.rearrange(origins, factors, shared)
 
     def release(
         self,
