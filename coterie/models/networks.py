@@ -180,6 +180,18 @@ def _cnn_tiny(shape: Shape, num_classes: int) -> nn.Module:
     )
 
 
+def _cnn_cells(shape: Shape, num_classes: int) -> nn.Module:
+    from torch import nn
+
+    channels, height, width = shape
+    return _chain(
+        conv=nn.Conv2d(channels, 16, 3, padding=1),
+        relu=nn.ReLU(),
+        flatten=nn.Flatten(),
+        output=nn.Linear(16 * height * width, num_classes),
+    )
+
+
 def _cnn_small(shape: Shape, num_classes: int) -> nn.Module:
     from torch import nn
 
@@ -276,6 +288,7 @@ MODELS: dict[str, ModelInfo] = {
         ),
         ModelInfo("mlp-200", "one hidden layer of 200, ReLU", "IFCA, Ghosh et al. 2020", True, _mlp(200), _FLAT),
         ModelInfo("cnn-tiny", "conv3×3 8, conv3×3 20, output", "RR-Cluster's tables", False, _cnn_tiny),
+        ModelInfo("cnn-cells", "conv3×3 16 without pooling, output", "our own, for features = hog", False, _cnn_cells),
         ModelInfo("cnn-small", "conv5×5 16, conv5×5 32, fc 128, output", "RC-DPFL", False, _cnn_small),
         ModelInfo("lenet", "LeNet-5 with ReLU and max pooling", "LeCun et al. 1998", False, _lenet),
         ModelInfo("resnet18-gn", "ResNet-18 with GroupNorm, 11 million parameters", "RC-DPFL", False, _resnet18_gn),

@@ -58,6 +58,7 @@ def own_model(monkeypatch, function):
         ("mlp-32", 784 * 32 + 32 + 32 * 10 + 10),
         ("mlp-200", 784 * 200 + 200 + 200 * 10 + 10),
         ("cnn-tiny", (9 * 8 + 8) + (9 * 8 * 20 + 20) + (20 * 49 * 10 + 10)),
+        ("cnn-cells", (9 * 16 + 16) + (16 * 784 * 10 + 10)),
         ("cnn-small", (25 * 16 + 16) + (25 * 16 * 32 + 32) + (32 * 49 * 128 + 128) + (128 * 10 + 10)),
         ("resnet18-gn", 11_181_642 - 2 * 49 * 64),  # RC-DPFL, Figure 3, has three channels
         ("lenet", 61_706),  # LeCun et al. 1998 with full connections, as commonly counted
@@ -75,9 +76,9 @@ def test_cnn_tiny_has_about_11k_parameters():
 
 
 def test_all_models_are_listed_with_their_facts():
-    assert IMAGE_MODELS == ["cnn-small", "cnn-tiny", "lenet", "linear", "mlp-200", "mlp-32", "resnet18-gn"]
+    assert IMAGE_MODELS == ["cnn-cells", "cnn-small", "cnn-tiny", "lenet", "linear", "mlp-200", "mlp-32", "resnet18-gn"]
     assert sorted(set(MODELS) - set(IMAGE_MODELS)) == ["lstm-char", "regression"]
-    sequential = {"cnn-small", "cnn-tiny", "lenet", "resnet18-gn"}
+    sequential = {"cnn-cells", "cnn-small", "cnn-tiny", "lenet", "resnet18-gn"}
     assert {name for name, info in MODELS.items() if info.batched} == set(MODELS) - sequential
     assert all(info.name == name and info.title and info.source for name, info in MODELS.items())
 
@@ -160,7 +161,7 @@ def test_initialise_leaves_the_global_generator_alone():
 
 
 def test_unknown_names_get_the_nearest():
-    with pytest.raises(ModelError, match=r"unknown model 'mlp32'; did you mean 'mlp-32'\? Available: cnn-small, "):
+    with pytest.raises(ModelError, match=r"unknown model 'mlp32'; did you mean 'mlp-32'\? Available: cnn-cells, "):
         build("mlp32", SHAPE, 10)
     with pytest.raises(
         ModelError, match=r"unknown features 'pool'; did you mean 'pool2'\? Available: deskew, hog, hog2, none, p"
