@@ -92,6 +92,8 @@ def cluster_graphic(run: Run) -> Graphic | None:
     )
     if any(r.reseeded for r in run.rounds):
         caption += " A dashed line marks a re-seeding: a perturbed copy of another model replaced the cluster's model."
+    if any(r.origins for r in run.rounds):
+        caption += " Shown are the models that the search for their number kept."
     if count < sizes.shape[1]:
         caption += f" {count} of {sizes.shape[1]} clusters are drawn."
     rows = [[int(number), *map(_known, row)] for number, row in zip(numbers, sizes, strict=True)]

@@ -110,14 +110,17 @@ def cluster_panel(run: Run, cluster: int, limits: tuple[float, float]) -> Figure
         figure, axes = _panel()
         axes.axhline(0, color=AXIS, linewidth=0.8)
         axes.plot(numbers, seen, ".", color=colour, markersize=5, alpha=0.5, markeredgewidth=0)
-        changed = [r.number for r in run.rounds if any(cluster in pair for pair in r.reseeded)]
+        places = {number: after for number, (_, after) in model_indices(run).items()}
+        changed = [r.number for r in run.rounds if any(places[r.number][cluster] in pair for pair in r.reseeded)]
         # Break a line where its model was replaced: the following sizes belong to another model.
         for part in np.split(np.arange(len(numbers)), np.searchsorted(numbers, changed, side="right")):
             axes.plot(numbers[part], running_mean(seen[part]), style, color=colour, linewidth=2.0)
-        copies = [(r.number, a) for r in run.rounds for a, b in r.reseeded if b == cluster]
+        copies = [(r.number, a) for r in run.rounds for a, b in r.reseeded if b == places[r.number][cluster]]
         for place, (number, source) in enumerate(copies):
             axes.axvline(number, color=INK, linewidth=1.0, linestyle=(0, (3, 2)))
-            label, below = f"copy of {source}", (3, -3 - 10 * (place % 3))  # neighbouring labels in different lines
+            kept = places[number]
+            label = f"copy of {kept.index(source)}" if source in kept else "copy of a removed model"
+            below = (3, -3 - 10 * (place % 3))  # neighbouring labels in different lines
             axes.annotate(label, (number, 1), below, axes.get_xaxis_transform(), "offset points", va="top")
         axes.set_ylim(*limits)
         axes.set_xlim(0, 1.01 * numbers[-1])
@@ -248,9 +251,30 @@ def accuracy_limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def released_sizes(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Return (n,) rounds with released cluster sizes, and (n, clusters) sizes; NaN for clusters not yet there."""
-    released = [r for r in run.rounds if r.histogram is not None]
-    return np.array([r.number for r in released]), np.array(_rectangle([r.histogram or () for r in released]))
+    """Return (n,) rounds with released cluster sizes, and (n, clusters) sizes; NaN for clusters not yet there.
+
+    If a search changed the number of models, the columns are the models after the last round.
+    """
+    numbers, rows, places = [], [], model_indices(run)
+    for r in run.rounds:
+        if (sizes := r.histogram) is not None:
+            numbers.append(r.number)
+            rows.append([sizes[j] if 0 <= j < len(sizes) else math.nan for j in places[r.number][0]])
+    return np.array(numbers), np.array(rows or [[]])
+
+
+def model_indices(run: Run) -> dict[int, tuple[list[int], list[int]]]:
+    """Return, by round, the index of each of the last models in this round and in the next; -1: not yet there."""
+    if changes := [r.origins for r in run.rounds if r.origins]:
+        count = len(changes[-1])
+    else:
+        count = max((len(r.histogram or ()) for r in run.rounds), default=0)
+    after, found = list(range(count)), {}
+    for r in reversed(run.rounds):
+        during = [r.origins[j] if 0 <= j < len(r.origins) else -1 for j in after] if r.origins else after
+        found[r.number] = during, after
+        after = during
+    return found
 
 
 def _marker(rounds: Sequence[int]) -> str:
@@ -288,12 +312,6 @@ def running_mean(sizes: np.ndarray) -> np.ndarray:
     """Return the mean of each size and up to SMOOTHING - 1 previous ones, ignoring NaN."""
     windows = [sizes[max(0, end - SMOOTHING) : end] for end in range(1, len(sizes) + 1)]
     return np.array([w[np.isfinite(w)].mean() if np.isfinite(w).any() else math.nan for w in windows])
-
-
-def _rectangle(rows: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Pad rows with NaN to the longest: the number of clusters may grow over rounds."""
-    width = max(map(len, rows), default=0)
-    return [[*row, *[math.nan] * (width - len(row))] for row in rows] or [[]]
 
 
 def _finish_accuracy(axes: Axes, limits: tuple[float, float], last: int) -> None:

@@ -87,6 +87,7 @@ class Round:
         clustering_accuracy: share of clients in the cluster matched to their group.
         groups_found: how many groups have a cluster of their own.
         reseeded: pairs (from, to): after this round, model `to` became a perturbed copy of `from`.
+        origins: after this round, the previous index of each model, -1 for a copy; empty if no search took place.
         notes: notes of the method for this round.
         traffic: `messages_down`, `messages_up`, `bytes_down` and `bytes_up`; empty if not recorded.
     """
@@ -101,6 +102,7 @@ class Round:
     clustering_accuracy: float | None = None
     groups_found: int | None = None
     reseeded: tuple[tuple[int, int], ...] = ()
+    origins: tuple[int, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
     traffic: Mapping[str, int] = field(default_factory=dict)
 
@@ -355,6 +357,7 @@ def _parse_round(line: Mapping[str, Any]) -> Round:
         clustering_accuracy=_finite(line.get("clustering_accuracy")),
         groups_found=None if found is None else int(found),
         reseeded=tuple((int(source), int(target)) for source, target in line.get("reseeded") or ()),
+        origins=tuple(int(origin) for origin in (line.get("notes") or {}).get("origins") or ()),
         notes=dict(line.get("notes") or {}),
         traffic={key: int(line[key]) for key in _TRAFFIC} if all(key in line for key in _TRAFFIC) else {},
     )

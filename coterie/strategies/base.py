@@ -501,7 +501,7 @@ class ClusteredStrategy(Method, RoundsStrategy):
         found, self.state = search(action, models, self.state, self.plan, self.max_clusters, rng)
         self.plan.rearrange(self.mechanism_state, found.origins, found.factors)
         self.histogram = found.sizes
-        self.notes |= {"search": action, "clusters": len(found.models)}
+        self.notes |= {"search": action, "clusters": len(found.models), "origins": found.origins.tolist()}
         return found.models, found.moves
 
 

@@ -541,6 +541,29 @@ def test_clusters_that_multiply_are_drawn(tmp_path):
     assert graphic.data.rows == [[1, 9.0, None], [2, 4.0, 5.0]]
 
 
+def test_sizes_follow_the_models_that_a_search_for_their_number_kept(tmp_path):
+    """Model 1 is removed after round 1, and model 0, now the second, is copied after round 2."""
+    lines = [
+        metrics(1, histogram=[10.0, 1.0, 7.0], reseeded=[], notes={"origins": [2, 0]}),
+        metrics(2, histogram=[6.0, 11.0], reseeded=[[1, 2]], notes={"origins": [0, 1, -1]}),
+        metrics(3, histogram=[6.0, 5.0, 5.5], reseeded=[]),
+        metrics(4, histogram=[6.5, 5.0, 4.5], reseeded=[], notes={"origins": [1, 2, 0]}),
+    ]
+    run = read_run(make_run(tmp_path / "search", lines=lines))
+    graphic = cluster_graphic(run)
+    assert graphic.data.rows == [[1, 10.0, None, 7.0], [2, 11.0, None, 6.0], [3, 5.0, 5.5, 6.0], [4, 5.0, 4.5, 6.5]]
+    assert "that the search for their number kept" in graphic.caption
+    texts = [[text.get_text() for text in figure.axes[0].texts] for _, figure in graphic.panels]
+    assert texts == [[], ["copy of 0"], []]
+
+
+@pytest.mark.parametrize("origins", [[7, -9], [0], [0, 1, 2, 3, 4]])
+def test_damaged_origins_of_models_are_drawn_as_unknown_sizes(tmp_path, origins):
+    lines = [metrics(1, histogram=[9.0, 3.0], notes={"origins": origins}), metrics(2, histogram=[4.0, 5.0])]
+    graphic = cluster_graphic(read_run(make_run(tmp_path / "damaged", lines=lines)))
+    assert len(graphic.panels) == len(origins)
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_single_round_at_the_edge_of_the_scale_is_drawn(tmp_path, share):
     line = metrics(1, epsilon=0.0, histogram=[0.0], accuracy=share, group_accuracy=[share, None])
