@@ -1,6 +1,7 @@
 """Flower's Ray simulation runs the same program: one seed, one round, the same models, shared and own."""
 
 import gc
+import json
 from contextlib import closing
 
 import numpy as np
@@ -35,6 +36,13 @@ def models(folder):
     return {f"{file.name} {key}": values for file in files for key, values in load_file(file).items()}
 
 
+def assert_same_models(run, expected):
+    ours, theirs = models(expected), models(run)
+    assert ours.keys() == theirs.keys() != set()
+    for name, values in ours.items():
+        np.testing.assert_allclose(theirs[name], values, atol=1e-5, err_msg=name)
+
+
 CASES = [(name, unit) for name, method in STRATEGIES.items() for unit in ("none", "record") if unit in method.units]
 
 
@@ -56,8 +64,30 @@ def test_ray_and_local_agree(strategy, unit, tmp_path):
     results = []
     with closing(RunFolder.create(tmp_path / "ray", RunConfig(settings))) as ray:
         run_on_ray(lambda grid: results.append(run(ray, grid)), CLIENTS)
-    ours, theirs = models(local), models(ray)
-    assert ours.keys() == theirs.keys() != set()
-    for name, values in ours.items():
-        np.testing.assert_allclose(theirs[name], values, atol=1e-5, err_msg=name)
+    assert_same_models(ray, local)
     assert results[0]["diagnostics"]["accuracy"] == pytest.approx(expected["diagnostics"]["accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize("participation", ["visible", "secret"])
+def test_noise_is_correlated_over_rounds_as_in_the_local_engine(participation, tmp_path):
+    settings = {
+        "clients": CLIENTS,
+        "clusters": 2,
+        "groups": "2",
+        "rounds": 4,
+        "sampling-rate": 0.5 if participation == "visible" else 0.4,
+        "mechanism": "banded",
+        "participation": participation,
+        "min-separation": 2,
+        "delta": 1e-3,
+        "samples-per-client": 20,
+        "seed": 7,
+        "registration-timeout": 600.0,
+    }
+    with closing(RunFolder.create(tmp_path / "local", RunConfig(settings))) as local:
+        run(local, LocalGrid(CLIENTS))
+    with closing(RunFolder.create(tmp_path / "ray", RunConfig(settings))) as ray:
+        run_on_ray(lambda grid: run(ray, grid), CLIENTS)
+    assert_same_models(ray, local)
+    charges = [[json.loads(line) for line in (folder.path / "ledger.jsonl").open()] for folder in (local, ray)]
+    assert [charge.get("slot") for charge in charges[0]] == [charge.get("slot") for charge in charges[1]]
