@@ -60,6 +60,8 @@ class Cluster:
         self.places = {name: folder / name for name in ("head", "other")}
         common = ["--block", "--num-cpus=2", "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
         common += ["--object-store-memory=100000000"]
+        # Free ports: nodes on one machine share Ray's default range, and a driver ends if its port is taken.
+        common += ["--min-worker-port=0", "--max-worker-port=0"]
         self.nodes = {}
         # A short path: that of a socket may have 107 characters.
         self.start("head", "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}/ray", *common)
