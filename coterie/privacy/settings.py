@@ -94,9 +94,10 @@ class PrivacySettings(Settings):
     identifiers: str = setting(
         "gaussian", "noise on labels", choices=("gaussian", "exponential"), only=("privacy.mechanism", ("rr-slot",))
     )
-    participation: str = setting(
-        "visible",
-        "who knows which clients take part: everyone, or the server alone, which amplifies privacy",
+    participation: str | None = setting(
+        None,
+        "who knows which clients take part: everyone, or the server alone, which amplifies privacy; auto: visible "
+        "under banded; the other mechanisms assume that it is secret",
         choices=PARTICIPATION,
         only=("privacy.mechanism", ("banded",)),
     )

@@ -60,8 +60,9 @@ SETTINGS: dict[str, Setting] = _COMMON | {
 _STRATEGY = "strategy"
 _UNIT = "privacy.privacy-unit"
 _SCHEMA = "data.table-schema"
+_MECHANISM = "privacy.mechanism"
 # Settings with which a user asks for privacy.
-_BUDGET = ("privacy.epsilon", "privacy.delta", "privacy.noise-multiplier")
+_ASKS = ("privacy.epsilon", "privacy.delta", "privacy.noise-multiplier", "privacy.clipping", _MECHANISM)
 _KEYS_HINT = "`coterie run --keys` lists all settings"
 
 # Settings that partition or shift a data set, with the values required for clients' own data.
@@ -258,7 +259,7 @@ class RunConfig:
         if self.evaluation.evaluate_clients is None:
             self._read({**values, "evaluation.evaluate-clients": self._sampled_clients(deployed)})
         self._check_effective(given)
-        self._check_budget(given)
+        self._check_unit(given)
         self._check_combinations()
 
     @classmethod
@@ -519,19 +520,25 @@ class RunConfig:
             other, allowed = only
             raise ConfigError(
                 f"{name} = {value!r} has no effect with {other} = {values[other]!r}, only with "
-                f"{' or '.join(allowed)}; leave it out"
+                f"{' or '.join(allowed)}; leave it out, or change {other}"
             )
 
-    def _check_budget(self, given: Mapping[str, Any]) -> None:
-        """Check that a run without privacy by default has no explicit budget.
+    def _check_unit(self, given: Mapping[str, Any]) -> None:
+        """Check that the unit of privacy uses the given settings of privacy.
 
         Raises:
-            ConfigError: a budget or noise is given, but not the unit, which is none.
+            ConfigError: one of them is given, but not the unit, which is none; or a mechanism is, at record level.
         """
-        if self.privacy.privacy_unit != "none" or given.get(_UNIT, AUTO) != AUTO:
+        unit, mechanism = self.privacy.privacy_unit, self.privacy.mechanism
+        if unit == "record" and mechanism != self.declared[_MECHANISM].default:
+            raise ConfigError(
+                f"{_MECHANISM} = {mechanism!r} is for privacy-unit = client: at record level, clients train by DP-SGD; "
+                "leave it out"
+            )
+        if unit != "none" or given.get(_UNIT, AUTO) != AUTO:
             return
         units = [unit for unit in self.method.units if unit != "none"]
-        for name in _BUDGET:
+        for name in _ASKS:
             if given.get(name, AUTO) != AUTO:
                 remedy = f" by default; set privacy-unit to {' or '.join(units)}, or" if units else ";"
                 raise ConfigError(f"{name} = {given[name]}: {self.run.strategy} has no privacy{remedy} leave it out")

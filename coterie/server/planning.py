@@ -72,9 +72,9 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
         "identifiers": privacy.identifiers,
         "identifier_noise": _uncharged(config),
         "participation": privacy.participation,
-        "min_separation": privacy.min_separation or 0,
+        "min_separation": privacy.min_separation,
     }
-    own = {name: options[name] for name in PLANS[privacy.mechanism].options}
+    own = {name: options[name] for name in PLANS[privacy.mechanism].options if options[name] is not None}
     return {
         **numbers,
         **own,

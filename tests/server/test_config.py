@@ -155,6 +155,14 @@ def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
         ({"byzantine-share": 0.3}, "only with trimmed-mean or krum or multi-krum"),
         ({"identifiers": "exponential"}, "no effect with privacy.mechanism = 'joint', only with rr-slot"),
         ({"participation": "secret"}, "no effect with privacy.mechanism = 'joint', only with banded"),
+        ({"participation": "visible"}, "only with banded; leave it out, or change privacy.mechanism"),
+        ({"participation": "visible", "mechanism": "rr-slot"}, "no effect with privacy.mechanism = 'rr-slot'"),
+        ({"strategy": "lcfl", "mechanism": "banded"}, "privacy.mechanism = banded: lcfl has no privacy by default"),
+        ({"strategy": "kfed", "clipping": "adaptive"}, "privacy.clipping = adaptive: kfed has no privacy; leave"),
+        (
+            {"strategy": "rc-dpfl", "samples-per-client": 90, "mechanism": "banded"},
+            "privacy.mechanism = 'banded' is for privacy-unit = client: at record level, clients train by DP-SGD",
+        ),
         ({"clip-factor": 0.3}, "no effect with privacy.clipping = 'fixed', only with adaptive"),
         ({"clipping": "adaptive", "clip-norm": 0.2}, "no effect with privacy.clipping = 'adaptive', only with fixed"),
         (
