@@ -1,5 +1,6 @@
 """Nodes, networks and servers that fail in the middle of a run: it ends with all its rounds, within every budget."""
 
+import json
 import shutil
 import time
 
@@ -61,6 +62,38 @@ def test_a_run_survives_a_node_a_network_the_superlink_and_the_serverapp(stack):
         # No charge is lost, and none is made for a question that is only asked again.
         assert stack.paid(client) == list(range(1, rounds + 1))
         assert stack.spent(f"clientapp-{client}", client)["epsilon"] <= RUN["epsilon"] * (1 + 1e-9)
+
+
+def test_correlated_noise_and_a_serverapp_that_dies(stack):
+    """Each client is asked in its slot only, and a round is charged at most once, before and after the crash."""
+    rounds = 9
+    settings = {
+        **OWN_DATA,
+        "clusters": 2,
+        "clients": 3,
+        "mechanism": "banded",
+        "sampling-rate": 1 / 3,
+        "evaluate": "off",
+    }
+    settings |= {"registration-timeout": 240.0, "round-timeout": 45.0, "rounds": rounds, "out": "/runs/banded"}
+    run_id = stack.submit(**settings)
+    stack.until(lambda: len(stack.lines("banded")) >= 3)
+    stack.kill("serverapp")
+    done = len(stack.lines("banded"))
+    stack.wait(run_id, until=lambda said: said["run"]["status"].startswith("finished"), seconds=180)
+    assert done < rounds
+    resumed = stack.submit(**settings, resume=True)
+    stack.complete(resumed)
+
+    result = stack.result("banded")
+    skipped = result.get("skipped_rounds", [])
+    assert [line["round"] for line in stack.lines("banded")] == [n for n in range(1, rounds + 1) if n not in skipped]
+    ledger = (stack.runs / "banded" / "ledger.jsonl").read_text()
+    charges = [line for line in map(json.loads, ledger.splitlines()) if "charge" in line]
+    assert [(line["round"], line["slot"]) for line in charges] == [(n, (n - 1) % 3) for n in range(1, rounds + 1)]
+    assert result["certified"]
+    assert result["epsilon"] <= 8 * (1 + 1e-9)
+    assert not any("show which clients take part" in stack.log(run) for run in (run_id, resumed))
 
 
 @pytest.mark.skipif(not all(map(shutil.which, ("nsenter", "nft", "tc"))), reason="needs nsenter, nft and tc")
