@@ -285,7 +285,7 @@ def _diagnostics(config: RunConfig) -> list[str]:
 
 
 def warnings(config: RunConfig) -> list[str]:
-    """Return warnings about delta and noise."""
+    """Return warnings about delta, the size of cohorts and noise."""
     unit = config.privacy.privacy_unit
     if unit == "none":
         return []
@@ -296,7 +296,7 @@ def warnings(config: RunConfig) -> list[str]:
             f"delta = {config.delta:g} exceeds 1/(10 {unit}s) = {1 / (10 * many):g}: publishing one random {unit} "
             f"satisfies delta = 1/{unit}s; use it only to compare with papers"
         )
-    return found if config.method.produces == "labels" else found + _noise_warning(config)
+    return found if config.method.produces == "labels" else [*found, *_rate_warning(config), *_noise_warning(config)]
 
 
 def _parameters(config: RunConfig) -> int:
@@ -316,6 +316,15 @@ def participation_warnings(plan: Plan) -> list[str]:
         "messages on the network and the SuperLink's log show which clients take part: against those who see them, "
         f"epsilon is {visible:.3g}, not {hidden:.3g}; mechanism = banded with visible participation keeps epsilon"
     ]
+
+
+def _rate_warning(config: RunConfig) -> list[str]:
+    """Return a warning if cohorts do not have the share of the clients that was asked for."""
+    plan = config.plan
+    if abs(plan.rate / plan.sampling_rate - 1) < 0.01:
+        return []
+    asked = f"sampling-rate = {plan.sampling_rate:g}"
+    return [f"{asked}: a cohort of mechanism {plan.mechanism} has a share of {plan.rate:.3g} of the clients"]
 
 
 def _noise_warning(config: RunConfig) -> list[str]:

@@ -399,6 +399,15 @@ def test_warns_of_noise_that_drowns_the_signal_with_the_numbers():
 RECORD = {"strategy": "rc-dpfl", "clients": 12, "samples-per-client": 100, "rounds": 3, "batch-size": 10, "delta": 1e-4}
 
 
+def test_a_sampling_rate_that_a_mechanism_rounds_is_announced():
+    visible = {"mechanism": "banded", "clients": 600, "groups": "4"}
+    (warning,) = RunConfig({**visible, "sampling-rate": 0.3}).warnings()
+    assert warning == "sampling-rate = 0.3: a cohort of mechanism banded has a share of 0.333 of the clients"
+    assert RunConfig({**visible, "sampling-rate": 0.2}).warnings() == []
+    secret = {"participation": "secret", "min-separation": 3}
+    assert RunConfig({**visible, **secret, "sampling-rate": 0.3}).warnings() == []
+
+
 def test_methods_of_record_level_have_defaults_of_their_own():
     config = RunConfig(RECORD)
     assert (config["privacy-unit"], config["sampling-rate"], config["reseed-every"]) == ("record", 1.0, 0)
