@@ -179,14 +179,19 @@ def _facts(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
         *((f"ε by {name}", formats.epsilon(value)) for name, value in (certificate.get("accountants") or {}).items()),
         *_pairs({key: value for key, value in certificate.items() if key not in _PROSE_KEYS}),
         *(
-            (
-                "charged" if len(charged) == 1 else f"charged ({number})",
-                f"{line['charges']} × {line['sampler']} at rate {formats.number(line['sampling_rate'])}, "
-                f"noise {formats.number(line['noise_multiplier'])}",
-            )
+            ("charged" if len(charged) == 1 else f"charged ({number})", _charged(line))
             for number, line in enumerate(charged, 1)
         ),
     ]
+
+
+def _charged(line: Mapping[str, Any]) -> str:
+    """Return a kind of charges in words."""
+    rate, noise = formats.number(line["sampling_rate"]), formats.number(line["noise_multiplier"])
+    text = f"{line['charges']} × {line['sampler']} at rate {rate}, noise {noise}"
+    if slots := line.get("slots"):
+        text += f", in {slots} slots; a client pays for the charges of its own slot"
+    return text
 
 
 def _with_effect(run: Run, entry: str) -> dict[str, Any]:

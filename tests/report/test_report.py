@@ -346,6 +346,7 @@ def test_a_certificate_for_visible_participation_assumes_no_secret(tmp_path):
     text = words(page(make_run(tmp_path / "banded", certificate=document)))
     assert "leaving out all contributions of one client with all of its data changes the probability" in text
     assert "This holds even if the adversary observes who takes part." in text
+    assert "1 × poisson at rate 1, noise 1, in 2 slots; a client pays for the charges of its own slot" in text
     assert "assumes that the adversary does not observe" not in text
     hidden = replace(plan, sampling_rate=0.25, participation="secret", min_separation=2)
     document = certificate({"plan": hidden.terms(), "seed": None}, ledger.charges)
