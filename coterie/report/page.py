@@ -186,7 +186,7 @@ def _facts(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _charged(line: Mapping[str, Any]) -> str:
-    """Return a kind of charges in words."""
+    """Return the charges of one kind as text."""
     rate, noise = formats.number(line["sampling_rate"]), formats.number(line["noise_multiplier"])
     text = f"{line['charges']} × {line['sampler']} at rate {rate}, noise {noise}"
     if slots := line.get("slots"):

@@ -61,8 +61,8 @@ _STRATEGY = "strategy"
 _UNIT = "privacy.privacy-unit"
 _SCHEMA = "data.table-schema"
 _MECHANISM = "privacy.mechanism"
-# Settings with which a user asks for privacy.
-_ASKS = ("privacy.epsilon", "privacy.delta", "privacy.noise-multiplier", "privacy.clipping", _MECHANISM)
+# Settings that have no effect without privacy.
+_REQUIRE_PRIVACY = ("privacy.epsilon", "privacy.delta", "privacy.noise-multiplier", "privacy.clipping", _MECHANISM)
 _KEYS_HINT = "`coterie run --keys` lists all settings"
 
 # Settings that partition or shift a data set, with the values required for clients' own data.
@@ -538,7 +538,7 @@ class RunConfig:
         if unit != "none" or given.get(_UNIT, AUTO) != AUTO:
             return
         units = [unit for unit in self.method.units if unit != "none"]
-        for name in _ASKS:
+        for name in _REQUIRE_PRIVACY:
             if given.get(name, AUTO) != AUTO:
                 remedy = f" by default; set privacy-unit to {' or '.join(units)}, or" if units else ";"
                 raise ConfigError(f"{name} = {given[name]}: {self.run.strategy} has no privacy{remedy} leave it out")

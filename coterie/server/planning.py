@@ -285,7 +285,7 @@ def _diagnostics(config: RunConfig) -> list[str]:
 
 
 def warnings(config: RunConfig) -> list[str]:
-    """Return warnings about delta, the size of cohorts and noise."""
+    """Return warnings about delta, sampling rate and noise."""
     unit = config.privacy.privacy_unit
     if unit == "none":
         return []
@@ -319,12 +319,14 @@ def participation_warnings(plan: Plan) -> list[str]:
 
 
 def _rate_warning(config: RunConfig) -> list[str]:
-    """Return a warning if cohorts do not have the share of the clients that was asked for."""
+    """Return a warning if the mechanism rounds the sampling rate."""
     plan = config.plan
     if abs(plan.rate / plan.sampling_rate - 1) < 0.01:
         return []
-    asked = f"sampling-rate = {plan.sampling_rate:g}"
-    return [f"{asked}: a cohort of mechanism {plan.mechanism} has a share of {plan.rate:.3g} of the clients"]
+    return [
+        f"sampling-rate = {plan.sampling_rate:g}: a cohort of mechanism {plan.mechanism} has a share of "
+        f"{plan.rate:.3g} of the clients"
+    ]
 
 
 def _noise_warning(config: RunConfig) -> list[str]:

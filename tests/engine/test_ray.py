@@ -1,7 +1,6 @@
 """Flower's Ray simulation runs the same program: one seed, one round, the same models, shared and own."""
 
 import gc
-import json
 from contextlib import closing
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 
 from coterie.engine import LocalGrid, run_on_ray
 from coterie.methods import STRATEGIES
+from coterie.privacy import read_ledger
 from coterie.server import RunConfig, RunFolder, run
 
 CLIENTS = 12
@@ -36,11 +36,18 @@ def models(folder):
     return {f"{file.name} {key}": values for file in files for key, values in load_file(file).items()}
 
 
-def assert_same_models(run, expected):
-    ours, theirs = models(expected), models(run)
+def run_on_both(settings, path):
+    """Run locally and on Ray, and compare models; folder and result of each."""
+    with closing(RunFolder.create(path / "local", RunConfig(settings))) as local:
+        expected = run(local, LocalGrid(CLIENTS))
+    results = []
+    with closing(RunFolder.create(path / "ray", RunConfig(settings))) as ray:
+        run_on_ray(lambda grid: results.append(run(ray, grid)), CLIENTS)
+    ours, theirs = models(local), models(ray)
     assert ours.keys() == theirs.keys() != set()
     for name, values in ours.items():
         np.testing.assert_allclose(theirs[name], values, atol=1e-5, err_msg=name)
+    return (local, expected), (ray, results[0])
 
 
 CASES = [(name, unit) for name, method in STRATEGIES.items() for unit in ("none", "record") if unit in method.units]
@@ -59,13 +66,8 @@ def test_ray_and_local_agree(strategy, unit, tmp_path):
         "registration-timeout": 600.0,  # a busy machine may take its time to start Ray
         **({"local-epochs": 2, "pretrain-epochs": 1, "joint-epochs": 1} if strategy == "ppfc-gan" else {}),
     }
-    with closing(RunFolder.create(tmp_path / "local", RunConfig(settings))) as local:
-        expected = run(local, LocalGrid(CLIENTS))
-    results = []
-    with closing(RunFolder.create(tmp_path / "ray", RunConfig(settings))) as ray:
-        run_on_ray(lambda grid: results.append(run(ray, grid)), CLIENTS)
-    assert_same_models(ray, local)
-    assert results[0]["diagnostics"]["accuracy"] == pytest.approx(expected["diagnostics"]["accuracy"], abs=1e-6)
+    (_, expected), (_, result) = run_on_both(settings, tmp_path)
+    assert result["diagnostics"]["accuracy"] == pytest.approx(expected["diagnostics"]["accuracy"], abs=1e-6)
 
 
 @pytest.mark.parametrize("participation", ["visible", "secret"])
@@ -84,10 +86,6 @@ def test_noise_is_correlated_over_rounds_as_in_the_local_engine(participation, t
         "seed": 7,
         "registration-timeout": 600.0,
     }
-    with closing(RunFolder.create(tmp_path / "local", RunConfig(settings))) as local:
-        run(local, LocalGrid(CLIENTS))
-    with closing(RunFolder.create(tmp_path / "ray", RunConfig(settings))) as ray:
-        run_on_ray(lambda grid: run(ray, grid), CLIENTS)
-    assert_same_models(ray, local)
-    charges = [[json.loads(line) for line in (folder.path / "ledger.jsonl").open()] for folder in (local, ray)]
-    assert [charge.get("slot") for charge in charges[0]] == [charge.get("slot") for charge in charges[1]]
+    for folder, _ in run_on_both(settings, tmp_path):
+        _, charges = read_ledger(folder.path / "ledger.jsonl")
+        assert [charge["slot"] for charge in charges] == [0, 1, 0, 1]
