@@ -23,6 +23,7 @@ _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/
 _BANDED, _STREAMS = f"{_PRIVACY}/mechanisms/banded.py", "tests/audit/test_audit_streams.py"
 _HOSTILE = "tests/client/test_hostile_server.py"
 _GUARD, _SITE = "coterie/guard", "tests/guard/test_guarded_site.py"
+_FILTER, _ADAPTIVE = f"{_PRIVACY}/filter.py", "tests/privacy/test_filter.py"
 _SEARCH = "tests/strategies/test_model_search.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
 
@@ -39,6 +40,34 @@ class Mutation:
 
 
 MUTATIONS = [
+    Mutation(
+        "the filter of a ledger gives all of delta to both parts",
+        _FILTER,
+        "self.order, self.delta - self.pinned_delta)",
+        "self.order, self.delta)",
+        f"{_ADAPTIVE}::test_requests_of_other_kinds_are_accepted_by_their_divergence_at_one_order",
+    ),
+    Mutation(
+        "a later request pins other events",
+        f"{_PRIVACY}/ledger.py",
+        "found = self._pin(total) if stated is None else Filter.parse(stated, self.budget, self.delta)",
+        "found = self._pin(total)",
+        f"{_ADAPTIVE}::test_the_ledger_refuses_one_of_the_two_continuations",
+    ),
+    Mutation(
+        "each request may use the order that suits it",
+        _FILTER,
+        "or self.epsilon_of(events) <= self.epsilon * SLACK",
+        "or epsilon(events, self.delta) <= self.epsilon * SLACK",
+        f"{_ADAPTIVE}::test_servers_that_choose_the_worst_request_at_every_loss",
+    ),
+    Mutation(
+        "more steps than pinned are accepted",
+        _FILTER,
+        "all(amount <= left.get(kind, 0.0) * SLACK",
+        "all(amount <= left.get(kind, 0.0) * 1.2",
+        f"{_ADAPTIVE}::test_all_events_of_a_plan_that_fills_the_budget_are_accepted_and_nothing_else",
+    ),
     Mutation(
         "keys of 16 bits",
         f"{_PRIVACY}/randomness.py",
@@ -312,8 +341,8 @@ MUTATIONS = [
     Mutation(
         "a client forgets what it spent in earlier rounds",
         f"{_PRIVACY}/ledger.py",
-        "total = frozenset((self.events + Counter(events)).items())",
-        "total = frozenset(Counter(events).items())",
+        "        total = self.events + Counter(events)\n        if not total",
+        "        total = Counter(events)\n        if not total",
         "tests/privacy/test_ledger.py::test_a_client_s_budget_holds_over_all_rounds",
     ),
     Mutation(

@@ -1,6 +1,6 @@
 """Privacy audit: attacks on the shipped code that test its privacy claims; see docs/privacy.md, "Audit".
 
-The attacks target mechanisms, samplers and noise, whole runs of a server, and clients at record level.
+The attacks target mechanisms, samplers and noise, whole runs of a server, clients at record level, and their ledgers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ PARTS = {
     "randomness": "samplers, keys and resolution of the noise",
     "runs": "whole runs of the server and of real clients",
     "records": "clients at record level, by a hostile server",
+    "ledgers": "ledgers of clients, by servers that choose each request by earlier replies",
 }
 #: Default number of draws per world.
 DRAWS = 100_000
@@ -52,6 +53,10 @@ def audit(
         from coterie.audit.records import audit_records
 
         findings += [*audit_records(streams, draws // 5), *audit_client_app(draws // 400)]
+    if "ledgers" in parts:
+        from coterie.audit.adaptive import audit_adaptive_servers
+
+        findings += audit_adaptive_servers(streams, draws // 10_000)
     return findings
 
 

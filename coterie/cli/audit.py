@@ -13,9 +13,9 @@ from coterie.cli.console import JsonFlag, console_for, print_json, print_table
 if TYPE_CHECKING:
     from coterie.audit import Finding
 
-_PARTS = "Part of the audit: mechanisms, randomness, runs or records; repeatable; default: all."
+_PARTS = "Part of the audit: mechanisms, randomness, runs, records or ledgers; repeatable; default: all."
 _MECHANISMS = "Attack single releases of this mechanism only: joint, banded, rr-slot or paper; repeatable."
-_SYMBOLS = {"mu": "μ", "delta(1)": "δ(1)"}
+_SYMBOLS = {"mu": "μ", "delta(1)": "δ(1)", "delta(2)": "δ(2)"}
 
 
 def audit(

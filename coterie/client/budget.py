@@ -32,7 +32,7 @@ from coterie.privacy import (
     RecordPlan,
     read_ledger,
 )
-from coterie.privacy.ledger import count_of, event_of
+from coterie.privacy.ledger import PINNED, count_of, event_of
 
 #: Name of the file beside the data.
 BUDGET_FILE = ".coterie-budget.jsonl"
@@ -77,7 +77,8 @@ def spend(
     try:
         ledger = _open(client, folder, plan)
         try:
-            return ledger.spend(round, events, **details)
+            planned = None if plan is None else plan.planned()
+            return ledger.spend(round, events, planned=planned, **details)
         finally:
             ledger.close()
     except (BudgetError, LedgerError, FileError, OSError) as error:
@@ -150,5 +151,6 @@ def _take_over(old: Path, ledger: ClientLedger) -> None:
         _, charges = read_ledger(old)
         done = sum(charge.get(_TAKEN_OVER) == digest for charge in ledger.charges)
         for charge in charges[done:]:
-            ledger.record(charge["round"], {event_of(charge): count_of(charge)}, **{_TAKEN_OVER: digest})
+            pinned = {PINNED: charge[PINNED]} if PINNED in charge else {}
+            ledger.record(charge["round"], {event_of(charge): count_of(charge)}, **pinned, **{_TAKEN_OVER: digest})
     os.replace(old, old.with_name(old.name + ".taken-over"))

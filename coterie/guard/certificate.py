@@ -31,7 +31,10 @@ _ASSUMED = (
     "step sizes, the number of epochs and failures of the app do not depend on the data, and the app sends nothing but "
     "its reply",
 )
-_SEVERAL = "sampling rates and noise were not chosen in reaction to earlier replies: there are events of several kinds"
+_SEVERAL = (
+    "epsilon counts the charges as fixed beforehand; epsilon_budget holds also if a server chose them, which are of "
+    "several kinds, by earlier replies"
+)
 _DECLARED = "the DP training of the app is as its owner declares: the guard did not verify it"
 _OUTSIDE = (
     "what holds for real-valued noise only: the noise is drawn in float64",

@@ -143,6 +143,10 @@ class Accountant:
         """Epsilon at ``delta`` of all events so far; inf if the noise of one is below ``MIN_NOISE``."""
         return math.inf if self._unprotected else self._epsilon(delta)
 
+    def delta(self, epsilon: float) -> float:
+        """Delta at ``epsilon`` of all events so far, by ``pld`` and ``rdp``; 1 if the noise of one is too small."""
+        return 1.0 if self._unprotected else min(1.0, self._delta(epsilon))
+
     def with_rounds(self, event: Event, count: int) -> Accountant:
         """Return a copy with ``count`` further events composed."""
         other = copy.copy(self)
@@ -153,6 +157,9 @@ class Accountant:
         raise NotImplementedError
 
     def _epsilon(self, delta: float) -> float:
+        raise NotImplementedError
+
+    def _delta(self, epsilon: float) -> float:
         raise NotImplementedError
 
 
@@ -186,6 +193,11 @@ class PldAccountant(Accountant):
             return 0.0
         delta -= _ROUND_OFF * self._events.total()
         return float(self._pld.get_epsilon_for_delta(delta)) if delta > 0 else math.inf
+
+    def _delta(self, epsilon: float) -> float:
+        if self._pld is None:
+            return 0.0
+        return float(self._pld.get_delta_for_epsilon(epsilon)) + _ROUND_OFF * self._events.total()
 
     def _seen(self, event: Event) -> Event:
         """Return the release whose losses the grid must resolve."""
@@ -302,6 +314,14 @@ class RdpAccountant(Accountant):
         with _quiet_absl():
             return float(compute_epsilon(_orders(), self._rdp, delta)[0])
 
+    def _delta(self, epsilon: float) -> float:
+        if isinstance(self._rdp, float):
+            return 0.0
+        from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+
+        with _quiet_absl():
+            return float(compute_delta(_orders(), self._rdp, epsilon)[0])
+
     def _curve(self, event: Event) -> FloatArray:
         return _rdp_of(event)
 
@@ -324,6 +344,18 @@ def _quiet_absl() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+def renyi_orders() -> list[float]:
+    """Renyi orders of :class:`RdpAccountant`."""
+    return [float(order) for order in _orders()]
+
+
+def renyi_divergence(event: Event, order: float) -> float:
+    """Renyi divergence of one event at an order of :func:`renyi_orders`; inf if its noise is below ``MIN_NOISE``."""
+    if event.noise_multiplier < MIN_NOISE:
+        return math.inf
+    return float(_rdp_of(event)[renyi_orders().index(order)])
 
 
 @lru_cache(maxsize=256)

@@ -73,6 +73,11 @@ def epsilon(events: Iterable[Event] | Mapping[Event, int], delta: float, account
     return composed(events, accountant).epsilon(delta)
 
 
+def delta_of(events: Mapping[Event, int], epsilon: float, accountant: str = "pld") -> float:
+    """Delta at ``epsilon`` of all ``events`` together, by ``pld`` or ``rdp``."""
+    return composed(events, accountant).delta(epsilon)
+
+
 def affordable(events: Mapping[Event, int], budget: float, delta: float, accountant: str = "pld") -> Counter[Event]:
     """Return a superset of the events that a ledger with this budget accepts, in any order of requests.
 

@@ -23,16 +23,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, ClassVar, NamedTuple, TypeAlias
 
 from coterie.files import FileError, open_regular, private_folder, read_text, sync_folder
 from coterie.privacy.accountants import Accountant, Event, PrivacyError
 from coterie.privacy.accounting import SLACK, composed, composed_further
+from coterie.privacy.filter import Filter
 
 _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
 _FORMAT = 1
+#: Entry of the first charge of a filtered ledger.
+PINNED = "pinned"
 _RESTORE = "; restore the ledger from a copy, or use a new file: a damaged ledger gives no certificate"
 # A line of a ledger, and its chain, which is its last key.
 _CHAINED = re.compile(rb'(.*), "chain": "([0-9a-f]{16})"\}', re.DOTALL)
@@ -183,16 +187,30 @@ class Ledger:
             after, cost = expected[2].result()
         else:
             after, cost = self._composed(event, count)
+        details |= self._check(number, {event: count}, cost)
+        if self._shared is not None:
+            details["shared"] = self._shared.charge(number, event, count)
+        self._write(number, {event: count}, {**details, "epsilon": cost if math.isfinite(cost) else None})
+        self._live = after
+        return Permit(len(self.charges), number, event, cost)
+
+    def _check(self, number: int, events: Mapping[Event, int], cost: float) -> dict[str, object]:
+        """Check that further events fit the budget, and return entries for their charge.
+
+        Args:
+            number: the round.
+            events: the further events.
+            cost: epsilon of all events, if they are fixed beforehand.
+
+        Raises:
+            BudgetError: they do not.
+        """
         if not cost <= self.budget * SLACK:
             raise BudgetError(
                 f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g}; "
                 f"{len(self.charges)} charges were made before it"
             )
-        if self._shared is not None:
-            details["shared"] = self._shared.charge(number, event, count)
-        self._write(number, {event: count}, **details, epsilon=cost if math.isfinite(cost) else None)
-        self._live = after
-        return Permit(len(self.charges), number, event, cost)
+        return {}
 
     def share(self, budget: SharedBudget) -> None:
         """Also charge ``budget`` from now on, and close it with this ledger.
@@ -222,8 +240,14 @@ class Ledger:
         """Return a permit without a charge, for replies of clients that are charged in their own ledgers only."""
         return Permit(len(self.charges), number, None, self.spent())
 
-    def _write(self, number: int, events: Mapping[Event, int], **details: object) -> None:
-        """Append a charge for every event, and sync."""
+    def _write(
+        self,
+        number: int,
+        events: Mapping[Event, int],
+        details: Mapping[str, object],
+        first: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """Append a charge for every event, and sync; ``first`` are entries of the first of them alone."""
         charges = [
             {
                 "charge": len(self.charges) + place,
@@ -234,6 +258,7 @@ class Ledger:
                 **({} if event.slot is None else {"slot": event.slot, "slots": event.slots}),
                 **({"count": count} if count > 1 else {}),
                 **details,
+                **(first if place == 1 else {}),
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             }
             for place, (event, count) in enumerate(events.items(), 1)
@@ -253,7 +278,46 @@ class Ledger:
             self._shared.close()
 
 
-class SharedBudget(Ledger):
+class _FilteredLedger(Ledger):
+    """A ledger whose later requests may depend on earlier releases: a filter decides which of them fit the budget.
+
+    The first charge states the filter, so that nothing that comes later changes it. A ledger of an earlier version has
+    none; its charges so far count as fixed beforehand.
+    """
+
+    #: All events of the run that charges next, if they are known. The first charge pins them.
+    planned: Mapping[Event, int] | None = None
+
+    def _filtered(self, number: int, events: Mapping[Event, int]) -> dict[str, object]:
+        """Check that the filter accepts further events, and return entries for their charge.
+
+        Raises:
+            BudgetError: it does not.
+            LedgerError: the filter in the ledger is malformed.
+        """
+        total = self.events + Counter(events)
+        if not total or math.isinf(self.budget):
+            return {}
+        stated = next((charge[PINNED] for charge in self.charges if PINNED in charge), None)
+        try:
+            found = self._pin(total) if stated is None else Filter.parse(stated, self.budget, self.delta)
+        except PrivacyError as error:
+            raise LedgerError(f"{self._path}: {error}{_RESTORE}") from None
+        if found is None or not found.accepts(total):
+            cost = composed(total, "rdp").epsilon(self.delta) if found is None else found.epsilon_of(total)
+            beyond = "" if found is None else "; it is not one of the events that the first request pinned"
+            raise BudgetError(
+                f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g} at delta "
+                f"{self.delta:g}{beyond}"
+            )
+        return {} if stated is not None else {PINNED: found.entry()}
+
+    def _pin(self, total: Counter[Event]) -> Filter | None:
+        planned = None if self.planned is None else self.events + Counter(self.planned)
+        return Filter.pin(total, self.budget, self.delta, planned=planned, accountant=self.accountant)
+
+
+class SharedBudget(_FilteredLedger):
     """One budget for several client-level runs on the same clients: a ledger with the charges of all of them.
 
     Args:
@@ -262,6 +326,7 @@ class SharedBudget(Ledger):
         sampler: sampler of every run, which defines the adjacency.
         epsilon: the budget of a new file.
         delta: the delta of a new file, in (0, 1).
+        planned: all events of the next run, if they are known.
 
     Raises:
         LedgerError: the file is in use by another process, damaged, or for other clients or another sampler.
@@ -269,8 +334,17 @@ class SharedBudget(Ledger):
 
     _several_runs: ClassVar[bool] = True
 
-    def __init__(self, path: str | Path, *, clients: int, sampler: str, epsilon: float, delta: float) -> None:
-        self.path = path = Path(path)
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clients: int,
+        sampler: str,
+        epsilon: float,
+        delta: float,
+        planned: Mapping[Event, int] | None = None,
+    ) -> None:
+        self.path, self.planned = path, planned = Path(path), planned
         private_folder(path.parent)
         if path.exists() and b"\n" in _read(path):
             header, _ = read_ledger(path)
@@ -299,19 +373,25 @@ class SharedBudget(Ledger):
             raise BudgetError(f"{self.path}: {error}") from None
         return {"charge": permit.charge, "epsilon": permit.epsilon, "delta": self.delta, "epsilon_budget": self.budget}
 
+    def _check(self, number: int, events: Mapping[Event, int], cost: float) -> dict[str, object]:
+        return self._filtered(number, events)
 
-class ClientLedger(Ledger):
+
+class ClientLedger(_FilteredLedger):
     """Ledger of one client over all of its runs, kept by the client itself, so that no server has to be trusted.
 
     Its lines contain no epsilon, which would have to be composed again at every start of the client.
     """
 
-    def spend(self, number: int, events: Mapping[Event, int], **details: object) -> int:
+    def spend(
+        self, number: int, events: Mapping[Event, int], *, planned: Mapping[Event, int] | None = None, **details: object
+    ) -> int:
         """Charge all events of round ``number`` atomically, and sync them to disk before noise is drawn.
 
         Args:
             number: the round.
             events: what the round releases.
+            planned: all events of the run; those of the first request of all are pinned.
             details: further entries of the charges; JSON-ready.
 
         Returns:
@@ -320,35 +400,15 @@ class ClientLedger(Ledger):
         Raises:
             BudgetError: the charges would exceed the budget; nothing was written.
         """
-        total = frozenset((self.events + Counter(events)).items())
-        # Any sound accountant suffices. RDP is fast, and exceeds the budget in the last rounds only.
-        quick = "rdp" if self.accountant == "pld" else self.accountant
-        cost = _cost(total, self.delta, quick)
-        if not cost <= self.budget * SLACK:
-            if cost <= max(_LARGEST_RDP, 2 * self.budget):
-                cost = _cost(total, self.delta, self.accountant)
-            if not cost <= self.budget * SLACK:
-                raise BudgetError(
-                    f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g} at delta "
-                    f"{self.delta:g}"
-                )
+        self.planned = planned
+        pinned = self._filtered(number, events)
         first = len(self.charges) + 1
-        self._write(number, events, **details)
+        self._write(number, events, details, pinned)
         return first
 
     def record(self, number: int, events: Mapping[Event, int], **details: object) -> None:
         """Add charges of another ledger regardless of the budget, because these releases have happened."""
-        self._write(number, events, **details)
-
-
-# Epsilon by RDP above which a client computes nothing else, unless its budget is of this size: a server proposes the
-# events, and PLD of little noise takes seconds and gigabytes.
-_LARGEST_RDP = 100.0
-
-
-@lru_cache(maxsize=1024)
-def _cost(events: frozenset[tuple[Event, int]], delta: float, accountant: str) -> float:
-    return composed(dict(events), accountant).epsilon(delta)
+        self._write(number, events, details)
 
 
 def event_of(charge: Mapping[str, Any]) -> Event:

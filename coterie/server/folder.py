@@ -352,7 +352,12 @@ def _opened(plan: Plan, path: Path, config: RunConfig, about: Mapping[str, Any])
         if config.privacy.budget_file:
             file = Path(config.privacy.budget_file)
             budget = SharedBudget(
-                file, clients=plan.clients, sampler=plan.sampler, epsilon=plan.epsilon, delta=plan.delta
+                file,
+                clients=plan.clients,
+                sampler=plan.sampler,
+                epsilon=plan.epsilon,
+                delta=plan.delta,
+                planned=plan.planned(),
             )
             ledger.share(budget)
         elif any("shared" in charge for charge in ledger.charges):

@@ -76,8 +76,8 @@ def test_the_client_app_holds():
 def test_a_client_that_does_not_charge_every_answer_is_found(monkeypatch):
     spend = ClientLedger.spend
 
-    def once(self, number, events):
-        return spend(self, number, events) if number < 4 else 1000 + number
+    def once(self, number, events, **details):
+        return spend(self, number, events, **details) if number < 4 else 1000 + number
 
     monkeypatch.setattr(ClientLedger, "spend", once)
     uncharged, _ = audit_client_app(10)

@@ -22,7 +22,9 @@ from coterie.privacy import (
     epsilon,
     read_ledger,
 )
-from coterie.privacy import ledger as ledger_module
+from coterie.privacy import filter as filter_module
+from coterie.privacy.accounting import delta_of
+from coterie.privacy.filter import PINNED_SHARE
 from coterie.privacy.ledger import read_chained
 
 DELTA = 1e-5
@@ -52,8 +54,13 @@ def lines(path):
 
 def test_a_client_refuses_hopeless_events_without_composing_their_pld(tmp_path, monkeypatch):
     """A server proposes the noise; PLD of noise multiplier 0.05 takes 7 s and 0.8 GB."""
-    used, cost = [], ledger_module._cost
-    monkeypatch.setattr(ledger_module, "_cost", lambda *given: used.append(given[2]) or cost(*given))
+    used = []
+
+    def recorded(events, epsilon, accountant):
+        used.append(accountant)
+        return delta_of(events, epsilon, accountant)
+
+    monkeypatch.setattr(filter_module, "delta_of", recorded)
     with contextlib.closing(ClientLedger(1e-5, 8.0, tmp_path / "ledger.jsonl", "pld")) as ledger:
         with pytest.raises(BudgetError, match="above the budget of 8"):
             ledger.spend(1, {Event(0.01, 0.05): 1000})
@@ -393,10 +400,10 @@ def test_runs_that_share_a_budget_spend_it_together(tmp_path, open_run):
     (line,) = lines(tmp_path / "b")
     together = pytest.approx(epsilon([EVENT] * 3, DELTA), rel=1e-6)
     assert line["shared"] == {"charge": 3, "epsilon": together, "delta": DELTA, "epsilon_budget": 3.0}
-    fit = next(n for n in range(3, 100) if epsilon([EVENT] * (n + 1), DELTA) > 3.0)
+    fit = next(n for n in range(3, 100) if delta_of({EVENT: n + 1}, 3.0) > PINNED_SHARE * DELTA)
     for number in range(2, fit - 1):
         second.charge_round(number, EVENT)
-    with pytest.raises(BudgetError, match=r"budget\.jsonl: round .* would raise epsilon to .* above the budget of 3;"):
+    with pytest.raises(BudgetError, match=r"budget\.jsonl: round .* would raise epsilon to .* above the budget of 3 "):
         second.charge_round(fit, EVENT)
     own = lines(tmp_path / "b")
     assert second.spent() < 3.0 < second.budget
@@ -479,10 +486,10 @@ def test_a_client_s_budget_holds_over_all_rounds(tmp_path):
     event = Event(1.0, calibrate(2.0, DELTA, 1.0, 2))
     for number in (1, 2):  # every answer opens the ledger anew
         ledger = ClientLedger(DELTA, 2.0, tmp_path / "client-0.ledger.jsonl")
-        assert ledger.spend(number, {event: 1}) == number
+        assert ledger.spend(number, {event: 1}, planned={event: 2}) == number
         ledger.close()
     ledger = ClientLedger(DELTA, 2.0, tmp_path / "client-0.ledger.jsonl")
     with pytest.raises(BudgetError, match="round 3"):
-        ledger.spend(3, {event: 1})
+        ledger.spend(3, {event: 1}, planned={event: 3})
     assert len(ledger.charges) == 2
     ledger.close()
