@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "coterie"
 ALLOWED = {
     "backoff": set(),
     "files": set(),
+    "generators": set(),
     "privacy": {"files", "settings"},
     "datasets": {"files", "plugins", "settings"},
     "models": {"plugins"},
@@ -30,7 +31,7 @@ ALLOWED = {
     "one_shot": {"strategies", "rounds", "clustering", "models", "privacy", "settings", "wire", "messages"},
     "methods": {"strategies", "one_shot", "plugins", "settings"},
     "client": {"files", "clustering", "datasets", "models", "privacy", "wire", "messages", "logs", "progress"},
-    "engine": {"client", "rounds", "privacy", "messages", "logs", "progress"},
+    "engine": {"client", "generators", "rounds", "privacy", "messages", "logs", "progress"},
     "server": {
         "backoff",
         "files",
@@ -49,11 +50,12 @@ ALLOWED = {
         "progress",
     },
     "guard": {"client", "files", "logs", "privacy"},
-    "deploy": {"backoff", "files", "logs"},
+    "deploy": {"backoff", "files", "generators", "logs"},
     "audit": {"engine", "client", "rounds", "strategies", "privacy", "datasets", "messages"},
     "bench": {
         "progress",
         "files",
+        "generators",
         "report",
         "server",
         "engine",

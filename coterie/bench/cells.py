@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.bench.table import BenchError, Column, Row, Table
+from coterie.generators import reseed_generators
 from coterie.progress import ProgressCallback, drain_progress, ignore_progress
 from coterie.report import read_outcome
 
@@ -290,6 +291,7 @@ def _prepare(jobs: int, reports: Any) -> None:
     from coterie.engine.workers import exit_with_parent
 
     global _send
+    reseed_generators()
     threading.Thread(target=exit_with_parent, daemon=True).start()
     reports.cancel_join_thread()  # the parent process may have exited
     _send = reports.put

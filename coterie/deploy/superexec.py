@@ -39,7 +39,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec, Executor, LaunchRes
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 
 from coterie.deploy import clientapp
-from coterie.deploy.clientapp import App
+from coterie.deploy.clientapp import App, Loaded
 
 # Seconds between two requests to the SuperNode for a message, at least; Flower waits 1 s after each. The SuperNode of
 # `coterie client` answers when there is one, or after 1 s.
@@ -150,7 +150,8 @@ def _import_and_fork(app: App, requests: Connection, report: Connection, unused:
     """Import the app's code, report it, and fork the process of each message."""
     for each in unused:
         each.close()
-    if not clientapp.load(app):
+    loaded = clientapp.load(app)
+    if loaded is None:
         return
     _send(report, _LOADED, app)
     while True:
@@ -160,19 +161,19 @@ def _import_and_fork(app: App, requests: Connection, report: Connection, unused:
             break
         if options is None:
             return  # Python waits for the processes of messages
-        _fork(options, app, report, [requests])
+        _fork(options, loaded, report, [requests])
     for process in active_children():
         process.terminate()
 
 
-def _fork(options: dict[str, Any], loaded: App | None, report: Connection, unused: Sequence[Connection]) -> None:
+def _fork(options: dict[str, Any], loaded: Loaded | None, report: Connection, unused: Sequence[Connection]) -> None:
     try:
         _FORK.Process(target=_run, args=(options, loaded, report, unused)).start()
     except OSError as error:  # out of memory; Flower reports the message as failed after a while
         log(ERROR, "cannot start the ClientApp: %s", error)
 
 
-def _run(options: dict[str, Any], loaded: App | None, report: Connection, unused: Sequence[Connection]) -> None:
+def _run(options: dict[str, Any], loaded: Loaded | None, report: Connection, unused: Sequence[Connection]) -> None:
     for each in unused:
         each.close()
 

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
+from coterie.generators import reseed_generators
 from coterie.logs import colour_terminals_only
 from coterie.progress import ProgressCallback, drain_progress, set_progress_sink
 
@@ -125,6 +126,7 @@ def _prepare(reports: Any, barrier: threading.Barrier) -> None:
     import torch
 
     threading.Thread(target=exit_with_parent, daemon=True).start()
+    reseed_generators()
     barrier.wait()
     torch.set_num_threads(1)
     _keep_freed_memory()

@@ -16,9 +16,8 @@ from coterie.deploy.edge import SUPEREXEC
 
 # Launches ClientApps that do not ask a SuperNode.
 LAUNCHES = """
-import json, os, random, signal, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
-import numpy as np
 import coterie.client.identity  # as if the SuperExec had imported a module of the app's name
 from coterie.deploy import superexec
 from flwr.supercore.constant import TaskType
@@ -63,7 +62,6 @@ WRITING = """
 def run_clientapp(*, runtime_api_address, token, insecure, certificates, parent_pid, runtime_dependency_install):
     found = {
         "pid": os.getpid(), "parent": parent_pid, "certificates": certificates, "insecure": insecure,
-        "random": [random.random(), np.random.random()],
         "modules": [name for name in sys.modules if name.split(".")[0] == "coterie"],
         "commands": [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if token in read(path)],
         "open": [link for fd in os.listdir("/proc/self/fd") if "pipe:" in (link := read_link(fd))],
@@ -124,8 +122,6 @@ executor.close()
 """,
     )
     assert len({each["pid"] for each in (one, two, three)}) == 3
-    drawn = [number for each in (one, two, three) for number in each["random"]]
-    assert len(set(drawn)) == 6  # no generator goes on where its parent's was
     for each in (one, two, three):
         assert each["modules"] == []
         assert each["commands"] == []  # any user may read a command line
@@ -146,20 +142,26 @@ def test_all_end_with_the_superexec(tmp_path, how):
 PRELOADED = """
 import json, sys
 from coterie.deploy import clientapp
-clientapp.preload()
+from coterie.generators import collect_generators, reseed_generators
+with collect_generators() as generators:
+    clientapp.preload()
 before = set(sys.modules)
 import coterie.client.app, coterie.client.handlers, coterie.client.reply_cache
-import torch
+import numpy, torch
+bits = numpy.random.get_bit_generator()
+reseeded = {id(each) for each in (numpy.random.mtrand._rand, bits, bits.seed_seq, torch.default_generator)}
+other = [repr(each) for each in generators if id(each) not in reseeded]
+reseed_generators()
 files = {name: getattr(sys.modules[name], "__file__", None) or "" for name in set(sys.modules) - before}
 new = [name for name, file in files.items() if "site-packages" in file and name.split(".")[0] != "coterie"]
-print(json.dumps([new, torch.cuda.is_initialized()]))
+print(json.dumps([new, other, torch.cuda.is_initialized()]))
 """
 
 
-def test_a_message_imports_no_library():
+def test_a_message_imports_no_library_and_shares_no_generator():
     words = [sys.executable, "-W", "ignore", "-c", PRELOADED]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-    assert json.loads(done.stdout) == [[], False]  # a GPU cannot be used after a fork if it was before
+    assert json.loads(done.stdout) == [[], [], False]  # a GPU cannot be used after a fork if it was before
 
 
 def test_flags_are_those_of_flower():
@@ -180,7 +182,7 @@ def run_clientapp(*, runtime_api_address, token, **options):
     app = load_app("coterie.client.app:app", ValueError, str(place))
     module = sys.modules["coterie.client.app"]
     found = {"pid": os.getpid(), "before": len(before), "who": module.WHO, "importer": module.PID, "closed": closed,
-             "paths": len([path for path in sys.path if "/apps/" in path]), "random": random.random()}
+             "paths": len([path for path in sys.path if "/apps/" in path])}
     (folder / f"{name}.part").write_text(json.dumps(found))
     (folder / f"{name}.part").rename(folder / f"{name}.json")
     if name == "hangs":
@@ -238,7 +240,7 @@ executor.close()
         INSTALLING,
     )
     every = [first, later, again, other, back, killed, after]
-    assert len({each["pid"] for each in every}) == len({each["random"] for each in every}) == 7
+    assert len({each["pid"] for each in every}) == 7
     assert [each["who"] for each in every] == ["one"] * 3 + ["two"] * 4
     for each in (first, other, killed):  # own imports; a message for another app forgets the template's
         assert each["importer"] == each["pid"]
@@ -274,6 +276,105 @@ def test_the_template_ends_with_the_superexec(apps, how):
     process.stdout.close()
     last = json.loads((apps / "hangs.json").read_text())
     gone(int((apps / "server").read_text()), last["importer"], last["pid"])
+
+
+# ClientApps of Flower's own code, with the libraries of the SuperExec; their messages do not come from a network.
+OWN_CODE = """
+from hashlib import sha256
+from unittest.mock import Mock
+import opacus, torch._dynamo  # an optimizer imports the latter; here once for all messages
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.fab import Fab
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from coterie.deploy import clientapp
+
+clientapp.preload()
+own = flower.run_clientapp
+
+def run_clientapp(*, runtime_api_address, token, **options):
+    def pull_task_input(client):
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+        content = (folder / f"{runtime_api_address}.fab").read_bytes()
+        run = Run.create_empty(1)
+        run.fab_id, run.fab_version = "coterie/coterie", "0.1.0"
+        message = Message(RecordDict(), dst_node_id=1, message_type="query.draw")
+        return message, Context(1, 1, {}, RecordDict(), {}), run, Fab(sha256(content).hexdigest(), content, {})
+
+    def push_message(client, reply, context):
+        name = token.split("-")[0]
+        found = {key: dict(record) for key, record in reply.content.items()}
+        (folder / f"{name}.part").write_text(json.dumps(found | found["process"]))
+        (folder / f"{name}.part").rename(folder / f"{name}.json")
+
+    network = dict.fromkeys(("RuntimeHttpClient", "HeartbeatSender", "push_task_output"), Mock())
+    vars(flower).update(network, pull_task_input=pull_task_input, push_message=push_message)
+    own(runtime_api_address, token, **options | {"parent_pid": None})
+"""
+# An app that draws when it is imported and for each message. Its import also seeds all generators, two of its own.
+DRAWING = """
+import os, random
+import numpy as np
+import torch
+from opacus.optimizers import DPOptimizer
+
+def noise():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = DPOptimizer(
+        torch.optim.SGD([parameter], lr=1.0), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=1
+    )
+    parameter.grad_sample = torch.zeros(1, 1)
+    optimizer.step()
+    return parameter.item()
+
+def draw():
+    return {"random": random.random(), "numpy": np.random.random(), "torch": torch.rand(()).item(), "opacus": noise()}
+
+PID, IMPORT = os.getpid(), draw()
+random.seed(0), np.random.seed(0), torch.manual_seed(0)
+OWN = {"torch": torch.Generator()}
+
+@app.query("draw")
+def reply(message, context, rng=np.random.default_rng(0)):
+    own = {"own of numpy": rng.random(), "own of torch": torch.rand((), generator=OWN["torch"]).item()}
+    records = {"process": {"pid": os.getpid(), "importer": PID}, "import": IMPORT, "message": draw() | own}
+    return Message(RecordDict({key: ConfigRecord(record) for key, record in records.items()}), reply_to=message)
+"""
+GLOBAL = ["random", "numpy", "torch", "opacus"]
+
+
+@pytest.fixture(scope="module")
+def draws(tmp_path_factory):
+    """What an app draws in messages that import it themselves, in three of one template, and in one of the next."""
+    folder = tmp_path_factory.mktemp("draws")
+    (folder / "draws.fab").write_bytes(fab_of(app_folder(folder / "draws", DRAWING)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLWR_HOME", str(folder / "flwr"))
+        return output(
+            folder,
+            MESSAGES
+            + """
+first, forked = message("draws"), [from_template("draws"), message("draws"), message("draws")]
+os.kill(forked[0]["importer"], signal.SIGKILL)
+time.sleep(1)
+print(json.dumps({"importing": [first, message("draws")], "forked": forked, "next": from_template("draws")}))
+executor.close()
+""",
+            OWN_CODE,
+        )
+
+
+@pytest.mark.parametrize("generator", [*GLOBAL, "own of numpy", "own of torch"])
+def test_no_two_messages_draw_the_same(draws, generator):
+    every = [*draws["importing"], *draws["forked"], draws["next"]]
+    assert [len({each[key] for each in every}) for key in ("pid", "importer")] == [6, 4]
+    assert len({each["message"][generator] for each in every}) == 6
+
+
+@pytest.mark.parametrize("generator", GLOBAL)
+def test_no_two_imports_of_an_app_draw_the_same(draws, generator):
+    every = [*draws["importing"], draws["forked"][0], draws["next"]]
+    assert len({each["import"][generator] for each in every}) == 4
 
 
 def test_requests_begin_at_intervals(monkeypatch):

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -9,14 +10,16 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie.client import HANDLERS, StateFile
 from coterie.client.app import app
 from coterie.engine import LocalGrid, workers_for
+from coterie.engine.workers import Workers
 from coterie.messages import Layout, PointsSpec, losses_layout, pack_models, read_points, read_reply
 from coterie.models import build_gan, initialise
-from coterie.progress import report_progress
+from coterie.progress import ignore_progress, report_progress
 from coterie.server import RunConfig
 
 
@@ -174,6 +177,25 @@ def alive(process):
     except ProcessLookupError:
         return False
     return True
+
+
+def draw(_, folder):
+    """Draw in each of two workers: neither returns before both have started."""
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < 2:
+        time.sleep(0.01)
+    return random.random(), np.random.random(), torch.rand(()).item()
+
+
+@pytest.mark.timeout(60)
+def test_workers_do_not_share_random_generators(tmp_path):
+    workers = Workers(2, ignore_progress)
+    try:
+        one, other = [workers.submit(draw, RecordDict(), tmp_path) for _ in range(2)]
+        equal = [a == b for a, b in zip(workers.result(one), workers.result(other), strict=True)]
+    finally:
+        workers.close()
+    assert equal == [False, False, False]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

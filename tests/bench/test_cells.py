@@ -1,0 +1,30 @@
+"""The processes that run the cells of a table."""
+
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from coterie.bench import cells
+from coterie.bench.cells import Cell
+from coterie.progress import ignore_progress
+
+
+def draw(cell, folder, places, gathered):
+    """Draw in each of two processes, instead of a run: neither returns before both have started."""
+    (folder.parent / str(os.getpid())).touch()
+    while len(list(folder.parent.iterdir())) < 2:
+        time.sleep(0.01)
+    return {"drawn": [random.random(), np.random.random(), torch.rand(()).item()]}, None
+
+
+@pytest.mark.timeout(60)
+def test_processes_do_not_share_random_generators(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "_run_one", draw)
+    (tmp_path / "runs").mkdir()
+    both = [Cell("row", "column", seed, {}) for seed in range(2)]
+    one, other = [done.result["drawn"] for done in cells._run(both, tmp_path, {}, 2, ignore_progress)]
+    assert [a == b for a, b in zip(one, other, strict=True)] == [False, False, False]
