@@ -24,7 +24,10 @@ _BANDED, _STREAMS = f"{_PRIVACY}/mechanisms/banded.py", "tests/audit/test_audit_
 _HOSTILE = "tests/client/test_hostile_server.py"
 _GUARD, _SITE = "coterie/guard", "tests/guard/test_guarded_site.py"
 _FILTER, _ADAPTIVE = f"{_PRIVACY}/filter.py", "tests/privacy/test_filter.py"
+_TRAINING, _APPS = f"{_GUARD}/training.py", "tests/guard/test_faulty_apps.py"
 _SEARCH = "tests/strategies/test_model_search.py"
+_GENERATORS, _CLIENTAPP = "coterie/generators.py", "coterie/deploy/clientapp.py"
+_SUPEREXEC = "tests/deploy/test_superexec.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
 
 
@@ -463,6 +466,153 @@ MUTATIONS = [
         "known |= {name: terms.num_examples for name in record if name in _EXAMPLES}",
         "known |= {name: record[name] for name in record if name in _EXAMPLES}",
         f"{_SITE}::test_the_reply_says_the_same_whatever_was_spent",
+    ),
+    Mutation(
+        "NumPy's generator is not reseeded after a fork",
+        _GENERATORS,
+        "np.random.seed()",
+        "pass",
+        f"{_SUPEREXEC}::test_no_two_messages_draw_the_same",
+    ),
+    Mutation(
+        "PyTorch's generator is not reseeded after a fork",
+        _GENERATORS,
+        "torch.seed()",
+        "pass",
+        f"{_SUPEREXEC}::test_no_two_messages_draw_the_same",
+    ),
+    Mutation(
+        "all GPUs get one seed",
+        _GENERATORS,
+        "_reseed_devices(backend)",
+        "pass",
+        "tests/test_generators.py::test_each_gpu_gets_a_seed_of_its_own",
+    ),
+    Mutation(
+        "a process of a message that imports its app is not reseeded before",
+        _CLIENTAPP,
+        "reseed_generators()\n    if loaded is None:",
+        "if loaded is None:",
+        f"{_SUPEREXEC}::test_no_two_imports_of_an_app_draw_the_same",
+    ),
+    Mutation(
+        "generators of an app's modules go on where the template's are",
+        _CLIENTAPP,
+        "[*generators, *(loaded.generators if loaded else ())]",
+        "generators",
+        f"{_SUPEREXEC}::test_no_two_messages_draw_the_same",
+    ),
+    Mutation(
+        "workers of the local engine are not reseeded",
+        "coterie/engine/workers.py",
+        "    reseed_generators()\n",
+        "",
+        "tests/engine/test_local.py::test_workers_do_not_share_random_generators",
+    ),
+    Mutation(
+        "a guarded model's buffers may change between steps",
+        _TRAINING,
+        "for name, values in (now | buffers).items():",
+        "for name, values in now.items():",
+        f"{_APPS}::test_an_action_at_each_place_of_an_app",
+    ),
+    Mutation(
+        "a guarded model's buffers outside its state may change",
+        _TRAINING,
+        "return dict(module.named_buffers(remove_duplicate=False))",
+        "return {k: v for k, v in module.named_buffers() if k in module.state_dict()}",
+        f"{_APPS}::test_an_action_at_each_place_of_an_app",
+    ),
+    Mutation(
+        "a guarded model may get other parameters",
+        _TRAINING,
+        "if now.keys() != self._parameters.keys() or (now | buffers).keys() != self._last.keys():",
+        "if False:",
+        f"{_APPS}::test_an_action_at_each_place_of_an_app",
+    ),
+    Mutation(
+        "a guarded model may exchange parameters",
+        _TRAINING,
+        "if parameter is not self._parameters[name]:",
+        "if False:",
+        f"{_APPS}::test_an_action_at_each_place_of_an_app",
+    ),
+    Mutation(
+        "a guarded app may freeze a layer before a step",
+        _TRAINING,
+        "if parameter.requires_grad != self._requires_grad[name]:",
+        "if False:",
+        f"{_APPS}::test_an_action_at_each_place_of_an_app",
+    ),
+    Mutation(
+        "a guarded app may train without a parameter that requires a gradient",
+        _TRAINING,
+        "if not self._trained:",
+        "if False:",
+        f"{_APPS}::test_a_faulty_app_is_refused",
+    ),
+    Mutation(
+        "a guarded step keeps gradients that the app wrote",
+        _TRAINING,
+        "parameter.grad = gradients.get(parameter)",
+        "parameter.grad = gradients.get(parameter, parameter.grad)",
+        f"{_APPS}::test_a_fault_without_effect_is_accepted",
+    ),
+    Mutation(
+        "a guarded app may write momentum before make_private",
+        _TRAINING,
+        "if not _is_new(self._base):",
+        "if False:",
+        f"{_APPS}::test_an_action_at_each_place_of_an_app",
+    ),
+    Mutation(
+        "a guarded app may change momentum between steps",
+        _TRAINING,
+        "if not _same(self._state, _state(base)):",
+        "if False:",
+        f"{_APPS}::test_an_action_at_each_place_of_an_app",
+    ),
+    Mutation(
+        "a guarded app may exchange the base optimizer",
+        _TRAINING,
+        "if self.original_optimizer is not base or _groups(base) != self._groups:",
+        "if _groups(base) != self._groups:",
+        f"{_APPS}::test_an_action_at_each_place_of_an_app",
+    ),
+    Mutation(
+        "a guarded app may change parameter groups",
+        _TRAINING,
+        "if self.original_optimizer is not base or _groups(base) != self._groups:",
+        "if self.original_optimizer is not base:",
+        f"{_APPS}::test_an_action_at_each_place_of_an_app",
+    ),
+    Mutation(
+        "hooks may run in a guarded step",
+        _TRAINING,
+        "if any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)):",
+        "if any((_global_optimizer_pre_hooks, _global_optimizer_post_hooks)):",
+        f"{_APPS}::test_an_action_at_each_place_of_an_app",
+    ),
+    Mutation(
+        "hooks of all optimizers may run in a guarded step",
+        _TRAINING,
+        "if any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)):",
+        "if any(hooks):",
+        f"{_APPS}::test_a_faulty_app_is_refused",
+    ),
+    Mutation(
+        "a guarded step calls what the app put in the place of the base step",
+        _TRAINING,
+        "type(self._base).step(self._base)",
+        "self._base.step()",
+        f"{_APPS}::test_an_action_at_each_place_of_an_app",
+    ),
+    Mutation(
+        "a guarded step leaves the gradients of records to the base optimizer",
+        _TRAINING,
+        "parameter.grad_sample = None  # none is used twice, nor seen by the base optimizer",
+        "pass",
+        f"{_APPS}::test_a_faulty_app_is_refused",
     ),
 ]
 

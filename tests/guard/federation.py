@@ -48,15 +48,19 @@ def dp_training(model, config):
         epoch(*parts)
 
 
-def client_app(guard, train=dp_training, metrics=None, reply=None):
-    """An app that trains by ``train(model, config)``; ``reply`` changes what it sends."""
+def client_app(guard, train=dp_training, metrics=None, reply=None, make=net):
+    """An app that trains ``make()`` by ``train(model, config)``, which may return another model to send.
+
+    ``reply`` changes what it sends.
+    """
     app = ClientApp(mods=[guard])
 
     @app.train()
     def _(message, context):
-        model = net()
+        model = make()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        train(model, dict(message.content["config"]))
+        trained = train(model, dict(message.content["config"]))
+        model = trained if isinstance(trained, nn.Module) else model
         content = RecordDict(
             {
                 "arrays": ArrayRecord(model.state_dict()),

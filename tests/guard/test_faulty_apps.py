@@ -1,0 +1,1005 @@
+"""Apps with faults, run in two worlds that differ in one extreme record.
+
+The guard's coins and noise are the same in both worlds, and the extreme record is in every batch. What leaves as
+verified may then differ by no more than the clipped gradients of this record; otherwise both replies are refused.
+"""
+
+import copy
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from federation import BATCH, STEPS, TERMS, N, client_app, context, message, records
+from opacus import PrivacyEngine
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader, TensorDataset
+
+from coterie.guard import REFUSAL, Guard
+from coterie.guard.report import GUARD, Report
+from coterie.guard.training import GuardedOptimizer
+from coterie.privacy import read_ledger
+from coterie.privacy.ledger import count_events
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+]
+LR, NOISE, CLIP, MOMENTUM = 1e-3, 50.0, 1.0, 0.9
+# A clipped gradient of norm CLIP moves parameters by LR / BATCH, and by 1 / (1 - MOMENTUM) of that in the long run.
+PER_STEP = LR * CLIP / BATCH / (1 - MOMENTUM)
+
+
+class Statistic(nn.Module):
+    """Adds what its buffers hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("shift", torch.zeros(3), persistent=False)
+
+    def forward(self, x):
+        return x + self.mean + self.shift
+
+
+class Net(nn.Module):
+    """A network whose gradients grow with its inputs; it has a buffer in its state, and one outside."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.statistic, self.second = nn.Linear(4, 3), Statistic(), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.second(nn.functional.leaky_relu(self.statistic(self.first(x)), 0.5))
+
+
+# ---- two worlds ------------------------------------------------------------------------------------------------
+
+
+def data(extreme):
+    """N records, and an extreme one: large features, and the label that the network excludes."""
+    x, y = records().tensors
+    if extreme:
+        x = torch.cat([x, 1e3 * x[:1]])
+        y = torch.cat([y, 1 - Net()(x[-1:]).argmax(1)])
+    return TensorDataset(x, y)
+
+
+def test_the_gradient_of_the_extreme_record_is_extreme():
+    x, y = data(True)[-1]
+    app = SimpleNamespace(model=Net(), rows=TensorDataset(x[None], y[None]))
+    assert all(values.norm() > 100 * CLIP for name, values in exact(app).items() if "weight" in name)
+
+
+class Coins:
+    """Coins that are the same for the N records, and put any further one into every batch."""
+
+    def __init__(self):
+        self._rng = np.random.default_rng(7)
+
+    def random(self, size):
+        return np.append(self._rng.random(N), 0.0)[:size]
+
+
+class SameStreams:
+    """The same coins and noise in both worlds."""
+
+    def stream(self, name):
+        return Coins() if name == "batches" else np.random.default_rng(11)
+
+
+class World:
+    """One site without or with the extreme record."""
+
+    def __init__(self, folder, patch, extreme):
+        self.node = TERMS | {"state-dir": str(folder / f"extreme-{extreme}")}
+        self.data, self.changes, step = data(extreme), 0, GuardedOptimizer.step
+
+        def counted(optimizer, closure=None):
+            """A step; counts those that change a parameter."""
+            before = [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
+            result = step(optimizer, closure)
+            after = [p.detach() for group in optimizer.param_groups for p in group["params"]]
+            self.changes += any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+            return result
+
+        patch.setattr("coterie.guard.training.Streams", SameStreams)
+        patch.setattr(GuardedOptimizer, "step", counted)
+
+    def answer(self, train, make, reply):
+        """The reply, and how many steps the ledger paid for."""
+        app = client_app(Guard(), lambda model, config: train(model, self.data), reply=reply, make=make)
+        content = app(message(model=make()), context(**self.node))
+        path = Path(self.node["state-dir"]) / "client-0.ledger.jsonl"
+        return content, count_events(read_ledger(path)[1]).total() if path.exists() else 0
+
+
+def outcome(folder, train, bound=PER_STEP, make=Net, reply=None):
+    """Run an app in both worlds: "reply" if both replies leave and agree within the bound, "refused" if none does."""
+    replies = []
+    for extreme in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            world = World(folder, patch, extreme)
+            answer, charged = world.answer(train, make, reply)
+        if answer.has_error():
+            assert answer.error.reason == REFUSAL
+            replies.append(None)
+            continue
+        report = Report.parse(answer.content[GUARD])
+        arrays = {name: array.numpy().astype(float) for name, array in answer.content["arrays"].items()}
+        start = {name: values.numpy() for name, values in make().state_dict().items()}
+        moved = any(not np.array_equal(values, start[name]) for name, values in arrays.items())
+        assert report.verified
+        assert report.events.total() == charged
+        assert charged >= max(world.changes, moved), "an uncharged step"
+        replies.append((arrays, charged))
+    if None in replies:
+        assert replies == [None, None], "the refusal depends on the record"
+        return "refused"
+    (one, charged), (other, also) = replies
+    assert charged == also
+    distance = math.sqrt(sum(float(((one[name] - other[name]) ** 2).sum()) for name in one))
+    assert distance <= bound * charged * 1.1 + 1e-6, f"the record moved the arrays by {distance:.3g}"
+    return "reply"
+
+
+# ---- an app with faults ----------------------------------------------------------------------------------------
+
+PLACES = ("before make_private", "after make_private", "before forward", "before step", "after step", "at the end")
+
+
+def make_private(model, base, rows, **changes):
+    """The model, the optimizer and the loader of Opacus."""
+    options = {"noise_multiplier": NOISE, "max_grad_norm": CLIP} | changes
+    loader = DataLoader(rows, batch_size=BATCH)
+    return PrivacyEngine(accountant="rdp").make_private(module=model, optimizer=base, data_loader=loader, **options)
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+
+
+def app_with(*faults, base=sgd, epochs=1, **changes):
+    """An app that trains as it should, but for faults: pairs of a place and an action."""
+
+    def train(model, rows):
+        app = SimpleNamespace(model=model, base=base(model), rows=rows, batch=rows.tensors)
+
+        def act(place):
+            for where, action in faults:
+                if where == place:
+                    action(app)
+
+        act("before make_private")
+        app.module, app.optimizer, app.loader = make_private(model, app.base, rows, **changes)
+        act("after make_private")
+        for _ in range(epochs):
+            for batch in app.loader:
+                app.batch = batch
+                app.optimizer.zero_grad()
+                act("before forward")
+                cross_entropy(app.module(app.batch[0]), app.batch[1]).backward()
+                act("before step")
+                app.optimizer.step()
+                act("after step")
+        act("at the end")
+
+    return train
+
+
+def exact(app):
+    """Exact gradients of the records, without Opacus; by name."""
+    twin = Net()
+    twin.load_state_dict(app.model.state_dict())
+    with torch.enable_grad():
+        loss = cross_entropy(twin(app.rows.tensors[0]), app.rows.tensors[1])
+    values = torch.autograd.grad(loss, list(twin.parameters()))
+    return dict(zip((name for name, _ in twin.named_parameters()), values, strict=True))
+
+
+# ---- actions ---------------------------------------------------------------------------------------------------
+
+
+def freeze_a_layer(app):
+    app.model.first.requires_grad_(False)
+
+
+def freeze_all(app):
+    app.model.requires_grad_(False)
+
+
+def freeze_a_bias(app):
+    app.model.second.bias.requires_grad_(False)
+
+
+def edit_parameter(app):
+    with torch.no_grad():
+        app.model.first.weight -= exact(app)["first.weight"]
+
+
+def edit_data(app):
+    app.model.first.weight.data.sub_(exact(app)["first.weight"])
+
+
+def exchange_data(app):
+    app.model.first.weight.data = app.model.first.weight.data - exact(app)["first.weight"]
+
+
+def edit_by_numpy(app):
+    app.model.first.weight.detach().numpy()[:] -= exact(app)["first.weight"].numpy()
+
+
+def edit_buffer(app):
+    app.model.statistic.mean += app.rows.tensors[0].mean()
+
+
+def edit_hidden_buffer(app):
+    app.model.statistic.shift += app.rows.tensors[0].mean()
+
+
+def exchange_buffer(app):
+    app.model.statistic.shift = torch.full((3,), float(app.rows.tensors[0].mean()))
+
+
+def add_buffer(app):
+    app.model.statistic.register_buffer("more", torch.zeros(3), persistent=False)
+
+
+def add_parameter(app):
+    app.model.more = nn.Parameter(torch.zeros(3))
+
+
+def exchange_parameter(app):
+    other = nn.Parameter(app.model.first.weight.detach() - exact(app)["first.weight"])
+    other.__dict__.update(app.model.first.weight.__dict__)  # what Opacus keeps at a parameter
+    app.model.first.weight = other
+
+
+def exchange_layer(app):
+    layer = nn.Linear(4, 3)
+    layer.load_state_dict(app.model.first.state_dict())
+    app.model.first = layer
+
+
+def load_model(app):
+    state = {name: values.clone() for name, values in app.model.state_dict().items()}
+    state["first.weight"] -= exact(app)["first.weight"]
+    app.model.load_state_dict(state)
+
+
+def write_grad(app):
+    for name, values in exact(app).items():
+        dict(app.model.named_parameters())[name].grad = values
+
+
+def scale_grad(app):
+    for parameter in app.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad *= 1e6
+
+
+def clip_grad(app):
+    nn.utils.clip_grad_norm_(app.model.parameters(), 1e-3)
+
+
+def add_group(app):
+    spare = nn.Parameter(torch.zeros(2))
+    spare.grad_sample = None
+    app.base.add_param_group({"params": [spare]})
+
+
+def drop_from_group(app):
+    app.base.param_groups[0]["params"].pop(0)
+
+
+def split_groups(app):
+    *rest, last = app.base.param_groups[0]["params"]
+    app.base.param_groups[0]["params"] = rest
+    app.base.add_param_group({"params": [last], "lr": 2 * LR})
+
+
+def base_step(app):
+    write_grad(app)
+    app.base.step()
+
+
+def second_optimizer(app):
+    write_grad(app)
+    torch.optim.SGD(app.model.parameters(), lr=LR).step()
+
+
+def second_optimizer_of_a_layer(app):
+    write_grad(app)
+    torch.optim.SGD(app.model.second.parameters(), lr=LR).step()
+
+
+def write_momentum(app):
+    for name, values in exact(app).items():
+        app.base.state[dict(app.model.named_parameters())[name]]["momentum_buffer"] = values
+
+
+def edit_momentum(app):
+    for state in app.base.state.values():
+        state["momentum_buffer"] += float(app.rows.tensors[0].mean())
+
+
+def reset_momentum(app):
+    app.base.state.clear()
+
+
+def load_optimizer(app):
+    state = app.base.state_dict()
+    state["state"] = {i: {"momentum_buffer": values} for i, values in enumerate(exact(app).values())}
+    app.base.load_state_dict(state)
+
+
+def exchange_base(app):
+    other = sgd(app.model)
+    if hasattr(app, "optimizer"):
+        app.optimizer.original_optimizer = other
+    app.base = other
+
+
+def hook_before_base_step(app):
+    app.base.register_step_pre_hook(lambda *_: write_grad(app))
+
+
+def hook_after_base_step(app):
+    app.base.register_step_post_hook(lambda *_: edit_parameter(app))
+
+
+def patch_base_step(app):
+    step = type(app.base).step
+
+    def patched(*args):
+        write_grad(app)
+        return step(app.base, *args)
+
+    app.base.step = patched
+
+
+def attach_step_hook(app):
+    app.optimizer.attach_step_hook(lambda _: write_grad(app))
+
+
+def attach_editing_step_hook(app):
+    app.optimizer.attach_step_hook(lambda _: edit_parameter(app))
+
+
+def hook_gradients(app):
+    for parameter in app.model.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda values: values * 1e6)
+
+
+def hook_accumulated_gradients(app):
+    def descend(parameter):
+        parameter.data -= LR * parameter.grad
+
+    for parameter in app.model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(descend)
+
+
+def hook_forward(app):
+    def count(layer, x, y):
+        layer.mean += x[0].detach().mean(0)
+
+    app.model.statistic.register_forward_hook(count)
+
+
+def hook_forward_hidden(app):
+    def count(layer, x, y):
+        layer.shift += x[0].detach().mean(0)
+
+    app.model.statistic.register_forward_hook(count)
+
+
+def override_state_dict(app):
+    state_dict = type(app.model).state_dict
+
+    def tampered(*args, **kwargs):
+        state = {name: values.clone() for name, values in state_dict(app.model, *args, **kwargs).items()}
+        state["first.weight"] += float(app.rows.tensors[0].abs().max())
+        return state
+
+    app.model.state_dict = tampered
+
+
+def hook_state_dict(app):
+    def tamper(module, state, prefix, metadata):
+        state["first.weight"] = state["first.weight"] + float(app.rows.tensors[0].abs().max())
+
+    app.model.register_state_dict_post_hook(tamper)
+
+
+def remove_grad_samples(app):
+    for parameter in app.model.parameters():
+        parameter.grad_sample = None
+
+
+def remove_a_grad_sample(app):
+    app.model.second.bias.grad_sample = None
+
+
+def scale_grad_samples(app):
+    for parameter in app.model.parameters():
+        parameter.grad_sample = parameter.grad_sample * 1e6
+
+
+def repeat_grad_samples(app):
+    for parameter in app.model.parameters():
+        parameter.grad_sample = torch.cat([parameter.grad_sample] * 2)
+
+
+def repeat_a_grad_sample(app):
+    parameter = app.model.first.weight
+    parameter.grad_sample = torch.cat([parameter.grad_sample] * 2)
+
+
+def not_finite_grad_samples(app):
+    for parameter in app.model.parameters():
+        parameter.grad_sample = parameter.grad_sample * math.inf
+
+
+def write_summed_grad(app):
+    for name, values in exact(app).items():
+        dict(app.model.named_parameters())[name].summed_grad = values.double()
+
+
+def zero_grad(app):
+    app.optimizer.zero_grad()
+
+
+def step_again(app):
+    app.optimizer.step()
+
+
+def skip_a_step(app):
+    if not hasattr(app, "skipped"):
+        app.skipped = True
+        app.optimizer.signal_skip_step(True)
+
+
+def forget_zero_grad(app):
+    app.optimizer.zero_grad = lambda: None
+
+
+def pass_again(app):
+    cross_entropy(app.module(app.batch[0]), app.batch[1]).backward()
+
+
+def raise_noise(app):
+    app.optimizer.noise_multiplier *= 1.1
+
+
+def lower_noise(app):
+    app.optimizer.noise_multiplier *= 0.9
+
+
+def lower_clip_norm(app):
+    app.optimizer.max_grad_norm *= 0.9
+
+
+def no_clip_norm(app):
+    app.optimizer.max_grad_norm = math.inf
+
+
+def change_learning_rate(app):
+    for group in app.base.param_groups:
+        group["lr"] *= 0.9
+
+
+def larger_divisor(app):
+    app.optimizer.expected_batch_size = 2 * BATCH
+
+
+def evaluate(app):
+    app.model.eval()
+    with torch.no_grad():
+        app.model(app.rows.tensors[0])
+    app.model.train()
+
+
+def exchange_batch(app):
+    app.batch = app.rows.tensors
+
+
+BEFORE, AFTER, FORWARD, STEP, AFTER_STEP, END = PLACES
+EVERYWHERE = set(PLACES)
+
+#: Of each action: the places where it is tried, those where the app's reply leaves since it is harmless or has no
+#: effect there, and why the app is refused elsewhere.
+CHANGED, THAWED = "changed other than by a private step", "frozen or unfrozen after make_private"
+OTHERS, PLAN = "other parameters (or buffers )?than|another parameter", "the base optimizer has other parameters"
+STATE, UNCLEARED = "state of the base optimizer|has a state", "not compatible with grad accumulation"
+FOREIGN, OTHER_ARRAYS = "Module parameters are different", "other arrays than|not those that private training produced"
+ACTIONS = {
+    freeze_a_layer: (EVERYWHERE, {BEFORE, END}, THAWED),
+    freeze_all: (
+        EVERYWHERE,
+        {END},
+        f"{THAWED}|no parameter of the optimizer requires|element 0 of tensors does not require",
+    ),
+    freeze_a_bias: (EVERYWHERE, {BEFORE, END}, THAWED),
+    edit_parameter: (EVERYWHERE, set(), CHANGED),
+    edit_data: (EVERYWHERE, set(), CHANGED),
+    exchange_data: (EVERYWHERE, set(), CHANGED),
+    edit_by_numpy: (EVERYWHERE, set(), CHANGED),
+    load_model: (EVERYWHERE, set(), CHANGED),
+    edit_buffer: (EVERYWHERE, set(), CHANGED),
+    edit_hidden_buffer: (EVERYWHERE, {BEFORE, END}, CHANGED),  # before: the preparation of the data, which is assumed
+    exchange_buffer: (EVERYWHERE, {BEFORE, END}, CHANGED),
+    add_buffer: (EVERYWHERE, {BEFORE, END}, OTHERS),
+    add_parameter: (EVERYWHERE, set(), OTHERS),
+    exchange_parameter: (EVERYWHERE, set(), OTHERS),
+    exchange_layer: (EVERYWHERE, {END}, f"{OTHERS}|{FOREIGN}"),
+    write_grad: (EVERYWHERE, EVERYWHERE, ""),
+    scale_grad: (EVERYWHERE, EVERYWHERE, ""),
+    clip_grad: (EVERYWHERE, EVERYWHERE, ""),
+    add_group: (EVERYWHERE, {END}, f"{PLAN}|{FOREIGN}"),
+    drop_from_group: (EVERYWHERE, {END}, f"{PLAN}|{UNCLEARED}"),
+    split_groups: (EVERYWHERE, {BEFORE, END}, PLAN),
+    base_step: (EVERYWHERE, set(), CHANGED),
+    second_optimizer: (EVERYWHERE, set(), CHANGED),
+    second_optimizer_of_a_layer: (EVERYWHERE, set(), CHANGED),
+    write_momentum: (EVERYWHERE, {END}, STATE),
+    load_optimizer: (EVERYWHERE, {END}, STATE),
+    edit_momentum: (EVERYWHERE, {BEFORE, AFTER, END}, STATE),  # there is none before the first step
+    reset_momentum: (EVERYWHERE, {BEFORE, AFTER, END}, STATE),
+    exchange_base: (EVERYWHERE, {BEFORE, END}, PLAN),
+    hook_before_base_step: (EVERYWHERE, {END}, "has a hook"),
+    hook_after_base_step: (EVERYWHERE, {END}, "has a hook"),
+    patch_base_step: (EVERYWHERE, EVERYWHERE, ""),  # the guard calls the method of the class
+    attach_step_hook: (EVERYWHERE - {BEFORE}, EVERYWHERE, ""),
+    attach_editing_step_hook: (EVERYWHERE - {BEFORE}, {END}, CHANGED),
+    hook_gradients: (EVERYWHERE, EVERYWHERE, ""),
+    hook_accumulated_gradients: (EVERYWHERE, {END}, CHANGED),
+    hook_forward: (EVERYWHERE, {END}, CHANGED),
+    hook_forward_hidden: (EVERYWHERE, {END}, CHANGED),
+    override_state_dict: (EVERYWHERE, set(), OTHER_ARRAYS),
+    hook_state_dict: (EVERYWHERE, set(), OTHER_ARRAYS),
+    remove_grad_samples: (EVERYWHERE - {BEFORE}, {AFTER, FORWARD, AFTER_STEP, END}, "Per sample gradient"),
+    remove_a_grad_sample: (EVERYWHERE - {BEFORE}, {AFTER, FORWARD, AFTER_STEP, END}, "Per sample gradient"),
+    scale_grad_samples: ({STEP}, {STEP}, ""),
+    not_finite_grad_samples: ({STEP}, {STEP}, ""),
+    repeat_grad_samples: ({STEP}, set(), "other records"),
+    repeat_a_grad_sample: ({STEP}, set(), "stack expects each tensor to be equal size"),
+    write_summed_grad: (EVERYWHERE, EVERYWHERE, ""),
+    zero_grad: (EVERYWHERE - {BEFORE}, {AFTER, FORWARD, AFTER_STEP, END}, "Per sample gradient"),
+    forget_zero_grad: ({AFTER}, {AFTER}, ""),
+    step_again: (EVERYWHERE - {BEFORE}, set(), ""),
+    skip_a_step: (EVERYWHERE - {BEFORE}, {END}, "other records"),
+    pass_again: ({FORWARD, STEP, AFTER_STEP}, {AFTER_STEP}, UNCLEARED),
+    raise_noise: (EVERYWHERE - {BEFORE}, EVERYWHERE, ""),
+    lower_noise: (EVERYWHERE - {BEFORE}, {AFTER, END}, "reduced within an epoch"),
+    lower_clip_norm: (EVERYWHERE - {BEFORE}, EVERYWHERE, ""),
+    no_clip_norm: (EVERYWHERE - {BEFORE}, {END}, "clip"),
+    change_learning_rate: (EVERYWHERE, EVERYWHERE, ""),
+    larger_divisor: (EVERYWHERE - {BEFORE}, EVERYWHERE, ""),
+    evaluate: (EVERYWHERE, EVERYWHERE, ""),
+    exchange_batch: ({FORWARD}, set(), "other records"),
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
+def test_an_action_at_each_place_of_an_app(tmp_path, action, caplog):
+    tried, leaves, reason = ACTIONS[action]
+    found = {}
+    for place in sorted(tried, key=PLACES.index):
+        caplog.clear()
+        found[place] = outcome(tmp_path / place.replace(" ", "-"), app_with((place, action)))
+        reasons = {BEFORE: f"{reason}|differs from the message", END: f"{reason}|{OTHER_ARRAYS}"}
+        if found[place] == "refused" and not re.search(reasons.get(place, reason), caplog.text):
+            found[place] = caplog.text
+    assert found == {place: "reply" if place in leaves else "refused" for place in found}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_several_actions(tmp_path, seed):
+    """Whether the app is refused is not known; what leaves is checked in any case."""
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(list(ACTIONS), 3, replace=False)
+    outcome(tmp_path, app_with(*((PLACES[rng.integers(len(PLACES))], action) for action in chosen)))
+
+
+# ---- apps that fit no place -------------------------------------------------------------------------------------
+
+
+def thaw(app):
+    app.model.requires_grad_(True)
+
+
+def unused_loader(model, rows):
+    module, optimizer, _ = make_private(model, sgd(model), rows)
+    for x, y in DataLoader(rows, batch_size=BATCH):
+        optimizer.zero_grad()
+        cross_entropy(module(x), y).backward()
+        optimizer.step()
+
+
+def frozen_and_unused_loader(model, rows):
+    """No parameter requires a gradient when the optimizer steps, and no batch is drawn: nothing is charged."""
+    module, optimizer, _ = make_private(model, sgd(model), rows)
+    for x, y in DataLoader(rows, batch_size=BATCH):
+        optimizer.zero_grad()
+        cross_entropy(module(x), y).backward()
+        model.requires_grad_(False)
+        optimizer.step()
+        model.requires_grad_(True)
+
+
+def closure_that_edits(model, rows):
+    module, optimizer, loader = make_private(model, sgd(model), rows)
+    for x, y in loader:
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = cross_entropy(module(x), y)
+            loss.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= LR * parameter.grad
+            return loss
+
+        optimizer.step(closure)
+
+
+def closure(model, rows):
+    module, optimizer, loader = make_private(model, sgd(model), rows)
+    for x, y in loader:
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = cross_entropy(module(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+def global_hook(register, action):
+    def train(model, rows):
+        app = SimpleNamespace(model=model, rows=rows)
+        handle = register(lambda *_: action(app))
+        try:
+            app_with()(model, rows)
+        finally:
+            handle.remove()
+
+    return train
+
+
+def accumulation(model, rows):
+    """As many passes as a batch needs: their number depends on the records, and must not be the divisor."""
+    module, optimizer, loader = make_private(model, sgd(model), rows)
+    module.allow_grad_accumulation()
+    for x, y in loader:
+        optimizer.zero_grad()
+        for some, labels in zip(x.split(3), y.split(3), strict=True):
+            cross_entropy(module(some), labels).backward()
+        optimizer.step()
+
+
+def accumulation_over_batches(model, rows):
+    module, optimizer, loader = make_private(model, sgd(model), rows)
+    module.allow_grad_accumulation()
+    for step, (x, y) in enumerate(loader):
+        cross_entropy(module(x), y).backward()
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def memory_manager(*faults):
+    def train(model, rows):
+        app = SimpleNamespace(model=model, rows=rows, base=sgd(model))
+        app.module, app.optimizer, app.loader = make_private(model, app.base, rows)
+        with BatchMemoryManager(data_loader=app.loader, max_physical_batch_size=3, optimizer=app.optimizer) as physical:
+            for x, y in physical:
+                app.optimizer.zero_grad()
+                cross_entropy(app.module(x), y).backward()
+                for action in faults:
+                    action(app)
+                app.optimizer.step()
+
+    return train
+
+
+def edit_running_sum(app):
+    """What a parameter accumulated over physical batches."""
+    for name, parameter in app.model.named_parameters():
+        if getattr(parameter, "summed_grad", None) is not None:
+            parameter.summed_grad += exact(app)[name]
+
+
+def sends_a_copy(model, rows):
+    app_with()(model, rows)
+    return copy.deepcopy(model)
+
+
+def sends_a_tuned_copy(model, rows):
+    app_with()(model, rows)
+    other = copy.deepcopy(model)
+    edit_parameter(SimpleNamespace(model=other, rows=rows))
+    return other
+
+
+def sends_an_average(model, rows):
+    average = torch.optim.swa_utils.AveragedModel(model)
+    app_with((AFTER_STEP, lambda app: average.update_parameters(app.model)))(model, rows)
+    return average.module
+
+
+def trains_a_copy(model, rows):
+    other = copy.deepcopy(model)
+    app_with()(other, rows)
+    return other
+
+
+def copies_the_optimizer(model, rows):
+    def copied(app):
+        app.optimizer = copy.deepcopy(app.optimizer)
+
+    app_with((AFTER, copied))(model, rows)
+
+
+def private_twice(model, rows):
+    app_with()(model, rows)
+    app_with()(Net(), rows)
+
+
+def drops_large_batches(model, rows):
+    module, optimizer, loader = make_private(model, sgd(model), rows)
+    for x, y in loader:
+        if len(x) <= BATCH:
+            optimizer.zero_grad()
+            cross_entropy(module(x), y).backward()
+            optimizer.step()
+
+
+def half_of_a_batch(model, rows):
+    module, optimizer, loader = make_private(model, sgd(model), rows)
+    for x, y in loader:
+        optimizer.zero_grad()
+        cross_entropy(module(x[::2]), y[::2]).backward()
+        optimizer.step()
+
+
+def lbfgs(model):
+    return torch.optim.LBFGS(model.parameters(), lr=LR)
+
+
+class Peeking(torch.optim.SGD):
+    """An optimizer that adds the exact sum of what Opacus leaves at a parameter."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = parameter.grad_sample.sum(0)
+        return super().step(closure)
+
+
+def base_that_also(action):
+    """An optimizer whose step does something else to the model."""
+
+    def base(model):
+        class Also(torch.optim.SGD):
+            def step(self, closure=None):
+                super().step(closure)
+                action(model)
+
+        return Also([parameter for parameter in model.parameters() if parameter.requires_grad], lr=LR)
+
+    return base
+
+
+def shift_bias(model):
+    model.first.bias.data += 1
+
+
+def shift_buffer(model):
+    model.statistic.shift += 1
+
+
+class Embedded(Net):
+    """Its first layer renormalises the rows of the records in a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(4, 3, max_norm=1e-2)
+
+    def forward(self, x):
+        return self.second(super().forward(x)[:, :1] + self.rows((x[:, 0].abs() * 1e3).long() % 4))
+
+
+def loss_of(scale):
+    """The training of a loss that is scaled."""
+
+    def train(model, rows):
+        module, optimizer, loader = make_private(model, sgd(model), rows)
+        for x, y in loader:
+            optimizer.zero_grad()
+            (scale * cross_entropy(module(x), y)).backward()
+            optimizer.step()
+
+    return train
+
+
+NO_GRADIENT, OTHER_RECORDS = (
+    "no parameter of the optimizer requires a gradient",
+    "other records than those of its batch",
+)
+REFUSED = {
+    "unused loader": (unused_loader, "a step without a batch of the loader"),
+    "frozen, and unused loader": (frozen_and_unused_loader, THAWED),
+    "frozen in backward, thawed for the step": (
+        app_with((FORWARD, freeze_a_layer), (STEP, thaw)),
+        "Per sample gradient is not initialized",
+    ),
+    "frozen from the start, thawed for training": (app_with((BEFORE, freeze_a_layer), (AFTER, thaw)), THAWED),
+    "frozen from the start, thawed for a step": (app_with((BEFORE, freeze_a_layer), (STEP, thaw)), THAWED),
+    "all frozen from the start": (app_with((BEFORE, freeze_all)), NO_GRADIENT),
+    "all frozen from the start, thawed for training": (app_with((BEFORE, freeze_all), (AFTER, thaw)), NO_GRADIENT),
+    "all frozen for a step, with exact gradients": (app_with((STEP, freeze_all), (STEP, write_grad)), THAWED),
+    "closure that edits": (closure_that_edits, CHANGED),
+    "hook of all optimizers before a step": (
+        global_hook(register_optimizer_step_pre_hook, write_grad),
+        "hook that runs in its steps",
+    ),
+    "hook of all optimizers after a step": (
+        global_hook(register_optimizer_step_post_hook, edit_parameter),
+        "hook that runs in its steps",
+    ),
+    "accumulation over batches": (accumulation_over_batches, OTHER_RECORDS),
+    "tuned copy": (sends_a_tuned_copy, OTHER_ARRAYS),
+    "average over steps": (sends_an_average, OTHER_ARRAYS),
+    "copied optimizer": (copies_the_optimizer, "no attribute 'original_optimizer'"),
+    "private twice": (private_twice, "make_private twice"),
+    "large batches dropped": (drops_large_batches, OTHER_RECORDS),
+    "half of a batch": (half_of_a_batch, OTHER_RECORDS),
+    "LBFGS": (app_with(base=lbfgs), "missing 1 required positional argument: 'closure'"),
+    "optimizer that changes a frozen parameter": (
+        app_with((BEFORE, freeze_a_layer), base=base_that_also(shift_bias)),
+        CHANGED,
+    ),
+    "optimizer that changes a buffer": (app_with(base=base_that_also(shift_buffer)), CHANGED),
+    "optimizer that reads gradients of records": (
+        app_with(base=lambda model: Peeking(model.parameters(), lr=LR)),
+        "'NoneType' object has no attribute 'sum'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("train", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_faulty_app_is_refused(tmp_path, train, reason, caplog):
+    assert outcome(tmp_path, train) == "refused"
+    assert re.search(reason, caplog.text)
+
+
+def test_an_embedding_that_renormalises_rows_of_the_batch_is_refused(tmp_path, caplog):
+    assert outcome(tmp_path, app_with(), make=Embedded) == "refused"
+    assert CHANGED in caplog.text
+
+
+HARMLESS = {
+    "frozen layer with exact gradients by hand": app_with((BEFORE, freeze_a_layer), (STEP, write_grad)),
+    "closure": closure,
+    "accumulation within a batch": accumulation,
+    "memory manager, edited running sums": memory_manager(edit_running_sum),
+    "copy": sends_a_copy,
+    "trained copy": trains_a_copy,
+    "frozen after each step, thawed before the next": app_with((AFTER_STEP, freeze_all), (FORWARD, thaw)),
+    "scaled loss": loss_of(1e6),
+    "loss of infinite scale": loss_of(math.inf),
+}
+
+
+@pytest.mark.parametrize("train", HARMLESS.values(), ids=HARMLESS)
+def test_a_fault_without_effect_is_accepted(tmp_path, train):
+    assert outcome(tmp_path, train) == "reply"
+
+
+# ---- honest apps -------------------------------------------------------------------------------------------------
+
+
+class Tied(Net):
+    """Two layers with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.between = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.between.weight = self.first.weight
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.second(self.last(self.between(self.first(x))))
+
+
+def groups(model):
+    return torch.optim.SGD([{"params": model.first.parameters()}, {"params": model.second.parameters(), "lr": LR / 2}])
+
+
+def one_layer(model):
+    model.first.requires_grad_(False)
+    return torch.optim.SGD(model.second.parameters(), lr=LR)
+
+
+def adaptive(kind, **options):
+    """An optimizer whose step is almost linear in small gradients: eps is large."""
+    return lambda model: kind(model.parameters(), lr=LR, eps=10.0, **options)
+
+
+def schedule(of_base):
+    def train(model, rows):
+        base = sgd(model)
+        module, optimizer, loader = make_private(model, base, rows)
+        scheduler = torch.optim.lr_scheduler.StepLR(base if of_base else optimizer, 1, 0.5)
+        for _ in range(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                cross_entropy(module(x), y).backward()
+                optimizer.step()
+            scheduler.step()
+
+    return train
+
+
+def noise_schedule(model, rows):
+    def lower(app):
+        app.epoch = getattr(app, "epoch", 0) + 1
+        if app.epoch == STEPS:
+            app.optimizer.noise_multiplier = NOISE / 2
+
+    app_with((AFTER_STEP, lower), epochs=2)(model, rows)
+
+
+def unwrapped(model, rows):
+    def bare(app):
+        app.module = model
+
+    app_with((AFTER, bare), wrap_model=False)(model, rows)
+
+
+def without_epochs(model, rows):
+    make_private(model, sgd(model), rows)
+
+
+HONEST = {
+    "SGD": app_with(base=lambda model: torch.optim.SGD(model.parameters(), lr=LR)),
+    "SGD with momentum": app_with(),
+    "SGD with weight decay": app_with(base=lambda model: torch.optim.SGD(model.parameters(), lr=LR, weight_decay=0.1)),
+    "Adam": app_with(base=adaptive(torch.optim.Adam)),
+    "AMSGrad": app_with(base=adaptive(torch.optim.Adam, amsgrad=True)),
+    "AdamW": app_with(base=adaptive(torch.optim.AdamW)),
+    "Adagrad": app_with(base=adaptive(torch.optim.Adagrad, initial_accumulator_value=1.0)),
+    "RMSprop": app_with(base=adaptive(torch.optim.RMSprop, momentum=0.5)),
+    "parameter groups": app_with(base=groups),
+    "optimizer of one layer": app_with(base=one_layer),
+    "frozen layer": app_with((BEFORE, freeze_a_layer)),
+    "two epochs": app_with(epochs=2),
+    "many epochs": app_with(epochs=7),
+    "no epoch": without_epochs,
+    "schedule of step sizes": schedule(of_base=False),
+    "schedule of the base optimizer's step sizes": schedule(of_base=True),
+    "noise schedule": noise_schedule,
+    "memory manager": memory_manager(),
+    "sum of losses": app_with(loss_reduction="sum", base=lambda model: torch.optim.SGD(model.parameters(), LR / BATCH)),
+    "without a wrapper": unwrapped,
+}
+
+
+@pytest.mark.parametrize("train", HONEST.values(), ids=HONEST)
+def test_an_honest_app_gets_its_reply(tmp_path, train):
+    assert outcome(tmp_path, train) == "reply"
+
+
+def test_a_model_with_tied_parameters_gets_its_reply(tmp_path):
+    assert outcome(tmp_path, app_with(), make=Tied) == "reply"
