@@ -21,13 +21,15 @@ MAX_RDP = 100.0
 _VERIFIED = (
     "sampling rate, noise and number of all steps: the guard drew the batches and the noise",
     "each record's gradient was clipped",
-    "the arrays of each reply are the received ones, changed by these steps only",
+    "the arrays of each reply are the received ones, changed by these steps only: between them, no parameter, buffer "
+    "or state of the optimizer changed",
     "the number of records in replies is the public one, and no other metric left without the owner's permission",
 )
 _ASSUMED = (
     "the app that ran is the one that the site's owner approved (pin it: docs/deployment.md)",
     "the gradient of a record depends on this record and the model alone: the model, the loss and the preparation of "
     "the data do not mix records, and the data set has each record once",
+    "the base optimizer's step is a function of the gradients, its state, its step sizes and the parameters",
     "step sizes, the number of epochs and failures of the app do not depend on the data, and the app sends nothing but "
     "its reply",
 )

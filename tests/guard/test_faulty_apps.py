@@ -330,6 +330,12 @@ def edit_momentum(app):
         state["momentum_buffer"] += float(app.rows.tensors[0].mean())
 
 
+def read_momentum(app):
+    """Leaves empty entries where there is none."""
+    for parameter in app.model.parameters():
+        assert app.base.state[parameter].get("momentum_buffer") is not app
+
+
 def reset_momentum(app):
     app.base.state.clear()
 
@@ -554,6 +560,7 @@ ACTIONS = {
     load_optimizer: (EVERYWHERE, {END}, STATE),
     edit_momentum: (EVERYWHERE, {BEFORE, AFTER, END}, STATE),  # there is none before the first step
     reset_momentum: (EVERYWHERE, {BEFORE, AFTER, END}, STATE),
+    read_momentum: (EVERYWHERE, EVERYWHERE, ""),
     exchange_base: (EVERYWHERE, {BEFORE, END}, PLAN),
     hook_before_base_step: (EVERYWHERE, {END}, "has a hook"),
     hook_after_base_step: (EVERYWHERE, {END}, "has a hook"),
@@ -884,6 +891,32 @@ def test_a_faulty_app_is_refused(tmp_path, train, reason, caplog):
     assert re.search(reason, caplog.text)
 
 
+class Partial(Net):
+    """Its state leaves out a layer, which may have been trained otherwise."""
+
+    def state_dict(self, *args, **kwargs):
+        return {name: values for name, values in super().state_dict().items() if "first" not in name}
+
+    def load_state_dict(self, state):
+        return super().load_state_dict(state, strict=False)
+
+
+class Extra(Net):
+    """Its state has an entry that is no parameter or buffer."""
+
+    def get_extra_state(self):
+        return torch.zeros(2)
+
+    def set_extra_state(self, state):
+        pass
+
+
+@pytest.mark.parametrize("make", [Partial, Extra])
+def test_a_model_whose_state_is_not_that_of_its_parameters_is_refused(tmp_path, make, caplog):
+    assert outcome(tmp_path, app_with(), make=make) == "refused"
+    assert "other parameters than the message" in caplog.text
+
+
 def test_an_embedding_that_renormalises_rows_of_the_batch_is_refused(tmp_path, caplog):
     assert outcome(tmp_path, app_with(), make=Embedded) == "refused"
     assert CHANGED in caplog.text
@@ -999,6 +1032,17 @@ HONEST = {
 @pytest.mark.parametrize("train", HONEST.values(), ids=HONEST)
 def test_an_honest_app_gets_its_reply(tmp_path, train):
     assert outcome(tmp_path, train) == "reply"
+
+
+def test_a_batch_in_parts_is_one_step(tmp_path):
+    """However many passes it takes, the step is that of the whole batch."""
+    found = []
+    for name, train in (("whole", app_with()), ("parts", memory_manager()), ("passes", accumulation)):
+        with pytest.MonkeyPatch.context() as patch:
+            answer, _ = World(tmp_path / name, patch, extreme=True).answer(train, Net, None)
+        found.append(torch.cat([torch.tensor(array.numpy()).flatten() for array in answer.content["arrays"].values()]))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0, atol=1e-6)
 
 
 def test_a_model_with_tied_parameters_gets_its_reply(tmp_path):
