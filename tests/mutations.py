@@ -24,6 +24,7 @@ _BANDED, _STREAMS = f"{_PRIVACY}/mechanisms/banded.py", "tests/audit/test_audit_
 _HOSTILE = "tests/client/test_hostile_server.py"
 _GUARD, _SITE = "coterie/guard", "tests/guard/test_guarded_site.py"
 _FILTER, _ADAPTIVE = f"{_PRIVACY}/filter.py", "tests/privacy/test_filter.py"
+_SITES, _SERVER, _RUN = f"{_GUARD}/sites.py", f"{_GUARD}/server.py", "tests/guard/test_guarded_run.py"
 _TRAINING, _APPS = f"{_GUARD}/training.py", "tests/guard/test_faulty_apps.py"
 _SEARCH = "tests/strategies/test_model_search.py"
 _GENERATORS, _CLIENTAPP = "coterie/generators.py", "coterie/deploy/clientapp.py"
@@ -613,6 +614,55 @@ MUTATIONS = [
         "parameter.grad_sample = None  # none is used twice, nor seen by the base optimizer",
         "pass",
         f"{_APPS}::test_a_faulty_app_is_refused",
+    ),
+    Mutation(
+        "a guarded run composes charges by node",
+        _SITES,
+        "        sites.join(*reporter(charge))",
+        "        sites.join(reporter(charge)[0], reporter(charge)[0])",
+        f"{_RUN}::test_a_site_that_returns_with_new_keys_is_one_site",
+    ),
+    Mutation(
+        "nodes without a name are sites of their own",
+        _SITES,
+        'site, absorbed = self._root(("name", name))',
+        'site, absorbed = self._root(("name", name or node))',
+        f"{_RUN}::test_nodes_without_a_name_are_composed_and_the_certificate_states_the_way_out",
+    ),
+    Mutation(
+        "a new node has a budget of its own in a guarded run",
+        _SITES,
+        'known = ("node", node) in self._parents',
+        "known = True",
+        f"{_RUN}::test_nodes_without_a_name_share_the_budget_of_a_run_also_new_ones",
+    ),
+    Mutation(
+        "each node has the budget of a guarded run",
+        _SERVER,
+        "return self._sites.of(str(node))",
+        'return "node", str(node)',
+        f"{_RUN}::test_the_budget_of_a_run_is_per_site_and_not_per_node",
+    ),
+    Mutation(
+        "messages under way do not count in a guarded run",
+        _SERVER,
+        "event: count * (under_way + 1)",
+        "event: count",
+        f"{_RUN}::test_messages_that_are_under_way_count",
+    ),
+    Mutation(
+        "what a node was charged under an earlier name is lost",
+        _SERVER,
+        "self._events[site] += self._events.pop(absorbed, Counter())",
+        "pass",
+        f"{_RUN}::test_the_budget_counts_what_nodes_and_names_connect",
+    ),
+    Mutation(
+        "a guarded site may change its name within a run",
+        f"{_GUARD}/mod.py",
+        "        _check_name(path, details)",
+        "        pass",
+        f"{_SITE}::test_a_site_keeps_its_name_in_a_run",
     ),
 ]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from coterie.guard.sites import UNNAMED, charges_by_site, reporter
 from coterie.privacy import Event, LedgerError, RecordPlan, epsilon, read_ledger
 from coterie.privacy.accountants import accountant_title
 from coterie.privacy.accounting import SLACK
@@ -37,6 +37,8 @@ _SEVERAL = (
     "epsilon counts the charges as fixed beforehand; epsilon_budget holds also if a server chose them, which are of "
     "several kinds, by earlier replies"
 )
+_NAMED = "replies about the same records have one site name: that of their owner, or the number of a simulated client"
+_COMPOSED = "nodes without a name were composed as one site, an upper bound: set site in the node configuration of each"
 _DECLARED = "the DP training of the app is as its owner declares: the guard did not verify it"
 _OUTSIDE = (
     "what holds for real-valued noise only: the noise is drawn in float64",
@@ -64,10 +66,9 @@ def certificate(path: Path) -> dict[str, Any]:
 
 def _certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     of_run = header.get("guard") == "run"
-    by_site: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for charge in charges:
-        by_site[str(charge["guard"]["site"]) if of_run else "this site"].append(charge)
+    by_site = charges_by_site(charges) if of_run else {"this site": charges} if charges else {}
     sites = [_site(name, own, header["delta"]) for name, own in sorted(by_site.items())]
+    unnamed = {node for node, name in map(reporter, charges if of_run else ()) if name == UNNAMED}
     reasons = _reasons(header, sites)
     several = any(len(count_events(own)) > 1 for own in by_site.values())
     declared = any(not site["verified"] for site in sites)
@@ -86,11 +87,13 @@ def _certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]]
         "charges": len(charges),
         "sites": [
             {key: value for key, value in {**site, "epsilon": _finite(site["epsilon"])}.items() if key != "costs"}
+            | ({"nodes": len({reporter(charge)[0] for charge in by_site[site["site"]]})} if of_run else {})
             for site in sites
         ],
         "verified": list(_VERIFIED) if any(site["verified"] for site in sites) else [],
-        "assumed": [*_ASSUMED, *[_SEVERAL] * several, *[_DECLARED] * declared],
+        "assumed": [*_ASSUMED, *[_NAMED] * of_run, *[_SEVERAL] * several, *[_DECLARED] * declared],
         "outside": [*(f"{name}, by permission of the owner" for name in allowed), *_OUTSIDE, *([_OF_RUN] * of_run)],
+        "notes": [f"{len(unnamed)} {_COMPOSED}"] if unnamed else [],
         "coterie": version("coterie"),
     }
 

@@ -24,7 +24,7 @@ from coterie.guard.certificate import MAX_RDP
 from coterie.guard.report import GUARD, Report
 from coterie.guard.terms import Declared, GuardError, Terms
 from coterie.logs import printable
-from coterie.privacy import Event, epsilon
+from coterie.privacy import Event, epsilon, read_ledger
 
 #: Reason of every error reply of a guarded site: one text, whatever happened.
 REFUSAL = "refused by the site's guard, or the app failed; the reason is in the site's own log"
@@ -90,7 +90,7 @@ def _answered(message: Message, context: Context, call_next: ClientAppCallable, 
     if kind not in terms.allow:
         raise GuardError(f"{printable(kind)} is not allowed; to allow it, list it under allow")
     reply = _reply(call_next(message, context))
-    report = Report(terms.num_examples, Counter(), terms.declared is None, tuple(sorted(terms.allow)))
+    report = Report(terms.num_examples, Counter(), terms.declared is None, tuple(sorted(terms.allow)), terms.site)
     return RecordDict({**_metrics(reply, terms), GUARD: report.record()})
 
 
@@ -98,7 +98,12 @@ def _trained(message: Message, context: Context, call_next: ClientAppCallable, t
     from coterie.guard.training import Watch, watched  # imports PyTorch
 
     received = _arrays(message.content)
-    details = {"run": str(context.run_id), "num_examples": terms.num_examples, "allow": sorted(terms.allow)}
+    details = {
+        "run": str(context.run_id),
+        "site": terms.site,
+        "num_examples": terms.num_examples,
+        "allow": sorted(terms.allow),
+    }
 
     def charge(events: Counter[Event]) -> None:
         _charge(terms, events, {**details, "verified": terms.declared is None})
@@ -115,7 +120,7 @@ def _trained(message: Message, context: Context, call_next: ClientAppCallable, t
         if not _equal(_like(_arrays(reply), received), arrays):
             raise GuardError("the arrays of the reply are not those that private training produced")
     (name,) = reply.array_records
-    report = Report(terms.num_examples, events, terms.declared is None, tuple(sorted(terms.allow)))
+    report = Report(terms.num_examples, events, terms.declared is None, tuple(sorted(terms.allow)), terms.site)
     record = ArrayRecord({key: Array(np.ascontiguousarray(values)) for key, values in arrays.items()})
     return RecordDict({name: record, **_metrics(reply, terms), GUARD: report.record()})
 
@@ -124,7 +129,8 @@ def _charge(terms: Terms, events: Counter[Event], details: Mapping[str, Any]) ->
     """Charge the site's ledger, one process at a time.
 
     Raises:
-        GuardError, ClientError: the budget does not allow it, or the ledger cannot be used.
+        GuardError, ClientError: the budget does not allow it, or the ledger cannot be used, or has charges of this run
+            under another name of the site.
     """
     if not epsilon(events, terms.delta, "rdp") <= MAX_RDP:
         raise GuardError(f"one epoch or message would cost more than epsilon = {MAX_RDP:g}")
@@ -135,7 +141,18 @@ def _charge(terms: Terms, events: Counter[Event], details: Mapping[str, Any]) ->
     path = budget_path(client, folder) or folder / f"client-{client.client_id}.ledger.jsonl"
     private_folder(path.parent)
     with _locked(path.with_name(path.name + ".lock")):
+        _check_name(path, details)
         spend(client, folder, None, 0, events, guard=dict(details))
+
+
+def _check_name(path: Path, details: Mapping[str, Any]) -> None:
+    charges = read_ledger(path)[1] if path.exists() and path.stat().st_size else []
+    for own in (charge.get("guard", {}) for charge in charges):
+        if own.get("run") == details["run"] and own.get("site", details["site"]) != details["site"]:
+            raise GuardError(
+                f"the ledger has charges of this run as site {own['site']!r} (empty: without a name): a site keeps its "
+                "name within a run"
+            )
 
 
 @contextmanager

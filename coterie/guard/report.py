@@ -8,6 +8,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord
 
+from coterie.guard.sites import UNNAMED, is_name
 from coterie.guard.terms import GuardError, checked_event
 from coterie.privacy import Event
 
@@ -26,12 +27,14 @@ class Report:
         events: what the reply releases.
         verified: whether the guard executed these events itself; otherwise the site's owner declares them.
         allow: what else the owner allows to leave the site, which no event covers.
+        site: name of the site, by which charges of a run are composed; empty: none.
     """
 
     num_examples: int
     events: Counter[Event]
     verified: bool
     allow: tuple[str, ...] = ()
+    site: str = UNNAMED
 
     def record(self) -> ConfigRecord:
         """The record of a reply.
@@ -47,6 +50,7 @@ class Report:
                 "num-examples": self.num_examples,
                 "verified": self.verified,
                 "allow": list(self.allow),
+                "site": self.site,
                 "sampling-rate": [event.sampling_rate for event, _ in events],
                 "noise-multiplier": [event.noise_multiplier for event, _ in events],
                 "count": [count for _, count in events],
@@ -64,7 +68,7 @@ class Report:
             raise GuardError("the reply is not from a guarded site")
         values: dict[str, Any] = dict(record)
         try:
-            number, verified, names = values["num-examples"], values["verified"], values["allow"]
+            number, verified, names, site = (values[key] for key in ("num-examples", "verified", "allow", "site"))
             rates, noises, counts = (values[key] for key in ("sampling-rate", "noise-multiplier", "count"))
         except KeyError as missing:
             raise GuardError(f"the guard's record lacks {missing}") from None
@@ -74,9 +78,9 @@ class Report:
         good = good and all(type(count) is int and 1 <= count <= _MAX_COUNT for count in counts)
         good = good and all(isinstance(each, float) for each in (*rates, *noises))
         good = good and all(isinstance(name, str) and len(name) <= _MAX_NAME and name.isprintable() for name in names)
-        if not good:
+        if not (good and (site == UNNAMED or is_name(site))):
             raise GuardError("the guard's record has a field out of bounds")
         events: Counter[Event] = Counter()
         for rate, noise, count in zip(rates, noises, counts, strict=True):
             events[checked_event(rate, noise)] += count
-        return cls(number, events, verified, tuple(names))
+        return cls(number, events, verified, tuple(names), site)

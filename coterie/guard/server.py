@@ -20,8 +20,9 @@ from flwr.serverapp import Grid, ServerApp
 from coterie.files import private_folder, write_atomic
 from coterie.guard.certificate import certificate, costs_of
 from coterie.guard.report import GUARD, Report
+from coterie.guard.sites import Site, Sites, reporter
 from coterie.guard.terms import GuardError
-from coterie.privacy import ClientLedger, Event
+from coterie.privacy import ClientLedger, Event, epsilon
 from coterie.privacy.accounting import SLACK, check_delta
 from coterie.privacy.ledger import count_events
 
@@ -33,7 +34,8 @@ class GuardedServerApp(ServerApp):
     """A ServerApp whose run has a ledger, a budget and a certificate: use it in place of ``ServerApp``.
 
     Replies that are not from a guarded site do not reach the app. A site that has spent the budget of the run is sent
-    no more training messages; its own budget, which counts all runs, is at the site and not known here.
+    no more training messages; its own budget, which counts all runs, is at the site and not known here. A site is all
+    nodes with the name that its owner set (``site`` in the node configuration); nodes without a name are one site.
 
     Args:
         epsilon: budget of the run for each site; inf: none.
@@ -73,30 +75,53 @@ class RunLedger:
     def __init__(self, folder: Path, budget: float, delta: float, run: str) -> None:
         about = {"guard": "run", "run": run}
         self._ledger = ClientLedger(delta, budget, folder / _LEDGER, about=about)
-        self._events: dict[int, Counter[Event]] = defaultdict(Counter)
-        self._latest: dict[int, Counter[Event]] = {}
+        self._sites = Sites()
+        self._events: dict[Site, Counter[Event]] = defaultdict(Counter)
+        self._latest: dict[Site, Counter[Event]] = defaultdict(Counter)
         self._messages: Counter[int] = Counter()
         for charge in self._ledger.charges:
-            self._events[int(charge["guard"]["site"])] += count_events([charge])
+            self._events[self._join(*reporter(charge))] += count_events([charge])
 
-    def allows(self, site: int) -> bool:
-        """Whether one more message like the latest one of the site fits the budget of the run."""
-        events = self._events[site] + self._latest.get(site, Counter())
-        return min(costs_of(events, self._ledger.delta).values()) <= self._ledger.budget * SLACK
+    def site(self, node: int) -> Site:
+        """The site of a node, as far as reports tell."""
+        return self._sites.of(str(node))
 
-    def record(self, site: int, report: Report) -> None:
+    def allows(self, site: Site, under_way: int = 0) -> bool:
+        """Whether one more message like the latest one of the site fits the budget of the run.
+
+        Args:
+            site: of the node that the message is for.
+            under_way: number of messages to the site that may still be answered.
+        """
+        budget, delta = self._ledger.budget * SLACK, self._ledger.delta
+        latest = Counter({event: count * (under_way + 1) for event, count in self._latest[site].items()})
+        events = self._events[site] + latest
+        # RDP is fast, and exceeds the budget in the last messages only.
+        return epsilon(events, delta, "rdp") <= budget or min(costs_of(events, delta).values()) <= budget
+
+    def record(self, node: int, report: Report) -> None:
         """Add the events of a reply, and sync them to disk."""
-        self._messages[site] += 1
+        self._messages[node] += 1
         details = {
-            "site": str(site),
+            "site": report.site,
+            "node": str(node),
             "num_examples": report.num_examples,
             "verified": report.verified,
             "allow": list(report.allow),
         }
-        self._ledger.record(self._messages[site], report.events, guard=details)
+        self._ledger.record(self._messages[node], report.events, guard=details)
+        site = self._join(str(node), report.site)
         self._events[site] += report.events
         if report.events:
             self._latest[site] = report.events
+
+    def _join(self, node: str, name: str) -> Site:
+        """Take what a report tells of sites; add up what became one."""
+        site, absorbed = self._sites.join(node, name)
+        if absorbed != site:
+            self._events[site] += self._events.pop(absorbed, Counter())
+            self._latest[site] = self._latest.pop(absorbed, Counter()) or self._latest[site]
+        return site
 
     def close(self) -> None:
         """Release the file."""
@@ -109,6 +134,7 @@ class GuardedGrid(Grid):
     def __init__(self, grid: Grid, run: RunLedger) -> None:
         self._grid, self._run = grid, run
         self._asked: dict[str, int] = {}  # node by id of the message
+        self._pushed: dict[str, int] = {}  # the same, of training messages that were pushed and not answered yet
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """See Flower's Grid."""
@@ -121,8 +147,11 @@ class GuardedGrid(Grid):
         """See Flower's Grid."""
         allowed = self._allowed(messages)
         ids = list(self._grid.push_messages(allowed))
-        nodes = (message.metadata.dst_node_id for message in allowed)
-        self._asked |= {name: node for name, node in zip(ids, nodes, strict=True) if name}
+        for name, message in zip(ids, allowed, strict=True):
+            if name:
+                self._asked[name] = message.metadata.dst_node_id
+                if _trains(message):
+                    self._pushed[name] = message.metadata.dst_node_id
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -131,27 +160,30 @@ class GuardedGrid(Grid):
 
     def _allowed(self, messages: Iterable[Message]) -> list[Message]:
         found = []
+        under_way = Counter(map(self._run.site, self._pushed.values()))
         for message in messages:
-            site = message.metadata.dst_node_id
-            trains = message.metadata.message_type.partition(".")[0] == _TRAIN
-            if trains and not self._run.allows(site):
-                log(WARNING, "guard: site %s has spent the budget of the run and is left out", site)
-            else:
-                found.append(message)
+            node = message.metadata.dst_node_id
+            site = self._run.site(node)
+            if _trains(message) and not self._run.allows(site, under_way[site]):
+                log(WARNING, "guard: the site of node %s has spent the budget of the run and is left out", node)
+                continue
+            under_way[site] += _trains(message)
+            found.append(message)
         return found
 
     def _seen(self, reply: Message) -> Message:
         # The SuperLink verifies which message a reply answers; src_node_id is under the control of the sender.
-        site = self._asked.pop(reply.metadata.reply_to_message_id, None)
-        if site is None:
+        node = self._asked.pop(reply.metadata.reply_to_message_id, None)
+        self._pushed.pop(reply.metadata.reply_to_message_id, None)
+        if node is None:
             log(WARNING, "guard: a reply that answers no open message is left out")
             return _refused(reply)
         if reply.has_error():
             return reply
         try:
-            self._run.record(site, Report.parse(reply.content.get(GUARD)))
+            self._run.record(node, Report.parse(reply.content.get(GUARD)))
         except GuardError as error:
-            log(WARNING, "guard: a reply of site %s is left out: %s", site, error)
+            log(WARNING, "guard: a reply of node %s is left out: %s", node, error)
             return _refused(reply)
         del reply.content[GUARD]
         return reply
@@ -174,6 +206,10 @@ class GuardedGrid(Grid):
     ) -> Message:
         """See Flower's Grid."""
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+
+def _trains(message: Message) -> bool:
+    return message.metadata.message_type.partition(".")[0] == _TRAIN
 
 
 def _refused(reply: Message) -> Message:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.guard.sites import UNNAMED, is_name
 from coterie.privacy import Event
 
 #: Key of a node configuration that makes it, and not the app, the source of all terms.
@@ -79,6 +80,7 @@ class Terms:
         allow: further message types and names of metrics that may leave the site, although no budget covers them.
         declared: DP training that the guard cannot see; None: the app trains with Opacus.
         client_id: number of the site, which names its ledger in ``state_dir``.
+        site: public name of the records, the same whatever node they are at; empty: none.
 
     Raises:
         GuardError: a term is missing or out of range.
@@ -93,6 +95,7 @@ class Terms:
     allow: frozenset[str] = frozenset()
     declared: Declared | None = None
     client_id: int = 0
+    site: str = UNNAMED
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < math.inf:
@@ -101,6 +104,8 @@ class Terms:
             raise GuardError(f"num-examples must be an integer from 1 to {_MAX_EXAMPLES:,}, not {self.num_examples!r}")
         if not 0 < self.delta < 1 or self.delta > 1 / self.num_examples:
             raise GuardError(f"delta must be positive, below 1 and at most 1 / num-examples, not {self.delta}")
+        if self.site != UNNAMED and not is_name(self.site):
+            raise GuardError(f"site must be 1 to 64 printable characters, without spaces around, not {self.site!r}")
         for name, path in (("state-dir", self.state_dir), ("data", self.data), ("budget-file", self.budget_file)):
             if path is not None and not os.path.isabs(path):
                 raise GuardError(f"{name} must be an absolute path, not {path!r}")
@@ -110,13 +115,18 @@ class Terms:
         """Return the terms of a node.
 
         Args:
-            node: its configuration, which its owner writes. If it sets ``epsilon``, all terms are from it.
+            node: its configuration, which its owner writes. If it sets ``epsilon``, all terms are from it. Its ``site``
+                is always; without one, ``client-id`` or ``partition-id`` is the name.
             defaults: terms in the app's code, for simulations.
 
         Raises:
             GuardError: a term is missing, of another type or out of range.
         """
-        number = _number(node.get("client-id", node.get("partition-id", 0)), int, "client-id")
+        own = node.get("client-id", node.get("partition-id"))
+        number = _number(0 if own is None else own, int, "client-id")
+        if node.get("site") == "":
+            raise GuardError("site in the node configuration is empty: leave it out, or set a name")
+        site = str(node.get("site", UNNAMED if own is None else number))
         values: dict[str, Any] = dict(defaults)
         if _BUDGET in node:
             values = _stated(_NODE, node)
@@ -133,7 +143,7 @@ class Terms:
         missing = [name for name in ("epsilon", "delta", "num_examples", "state_dir") if values.get(name) is None]
         if missing:
             raise GuardError(f"set {', '.join(name.replace('_', '-') for name in missing)} in the node configuration")
-        return cls(**values, client_id=number)
+        return cls(**values, client_id=number, site=site)
 
 
 def _stated(kinds: Mapping[str, type], node: Mapping[str, Any]) -> dict[str, Any]:

@@ -571,6 +571,10 @@ def test_batches_are_poisson_samples():
         {"num-examples": 10**12},
         {"state-dir": "relative"},
         {"data": "relative"},
+        {"site": ""},
+        {"site": " a"},
+        {"site": "a\nb"},
+        {"site": "a" * 65},
         {"noise-multiplier": 1.0},
         {"noise-multiplier": 1.0, "sampling-rate": 2.0, "steps": 3},
         {"noise-multiplier": 1.0, "sampling-rate": 0.2, "steps": 0},
@@ -594,6 +598,47 @@ def test_terms_of_the_node_replace_those_of_the_app(site, tmp_path):
     assert not (tmp_path / "app").exists()
     assert not ask(app, {"partition-id": 4}, noise=0.2).has_error()
     assert (tmp_path / "app" / "client-4.ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("node", "name"),
+    [
+        ({}, ""),
+        ({"partition-id": 4}, "4"),
+        ({"client-id": 5, "partition-id": 4}, "5"),
+        ({"site": "Hôpital A", "partition-id": 4}, "Hôpital A"),
+        ({"site": 7}, "7"),
+    ],
+)
+def test_the_name_of_a_site_is_its_owners_or_a_number_of_a_simulation(site, tmp_path, node, name):
+    app = client_app(Guard(epsilon=8.0, delta=1e-3, num_examples=N, state_dir=str(tmp_path / "app")))
+    for own in (site | node, node):  # terms of the node, and of the app
+        for kind in ("train", "evaluate"):
+            reply = ask(app, own | ({"allow": "evaluate"} if own is not node else {}), kind=kind)
+            if not reply.has_error():
+                assert reply.content[GUARD]["site"] == name
+
+
+def test_a_site_keeps_its_name_in_a_run(site):
+    """Under another name, the ledger of the run would not add up what it spent."""
+    app = client_app(Guard())
+    assert not app(message(), context(run=1, **site)).has_error()
+    assert_refused(app(message(), context(run=1, **site, site="a")))
+    assert not app(message(), context(run=2, **site, site="a")).has_error()
+    assert_refused(app(message(), context(run=2, **site, site="b")))
+    assert not app(message(), context(run=2, **site, site="a")).has_error()
+    assert ledger(site).total() == 3 * STEPS
+
+
+def test_a_ledger_of_before_sites_had_names_can_be_continued(site):
+    from coterie.privacy import ClientLedger
+
+    path = Path(site["state-dir"]) / "client-0.ledger.jsonl"
+    path.parent.mkdir(mode=0o700)
+    old = ClientLedger(TERMS["delta"], TERMS["epsilon"], path)
+    old.spend(1, EPOCH, guard={"run": "7", "num_examples": N, "verified": True, "allow": []})
+    old.close()
+    assert not ask(client_app(Guard()), site | {"site": "a"}).has_error()
 
 
 def test_declared_training_is_charged_first_and_never_certified(site):
