@@ -47,6 +47,8 @@ _MAX_STEPS = 2**16
 _ROUND_OFF = 1e-16
 # Mass of a privacy loss distribution that may be treated as infinite loss, per event.
 _TAIL = 1e-15
+# Epsilon above which exp(-epsilon) is not computed.
+_LARGE = 600.0
 #: Smallest useful noise multiplier; below it the grid of losses does not fit in memory.
 MIN_NOISE = 0.05
 #: Largest useful noise multiplier.
@@ -192,7 +194,7 @@ class PldAccountant(Accountant):
         if self._pld is None:
             return 0.0
         delta -= _ROUND_OFF * self._events.total()
-        return float(self._pld.get_epsilon_for_delta(delta)) if delta > 0 else math.inf
+        return _epsilon_of(self._pld, delta) if delta > 0 else math.inf
 
     def _delta(self, epsilon: float) -> float:
         if self._pld is None:
@@ -205,6 +207,21 @@ class PldAccountant(Accountant):
 
     def _one(self, event: Event, grid: float) -> Any:
         return _pld_of(event, grid)
+
+
+def _epsilon_of(pld: Any, delta: float) -> float:
+    """Return epsilon at ``delta`` > 0 of a privacy loss distribution, by a search where exp(-epsilon) underflows."""
+    if pld.get_delta_for_epsilon(_LARGE) <= delta:
+        return float(pld.get_epsilon_for_delta(delta))
+    if pld.get_delta_for_epsilon(math.inf) > delta:
+        return math.inf
+    low, high = _LARGE, 2 * _LARGE
+    while pld.get_delta_for_epsilon(high) > delta:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if pld.get_delta_for_epsilon(middle) > delta else (low, middle)
+    return high
 
 
 class VisibleAccountant(PldAccountant):

@@ -12,7 +12,7 @@ from typing import Any
 
 from coterie.files import FileError, read_bytes, read_lines
 from coterie.privacy.accountants import Event, PrivacyError
-from coterie.privacy.accounting import composed, composed_further
+from coterie.privacy.accounting import SLACK, composed, composed_further
 from coterie.privacy.certificate import certificate, plan_of
 from coterie.privacy.ledger import LedgerError, count_of, event_of, read_chained
 from coterie.privacy.plan import Plan
@@ -136,6 +136,8 @@ def check(
         try:
             live = composed_further(live, so_far, event, count_of(charge), plan.accountant)
             so_far[event] += count_of(charge)
+            if not live.epsilon(plan.delta) <= plan.epsilon * SLACK:
+                live = composed(so_far, plan.accountant)
         except PrivacyError as error:
             return [*problems, f"the charges cannot be composed: {error}"]
         spent = live.epsilon(plan.delta)

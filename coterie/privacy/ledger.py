@@ -160,6 +160,8 @@ class Ledger:
     def _composed(self, event: Event, count: int) -> _Composed:
         before = Counter[Event]() if event.slot is None else self.events  # read for events of slots only
         after = {name: composed_further(live, before, event, count, name) for name, live in self._live.items()}
+        if not after[self.accountant].epsilon(self.delta) <= self.budget * SLACK:  # as calibrated: see `composed`
+            after = {name: composed(self.events + Counter({event: count}), name) for name in after}
         return after, after[self.accountant].epsilon(self.delta)
 
     def charge_round(self, number: int, event: Event, count: int = 1, **details: object) -> Permit:

@@ -345,6 +345,27 @@ def test_nothing_is_written_when_the_budget_is_spent(tmp_path, open_ledger):
     assert ledger.spent() <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("event", "rounds", "delta"),
+    [
+        (Event(1.0, 0.1), 12, 1e-5),  # epsilon 750
+        (Event(0.1, 3.0), 200, 1e-12),  # 0.2 % more in the sum of all rounds one by one
+        (Event(1.0, 30.0), 200, 1e-10),
+        (Event(1.0, 30.0, "fixed"), 200, 1e-10),
+    ],
+)
+def test_all_rounds_of_a_calibration_fit_its_budget(event, rounds, delta):
+    budget = epsilon({event: rounds}, delta)
+    ledger = Ledger(delta, budget)
+    ledger.expect(event)
+    for number in range(1, rounds + 1):
+        permit = ledger.charge_round(number, event)
+        ledger.expect(event)
+    assert permit.epsilon == ledger.spent() == pytest.approx(budget, rel=1e-9)
+    with pytest.raises(BudgetError, match=f"{rounds} charges were made"):
+        ledger.charge_round(rounds + 1, event)
+
+
 def test_wasted_charges_are_made_up_for():
     noise = calibrate(4.0, DELTA, 0.2, 10)
     ledger = Ledger(DELTA, 4.0)
