@@ -515,9 +515,10 @@ def test_rounding_of_norms_at_the_threshold_hardly_moves_the_count(threshold):
 
 
 def test_the_share_of_short_gradients_has_the_planned_noise():
-    own = DPSGD(100, 10, 1, 0.1, 1.0, 1.0, norm_threshold=2.0, noise_of_norms=3.0)
-    rng = np.random.default_rng(0)
-    shares = [own.below(0.0, rng) for _ in range(4000)]
-    assert np.mean(shares) == pytest.approx(0.5, abs=4 * 3 / math.sqrt(10 * 4000) / 10)
-    assert np.std(shares) == pytest.approx(3 * math.sqrt(10) / 100, rel=4 / math.sqrt(2 * 4000))
-    assert math.isnan(dataclasses.replace(own, noise_of_norms=None).below(0.0, rng))
+    """Of all K floor(N / b) = 3 * 9 steps; the divisor is what they contain on average."""
+    own = DPSGD(103, 11, 3, 0.1, 1.0, 0.7, norm_threshold=2.0, noise_of_norms=5.0)
+    rng, deviation = np.random.default_rng(0), 5 * math.sqrt(27) / (27 * 11)
+    shares = [own.below(40.0, rng) for _ in range(4000)]
+    assert np.mean(shares) == pytest.approx(0.5 + 40 / (27 * 11), abs=4 * deviation / math.sqrt(4000))
+    assert np.std(shares) == pytest.approx(deviation, rel=4 / math.sqrt(2 * 4000))
+    assert math.isnan(dataclasses.replace(own, noise_of_norms=None).below(40.0, rng))

@@ -58,6 +58,49 @@ def test_a_certificate_names_what_it_covers(plan):
     assert sent.startswith("what clients send in training")
 
 
+WHO = "who takes part: the amplification by sampling holds against those who cannot see it"
+ATTENDANCE = "whether a client replies, which must not depend on its data"
+BATCHES = "which records are in a batch: the amplification by sampling holds against those who cannot see it"
+OWN_BUDGETS = (
+    "clients whose node configuration sets another budget than their profile: their ledgers count by that one"
+)
+ALWAYS = [
+    "what holds for real-valued noise only: the noise is drawn in float64",
+    "other runs on the same clients: their epsilons add up",
+    "settings and checkpoints chosen by looking at exact diagnostics or at other runs on the same clients",
+]
+#: What the certificate states to be outside the guarantee, for each mechanism and participation.
+OUTSIDE = [
+    ("joint", {}, [WHO]),
+    ("joint", {"sampling_rate": 1.0}, [WHO]),
+    ("banded", {}, [ATTENDANCE]),
+    ("banded", {"participation": "secret", "min_separation": 2}, [f"{WHO}; {ATTENDANCE}"]),
+    ("banded", {"participation": "secret", "min_separation": 5}, [ATTENDANCE]),  # all of a slot take part
+    ("rr-slot", {"rebalance_min": 4}, [WHO]),
+    ("paper", {"rebalance_min": 4, "epsilon": 8.0}, [WHO]),
+    ("dp-sgd", {}, [BATCHES, OWN_BUDGETS]),
+    ("dp-sgd", {"batch_size": 600}, [BATCHES, OWN_BUDGETS]),
+    ("dp-sgd", {"selection": "gumbel", "selections": 9}, [BATCHES, OWN_BUDGETS]),
+]
+
+
+@pytest.mark.parametrize(("mechanism", "numbers", "outside"), OUTSIDE)
+def test_a_certificate_names_all_that_is_outside_the_guarantee(mechanism, numbers, outside):
+    if mechanism == RecordPlan.mechanism:
+        record = {"num_examples": 600, "batch_size": 30, "rounds": 10, "epsilon": 5.0, "delta": 1e-4}
+        plan = RecordPlan.calibrated(**record | numbers)
+    else:
+        plan = make(PLANS[mechanism], **numbers)
+    assert certify(plan)["outside"] == ["exact accuracies", *ALWAYS, *outside]
+    assert certify(plan, diagnostics=[])["outside"] == [*ALWAYS, *outside]
+
+
+def test_every_mechanism_states_what_is_outside():
+    assert {mechanism for mechanism, _, _ in OUTSIDE} == {*PLANS, RecordPlan.mechanism} - {"none"}
+    nothing = NoPrivacy(clients=100, num_clusters=2, sampling_rate=0.2, rounds=20)
+    assert certify(nothing)["outside"] == []
+
+
 def test_a_run_as_planned_is_certified(plan):
     document = certify(plan)
     assert document["certified"] is True
