@@ -4,7 +4,7 @@
 to a client      ArrayRecord ``models``, keys ``"{cluster}/{parameter}"``; ConfigRecord ``config``
 from a client    ArrayRecord ``update``, keys ``parameter``, float32; ConfigRecord ``reply`` (``client-id``,
                  ``round``, ``label``, ``redrawn-label``, and ``below`` if the clipping norm of gradients is adaptive);
-                 MetricRecord ``diagnostics`` (evaluation only)
+                 MetricRecord ``diagnostics`` (evaluation only); key ``padding``: zeros (wire/sizes.py)
 ===============  ============================================================================================
 
 Verbs are Flower message types: ``train``, ``query.losses``, ``evaluate``, ``query.identity``. The reply to
@@ -356,7 +356,7 @@ def _unpack(array: Array, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
         ValueError: it declares another shape, type or length (checked before memory is allocated), or is damaged.
     """
     header = _header(shape)
-    if array.stype == "numpy.ndarray" and array.data.startswith(header):
+    if array.stype == "numpy.ndarray" and array.data[: len(header)].replace(b"\t", b" ") == header:  # wire/sizes.py
         return np.frombuffer(array.data, "<f4", offset=len(header)).reshape(shape)
     stream = io.BytesIO(array.data)
     major, _ = np.lib.format.read_magic(stream)

@@ -55,6 +55,10 @@ def _handle(message: Message, context: Context) -> Message:
         if deployed and message_type != IDENTITY:
             content = _validated(message_type, content, client, node)
         reply = _reply_to(message_type, content, client)
+        if deployed and message_type != IDENTITY and isinstance(reply, RecordDict):
+            from coterie.wire import fix_size
+
+            fix_size(reply)
     except Exception as error:
         if isinstance(error, ClientError) or not deployed:
             raise

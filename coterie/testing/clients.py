@@ -32,7 +32,7 @@ from coterie.messages import (
 )
 from coterie.privacy import RecordPlan
 from coterie.testing.failures import Report
-from coterie.wire import EvaluateRequest, LossesRequest, Request, TrainRequest
+from coterie.wire import PADDING, EvaluateRequest, LossesRequest, Request, TrainRequest
 
 Values: TypeAlias = Mapping[str, Any]
 
@@ -61,7 +61,7 @@ CLIENT_ITEMS = {
     "charges": "every new reply at record level is charged once; repeated and malformed requests are not",
 }
 _SHIFT = 0.05
-_FIELDS = {"client-id", "round", "label", "redrawn-label"}
+_FIELDS = {"client-id", "round", "label", "redrawn-label", PADDING}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,142 @@
+"""What leaves a deployed client has the same bytes and objects whatever its data are."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.serde import message_to_proto
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+from coterie.client import HANDLERS
+from coterie.client.app import app
+from coterie.datasets import own_shard
+from coterie.engine import LocalGrid
+from coterie.messages import CENTROIDS, Layout, pack_models
+from coterie.methods import strategy_class
+from coterie.models import build_gan, initialise
+from coterie.models.autoencoder import Labeller
+from coterie.server import RunConfig
+
+SHAPE, CLASSES, N, K = (1, 4, 4), 2, 24, 100
+LAYOUT = Layout.of(initialise("linear", SHAPE, CLASSES, 0))
+OWN = {"dataset": "own", "input-shape": "1x4x4", "num-classes": CLASSES, "model": "linear", "device": "cpu"}
+CLIENT_LEVEL = RunConfig({**OWN, "clients": 1000, "clusters": 2, "strategy": "ifca"}).for_clients()
+RECORDS = RunConfig(
+    {**OWN, "clients": 3, "clusters": 1, "strategy": "fedavg", "privacy-unit": "record", "samples-per-client": N}
+    | {"batch-size": 8, "rounds": 2, "epsilon": 4.0}
+)
+(TERMS,) = json.loads(RECORDS.plan.record_plans)
+RECORD_LEVEL = RECORDS.for_clients()
+GAN = {"gan": "gan-pendigits-gn", "labels": 2, "samples": 4, "average": 0.0, "precision": "float32"}
+LABELS = {"labels": 2, "encoder": "none", "release-counts": False}
+
+
+def plans(**changes):
+    return {"record-plans": json.dumps([TERMS | changes])}
+
+
+def network(module=None):
+    """The parameters of a network and their layout."""
+    drawn = initialise("linear", SHAPE, CLASSES, 0)
+    if module is not None:
+        drawn = {name: value.detach().numpy() for name, value in module.named_parameters()}
+    layout = Layout.of(drawn)
+    return layout.flatten(drawn)[None], layout
+
+
+def choices(best):
+    """K models, of which one has the smallest loss where all labels are 0."""
+    models = np.zeros((K, LAYOUT.size), np.float32)
+    models[best, LAYOUT.sizes[0]] = 200.0  # bias of class 0: its gradient is zero
+    return models, LAYOUT
+
+
+def worlds(*, records=24):
+    """(x, y) of clients whose updates, losses and numbers of records differ."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (records, *SHAPE), np.uint8)
+    halves = np.arange(records) % 2
+    return {
+        "one class": (pixels, 0 * halves),
+        "equal records of two classes": (0 * pixels, halves),
+        "equal records": (0 * pixels + 255, 0 * halves),
+        "other records": (255 - pixels, halves),
+        "few records": (pixels[:7], halves[:7]),
+        "many records": (np.tile(pixels, (30, 1, 1, 1)), np.tile(0 * halves, 30)),
+    }
+
+
+CHOICE = {**plans(selection="gumbel", selections=9), "choose": True, "loss-bound": 4.0}
+REDRAW = {"redraw": np.roll(np.eye(K), 1, axis=1).ravel().tolist()}
+KINDS = {
+    "train": ("train", CLIENT_LEVEL, {}, choices),
+    "train, redrawn": ("train", CLIENT_LEVEL, REDRAW, choices),
+    "train, assigned": ("train", CLIENT_LEVEL, {"cluster": 64}, lambda best: network()),
+    "train, records": ("train", RECORD_LEVEL, plans(), lambda best: network()),
+    "train, records, choice": ("train", RECORD_LEVEL, CHOICE, choices),
+    "train, records, adaptive": (
+        "train",
+        RECORD_LEVEL,
+        plans(clip_factor=0.5, clip_share=0.01),
+        lambda best: network(),
+    ),
+    "losses": ("query.losses", CLIENT_LEVEL, {"compared": K}, choices),
+    "losses, records": (
+        "query.losses",
+        RECORD_LEVEL,
+        {**plans(compared=4, models_per_message=4), "compared": 1, "loss-bound": 4.0},
+        lambda best: network(),
+    ),
+    "evaluate": ("evaluate", CLIENT_LEVEL, {}, choices),
+    "gan": ("train.gan", RECORD_LEVEL, {**plans(), **GAN}, lambda best: network(build_gan(GAN["gan"], SHAPE, 2))),
+    "label": ("query.label", RECORD_LEVEL, {**plans(), **LABELS}, lambda best: network(Labeller(SHAPE, 2, "none"))),
+    "identity": ("query.identity", {}, {}, lambda best: network()),
+}
+LABELLED = [0, 1, 63, 64, 99]
+
+
+def sizes_of(message):
+    """Bytes of the message, and kind and bytes of every object that Flower sends."""
+    objects = [(type(each).__name__, len(each.deflate())) for each in get_all_nested_objects(message).values()]
+    return len(message_to_proto(message).SerializeToString()), objects
+
+
+def reply(path, kind, data, best):
+    own_shard.cache_clear()
+    path.mkdir()
+    np.savez(path / "own.npz", x=data[0], y=data[1])
+    verb, config, extra, models = KINDS[kind]
+    node = {"client-id": 0, "data": str(path / "own.npz"), "state-dir": str(path / "state")}
+    LocalGrid(1)  # messages have a sender
+    content = {"models": pack_models(*models(best)), "config": ConfigRecord({**config, "round": 1, **extra})}
+    message = Message(RecordDict(content), dst_node_id=1, message_type=verb)
+    return app(message, Context(1, 1, node, RecordDict(), {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_size_of_a_reply_depends_on_no_record(tmp_path, kind):
+    worlds_of_models = [(data, best) for best in LABELLED for data in [worlds()["one class"]]]
+    worlds_of_models += [(data, 0) for data in worlds().values()]
+    replies = [reply(tmp_path / str(i), kind, *world) for i, world in enumerate(worlds_of_models)]
+    assert all(each.has_content() for each in replies)
+    expected = sizes_of(replies[0])
+    assert [sizes_of(each) for each in replies] == [expected] * len(replies)
+
+
+def test_the_replies_differ_in_what_could_change_their_size(tmp_path):
+    def content(name, kind, data, best=0):
+        return reply(tmp_path / name, kind, worlds()[data], best).content
+
+    labels = [content(f"label {best}", "train", "one class", best)["reply"]["label"] for best in LABELLED]
+    assert labels == LABELLED
+    updates = [content(f"update of {world}", "train", world)["update"] for world in ("one class", "other records")]
+    assert [any(array.numpy().any() for array in update.values()) for update in updates] == [False, True]
+    scores = [content(f"scores {world}", "evaluate", world)["diagnostics"] for world in worlds()]
+    assert len({score["num-examples"] for score in scores}) > 2
+    assert len({score["accuracy"] for score in scores}) > 1
+
+
+def test_every_verb_of_a_method_with_a_guarantee_is_here():
+    assert set(HANDLERS) - {verb for verb, *_ in KINDS.values()} == {CENTROIDS}
+    assert {strategy_class(name).units for name in ("kfed", "ffcm")} == {("none",)}
