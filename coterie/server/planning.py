@@ -266,8 +266,16 @@ def _diagnostics(config: RunConfig) -> list[str]:
     if client_level:
         replies = "the total number of replies that could not be used"
     else:
-        replies = "in each round, how many clients were there, were asked, and gave a reply that could be used"
-    always = [replies, "the seconds that each round took", "whether any reply could be used: a run without one fails"]
+        replies = (
+            "in each round, how many clients were there and were asked, which gave a reply that could be used, and why "
+            "others were dropped"
+        )
+    always = [
+        replies,
+        "when each charge was made, and the seconds that each round and the run took",
+        "the peak memory of the run",
+        "whether any reply could be used: a run without one fails",
+    ]
     if config.deployment.min_clients:
         when = "round 1 begins" if client_level else "each round begins"
         always.append(f"whether enough clients (min-clients) are there before {when}: a run without them fails")

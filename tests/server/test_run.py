@@ -142,6 +142,70 @@ def test_a_run_leaves_its_result_certificate_and_models(tmp_path):
     assert all(len(line["histogram"]) == 2 and line["seconds"] > 0 for line in rounds)
 
 
+# Every key of the files of a private run. A new key must be classified here: it is released or charged (or computed
+# from such values), public, or outside the guarantee, by an entry of the certificate that begins with these words.
+RELEASED = {
+    *("accuracy", "clip_norm", "histogram", "reseeded", "sites", "sites/client", "sites/cluster"),
+    *(f"notes/{name}" for name in ("clusters", "mss", "mpo", "mss_of", "labels", "projection", "silhouettes")),
+}
+PUBLIC = {
+    *("strategy", "dataset", "seed", "evaluate", "rounds", "round", "out", "notes", "certified"),
+    *("epsilon", "epsilon_rdp", "delta", "charges", "messages_down", "bytes_down"),
+    *(f"notes/{name}" for name in ("metric", "clusterer", "switch_round")),
+    *("accountant", "chain", "charge", "count", "diagnostics", "for", "ledger", "noise", "noise_multiplier", "plan"),
+    *("noise_multiplier_counts", "noise_multiplier_updates", "profiles", "public", "sampler", "sampling_rate", "slot"),
+    *("slots", "tuned", "unfounded"),
+}
+_TIMES, _MEMORY, _REPLIES = "when each charge was made", "the peak memory of the run", "in each round, how many clients"
+OUTSIDE = {
+    **dict.fromkeys(("seconds", "seconds_total", "seconds_training", "seconds_per_round"), _TIMES),
+    **dict.fromkeys(("time", "notes/compare_seconds"), _TIMES),
+    "peak_rss_mb": _MEMORY,
+    **dict.fromkeys(("messages_up", "bytes_up", "clients_present", "replies", "notes/clients"), _REPLIES),
+    **dict.fromkeys(("replies/asked", "replies/accepted", "replies/dropped", "notes/evaluations"), _REPLIES),
+}
+FILES = {
+    *("checkpoint/state.safetensors", "config.toml", "ledger.jsonl", "metrics.jsonl", "privacy.json", "result.json"),
+    *("models/cluster-0.safetensors", "models/cluster-1.safetensors"),
+}
+RECORD_LEVEL = {**SETTINGS, "privacy-unit": "record", "clients": 6, "batch-size": 5} | {
+    "sampling-rate": 1,
+    "rebalance-min": 0,
+    "reseed-every": 0,
+}
+EXACT = {"diagnostics.json", "diagnostics.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "further"),
+    [
+        ({**SETTINGS, "clipping": "adaptive", "clip-norm": None, "evaluate": "private", "epsilon": 20}, set()),
+        ({**SETTINGS, "mechanism": "banded", "sampling-rate": 0.5, "rebalance-min": 0}, EXACT),
+        ({**RECORD_LEVEL, "strategy": "rc-dpfl", "evaluate": "off"}, set()),
+        ({**RECORD_LEVEL, "strategy": "lcfl"}, EXACT | {"evidence/distances.npz"}),
+    ],
+    ids=["client", "banded", "rc-dpfl", "lcfl"],
+)
+def test_every_value_of_a_private_run_is_released_public_or_named_as_outside(tmp_path, settings, further):
+    path = tmp_path / "run"
+    execute(path, {name: value for name, value in settings.items() if value is not None})
+    files = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+    assert {file for file in files if not file.startswith("clients/")} == FILES | further
+    documents = [json.loads((path / "result.json").read_text())]
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        documents += map(json.loads, (path / name).read_text().splitlines())
+    found = set().union(*documents)
+    for document in documents:
+        for key in ("notes", "replies", "sites"):
+            entries = document.get(key, {})
+            found |= {f"{key}/{name}" for entry in (entries if key == "sites" else [entries]) for name in entry}
+    assert found - RELEASED - PUBLIC - OUTSIDE.keys() == set()
+    outside = json.loads((path / "privacy.json").read_text())["outside"]
+    for key in found & OUTSIDE.keys():
+        assert any(text.startswith(OUTSIDE[key]) for text in outside), key
+    assert any(text.startswith("accuracies on clients' held-out data") for text in outside) == bool(EXACT & further)
+
+
 def test_a_seed_makes_a_run_reproducible_and_uncertified(tmp_path):
     for name, seed in (("one", 7), ("two", 7), ("three", 8)):
         outcome = execute(tmp_path / name, {**SETTINGS, "seed": seed})
