@@ -427,12 +427,16 @@ def test_gradients_and_the_number_of_short_ones_share_the_charged_noise(tmp_path
         return np.zeros_like(start)
 
     monkeypatch.setattr("coterie.client.records.by_dpsgd", train_nothing)
-    terms = client_plan(rounds=2, clip_share=0.2, first_noise_multiplier=0.3, noise=0.1)
-    train(FedAvg, plan(1, plans=[terms]), np.zeros((1, 4)), tmp_path, rounds=2)
+    terms = client_plan(rounds=3, choices=2, clip_share=0.2, clip_factor=0.8, first_noise_multiplier=0.3, noise=0.1)
+    train(RCDPFL, plan(2, plans=[replace(terms, batch_size=2, local_epochs=3)]), np.zeros((1, 4)), tmp_path, rounds=3)
     _, charges = read_ledger(tmp_path / "client-0.ledger.jsonl")
-    for settings, charge in zip(done[:: len(done) // 2], charges, strict=True):
-        joint = 1 / settings.noise_multiplier**2 + 1 / (2 * settings.noise_of_norms) ** 2
-        assert joint == pytest.approx(1 / charge["noise_multiplier"] ** 2)
+    charged = {charge["round"]: charge for charge in charges if charge.get("count", 1) > 1 or charge["round"] == 1}
+    noises = [0.3, 0.1, 0.1]
+    assert [charged[number]["noise_multiplier"] for number in (1, 2, 3)] == noises
+    for settings, noise in zip(done[:: len(done) // 3], noises, strict=True):
+        assert settings.noise_multiplier == pytest.approx(noise / math.sqrt(0.8))
+        assert settings.noise_of_norms == pytest.approx(noise / 2 / math.sqrt(0.2))
+        assert settings.norm_threshold == pytest.approx(settings.clip_norm / 0.8)  # the norm follows the shares
 
 
 @pytest.mark.parametrize("draw", ["noisy_argmin", "by_dpsgd"])
