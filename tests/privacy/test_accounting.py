@@ -184,6 +184,12 @@ def test_the_rounding_of_very_many_rounds_never_makes_them_cheaper(rounds, delta
     assert epsilon({Event(1.0, 1e4): rounds}, delta) >= exact
 
 
+def test_a_delta_that_rounding_alone_may_reach_has_no_epsilon():
+    """A Fourier transform may lose 1e-16 of the mass of every event."""
+    assert epsilon({Event(1.0, 1e4): 100_000}, 0.9e-11) == math.inf
+    assert epsilon({Event(1.0, 1e4): 100_000}, 1.2e-11) < math.inf
+
+
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_calibration_lands_on_the_private_side(accountant):
     noise = calibrate(3.0, 1e-5, 0.2, 40, accountant=accountant)
