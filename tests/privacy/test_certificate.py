@@ -61,9 +61,7 @@ def test_a_certificate_names_what_it_covers(plan):
 WHO = "who takes part: the amplification by sampling holds against those who cannot see it"
 ATTENDANCE = "whether a client replies, which must not depend on its data"
 BATCHES = "which records are in a batch: the amplification by sampling holds against those who cannot see it"
-OWN_BUDGETS = (
-    "clients whose node configuration sets another budget than their profile: their ledgers count by that one"
-)
+OWN_BUDGETS = "clients whose node configuration sets another budget than their profile: their ledgers count by that one"
 ALWAYS = [
     "what holds for real-valued noise only: the noise is drawn in float64",
     "other runs on the same clients: their epsilons add up",
