@@ -29,6 +29,7 @@ _TRAINING, _APPS = f"{_GUARD}/training.py", "tests/guard/test_faulty_apps.py"
 _SEARCH = "tests/strategies/test_model_search.py"
 _GENERATORS, _CLIENTAPP = "coterie/generators.py", "coterie/deploy/clientapp.py"
 _SUPEREXEC = "tests/deploy/test_superexec.py"
+_SIZES, _REPLY_SIZES = "coterie/wire/sizes.py", "tests/client/test_reply_sizes.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
 
 
@@ -698,6 +699,41 @@ MUTATIONS = [
         "        _check_name(path, details)",
         "        pass",
         f"{_SITE}::test_a_site_keeps_its_name_in_a_run",
+    ),
+    Mutation(
+        "replies leave without a fixed size",
+        "coterie/client/app.py",
+        "            fix_size(reply)",
+        "            fix_size",
+        f"{_REPLY_SIZES}::test_the_size_of_a_reply_depends_on_no_record",
+    ),
+    Mutation(
+        "integers of a reply are not padded to one size",
+        _SIZES,
+        "sum(_LARGEST_INTEGER - _width(value) for value in integers)",
+        "_LARGEST_INTEGER",
+        f"{_REPLY_SIZES}::test_the_size_of_a_reply_depends_on_no_record",
+    ),
+    Mutation(
+        "equal arrays of a reply are sent once",
+        _SIZES,
+        'b"\\t" if number >> i & 1 else b" "',
+        'b" "',
+        "tests/wire/test_sizes.py::test_the_size_of_an_update_does_not_depend_on_its_values",
+    ),
+    Mutation(
+        "equal chunks of arrays are sent once",
+        _SIZES,
+        "ends.append(ends[-1] - _CHUNK // 2 + next(shortening))",
+        "ends.append(ends[-1] - _CHUNK // 2)",
+        "tests/wire/test_sizes.py::test_the_size_of_an_update_does_not_depend_on_its_values",
+    ),
+    Mutation(
+        "the certificate does not name the peak memory",
+        "coterie/server/planning.py",
+        '        "the peak memory of the run",\n',
+        "",
+        "tests/server/test_run.py::test_every_value_of_a_private_run_is_released_public_or_named_as_outside",
     ),
 ]
 
