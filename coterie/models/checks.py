@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from coterie.models.errors import ModelError
 from coterie.models.networks import MODELS, Shape, build
+from coterie.models.rows import DRAWN, Rows, batch, find_mixing
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-# Relative difference of outputs that rounding explains: kernels depend on the size of a batch.
-_ROUNDING = 1e-3
+    from torch import nn
 
 
 def check_network(name: str, input_shape: Sequence[int], num_classes: int, kind: str) -> None:
@@ -39,20 +40,63 @@ def check_network(name: str, input_shape: Sequence[int], num_classes: int, kind:
         torch.default_generator.manual_seed(0)
         network = build(name, shape, num_classes)
         _check_layers(name, network)
-        x = torch.randint(num_classes, (2, *shape)) if kind == "tokens" else torch.randn(2, *shape)
+        fresh = copy.deepcopy(network)
+        tokens = kind == "tokens"
+        drawn = torch.randint(num_classes, (DRAWN, *shape)) if tokens else torch.randn(DRAWN, *shape)
+        x = batch(drawn.numpy())
         outputs = _outputs(name, network, x, num_classes)
-        if not torch.equal(outputs, _outputs(name, network, x, num_classes)):
+        _outputs(name, fresh, x[1::2], num_classes)
+        for again in (network, fresh):
+            if not np.array_equal(outputs, _outputs(name, again, x, num_classes)):
+                raise ModelError(
+                    f"model '{name}': two calls with the same examples differ; remove dropout and other randomness, "
+                    "which would stay active in evaluation, and any state between calls"
+                )
+        _check_rows(name, network, x, num_classes, kind)
+
+
+def _check_rows(name: str, network: nn.Module, x: Rows, num_classes: int, kind: str) -> None:
+    """Check that the network treats every example by itself, in float32 and if possible in float64."""
+    import torch
+
+    largest = 1.0 if kind == "images" else 1e3
+    levels = [0, num_classes - 1] if kind == "tokens" else [0, largest, -largest]
+    others = np.stack([np.full(x.shape[1:], level, x.dtype) for level in levels])
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if (parameter == parameter.flatten()[0]).all():  # a last layer of zeros would hide what precedes it
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    double = copy.deepcopy(network).double()
+    wide = x if kind == "tokens" else x.astype(np.float64)
+    try:
+        exact = _outputs(name, double, wide, num_classes, finite=False).dtype == np.float64
+    except ModelError:  # a network of float32 only
+        exact = False
+    for each, inputs in [(network, x), (double, wide)] if exact else [(network, x)]:
+
+        def evaluate(changed: Rows, shake: float, each: nn.Module = each) -> Rows:
+            return _outputs(name, _shaken(each, shake), changed, num_classes, finite=False)
+
+        mixing = find_mixing(evaluate, inputs, others.astype(inputs.dtype), "example")
+        if mixing:
             raise ModelError(
-                f"model '{name}': two calls with the same examples differ; remove dropout and other randomness, which "
-                "would stay active in evaluation"
+                f"model '{name}': output {mixing[0]} of an example changes with {mixing[1]}; replace batch "
+                "normalisation and other statistics of a batch, for example by GroupNorm"
             )
-        alone = torch.cat([_outputs(name, network, one, num_classes) for one in (x[:1], x[1:])])
-    scale = max(float(outputs.abs().max()), 1e-6)
-    if not float((alone - outputs).abs().max()) <= _ROUNDING * scale:
-        raise ModelError(
-            f"model '{name}': its output for an example depends on the other examples of the batch; replace batch "
-            "normalisation and other statistics of a batch, for example by GroupNorm"
-        )
+
+
+def _shaken(network: nn.Module, shake: float) -> nn.Module:
+    """Return the network with parameters changed by a relative amount, with random signs, the same in each call."""
+    import torch
+
+    if not shake:
+        return network
+    network = copy.deepcopy(network)
+    torch.default_generator.manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(1 + shake * torch.randint(2, parameter.shape).mul(2).sub(1))
+    return network
 
 
 def _check_layers(name: str, network: nn.Module) -> None:
@@ -74,13 +118,13 @@ def _check_layers(name: str, network: nn.Module) -> None:
             )
 
 
-def _outputs(name: str, network: nn.Module, x: Tensor, num_classes: int) -> Tensor:
+def _outputs(name: str, network: nn.Module, x: Rows, num_classes: int, finite: bool = True) -> Rows:
     """Return the outputs, of the expected shape."""
     import torch
 
     try:
         with torch.no_grad():
-            outputs = network(x)
+            outputs = network(torch.tensor(x))
     except Exception as error:  # a user's code
         raise ModelError(
             f"model '{name}' fails on examples of shape {_sizes(x.shape[1:])}: {type(error).__name__}: "
@@ -91,9 +135,9 @@ def _outputs(name: str, network: nn.Module, x: Tensor, num_classes: int) -> Tens
     if found != wanted:
         what = f"one logit for each of {num_classes} classes" if num_classes else "one number for each example"
         raise ModelError(f"model '{name}' returns {found} for {len(x)} examples; expected {wanted}, {what}")
-    if not torch.isfinite(outputs).all():
+    if finite and not torch.isfinite(outputs).all():
         raise ModelError(f"model '{name}': its initial outputs are not finite; check the initialisation")
-    return torch.as_tensor(outputs)
+    return np.asarray(outputs.to(torch.promote_types(outputs.dtype, torch.float32)))
 
 
 def _sizes(shape: Sequence[int]) -> str:

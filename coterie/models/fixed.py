@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.models.errors import ModelError, unknown
+from coterie.models.rows import DRAWN, batch, find_mixing
 from coterie.plugins import PluginError, load_function, provided
 
 Images = npt.NDArray[np.float32]
@@ -26,8 +27,6 @@ _AXES, _BLUR, _CENTRE_2, _SCALE_2, _CENTRE_OF_PIXELS, _SCALE_OF_ALL = 4, 1.0, 0.
 _FILTERS, _WIDTH, _PIXELS, _LENGTH = 16, 5, 0.7, 4.0
 # Images per chunk, which bounds the memory.
 _CHUNK = 256
-# Rows on which a user's function is checked, and the tolerance for rounding that depends on the number of rows.
-_PROBES, _ROUNDING = 5, 1e-4
 
 
 @dataclass(frozen=True)
@@ -89,32 +88,58 @@ class CustomFeatures:
         return found.copy()  # of a view; PyTorch supports no negative strides
 
     def _checked(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Check the function on random images; return the shape of its features."""
-        probe = np.random.RandomState(0).uniform(-1, 1, (_PROBES, *shape)).astype(np.float32)
-        found = self._call(probe)
-        if not np.array_equal(self._call(probe), found):
-            raise self._error("returns different values for equal images: make it deterministic, with a fixed seed")
-        tolerance = _ROUNDING * max(1.0, float(np.abs(found).max(initial=0)))
-        for i in range(_PROBES):
-            alone = self._call(probe[i : i + 1])
-            if alone.shape[1:] != found.shape[1:] or np.abs(alone[0] - found[i]).max(initial=0) > tolerance:
+        """Check the function on random images, in float32 and if possible in float64; return its features' shape."""
+        rng = np.random.RandomState(0)
+        x = batch(rng.uniform(-1, 1, (DRAWN, *shape)).astype(np.float32))
+        wide = x.astype(np.float64)
+        signs = np.sign(rng.uniform(-1, 1, (1, *shape)))  # of the changes that imitate rounding
+        others = np.concatenate([np.ones((3, *shape)) * np.reshape([1, 0, -1], (3, 1, 1, 1)), signs])
+        found = self._call(x)
+        self._call(x[1::2])
+        self._repeat(x, found)
+        try:
+            self._call(wide)
+        except ModelError:  # a function of float32 only
+            batches = [x]
+        else:
+            batches = [x, wide]
+
+        def evaluate(changed: Images, shake: float) -> Images:
+            with np.errstate(all="ignore"):
+                outputs = self._call((changed * (1 + shake * signs)).astype(changed.dtype), finite=False)
+            if outputs.shape[1:] != found.shape[1:]:
+                raise self._error(f"returns features of shapes {found.shape[1:]} and {outputs.shape[1:]}")
+            return outputs
+
+        for each in batches:
+            mixing = find_mixing(evaluate, each, others.astype(each.dtype), "image")
+            if mixing:
+                feature = tuple(map(int, np.unravel_index(mixing[0], found.shape[1:])))
                 raise self._error(
-                    "is not row-wise: f(x)[i] differs from f(x[i:i+1])[0]. Features of an image must not depend on "
-                    "other images: use constants instead of statistics of the batch"
+                    f"is not row-wise: feature {feature} of an image changes with {mixing[1]}: use constants instead "
+                    "of statistics of the batch"
                 )
+        self._repeat(x, found)
         return found.shape[1:]
 
-    def _call(self, x: Images) -> Images:
+    def _repeat(self, x: Images, found: Images) -> None:
+        if not np.array_equal(self._call(x), found):
+            raise self._error(
+                "returns different values for equal images: make it deterministic, with a fixed seed and no state "
+                "between calls"
+            )
+
+    def _call(self, x: Images, finite: bool = True) -> Images:
         try:
             found = self._function(x.copy())
         except Exception as error:
             raise self._error(f"fails with images {x.shape}: {type(error).__name__}: {error}") from error
-        if not isinstance(found, np.ndarray) or found.dtype != np.float32:
+        if not isinstance(found, np.ndarray) or found.dtype != x.dtype:
             kind = f"{found.dtype} array" if isinstance(found, np.ndarray) else type(found).__name__
             raise self._error(f"returns a {kind}, not a float32 array: use .astype(np.float32)")
         if found.ndim != 4 or len(found) != len(x) or min(found.shape[1:]) < 1:
             raise self._error(f"returns shape {found.shape} for images {x.shape}; expected ({len(x)}, C', H', W')")
-        if not np.isfinite(found).all():
+        if finite and not np.isfinite(found).all():
             raise self._error("returns NaN or Inf")
         return found
 

@@ -75,13 +75,13 @@ def test_a_network_of_the_contract_passes(network, name):
     ("name", "message"),
     [
         ("batch_norm", r"layer '2' \(BatchNorm1d\) mixes the examples of a batch.* use GroupNorm"),
-        ("mixing", "its output for an example depends on the other examples of the batch"),
+        ("mixing", "output 0 of an example changes with one other example; replace batch normalisation"),
         ("dropout", "two calls with the same examples differ; remove dropout"),
-        ("wide", r"returns \(2, 7\) for 2 examples; expected \(2, 4\), one logit for each of 4 classes"),
+        ("wide", r"returns \(16, 7\) for 16 examples; expected \(16, 4\), one logit for each of 4 classes"),
         ("wrong_input", r"fails on examples of shape 6: RuntimeError: .*shapes cannot be multiplied"),
         ("empty", "has no parameters to train"),
         ("lazy", r"layer '1' \(LazyLinear\) has no shape before its first call"),
-        ("tuple", "returns tuple for 2 examples"),
+        ("tuple", "returns tuple for 16 examples"),
         ("infinite", "initial outputs are not finite"),
     ],
 )
@@ -92,7 +92,7 @@ def test_what_is_wrong_is_named(network, name, message):
 
 def test_a_network_for_real_targets_returns_one_number(network):
     check_network(network("number"), (6,), 0, "vectors")
-    with pytest.raises(ModelError, match=r"returns \(2, 7\) for 2 examples; expected \(2,\), one number for each"):
+    with pytest.raises(ModelError, match=r"returns \(16, 7\) for 16 examples; expected \(16,\), one number for each"):
         check_network(network("seven"), (6,), 0, "vectors")
 
 
