@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.models.errors import ModelError, unknown
-from coterie.models.rows import DRAWN, batch, find_mixing
+from coterie.models.rows import DRAWN, Rows, batch, find_mixing
 from coterie.plugins import PluginError, load_function, provided
 
 Images = npt.NDArray[np.float32]
@@ -129,7 +129,7 @@ class CustomFeatures:
                 "between calls"
             )
 
-    def _call(self, x: Images, finite: bool = True) -> Images:
+    def _call(self, x: Rows, finite: bool = True) -> Images:
         try:
             found = self._function(x.copy())
         except Exception as error:

@@ -80,8 +80,9 @@ def _tolerance(evaluate: Evaluate, x: Rows, found: Rows) -> Rows:
     fine = np.abs(_flat(evaluate(x, _FINE)) - found)
     unequal = np.abs(coarse - _COARSE / _FINE * fine).max(axis=0)
     double = unequal <= 1e-3 * coarse.max(axis=0) + _COARSE / _FINE * 8 * np.finfo(np.float64).eps * scale
-    return np.where(double, 8 * _FINE * scale + 4 * fine.max(axis=0), tolerance)
+    return np.asarray(np.where(double, 8 * _FINE * scale + 4 * fine.max(axis=0), tolerance))
 
 
 def _flat(outputs: Rows) -> Rows:
-    return outputs.reshape(len(outputs), -1)
+    flat: Rows = outputs.reshape(len(outputs), -1)
+    return flat

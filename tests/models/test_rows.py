@@ -115,7 +115,7 @@ MIXING = {
 
 @pytest.mark.parametrize("function", MIXING.values(), ids=MIXING)
 def test_features_that_mix_images_are_refused(function):
-    message = r"features 'a:f': the function is not row-wise: feature \(\d+, \d+, \d+\) of an image changes with .*: use"
+    message = r"the function is not row-wise: feature \(\d+, \d+, \d+\) of an image changes with .*: use"
     with pytest.raises(ModelError, match=message):
         CustomFeatures("a:f", function)(np.zeros((0, *SHAPE), np.float32))
 
@@ -294,7 +294,7 @@ def test_networks_that_mix_examples_are_refused(check, make):
 
 
 def test_a_network_that_keeps_its_first_batch_is_refused(check):
-    with pytest.raises(ModelError, match="two calls with the same examples differ; .* state between calls"):
+    with pytest.raises(ModelError, match=r"two calls with the same examples differ; .* state between calls"):
         check(lambda: Net(FirstBatch()))
 
 
