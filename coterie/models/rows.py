@@ -54,8 +54,8 @@ def find_mixing(evaluate: Evaluate, x: Rows, others: Rows, noun: str) -> tuple[i
 def _changes(x: Rows, others: Rows, noun: str) -> Iterator[tuple[str, Rows, Any, Any]]:
     """What is changed; the batch; some of its rows, and the rows of ``x`` that they equal."""
     n, every = len(x), np.arange(len(x))
-    for i, other in enumerate([*others, x[2]]):
-        k = (0, n - 1, n // 2, 1, n - 3)[i % 5]
+    for i, other in enumerate(others):
+        k = (0, n - 1, n // 2)[i % 3]
         kept = every != k
         yield f"one other {noun}", np.where(kept.reshape(-1, *[1] * (x.ndim - 1)), x, other), kept, kept
     replaced = others[every % len(others)]
@@ -80,7 +80,7 @@ def _tolerance(evaluate: Evaluate, x: Rows, found: Rows) -> Rows:
     fine = np.abs(_flat(evaluate(x, _FINE)) - found)
     unequal = np.abs(coarse - _COARSE / _FINE * fine).max(axis=0)
     double = unequal <= 1e-3 * coarse.max(axis=0) + _COARSE / _FINE * 8 * np.finfo(np.float64).eps * scale
-    return np.asarray(np.where(double, 8 * _FINE * scale + 4 * fine.max(axis=0), tolerance))
+    return np.asarray(np.where(double, 8 * _FINE * scale, tolerance))
 
 
 def _flat(outputs: Rows) -> Rows:

@@ -22,6 +22,10 @@ def beside(x, columns):
     return np.concatenate([rows(x), np.asarray(columns, x.dtype).reshape(len(x), -1)], axis=1)[:, :, None, None]
 
 
+def blank(x):
+    return (rows(x) == 0).all(axis=1).sum()
+
+
 def last(x):
     return rows(x).mean(axis=1)
 
@@ -105,10 +109,18 @@ MIXING = {
     "first of its copies": lambda x: beside(x, np.isin(np.arange(len(x)), np.unique(rows(x), True, axis=0)[1])),
     "clipped at a quantile": clipped,
     "only beside a bright image": lambda x: x * x.dtype.type(0.5 if x.mean(axis=(1, 2, 3)).max() > 0.9 else 1),
-    "only beside a blank image": lambda x: x * x.dtype.type(0.5 if (rows(x) == 0).all(axis=1).any() else 1),
+    "only beside a blank image": lambda x: x * x.dtype.type(0.5 if blank(x) else 1),
     "softmax over the batch": softmax,
     "whitened": whitened,
     "one element of the batch": lambda x: beside(x, np.broadcast_to(x[0, 0, 0, 0], len(x))),
+    "alone": lambda x: x * x.dtype.type(0.5 if len(x) == 1 else 1),
+    "in pairs": lambda x: x * x.dtype.type(0.5 if len(x) == 2 else 1),
+    "position in a large batch": lambda x: beside(x, np.arange(len(x)) % 2 * (len(x) > 12)),
+    "beside one blank image": lambda x: x * x.dtype.type(0.5 if blank(x) == 1 else 1),
+    "beside three blank images": lambda x: x * x.dtype.type(0.5 if blank(x) > 2 else 1),
+    "NaN beside a blank image": lambda x: x * x.dtype.type(np.nan if blank(x) else 1),
+    "shared exponent": lambda x: x / 2 ** np.ceil(np.log2(np.abs(x).max())),
+    "a batch mean beside a large offset": lambda x: beside(x, last(x) + x.dtype.type(1e6) + x.mean() / 100),
     "only in large batches": lambda x: x - x.mean(axis=0) if len(x) > 17 else x,
 }
 
@@ -199,7 +211,6 @@ ROW_WISE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("function", ROW_WISE.values(), ids=ROW_WISE)
 def test_features_that_treat_every_image_by_itself_pass(function):
     apply = CustomFeatures("a:f", function)
@@ -265,7 +276,7 @@ def smallest(x):
 NETWORKS_THAT_MIX = {
     "a small output": lambda: Net(output=smallest),
     "a small output, in float32 only": lambda: Net(Float32(), smallest),
-    "faint": lambda: Net(output=lambda x: x + 1e-6 * x.mean(0)),
+    "faint": lambda: Net(output=lambda x: x + 1e-8 * x.mean(0)),
     "batch normalisation": lambda: Net(lambda x: nn.functional.batch_norm(x, None, None, training=True)),
     "before a layer of zeros": lambda: Net(lambda x: x - x.mean(0), zero=True),
     "batch size": lambda: Net(lambda x: x / len(x)),
@@ -306,9 +317,10 @@ def test_a_network_that_keeps_its_first_batch_is_refused(check):
         lambda: Net(torch.sin, lambda x: x * SCALE.to(x.dtype)),
         lambda: Net(lambda x: torch.sin(300 * x)),
         lambda: Net(lambda x: nn.functional.layer_norm(x, (8,)), zero=True),
+        lambda: Net(lambda x: x.exp()),
         lambda: Net(lambda x: x.float().tanh().to(x.dtype)),
     ],
-    ids=["linear", "float32", "scales", "steep", "zero", "cast"],
+    ids=["linear", "float32", "scales", "steep", "zero", "overflow", "cast"],
 )
 def test_networks_that_treat_every_example_by_itself_pass(check, make):
     check(make)
