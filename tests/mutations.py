@@ -30,6 +30,7 @@ _SEARCH = "tests/strategies/test_model_search.py"
 _GENERATORS, _CLIENTAPP = "coterie/generators.py", "coterie/deploy/clientapp.py"
 _SUPEREXEC = "tests/deploy/test_superexec.py"
 _SIZES, _REPLY_SIZES = "coterie/wire/sizes.py", "tests/client/test_reply_sizes.py"
+_ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
 
 
@@ -734,6 +735,34 @@ MUTATIONS = [
         '        "the peak memory of the run",\n',
         "",
         "tests/server/test_run.py::test_every_value_of_a_private_run_is_released_public_or_named_as_outside",
+    ),
+    Mutation(
+        "the largest feature sets the tolerance of all",
+        _ROWS,
+        "scale = np.abs(found).max(axis=0)",
+        "scale = np.full(found.shape[1], np.abs(found).max())",
+        f"{_ROW_WISE}::test_features_that_mix_images_are_refused",
+    ),
+    Mutation(
+        "features of which other images make NaN pass",
+        _ROWS,
+        "~(difference <= tolerance).all(axis=0)",
+        "(difference > tolerance).any(axis=0)",
+        f"{_ROW_WISE}::test_features_that_mix_images_are_refused",
+    ),
+    Mutation(
+        "features are tried beside similar images alone",
+        _ROWS,
+        "enumerate(others)",
+        "enumerate(others[:0])",
+        f"{_ROW_WISE}::test_features_that_mix_images_are_refused",
+    ),
+    Mutation(
+        "networks are checked in float32 alone",
+        "coterie/models/checks.py",
+        "shape, dtype=parameter.dtype)",
+        "shape, dtype=torch.float32)",
+        f"{_ROW_WISE}::test_networks_that_mix_examples_are_refused",
     ),
 ]
 

@@ -115,7 +115,7 @@ MIXING = {
     "one element of the batch": lambda x: beside(x, np.broadcast_to(x[0, 0, 0, 0], len(x))),
     "alone": lambda x: x * x.dtype.type(0.5 if len(x) == 1 else 1),
     "in pairs": lambda x: x * x.dtype.type(0.5 if len(x) == 2 else 1),
-    "position in a large batch": lambda x: beside(x, np.arange(len(x)) % 2 * (len(x) > 12)),
+    "position in blocks of eight": lambda x: beside(x, (np.arange(len(x)) % 8 == 1) & (len(x) > 7)),
     "beside one blank image": lambda x: x * x.dtype.type(0.5 if blank(x) == 1 else 1),
     "beside three blank images": lambda x: x * x.dtype.type(0.5 if blank(x) > 2 else 1),
     "NaN beside a blank image": lambda x: x * x.dtype.type(np.nan if blank(x) else 1),
