@@ -74,7 +74,12 @@ def epsilon(events: Iterable[Event] | Mapping[Event, int], delta: float, account
         PrivacyError: delta is outside (0, 1), or the accountant is unknown or does not support the sampler.
     """
     check_delta(delta)
-    return composed(events, accountant).epsilon(delta)
+    return _epsilon(frozenset(Counter(events).items()), delta, accountant)
+
+
+@lru_cache(maxsize=1024)
+def _epsilon(events: frozenset[tuple[Event, int]], delta: float, accountant: str) -> float:
+    return composed(dict(events), accountant).epsilon(delta)
 
 
 def delta_of(events: Mapping[Event, int], epsilon: float, accountant: str = "pld") -> float:
