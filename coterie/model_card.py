@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from coterie.wire.fields import Bounds, Fields, Length, OneOf, RequestError
+from coterie.bounds import Bounds
+from coterie.wire.fields import Fields, Length, OneOf, RequestError
 
 # Longest JSON text of a card, and most entries of a list in it.
 _MAX_TEXT, _MAX_NAMES = 1 << 24, 100_000

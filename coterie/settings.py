@@ -18,9 +18,11 @@ import math
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from decimal import Decimal
 from functools import cache
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
+from coterie.bounds import MAX_TEXT, Bounds
 from coterie.plugins import form, provided
 
 #: Value of a setting that is not set; the method, the data set or the setting provides the default.
@@ -44,7 +46,9 @@ class Setting:
         default: default value.
         help: one-line description.
         allowed: description of the allowed values.
-        ok: whether a value of the right type is allowed.
+        bounds: range of a number.
+        longest: maximum number of characters of a text.
+        check: whether a text, or a number within the bounds, is allowed.
         tuned: whether it is usually tuned on results, outside the guarantee of a single run.
         client: whether clients receive it.
         place: whether it may change when a run is resumed: paths, timeouts, ports.
@@ -58,7 +62,9 @@ class Setting:
     default: Any
     help: str
     allowed: str
-    ok: Callable[[Any], bool]
+    bounds: Bounds
+    longest: float
+    check: Callable[[Any], bool]
     tuned: bool
     client: bool
     place: bool
@@ -84,7 +90,10 @@ class Setting:
         if self.optional and (value is None or value == AUTO):
             return None
         parsed = _convert(self.kind, value)
-        if parsed is None or not self.ok(parsed):
+        if self.kind is str and parsed is not None and len(parsed) > self.longest:
+            raise ConfigError(f"{self.name} has {len(parsed)} characters: must have at most {self.longest}")
+        number = self.kind in (int, float)
+        if parsed is None or (number and parsed not in self.bounds) or not self.check(parsed):
             auto = f"{AUTO!r} or " if self.optional else ""
             hint = suggestion(str(value), self.allowed.split(", ")) if self.kind is str else ""
             raise ConfigError(f"{self.name} = {value!r}: must be {auto}{self.allowed}{hint}")
@@ -99,6 +108,8 @@ def setting(
     above: float = -math.inf,
     at_most: float = math.inf,
     below: float = math.inf,
+    within: Bounds | None = None,
+    longest: float | None = None,
     choices: Iterable[str] = (),
     custom: str = "",
     allowed: str = "",
@@ -117,6 +128,8 @@ def setting(
         above: the same, excluded.
         at_most: largest value of a number.
         below: the same, excluded.
+        within: range of a number, in place of these four.
+        longest: maximum number of characters of a text; None: :data:`coterie.bounds.MAX_TEXT` if clients receive it.
         choices: allowed values of a string.
         custom: kind of the objects of users that are allowed as well, a key of :data:`coterie.plugins.GROUPS`; empty:
             none.
@@ -130,17 +143,14 @@ def setting(
     names = tuple(choices)
 
     def ok(value: Any) -> bool:
-        if isinstance(value, str):
-            return check(value) and (not names or value in names or (bool(custom) and provided(custom, value)))
-        if isinstance(value, bool):
-            return True
-        return math.isfinite(value) and at_least <= value <= at_most and above < value < below and check(value)
+        return check(value) and (not names or value in names or (bool(custom) and provided(custom, value)))
 
-    limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
-    bounds = " and ".join(f"{name} {limit:g}" for name, limit in limits.items() if math.isfinite(limit))
+    bounds = within or Bounds(max(at_least, above), min(at_most, below), above > at_least, below < at_most)
     if names:
         allowed = allowed or ", ".join(names) + (f", or {form(custom)}" if custom else "")
-    about = {"help": help, "allowed": allowed, "bounds": bounds, "ok": ok}
+    if longest is None:
+        longest = MAX_TEXT if client else math.inf
+    about = {"help": help, "allowed": allowed, "bounds": bounds, "longest": longest, "check": ok}
     about |= {"tuned": tuned, "client": client, "place": place, "only": only, "choices": names}
     return field(default=default, metadata={_SETTING: about})
 
@@ -184,7 +194,7 @@ def _declaration(table: str, each: Any, hint: Any) -> Setting:
     about = dict(each.metadata[_SETTING])
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     kind = next(one for one in kinds if one is not types.NoneType)
-    bounds = about.pop("bounds")
+    bounds = about["bounds"].in_words
     numbers = {int: ("an integer, ", "an integer"), float: ("a finite number ", "a finite number")}
     if not about["allowed"]:
         stem, alone = numbers.get(kind, ("", "true or false" if kind is bool else "a string"))
@@ -203,8 +213,7 @@ def _convert(kind: type, value: Any) -> Any:
         return None
     try:
         if kind is int:
-            number = float(value)
-            return int(number) if number.is_integer() else None
+            return int(Decimal(str(value))) if float(value).is_integer() else None  # exact, also above 2^53
         return kind(value)
     except (TypeError, ValueError, OverflowError):
         return None

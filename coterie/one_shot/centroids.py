@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from coterie.bounds import MAX_CLUSTERS
 from coterie.messages import PointsSpec
 from coterie.one_shot.base import FloatArray, OneShot, OneShotSettings
 from coterie.settings import setting
@@ -24,7 +25,7 @@ class LocalCentroidsSettings(OneShotSettings):
     """Settings of k-FED and FFCM."""
 
     local_centroids: int = setting(
-        0, "number of centroids per client, k'; 0: the number of clusters", at_least=0, tuned=True
+        0, "number of centroids per client, k'; 0: the number of clusters", at_least=0, at_most=MAX_CLUSTERS, tuned=True
     )
 
 

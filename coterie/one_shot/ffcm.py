@@ -24,6 +24,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from coterie.bounds import FUZZIFIER
 from coterie.clustering import k_means
 from coterie.one_shot.centroids import LocalCentroids, LocalCentroidsSettings
 from coterie.settings import Settings, setting
@@ -36,7 +37,7 @@ class FFCMSettings(LocalCentroidsSettings):
 
     table: ClassVar[str] = "ffcm"
 
-    fuzzifier: float = setting(1.1, "m of fuzzy c-means", above=1, at_most=100, tuned=True)
+    fuzzifier: float = setting(1.1, "m of fuzzy c-means", within=FUZZIFIER, tuned=True)
 
 
 class FFCM(LocalCentroids):

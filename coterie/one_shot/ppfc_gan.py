@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from flwr.common.logger import log
 
+from coterie.bounds import EMA_DECAY, GAN_PRECISIONS, GAN_SAMPLES
 from coterie.messages import PointsSpec
 from coterie.models import GANS, ModelError, check_gan, gan_for
 from coterie.one_shot.base import FloatArray, OneShot, OneShotOptions, OneShotSettings, union
@@ -68,12 +69,11 @@ class PPFCGANSettings(OneShotSettings):
         0.995,
         "decay of the moving average of a client's generator (Yazici et al. 2019); 0: the last generator, as in the "
         "paper",
-        at_least=0,
-        at_most=0.9999,
+        within=EMA_DECAY,
         tuned=True,
     )
     synthetic_samples: int = setting(
-        0, "number of samples from each client's GAN; 0: its number of records", at_least=0, tuned=True
+        0, "number of samples from each client's GAN; 0: its number of records", within=GAN_SAMPLES, tuned=True
     )
     autoencoder: str = setting(
         "sae",
@@ -86,12 +86,17 @@ class PPFCGANSettings(OneShotSettings):
         15, "epochs of joint training after pretraining; 0: k-means of the codes, the ablation", at_least=0, tuned=True
     )
     dcn_weight: float = setting(
-        4.0, "weight of the clustering loss, the distance of codes from their centroids, lambda", at_least=0, tuned=True
+        4.0,
+        "weight of the clustering loss, the distance of codes from their centroids, lambda",
+        at_least=0,
+        at_most=1e6,
+        tuned=True,
     )
     dcn_noise: float = setting(
         0.4,
         "standard deviation of the noise that the autoencoder learns to remove; data lie in [-1, 1]",
         at_least=0,
+        at_most=1e3,
         tuned=True,
     )
     dcn_restarts: int = setting(
@@ -100,7 +105,7 @@ class PPFCGANSettings(OneShotSettings):
     precision: str = setting(
         "float32",
         "precision of matrix products, except for DP-SGD; bfloat16 is faster on processors that support it",
-        choices=("float32", "bfloat16"),
+        choices=GAN_PRECISIONS,
         tuned=True,
     )
 

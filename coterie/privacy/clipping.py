@@ -7,12 +7,13 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from coterie.bounds import CLIP_NORM
 from coterie.privacy.accountants import PrivacyError
 
 FloatArray = npt.NDArray[np.float64]
 
 #: Range of useful clipping norms. The ratio of noise to sensitivity does not depend on the clipping norm.
-MIN_CLIP_NORM, MAX_CLIP_NORM = 1e-6, 1e6
+MIN_CLIP_NORM, MAX_CLIP_NORM = CLIP_NORM.low, CLIP_NORM.high
 
 # Margin below the clipping norm for the rounding of norms and sums.
 _MARGIN = 1e-6

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Protocol, Required, TypedDict, Unpack, get_arg
 import numpy as np
 import numpy.typing as npt
 
+from coterie.bounds import COUNT, EPSILON, LOCAL_EPOCHS, ROUNDS
 from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import check_delta, epsilon, min_noise
 from coterie.privacy.clipping import check_clip_norm
@@ -33,16 +34,15 @@ from coterie.privacy.selection import selection_event
 
 # Ranges of counts, and limits of noise and budgets, because a server that proposes a plan is not trusted.
 _COUNTS = {
-    "num_examples": (1, 10**9),
-    "batch_size": (1, 10**9),
-    "rounds": (1, 10**6),
-    "local_epochs": (1, 10**4),
+    "num_examples": (COUNT.low, COUNT.high),
+    "batch_size": (COUNT.low, COUNT.high),
+    "rounds": (ROUNDS.low, ROUNDS.high),
+    "local_epochs": (LOCAL_EPOCHS.low, LOCAL_EPOCHS.high),
     "models_per_message": (1, 10**6),
     "selections": (0, 10**6),
     "compared": (0, 10**6),
 }
 _MAX_NOISE = 100 * MAX_NOISE
-_MAX_EPSILON = 1e12
 _MIN_CLIP_SHARE, _MAX_CLIP_SHARE, _MIN_CLIP_FACTOR = 1e-4, 0.5, 1e-3
 
 
@@ -207,8 +207,8 @@ class RecordPlan:
             if type(terms[name]) not in ((*kinds, int) if float in kinds else kinds):
                 raise PrivacyError(f"{name.replace('_', ' ')} must not be {terms[name]!r:.60}")
         plan = cls(**terms)
-        if not plan.epsilon <= _MAX_EPSILON:
-            raise PrivacyError(f"epsilon must be at most {_MAX_EPSILON:g}, not {plan.epsilon}")
+        if not plan.epsilon <= EPSILON.high:
+            raise PrivacyError(f"epsilon must be at most {EPSILON.high:g}, not {plan.epsilon}")
         return plan
 
     @classmethod

@@ -15,10 +15,11 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from coterie.bounds import LOSS_BOUND
 from coterie.privacy.accountants import MAX_NOISE, MIN_NOISE, Event, PrivacyError
 
 #: Range of the bound L of a record's loss.
-MIN_LOSS_BOUND, MAX_LOSS_BOUND = 1e-6, 1e6
+MIN_LOSS_BOUND, MAX_LOSS_BOUND = LOSS_BOUND.low, LOSS_BOUND.high
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

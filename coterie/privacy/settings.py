@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coterie.bounds import CLIP_NORM, COUNT, EPSILON, LOSS_BOUND
 from coterie.privacy.accountants import ACCOUNTANTS
 from coterie.privacy.mechanisms import MECHANISMS, PARTICIPATION, WEIGHTS
 from coterie.privacy.plan import DIVISORS
@@ -31,7 +32,7 @@ class PrivacySettings(Settings):
         "accountant of epsilon; auto: pld, and theorem-4.2 for the mechanism paper",
         choices=sorted(name for name in ACCOUNTANTS if not name.startswith("opacus")),
     )
-    epsilon: float = setting(8.0, "privacy budget", above=0)
+    epsilon: float = setting(8.0, "privacy budget", within=EPSILON)
     delta: float | None = setting(
         None,
         "delta of the guarantee; auto: 1/(100 clients), or 1/(100 records) at record level",
@@ -53,8 +54,7 @@ class PrivacySettings(Settings):
     clip_norm: float = setting(
         0.3,
         "C, L2 bound of a client's update; at record level c, of a record's gradient",
-        at_least=1e-6,
-        at_most=1e6,
+        within=CLIP_NORM,
         tuned=True,
         only=("privacy.clipping", ("fixed",)),
     )
@@ -89,6 +89,7 @@ class PrivacySettings(Settings):
         0.0,
         "fixed noise on identifiers, not charged (Appendix C of the paper has 1); 0: charged",
         at_least=0,
+        at_most=1e4,
         only=("privacy.mechanism", ("paper",)),
     )
     identifiers: str = setting(
@@ -125,7 +126,7 @@ class RecordLevelSettings(Settings):
     first_batch_size: float | None = setting(
         None,
         "expected batch size in round 1; auto: all records where the method clusters the updates of round 1",
-        at_least=1,
+        within=COUNT,
         only=_RECORD,
     )
     first_round_noise_ratio: float | None = setting(
@@ -146,8 +147,7 @@ class RecordLevelSettings(Settings):
     loss_bound: float = setting(
         4.0,
         "bound to which the loss of a record is clipped in such a choice, or where losses are released",
-        at_least=1e-6,
-        at_most=1e6,
+        within=LOSS_BOUND,
         client=True,
         tuned=True,
         only=_RECORD,

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 
 from coterie import models as networks
+from coterie.bounds import MAX_REDRAWN
 from coterie.datasets import OWN_DATA, DataError, Facts, TableSchema, assign_groups, facts, parse_groups
 from coterie.datasets.settings import DataSettings
 from coterie.methods import STRATEGIES, strategy_class
@@ -565,7 +566,9 @@ class RunConfig:
                 self._check_shared_budget()
             for many in filter(None, (clients, self.data.validation_clients)):
                 assign_groups(many, parse_groups(self.data.groups))
-            self.strategy(planning.sketch(self))
+            plan = planning.sketch(self)
+            self._check_rounds(plan)
+            self.strategy(plan)
         except (StrategyError, DataError, PrivacyError) as error:
             raise ConfigError(str(error)) from None
 
@@ -599,6 +602,20 @@ class RunConfig:
             raise ConfigError(
                 f"reseed-every = {self.aggregation.reseed_every}: {self.run.strategy} has no clusters to re-seed; set "
                 "it to 0"
+            )
+
+    def _check_rounds(self, plan: Plan) -> None:
+        """Check what the requests of a round hold beside the settings: a decayed step size, and a redraw matrix."""
+        training, last = self.training, self.run.rounds - 1
+        if not training.lr * training.lr_decay**last > 0:
+            raise ConfigError(
+                f"lr-decay = {training.lr_decay:g}: lr = {training.lr:g} falls to 0 by round {last + 1}; increase "
+                "lr-decay, or reduce rounds"
+            )
+        if plan.redraws and plan.rebalance_min and self.models > MAX_REDRAWN:
+            raise ConfigError(
+                f"clusters = {self.models}: clients redraw their labels among at most {MAX_REDRAWN} clusters; reduce "
+                "clusters, or set rebalance-min to 0"
             )
 
     def _check_evaluation(self) -> None:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from coterie import models as networks
+from coterie.bounds import MAX_PLANS
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, certificate
 from coterie.settings import ConfigError, Setting, suggestion
 from coterie.strategies.adaptive_clipping import INITIAL_NORM
@@ -183,6 +184,8 @@ def _profiles(config: RunConfig) -> list[dict[str, Any]]:
                 raise ConfigError(f"profiles: {assignment!r} must set one of {', '.join(known)}{hint}")
             own[name] = known[name].parse(value)
         found.append(own)
+    if len(found) > MAX_PLANS:
+        raise ConfigError(f"profiles has {len(found)} profiles: must have at most {MAX_PLANS}")
     return found
 
 

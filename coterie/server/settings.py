@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coterie.bounds import MAX_CLUSTERS, ROUNDS, SEED
 from coterie.methods import STRATEGIES
 from coterie.settings import AUTO, ConfigError, Settings, setting
 
@@ -29,19 +30,21 @@ class RunSettings(Settings):
         4,
         "number of models, k, or of clusters of records; 0: determined by the method (ifca, rc-dpfl, lcfl, cfl)",
         at_least=0,
+        at_most=MAX_CLUSTERS,
         tuned=True,
     )
     max_clusters: int | None = setting(
         None,
         "maximum number of models of ifca with clusters = 0, at which the search begins; public; auto: 8",
         at_least=2,
+        at_most=MAX_CLUSTERS,
         tuned=True,
     )
-    rounds: int = setting(80, "number of rounds, T", at_least=1, tuned=True)
+    rounds: int = setting(80, "number of rounds, T", within=ROUNDS, tuned=True)
     stop_after: int = setting(
         0, "stop after this number of rounds, with the noise of all planned rounds; 0: never", at_least=0
     )
-    seed: int | None = setting(None, "auto: secret randomness; a number: reproducible, not certified", at_least=0)
+    seed: int | None = setting(None, "auto: secret randomness; a number: reproducible, not certified", within=SEED)
     client_names: str = setting(
         "",
         "public names of clients 0, 1, ..., for results and the report; empty: none",
@@ -83,8 +86,12 @@ class DeploymentSettings(Settings):
 
     table: ClassVar[str] = "deployment"
 
-    round_timeout: float = setting(3600.0, "seconds to wait for the replies of a round", above=0, place=True)
-    registration_timeout: float = setting(60.0, "seconds to wait for clients to register", at_least=0, place=True)
+    round_timeout: float = setting(
+        3600.0, "seconds to wait for the replies of a round", above=0, at_most=1e8, place=True
+    )
+    registration_timeout: float = setting(
+        60.0, "seconds to wait for clients to register", at_least=0, at_most=1e8, place=True
+    )
     min_clients: int = setting(
         0, "registered clients that a round requires; with privacy-unit client, the first round", at_least=0, place=True
     )

@@ -100,6 +100,7 @@ class CFLSettings(Settings):
         "norm of a cluster's mean update below which it may be split, eps_1; auto: 0.2 times the largest norm of "
         "the first round",
         above=0,
+        at_most=1e12,
         tuned=True,
     )
     incongruent_norm: float | None = setting(
@@ -107,6 +108,7 @@ class CFLSettings(Settings):
         "norm of a client's update from which its cluster is split, eps_2; auto: 0.5 times the largest norm of the "
         "first round",
         above=0,
+        at_most=1e12,
         tuned=True,
     )
     first_split: int = setting(20, "rounds in which no cluster is split or stopped", at_least=0, tuned=True)

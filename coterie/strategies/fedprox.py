@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coterie.bounds import PENALTY_WEIGHT
 from coterie.settings import Settings, setting
 from coterie.strategies.fedavg import FedAvg
 from coterie.wire import TrainRequest
@@ -32,9 +33,7 @@ class FedProxSettings(Settings):
 
     table: ClassVar[str] = "fedprox"
 
-    proximal_mu: float = setting(
-        0.1, "weight of the proximal term, mu; 0 is FedAvg", at_least=0, at_most=1e6, tuned=True
-    )
+    proximal_mu: float = setting(0.1, "weight of the proximal term, mu; 0 is FedAvg", within=PENALTY_WEIGHT, tuned=True)
 
 
 class FedProx(FedAvg):

@@ -50,6 +50,7 @@ from typing import ClassVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from coterie.bounds import CLUSTERS, PENALTY_WEIGHT
 from coterie.clustering.clusterers import CLUSTERERS, check_clusterer, cluster
 from coterie.clustering.distances import (
     FloatArray,
@@ -100,13 +101,12 @@ class LCFLSettings(Settings):
     )
     landmarks: int = setting(0, "models that every client evaluates, L; 0: all pairs", at_least=0, tuned=True)
     warm_up_rounds: int = setting(0, "rounds of FedAvg before clients are compared", at_least=0, tuned=True)
-    models_per_message: int = setting(32, "models in one message to be evaluated", at_least=1)
+    models_per_message: int = setting(32, "models in one message to be evaluated", within=CLUSTERS)
     cluster_optimizer: str = setting("fedavg", "training of the model of a cluster", choices=OPTIMIZERS, tuned=True)
     proximal_mu: float = setting(
         0.1,
         "weight of the proximal term, mu",
-        at_least=0,
-        at_most=1e6,
+        within=PENALTY_WEIGHT,
         tuned=True,
         only=("lcfl.cluster-optimizer", ("fedprox",)),
     )

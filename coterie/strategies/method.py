@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypedDict, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from coterie.bounds import REBALANCE_TRAIN
 from coterie.privacy import Plan
 from coterie.rounds import Aggregator, Averaging, Phase, StrategyError
 from coterie.settings import Settings
 from coterie.strategies.reseeding import Reseeding
-from coterie.strategies.settings import REBALANCE_TRAIN
 from coterie.wire import EvaluateRequest, Request, TrainRequest
 
 T = TypeVar("T")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coterie.bounds import COUNT, DEVICES, GPU_PRECISIONS, LEARNING_RATE, LOCAL_EPOCHS, REBALANCE_TRAIN, SIZE
 from coterie.models import FEATURES, MODELS
 from coterie.rounds import AGGREGATORS
 from coterie.settings import Settings, setting
-
-#: Model that a client trains after rebalancing changed its label.
-REBALANCE_TRAIN = ("own", "assigned")
 
 
 @dataclass(frozen=True)
@@ -28,17 +26,17 @@ class TrainingSettings(Settings):
         client=True,
         tuned=True,
     )
-    local_epochs: int = setting(4, "passes over a client's data in a round", at_least=1, client=True, tuned=True)
-    batch_size: int = setting(7, "examples in a client's mini-batch", at_least=1, client=True, tuned=True)
-    lr: float = setting(0.2, "step size of a client's SGD", above=0, at_most=1e3, client=True, tuned=True)
-    lr_decay: float = setting(1.0, "factor of lr from round to round", above=0, at_most=1, client=True, tuned=True)
-    device: str = setting(
-        "auto", "device on which clients train", choices=("auto", "cpu", "cuda"), client=True, place=True
+    local_epochs: int = setting(
+        4, "passes over a client's data in a round", within=LOCAL_EPOCHS, client=True, tuned=True
     )
+    batch_size: int = setting(7, "examples in a client's mini-batch", within=COUNT, client=True, tuned=True)
+    lr: float = setting(0.2, "step size of a client's SGD", within=LEARNING_RATE, client=True, tuned=True)
+    lr_decay: float = setting(1.0, "factor of lr from round to round", above=0, at_most=1, client=True, tuned=True)
+    device: str = setting("auto", "device on which clients train", choices=DEVICES, client=True, place=True)
     gpu_precision: str = setting(
         "float32",
         "precision of matrix products and convolutions of local training on a GPU, except for DP-SGD",
-        choices=("float32", "tf32", "bfloat16"),
+        choices=GPU_PRECISIONS,
         client=True,
     )
 
@@ -55,7 +53,7 @@ class AggregationSettings(Settings):
     server_lr: float | None = setting(
         None,
         "step size of the server, eta; auto: 1.5 under client-level privacy, where clipping shortens updates, else 1",
-        above=0,
+        within=LEARNING_RATE,
         tuned=True,
     )
     aggregator: str = setting(
@@ -83,7 +81,7 @@ class AggregationSettings(Settings):
         None,
         "B, minimum expected members of a cluster in a round (RR-Cluster); 0: off; auto: 0, or with strategy "
         "= rr-cluster a third of the expected members",
-        at_least=0,
+        within=SIZE,
         tuned=True,
     )
     rebalance_train: str = setting(

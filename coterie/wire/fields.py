@@ -13,28 +13,14 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, Self, Union, get_args, get_origin, get_type_hints
 
-# Characters of a text whose length is not given, and of a value in an error.
-_LONGEST_TEXT = 4096
+from coterie.bounds import MAX_TEXT, Bounds
+
+# Characters of a value in an error.
 _LONGEST_SHOWN = 60
 
 
 class RequestError(ValueError):
     """A request with a field that is missing, of another type, or out of bounds."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """A closed range of finite numbers; ``above`` leaves out its lower end."""
-
-    low: float
-    high: float
-    above: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        return (self.low < value if self.above else self.low <= value) and value <= self.high  # NaN is not in it
-
-    def __str__(self) -> str:
-        return f"{'(' if self.above else '['}{self.low:g}, {self.high:g}]"
 
 
 @dataclass(frozen=True)
@@ -108,7 +94,7 @@ def _read(name: str, hint: Any, record: Mapping[str, Any]) -> Any:
 
 def _checked(key: str, value: Any, kinds: tuple[Any, ...], limits: tuple[Any, ...]) -> Any:
     shown = repr(value)[:_LONGEST_SHOWN]
-    longest = next((limit.maximum for limit in limits if isinstance(limit, Length)), _LONGEST_TEXT)
+    longest = next((limit.maximum for limit in limits if isinstance(limit, Length)), MAX_TEXT)
     if get_origin(kinds[0]) is tuple:
         if not isinstance(value, list | tuple) or len(value) > longest:
             raise RequestError(f"{key} must be a list of at most {longest} entries")

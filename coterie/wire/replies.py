@@ -11,8 +11,9 @@ from typing import Annotated, Any, Generic, Self, TypeVar
 
 from flwr.app import MetricRecord
 
+from coterie.bounds import Bounds
 from coterie.messages import ReplyError
-from coterie.wire.fields import Bounds, Fields, Length, RequestError
+from coterie.wire.fields import Fields, Length, RequestError
 
 _MAX_CLASSES = 10_000
 _MAX_COUNTS = 1_000_000

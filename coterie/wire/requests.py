@@ -19,6 +19,33 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
+from coterie.bounds import (
+    CLIP_NORM,
+    CLUSTERS,
+    COUNT,
+    DEVICES,
+    DIRICHLET_ALPHA,
+    EMA_DECAY,
+    FUZZIFIER,
+    GAN_PRECISIONS,
+    GAN_SAMPLES,
+    GPU_PRECISIONS,
+    LEARNING_RATE,
+    LOCAL_EPOCHS,
+    LOSS_BOUND,
+    MAX_CLUSTERS,
+    MAX_PLANS,
+    MAX_REDRAWN,
+    MAX_SCHEMA,
+    NON_IID_LEVEL,
+    NUM_CLASSES,
+    PENALTY_WEIGHT,
+    REBALANCE_TRAIN,
+    ROUNDS,
+    SEED,
+    SIZE,
+    Bounds,
+)
 from coterie.messages import (
     CENTROIDS,
     CONFIG,
@@ -33,22 +60,14 @@ from coterie.messages import (
     unpack_models,
 )
 from coterie.privacy import PrivacyError, RecordPlan, ReleaseSpec
-from coterie.privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM
-from coterie.privacy.selection import MAX_LOSS_BOUND, MIN_LOSS_BOUND
-from coterie.wire.fields import Bounds, Fields, Length, OneOf, RequestError
+from coterie.wire.fields import Fields, Length, OneOf, RequestError
 
-MAX_CLUSTERS = 10_000
-# Characters of the schema of tables.
-_MAX_SCHEMA = 2**20
-# Record-level plans in one request.
-_MAX_PLANS = 10_000
 # Rows of a redraw matrix may be off by rounding.
 _ROUNDING = 1e-6
 
-Count = Annotated[int, Bounds(1, 1_000_000_000)]
-Size = Annotated[int, Bounds(0, 1_000_000_000)]
-Seed = Annotated[int, Bounds(0, 2**63 - 1)]
-Clusters = Annotated[int, Bounds(1, MAX_CLUSTERS)]
+Count = Annotated[int, COUNT]
+Size = Annotated[int, SIZE]
+Clusters = Annotated[int, CLUSTERS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +77,18 @@ class DataSpec(Fields):
     dataset: str
     data_dir: str
     input_shape: str
-    num_classes: Annotated[int | str, Bounds(0, 1_000_000), OneOf(("none",))]
+    num_classes: Annotated[int | str, NUM_CLASSES, OneOf(("none",))]
     features: str
     clients: Count
     groups: str
     shift: str
     samples_per_client: Size
-    partition_seed: Seed
-    dirichlet_alpha: Annotated[float, Bounds(0, 1e9)]
+    partition_seed: Annotated[int, SEED]
+    dirichlet_alpha: Annotated[float, DIRICHLET_ALPHA]
     classes_per_client: Size
-    non_iid_level: Annotated[float, Bounds(-1, 1)]
+    non_iid_level: Annotated[float, NON_IID_LEVEL]
     validation_clients: Size
-    table_schema: Annotated[str | None, Length(_MAX_SCHEMA)] = None
+    table_schema: Annotated[str | None, Length(MAX_SCHEMA)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +103,14 @@ class ClientConfig(DataSpec):
     """
 
     model: str
-    device: Annotated[str, OneOf(("auto", "cpu", "cuda"))]
-    local_epochs: Annotated[int, Bounds(1, 10_000)]
+    device: Annotated[str, OneOf(DEVICES)]
+    local_epochs: Annotated[int, LOCAL_EPOCHS]
     batch_size: Count
-    lr: Annotated[float, Bounds(0, 1e3, above=True)]
-    seed: Annotated[int | None, Bounds(0, 2**63 - 1)]
+    lr: Annotated[float, LEARNING_RATE]
+    seed: Annotated[int | None, SEED]
     clients_dir: str | None
-    loss_bound: Annotated[float | None, Bounds(MIN_LOSS_BOUND, MAX_LOSS_BOUND)]
-    gpu_precision: Annotated[str | None, OneOf(("float32", "tf32", "bfloat16"))] = None
+    loss_bound: Annotated[float | None, LOSS_BOUND]
+    gpu_precision: Annotated[str | None, OneOf(GPU_PRECISIONS)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +127,7 @@ class Request(Fields):
 
     message_type: ClassVar[str]
 
-    round: Annotated[int, Bounds(0, 1_000_000)] = 0
+    round: Annotated[int, Bounds(0, ROUNDS.high)] = 0
     record_plans: Annotated[str | None, Length(10_000_000)] = None
     additive: bool = False
     assign: Annotated[str | None, OneOf(("loss", "nearest"))] = None
@@ -138,11 +157,11 @@ class TrainRequest(Request):
 
     first_batch: bool = False
     choose: bool = False
-    clip: Annotated[float | None, Bounds(MIN_CLIP_NORM, MAX_CLIP_NORM)] = None
+    clip: Annotated[float | None, CLIP_NORM] = None
     penalty: Annotated[str | None, Length(64)] = None
-    penalty_weight: Annotated[float | None, Bounds(0, 1e6)] = None
-    redraw: Annotated[tuple[float, ...] | None, Length(MAX_CLUSTERS), Bounds(0, 1)] = None
-    rebalance_train: Annotated[str | None, OneOf(("own", "assigned"))] = None
+    penalty_weight: Annotated[float | None, PENALTY_WEIGHT] = None
+    redraw: Annotated[tuple[float, ...] | None, Length(MAX_REDRAWN**2), Bounds(0, 1)] = None
+    rebalance_train: Annotated[str | None, OneOf(REBALANCE_TRAIN)] = None
 
     def __post_init__(self) -> None:
         if (self.penalty is None) != (self.penalty_weight is None):
@@ -198,9 +217,9 @@ class GanRequest(Request):
 
     gan: str
     labels: Clusters
-    samples: Annotated[int, Bounds(0, 10_000_000)]
-    average: Annotated[float, Bounds(0, 0.9999)]
-    precision: Annotated[str, OneOf(("float32", "bfloat16"))]
+    samples: Annotated[int, GAN_SAMPLES]
+    average: Annotated[float, EMA_DECAY]
+    precision: Annotated[str, OneOf(GAN_PRECISIONS)]
 
     @property
     def release_spec(self) -> ReleaseSpec:
@@ -216,7 +235,7 @@ class CentroidsRequest(Request):
 
     local: Annotated[str, OneOf(("k-means", "fuzzy-c-means"))]
     local_centroids: Clusters
-    fuzzifier: Annotated[float | None, Bounds(1, 100, above=True)] = None
+    fuzzifier: Annotated[float | None, FUZZIFIER] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,8 +298,8 @@ def parse_plans(text: str | None) -> tuple[RecordPlan, ...]:
         listed = json.loads(text)
     except (ValueError, RecursionError):
         raise RequestError("record-plans is not JSON") from None
-    if not isinstance(listed, list) or not 1 <= len(listed) <= _MAX_PLANS:
-        raise RequestError(f"record-plans must be a list of 1 to {_MAX_PLANS} plans")
+    if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_PLANS:
+        raise RequestError(f"record-plans must be a list of 1 to {MAX_PLANS} plans")
     try:
         return tuple(RecordPlan.from_terms(terms) for terms in listed)
     except PrivacyError as error:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
+from coterie.bounds import Bounds
 from coterie.messages import Layout, pack_models
 from coterie.server import RunConfig
 from coterie.wire import REQUESTS, ClientConfig, RequestError, TrainRequest, digest
-from coterie.wire.fields import Bounds, Fields, Length, OneOf
+from coterie.wire.fields import Fields, Length, OneOf
 from coterie.wire.requests import parse_plans
 
 CONFIG = {"round": 1}
