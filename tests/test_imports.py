@@ -26,7 +26,7 @@ ALLOWED = {
     "progress": set(),
     "plugins": set(),
     "settings": {"bounds", "plugins"},
-    "report": {"files", "methods", "settings"},
+    "report": {"files", "methods", "privacy", "settings", "strategies"},
     "rounds": {"privacy", "wire", "messages", "logs"},
     "strategies": {"bounds", "rounds", "clustering", "models", "privacy", "settings", "wire", "messages"},
     "one_shot": {"bounds", "strategies", "rounds", "clustering", "models", "privacy", "settings", "wire", "messages"},

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
+
+from coterie.settings import Setting, Settings
 
 Config = Mapping[str, Any]
 
@@ -57,29 +60,30 @@ def _one_of(*conditions: Callable[[Config], bool]) -> Callable[[Config], bool]:
 
 _PRIVATE = _is_not("privacy-unit", "none")
 _CLIENT_LEVEL = _is("privacy-unit", "client")
-_RECORD_LEVEL = _is("privacy-unit", "record")
 _MODELS = _declares("produces", "models")
 _CLUSTERED = _declares("clustered")
 _SELECTS, _COMPARES = _overrides("max_selections"), _overrides("released_losses")
 _PARTITIONED = _is_not("dataset", "own")
 
-#: Conditions under which settings have an effect; the others always have.
+#: Conditions under which settings have an effect, beside those of their declarations; the others always have.
 _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
     "clusters": (_one_of(_CLUSTERED, _declares("produces", "labels")),),
-    **dict.fromkeys(("accountant", "epsilon", "delta", "noise-multiplier", "clip-norm"), (_PRIVATE,)),
-    **dict.fromkeys(("mechanism", "divisor", "identifier-share"), (_CLIENT_LEVEL,)),
-    "identifier-noise": (_CLIENT_LEVEL, _is("mechanism", "paper")),
-    "identifiers": (_CLIENT_LEVEL, _is("mechanism", "rr-slot")),
-    **dict.fromkeys(("first-batch-size", "first-round-noise-ratio", "weights", "profiles"), (_RECORD_LEVEL,)),
-    **dict.fromkeys(("selection", "selection-epsilon"), (_RECORD_LEVEL, _SELECTS)),
-    "loss-noise": (_RECORD_LEVEL, _COMPARES),
-    "loss-bound": (_RECORD_LEVEL, _one_of(_SELECTS, _COMPARES)),
+    "max-clusters": (_declares("searches"), _is("clusters", 0)),
+    **dict.fromkeys(("accountant", "epsilon", "delta", "noise-multiplier"), (_PRIVATE,)),
+    **dict.fromkeys(("clipping", "clip-norm", "clip-quantile", "clip-factor"), (_PRIVATE,)),
+    **dict.fromkeys(("mechanism", "identifier-share", "identifier-noise", "identifiers"), (_CLIENT_LEVEL,)),
+    **dict.fromkeys(("participation", "min-separation"), (_CLIENT_LEVEL,)),
+    "divisor": (_is_not("privacy-unit", "record"),),
+    **dict.fromkeys(("selection", "selection-epsilon"), (_SELECTS,)),
+    "loss-noise": (_COMPARES,),
+    "loss-bound": (_one_of(_SELECTS, _COMPARES),),
     **dict.fromkeys(("input-shape", "num-classes", "table-schema"), (_is("dataset", "own"),)),
     **dict.fromkeys(("groups", "shift", "dirichlet-alpha", "classes-per-client", "non-iid-level"), (_PARTITIONED,)),
     "validation-clients": (_PARTITIONED,),
     **dict.fromkeys(("model", "features", "server-lr", "aggregator", "average-last"), (_MODELS,)),
-    **dict.fromkeys(("evaluate-every", "evaluate-clients", "lr-decay", "sampling-rate"), (_MODELS,)),
-    "byzantine-share": (_MODELS, _is("aggregator", "trimmed-mean", "krum", "multi-krum")),
+    **dict.fromkeys(("evaluate-every", "lr-decay", "sampling-rate"), (_MODELS,)),
+    "evaluate-clients": (_MODELS, _is("evaluate", "diagnostic")),
+    "byzantine-share": (_MODELS,),
     **dict.fromkeys(("rebalance-min", "reseed-every"), (_MODELS, _CLUSTERED)),
     "rebalance-train": (_MODELS, _CLUSTERED, _is_not("rebalance-min", "auto", 0)),
     "evaluate-noise": (_is("evaluate", "private"),),
@@ -109,9 +113,35 @@ _PLACES_OF = {
 _UNSET = (None, "", 0, False, "auto")
 
 
+@cache
+def _declared(strategy: str) -> dict[str, Setting]:
+    """Return the settings with conditions of their own, and those on which they depend, by the last part of the name.
+
+    Those of a method that this version does not have are missing.
+    """
+    from coterie.methods import STRATEGIES
+    from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
+    from coterie.strategies.settings import AggregationSettings
+
+    tables: list[type[Settings]] = [PrivacySettings, RecordLevelSettings, AggregationSettings]
+    if strategy in STRATEGIES:
+        tables.append(STRATEGIES[strategy].settings_class)
+    return {each.key: each for table in tables for each in table.declared().values()}
+
+
+def _depends(config: Config, key: str) -> bool:
+    """Whether the setting on which a setting depends has one of the values for which it has an effect."""
+    declared = _declared(str(config.get("strategy")))
+    if key not in declared or declared[key].only is None:
+        return True
+    name, values = declared[key].only
+    other = name.rpartition(".")[2]
+    return config.get(other, declared[other].default) in values
+
+
 def has_effect(config: Config, key: str) -> bool:
     """Return whether a setting has an effect on a run, given all settings by the last part of their names."""
-    return all(holds(config) for holds in _USED.get(key, ()))
+    return _depends(config, key) and all(holds(config) for holds in _USED.get(key, ()))
 
 
 def used_settings(config: Config) -> dict[str, Any]:

@@ -8,9 +8,10 @@ import pandas
 import pytest
 from test_report import CERTIFICATE, RESULT, WITHOUT_PRIVACY, make_run, page, words
 
+from coterie.methods import STRATEGIES
 from coterie.report import ReportError, compare, configuration, read_run, read_runs
-from coterie.report.configuration import differing_settings, shown_settings, used_settings
-from coterie.server import SETTINGS, RunConfig
+from coterie.report.configuration import differing_settings, has_effect, shown_settings, used_settings
+from coterie.server import SETTINGS, ConfigError, RunConfig
 
 VALUES = {
     ("ifca", 0): (0.81, 0.71, 0.9, 7.99, 20.5),
@@ -189,10 +190,23 @@ def test_places_are_those_of_the_declarations():
     ("config", "used", "unused"),
     [
         (of(), {"epsilon", "mechanism", "reseed-every", "clip-norm"}, {"loss-bound", "identifiers", "evaluate-noise"}),
-        (of(privacy_unit="none"), {"lr", "clusters"}, {"epsilon", "delta", "clip-norm", "mechanism", "accountant"}),
+        (
+            of(privacy_unit="none"),
+            {"lr", "clusters", "divisor"},
+            {"epsilon", "delta", "clip-norm", "mechanism", "accountant"},
+        ),
         (of(strategy="fedavg"), {"epsilon"}, {"clusters", "reseed-every", "rebalance-min", "rebalance-train"}),
         (of(mechanism="rr-slot"), {"identifiers"}, {"identifier-noise"}),
-        (of(evaluate="private"), {"evaluate-noise"}, set()),
+        (of(), {"clipping"}, {"clip-quantile", "clip-factor", "participation", "min-separation"}),
+        (of(clipping="adaptive"), {"clip-quantile", "clip-factor"}, {"clip-norm"}),
+        (of(mechanism="banded"), {"participation", "min-separation"}, {"identifiers"}),
+        (of(privacy_unit="none", clipping="adaptive"), set(), {"clipping", "clip-quantile", "clip-factor"}),
+        (of(strategy="lcfl", cluster_optimizer="fedprox"), {"proximal-mu"}, set()),
+        (of(strategy="lcfl"), set(), {"proximal-mu"}),
+        (of(strategy="fedprox"), {"proximal-mu"}, set()),
+        (of(evaluate="private"), {"evaluate-noise"}, {"evaluate-clients"}),
+        (of(), {"evaluate-clients"}, {"max-clusters"}),
+        (of(clusters=0), {"max-clusters"}, set()),
         (of(aggregator="krum", privacy_unit="none"), {"byzantine-share"}, set()),
         (of(aggregator="median", privacy_unit="none"), set(), {"byzantine-share"}),
         (
@@ -219,6 +233,77 @@ def test_only_settings_with_an_effect_are_used(config, used, unused):
     assert used <= found.keys()
     assert not unused & found.keys()
     assert not configuration.PLACES & found.keys()
+
+
+CONFIGURATIONS = [
+    {},
+    {"mechanism": "paper"},
+    {"mechanism": "rr-slot"},
+    {"mechanism": "banded"},
+    {"clipping": "adaptive"},
+    {"clusters": 0},
+    {"evaluate": "private"},
+    {"evaluate": "off"},
+    {"privacy-unit": "none"},
+    {"privacy-unit": "none", "aggregator": "krum"},
+    {"privacy-unit": "none", "aggregator": "median"},
+    {"strategy": "lcfl", "cluster-optimizer": "fedprox"},
+    {"strategy": "rc-dpfl", "samples-per-client": 50, "clipping": "adaptive"},
+    {"strategy": "lcfl", "privacy-unit": "record", "samples-per-client": 50},
+    *({"strategy": name, "samples-per-client": 50} for name in STRATEGIES),
+]
+NO_EFFECT = ("has no effect", "has no privacy", "is for privacy-unit")
+
+
+def other_value(declared):
+    """A value of a setting beside its default."""
+    if declared.kind is bool:
+        return not declared.default
+    if declared.kind is str:
+        return next((name for name in declared.choices if name != declared.default), "epsilon=2")
+    ends = declared.kind(max(declared.bounds.low, 0)), declared.kind(min(declared.bounds.high, 50))
+    return next(value for value in (*ends, sum(ends) / 4) if value in declared.bounds and value != declared.default)
+
+
+def has_no_effect(given, declared):
+    """Whether the command refuses a value of a setting because of other settings, with which it has no effect."""
+    try:
+        RunConfig({**given, declared.name: other_value(declared)})
+    except ConfigError as error:
+        about = str(error).startswith((f"{declared.name} = ", f"{declared.key} = "))
+        return about and any(words in str(error) for words in NO_EFFECT)
+    return False
+
+
+@pytest.mark.parametrize("given", CONFIGURATIONS, ids=str)
+def test_a_setting_is_used_if_and_only_if_the_command_does_not_refuse_it(given):
+    config = of(**given)
+    for name, declared in RunConfig(given).declared.items():
+        if name in given or declared.key in given:
+            continue
+        # The command accepts some settings that have no effect, such as a budget in a sweep over units of privacy.
+        accepted_without_effect = not all(holds(config) for holds in configuration._USED.get(declared.key, ()))
+        if has_no_effect(given, declared):
+            assert not has_effect(config, declared.key), name
+        elif not accepted_without_effect:
+            assert has_effect(config, declared.key), name
+
+
+def test_a_setting_with_a_condition_is_known_to_the_report():
+    conditional = [(name, each) for name, each in SETTINGS.items() if each.only]
+    assert len(conditional) > 15
+    for name, each in conditional:
+        methods = [method.name for method in STRATEGIES.values() if name in method.settings_class.named()]
+        known = configuration._declared(methods[0] if methods else "ifca")
+        assert known[each.key] == each
+        assert each.only[0] in {other.name for other in known.values()}
+
+
+def test_a_condition_that_an_earlier_version_lacks_has_its_default():
+    """A run folder of a version without adaptive clipping does not name ``clipping``."""
+    config = {name: value for name, value in of().items() if name != "clipping"}
+    assert has_effect(config, "clip-norm")
+    assert not has_effect(config, "clip-factor")
 
 
 def test_what_is_off_is_not_shown_and_what_is_set_is():

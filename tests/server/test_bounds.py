@@ -1,15 +1,18 @@
 """What the server accepts, clients accept: settings and fields of requests have the same bounds."""
 
+import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, RecordDict
 
 from coterie.bounds import MAX_PLANS, MAX_REDRAWN
+from coterie.messages import Layout, pack_models
 from coterie.methods import STRATEGIES
 from coterie.server import SETTINGS, ConfigError, RunConfig, planning
-from coterie.wire import REQUESTS, ClientConfig, LossesRequest, RequestError, TrainRequest
+from coterie.wire import ClientConfig, LossesRequest, RequestError, TrainRequest, read_request
 from coterie.wire.requests import parse_plans
 
 SENT = {each.key: each for each in SETTINGS.values() if each.client and each.key != "lr-decay"}
@@ -20,7 +23,6 @@ NEEDED = {
     "privacy.clip-factor": {"clipping": "adaptive"},
     "privacy.clip-quantile": {"clipping": "adaptive"},
     "privacy.identifier-noise": {"mechanism": "paper"},
-    "privacy.min-separation": {"mechanism": "banded"},
     "aggregation.byzantine-share": {"aggregator": "trimmed-mean", "privacy-unit": "none"},
     "aggregation.rebalance-min": {"clusters": 1, "clients": 12, "groups": "1"},
     "lcfl.proximal-mu": {"cluster-optimizer": "fedprox"},
@@ -31,11 +33,15 @@ NEEDED = {
     "privacy.clip-norm": {"strategy": "fesem"},
     "rounds": {"strategy": "rc-dpfl", **RECORD},
     "record-level.loss-noise": {"strategy": "lcfl", **RECORD},
-    "data.samples-per-client": {"strategy": "rc-dpfl", **RECORD},
-    # A run of so many clients has tables of that length.
-    "data.clients": {"privacy-unit": "none"},
+    "data.samples-per-client": {"strategy": "rc-dpfl", "privacy-unit": "record", "clients": 12, "groups": "2"},
+    "data.clients": {"privacy-unit": "none", "clusters": 1, "groups": "1"},
+    "data.num-classes": {"dataset": "own", "input-shape": "4"},
+    "max-clusters": {"clusters": 0, "clients": 20_000},
+    "privacy.min-separation": {"mechanism": "banded", "participation": "secret"},
+    "rc-dpfl.components": RECORD,
 }
-_MANY = 100_000
+# Clients of a run, and models of a message, of which a test is quick.
+_MANY, _MANY_MODELS = 100_000, 64
 
 
 def method_of(name):
@@ -68,7 +74,7 @@ def requests_of(config):
     plan = planning.sketch(config)
     strategy = config.strategy(plan)
     if config.method.produces == "labels":
-        return [strategy.request(), strategy.labelling()]
+        return [strategy.request(), strategy.evaluation()]
     found = [strategy.training(), strategy.evaluation()]
     if plan.redraws and plan.rebalance_min:
         redraw = tuple(np.eye(config.models).ravel().tolist())
@@ -86,12 +92,18 @@ def requests_of(config):
 def check_accepted(config):
     """Check that clients accept all requests of a run."""
     for request in requests_of(config):
-        for number in (1, config.run.rounds):
-            record = config.for_clients()
-            record["lr"] *= record["lr-decay"] ** (number - 1)
-            ClientConfig.from_record({**record, "clients-dir": "clients"})
-        REQUESTS[request.message_type].from_record(request.to_record())
+        record = {**config.for_clients(), "clients-dir": "clients"}
+        record["lr"] *= record["lr-decay"] ** (max(request.round, 1) - 1)
+        record |= request.to_record()
+        ClientConfig.from_record(record)
         parse_plans(request.record_plans)
+        many = request.compared if isinstance(request, LossesRequest) else 1
+        if many > _MANY_MODELS:
+            assert type(request).from_record(record) == request
+            continue
+        models = pack_models(np.zeros((many, 1), np.float32), Layout(("w",), ((1,),)))
+        content = RecordDict({"config": ConfigRecord(record), "models": models})
+        assert read_request(request.message_type, content)[0] == request
 
 
 @pytest.mark.parametrize("key", SENT)
@@ -201,7 +213,8 @@ def test_the_redraw_matrix_of_as_many_clusters_as_allowed_is_accepted():
 
 
 def test_a_request_holds_as_many_profiles_as_allowed():
-    many = {"strategy": "rc-dpfl", **RECORD, "profiles": ";".join(["epsilon=2"] * MAX_PLANS)}
-    check_accepted(RunConfig(many))
+    record = {"strategy": "rc-dpfl", **RECORD}
+    (terms,) = json.loads(planning.sketch(RunConfig(record)).record_plans)
+    TrainRequest(record_plans=json.dumps([terms] * MAX_PLANS)).to_record()
     with pytest.raises(ConfigError, match="profiles has 10001 profiles: must have at most 10000"):
-        RunConfig({**many, "profiles": many["profiles"] + ";epsilon=2"})
+        RunConfig({**record, "profiles": ";".join(["epsilon=2"] * (MAX_PLANS + 1))})
