@@ -31,6 +31,7 @@ _GENERATORS, _CLIENTAPP = "coterie/generators.py", "coterie/deploy/clientapp.py"
 _SUPEREXEC = "tests/deploy/test_superexec.py"
 _SIZES, _REPLY_SIZES = "coterie/wire/sizes.py", "tests/client/test_reply_sizes.py"
 _ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
+_BOUNDS = "tests/server/test_bounds.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
 
 
@@ -763,6 +764,32 @@ MUTATIONS = [
         "shape, dtype=parameter.dtype)",
         "shape, dtype=torch.float32)",
         f"{_ROW_WISE}::test_networks_that_mix_examples_are_refused",
+        "the server's bound of local epochs is not that of clients",
+        "coterie/strategies/settings.py",
+        "within=LOCAL_EPOCHS",
+        "at_least=1, at_most=20_000",
+        f"{_BOUNDS}::test_a_client_accepts_every_value_that_a_setting_may_have",
+    ),
+    Mutation(
+        "a step size may decay to 0, which clients reject",
+        "coterie/server/config.py",
+        "if not training.lr * training.lr_decay**last > 0:",
+        "if False:",
+        f"{_BOUNDS}::test_a_step_size_does_not_decay_to_0",
+    ),
+    Mutation(
+        "a seed above 2^53 is rounded",
+        "coterie/settings.py",
+        "int(Decimal(str(value)))",
+        "int(float(value))",
+        f"{_BOUNDS}::test_seeds_are_exact",
+    ),
+    Mutation(
+        "the report ignores the conditions of a declaration",
+        "coterie/report/configuration.py",
+        "return _depends(config, key) and all(",
+        "return all(",
+        "tests/report/test_comparison.py::test_a_setting_is_used_if_and_only_if_the_command_does_not_refuse_it",
     ),
 ]
 
