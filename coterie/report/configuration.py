@@ -132,9 +132,10 @@ def _declared(strategy: str) -> dict[str, Setting]:
 def _depends(config: Config, key: str) -> bool:
     """Whether the setting on which a setting depends has one of the values for which it has an effect."""
     declared = _declared(str(config.get("strategy")))
-    if key not in declared or declared[key].only is None:
+    only = declared[key].only if key in declared else None
+    if only is None:
         return True
-    name, values = declared[key].only
+    name, values = only
     other = name.rpartition(".")[2]
     return config.get(other, declared[other].default) in values
 
