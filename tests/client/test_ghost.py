@@ -533,3 +533,10 @@ def test_what_is_held_for_a_record_sets_the_physical_batch():
     assert numbers == 2 * captured + held
     sizes = np.array([clipping(*example(name, 2), first_class).numbers for name in ("resnet18-gn", "cnn-tiny")])
     assert np.all(dpsgd._chunk(int(sizes[0]), 16) < dpsgd._chunk(int(sizes[1]), 16))
+
+
+def test_gradients_that_are_not_finite_do_not_count():
+    norms = torch.tensor([math.inf, math.nan, 2.0, 0.25], dtype=torch.float64)
+    factors, kept = ghost.clip_factors(norms, 0.5)
+    assert kept.tolist() == [False, False, True, True]
+    assert factors.tolist() == pytest.approx([0, 0, 0.5, 2], rel=2e-6)

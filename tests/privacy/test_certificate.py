@@ -1,7 +1,7 @@
 """The certificate says what is true, and no when it is not; it follows from the ledger alone."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -9,6 +9,7 @@ from coterie.privacy import (
     PLANS,
     Event,
     Joint,
+    Ledger,
     NoPrivacy,
     Paper,
     RecordPlan,
@@ -18,6 +19,7 @@ from coterie.privacy import (
     plan_of,
     read_ledger,
 )
+from coterie.privacy.check import check
 
 NUMBERS = {"clients": 100, "num_clusters": 2, "sampling_rate": 0.2, "rounds": 20, "clip_norm": 0.5}
 ABOUT = {"seed": None, "diagnostics": ["exact accuracies"], "public": {"server-lr": 1.5}, "tuned": {"lr": 0.2}}
@@ -224,3 +226,15 @@ def test_a_delta_above_one_in_the_number_of_records_is_not_certified(delta, cert
     assert document["certified"] is certified
     if not certified:
         assert "is above 1/600 = 0.00167: publishing one of the 600 records at random" in document["reasons"][0]
+
+
+def test_charges_slightly_above_the_budget_are_a_problem():
+    plan = Joint(**NUMBERS, epsilon=4.0, delta=1e-4, noise_multiplier=1.5)
+    spent = epsilon({plan.event(): 20}, 1e-4)
+    for budget, problems in ((spent * 1.01, 0), (spent / 1.01, 1)):
+        own = replace(plan, epsilon=budget)
+        ledger = Ledger(own.delta, 100.0, about={"plan": own.terms()})
+        for number in range(1, 21):
+            ledger.charge_round(number, own.event(), **{"for": "training"})
+        found = check({**ledger.header, "epsilon": budget}, ledger.charges, None)
+        assert len([text for text in found if "above the budget" in text]) == len(found) == problems

@@ -68,7 +68,7 @@ def test_a_bound_that_makes_no_sense(bound):
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("at_once", [1, 13, 32, 70, 100])
+@pytest.mark.parametrize("at_once", [1, 13, 23, 32, 70, 100])
 def test_all_messages_together_cost_what_one_release_of_the_loss_noise_costs(at_once, accountant):
     plan = replace(PLAN, models_per_message=at_once)
     assert plan.loss_deviation == pytest.approx(4.0 * math.sqrt(70))  # in units of L; a record moves sums by L sqrt(70)

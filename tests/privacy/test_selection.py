@@ -1,15 +1,17 @@
 """Private choices: drawn as the exponential mechanism, and charged as a Gaussian that dominates it."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 from scipy.special import ndtri, softmax
 from scipy.stats import chisquare
 
-from coterie.privacy import PrivacyError, noisy_argmin, selection_event
+from coterie.privacy import Event, PrivacyError, RecordPlan, noisy_argmin, selection_event
 from coterie.privacy.accountants import gaussian_delta
 from coterie.privacy.selection import identifier_gap, identifier_mu, noisy_labels
+from coterie.wire import TrainRequest
 
 LOSSES = np.array([[0.2, 0.9, 0.5], [0.1, 0.4, 0.6], [0.7, 0.2, 0.9]])
 
@@ -104,3 +106,11 @@ def test_ends():
             selection_event(epsilon)
     with pytest.raises(PrivacyError, match="bound of a record's loss"):
         noisy_argmin(LOSSES, 0.0, 1.0, np.random.default_rng(0))
+
+
+def test_a_reply_pays_for_the_choice_that_its_request_asks_for():
+    numbers = {"num_examples": 60, "batch_size": 10, "rounds": 3, "epsilon": 5.0, "delta": 1e-5, "local_epochs": 2}
+    plan = RecordPlan(**numbers, noise_multiplier=1.5, selection="gumbel", selections=7, selection_epsilon=0.3)
+    steps = Counter({Event(1 / 6, 1.5): 12})
+    assert plan.charges(TrainRequest()) == steps
+    assert plan.charges(TrainRequest(choose=True)) == steps + Counter({selection_event(0.3): 1})
