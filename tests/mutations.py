@@ -792,6 +792,8 @@ MUTATIONS = [
         "shape, dtype=parameter.dtype)",
         "shape, dtype=torch.float32)",
         f"{_ROW_WISE}::test_networks_that_mix_examples_are_refused",
+    ),
+    Mutation(
         "the server's bound of local epochs is not that of clients",
         "coterie/strategies/settings.py",
         "within=LOCAL_EPOCHS",
