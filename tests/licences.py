@@ -22,8 +22,8 @@ packages. It lists the packages of a deployment, with the extras `metrics` and `
 not locked; its GPU builds install Triton (MIT) and NVIDIA's CUDA libraries (`nvidia-*`, `cuda-*`)
 under NVIDIA licences.
 
-Coterie is licensed under Apache-2.0. `kmedoids` is licensed under the GPL, version 3 or later:
-images and packages that contain it must be distributed as a whole under the terms of the GPL.
+Coterie is licensed under Apache-2.0. None of these packages is licensed under the GPL; `kmedoids`,
+with which tests compare Coterie's own k-medoids, is, and is a development tool only.
 
 `make sbom` writes a bill of materials of all installed packages, development tools included, to
 `build/sbom.cdx.json` (CycloneDX).

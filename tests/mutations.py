@@ -33,6 +33,7 @@ _SIZES, _REPLY_SIZES = "coterie/wire/sizes.py", "tests/client/test_reply_sizes.p
 _ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
 _BOUNDS = "tests/server/test_bounds.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
+_PAM, _PAM_TEST = "coterie/clustering/medoids.py", "tests/clustering/test_medoids.py"
 
 
 @dataclass(frozen=True)
@@ -820,6 +821,27 @@ MUTATIONS = [
         "return _depends(config, key) and all(",
         "return all(",
         "tests/report/test_comparison.py::test_a_setting_is_used_if_and_only_if_the_command_does_not_refuse_it",
+    ),
+    Mutation(
+        "no point takes a medoid's place",
+        _PAM,
+        "if changes.min() < 0:",
+        "if False:",
+        f"{_PAM_TEST}::test_no_swap_lowers_the_cost",
+    ),
+    Mutation(
+        "swaps end after n points, not after n points without one",
+        _PAM,
+        "swapped, found, 0",
+        "swapped, found, tries",
+        f"{_PAM_TEST}::test_no_swap_lowers_the_cost",
+    ),
+    Mutation(
+        "swaps that raise the cost by rounding errors are made",
+        _PAM,
+        "if found[1].sum() < near.sum():",
+        "if True:",
+        f"{_PAM_TEST}::test_swaps_that_change_the_cost_by_rounding_errors_end",
     ),
 ]
 

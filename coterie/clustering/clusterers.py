@@ -3,7 +3,7 @@
 ===============  ============================================  ==============================================
 name             algorithm                                     number of clusters
 ===============  ============================================  ==============================================
-k-medoids        FasterPAM (package kmedoids)                  given, or the best from 2 to 10
+k-medoids        FasterPAM (clustering/medoids.py)             given, or the best from 2 to 10
 agglomerative    average linkage (SciPy)                       given, or the best from 2 to 10
 dbscan           density, radius from the data (scikit-learn)  determined by the algorithm
 hdbscan          density at every scale (scikit-learn)         determined by the algorithm
@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.clustering.distances import FloatArray
+from coterie.clustering.medoids import k_medoids
 from coterie.plugins import PluginError, load_function, provided
 
 Labels = npt.NDArray[np.int64]
@@ -77,6 +78,8 @@ def cluster(distances: FloatArray, clusterer: str, num_clusters: int | None) -> 
     n = len(distances)
     if not (distances.shape == (n, n) and np.isfinite(distances).all() and distances.min(initial=0.0) >= 0):
         raise ValueError("distances must be finite numbers of shape (n, n), at least 0")
+    if not np.allclose(distances, distances.T, rtol=1e-6, atol=0):
+        raise ValueError("distances must be symmetric")
     if num_clusters is not None and not 1 <= num_clusters <= n:
         raise ValueError(f"num_clusters must lie between 1 and the number of clients, {n}, not {num_clusters}")
     one = np.zeros(n, np.int64)
@@ -120,10 +123,7 @@ def worst_silhouette(distances: FloatArray, labels: Labels) -> float:
 
 
 def _k_medoids(distances: FloatArray, k: int) -> Labels:
-    import kmedoids
-
-    found = kmedoids.fasterpam(np.ascontiguousarray(distances), k, init="build")
-    return np.asarray(found.labels, np.int64)
+    return np.asarray(distances[:, k_medoids(distances, k)].argmin(axis=1), np.int64)
 
 
 def _agglomerative(distances: FloatArray, k: int) -> Labels:

@@ -174,6 +174,7 @@ def test_clusters_must_stand_out(clusterer):
         (np.full((3, 3), np.nan), "k-medoids", 2, "finite numbers"),
         (np.full((3, 3), np.inf), "dbscan", None, "finite numbers"),
         (-np.ones((3, 3)), "k-medoids", 2, "at least 0"),
+        (np.triu(np.ones((3, 3)), 1), "k-medoids", 2, "symmetric"),
         (np.zeros((3, 2)), "hdbscan", None, r"shape \(n, n\)"),
         (
             np.zeros((3, 3)),
