@@ -1,5 +1,6 @@
 """docs/extending.md: every change applies to a copy of the package, and its commands run."""
 
+import json
 import os
 import re
 import shlex
@@ -76,6 +77,35 @@ def test_a_change_applies_touches_two_files_at_most_and_passes_lint(title, copy)
     for check in (["check"], ["format", "--check"]):
         done = subprocess.run([sys.executable, "-m", "ruff", *check, *files], cwd=copy, **_CAPTURED)
         assert done.returncode == 0, done.stdout
+
+
+def listed(folder):
+    """Names of all mechanisms, methods and data sets of the package in a folder."""
+    call = (
+        "import json; from coterie.datasets import DATASETS; from coterie.methods import STRATEGIES; "
+        "from coterie.privacy.mechanisms import PLANS; "
+        "print(json.dumps([sorted(each) for each in (PLANS, STRATEGIES, DATASETS)]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run([sys.executable, "-c", call], cwd=folder, env=environment, **_CAPTURED)
+    assert done.returncode == 0, done.stderr
+    return [set(names) for names in json.loads(done.stdout)]
+
+
+@pytest.mark.parametrize(
+    ("title", "added"),
+    [
+        ("A method", [set(), {"ifca-huber"}, set()]),
+        ("A mechanism", [{"shrunk"}, set(), set()]),
+        ("A data set", [set(), set(), {"rings"}]),
+        ("A setting", [set(), set(), set()]),
+    ],
+)
+def test_a_change_adds_its_name_and_removes_none(title, added, copy):
+    before = listed(copy)
+    assert all(before)
+    applied(SECTIONS[title], copy)
+    assert listed(copy) == [names | new for names, new in zip(before, added, strict=True)]
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ class FedCAM(IFCA):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 8."""
-        released = yield from self.sums(self.training(), models)  # lines 3-7; 5-7 are client/handlers.py::train
+        released = yield from self.sums(self.training(), models)  # lines 3-7; 5-7 are client/handlers.py::_train
         return self.step(models, released)  # line 8
 
     def initial_models(self, models: Models) -> Models:

@@ -48,7 +48,7 @@ class FeSEM(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 5, 3 and 4."""
-        released = yield from self.sums(self.training(), models)  # lines 5 and 3: client/handlers.py::train, _assign
+        released = yield from self.sums(self.training(), models)  # lines 5 and 3: client/handlers.py::_train, _assign
         return self.step(models, released)  # line 4
 
     def training(self) -> TrainRequest:

@@ -46,7 +46,7 @@ class IFCA(ClusteredStrategy):
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 to 9."""
-        released = yield from self.sums(self.training(), models)  # lines 3-8; 6-8 are client/handlers.py::train
+        released = yield from self.sums(self.training(), models)  # lines 3-8; 6-8 are client/handlers.py::_train
         return self.step(models, released)  # line 9
 
     def initial_models(self, models: Models) -> Models:

@@ -1,0 +1,55 @@
+"""Every pointer `path.py::name` of code and pages names a file of the repository and a definition in it."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("coterie", "benchmarks", "docs", "examples", "docker")
+FILES = [
+    *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".md"}),
+    *ROOT.glob("*.md"),
+]
+_POINTER = re.compile(r"([\w/.-]+\.py)::(\w+)((?:, _?\w+(?=[,`)\n]|$))*)")
+
+
+def pointers(text):
+    """(path, name) of every pointer; more names may follow the first, after commas."""
+    for path, name, more in _POINTER.findall(text):
+        yield from ((path, each) for each in [name, *more.split(", ")[1:]])
+
+
+def resolves(path, name):
+    """Whether one file that ends in the path defines the name: a function, class, method or variable."""
+    paths = [file for folder in ("coterie", "benchmarks", "tests") for file in (ROOT / folder).rglob(Path(path).name)]
+    found = [file for file in paths if f"/{file.relative_to(ROOT)}".endswith(f"/{path}")]
+    if len(found) != 1:
+        return False
+    for node in ast.walk(ast.parse(found[0].read_text())):
+        if getattr(node, "name", None) == name and isinstance(node, ast.FunctionDef | ast.ClassDef):
+            return True
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return True
+    return False
+
+
+def test_every_pointer_resolves():
+    found = {(path, name) for file in FILES for path, name in pointers(file.read_text())}
+    assert ("client/handlers.py", "_assign") in found
+    assert [pointer for pointer in sorted(found) if not resolves(*pointer)] == []
+
+
+@pytest.mark.parametrize(
+    ("pointer", "there"),
+    [
+        ("client/handlers.py::train", False),
+        ("client/handlers.py::evaluate", True),
+        ("client/no_file.py::train", False),
+        ("__init__.py::PLANS", False),
+        ("mechanisms/__init__.py::PLANS", True),
+    ],
+)
+def test_what_resolves(pointer, there):
+    assert resolves(*pointer.split("::")) == there
