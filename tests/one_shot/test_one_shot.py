@@ -569,14 +569,13 @@ def test_constructors_refuse_too(options, complaint):
 
 
 def test_limits_of_an_upload():
-    few, many = ({"local_centroids": number} for number in (0, 10**6))
-    assert (
-        strategy_of(FFCM, nothing(), example_shape=(4,), clusters=3, upload_limit=1, **few).reply_spec().max_points == 3
-    )
-    assert (
-        strategy_of(FFCM, nothing(), example_shape=(4,), clusters=3, upload_limit=1, **many).reply_spec().max_points
-        == 2**20 // 16
-    )
+    def points(local_centroids):
+        ffcm = strategy_of(
+            FFCM, nothing(), example_shape=(40,), clusters=3, upload_limit=1, local_centroids=local_centroids
+        )
+        return ffcm.reply_spec().max_points
+
+    assert (points(0), points(10_000)) == (3, 2**20 // 160)
     images = strategy_of(
         PPFCGAN, nothing(), example_shape=(3, 32, 32), clusters=10, upload_limit=2, synthetic_samples=100
     )
