@@ -29,12 +29,12 @@ from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
 from sklearn.metrics.pairwise import euclidean_distances
 
-from coterie.client.gans import GANTraining, train_gans
+from coterie.client.gan_training import GANTraining, train_gans
 from coterie.clustering.dcn import DCN
 from coterie.datasets import federate
-from coterie.messages import Layout
 from coterie.models import GANS, build_gan, drawn, gan_for
 from coterie.progress import set_progress_sink
+from coterie.wire.messages import Layout
 
 # Records of which distances are taken.
 MOST = 1000

@@ -28,8 +28,8 @@ from coterie.client.state import ClientError, StateFile
 from coterie.client.task import OWN
 from coterie.datasets import Facts, LocalRecords, TableSchema, local_records
 from coterie.files import FileError, open_regular, read_object
-from coterie.messages import Layout
-from coterie.model_card import MAX_EXAMPLE, CardError, ModelCard
+from coterie.wire.messages import Layout
+from coterie.wire.model_card import MAX_EXAMPLE, CardError, ModelCard
 
 # Examples per forward pass; bounds memory.
 _CHUNK = 1024

@@ -17,19 +17,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _COPIED = ("coterie", "tests", "benchmarks", "pyproject.toml", "README.md", "docs")
-_PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/strategies/base.py"
+_PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/strategies/strategy.py"
 _EXCHANGE = "coterie/rounds/exchange.py"
 _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
 _BANDED, _STREAMS = f"{_PRIVACY}/mechanisms/banded.py", "tests/audit/test_audit_streams.py"
 _HOSTILE = "tests/client/test_hostile_server.py"
 _GUARD, _SITE = "coterie/guard", "tests/guard/test_guarded_site.py"
 _FILTER, _ADAPTIVE = f"{_PRIVACY}/filter.py", "tests/privacy/test_filter.py"
-_SITES, _SERVER, _RUN = f"{_GUARD}/sites.py", f"{_GUARD}/server.py", "tests/guard/test_guarded_run.py"
-_TRAINING, _APPS = f"{_GUARD}/training.py", "tests/guard/test_faulty_apps.py"
+_SITES, _SERVER, _RUN = f"{_GUARD}/owners.py", f"{_GUARD}/server.py", "tests/guard/test_guarded_run.py"
+_TRAINING, _APPS = f"{_GUARD}/watched_training.py", "tests/guard/test_faulty_apps.py"
 _SEARCH = "tests/strategies/test_model_search.py"
-_GENERATORS, _CLIENTAPP = "coterie/generators.py", "coterie/deploy/clientapp.py"
-_SUPEREXEC = "tests/deploy/test_superexec.py"
-_SIZES, _REPLY_SIZES = "coterie/wire/sizes.py", "tests/client/test_reply_sizes.py"
+_GENERATORS, _CLIENTAPP = "coterie/privacy/generators.py", "coterie/flower/clientapp.py"
+_SUPEREXEC = "tests/flower/test_superexec.py"
+_SIZES, _REPLY_SIZES = "coterie/flower/sizes.py", "tests/client/test_reply_sizes.py"
 _ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
 _BOUNDS = "tests/server/test_bounds.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
@@ -397,14 +397,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a guarded epoch is not charged",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         "self._charge(events)",
         "pass",
         f"{_SITE}::test_what_the_app_executes_is_charged_and_sent",
     ),
     Mutation(
         "a guarded site draws the same noise again",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         'self._noise = Streams().stream("noise")',
         'self._noise = Streams(0).stream("noise")',
         f"{_SITE}::test_the_noise_has_the_charged_scale_and_ignores_the_apps_seed",
@@ -432,7 +432,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the number of short gradients of round 1 has the noise of later rounds",
-        "coterie/client/records.py",
+        "coterie/client/record_level.py",
         "noise_of_norms=plan.noise_of_norms(task.first)",
         "noise_of_norms=plan.noise_of_norms(False)",
         "tests/strategies/test_records.py::test_gradients_and_the_number_of_short_ones_share_the_charged_noise",
@@ -488,35 +488,35 @@ MUTATIONS = [
     ),
     Mutation(
         "a guarded site draws the same batches again",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         'coins = Streams().stream("batches")',
         'coins = Streams(0).stream("batches")',
         f"{_SITE}::test_batches_are_poisson_samples",
     ),
     Mutation(
         "a guarded site adds less noise than it charges",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         "drawn = torch.from_numpy(gaussian(self._noise, noise, ",
         "drawn = torch.from_numpy(gaussian(self._noise, noise / 1.5, ",
         f"{_SITE}::test_the_noise_has_the_charged_scale_and_ignores_the_apps_seed",
     ),
     Mutation(
         "a guarded site clips gradients to twice the norm",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         "clip_factors(norms, clip_norm)",
         "clip_factors(norms / 2, clip_norm)",
         f"{_SITE}::test_one_record_of_any_gradient_moves_the_sum_by_at_most_the_clipping_norm",
     ),
     Mutation(
         "a guarded app may step twice on a batch",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         "self._watch.use_batch(records, noise)",
         "pass",
         f"{_SITE}::test_training_that_is_not_private",
     ),
     Mutation(
         "a guarded app may change parameters between steps",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         "self._watch.check_unchanged()",
         "pass",
         f"{_SITE}::test_training_that_is_not_private",
@@ -554,7 +554,7 @@ MUTATIONS = [
         _GENERATORS,
         "_reseed_devices(backend)",
         "pass",
-        "tests/test_generators.py::test_each_gpu_gets_a_seed_of_its_own",
+        "tests/privacy/test_generators.py::test_each_gpu_gets_a_seed_of_its_own",
     ),
     Mutation(
         "a process of a message that imports its app is not reseeded before",
@@ -575,7 +575,7 @@ MUTATIONS = [
         "coterie/engine/workers.py",
         "    reseed_generators()\n",
         "",
-        "tests/engine/test_local.py::test_workers_do_not_share_random_generators",
+        "tests/engine/test_in_process.py::test_workers_do_not_share_random_generators",
     ),
     Mutation(
         "a guarded model's buffers may change between steps",
@@ -750,14 +750,14 @@ MUTATIONS = [
         _SIZES,
         'b"\\t" if number >> i & 1 else b" "',
         'b" "',
-        "tests/wire/test_sizes.py::test_the_size_of_an_update_does_not_depend_on_its_values",
+        "tests/flower/test_sizes.py::test_the_size_of_an_update_does_not_depend_on_its_values",
     ),
     Mutation(
         "equal chunks of arrays are sent once",
         _SIZES,
         "ends.append(ends[-1] - _CHUNK // 2 + next(shortening))",
         "ends.append(ends[-1] - _CHUNK // 2)",
-        "tests/wire/test_sizes.py::test_the_size_of_an_update_does_not_depend_on_its_values",
+        "tests/flower/test_sizes.py::test_the_size_of_an_update_does_not_depend_on_its_values",
     ),
     Mutation(
         "the certificate does not name the peak memory",

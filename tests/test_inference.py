@@ -17,8 +17,8 @@ from sklearn.datasets import load_digits
 import coterie as package
 from coterie.datasets import DataError, Facts, TableSchema, local_records
 from coterie.inference import InferenceError
-from coterie.model_card import ModelCard
 from coterie.models import MODELS, initialise
+from coterie.wire.model_card import ModelCard
 
 CLIENTS = 4
 CARD = {

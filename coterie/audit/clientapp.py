@@ -20,9 +20,9 @@ from coterie.audit.findings import Finding, FloatArray, dominance_test, zero_cou
 from coterie.audit.runs import quiet
 from coterie.client.app import app
 from coterie.engine import LocalGrid
-from coterie.messages import CONFIG, MODELS, TRAIN, Layout, pack_models, read_reply
 from coterie.privacy import Event, RecordPlan, read_ledger
 from coterie.privacy.ledger import count_events
+from coterie.wire.messages import CONFIG, MODELS, TRAIN, Layout, pack_models, read_reply
 
 # Randomness is secret, so audits are not reproducible: fewer than one in a million fails by chance.
 _CONFIDENCE = 1 - 1e-7

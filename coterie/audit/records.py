@@ -18,8 +18,8 @@ from torch import nn
 from coterie.audit.findings import Finding, FloatArray, dominance_test
 from coterie.client.dpsgd import DPSGD, Vectors, train_privately
 from coterie.datasets import Shard, TestSet
-from coterie.messages import Layout
 from coterie.privacy import Event, RecordPlan, Streams, noisy_argmin, noisy_losses, selection_event
+from coterie.wire.messages import Layout
 
 _MECHANISM = "dp-sgd"
 # Clients trained per batch.

@@ -20,12 +20,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from coterie.audit.findings import BoolArray, Finding, FloatArray, binomial_test, dominance_test, variance_test
 from coterie.datasets import Source
 from coterie.engine import LocalGrid
-from coterie.messages import IDENTITY, REPLY, UPDATE, Layout, pack_models, pack_update
 from coterie.privacy import Joint, Ledger, Streams, composed
 from coterie.privacy.accountants import Accountant
 from coterie.rounds import Checkpoint, NullRecorder
 from coterie.strategies import IFCA, ClusteredStrategy, FedCAM
 from coterie.strategies.method import Models
+from coterie.wire.messages import IDENTITY, REPLY, UPDATE, Layout, pack_models, pack_update
 
 _CLIENTS, _CLUSTERS, _RATE, _ROUNDS, _NOISE, _CLIP = 2, 2, 0.4, 3, 0.25, 0.3
 _PARAMETERS = ("output.weight", "output.bias"), ((2, 2), (2,))

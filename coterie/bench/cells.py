@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.bench.table import BenchError, Column, Row, Table
-from coterie.generators import reseed_generators
+from coterie.privacy.generators import reseed_generators
 from coterie.progress import ProgressCallback, drain_progress, ignore_progress
 from coterie.report import read_outcome
 
@@ -60,8 +60,8 @@ class Cell:
     @property
     def upload_key(self) -> str:
         """Key of the client uploads, equal for runs that only process them differently; empty if not shareable."""
-        from coterie.methods import STRATEGIES
-        from coterie.one_shot import OneShot
+        from coterie.strategies import OneShot
+        from coterie.strategies.registry import STRATEGIES
 
         method = STRATEGIES.get(self.settings.get("strategy", ""))
         if self.central or method is None or not issubclass(method, OneShot):
@@ -312,9 +312,9 @@ def _run_one(
     from coterie.datasets import DataError
     from coterie.engine import SummingGrid, workers_for
     from coterie.models import ModelError
-    from coterie.one_shot import OneShot
     from coterie.privacy import PrivacyError
     from coterie.server import ConfigError, RunConfig, RunError, run
+    from coterie.strategies import OneShot
 
     def progress(text: str) -> None:
         _send(f"{cell.title}: {text}")

@@ -17,11 +17,11 @@ from coterie.client import federation
 from coterie.clustering import fuzzy_c_means, k_means_labels
 from coterie.clustering.dcn import DCN
 from coterie.files import write_atomic
-from coterie.one_shot.ffcm import FFCMSettings
-from coterie.one_shot.ppfc_gan import PPFCGANSettings
 from coterie.progress import ProgressCallback, ignore_progress
 from coterie.server import RunConfig
 from coterie.server.metrics import OUTSIDE, partition_scores
+from coterie.strategies.ffcm import FFCMSettings
+from coterie.strategies.ppfc_gan import PPFCGANSettings
 
 Points = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]

@@ -20,9 +20,9 @@ from coterie.client import LocalTrainingConfig, federation, losses, train
 from coterie.client.scores import accuracies
 from coterie.datasets import Shard
 from coterie.files import write_atomic
-from coterie.messages import Layout
 from coterie.server import RunConfig
 from coterie.server.metrics import unfairness
+from coterie.wire.messages import Layout
 
 # Settings that determine the reference models, besides the seed.
 _DATA = (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def strategies(as_json: JsonFlag = False) -> None:
     """List the methods with their papers and supported privacy units."""
-    from coterie.methods import STRATEGIES
+    from coterie.strategies.registry import STRATEGIES
 
     rows = {
         name: {

@@ -16,7 +16,7 @@ from coterie.logs import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from coterie.deploy import Status
+    from coterie.flower.status import Status
 
 _LONGEST_DETAIL = 2000  # characters; the detail may contain text from clients
 
@@ -35,14 +35,15 @@ def status(
     as_json: JsonFlag = False,
 ) -> None:
     """Show the nodes and runs of a SuperLink, and the progress of the latest or the selected run."""
-    from coterie import deploy
+    from coterie.deploy import DeployError
+    from coterie.flower.status import query_status
 
     if as_json and watch:
-        raise deploy.DeployError("--json and --watch cannot be combined")
+        raise DeployError("--json and --watch cannot be combined")
     console = console_for(False)
     try:
         while True:
-            found = deploy.query_status(connection, run)
+            found = query_status(connection, run)
             if as_json:
                 print_json(_document(found))
             else:

@@ -20,7 +20,7 @@ from coterie import models as networks
 from coterie.client.identity import Client, identity_reply
 from coterie.client.state import ClientError
 from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared, facts
-from coterie.messages import (
+from coterie.wire.messages import (
     CENTROIDS,
     CHARGED_REQUESTS,
     CONFIG,
@@ -56,7 +56,7 @@ def _handle(message: Message, context: Context) -> Message:
             content = _validated(message_type, content, client, node)
         reply = _reply_to(message_type, content, client)
         if deployed and message_type != IDENTITY and isinstance(reply, RecordDict):
-            from coterie.wire import fix_size
+            from coterie.flower.sizes import fix_size
 
             fix_size(reply)
     except Exception as error:

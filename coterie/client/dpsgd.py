@@ -40,9 +40,9 @@ from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.sgd import example_loss
 from coterie.client.training import padded
 from coterie.datasets import Federation, OwnFederation, Shard
-from coterie.messages import Layout
 from coterie.models import ModelError
 from coterie.privacy import check_clip_norm, gaussian
+from coterie.wire.messages import Layout
 
 Vectors = npt.NDArray[np.float32]
 Generators = Sequence[np.random.Generator]

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm, pad
 
 from coterie.client.sgd import example_loss
-from coterie.messages import Layout
 from coterie.models import ModelError
+from coterie.wire.messages import Layout
 
 # Margin below the clipping norm for rounding. In float64 the relative error of a norm over d numbers is at most d 2⁻⁵³,
 # 1e-9 at d = 1e7, and the error of a sum of n clipped records n² 2⁻⁵³ c, 4e-7 c at n = 60,000. In float32 these bounds

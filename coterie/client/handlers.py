@@ -21,13 +21,14 @@ from flwr.common.logger import log
 from coterie.client import points
 from coterie.client.identity import Client, identity_reply
 from coterie.client.layers import Vectors
-from coterie.client.records import noisy_model_losses, train_privately
+from coterie.client.record_level import noisy_model_losses, train_privately
 from coterie.client.scores import accuracies, losses
 from coterie.client.state import ClientError
 from coterie.client.task import LAST_LABEL, OWN, Cohort, Labels, Task
 from coterie.client.training import train
 from coterie.datasets import TestSet
-from coterie.messages import (
+from coterie.privacy import Plan, Summed, clip_rows
+from coterie.wire.messages import (
     CENTROIDS,
     DIAGNOSTICS,
     DIVERGED,
@@ -41,7 +42,6 @@ from coterie.messages import (
     losses_layout,
     pack_reply,
 )
-from coterie.privacy import Plan, Summed, clip_rows
 
 # Test examples of a client with personal layers, whose network is evaluated for this client only.
 _MAX_OWN_TESTS = 500
@@ -66,7 +66,7 @@ def identity(content: RecordDict, clients: Sequence[Client]) -> list[RecordDict]
 def _train(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
     """Choose a model, redraw the label if requested, train, store state, and return the update.
 
-    The redraw matrix is part of the request and depends on released values only (privacy/mechanisms/rr_cluster.py).
+    The redraw matrix is part of the request and depends on released values only (privacy/mechanisms/rebalancing.py).
     """
     cohort = Cohort.of(TRAIN, content, clients)
     refusals: Sequence[ClientError | None] = [None] * len(clients)

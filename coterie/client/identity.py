@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.datasets import Declared
-from coterie.messages import REPLY
+from coterie.wire.messages import REPLY
 
 
 @dataclass(frozen=True)

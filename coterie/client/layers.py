@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from coterie.messages import Layout
+from coterie.wire.messages import Layout
 
 Vectors = npt.NDArray[np.float32]
 

@@ -15,16 +15,16 @@ from torch import nn
 from coterie import models as networks
 from coterie.client.budget import charge
 from coterie.client.dpsgd import DPSGD
-from coterie.client.gans import GANTraining, Samples, train_gan_privately, train_gans
+from coterie.client.gan_training import GANTraining, Samples, train_gan_privately, train_gans
 from coterie.client.identity import Client
-from coterie.client.records import check_covered
+from coterie.client.record_level import check_covered
 from coterie.client.state import ClientError
 from coterie.client.task import LABELS, Cohort, Labels
 from coterie.clustering import fuzzy_c_means, k_means
-from coterie.messages import CENTROIDS, DIAGNOSTICS, GAN, LABEL, REPLY, UPDATE, pack_points
 from coterie.models.autoencoder import Labeller
 from coterie.privacy import Streams
 from coterie.wire import CentroidsRequest, GanRequest, LabelRequest, RequestError
+from coterie.wire.messages import CENTROIDS, DIAGNOSTICS, GAN, LABEL, REPLY, UPDATE, pack_points
 
 ReplyOrError = RecordDict | ClientError
 

@@ -16,7 +16,7 @@ from coterie.client.chains import chain_outputs, is_image_chain
 from coterie.client.device import fast_network, is_convolutional, products, supports_vmap
 from coterie.client.sgd import example_loss
 from coterie.datasets import Shard
-from coterie.messages import Layout
+from coterie.wire.messages import Layout
 
 # Examples per forward pass; bounds memory.
 _CHUNK = 4096

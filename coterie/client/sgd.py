@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from coterie.client.device import fast_network, on_device
 from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.datasets import Shard
-from coterie.messages import Layout
+from coterie.wire.messages import Layout
 
 
 @dataclass(frozen=True)

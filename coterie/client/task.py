@@ -24,9 +24,9 @@ from coterie.client.scores import losses
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
 from coterie.datasets import OWN_DATA, Federation, OwnFederation, Shard, facts, federate, own_federation
-from coterie.messages import CONFIG, Layout
 from coterie.privacy import RecordPlan
 from coterie.wire import ClientConfig, DataSpec, Request, TrainRequest, read_request
+from coterie.wire.messages import CONFIG, Layout
 from coterie.wire.requests import parse_plans
 
 LAST_LABEL, LABELS, OWN = "label", "labels", "own"

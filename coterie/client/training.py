@@ -21,7 +21,7 @@ from coterie.client.chains import is_image_chain, is_linear_chain, step_of_chain
 from coterie.client.device import fast_network, free_device, on_device, products, supports_vmap
 from coterie.client.sgd import LocalTrainingConfig, Schedule, descend, example_loss, schedule, train_sequentially
 from coterie.datasets import Shard
-from coterie.messages import Layout
+from coterie.wire.messages import Layout
 
 # Bytes of models in one batch on a CPU, and images in one step of image chains: larger batches do not fit its cache.
 _CACHE = 2_600_000

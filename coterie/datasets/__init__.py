@@ -1,5 +1,6 @@
 """Data sets, the distribution shifts that define hidden client groups, and the partition among clients."""
 
+from coterie.datasets.catalog import DATASETS, download, load
 from coterie.datasets.federation import Federation, Shard, TestSet, assign_groups, federate, parse_groups
 from coterie.datasets.own import (
     OWN_DATA,
@@ -13,7 +14,6 @@ from coterie.datasets.own import (
     own_federation,
     own_shard,
 )
-from coterie.datasets.registry import DATASETS, download, load
 from coterie.datasets.schema import SchemaError, TableSchema
 from coterie.datasets.shifts import LINES, SHIFTS, Shift
 from coterie.datasets.sources import DataError, DatasetInfo, Source

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from coterie.datasets.registry import load
+from coterie.datasets.catalog import load
 from coterie.datasets.shifts import SHIFTS, Examples, Shift, Targets
 from coterie.datasets.sources import DataError, Source, unknown
 from coterie.datasets.split import Split, by_classes, by_dirichlet, by_level, by_owner, evenly

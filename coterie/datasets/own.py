@@ -30,9 +30,9 @@ import numpy as np
 import numpy.typing as npt
 from flwr.common.logger import log
 
+from coterie.datasets.catalog import DATASETS, load
 from coterie.datasets.federation import Federation, Shard, Transform, centred, fractions
 from coterie.datasets.files import READERS, Records, Shape, find, labels, read
-from coterie.datasets.registry import DATASETS, load
 from coterie.datasets.schema import TableSchema
 from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source

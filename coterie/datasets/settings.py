@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.bounds import COUNT, DIRICHLET_ALPHA, MAX_SCHEMA, NON_IID_LEVEL, NUM_CLASSES, SIZE
+from coterie.datasets.catalog import DATASETS
 from coterie.datasets.own import OWN_DATA
-from coterie.datasets.registry import DATASETS
 from coterie.datasets.shifts import SHIFTS
 from coterie.settings import Settings, setting
 

@@ -22,13 +22,13 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from coterie.deploy.app import checked_hash, trusted_entities
+from coterie.deploy.bundle import checked_hash, trusted_entities
 from coterie.deploy.errors import DeployError
 
 #: Default port of a SuperNode's Runtime API; every SuperNode on a machine needs its own port.
 RUNTIME_PORT = 9094
-#: Command of the SuperExec (:mod:`coterie.deploy.superexec`); its flags follow.
-SUPEREXEC = (sys.executable, "-P", "-m", "coterie.deploy.superexec")
+#: Command of the SuperExec (:mod:`coterie.flower.superexec`); its flags follow.
+SUPEREXEC = (sys.executable, "-P", "-m", "coterie.flower.superexec")
 _TIMEOUT = 10.0  # seconds, for each of connecting and the TLS handshake
 _OWN_KEYS = (
     "client-id",
@@ -181,11 +181,11 @@ def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
 
 
 def command(edge: Edge) -> list[str]:
-    """Return the command of the SuperNode (:mod:`coterie.deploy.supernode`), with the pinned app if there is one."""
+    """Return the command of the SuperNode (:mod:`coterie.flower.supernode`), with the pinned app if there is one."""
     pinned = ["--fab-hash", edge.fab_hash] if edge.fab_hash else []
     signed = ["--trusted-entities", str(edge.trusted_entities)] if edge.trusted_entities else []
     return [
-        *(sys.executable, "-P", "-m", "coterie.deploy.supernode", *pinned),
+        *(sys.executable, "-P", "-m", "coterie.flower.supernode", *pinned),
         *("--superlink", edge.superlink),
         *("--root-certificates", str(edge.ca)),
         *("--auth-supernode-private-key", str(edge.key)),

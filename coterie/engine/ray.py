@@ -24,7 +24,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.messages import payload
+from coterie.wire.messages import payload
 
 # Seconds to wait for the head of a cluster to accept a connection.
 _CONNECT_SECONDS = 10.0

@@ -20,7 +20,7 @@ from flwr.common.logger import log
 from coterie.client import Client, ClientError
 from coterie.client.budget import budget_path, spend
 from coterie.files import open_private, private_folder
-from coterie.guard.certificate import MAX_RDP
+from coterie.guard.guarantee import MAX_RDP
 from coterie.guard.report import GUARD, Report
 from coterie.guard.terms import Declared, GuardError, Terms
 from coterie.logs import printable
@@ -95,7 +95,7 @@ def _answered(message: Message, context: Context, call_next: ClientAppCallable, 
 
 
 def _trained(message: Message, context: Context, call_next: ClientAppCallable, terms: Terms) -> RecordDict:
-    from coterie.guard.training import Watch, watched  # imports PyTorch
+    from coterie.guard.watched_training import Watch, watched  # imports PyTorch
 
     received = _arrays(message.content)
     details = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord
 
-from coterie.guard.sites import UNNAMED, is_name
+from coterie.guard.owners import UNNAMED, is_name
 from coterie.guard.terms import GuardError, checked_event
 from coterie.privacy import Event
 

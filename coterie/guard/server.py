@@ -18,9 +18,9 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from coterie.files import private_folder, write_atomic
-from coterie.guard.certificate import certificate, costs_of
+from coterie.guard.guarantee import certificate, costs_of
+from coterie.guard.owners import Site, Sites, reporter
 from coterie.guard.report import GUARD, Report
-from coterie.guard.sites import Site, Sites, reporter
 from coterie.guard.terms import GuardError
 from coterie.privacy import ClientLedger, Event, epsilon
 from coterie.privacy.accounting import SLACK, check_delta

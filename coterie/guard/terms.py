@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.guard.sites import UNNAMED, is_name
+from coterie.guard.owners import UNNAMED, is_name
 from coterie.privacy import Event
 
 #: Key of a node configuration that makes it, and not the app, the source of all terms.

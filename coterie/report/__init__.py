@@ -8,8 +8,8 @@ from coterie.report.evidence import Pairs, read_pairs, read_tree, similarity_fil
 from coterie.report.evidence_plots import draw_similarities, similarity_bar
 from coterie.report.page import write_report
 from coterie.report.plots import GROUP_COLOURS, INK, MUTED, drawing_style, privacy_figure, save_figure
+from coterie.report.result_table import result_table
 from coterie.report.runs import ReportError, Round, Run, read_outcome, read_rounds, read_run
-from coterie.report.table import result_table
 
 __all__ = [
     "GROUP_COLOURS",

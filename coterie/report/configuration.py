@@ -34,7 +34,7 @@ def _declares(attribute: str, value: Any = True) -> Callable[[Config], bool]:
     """Whether the method declares a value; True for methods that this version does not have."""
 
     def declared(config: Config) -> bool:
-        from coterie.methods import STRATEGIES
+        from coterie.strategies.registry import STRATEGIES
 
         method = STRATEGIES.get(str(config.get("strategy")))
         return method is None or getattr(method, attribute) == value
@@ -46,7 +46,7 @@ def _overrides(name: str) -> Callable[[Config], bool]:
     """Whether the method overrides a class method; True for methods that this version does not have."""
 
     def overridden(config: Config) -> bool:
-        from coterie.methods import STRATEGIES
+        from coterie.strategies.registry import STRATEGIES
 
         method = STRATEGIES.get(str(config.get("strategy")))
         return method is None or sum(name in vars(each) for each in method.__mro__) > 1
@@ -119,8 +119,8 @@ def _declared(strategy: str) -> dict[str, Setting]:
 
     Those of a method that this version does not have are missing.
     """
-    from coterie.methods import STRATEGIES
     from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
+    from coterie.strategies.registry import STRATEGIES
     from coterie.strategies.settings import AggregationSettings
 
     tables: list[type[Settings]] = [PrivacySettings, RecordLevelSettings, AggregationSettings]

@@ -11,7 +11,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from coterie.files import FileError, open_regular
-from coterie.report import formats, records, sites
+from coterie.report import clustered_records as records
+from coterie.report import formats, sites
 from coterie.report.comparison import OUTSIDE, Comparison, compare, score_text
 from coterie.report.configuration import has_effect, shown_settings
 from coterie.report.figures import accuracy_graphic, cluster_graphic, comparison_graphic, epsilon_graphic, evidence

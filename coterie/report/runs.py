@@ -67,7 +67,7 @@ class ReportError(ValueError):
 
 def clusters_records(strategy: object) -> bool:
     """Whether the clusters of a strategy are of records instead of clients."""
-    from coterie.methods import STRATEGIES
+    from coterie.strategies.registry import STRATEGIES
 
     return strategy in STRATEGIES and STRATEGIES[str(strategy)].produces == "labels"
 
@@ -156,7 +156,7 @@ class Run:
     @property
     def clustered(self) -> bool:
         """Whether the method has clusters of clients; True for methods that this version does not have."""
-        from coterie.methods import STRATEGIES
+        from coterie.strategies.registry import STRATEGIES
 
         method = STRATEGIES.get(self.strategy)
         return method is None or method.clustered

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import RecordDict
 
-from coterie.messages import Layout, payload, update_payload
 from coterie.privacy import Ledger, Plan, Streams, redraw_matrix
 from coterie.rounds.aggregation import Aggregator
-from coterie.rounds.registry import ClientRegistry
+from coterie.rounds.client_registry import ClientRegistry
+from coterie.wire.messages import Layout, payload, update_payload
 
 Models: TypeAlias = npt.NDArray[np.float32]
 FloatArray: TypeAlias = npt.NDArray[np.float64]

@@ -16,10 +16,10 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 
 from coterie.logs import printable
-from coterie.messages import CONFIG, DIAGNOSTICS, ReplyError, check_sender, diagnostics, parse
 from coterie.rounds.context import Models, RunContext
 from coterie.rounds.exchange import MessageBatch
 from coterie.wire import Request, Summary
+from coterie.wire.messages import CONFIG, DIAGNOSTICS, ReplyError, check_sender, diagnostics, parse
 
 _MAX_KEYS = 100
 _LONGEST_KEY = 100

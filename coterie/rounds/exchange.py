@@ -17,11 +17,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 
 from coterie.logs import printable
-from coterie.messages import CONFIG, MODELS, ReplyError, pack_models
 from coterie.privacy import Permit, Pricing, Summed
 from coterie.rounds.context import Models, RunContext, StrategyError
 from coterie.rounds.phases import C, IntArray, Phase, R, SumsPhase
 from coterie.wire import Request, TrainRequest, digest
+from coterie.wire.messages import CONFIG, MODELS, ReplyError, pack_models
 
 #: Reason of every dropped reply of a certified client-level run, whose participants are secret.
 WITHHELD = "withheld under client-level privacy: see the clients' logs"

@@ -19,13 +19,13 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from coterie.messages import DIVERGED, Layout, pack_models, unpack_models
 from coterie.privacy import BudgetError, Event, Ledger, Plan, epsilon
 from coterie.rounds.averaging import Averaging
+from coterie.rounds.client_registry import ClientRegistry
 from coterie.rounds.context import Models, Statistics, StrategyError
 from coterie.rounds.exchange import Exchange, MessageBatch, PartialSums, SupportsSums
 from coterie.rounds.recorder import Checkpoint, Recorder
-from coterie.rounds.registry import ClientRegistry
+from coterie.wire.messages import DIVERGED, Layout, pack_models, unpack_models
 
 #: Flower's transport errors: the node or its process is gone, or the time is over.
 TRANSPORT_ERRORS = (

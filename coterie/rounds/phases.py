@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import RecordDict
 
-from coterie.messages import Layout, PointsSpec, Reply, ReplyError, parse, read_points, read_reply
 from coterie.privacy import (
     Collected,
     Contributions,
@@ -25,6 +24,7 @@ from coterie.privacy import (
 )
 from coterie.rounds.context import Models, RunContext, StrategyError
 from coterie.wire import Request, TrainRequest
+from coterie.wire.messages import Layout, PointsSpec, Reply, ReplyError, parse, read_points, read_reply
 
 C = TypeVar("C", bound=Contributions)
 R = TypeVar("R", bound=Released)

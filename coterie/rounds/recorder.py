@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from coterie.messages import Layout
+from coterie.wire.messages import Layout
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

@@ -89,7 +89,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run, and log where the results are."""
     from flwr.superlink.grid import InMemoryGrid  # of simulations; deployments have another grid
 
-    from coterie.server.grid import with_retries
+    from coterie.flower.grid import with_retries
 
     logs.install(run=str(context.run_id))
     runs = Path(os.environ.get("COTERIE_RUNS") or Path.home() / "coterie-runs")

@@ -19,7 +19,6 @@ from coterie import models as networks
 from coterie.bounds import MAX_REDRAWN
 from coterie.datasets import OWN_DATA, DataError, Facts, TableSchema, assign_groups, facts, parse_groups
 from coterie.datasets.settings import DataSettings
-from coterie.methods import STRATEGIES, strategy_class
 from coterie.privacy import PLANS, Plan, PrivacyError
 from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
 from coterie.rounds import Aggregator, Averaging, StrategyError
@@ -33,6 +32,7 @@ from coterie.server.settings import (
 )
 from coterie.settings import AUTO, RENAMED, ConfigError, Setting, Settings, flat, suggestion, with_current_names
 from coterie.strategies import AdaptiveClipping, ClusteredStrategy, Reseeding, StrategyOptions
+from coterie.strategies.registry import STRATEGIES, strategy_class
 from coterie.strategies.settings import AggregationSettings, TrainingSettings
 
 S = TypeVar("S", bound=Settings)

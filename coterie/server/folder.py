@@ -6,7 +6,7 @@ metrics.jsonl         a line per round: released or charged values, and time
 diagnostics.jsonl     a line per evaluation with exact scores, which are outside the guarantee
 ledger.jsonl          a line per charge, written and synced before its release
 privacy.json          the certificate
-models/               ``cluster-<j>.safetensors``, each with its card (model_card.py)
+models/               ``cluster-<j>.safetensors``, each with its card (wire/model_card.py)
 checkpoint/           ``state.safetensors``, replaced atomically after every round
 clients/              state of simulated clients, a file each; never part of a release
 evidence/             inputs of the clustering, where the server sees them: ``NAME.npz``, as exact as it sees them
@@ -54,8 +54,6 @@ from coterie.files import (
     read_text,
     write_atomic,
 )
-from coterie.messages import Layout
-from coterie.model_card import ModelCard
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
 from coterie.progress import ProgressCallback, ignore_progress
@@ -63,6 +61,8 @@ from coterie.rounds import SERVER_KEYS, Checkpoint
 from coterie.server import planning
 from coterie.server.config import RunConfig
 from coterie.settings import RENAMED, nested
+from coterie.wire.messages import Layout
+from coterie.wire.model_card import ModelCard
 
 _LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen")
 _HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"

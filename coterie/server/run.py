@@ -19,8 +19,6 @@ from coterie import __version__
 from coterie import models as networks
 from coterie.files import read_bytes
 from coterie.logs import printable
-from coterie.messages import Layout, pack_models, unpack_models
-from coterie.model_card import ModelCard, scaling_of
 from coterie.privacy import Streams
 from coterie.server import planning
 from coterie.server.config import RunConfig
@@ -30,6 +28,8 @@ from coterie.server.metrics import OUTSIDE, SCORES, SCORES_OF_CLIENTS, summarise
 from coterie.server.recorders import recording
 from coterie.strategies import ClusteredStrategy, StrategyError
 from coterie.wire import LabelRequest
+from coterie.wire.messages import Layout, pack_models, unpack_models
+from coterie.wire.model_card import ModelCard, scaling_of
 
 _TRAFFIC = ("messages_down", "messages_up", "bytes_down", "bytes_up")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.bounds import MAX_CLUSTERS, ROUNDS, SEED
-from coterie.methods import STRATEGIES
 from coterie.settings import AUTO, ConfigError, Settings, setting
+from coterie.strategies.registry import STRATEGIES
 
 
 def _are_names(text: str) -> bool:

@@ -54,8 +54,8 @@ from coterie.clustering.distances import FloatArray, Indices, cosines
 from coterie.privacy import Plan, ReleasedUpdates
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy, StrategyOptions
 from coterie.strategies.method import CheckOptions, Models, Round, Steps
+from coterie.strategies.strategy import ClusteredStrategy, StrategyOptions
 
 # Defaults of eps_1, eps_2 and the stopping threshold, in units of the largest update norm of the first round.
 _RELATIVE_THRESHOLDS = (0.2, 0.5, 0.01)

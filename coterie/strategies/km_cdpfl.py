@@ -25,8 +25,8 @@ import numpy as np
 
 from coterie.clustering import k_means_labels
 from coterie.clustering.mixture import project
-from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.method import Models, Round
+from coterie.strategies.strategy import ClusteredStrategy
 
 _LABELS = "labels"
 

@@ -61,13 +61,13 @@ from coterie.clustering.distances import (
     parameter_distances,
     profile_distances,
 )
-from coterie.messages import losses_layout
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy, StrategyOptions
 from coterie.strategies.method import Models, Round, Steps
+from coterie.strategies.strategy import ClusteredStrategy, StrategyOptions
 from coterie.wire import LossesRequest
+from coterie.wire.messages import losses_layout
 
 _DISTANCES: dict[str, Callable[[Updates], FloatArray]] = {
     "params": parameter_distances,

@@ -19,8 +19,8 @@ from typing import ClassVar, Unpack
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
 from coterie.settings import Settings
-from coterie.strategies.base import ClusteredStrategy, StrategyOptions
 from coterie.strategies.method import Models, Round
+from coterie.strategies.strategy import ClusteredStrategy, StrategyOptions
 
 
 class Oracle(ClusteredStrategy):

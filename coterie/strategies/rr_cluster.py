@@ -15,7 +15,7 @@ X. Yang, S. Hu, S. Kim, T. Li: Differentially Private Federated Clustering with 
 lines                 where
 ====================  ==================================================================
 4, 5, 6, 11 to 13     the base: strategies/ifca.py, fesem.py or fedcam.py
-7 to 10               the mechanism: privacy/mechanisms/rr_cluster.py, three forms
+7 to 10               the mechanism: privacy/mechanisms/rebalancing.py, three forms
 ====================  ==================================================================
 
 Deviations from the paper
@@ -32,11 +32,11 @@ from typing import Any, ClassVar, Unpack
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy, StrategyOptions
 from coterie.strategies.fedcam import FedCAM
 from coterie.strategies.fesem import FeSEM
 from coterie.strategies.ifca import IFCA
 from coterie.strategies.method import CheckOptions
+from coterie.strategies.strategy import ClusteredStrategy, StrategyOptions
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from coterie.engine import LocalGrid
-from coterie.messages import (
+from coterie.flower.sizes import PADDING
+from coterie.privacy import RecordPlan
+from coterie.testing.failures import Report
+from coterie.wire import EvaluateRequest, LossesRequest, Request, TrainRequest
+from coterie.wire.messages import (
     CONFIG,
     DIAGNOSTICS,
     EVALUATE,
@@ -30,9 +34,6 @@ from coterie.messages import (
     read_reply,
     unpack_models,
 )
-from coterie.privacy import RecordPlan
-from coterie.testing.failures import Report
-from coterie.wire import PADDING, EvaluateRequest, LossesRequest, Request, TrainRequest
 
 Values: TypeAlias = Mapping[str, Any]
 

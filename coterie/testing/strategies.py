@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.messages import REPLY, UPDATE, Layout, pack_models, pack_update, unpack_models
-from coterie.methods import contract_problems
 from coterie.privacy import (
     Event,
     Joint,
@@ -31,8 +29,10 @@ from coterie.privacy.plan import Summed
 from coterie.rounds import Checkpoint, NullRecorder, StrategyError
 from coterie.settings import Settings
 from coterie.strategies import ClusteredStrategy
+from coterie.strategies.registry import contract_problems
 from coterie.testing.failures import Report
 from coterie.testing.toys import CLIENTS, LAYOUT, MALFORMED, Spoil, ToyGrid, honest, malformed
+from coterie.wire.messages import REPLY, UPDATE, Layout, pack_models, pack_update, unpack_models
 
 Models = npt.NDArray[np.float32]
 

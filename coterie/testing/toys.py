@@ -10,8 +10,8 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from coterie.engine import LocalGrid
-from coterie.messages import DIAGNOSTICS, EVALUATE, IDENTITY, REPLY, Layout, losses_layout, pack_reply
 from coterie.wire import LossesRequest, Request, TrainRequest, read_request
+from coterie.wire.messages import DIAGNOSTICS, EVALUATE, IDENTITY, REPLY, Layout, losses_layout, pack_reply
 
 #: Number of clients; two groups alternate.
 CLIENTS = 6

@@ -16,10 +16,8 @@ from coterie.wire.requests import (
     digest,
     read_request,
 )
-from coterie.wire.sizes import PADDING, fix_size
 
 __all__ = [
-    "PADDING",
     "REQUESTS",
     "CentroidsRequest",
     "ClientConfig",
@@ -36,7 +34,6 @@ __all__ = [
     "Summary",
     "TrainRequest",
     "digest",
-    "fix_size",
     "read_request",
     "summary_of",
 ]

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Generic, Self, TypeVar
 from flwr.app import MetricRecord
 
 from coterie.bounds import Bounds
-from coterie.messages import ReplyError
 from coterie.wire.fields import Fields, Length, RequestError
+from coterie.wire.messages import ReplyError
 
 _MAX_CLASSES = 10_000
 _MAX_COUNTS = 1_000_000

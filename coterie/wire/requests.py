@@ -46,7 +46,9 @@ from coterie.bounds import (
     SIZE,
     Bounds,
 )
-from coterie.messages import (
+from coterie.privacy import PrivacyError, RecordPlan, ReleaseSpec
+from coterie.wire.fields import Fields, Length, OneOf, RequestError
+from coterie.wire.messages import (
     CENTROIDS,
     CONFIG,
     EVALUATE,
@@ -59,8 +61,6 @@ from coterie.messages import (
     Layout,
     unpack_models,
 )
-from coterie.privacy import PrivacyError, RecordPlan, ReleaseSpec
-from coterie.wire.fields import Fields, Length, OneOf, RequestError
 
 # Rows of a redraw matrix may be off by rounding.
 _ROUNDING = 1e-6

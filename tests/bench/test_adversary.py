@@ -9,11 +9,11 @@ from flwr.app import ConfigRecord
 
 from coterie.bench.adversary import HostileGrid, choose_attackers, flipped_labels
 from coterie.datasets import federate
-from coterie.messages import Layout, pack_models, unpack_models
 from coterie.privacy import NoPrivacy, Streams
 from coterie.server import RunConfig, RunFolder, run
 from coterie.server.metrics import summarise
 from coterie.strategies import Aggregator, FedAvg
+from coterie.wire.messages import Layout, pack_models, unpack_models
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 20

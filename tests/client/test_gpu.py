@@ -17,7 +17,7 @@ from coterie.client import device as devices
 from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.client.scores import accuracies
 from coterie.datasets import Shard, TestSet
-from coterie.messages import Layout
+from coterie.wire.messages import Layout
 
 SHAPE, CLASSES = (1, 8, 8), 3
 NETWORKS = {"mlp-32": SHAPE, "cnn-tiny": SHAPE, "resnet18-gn": (3, 8, 8), "lstm-char": (10,)}

@@ -5,9 +5,9 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.client import HANDLERS, Client, ClientError, federation, handlers
-from coterie.messages import Layout, pack_models, read_reply
 from coterie.models import initialise
 from coterie.server import RunConfig
+from coterie.wire.messages import Layout, pack_models, read_reply
 
 CONFIG = RunConfig({"clients": 20, "seed": 3, "local-epochs": 1})
 

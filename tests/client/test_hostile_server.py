@@ -21,10 +21,10 @@ from coterie.client.app import app
 from coterie.client.budget import BUDGET_FILE
 from coterie.datasets import own_shard
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, pack_models
 from coterie.models import build_gan, initialise
 from coterie.privacy.ledger import read_ledger
 from coterie.server import RunConfig
+from coterie.wire.messages import Layout, pack_models
 
 SHAPE, CLASSES, N = (1, 4, 4), 2, 24
 NAN = math.nan

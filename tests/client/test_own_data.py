@@ -14,10 +14,10 @@ from coterie.client.app import app
 from coterie.client.task import Task
 from coterie.datasets import OwnFederation, own_shard
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, pack_models, pack_update, read_reply
 from coterie.models import initialise
 from coterie.server import RunConfig, RunFolder, run
 from coterie.wire import ClientConfig, TrainRequest
+from coterie.wire.messages import Layout, pack_models, pack_update, read_reply
 
 SHAPE = (1, 4, 4)
 OWN = {"dataset": "own", "input-shape": "1x4x4", "num-classes": 2, "model": "linear", "device": "cpu"}

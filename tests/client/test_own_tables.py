@@ -10,9 +10,9 @@ from coterie.client import HANDLERS, Client, ClientError
 from coterie.client.app import app
 from coterie.datasets import own_shard
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, pack_models, read_reply
 from coterie.models import initialise
 from coterie.server import RunConfig
+from coterie.wire.messages import Layout, pack_models, read_reply
 
 SCHEMA = """version = 1
 ignore = ["id"]

@@ -8,14 +8,15 @@ import torch
 import toys
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.client import HANDLERS, Client, ClientError, StateFile, federation, gans, points
+from coterie.client import HANDLERS, Client, ClientError, StateFile, federation, points
+from coterie.client import gan_training as gans
 from coterie.client.state import ClientError as Refusal
 from coterie.clustering import fuzzy_c_means, k_means
-from coterie.messages import Layout, PointsSpec, pack_models, read_points
 from coterie.models import autoencoder, build_gan
 from coterie.models.autoencoder import Labeller
 from coterie.privacy import RecordPlan
 from coterie.server import RunConfig
+from coterie.wire.messages import Layout, PointsSpec, pack_models, read_points
 
 SETTINGS = {
     "strategy": "ppfc-gan",

@@ -11,7 +11,7 @@ from coterie.client.chains import is_image_chain
 from coterie.client.penalties import Penalty
 from coterie.client.scores import accuracies
 from coterie.datasets import Shard, TestSet
-from coterie.messages import Layout
+from coterie.wire.messages import Layout
 
 PENALTIES = [Penalty(), *(Penalty(name, 0.5) for name in penalties.PENALTIES)]
 

@@ -125,7 +125,7 @@ def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
     assert program == argv[0] == sys.executable
     runtime = argv[argv.index("--port") + 1]
     assert argv[1:] == [
-        *("-P", "-m", "coterie.deploy.supernode"),
+        *("-P", "-m", "coterie.flower.supernode"),
         *("--superlink", f"localhost:{port}"),
         *("--root-certificates", str(pki / "ca.crt")),
         *("--auth-supernode-private-key", str(pki / "nodes" / "node-1.key")),
@@ -346,7 +346,7 @@ def test_hash_of_the_app(coterie, pki, executed):
     assert f"app        only {'ab' * 32}" in out.splitlines()
     ((program, argv, _),) = executed
     assert program == sys.executable
-    assert argv[1:7] == ["-P", "-m", "coterie.deploy.supernode", "--fab-hash", "ab" * 32, "--superlink"]
+    assert argv[1:7] == ["-P", "-m", "coterie.flower.supernode", "--fab-hash", "ab" * 32, "--superlink"]
 
 
 def test_keys_of_apps(wrong, coterie, pki, tmp_path, executed):

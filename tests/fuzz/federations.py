@@ -17,17 +17,16 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from coterie.engine import LocalGrid
-from coterie.messages import pack_models, unpack_models
 from coterie.models import autoencoder
-from coterie.one_shot import OneShot
 from coterie.privacy import Streams
 from coterie.rounds import Checkpoint, NullRecorder
 from coterie.rounds.evaluation import mean_of_clients
 from coterie.server import RunConfig
 from coterie.server.metrics import summarise, summarise_records
 from coterie.server.run import initial_models
-from coterie.strategies import ClusteredStrategy
+from coterie.strategies import ClusteredStrategy, OneShot
 from coterie.wire import Summary
+from coterie.wire.messages import pack_models, unpack_models
 
 CLIENTS = 8
 INTRODUCTION, TRAINING, EVALUATION = "identity_reply", "training", "evaluation"

@@ -5,11 +5,10 @@ import pytest
 from campaign import Campaign
 from federations import EVALUATION, SETTINGS, TRAINING
 
-from coterie import messages
-from coterie.methods import STRATEGIES
 from coterie.privacy import RecordLevel, plan
 from coterie.rounds import evaluation, exchange, phases
-from coterie.wire import REQUESTS, EvaluationReply
+from coterie.strategies.registry import STRATEGIES
+from coterie.wire import REQUESTS, EvaluationReply, messages
 
 pytestmark = pytest.mark.timeout(300)
 

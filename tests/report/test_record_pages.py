@@ -10,10 +10,10 @@ from matplotlib.colors import same_color
 from rich.console import Console
 
 from coterie.report import formats, read_outcome, read_run, result_table, write_report
+from coterie.report.clustered_records import confusion_rows, describe_points, describe_scores, point_figures
 from coterie.report.plots import CLUSTER_COLOURS
-from coterie.report.points import embed, point_files, read_codes, read_points
 from coterie.report.points_plots import MAX_CLIENTS, MAX_PER_CLIENT, embedding_figure, samples_figure
-from coterie.report.records import confusion_rows, describe_points, describe_scores, point_figures
+from coterie.report.uploaded_points import embed, point_files, read_codes, read_points
 
 # Clusters in rows: 0 and 1 lie in cluster 2, nothing in cluster 1, class 2 in cluster 0.
 CONFUSION = [[0, 10, 80], [0, 0, 0], [60, 40, 10]]

@@ -9,10 +9,10 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.bounds import MAX_PLANS, MAX_REDRAWN
-from coterie.messages import Layout, pack_models
-from coterie.methods import STRATEGIES
 from coterie.server import SETTINGS, ConfigError, RunConfig, planning
+from coterie.strategies.registry import STRATEGIES
 from coterie.wire import ClientConfig, LossesRequest, RequestError, TrainRequest, read_request
+from coterie.wire.messages import Layout, pack_models
 from coterie.wire.requests import parse_plans
 
 SENT = {each.key: each for each in SETTINGS.values() if each.client and each.key != "lr-decay"}

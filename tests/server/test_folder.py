@@ -11,12 +11,12 @@ import tomli_w
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from coterie.messages import Layout
-from coterie.model_card import ModelCard
 from coterie.privacy import BudgetError, Event, LedgerError, epsilon
 from coterie.server import FolderError, RunConfig, RunFolder, planning
 from coterie.settings import RENAMED, flat
 from coterie.strategies import Checkpoint
+from coterie.wire.messages import Layout
+from coterie.wire.model_card import ModelCard
 
 SETTINGS = {"clients": 20, "clusters": 2, "rounds": 6, "epsilon": 4.0, "model": "linear"}
 LAYOUT = Layout(("weight", "bias"), ((2, 3), (2,)))  # not in alphabetical order, as safetensors keeps them

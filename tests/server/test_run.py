@@ -9,9 +9,9 @@ from safetensors.numpy import load_file
 
 from coterie.client import HANDLERS
 from coterie.engine import LocalGrid
-from coterie.messages import TRAIN, UPDATE, pack_update, unpack_models
 from coterie.privacy import Event, Plan, epsilon
 from coterie.server import RunConfig, RunError, RunFolder, run
+from coterie.wire.messages import TRAIN, UPDATE, pack_update, unpack_models
 
 # Rebalancing, so that the released histogram matters for what comes after a resume.
 SETTINGS = {

@@ -11,8 +11,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from toys import UP, Correlated
 
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, pack_models, pack_update, unpack_models
-from coterie.methods import STRATEGIES
 from coterie.privacy import (
     Joint,
     Ledger,
@@ -30,7 +28,9 @@ from coterie.privacy import (
 from coterie.privacy.ledger import event_of
 from coterie.server import RunConfig, RunFolder
 from coterie.strategies import IFCA, Checkpoint, ClusteredStrategy, FedAvg, Reseeding, StrategyError, SumsPhase
+from coterie.strategies.registry import STRATEGIES
 from coterie.wire import TrainRequest
+from coterie.wire.messages import Layout, pack_models, pack_update, unpack_models
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
 CLIENTS = 8

@@ -10,11 +10,11 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from toys import strategy_of
 
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, pack_models, pack_update, unpack_models
-from coterie.methods import STRATEGIES
 from coterie.privacy import Joint, NoPrivacy, Streams
 from coterie.strategies import CFL, StrategyError
 from coterie.strategies.cfl import bipartition
+from coterie.strategies.registry import STRATEGIES
+from coterie.wire.messages import Layout, pack_models, pack_update, unpack_models
 
 LAYOUT = Layout(("w",), ((4,),))
 FOUR = 10 * np.eye(4)[np.arange(12) % 4]  # clients 0, 4, 8 have one optimum, 1, 5, 9 another, ...

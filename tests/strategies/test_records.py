@@ -18,7 +18,6 @@ from coterie.client.budget import spend
 from coterie.client.state import ClientError
 from coterie.client.task import Task
 from coterie.engine import LocalGrid
-from coterie.messages import pack_models, pack_update, unpack_models
 from coterie.privacy import (
     ClientLedger,
     Event,
@@ -38,6 +37,7 @@ from coterie.privacy.ledger import event_of, read_ledger
 from coterie.server.metrics import summarise
 from coterie.strategies import FCDPFL, KMCDPFL, LCFL, RCDPFL, Aggregator, FedAvg, Oracle, StrategyError
 from coterie.wire import ClientConfig, LossesRequest, TrainRequest
+from coterie.wire.messages import pack_models, pack_update, unpack_models
 
 RECORDS = 5
 GROUPS = [0, 1] * 4
@@ -395,8 +395,8 @@ def test_what_a_client_does_is_what_it_was_charged_for(tmp_path, monkeypatch):
         chosen.append((losses.shape, bound, epsilon))
         return 0
 
-    monkeypatch.setattr("coterie.client.records.by_dpsgd", train_nothing)
-    monkeypatch.setattr("coterie.client.records.noisy_argmin", choose_nothing)
+    monkeypatch.setattr("coterie.client.record_level.by_dpsgd", train_nothing)
+    monkeypatch.setattr("coterie.client.record_level.noisy_argmin", choose_nothing)
     # All updates are equal, so there are no groups: told two, the mixture takes the first it finds.
     terms = client_plan(rounds=3, choices=2)
     terms = replace(
@@ -426,7 +426,7 @@ def test_gradients_and_the_number_of_short_ones_share_the_charged_noise(tmp_path
         done.append(settings[0])
         return np.zeros_like(start)
 
-    monkeypatch.setattr("coterie.client.records.by_dpsgd", train_nothing)
+    monkeypatch.setattr("coterie.client.record_level.by_dpsgd", train_nothing)
     terms = client_plan(rounds=3, choices=2, clip_share=0.2, clip_factor=0.8, first_noise_multiplier=0.3, noise=0.1)
     train(RCDPFL, plan(2, plans=[replace(terms, batch_size=2, local_epochs=3)]), np.zeros((1, 4)), tmp_path, rounds=3)
     _, charges = read_ledger(tmp_path / "client-0.ledger.jsonl")
@@ -447,7 +447,7 @@ def test_a_charge_is_on_disk_before_anything_is_drawn(draw, tmp_path, monkeypatc
         charged.append(len(read_ledger(tmp_path / "client-0.ledger.jsonl")[1]))
         raise RuntimeError("the power went out")
 
-    monkeypatch.setattr(f"coterie.client.records.{draw}", power_cut)
+    monkeypatch.setattr(f"coterie.client.record_level.{draw}", power_cut)
     _, _, strategy = train(FCDPFL, plan(2, choices=1), APART, tmp_path)
     assert charged[0] == 2  # the gradients and the choice
     assert min(charged[1:]) > 2  # asked again alone, it was charged again before it drew
@@ -628,7 +628,7 @@ def test_losses_are_charged_on_disk_before_they_are_drawn(tmp_path, monkeypatch)
         charged.append(len(read_ledger(tmp_path / "client-0.ledger.jsonl")[1]))
         raise RuntimeError("the power went out")
 
-    monkeypatch.setattr("coterie.client.records.noisy_losses", power_cut)
+    monkeypatch.setattr("coterie.client.record_level.noisy_losses", power_cut)
     with pytest.raises(RuntimeError):
         tell([client_plan(compared=2)], APART, **{"clients-dir": str(tmp_path)})
     assert charged == [1]

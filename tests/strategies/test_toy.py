@@ -11,11 +11,11 @@ from coterie.client import StateFile
 from coterie.client.handlers import _assign
 from coterie.datasets import assign_groups
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, pack_models, read_reply, unpack_models
-from coterie.methods import STRATEGIES
 from coterie.privacy import PLANS, NoPrivacy, Streams
 from coterie.server.metrics import summarise
 from coterie.strategies import IFCA, Aggregator, FedAvg, FedCAM, FedPer, FedProx, FeSEM, Local, Reseeding, StrategyError
+from coterie.strategies.registry import STRATEGIES
+from coterie.wire.messages import Layout, pack_models, read_reply, unpack_models
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
 LR, CLIENTS = 0.2, 8

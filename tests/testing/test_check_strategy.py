@@ -6,12 +6,12 @@ import numpy as np
 import plugged
 import pytest
 
-from coterie.messages import pack_models, unpack_models
-from coterie.methods import STRATEGIES
 from coterie.privacy import BudgetError
 from coterie.strategies import FedAvg
+from coterie.strategies.registry import STRATEGIES
 from coterie.testing import ConformanceError, check_strategy
 from coterie.testing.strategies import STRATEGY_ITEMS
+from coterie.wire.messages import pack_models, unpack_models
 
 
 @pytest.mark.parametrize("name", [n for n, method in STRATEGIES.items() if method.produces == "models"])

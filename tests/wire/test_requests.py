@@ -9,10 +9,10 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.bounds import Bounds
-from coterie.messages import Layout, pack_models
 from coterie.server import RunConfig
 from coterie.wire import REQUESTS, ClientConfig, RequestError, TrainRequest, digest
 from coterie.wire.fields import Fields, Length, OneOf
+from coterie.wire.messages import Layout, pack_models
 from coterie.wire.requests import parse_plans
 
 CONFIG = {"round": 1}
