@@ -7,8 +7,8 @@ from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
+from coterie.flower import sizes
 from coterie.flower.sizes import fix_size
-from coterie.wire import sizes
 from coterie.wire.messages import Layout, pack_reply, payload, read_reply
 
 # Arrays of equal shapes and of several chunks (of 4096 bytes here); one is a number.
