@@ -20,9 +20,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from decimal import Decimal
 from functools import cache
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
-from coterie.bounds import MAX_TEXT, Bounds
+from coterie.fields import MAX_TEXT, Bounds, Kind, key_of
 from coterie.plugins import form, provided
 
 #: Value of a setting that is not set; the method, the data set or the setting provides the default.
@@ -54,6 +54,7 @@ class Setting:
         place: whether it may change when a run is resumed: paths, timeouts, ports.
         only: name of a setting on which it depends, and the values of that setting for which it has an effect.
         choices: names that a string may have; empty if it is free.
+        custom: whether it may also name an object of users.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Setting:
     place: bool
     only: tuple[str, Collection[Any]] | None
     choices: tuple[str, ...]
+    custom: bool
 
     @property
     def key(self) -> str:
@@ -129,7 +131,7 @@ def setting(
         at_most: largest value of a number.
         below: the same, excluded.
         within: range of a number, in place of these four.
-        longest: maximum number of characters of a text; None: :data:`coterie.bounds.MAX_TEXT` if clients receive it.
+        longest: maximum number of characters of a text; None: :data:`coterie.fields.MAX_TEXT` if clients receive it.
         choices: allowed values of a string.
         custom: kind of the objects of users that are allowed as well, a key of :data:`coterie.plugins.GROUPS`; empty:
             none.
@@ -151,7 +153,7 @@ def setting(
     if longest is None:
         longest = MAX_TEXT if client else math.inf
     about = {"help": help, "allowed": allowed, "bounds": bounds, "longest": longest, "check": ok}
-    about |= {"tuned": tuned, "client": client, "place": place, "only": only, "choices": names}
+    about |= {"tuned": tuned, "client": client, "place": place, "only": only, "choices": names, "custom": bool(custom)}
     return field(default=default, metadata={_SETTING: about})
 
 
@@ -189,6 +191,49 @@ class Settings:
             for name, declared in self.declared().items()
         }
 
+    # ---- what clients receive ---------------------------------------------------------------------------------
+
+    @classmethod
+    def received(cls) -> dict[str, Kind]:
+        """Return the kind of every field that clients receive.
+
+        Any text may name an object of users: whether it does depends on what is installed, which no reply reveals.
+        """
+        return {
+            name: Kind(
+                (declared.kind,),
+                declared.optional,
+                bounds=declared.bounds,
+                choices=() if declared.custom else declared.choices,
+                longest=declared.longest,
+            )
+            for name, declared in cls.declared().items()
+            if declared.client
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read the fields that clients receive from what a server sent; other fields have their defaults.
+
+        Raises:
+            FieldError: a key is missing, or its value has another type or is out of bounds.
+        """
+        table = object.__new__(cls)  # without the conversions and the search for installed objects of users
+        values = {name: kind.read(key_of(name), record) for name, kind in cls.received().items()}
+        for name, declared in cls.declared().items():
+            object.__setattr__(table, name, values.get(name, declared.default))
+        return table
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the values that clients receive, by key."""
+        values = {key_of(name): getattr(self, name) for name in self.received()}
+        return {key: value for key, value in values.items() if value is not None}
+
+    @classmethod
+    def keys(cls) -> frozenset[str]:
+        """The keys of these values."""
+        return frozenset(map(key_of, cls.received()))
+
 
 def _declaration(table: str, each: Any, hint: Any) -> Setting:
     about = dict(each.metadata[_SETTING])
@@ -199,7 +244,7 @@ def _declaration(table: str, each: Any, hint: Any) -> Setting:
     if not about["allowed"]:
         stem, alone = numbers.get(kind, ("", "true or false" if kind is bool else "a string"))
         about["allowed"] = stem + bounds if bounds else alone
-    name = ".".join(filter(None, (table, each.name.replace("_", "-"))))
+    name = ".".join(filter(None, (table, key_of(each.name))))
     assert each.default is not MISSING, f"{name} has no default"
     return Setting(name=name, kind=kind, optional=types.NoneType in kinds, default=each.default, **about)
 

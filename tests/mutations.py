@@ -355,7 +355,7 @@ MUTATIONS = [
     ),
     Mutation(
         "no number of a request is too large",
-        "coterie/bounds.py",
+        "coterie/fields.py",
         "most = value < self.high if self.below else value <= self.high",
         "most = True",
         f"{_HOSTILE}::test_a_hostile_request_is_refused_alike_and_charges_nothing",

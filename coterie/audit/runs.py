@@ -19,38 +19,25 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from coterie.audit.findings import BoolArray, Finding, FloatArray, binomial_test, dominance_test, variance_test
 from coterie.datasets import Source
+from coterie.datasets.settings import DataSettings
 from coterie.engine import LocalGrid
+from coterie.models.settings import TrainingSettings
 from coterie.privacy import Joint, Ledger, Streams, composed
 from coterie.privacy.accountants import Accountant
 from coterie.rounds import Checkpoint, NullRecorder
 from coterie.strategies import IFCA, ClusteredStrategy, FedCAM
 from coterie.strategies.method import Models
+from coterie.wire import ClientConfig
 from coterie.wire.messages import IDENTITY, REPLY, UPDATE, Layout, pack_models, pack_update
 
 _CLIENTS, _CLUSTERS, _RATE, _ROUNDS, _NOISE, _CLIP = 2, 2, 0.4, 3, 0.25, 0.3
 _PARAMETERS = ("output.weight", "output.bias"), ((2, 2), (2,))
-_CONFIG: dict[str, Any] = {
-    "dataset": "coterie.audit.runs:vectors",
-    "data-dir": "",
-    "input-shape": "",
-    "num-classes": "none",
-    "features": "none",
-    "model": "linear",
-    "shift": "none",
-    "groups": "1",
-    "clients": _CLIENTS,
-    "samples-per-client": 5,
-    "dirichlet-alpha": 0.0,
-    "classes-per-client": 0,
-    "non-iid-level": -1.0,
-    "validation-clients": 0,
-    "partition-seed": 0,
-    "local-epochs": 1,
-    "batch-size": 5,
-    "lr": 0.2,
-    "device": "cpu",
-    "seed": 0,
-}
+_DATASET = "coterie.audit.runs:vectors"
+_CONFIG = ClientConfig(
+    data=DataSettings(dataset=_DATASET, clients=_CLIENTS, groups="1", shift="none", samples_per_client=5),
+    training=TrainingSettings(model="linear", local_epochs=1, batch_size=5, lr=0.2, device="cpu"),
+    seed=0,
+).to_record()
 
 
 def vectors() -> Source:

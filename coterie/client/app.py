@@ -152,29 +152,32 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Map
             raise RequestError("a model holds NaN or Inf")
     except RequestError as error:
         raise ClientError(f"{who}: {error}") from None
-    if config.dataset == OWN_DATA and client.data is None:
+    if config.data.dataset == OWN_DATA and client.data is None:
         raise ClientError(
             f"{who}: the run uses the clients' own data, but no data are configured; set data in the node configuration"
         )
     # An entry point is code, too; an unknown name gets the same reply, which does not reveal what is installed.
     for key, value, known in (
-        ("dataset", config.dataset, (*DATASETS, OWN_DATA)),
-        ("model", config.model, networks.MODELS),
-        ("features", config.features, networks.FEATURES),
+        ("dataset", config.data.dataset, (*DATASETS, OWN_DATA)),
+        ("model", config.training.model, networks.MODELS),
+        ("features", config.training.features, networks.FEATURES),
     ):
         if value not in known and value not in str(node.get("code", "")).split():
             raise ClientError(
                 f"{who}: {key} = {value!r} names code chosen by the server; to allow it, list it under code in the "
                 "node configuration"
             )
-    if client.data is not None and client.declared is None and config.table_schema:
+    if client.data is not None and client.declared is None and config.data.table_schema:
         raise ClientError(
             f"{who}: the run reads tables by a schema, but the node configuration declares none; set schema (coterie "
             "client --schema)"
         )
     if client.data is not None and client.declared is not None:
-        declared = client.declared
-        asked = facts(config.dataset, config.input_shape, config.num_classes, None, config.table_schema)
+        declared, data = client.declared, config.data
+        try:
+            asked = facts(data.dataset, data.input_shape, data.num_classes, None, data.table_schema)
+        except DataError as error:
+            raise ClientError(f"{who}: {error}") from None
         if (asked.shape, asked.num_classes, asked.fingerprint) != (
             declared.shape,
             declared.num_classes,

@@ -25,7 +25,7 @@ from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
 from coterie.datasets import OWN_DATA, Federation, OwnFederation, Shard, facts, federate, own_federation
 from coterie.privacy import RecordPlan
-from coterie.wire import ClientConfig, DataSpec, Request, TrainRequest, read_request
+from coterie.wire import ClientConfig, Request, TrainRequest, read_request
 from coterie.wire.messages import CONFIG, Layout
 from coterie.wire.requests import parse_plans
 
@@ -87,18 +87,23 @@ class Task:
     def of(cls, config: ClientConfig, request: Request, clients: Sequence[Client] = ()) -> Task:
         """Build the task of a request for these clients; data and network are cached per process."""
         data = _federation(config, clients)
-        device = torch_device(config.device)
-        precision = config.gpu_precision if device == "cuda" else None
-        model_spec = (config.model, data.input_shape, data.num_classes)
+        local = config.training
+        device = torch_device(local.device)
+        model_spec = (local.model, data.input_shape, data.num_classes)
         plans = _plans(request.record_plans)
         terms = request if isinstance(request, TrainRequest) else TrainRequest()
-        batch = _FULL_BATCH if terms.first_batch and not plans else config.batch_size
+        batch = _FULL_BATCH if terms.first_batch and not plans else local.batch_size
         return cls(
             federation=data,
             model_spec=model_spec,
             additive=request.additive,
             training=LocalTrainingConfig(
-                config.local_epochs, batch, config.lr, device, Penalty.of(terms), precision or "float32"
+                local.local_epochs,
+                batch,
+                local.lr,
+                device,
+                Penalty.of(terms),
+                local.gpu_precision if device == "cuda" else "float32",
             ),
             round=request.round,
             seed=config.seed,
@@ -158,11 +163,12 @@ def federation(config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Fed
     Raises:
         DataError: the data are not available.
     """
-    return _federation(DataSpec.from_record(config), clients)
+    return _federation(ClientConfig.from_record(config), clients)
 
 
-def _federation(spec: DataSpec, clients: Sequence[Client]) -> Federation | OwnFederation:
-    transform, folder = networks.features(spec.features), spec.data_dir or None
+def _federation(config: ClientConfig, clients: Sequence[Client]) -> Federation | OwnFederation:
+    spec = config.data
+    transform, folder = networks.features(config.training.features), spec.data_dir or None
     own = {client.client_id: client.data for client in clients if client.data}
     if own or spec.dataset == OWN_DATA:
         known = facts(spec.dataset, spec.input_shape, spec.num_classes, folder, spec.table_schema)
@@ -176,7 +182,7 @@ def _federation(spec: DataSpec, clients: Sequence[Client]) -> Federation | OwnFe
         groups=spec.groups,
         shift=spec.shift,
         samples_per_client=spec.samples_per_client,
-        seed=spec.partition_seed,
+        seed=config.partition_seed,
         data_dir=folder,
         transform=transform,
         dirichlet_alpha=spec.dirichlet_alpha,

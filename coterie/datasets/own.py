@@ -125,7 +125,7 @@ class Declared(Facts):
 def facts(
     dataset: str,
     input_shape: str,
-    num_classes: int | str,
+    num_classes: int | None,
     data_dir: str | Path | None = None,
     table_schema: str | None = None,
 ) -> Facts:
@@ -134,7 +134,7 @@ def facts(
     Args:
         dataset: `OWN_DATA`, or a name accepted by `load`.
         input_shape: shape of `OWN_DATA`: `"1x28x28"`, or `"16"`.
-        num_classes: number of classes of `OWN_DATA`.
+        num_classes: number of classes of `OWN_DATA`; None if a schema determines it.
         data_dir: see `load`.
         table_schema: schema of the tables of `OWN_DATA` as text, which determines shape and classes; None for none.
 
@@ -146,7 +146,9 @@ def facts(
             schema = TableSchema.parse(table_schema)
             return Facts("vectors", (schema.num_features,), schema.num_classes, schema)
         shape = _shape(input_shape)
-        return Facts("images" if len(shape) == 3 else "vectors", shape, int(num_classes))
+        if num_classes is None:
+            raise DataError("num-classes is missing: set the number of classes, or 0 for real targets")
+        return Facts("images" if len(shape) == 3 else "vectors", shape, num_classes)
     if dataset in DATASETS:
         info = DATASETS[dataset]
         return Facts(info.kind, info.shape, info.num_classes)

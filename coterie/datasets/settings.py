@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.bounds import COUNT, DIRICHLET_ALPHA, MAX_SCHEMA, NON_IID_LEVEL, NUM_CLASSES, SIZE
 from coterie.datasets.catalog import DATASETS
 from coterie.datasets.own import OWN_DATA
 from coterie.datasets.shifts import SHIFTS
+from coterie.fields import COUNT, MAX_SCHEMA, SIZE
 from coterie.settings import Settings, setting
 
 
@@ -39,7 +39,7 @@ class DataSettings(Settings):
         client=True,
     )
     num_classes: int | None = setting(
-        None, "own: public number of classes; 0: real targets", within=NUM_CLASSES, client=True
+        None, "own: public number of classes; 0: real targets", at_least=0, at_most=1_000_000, client=True
     )
     table_schema: str = setting(
         "",
@@ -57,14 +57,16 @@ class DataSettings(Settings):
     dirichlet_alpha: float = setting(
         0.0,
         "label distribution of each client is drawn from Dirichlet(alpha); 0: off",
-        within=DIRICHLET_ALPHA,
+        at_least=0,
+        at_most=1e9,
         client=True,
     )
     classes_per_client: int = setting(0, "number of classes of each client; 0: off", within=SIZE, client=True)
     non_iid_level: float = setting(
         -1.0,
         "clients divide training and test data together; share of each class that goes to one client; -1: off",
-        within=NON_IID_LEVEL,
+        at_least=-1,
+        at_most=1,
         allowed="-1, or a number from 0 to 1",
         check=lambda level: level == -1 or level >= 0,
         client=True,

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Protocol, Required, TypedDict, Unpack, get_arg
 import numpy as np
 import numpy.typing as npt
 
-from coterie.bounds import COUNT, EPSILON, LOCAL_EPOCHS, ROUNDS
+from coterie.fields import COUNT, EPSILON, LOCAL_EPOCHS, ROUNDS
 from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import check_delta, epsilon, min_noise
 from coterie.privacy.clipping import check_clip_norm

@@ -15,7 +15,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from coterie.bounds import LOSS_BOUND
+from coterie.fields import LOSS_BOUND
 from coterie.privacy.accountants import MAX_NOISE, MIN_NOISE, Event, PrivacyError
 
 #: Range of the bound L of a record's loss.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.bounds import CLIP_NORM, COUNT, EPSILON, LOSS_BOUND
+from coterie.fields import CLIP_NORM, COUNT, EPSILON, LOSS_BOUND
 from coterie.privacy.accountants import ACCOUNTANTS
 from coterie.privacy.mechanisms import MECHANISMS, PARTICIPATION, WEIGHTS
 from coterie.privacy.plan import DIVISORS

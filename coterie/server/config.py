@@ -16,9 +16,10 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 
 from coterie import models as networks
-from coterie.bounds import MAX_REDRAWN
 from coterie.datasets import OWN_DATA, DataError, Facts, TableSchema, assign_groups, facts, parse_groups
 from coterie.datasets.settings import DataSettings
+from coterie.fields import MAX_REDRAWN
+from coterie.models.settings import TrainingSettings
 from coterie.privacy import PLANS, Plan, PrivacyError
 from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
 from coterie.rounds import Aggregator, Averaging, StrategyError
@@ -33,7 +34,8 @@ from coterie.server.settings import (
 from coterie.settings import AUTO, RENAMED, ConfigError, Setting, Settings, flat, suggestion, with_current_names
 from coterie.strategies import AdaptiveClipping, ClusteredStrategy, Reseeding, StrategyOptions
 from coterie.strategies.registry import STRATEGIES, strategy_class
-from coterie.strategies.settings import AggregationSettings, TrainingSettings
+from coterie.strategies.settings import AggregationSettings
+from coterie.wire import ClientConfig
 
 S = TypeVar("S", bound=Settings)
 
@@ -372,8 +374,7 @@ class RunConfig:
     def facts(self) -> Facts:
         """Public facts about the data."""
         data = self.data
-        classes = "none" if data.num_classes is None else data.num_classes
-        return facts(data.dataset, data.input_shape, classes, data.data_dir or None, data.table_schema)
+        return facts(data.dataset, data.input_shape, data.num_classes, data.data_dir or None, data.table_schema)
 
     @property
     def examples(self) -> tuple[tuple[int, ...], int]:
@@ -463,15 +464,14 @@ class RunConfig:
 
     def for_clients(self) -> dict[str, Any]:
         """The configuration that clients receive with every message."""
-        declared = [(table, field, each) for table in self.tables for field, each in table.declared().items()]
-        sent = {each.key: getattr(table, field) for table, field, each in declared if each.client}
-        sent["num-classes"] = "none" if self.data.num_classes is None else self.data.num_classes
-        if not self.data.table_schema:
-            del sent["table-schema"]
-        sent["partition-seed"] = self.partition_seed
-        if self.seed is not None:
-            sent["seed"] = self.seed
-        return sent
+        config = ClientConfig(
+            data=self.data,
+            training=self.training,
+            partition_seed=self.partition_seed,
+            seed=self.seed,
+            loss_bound=self.record_level.loss_bound,
+        )
+        return config.to_record() | self.options.to_record()
 
     def warnings(self) -> list[str]:
         """Warnings to show before the run starts."""

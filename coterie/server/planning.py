@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from coterie import models as networks
-from coterie.bounds import MAX_PLANS
+from coterie.fields import MAX_PLANS
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, certificate
 from coterie.settings import ConfigError, Setting, suggestion
 from coterie.strategies.adaptive_clipping import INITIAL_NORM

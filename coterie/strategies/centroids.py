@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from coterie.bounds import MAX_CLUSTERS
+from coterie.fields import MAX_CLUSTERS
 from coterie.settings import setting
 from coterie.strategies.one_shot import FloatArray, OneShot, OneShotSettings
 from coterie.wire import CentroidsRequest

@@ -24,8 +24,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from coterie.bounds import FUZZIFIER
 from coterie.clustering import k_means
+from coterie.fields import FUZZIFIER
 from coterie.settings import Settings, setting
 from coterie.strategies.centroids import LocalCentroids, LocalCentroidsSettings
 from coterie.wire import CentroidsRequest

@@ -50,7 +50,6 @@ from typing import ClassVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from coterie.bounds import CLUSTERS, PENALTY_WEIGHT
 from coterie.clustering.clusterers import CLUSTERERS, check_clusterer, cluster
 from coterie.clustering.distances import (
     FloatArray,
@@ -61,6 +60,7 @@ from coterie.clustering.distances import (
     parameter_distances,
     profile_distances,
 )
+from coterie.fields import CLUSTERS, PENALTY_WEIGHT
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting

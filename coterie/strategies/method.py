@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypedDict, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from coterie.bounds import REBALANCE_TRAIN
+from coterie.fields import REBALANCE_TRAIN
 from coterie.privacy import Plan
 from coterie.rounds import Aggregator, Averaging, Phase, StrategyError
 from coterie.settings import Settings

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from flwr.common.logger import log
 
-from coterie.bounds import EMA_DECAY, GAN_PRECISIONS, GAN_SAMPLES
+from coterie.fields import EMA_DECAY, GAN_PRECISIONS, GAN_SAMPLES
 from coterie.models import GANS, ModelError, check_gan, gan_for
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError

@@ -1,17 +1,16 @@
 """What travels between server and clients, as types with bounds."""
 
-from coterie.wire.fields import RequestError
 from coterie.wire.replies import Diagnostics, EvaluationReply, LabelCounts, Summary, summary_of
 from coterie.wire.requests import (
     REQUESTS,
     CentroidsRequest,
     ClientConfig,
-    DataSpec,
     EvaluateRequest,
     GanRequest,
     LabelRequest,
     LossesRequest,
     Request,
+    RequestError,
     TrainRequest,
     digest,
     read_request,
@@ -21,7 +20,6 @@ __all__ = [
     "REQUESTS",
     "CentroidsRequest",
     "ClientConfig",
-    "DataSpec",
     "Diagnostics",
     "EvaluateRequest",
     "EvaluationReply",

@@ -6,13 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from coterie.bounds import Bounds
-from coterie.wire.fields import Fields, Length, OneOf, RequestError
+from coterie.fields import MAX_SCHEMA, Bounds, Fields, Length, OneOf
 
 # Longest JSON text of a card, and most entries of a list in it.
 _MAX_TEXT, _MAX_NAMES = 1 << 24, 100_000
-# Longest schema.
-_MAX_SCHEMA = 1 << 20
 #: Largest number of values of an example.
 MAX_EXAMPLE = 1 << 24
 
@@ -50,6 +47,8 @@ class ModelCard(Fields):
         version: version of Coterie.
     """
 
+    error = CardError
+
     strategy: str
     dataset: str
     model: str
@@ -62,7 +61,7 @@ class ModelCard(Fields):
     additive: bool = False
     encoder: str | None = None
     columns: Annotated[tuple[str, ...] | None, Length(_MAX_NAMES)] = None
-    table_schema: Annotated[str | None, Length(_MAX_SCHEMA)] = None
+    table_schema: Annotated[str | None, Length(MAX_SCHEMA)] = None
     classes: Annotated[tuple[str, ...] | None, Length(_MAX_NAMES)] = None
     scaling: str
     rounds: Annotated[int, Bounds(0, 1_000_000)]
@@ -89,7 +88,7 @@ class ModelCard(Fields):
             if not isinstance(record, dict):
                 raise CardError("it is not a JSON object")
             return cls.from_record(record)
-        except (RequestError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise CardError(str(error)) from None
 
 

@@ -10,36 +10,23 @@ from toys import UP, strategy_of
 from coterie.client import StateFile
 from coterie.client.handlers import _assign
 from coterie.datasets import assign_groups
+from coterie.datasets.settings import DataSettings
 from coterie.engine import LocalGrid
+from coterie.models.settings import TrainingSettings
 from coterie.privacy import PLANS, NoPrivacy, Streams
 from coterie.server.metrics import summarise
 from coterie.strategies import IFCA, Aggregator, FedAvg, FedCAM, FedPer, FedProx, FeSEM, Local, Reseeding, StrategyError
 from coterie.strategies.registry import STRATEGIES
+from coterie.wire import ClientConfig
 from coterie.wire.messages import Layout, pack_models, read_reply, unpack_models
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
 LR, CLIENTS = 0.2, 8
-CONFIG = {
-    "dataset": "toys:pixels",
-    "data-dir": "",
-    "input-shape": "",
-    "num-classes": "none",
-    "features": "none",
-    "model": "linear",
-    "shift": "label-shift",
-    "clients": CLIENTS,
-    "samples-per-client": 5,
-    "dirichlet-alpha": 0.0,
-    "classes-per-client": 0,
-    "non-iid-level": -1.0,
-    "validation-clients": 0,
-    "partition-seed": 0,
-    "local-epochs": 1,
-    "batch-size": 5,
-    "lr": LR,
-    "device": "cpu",
-    "seed": 0,
-}
+CONFIG = ClientConfig(
+    data=DataSettings(dataset="toys:pixels", clients=CLIENTS, shift="label-shift", samples_per_client=5),
+    training=TrainingSettings(model="linear", local_epochs=1, batch_size=5, lr=LR, device="cpu"),
+    seed=0,
+).to_record()
 APART = np.stack([UP, -UP]).astype(np.float32)  # cluster 0 suits group 0, cluster 1 group 1
 
 
