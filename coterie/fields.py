@@ -188,13 +188,16 @@ class Fields:
             ValueError: an :attr:`error`: a field has another type or is out of bounds.
         """
         record: dict[str, Any] = {}
-        for name, kind in self._kinds().items():
-            value = getattr(self, name)
-            if not isinstance(kind, Kind):
-                record |= value.to_record()
-            elif value is not None:
-                record[key_of(name)] = list(value) if isinstance(value, tuple) else value
-        self.from_record(record)
+        try:
+            for name, kind in self._kinds().items():
+                value, key = getattr(self, name), key_of(name)
+                if not isinstance(kind, Kind):
+                    record |= value.to_record()
+                elif value is not None:
+                    record[key] = list(value) if isinstance(value, tuple) else value
+                    kind.read(key, record)
+        except FieldError as error:
+            raise self.error(str(error)) from None
         return record
 
     @classmethod

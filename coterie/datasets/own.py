@@ -84,40 +84,27 @@ class Declared(Facts):
     span: tuple[float, float] | None = None
 
     @classmethod
-    def load(cls, schema: str | Path) -> Declared:
-        """Return the declaration by a file of a schema.
-
-        Raises:
-            DataError: the schema has errors.
-        """
-        loaded = TableSchema.load(schema)
-        return cls("vectors", (loaded.num_features,), loaded.num_classes, loaded)
-
-    @classmethod
-    def parse(cls, input_shape: str, num_classes: Any, value_range: str = "") -> Declared:
-        """Parse the declaration of a node configuration.
+    def of(
+        cls, schema: str | None, input_shape: str | None, num_classes: int | None, value_range: str | None
+    ) -> Declared | None:
+        """Return the declaration of a node configuration; None: it declares nothing.
 
         Args:
+            schema: file of a schema, which determines all else; None: there is none.
             input_shape: such as `"1x28x28"`, or `"16"`.
             num_classes: 0 for real targets.
-            value_range: such as `"0:1"`; empty for no limit.
+            value_range: such as `"0:1"`; None for no limit.
 
         Raises:
-            DataError: a value is invalid.
+            DataError: a value is invalid, or the schema has errors.
         """
+        if schema is not None:
+            loaded = TableSchema.load(schema)
+            return cls("vectors", (loaded.num_features,), loaded.num_classes, loaded)
+        if input_shape is None or num_classes is None:
+            return None
         shape = _shape(input_shape)
-        if not str(num_classes).isdecimal():
-            raise DataError(f"num-classes = {num_classes!r}: must be an integer of at least 0; 0 for real targets")
-        span = None
-        if value_range:
-            low, _, high = value_range.partition(":")
-            try:
-                span = (float(low), float(high))
-            except ValueError:
-                span = (math.nan, math.nan)
-            if not (-math.inf < span[0] < span[1] < math.inf):
-                raise DataError(f"value-range = {value_range!r}: must be the minimum and the maximum, such as 0:1")
-        return cls("images" if len(shape) == 3 else "vectors", shape, int(num_classes), span=span)
+        return cls("images" if len(shape) == 3 else "vectors", shape, num_classes, span=_span(value_range))
 
     __str__ = Facts.__str__
 
@@ -154,6 +141,19 @@ def facts(
         return Facts(info.kind, info.shape, info.num_classes)
     source = load(dataset, data_dir)
     return Facts(source.kind, source.train_x.shape[1:], source.num_classes)
+
+
+def _span(text: str | None) -> tuple[float, float] | None:
+    if not text:
+        return None
+    low, _, high = text.partition(":")
+    try:
+        span = float(low), float(high)
+    except ValueError:
+        span = math.nan, math.nan
+    if not (-math.inf < span[0] < span[1] < math.inf):
+        raise DataError(f"value-range = {text!r}: must be the minimum and the maximum, such as 0:1")
+    return span
 
 
 def _shape(text: str) -> Shape:

@@ -4,6 +4,7 @@ from coterie.deploy.bundle import Bundle, bundle
 from coterie.deploy.certificates import CreatedCertificates, add_nodes, create, renew_server
 from coterie.deploy.edge import Check, Edge, checks, command, default_state_dir, environment, start
 from coterie.deploy.errors import DeployError
+from coterie.deploy.node import NodeConfig
 
 __all__ = [
     "Bundle",
@@ -11,6 +12,7 @@ __all__ = [
     "CreatedCertificates",
     "DeployError",
     "Edge",
+    "NodeConfig",
     "add_nodes",
     "bundle",
     "checks",

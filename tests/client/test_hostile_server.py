@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import re
 import time
 
 import numpy as np
@@ -17,9 +18,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from scipy.stats import mannwhitneyu
 
 from coterie.client import ClientError
-from coterie.client.app import app
+from coterie.client.app import app, client_of
 from coterie.client.budget import BUDGET_FILE
-from coterie.datasets import own_shard
+from coterie.datasets import DataError, own_shard
+from coterie.deploy import DeployError, NodeConfig
 from coterie.engine import LocalGrid
 from coterie.models import build_gan, initialise
 from coterie.privacy.ledger import read_ledger
@@ -398,24 +400,26 @@ def test_replies_wait_where_the_owner_wants_it(tmp_path):
 @pytest.mark.parametrize(
     ("node", "complaint"),
     [
-        ({"input-shape": ...}, "set both or neither in the node configuration"),
-        ({"input-shape": ..., "num-classes": ...}, "a client with a budget must declare its data"),
+        ({"input-shape": ...}, "set both or neither"),
+        ({"input-shape": ..., "num-classes": ...}, "epsilon requires input-shape and num-classes, or schema"),
         ({"input-shape": "4by4"}, "input-shape = '4by4': must be"),
-        ({"num-classes": "two"}, "num-classes = 'two': must be an integer"),
+        ({"num-classes": "two"}, "num-classes is 'two'; expected an integer"),
         ({"value-range": "1:0"}, "value-range = '1:0': must be"),
         ({"value-range": "0:nan"}, "value-range = '0:nan': must be"),
-        ({"epsilon": 0.0}, "a finite epsilon above 0"),
-        ({"epsilon": math.inf}, "a finite epsilon above 0"),
-        ({"delta": 1.0}, "a delta between 0 and 1"),
-        ({"delta": ...}, "set both or neither in the node configuration"),
-        ({"budget-file": "budget.jsonl"}, "budget-file in the node configuration must be an absolute path"),
+        ({"epsilon": 0.0}, "epsilon is 0.0; expected a finite number"),
+        ({"epsilon": math.inf}, "epsilon is inf; expected a finite number"),
+        ({"delta": 1.0}, "delta is 1.0; expected a finite number"),
+        ({"delta": ...}, "set both or neither"),
+        ({"budget-file": "budget.jsonl"}, "budget-file must be an absolute path"),
     ],
 )
 def test_a_node_configuration_that_makes_no_sense(tmp_path, node, complaint):
     world = World(tmp_path / "world", WORLDS["another label"][0], **node)
     world.node = {key: value for key, value in world.node.items() if value is not Ellipsis}
-    assert complaint in world.ask("train", HONEST)[1]
+    assert world.ask("train", HONEST)[1] == "the node configuration has errors; see the client's own log"
     assert world.charges == []
+    with pytest.raises((DeployError, DataError), match=re.escape(complaint)):
+        client_of(NodeConfig.from_record(world.node))
 
 
 def test_a_budget_file_in_use_by_another_process_is_refused(tmp_path):

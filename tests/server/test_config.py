@@ -514,7 +514,7 @@ def test_a_schema_determines_shape_and_classes_and_stays_with_the_run(schema_fil
     assert again == config
     assert again.facts.schema == config.facts.schema
     assert again.for_clients()["table-schema"] == str(config.facts.schema)
-    assert "table-schema" not in RunConfig(OWN).for_clients()
+    assert RunConfig(OWN).for_clients()["table-schema"] == ""
     schema_file.write_text(SCHEMA.replace("mean = 50", "mean = 51"))
     assert list(RunConfig(OWN_TABLES).differences(config)) == ["data.table-schema"]
     target = SCHEMA.replace("[label]", "[target]").replace('classes = ["a", "b", "c"]', "scale = 7")
