@@ -111,11 +111,11 @@ def cluster_panel(run: Run, cluster: int, limits: tuple[float, float]) -> Figure
         axes.axhline(0, color=AXIS, linewidth=0.8)
         axes.plot(numbers, seen, ".", color=colour, markersize=5, alpha=0.5, markeredgewidth=0)
         places = {number: after for number, (_, after) in model_indices(run).items()}
-        changed = [r.number for r in run.rounds if any(places[r.number][cluster] in pair for pair in r.reseeded)]
+        changed = [r.round for r in run.rounds if any(places[r.round][cluster] in pair for pair in r.reseeded)]
         # Break a line where its model was replaced: the following sizes belong to another model.
         for part in np.split(np.arange(len(numbers)), np.searchsorted(numbers, changed, side="right")):
             axes.plot(numbers[part], running_mean(seen[part]), style, color=colour, linewidth=2.0)
-        copies = [(r.number, a) for r in run.rounds for a, b in r.reseeded if b == places[r.number][cluster]]
+        copies = [(r.round, a) for r in run.rounds for a, b in r.reseeded if b == places[r.round][cluster]]
         for place, (number, source) in enumerate(copies):
             axes.axvline(number, color=INK, linewidth=1.0, linestyle=(0, (3, 2)))
             kept = places[number]
@@ -232,13 +232,13 @@ def _panel() -> tuple[Figure, Axes]:
 
 def evaluated_rounds(run: Run) -> tuple[list[int], list[float]]:
     """Return the evaluated rounds, and the mean accuracy of each."""
-    evaluated = [(r.number, r.accuracy) for r in run.rounds if r.accuracy is not None]
+    evaluated = [(r.round, r.mean_accuracy) for r in run.rounds if r.mean_accuracy is not None]
     return [number for number, _ in evaluated], [accuracy for _, accuracy in evaluated]
 
 
 def group_rounds(run: Run, group: int) -> tuple[list[int], list[float]]:
     """Return the rounds in which a hidden group was evaluated, and its accuracy in each."""
-    groups = [(r.number, r.group_accuracy or ()) for r in run.rounds]
+    groups = [(r.round, r.scores.group_accuracy or ()) for r in run.rounds]
     known = [(number, accuracy[group]) for number, accuracy in groups if len(accuracy) > group]
     return [number for number, _ in known], [accuracy for _, accuracy in known]
 
@@ -258,8 +258,8 @@ def released_sizes(run: Run) -> tuple[np.ndarray, np.ndarray]:
     numbers, rows, places = [], [], model_indices(run)
     for r in run.rounds:
         if (sizes := r.histogram) is not None:
-            numbers.append(r.number)
-            rows.append([sizes[j] if 0 <= j < len(sizes) else math.nan for j in places[r.number][0]])
+            numbers.append(r.round)
+            rows.append([sizes[j] if 0 <= j < len(sizes) else math.nan for j in places[r.round][0]])
     return np.array(numbers), np.array(rows or [[]])
 
 
@@ -272,7 +272,7 @@ def model_indices(run: Run) -> dict[int, tuple[list[int], list[int]]]:
     after, found = list(range(count)), {}
     for r in reversed(run.rounds):
         during = [r.origins[j] if 0 <= j < len(r.origins) else -1 for j in after] if r.origins else after
-        found[r.number] = during, after
+        found[r.round] = during, after
         after = during
     return found
 
@@ -283,7 +283,7 @@ def _marker(rounds: Sequence[int]) -> str:
 
 
 def _draw_epsilon(axes: Axes, run: Run) -> None:
-    spent = [(r.number, r.epsilon) for r in run.rounds if math.isfinite(r.epsilon)]
+    spent = [(r.round, r.epsilon) for r in run.rounds if math.isfinite(r.epsilon)]
     numbers, values = zip(*spent, strict=True)
     axes.plot(numbers, values, color=INK, linewidth=1.6)
     axes.fill_between(numbers, values, color=INK, alpha=0.07, linewidth=0)
