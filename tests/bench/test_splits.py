@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coterie.bench import Cell, Done, document, draw, markdown, read_table
-from coterie.bench.figures import _DRAWINGS
+from coterie.bench.table_figures import _DRAWINGS
 from coterie.report import drawing_style
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
