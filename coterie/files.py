@@ -1,4 +1,4 @@
-"""File access: bounded reads of regular files with one-line errors, and atomic writes.
+"""File access: bounded reads of regular files with one-line errors, JSON, and atomic writes.
 
 New files have mode 0600 and new folders 0700, regardless of the umask. Existing folders, and files that are appended
 to, keep their modes, so that their owner may share them.
@@ -7,6 +7,7 @@ to, keep their modes, so that their owner may share them.
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from collections.abc import Mapping
@@ -139,6 +140,11 @@ def read_text(path: Path) -> str:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError:
         raise FileError(f"{path} cannot be read: it is not text") from None
+
+
+def finite(value: float | None) -> float | None:
+    """Return ``value``, or None for infinity and NaN, which JSON lacks."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -27,7 +27,8 @@ from coterie.client.sgd import example_loss
 from coterie.client.state import ClientError, StateFile
 from coterie.client.task import OWN
 from coterie.datasets import Facts, LocalRecords, TableSchema, local_records
-from coterie.files import FileError, open_regular, read_object
+from coterie.files import FileError, open_regular
+from coterie.results import Outcome
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import MAX_EXAMPLE, CardError, ModelCard
 
@@ -392,15 +393,13 @@ def _prepared_shape(card: ModelCard) -> tuple[int, ...]:
 
 def _sites(folder: Path) -> tuple[dict[int, int], dict[str, int]]:
     """Return cluster by client, and client by name, as far as result.json states them."""
-    path = folder / "result.json"
-    if not path.exists():
-        return {}, {}
     try:
-        listed = read_object(path).get("sites") or []
-        clusters = {int(site["client"]): int(site["cluster"]) for site in listed if site.get("cluster") is not None}
-        return clusters, {str(site["name"]): int(site["client"]) for site in listed if "name" in site}
-    except (FileError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise InferenceError(f"{path} is damaged ({error}); restore it from a copy, or remove it") from None
+        outcome = Outcome.read(folder)
+    except FileError as error:
+        raise InferenceError(f"{error}; restore it from a copy, or remove it") from None
+    sites = outcome.sites if outcome else ()
+    clusters = {site.client: site.cluster for site in sites if site.cluster is not None}
+    return clusters, {site.name: site.client for site in sites if site.name is not None}
 
 
 def _number(site: int | str, names: Mapping[str, int]) -> int:

@@ -1,4 +1,4 @@
-"""Declarations of settings, parsing of their values, and names of earlier versions.
+"""Declarations of settings, and parsing of their values.
 
 Each part of Coterie declares its settings as a frozen dataclass, one per table:
 
@@ -289,22 +289,3 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
         if dot:
             found.setdefault(table, {})[key] = value
     return found
-
-
-#: Names of settings in earlier versions, whose run folders have one table without subtables.
-RENAMED = {
-    "clip": "clip-norm",
-    "respawn-every": "reseed-every",
-    "first-noise": "first-round-noise-ratio",
-    "within": "cluster-optimizer",
-    "gan-average": "ema-decay",
-    "wait": "registration-timeout",
-}
-
-
-def with_current_names(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run folder with their current names, which may lack the table."""
-    return {
-        RENAMED.get(name, name): AUTO if (name, value) in (("seed", "none"), ("num-classes", "none")) else value
-        for name, value in flat(stored).items()
-    }

@@ -128,9 +128,8 @@ def report(
     if as_json:
         print_json({**comparison.document(), "report": str(page)})
     elif len(runs) == 1:
-        outcome = reports.read_outcome(runs[0])
-        if outcome is not None and found[0].certificate:
-            console.print(reports.result_table(outcome, found[0].certificate))
+        if found[0].result is not None and found[0].certificate:
+            console.print(reports.result_table(found[0].result, found[0].certificate))
     else:
         heads, rows = comparison.cells()
         print_table(console, heads, rows, right=len(comparison.scores) + 1)

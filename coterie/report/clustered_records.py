@@ -16,12 +16,12 @@ from coterie.report.uploaded_points import MAX_POINTS, MIN_POINTS, embed, point_
 
 def describe_scores(run: Run) -> list[str]:
     """Describe the agreement of clusters with classes, one sentence per item; empty without scores."""
-    outcome = run.outcome
-    if outcome["accuracy"] is None or not outcome["confusion"]:
+    scores = run.scores
+    if scores.accuracy is None or not scores.confusion:
         return []
-    counts = np.array(outcome["confusion"])
+    counts = np.array(scores.confusion)
     sentences = [
-        f"After one-to-one matching of clusters to classes, {formats.percent(outcome['accuracy'])} of "
+        f"After one-to-one matching of clusters to classes, {formats.percent(scores.accuracy)} of "
         f"{counts.sum():,} records are in the cluster of their class. Kappa corrects this share for agreement by "
         "chance; NMI and the adjusted Rand index do not depend on the matching."
     ]
@@ -64,9 +64,9 @@ def describe_points(run: Run) -> list[str]:
 
 def confusion_rows(run: Run) -> list[tuple[int, list[tuple[int, int]]]]:
     """Return (cluster, [(records, percent of the class) per class]) per cluster, in matched order."""
-    if not run.outcome["confusion"]:
+    if not run.scores.confusion:
         return []
-    counts = np.array(run.outcome["confusion"])
+    counts = np.array(run.scores.confusion)
     rows, columns = linear_sum_assignment(-counts)
     place = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     shares = np.round(100 * counts / np.maximum(counts.sum(axis=0), 1)).astype(int)

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coterie.files import finite
 from coterie.report import formats
 from coterie.report.configuration import differing_settings, used_settings
 from coterie.report.runs import ReportError, Run, read_run
+from coterie.results import Diagnostics
 
 #: Scores of a comparison, with their headings; those of records only where runs cluster records.
 SCORES = {
@@ -25,8 +27,6 @@ SCORES = {
 }
 RECORD_SCORES = {"accuracy": "accuracy", "nmi": "NMI", "kappa": "kappa", "ari": "adjusted Rand"}
 _SHARES = ("accuracy", "worst_group_accuracy", "clustering_accuracy")
-#: Scores that may be exact, outside the guarantee.
-_EXACT = (*_SHARES, "nmi", "kappa", "ari")
 OUTSIDE = "* exact, from clients' data without noise: outside the guarantee"
 
 
@@ -118,11 +118,11 @@ class Comparison:
                     "seeds": row.seeds,
                     "repetitions": len(row.runs),
                     **{
-                        name: {"mean": _finite(each.mean), "std": each.std, "n": each.n}
+                        name: {"mean": finite(each.mean), "std": each.std, "n": each.n}
                         for name, each in row.scores.items()
                     },
                     "certified": [run.certified for run in row.runs],
-                    "outside_guarantee": [name for name in row.scores if row.exact and name in _EXACT],
+                    "outside_guarantee": [name for name in row.scores if row.exact and name in Diagnostics.stored()],
                 }
                 for row in self.rows
             ],
@@ -222,23 +222,19 @@ def score_text(row: Row, name: str) -> str:
         text += f" ({found.n} of {len(row.runs)})"
     if row.noisy and name == "accuracy":
         return f"{text} (noisy)"
-    return text + "*" * (row.exact and name in _EXACT)
+    return text + "*" * (row.exact and name in Diagnostics.stored())
 
 
 def _score(run: Run, name: str) -> float | None:
     if name == "epsilon":
         return run.epsilon
-    value = run.outcome.get("seconds_total" if name == "seconds" else name)
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    value = run.outcome.seconds_total if name == "seconds" else getattr(run.scores, name)
+    return finite(value)
 
 
 def _seed(run: Run) -> int | None:
     seed = run.config.get("seed")
     return seed if isinstance(seed, int) else None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _progress(run: Run) -> str:
@@ -252,7 +248,7 @@ def _notes(rows: Sequence[Row]) -> list[tuple[str, str]]:
         notes += [
             (str(run.path), f"no accuracy: evaluate = {run.config.get('evaluate', 'unknown')}")
             for run in row.runs
-            if run.outcome["accuracy"] is None
+            if run.scores.accuracy is None
         ]
         first: dict[int, Run] = {}
         for run in row.runs:

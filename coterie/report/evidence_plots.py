@@ -26,6 +26,8 @@ from coterie.report.plots import (
     cycle,
     drawing_style,
     label_ends,
+    round_axis,
+    without_axes,
 )
 
 MAX_CELLS = 300
@@ -127,12 +129,10 @@ def tree_figure(tree: Sequence[Node], last: int) -> Figure:
             if node.cluster is not None:
                 label = f"cluster {node.cluster}{EN_SPACE}{formats.clients(len(node.clients))}"
                 labels.append(LineEnd(last, height[node.number], label, colour))
-        axes.set_xlim(0, 1.01 * last)
         axes.set_ylim(-0.6, max(len(ends) - 1, 1) + 0.6 if len(ends) > 1 else 0.6)
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes.set_xlabel("round")
+        round_axis(axes, last)
         label_ends(axes, labels)
     return figure
 
@@ -188,10 +188,7 @@ def _draw_matrix(axes: Axes, pairs: Pairs, colours: Colormap, scale: Normalize) 
     for border in pairs.borders:
         axes.axvline(border, color=INK, linewidth=0.7)
         axes.axhline(n - border, color=INK, linewidth=0.7)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
+    without_axes(axes)
 
 
 def _colour_bar(

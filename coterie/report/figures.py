@@ -38,7 +38,9 @@ def accuracy_graphic(run: Run) -> Graphic | None:
     rounds, accuracy = evaluated_rounds(run)
     if not rounds:
         return None
-    groups = [group_rounds(run, number) for number in range(max(len(r.group_accuracy or ()) for r in run.rounds))]
+    groups = [
+        group_rounds(run, number) for number in range(max(len(r.scores.group_accuracy or ()) for r in run.rounds))
+    ]
     last = {number: values[-1] for number, (_, values) in enumerate(groups) if values and math.isfinite(values[-1])}
     drawn = sorted(sorted(last, key=lambda number: last[number])[:_PANELS]) if len(last) > 1 else []
     limits = accuracy_limits([*accuracy, *(value for number in drawn for value in groups[number][1])])
@@ -69,7 +71,7 @@ def epsilon_graphic(run: Run) -> Graphic | None:
     """Return ε over rounds; None without privacy."""
     if not run.accounted:
         return None
-    rows = [(r.number, r.epsilon) for r in run.rounds if math.isfinite(r.epsilon)]
+    rows = [(r.round, r.epsilon) for r in run.rounds if math.isfinite(r.epsilon)]
     caption = "Cumulative privacy loss ε, charged before every release."
     return Graphic("Privacy loss by round", [("", epsilon_panel(run))], caption, Data("epsilon", ("round", "ε"), rows))
 

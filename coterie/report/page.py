@@ -219,7 +219,7 @@ def _summary(run: Run) -> str:
     config = run.config
     parts = []
     if "clients" in config:
-        groups = run.outcome.get("groups") or 1
+        groups = run.scores.groups or 1
         hidden = f" in {groups} hidden groups" if groups > 1 and not run.clusters_records else ""
         parts.append(f"{formats.clients(config['clients'])}{hidden}")
     if run.clusters_records:
@@ -252,19 +252,19 @@ def _status(run: Run) -> str:
 
 
 def _how_good(run: Run) -> _Tile:
-    outcome = run.outcome
+    scores = run.scores
     outside = "outside the guarantee" if run.exact else ""
     look: dict[str, Any] = {"badge": outside, "good": False, "question": "How good?"}
     if run.clusters_records:
         note = "normalised mutual information of clusters and classes"
-        return _Tile("NMI", formats.index(outcome["nmi"]), note, **look)
-    value = formats.percent(outcome["accuracy"])
+        return _Tile("NMI", formats.index(scores.nmi), note, **look)
+    value = formats.percent(scores.accuracy)
     if run.noisy:
         note = "mean over all clients, each with its own model; ε covers this release"
         return _Tile("Noisy mean accuracy", value, note, **look)
-    sampled = outcome["evaluated_clients"]
+    sampled = scores.evaluated_clients
     of = f"{sampled} clients, drawn at random" if sampled else "clients"
-    note = f"mean over {of}, each with its own model" if outcome["accuracy"] is not None else "not evaluated"
+    note = f"mean over {of}, each with its own model" if scores.accuracy is not None else "not evaluated"
     return _Tile("Accuracy", value, note, **look)
 
 
@@ -294,7 +294,7 @@ def _how_sure(run: Run, known: Sequence[Site]) -> _Tile:
         note = f"of the mean accuracy over {many} sites; one run: {again}"
         outside = "outside the guarantee" if run.exact else ""
         return _Tile("Standard error", _plus_minus(error), note, outside, good=False, question="How sure?")
-    sampled, total = run.outcome["evaluated_clients"], run.config.get("clients")
+    sampled, total = run.scores.evaluated_clients, run.config.get("clients")
     of = f"{sampled} of {total} clients evaluated; " if sampled and total else ""
     return _Tile("Repetitions", "1 run", of + again, question="How sure?")
 
@@ -364,20 +364,20 @@ def _highest(comparison: Comparison, name: str, question: str) -> _Tile:
 
 def _scores(run: Run) -> list[_Tile]:
     """Return further scores."""
-    outcome = run.outcome
+    scores = run.scores
     if run.clusters_records:
         return [
-            _Tile("Kappa", formats.index(outcome["kappa"]), "chance-corrected agreement after matching"),
-            _Tile("Adjusted Rand", formats.index(outcome["ari"]), "chance-corrected agreement on pairs of records"),
-            _Tile("Accuracy", formats.percent(outcome["accuracy"]), "share of records, clusters matched to classes"),
+            _Tile("Kappa", formats.index(scores.kappa), "chance-corrected agreement after matching"),
+            _Tile("Adjusted Rand", formats.index(scores.ari), "chance-corrected agreement on pairs of records"),
+            _Tile("Accuracy", formats.percent(scores.accuracy), "share of records, clusters matched to classes"),
         ]
-    if run.noisy or not run.clustered or outcome["groups_found"] is None:
+    if run.noisy or not run.clustered or scores.groups_found is None:
         return []
-    matched = outcome["clustering_accuracy"]
+    matched = scores.clustering_accuracy
     return [
         _Tile(
             "Clusters found",
-            formats.of_total(outcome["groups_found"], outcome["groups"]),
+            formats.of_total(scores.groups_found, scores.groups),
             "" if matched is None else f"{formats.percent(matched)} of clients assigned correctly",
         )
     ]
@@ -387,12 +387,12 @@ def _resources(run: Run) -> list[_Tile]:
     """Return the tiles of time, traffic and participation, which the guarantee does not cover."""
     outcome, notes, traffic = run.outcome, run.notes, run.traffic
     if not run.clusters_records:
-        training = outcome["seconds_training"]
-        rounds, each = formats.number(outcome["rounds"]), formats.duration(outcome["seconds_per_round"])
+        training = outcome.seconds_training
+        rounds, each = formats.number(outcome.rounds), formats.duration(outcome.seconds_per_round)
         return [
             _Tile(
                 "Training time",
-                formats.duration(outcome["seconds_total"] if training is None else training),
+                formats.duration(outcome.seconds_total if training is None else training),
                 f"{rounds} rounds, {each} each",
             )
         ]
@@ -400,7 +400,7 @@ def _resources(run: Run) -> list[_Tile]:
     note = f"missing: {formats.listed(missing)}" if missing else "" if points is None else "none missing"
     return [
         _Tile("Replies", formats.of_total(None if points is None else len(points), run.config.get("clients")), note),
-        _Tile("Time", formats.duration(outcome["seconds_total"]), "one round, including labelling"),
+        _Tile("Time", formats.duration(outcome.seconds_total), "one round, including labelling"),
         *(
             [_Tile("Upload", formats.size(traffic["bytes_up"]), f"download: {formats.size(traffic['bytes_down'])}")]
             if traffic

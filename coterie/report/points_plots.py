@@ -11,7 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from coterie.report.plots import CLUSTER_COLOURS, GROUP_COLOURS, INK, PHOTO, drawing_style
+from coterie.report.plots import CLUSTER_COLOURS, GROUP_COLOURS, INK, PHOTO, drawing_style, without_axes
 
 #: Maximum number of plotted points per client, and of plotted clients.
 MAX_PER_CLIENT, MAX_CLIENTS = 10, 20
@@ -73,9 +73,7 @@ def embedding_figure(places: np.ndarray, labels: np.ndarray) -> Figure:
     with drawing_style():
         figure = Figure(figsize=(4.1, 3.6), facecolor="none")
         axes = figure.add_axes((0.01, 0.01, 0.98, 0.98))
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.spines[:].set_visible(False)
+        without_axes(axes)
         for label in np.unique(labels).tolist():
             own, colour = places[labels == label], CLUSTER_COLOURS[label % len(CLUSTER_COLOURS)]
             axes.plot(*own.T, "o", color=colour, markersize=2.6 if small else 4.0, alpha=0.7, markeredgewidth=0)

@@ -9,71 +9,69 @@ from rich.text import Text
 
 from coterie.report import formats
 from coterie.report.runs import clusters_records
+from coterie.results import Diagnostics, Outcome
 
 
-def result_table(result: Mapping[str, Any], certificate: Mapping[str, Any]) -> Table:
+def result_table(outcome: Outcome, certificate: Mapping[str, Any]) -> Table:
     """Return the table of scores and privacy guarantee for a terminal.
 
     Args:
-        result: `result.json`, with the exact scores of `diagnostics.json` or None as "diagnostics"; any value may be
-            missing or None.
+        outcome: the result.
         certificate: `privacy.json`; empty if there is none, which means no privacy.
 
     Rich markup in either is not interpreted.
     """
     table = Table(
-        title=Text(" · ".join(str(result.get(key) or formats.MISSING) for key in ("strategy", "dataset"))),
+        title=Text(" · ".join(name or formats.MISSING for name in (outcome.strategy, outcome.dataset))),
         title_style="bold",
         title_justify="left",
         box=box.ROUNDED,
         show_header=False,
         pad_edge=True,
     )
-    scores = {**result, **(result.get("diagnostics") or {})}
+    scores = outcome.diagnostics or Diagnostics()
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, value in _scores(scores):
+    for label, value in _scores(outcome, scores):
         table.add_row(label, value)
-    if result.get("diagnostics") and (certificate.get("unit") or "none") != "none":
+    if outcome.diagnostics and (certificate.get("unit") or "none") != "none":
         table.add_row("", Text("exact diagnostics: outside the guarantee", "yellow"))
-    if scores.get("evaluated_clients"):
-        table.add_row("", Text(f"of {scores['evaluated_clients']} clients, drawn at random"))
-    if found := formats.mixture(result.get("notes")):
-        table.add_row("Mixture", found)
+    if scores.evaluated_clients:
+        table.add_row("", Text(f"of {scores.evaluated_clients} clients, drawn at random"))
+    if mixture := formats.mixture(outcome.notes):
+        table.add_row("Mixture", mixture)
     table.add_section()
     for label, value in _privacy(certificate):
         table.add_row(label, value)
     table.add_section()
-    table.add_row("Rounds", Text(_timing(result)))
+    table.add_row("Rounds", Text(_timing(outcome)))
     return table
 
 
-def _scores(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
-    if clusters_records(result.get("strategy")):
-        return _record_scores(result)
-    groups = result.get("group_accuracy") or ()
-    noisy = result.get("evaluate") == "private"
-    accuracy = Text(formats.percent(result.get("accuracy")), "bold")
-    if noisy:  # the only released score
-        return [("Noisy mean accuracy", accuracy)]
+def _scores(outcome: Outcome, scores: Diagnostics) -> list[tuple[str, str | Text]]:
+    if clusters_records(outcome.strategy):
+        return _record_scores(outcome, scores)
+    if outcome.evaluate == "private":  # the only released score
+        return [("Noisy mean accuracy", Text(formats.percent(outcome.accuracy), "bold"))]
+    groups = scores.group_accuracy or ()
     return [
-        ("Accuracy", accuracy),
-        ("Worst group", formats.percent(result.get("worst_group_accuracy"))),
+        ("Accuracy", Text(formats.percent(scores.accuracy), "bold")),
+        ("Worst group", formats.percent(scores.worst_group_accuracy)),
         *([("Each group", ", ".join(map(formats.percent, groups)))] if groups else []),
-        ("Clusters found", formats.of_total(result.get("groups_found"), result.get("groups"))),
-        ("Clustering accuracy", formats.percent(result.get("clustering_accuracy"))),
+        ("Clusters found", formats.of_total(scores.groups_found, scores.groups)),
+        ("Clustering accuracy", formats.percent(scores.clustering_accuracy)),
     ]
 
 
-def _record_scores(result: Mapping[str, Any]) -> list[tuple[str, str | Text]]:
+def _record_scores(outcome: Outcome, scores: Diagnostics) -> list[tuple[str, str | Text]]:
     """Return scores of record clusters against classes, and the clients without a reply."""
-    missing = (result.get("notes") or {}).get("missing")
+    missing = outcome.notes.get("missing")
     missing_text = formats.MISSING if missing is None else formats.listed(missing) if missing else "none"
     return [
-        ("NMI", Text(formats.index(result.get("nmi")), "bold")),
-        ("Kappa", formats.index(result.get("kappa"))),
-        ("Adjusted Rand", formats.index(result.get("ari"))),
-        ("Accuracy", f"{formats.percent(result.get('accuracy'))} of records, with clusters matched to classes"),
+        ("NMI", Text(formats.index(scores.nmi), "bold")),
+        ("Kappa", formats.index(scores.kappa)),
+        ("Adjusted Rand", formats.index(scores.ari)),
+        ("Accuracy", f"{formats.percent(scores.accuracy)} of records, with clusters matched to classes"),
         ("Clients missing", missing_text),
     ]
 
@@ -92,14 +90,13 @@ def _privacy(certificate: Mapping[str, Any]) -> list[tuple[str, Text]]:
     return [*rows, ("Certified", Text.assemble(("no", "bold yellow"), f": {reasons}"))]
 
 
-def _timing(result: Mapping[str, Any]) -> str:
-    training = result.get("seconds_training")
+def _timing(outcome: Outcome) -> str:
     parts = [
-        f"{formats.number(result.get('rounds'))} in {formats.duration(training)}",
-        f"{formats.duration(result.get('seconds_per_round'))} each",
+        f"{formats.number(outcome.rounds)} in {formats.duration(outcome.seconds_training)}",
+        f"{formats.duration(outcome.seconds_per_round)} each",
     ]
-    if result.get("seconds_total") is not None:
-        parts.append(f"{formats.duration(result['seconds_total'])} in total")
-    if result.get("peak_rss_mb") is not None:
-        parts.append(f"peak memory {result['peak_rss_mb']:.0f} MB")
+    if outcome.seconds_total is not None:
+        parts.append(f"{formats.duration(outcome.seconds_total)} in total")
+    if outcome.peak_rss_mb is not None:
+        parts.append(f"peak memory {outcome.peak_rss_mb:.0f} MB")
     return ", ".join(parts)

@@ -4,7 +4,7 @@ from coterie.rounds.aggregation import AGGREGATORS, Aggregator
 from coterie.rounds.averaging import Averaging
 from coterie.rounds.client_registry import ClientRegistry, SimulatesClients
 from coterie.rounds.context import RunContext, Statistics, StrategyError
-from coterie.rounds.evaluation import SERVER_KEYS, EvaluationExchange, mean_of_clients
+from coterie.rounds.evaluation import EvaluationExchange, mean_of_clients
 from coterie.rounds.exchange import Exchange, MessageBatch, PartialSums, SupportsSums
 from coterie.rounds.loop import RoundsStrategy, await_clients, run_rounds
 from coterie.rounds.phases import Phase, PointsPhase, SumsPhase, UpdatesPhase
@@ -12,7 +12,6 @@ from coterie.rounds.recorder import Checkpoint, NullRecorder, Recorder
 
 __all__ = [
     "AGGREGATORS",
-    "SERVER_KEYS",
     "Aggregator",
     "Averaging",
     "Checkpoint",

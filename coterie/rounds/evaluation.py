@@ -16,6 +16,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 
 from coterie.logs import printable
+from coterie.results import RoundRecord
 from coterie.rounds.context import Models, RunContext
 from coterie.rounds.exchange import MessageBatch
 from coterie.wire import Request, Summary
@@ -23,28 +24,6 @@ from coterie.wire.messages import CONFIG, DIAGNOSTICS, ReplyError, check_sender,
 
 _MAX_KEYS = 100
 _LONGEST_KEY = 100
-
-#: Keys of a round's metrics that the server computes: released, charged, or no secret.
-SERVER_KEYS = frozenset(
-    {
-        "round",
-        "epsilon",
-        "epsilon_rdp",
-        "histogram",
-        "clip_norm",
-        "reseeded",
-        "notes",
-        "seconds",
-        "seconds_total",
-        "messages_down",
-        "messages_up",
-        "bytes_down",
-        "bytes_up",
-        "clients_present",
-        "clients_labelled",
-        "replies",
-    }
-)
 
 
 class EvaluationExchange:
@@ -158,7 +137,7 @@ def _scalars(content: RecordDict) -> dict[str, float]:
         return {}
     found: dict[str, float] = {}
     for key, value in reported.items():
-        usable = key not in SERVER_KEYS and len(key) <= _LONGEST_KEY and key.isprintable()
+        usable = key not in RoundRecord.server_keys() and len(key) <= _LONGEST_KEY and key.isprintable()
         if usable and isinstance(value, int | float) and math.isfinite(value) and len(found) < _MAX_KEYS:
             found[key] = float(value)
     return found

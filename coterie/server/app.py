@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from coterie import logs
 from coterie.privacy import Streams
 from coterie.progress import report_progress
+from coterie.results import RoundRecord
 from coterie.server import exporter, recorders
 from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.folder import RunFolder
@@ -97,10 +98,10 @@ def main(grid: Grid, context: Context) -> None:
     folder = open_folder(context.run_config, runs, _check_engine, deployed=deployed)
     rounds = rounds_of(folder.config)
 
-    def log_metrics(line: Mapping[str, Any]) -> None:
-        text, known = logs.round_line(line, rounds)
-        log(INFO, text, extra=known)
-        log(INFO, logs.progress_message(line, rounds))
+    def log_metrics(record: RoundRecord) -> None:
+        text, extra = logs.round_line(record, rounds)
+        log(INFO, text, extra=extra)
+        log(INFO, logs.progress_message(record, rounds))
 
     folder.on_metrics = log_metrics
     folder.on_progress = report_progress

@@ -31,7 +31,7 @@ from coterie.server.settings import (
     RunSettings,
     SimulationSettings,
 )
-from coterie.settings import AUTO, RENAMED, ConfigError, Setting, Settings, flat, suggestion, with_current_names
+from coterie.settings import AUTO, ConfigError, Setting, Settings, flat, suggestion
 from coterie.strategies import AdaptiveClipping, ClusteredStrategy, Reseeding, StrategyOptions
 from coterie.strategies.registry import STRATEGIES, strategy_class
 from coterie.strategies.settings import AggregationSettings
@@ -97,8 +97,7 @@ def full_name(name: str, method: type[ClusteredStrategy]) -> str:
     others = [each.name for each in SETTINGS.values() if each.key == name]
     if others:
         return others[0]
-    new = RENAMED.get(name)
-    hint = f": it is now {new!r}" if new else suggestion(name, [*keys, *used, *SETTINGS])
+    hint = suggestion(name, [*keys, *used, *SETTINGS])
     raise ConfigError(f"unknown setting {name!r}{hint} ({_KEYS_HINT})")
 
 
@@ -267,7 +266,7 @@ class RunConfig:
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> RunConfig:
-        """Return the configuration of a run folder, also of an earlier version.
+        """Return the configuration of a run folder.
 
         Args:
             values: its table of settings.
@@ -276,7 +275,7 @@ class RunConfig:
         Raises:
             ConfigError: see the class.
         """
-        return cls(combined(applicable(with_current_names(values)), _explicit(changes or {})))
+        return cls(combined(applicable(values), _explicit(changes or {})))
 
     def _read(self, values: Mapping[str, Any]) -> None:
         self.run = _table(RunSettings, values)

@@ -26,7 +26,6 @@ import os
 import platform
 import subprocess
 import time
-import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -51,16 +50,16 @@ from coterie.files import (
     read_bytes,
     read_lines,
     read_object,
-    read_text,
     write_atomic,
 )
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
 from coterie.progress import ProgressCallback, ignore_progress
-from coterie.rounds import SERVER_KEYS, Checkpoint
+from coterie.results import CONFIG, DIAGNOSTICS, METRICS, RESULT, Outcome, RoundRecord, read_config
+from coterie.rounds import Checkpoint
 from coterie.server import planning
 from coterie.server.config import RunConfig
-from coterie.settings import RENAMED, nested
+from coterie.settings import nested
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import ModelCard
 
@@ -68,7 +67,7 @@ _LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus
 _HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"
 _ABOUT, _DIGEST = "about", "digest"
 _WAY_OUT = "; restore it from a copy, or start a new run with another --out"
-_LEDGER, _METRICS, _DIAGNOSTICS = "ledger.jsonl", "metrics.jsonl", "diagnostics.jsonl"
+_LEDGER = "ledger.jsonl"
 # Largest evidence that is compressed, in bytes; more takes too long.
 _COMPRESSED = 1 << 24
 
@@ -91,11 +90,11 @@ class RunFolder:
         self.plan = plan
         self.ledger = ledger
         self.resumed = resumed
-        self.on_metrics: Callable[[Mapping[str, Any]], None] = lambda line: None
+        self.on_metrics: Callable[[RoundRecord], None] = lambda record: None
         self.on_progress: ProgressCallback = ignore_progress
         self._opened, self._earlier = time.monotonic(), 0.0
-        if resumed is not None and (lines := self.metrics()):
-            self._earlier = float(lines[-1].get("seconds_total", 0.0))
+        if resumed is not None and (records := self.rounds()):
+            self._earlier = records[-1].seconds_total or 0.0
 
     @property
     def seconds_total(self) -> float:
@@ -114,7 +113,7 @@ class RunFolder:
             FolderError: ``path`` exists and is not empty.
         """
         path = Path(path)
-        if (path / "config.toml").exists():
+        if (path / CONFIG).exists():
             raise FolderError(f"{path} already contains a run: continue it with --resume, or choose another --out")
         if path.exists() and (not path.is_dir() or any(not _is_trace(entry) for entry in path.iterdir())):
             raise FolderError(f"{path} is not an empty folder: choose another --out")
@@ -124,7 +123,7 @@ class RunFolder:
             raise FolderError(f"{path} cannot be created ({error.strerror}): choose another --out") from None
         ledger = _opened(config.plan, path / _LEDGER, config, planning.about(config))
         document = {"config": nested(config.values), "versions": versions(), "machine": machine(config.training.device)}
-        _replace(path / "config.toml", tomli_w.dumps(document).encode())
+        _replace(path / CONFIG, tomli_w.dumps(document).encode())
         return cls(path, config, config.plan, ledger, None)
 
     @classmethod
@@ -143,14 +142,9 @@ class RunFolder:
         """
         path = Path(path)
         try:
-            stored = tomllib.loads(read_text(path / "config.toml"))["config"]
-            if not isinstance(stored, dict):
-                raise ValueError("config is not a table")
-        except (FileError, ValueError, KeyError, RecursionError):
-            raise FolderError(
-                f"{path} contains no run to resume: its config.toml cannot be read; restore it from a copy, or start a "
-                "new run with another --out"
-            ) from None
+            stored = read_config(path)["config"]
+        except FileError as error:
+            raise FolderError(f"{path} contains no run to resume: {error}{_WAY_OUT}") from None
         config = RunConfig.stored(stored, settings)
         changed = RunConfig.stored(stored).differences(config)
         if changed:
@@ -193,13 +187,11 @@ class RunFolder:
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl, and exact scores to diagnostics.jsonl; then call ``on_metrics``."""
-        if "seconds" in line:
-            line = {**line, "seconds_total": self.seconds_total}
-        released, exact = self.divided(line)
-        if exact:  # first: a round whose metrics are there lacks no scores
-            _append(self.path / _DIAGNOSTICS, exact)
-        _append(self.path / _METRICS, released)
-        self.on_metrics(line)
+        timing = {"seconds_total": self.seconds_total} if "seconds" in line else {}
+        record = self._record({**line, **timing})
+        self._append_exact(record)  # first: a round whose metrics are there lacks no scores
+        _append(self.path / METRICS, record.to_json())
+        self.on_metrics(record)
 
     def save_artifact(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace ``evidence/{name}.npz``, inputs of the clustering."""
@@ -249,17 +241,22 @@ class RunFolder:
 
     # ---- the end of a run ---------------------------------------------------------------------------------
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Every line of metrics.jsonl so far."""
-        return _read_lines(self.path / _METRICS)
-
-    def diagnostics(self) -> list[dict[str, Any]]:
-        """Every line of diagnostics.jsonl so far."""
-        return _read_lines(self.path / _DIAGNOSTICS)
+    def rounds(self) -> list[RoundRecord]:
+        """The finished rounds so far, with their exact scores."""
+        released, exact = (_read_lines(self.path / name) for name in (METRICS, DIAGNOSTICS))
+        try:
+            return RoundRecord.joined(released, exact)
+        except ValueError as error:
+            raise FolderError(f"{self.path / METRICS} or {DIAGNOSTICS} is damaged ({error}){_WAY_OUT}") from None
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> None:
         """Write ``name`` atomically."""
         _replace(self.path / name, (json.dumps(document, indent=2) + "\n").encode())
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Write result.json and diagnostics.json."""
+        with _writing(self.path / RESULT):
+            outcome.write(self.path)
 
     def certify(self) -> dict[str, Any]:
         """Write privacy.json, derived from the ledger as it is on disk."""
@@ -283,39 +280,32 @@ class RunFolder:
 
     def amend_last(self, evaluation: Mapping[str, Any]) -> None:
         """Add the evaluation of the last round if a crash prevented its writing."""
-        lines = self.metrics()
-        last = lines[-1]["round"]
-        if "accuracy" in lines[-1] or any(line["round"] == last for line in self.diagnostics()):
+        *earlier, last = self.rounds()
+        if last.mean_accuracy is not None or last.exact():
             return
-        lines[-1], exact = self.divided({**lines[-1], **evaluation})
-        if exact:
-            _append(self.path / _DIAGNOSTICS, exact)
-        _write_lines(self.path / _METRICS, lines)
+        last = self._record({**{name: getattr(last, name) for name in last.stored()}, **evaluation})
+        self._append_exact(last)
+        _write_lines(self.path / METRICS, [record.to_json() for record in (*earlier, last)])
 
     def close(self) -> None:
         """Release the lock of the folder."""
         self.ledger.close()
 
     def _forget_after(self, round: int, line: Mapping[str, Any] | None) -> None:
-        """Keep the lines of rounds up to the checkpoint, which may hold the last one alone."""
-        divided = [self.divided(entry) for entry in self.metrics()]  # older versions wrote the scores there
-        kept = [released for released, _ in divided if released["round"] <= round]
-        if line and (not kept or kept[-1]["round"] < round):
-            kept.append(_tidy(line))
-        _write_lines(self.path / _METRICS, kept)
-        exact = {entry["round"]: entry for _, entry in divided if entry}
-        exact |= {entry["round"]: entry for entry in self.diagnostics()}
-        if exact:
-            _write_lines(self.path / _DIAGNOSTICS, [exact[number] for number in sorted(exact) if number <= round])
+        """Keep the rounds up to the checkpoint, which may hold the last one alone."""
+        records = [record for record in self.rounds() if record.round <= round]
+        if line and (not records or records[-1].round < round):
+            records.append(self._record(line))
+        _write_lines(self.path / METRICS, [record.to_json() for record in records])
+        if (self.path / DIAGNOSTICS).exists():
+            _write_lines(self.path / DIAGNOSTICS, [exact for record in self.rounds() if (exact := record.exact())])
 
-    def divided(self, line: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A round's line as metrics.jsonl holds it, and its exact scores; empty if the round was not evaluated."""
-        # everything else is an exact diagnostic
-        known = SERVER_KEYS | {"accuracy"} if self.config.evaluation.evaluate == "private" else SERVER_KEYS
-        tidy = _tidy(line)
-        exact = {key: value for key, value in tidy.items() if key not in known}
-        released = {key: value for key, value in tidy.items() if key in known}
-        return released, {"round": tidy["round"], **exact} if exact else {}
+    def _record(self, line: Mapping[str, Any]) -> RoundRecord:
+        return RoundRecord.of(line, noisy=self.config.evaluation.evaluate == "private")
+
+    def _append_exact(self, record: RoundRecord) -> None:
+        if exact := record.exact():
+            _append(self.path / DIAGNOSTICS, exact)
 
 
 def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
@@ -327,22 +317,13 @@ def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     about = planning.about(config)
     header, charges = verified(path)
     now, stored = about["tuned"], header.get("tuned", {})
-    names = _stored_names(now, stored)
-    about["tuned"] = {name: now[names[name]] if name in names else value for name, value in stored.items()}
-    added = now.keys() - set(names.values())
-    about["tuned"] |= {name: now[name] for name in added if now[name] != config.declared[name].shown_default}
-    public = _stored_names(about["public"], header.get("public", {}))
-    about["public"] = {name: about["public"][new] for name, new in public.items()}
+    added = {name: value for name, value in now.items() if value != config.declared[name].shown_default}
+    about["tuned"] = {name: now.get(name, value) for name, value in stored.items()} | added
+    public = about["public"]
+    about["public"] = {name: public[name] for name in header.get("public", {}) if name in public}
     if charges:
         about["diagnostics"] = header["diagnostics"]
     return config.plan if config.privacy.privacy_unit == "record" else plan_from_terms(header["plan"]), about
-
-
-def _stored_names(now: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, str]:
-    """The name in ``now`` of every entry that this or an earlier version stored by the same or another name."""
-    keys = {name.rpartition(".")[2]: name for name in now}
-    new = {name: name.rpartition(".")[2] for name in stored}
-    return {name: keys[RENAMED.get(key, key)] for name, key in new.items() if RENAMED.get(key, key) in keys}
 
 
 def _opened(plan: Plan, path: Path, config: RunConfig, about: Mapping[str, Any]) -> Ledger:
@@ -366,15 +347,6 @@ def _opened(plan: Plan, path: Path, config: RunConfig, about: Mapping[str, Any])
         ledger.close()
         raise
     return ledger
-
-
-def _tidy(line: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity; a number for every client is kept in diagnostics.json alone."""
-    return {
-        key: None if isinstance(value, float) and not np.isfinite(value) else value
-        for key, value in line.items()
-        if not key.startswith("client_")
-    }
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from flwr.common.logger import log
 
 from coterie.files import FileError, read_bytes, read_object
 from coterie.logs import printable
+from coterie.results import RoundRecord
 from coterie.server.config import RunConfig
 from coterie.server.folder import RunFolder
 from coterie.server.settings import RECORDERS
@@ -78,11 +79,10 @@ def recording(folder: RunFolder) -> Iterator[None]:
     opened = [_Recording(name, folder) for name in folder.config.recording.names]
     previous = folder.on_metrics
 
-    def observe(line: Mapping[str, Any]) -> None:
-        released, exact = folder.divided(line)
-        for each in opened:
-            each.add([released], [exact] if exact else [])
-        previous(line)
+    def observe(record: RoundRecord) -> None:
+        for recorder in opened:
+            recorder.add([record])
+        previous(record)
 
     if opened:
         folder.on_metrics = observe
@@ -95,8 +95,8 @@ def recording(folder: RunFolder) -> Iterator[None]:
         raise
     finally:
         folder.on_metrics = previous
-        for each in opened:
-            each.finish(status)
+        for recorder in opened:
+            recorder.finish(status)
 
 
 class _Recording:
@@ -114,10 +114,10 @@ class _Recording:
         except Exception as error:  # of a library, a network or a database
             raise ConfigError(f"recorders: {name} cannot be opened: {_described(error)}") from None
 
-    def add(self, released: Sequence[Mapping[str, Any]], exact: Sequence[Mapping[str, Any]]) -> None:
-        """Write the values of these lines; warn if that fails."""
+    def add(self, records: Sequence[RoundRecord]) -> None:
+        """Write the values of these rounds; warn if that fails."""
         try:
-            self._add(released, exact)
+            self._add(records)
         except Exception as error:
             log(WARNING, "%s cannot record a round now, and later rounds retry it: %s", self._name, _described(error))
 
@@ -130,12 +130,12 @@ class _Recording:
             log(WARNING, "%s did not record the end of the run: %s", self._name, _described(error))
 
     def _add_all(self) -> None:
-        self._add(self._folder.metrics(), self._folder.diagnostics())
+        self._add(self._folder.rounds())
 
-    def _add(self, released: Sequence[Mapping[str, Any]], exact: Sequence[Mapping[str, Any]]) -> None:
-        found = [value for line in released for value in values_of(line)]
+    def _add(self, records: Sequence[RoundRecord]) -> None:
+        found = [value for record in records for value in values_of(record.to_json())]
         if self._exact:
-            found += [value for line in exact for value in values_of(line, self._prefix)]
+            found += [value for record in records for value in values_of(record.exact(), self._prefix)]
         waiting = {(value.name, value.round) for value in self._pending} | self._known
         self._pending += [value for value in found if (value.name, value.round) not in waiting]
         if self._pending:

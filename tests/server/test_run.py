@@ -65,8 +65,8 @@ def lines(path, name):
 def interrupt(after):
     """Makes a folder's run stop as by Ctrl-C once a round is finished."""
 
-    def observe(line):
-        if line["round"] == after:
+    def observe(record):
+        if record.round == after:
             raise KeyboardInterrupt
 
     def prepare(folder):

@@ -9,7 +9,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from test_base import CLIENTS, ZERO, Kept, Stub, nothing
 
 from coterie.privacy import Streams
-from coterie.rounds.evaluation import SERVER_KEYS, mean_of_clients
+from coterie.results import RoundRecord
+from coterie.rounds.evaluation import mean_of_clients
 from coterie.server.metrics import summarise
 from coterie.strategies import FedAvg
 
@@ -113,7 +114,7 @@ def test_scalars_of_other_apps_are_averaged():
     assert metrics["n"] == 2
 
 
-@pytest.mark.parametrize("key", sorted(SERVER_KEYS))
+@pytest.mark.parametrize("key", sorted(RoundRecord.server_keys()))
 def test_a_client_cannot_set_what_the_server_computes(key):
     _, _, honest = run(Evaluated())
     _, _, lines = run(Evaluated(reported(**{key: 0.001})))

@@ -12,10 +12,12 @@ from matplotlib.figure import Figure
 
 from coterie.bench.table import score_name
 from coterie.report import (
+    DASHED,
     GROUP_COLOURS,
     INK,
     MUTED,
     Pairs,
+    cycle,
     draw_similarities,
     drawing_style,
     save_figure,
@@ -45,8 +47,8 @@ def _dots(document: Document) -> Figure:
     columns, rows = document["columns"], document["rows"]
     wide = next((wide for wide in (3, 5) if len(columns) % wide == 0), min(len(columns), 3))
     deep = -(-len(columns) // wide)
-    figure = Figure(figsize=(3.0 * wide + 2.2, (0.24 * len(rows) + 0.75) * deep + 0.5), layout="constrained")
-    panels = figure.subplots(deep, wide, sharey=True, squeeze=False)
+    size = (3.0 * wide + 2.2, (0.24 * len(rows) + 0.75) * deep + 0.5)
+    figure, panels = _grid(deep, wide, size, sharey=True)
     places = np.arange(len(rows))[::-1]
     for panel in panels.flat[len(columns) :]:
         panel.set_axis_off()
@@ -78,18 +80,15 @@ def _lines(document: Document) -> Figure:
     many, wide = len(drawn), min(len(across) if len(across) > 1 else len(scores), 3)
     deep = -(-many // wide)
     size = (7.5, 4.2) if many == 1 else (3.9 * wide, 3.2 * deep)
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(deep, wide, squeeze=False).flat
+    figure, grid = _grid(deep, wide, size)
+    panels = grid.flat
     for axes, key in zip(panels, drawn, strict=False):
         places = [place for place, each in enumerate(keys) if each == key]
         for number, row in enumerate(document["rows"]):
             cells = [(columns[place]["x"], row["cells"][place]) for place in places]
             known = [(x, c["mean"], c["std"] or 0.0) for x, c in cells if c and None not in (c["mean"], x)]
             if known:
-                x, mean, std = map(np.array, zip(*known, strict=True))
-                colour = GROUP_COLOURS[number % len(GROUP_COLOURS)]
-                axes.plot(x, mean, "o-", color=colour, label=row["name"], markersize=4)
-                axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+                _draw_band(axes, known, _colour(number), label=row["name"], marker="o", markersize=4)
         _finish(axes, document["title"] if many == 1 else key[1], _unit(columns[places[0]]), document["axis"])
         if key != drawn[0] and axes.get_legend():
             axes.get_legend().remove()
@@ -101,12 +100,11 @@ def _lines(document: Document) -> Figure:
 def _curves(document: Document) -> Figure:
     """Plot one panel per setting and one line per row: the score over rounds, mean and deviation over seeds."""
     places = _over_rounds(document)
-    figure = Figure(figsize=(4.6 * len(places), 4.0), layout="constrained")
-    panels = figure.subplots(1, len(places), sharey=True, squeeze=False)[0]
-    for axes, place in zip(panels, places, strict=True):
+    figure, panels = _grid(1, len(places), (4.6 * len(places), 4.0), sharey=True)
+    for axes, place in zip(panels[0], places, strict=True):
         column = document["columns"][place]
         for number, row in enumerate(document["rows"]):
-            _draw_curve(axes, row["cells"][place], GROUP_COLOURS[number % len(GROUP_COLOURS)], row["name"])
+            _draw_curve(axes, row["cells"][place], _colour(number), row["name"])
         _finish(axes, column["setting"], _unit(column) if place == places[0] else "", "round")
     return figure
 
@@ -121,23 +119,42 @@ def _over_rounds(document: Document) -> list[int]:
 def _draw_curve(axes: Axes, cell: Mapping[str, Any] | None, colour: str, name: str | None = None) -> None:
     """Draw the mean over seeds as a line, and one standard deviation, if known, as a band."""
     if cell and cell.get("curve"):
-        rounds, mean, *spread = map(np.array, zip(*cell["curve"], strict=True))
-        axes.plot(rounds, mean, color=colour, label=name)
-        for std in spread:
-            axes.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+        _draw_band(axes, cell["curve"], colour, label=name)
+
+
+def _draw_band(axes: Axes, points: Sequence[Sequence[float]], colour: str, **look: Any) -> None:
+    """Draw a line of (x, mean), with a band where there is a third value, the standard deviation."""
+    x, mean, *spread = map(np.array, zip(*points, strict=True))
+    axes.plot(x, mean, color=colour, **look)
+    for std in spread:
+        axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+
+
+def _draw_splits(axes: Axes, rounds: Sequence[int]) -> None:
+    for number in rounds:
+        axes.axvline(number, color=MUTED, linestyle=DASHED, linewidth=0.9, zorder=1.5)
+
+
+def _grid(deep: int, wide: int, size: tuple[float, float], **options: Any) -> tuple[Figure, Any]:
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(deep, wide, squeeze=False, **options)
+
+
+def _colour(index: int) -> str:
+    return cycle(GROUP_COLOURS, index)[0]
 
 
 def _pictures(document: Document) -> Figure:
     """Plot the data of every column and the fitted lines of every row."""
     columns, rows = document["columns"], document["rows"]
-    figure = Figure(figsize=(2.6 * len(rows), 2.2 * len(columns)), layout="constrained")
-    panels = figure.subplots(len(columns), len(rows), sharex=True, sharey=True, squeeze=False)
+    size = (2.6 * len(rows), 2.2 * len(columns))
+    figure, panels = _grid(len(columns), len(rows), size, sharex=True, sharey=True)
     for down, column in enumerate(columns):
         groups, x, y = map(np.array, column["points"])
         for across, row in enumerate(rows):
             axes, cell = panels[down, across], row["cells"][down]
             for group in np.unique(groups):
-                own, colour = groups == group, GROUP_COLOURS[int(group) % len(GROUP_COLOURS)]
+                own, colour = groups == group, _colour(int(group))
                 axes.plot(x[own], y[own], ".", color=colour, markersize=3, alpha=0.5)
             ends = np.array([-1.0, 1.0])
             for slope, intercept in (cell or {}).get("lines", ()):
@@ -153,12 +170,11 @@ def _groups(document: Document) -> Figure:
     """Plot, per setting: accuracy of every group, F_acc, and the share of correctly clustered clients over rounds."""
     columns, rows = document["columns"], document["rows"]
     settings = list(dict.fromkeys(column["setting"] for column in columns))
-    figure = Figure(figsize=(11.0, 3.2 * len(settings)), layout="constrained")
-    panels = figure.subplots(len(settings), 3, squeeze=False, width_ratios=[2, 1, 1.6])
+    figure, panels = _grid(len(settings), 3, (11.0, 3.2 * len(settings)), width_ratios=[2, 1, 1.6])
     for (bars, unfair, curves), setting in zip(panels, settings, strict=True):
         at = {column["score"]: place for place, column in enumerate(columns) if column["setting"] == setting}
         for number, row in enumerate(rows):
-            colour = GROUP_COLOURS[number % len(GROUP_COLOURS)]
+            colour = _colour(number)
             cells = {score: row["cells"][place] or {} for score, place in at.items()}
             if "groups" in cells["accuracy"]:
                 mean, spread = map(np.array, cells["accuracy"]["groups"])
@@ -184,8 +200,7 @@ def _projections(document: Document) -> Figure:
     """Plot, per setting and row: projected first updates of the first seed, coloured by group, marked by cluster."""
     columns, rows = document["columns"], document["rows"]
     places = [place for place, column in enumerate(columns) if column["score"] == columns[0]["score"]]
-    figure = Figure(figsize=(3.8 * len(rows), 3.4 * len(places)), layout="constrained")
-    panels = figure.subplots(len(places), len(rows), squeeze=False)
+    figure, panels = _grid(len(places), len(rows), (3.8 * len(rows), 3.4 * len(places)))
     marks = "os^DvPX*<>"
     for down, place in enumerate(places):
         scores = {
@@ -195,7 +210,7 @@ def _projections(document: Document) -> Figure:
             axes, cell = panels[down, across], row["cells"][place] or {}
             points = np.array(cell.get("projection", np.zeros((0, 2))))
             for (x, y), label, group in zip(points, cell.get("labels", ()), cell.get("groups", ()), strict=True):
-                colour = GROUP_COLOURS[group % len(GROUP_COLOURS)]
+                colour = _colour(group)
                 axes.plot(x, y, marks[label % len(marks)], color=colour, markersize=6, alpha=0.8)
             figures = [f"{score_name(s)} {row['cells'][i]['mean']:.1f}" for s, i in scores.items() if row["cells"][i]]
             axes.set_title(f"{row['name']}, {columns[place]['setting']}\n{', '.join(figures)}", fontsize=8)
@@ -207,8 +222,7 @@ def _projections(document: Document) -> Figure:
 
 def _surfaces(document: Document) -> Figure:
     """Plot the noise of round 1 and of a later round, and z, over both batch sizes."""
-    figure = Figure(figsize=(12.0, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(document["surfaces"]))
+    figure, ((*panels,),) = _grid(1, len(document["surfaces"]), (12.0, 3.6))
     for axes, surface in zip(panels, document["surfaces"], strict=True):
         values = np.array(surface["values"])
         picture = axes.imshow(values, origin="lower", cmap="viridis", aspect="auto")
@@ -236,15 +250,14 @@ def _splits(document: Document) -> Figure:
     halves = rows[0].subgridspec(1, 2, wspace=0.14)
     left, right = figure.add_subplot(halves[0]), figure.add_subplot(halves[1])
     for number, (name, cell) in enumerate(cells.items()):
-        colour = GROUP_COLOURS[number % len(GROUP_COLOURS)]
+        colour = _colour(number)
         _draw_curve(left, cell, colour, name)
         if cell.get("by group"):
             rounds, *groups = zip(*cell["by group"], strict=True)
             for group, shares in enumerate(groups):
                 label = f"{name}: every true group, seed {cell['seed']}" if group == 0 else None
                 left.plot(rounds, np.array(shares, float), color=colour, linewidth=0.8, alpha=0.6, label=label)
-        for at in cell.get("splits", ()):
-            left.axvline(at, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.9, zorder=1.5)
+        _draw_splits(left, cell.get("splits", ()))
     _finish(left, document["title"], _unit(document["columns"][place]), "round")
     if split is None:
         right.set_axis_off()
@@ -292,8 +305,7 @@ def _draw_similarities_over_rounds(axes: Axes, cell: Mapping[str, Any]) -> None:
     ):
         x = np.repeat(rounds, of.sum())
         axes.plot(x, values[:, of].ravel(), "o", color=colour, markersize=3.5, alpha=0.5, markeredgewidth=0, label=name)
-    for at in cell["splits"]:
-        axes.axvline(at, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.9, zorder=1.5)
+    _draw_splits(axes, cell["splits"])
 
 
 def _finish(axes: Axes, title: str, unit: str, below: str = "") -> None:
