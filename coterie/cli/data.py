@@ -62,7 +62,7 @@ def schema(
 def _parts(path: Path) -> list[Path]:
     """Return the file, or the training and test files of a folder."""
     from coterie.datasets import DataError
-    from coterie.datasets.files import find
+    from coterie.datasets.user_files import find
 
     if not path.is_dir():
         return [path]
@@ -101,7 +101,7 @@ def _report(table: Table, schema: TableSchema) -> dict[str, Any]:
         "records": table.records,
         "usable": len(table.y),
         "classes": dict(zip(schema.class_names, counts, strict=True)),
-        "missing": {name: count for name, count in table.missing.items() if count},
+        "missing": table.missing,
         "errors": [_entry(each) for each in table.findings if not each.expected],
         "notes": [_entry(each) for each in table.findings if each.expected],
     }

@@ -23,7 +23,7 @@ from coterie.client.penalties import Penalty
 from coterie.client.scores import losses
 from coterie.client.sgd import LocalTrainingConfig
 from coterie.client.state import ClientError, StateFile
-from coterie.datasets import OWN_DATA, Federation, OwnFederation, Shard, facts, federate, own_federation
+from coterie.datasets import OWN_DATA, Federation, OwnFederation, Partition, Shard, facts, federate, own_federation
 from coterie.privacy import RecordPlan
 from coterie.wire import ClientConfig, Request, TrainRequest, read_request
 from coterie.wire.messages import CONFIG, Layout
@@ -176,20 +176,8 @@ def _federation(config: ClientConfig, clients: Sequence[Client]) -> Federation |
             deployed = {client.client_id: client.declared for client in clients if client.deployed}
             return OwnFederation(own, known, transform, deployed)
         return own_federation(folder or os.environ.get("COTERIE_DATA"), spec.clients, known, transform)
-    return federate(
-        spec.dataset,
-        clients=spec.clients,
-        groups=spec.groups,
-        shift=spec.shift,
-        samples_per_client=spec.samples_per_client,
-        seed=config.partition_seed,
-        data_dir=folder,
-        transform=transform,
-        dirichlet_alpha=spec.dirichlet_alpha,
-        classes_per_client=spec.classes_per_client,
-        non_iid_level=spec.non_iid_level,
-        validation=spec.validation_clients,
-    )
+    partition = Partition(**{name: getattr(spec, name) for name in Partition.declared()})
+    return federate(spec.dataset, partition, seed=config.partition_seed, data_dir=folder, transform=transform)
 
 
 _plans = lru_cache(maxsize=4)(parse_plans)

@@ -32,12 +32,13 @@ from flwr.common.logger import log
 
 from coterie.datasets.catalog import DATASETS, load
 from coterie.datasets.federation import Federation, Shard, Transform, centred, fractions
-from coterie.datasets.files import READERS, Records, Shape, find, labels, read
 from coterie.datasets.schema import TableSchema
 from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source
 from coterie.datasets.split import Split
-from coterie.datasets.tables import read_table, schema_readers, unscaled
+from coterie.datasets.tables import read_table, unscaled
+from coterie.datasets.user_files import find, read
+from coterie.datasets.user_records import SUFFIXES, Records, Shape, labels
 
 #: Name of the data set that consists of local client data.
 OWN_DATA = "own"
@@ -245,7 +246,7 @@ class OwnFederation:
             name, clients = Path(path).name, self.clients
             raise DataError(
                 f"dataset 'own': {Path(path).parent} has no data for client {client_id} of {clients} (clients = "
-                f"{clients}); expected {name}{f', {name}'.join(READERS)} or a folder {name}"
+                f"{clients}); expected {name}{f', {name}'.join(SUFFIXES)} or a folder {name}"
             )
         return str(found)
 
@@ -331,7 +332,7 @@ def _parts(
             raise DataError(records.problems[0])
         return records
 
-    train, test = read(Path(path), shape, schema_readers(schema) if schema else None)
+    train, test = read(Path(path), shape, schema)
     if test is None:
         train, test = accepted(train).divided()
     same = test is train
@@ -392,7 +393,7 @@ def _table_records(path: str | Path, known: Facts) -> LocalRecords:
     if not len(table.x):
         raise DataError(f"{path}: no usable records")
     y = table.y.astype(np.int64 if schema.num_classes else np.float32)
-    return LocalRecords(str(path), table.x, y if schema.label.name in table.missing else None, 0, table.index)
+    return LocalRecords(str(path), table.x, y if table.labelled else None, 0, table.index)
 
 
 def describe(path: str | Path, declared: Declared | None = None) -> str:
@@ -408,7 +409,7 @@ def describe(path: str | Path, declared: Declared | None = None) -> str:
     if declared is not None:
         for part in _parts(str(path), declared.shape, declared.num_classes, schema, declared.span, strict=False):
             problems += part.problems + part.notes
-    train, test = read(Path(path), None, schema_readers(schema) if schema else None)
+    train, test = read(Path(path), None, schema)
     for part in (train, *(() if test is None else (test,))):
         if part.problems and declared is None:
             raise DataError(part.problems[0])

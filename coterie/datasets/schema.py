@@ -86,7 +86,7 @@ class FileFormat:
     missing_values: tuple[str, ...] = _MISSING_VALUES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a table of plain numbers may have many
 class Column:
     """A column and its rules.
 
@@ -215,7 +215,7 @@ class TableSchema:
         """Name of every feature, in order."""
         return tuple(name for column in self.columns for name in column.feature_names)
 
-    @property
+    @cached_property
     def num_features(self) -> int:
         """F, the number of features."""
         return sum(len(column.feature_names) for column in self.columns)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 
 from coterie import models as networks
-from coterie.datasets import OWN_DATA, DataError, Facts, TableSchema, assign_groups, facts, parse_groups
+from coterie.datasets import OWN_DATA, DataError, Facts, Partition, TableSchema, facts
 from coterie.datasets.settings import DataSettings
 from coterie.fields import MAX_REDRAWN
 from coterie.models.settings import TrainingSettings
@@ -70,12 +70,9 @@ _KEYS_HINT = "`coterie run --keys` lists all settings"
 
 # Settings that partition or shift a data set, with the values required for clients' own data.
 _UNPARTITIONED = {
-    "data.groups": "1",
-    "data.shift": "none",
-    "data.dirichlet-alpha": 0.0,
-    "data.classes-per-client": 0,
-    "data.non-iid-level": -1.0,
-    "data.validation-clients": 0,
+    name: value
+    for name, value in Partition(groups="1", shift="none").values().items()
+    if name not in ("data.clients", "data.samples-per-client")
 }
 
 
@@ -389,7 +386,7 @@ class RunConfig:
             wiring: further arguments of :class:`~coterie.strategies.ClusteredStrategy`, such as a ledger.
         """
         known: dict[str, Callable[[], Any]] = {
-            "true_groups": lambda: assign_groups(self.data.clients, parse_groups(self.data.groups)).tolist(),
+            "true_groups": lambda: self.data.group_of()[: self.data.clients].tolist(),
             "example_shape": lambda: self.examples[0],
             "device": lambda: self.training.device,
         }
@@ -563,8 +560,7 @@ class RunConfig:
             self._check_evaluation()
             if self.privacy.budget_file:
                 self._check_shared_budget()
-            for many in filter(None, (clients, self.data.validation_clients)):
-                assign_groups(many, parse_groups(self.data.groups))
+            self.data.group_of()
             plan = planning.sketch(self)
             self._check_rounds(plan)
             self.strategy(plan)

@@ -20,7 +20,7 @@ near zero, and other clients have updates in different directions: the angles be
     11      ClusteredFederatedLearning(theta*, c_1) and (theta*, c_2)
     12  else theta_i* <- theta* for i in c
 
-Line 10 is exact in O(n^2): its optimum is the cut of the least edge of a maximum spanning tree of the similarities.
+Line 10 is exact in O(n^2): single linkage merges the halves last.
 
 Deviations from the paper
 - All clusters train in parallel, round by round; |D_i| are public weights (equal without privacy).
@@ -309,8 +309,7 @@ class CFL(ClusteredStrategy):
 def bipartition(similarities: FloatArray) -> tuple[Indices, float]:
     """The bipartition with the smallest maximum similarity between the halves, Equation (6), and that similarity.
 
-    Exact in O(n^2): every bipartition cuts an edge of a maximum spanning tree, hence one at least as large as its
-    smallest edge; cutting only the smallest edge attains this bound.
+    Its halves are the last two clusters that single linkage merges.
 
     Args:
         similarities: (n, n), symmetric; n is at least 2.
@@ -318,21 +317,12 @@ def bipartition(similarities: FloatArray) -> tuple[Indices, float]:
     Returns:
         (n,) 0 for the half of the first client, 1 for the other; and the largest similarity between the halves.
     """
-    n = len(similarities)
-    nearest, parent = similarities[0].copy(), np.zeros(n, np.int64)
-    outside = np.arange(n) > 0
-    edges = []  # of Prim's tree, in the order in which it grows
-    while outside.any():
-        new = int(np.where(outside, nearest, -np.inf).argmax())
-        edges.append((float(nearest[new]), int(parent[new]), new))
-        outside[new] = False
-        closer = outside & (similarities[new] > nearest)
-        nearest[closer], parent[closer] = similarities[new, closer], new
-    least = min(edges)
-    side = np.zeros(n, np.int64)
-    for edge in edges:
-        side[edge[2]] = 1 if edge == least else side[edge[1]]
-    return side, least[0]
+    from scipy.cluster.hierarchy import cut_tree, linkage  # slow to import
+
+    pairs = similarities[np.triu_indices(len(similarities), 1)]
+    halves = cut_tree(linkage(pairs.max() - pairs, "single"), 2)[:, 0]
+    side = (halves != halves[0]).astype(np.int64)
+    return side, float(similarities[np.ix_(side == 0, side == 1)].max())
 
 
 def _coherent(similarities: FloatArray, side: Indices, closest: float) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from coterie.bench.adversary import HostileGrid, choose_attackers, flipped_labels
-from coterie.datasets import federate
+from coterie.datasets import Partition, federate
 from coterie.privacy import NoPrivacy, Streams
 from coterie.server import RunConfig, RunFolder, run
 from coterie.server.metrics import summarise
@@ -40,7 +40,7 @@ def test_attackers_are_a_share_of_all_and_depend_on_the_seed_alone():
 
 
 def test_labels_of_attackers_are_flipped_for_a_while_and_no_test_data():
-    data = federate("digits", clients=4, groups="2")
+    data = federate("digits", Partition(clients=4, groups="2"))
     before = [(data.shard(i).y.copy(), data.shard(i).test.y.copy()) for i in range(4)]
     with flipped_labels(data, {1, 2}):
         for i, (train, test) in enumerate(before):
