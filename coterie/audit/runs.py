@@ -22,7 +22,7 @@ from coterie.datasets import Source
 from coterie.engine import LocalGrid
 from coterie.privacy import Joint, Ledger, Streams, composed
 from coterie.privacy.accountants import Accountant
-from coterie.rounds import Checkpoint, NullRecorder
+from coterie.rounds import Checkpoint, Recorder
 from coterie.strategies import IFCA, ClusteredStrategy, FedCAM
 from coterie.strategies.method import Models
 from coterie.wire.messages import IDENTITY, REPLY, UPDATE, Layout, pack_models, pack_update
@@ -185,7 +185,7 @@ class _RenyiLedger(Ledger):
         return {"rdp": composed(self.events, "rdp")}
 
 
-class _Recorder(NullRecorder):
+class _Recorder(Recorder):
     """Record the models of every round."""
 
     def __init__(self, models: list[Models]) -> None:

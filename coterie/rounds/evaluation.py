@@ -16,8 +16,8 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 
 from coterie.logs import printable
-from coterie.rounds.context import Models, RunContext
 from coterie.rounds.exchange import MessageBatch
+from coterie.rounds.run_state import Models, Run
 from coterie.wire import Request, Summary
 from coterie.wire.messages import CONFIG, DIAGNOSTICS, ReplyError, check_sender, diagnostics, parse
 
@@ -62,7 +62,7 @@ class EvaluationExchange:
 
     def __init__(
         self,
-        run: RunContext,
+        run: Run,
         request: Request,
         number: int,
         models: Models,

@@ -57,7 +57,7 @@ from coterie.files import (
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
 from coterie.progress import ProgressCallback, ignore_progress
-from coterie.rounds import SERVER_KEYS, Checkpoint
+from coterie.rounds import SERVER_KEYS, Checkpoint, Recorder
 from coterie.server import planning
 from coterie.server.config import RunConfig
 from coterie.settings import RENAMED, nested
@@ -77,7 +77,7 @@ class FolderError(RuntimeError):
     """The run folder cannot be used; it is unchanged."""
 
 
-class RunFolder:
+class RunFolder(Recorder):
     """A run's folder, locked while open. It is the strategy's ``Recorder``.
 
     Make one with :meth:`create` or :meth:`resume`.
@@ -170,7 +170,7 @@ class RunFolder:
             raise
         return folder
 
-    # ---- rounds.Recorder ------------------------------------------------------------------------------
+    # ---- Recorder -------------------------------------------------------------------------------------
 
     def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
         """Replace the checkpoint; it holds released values only."""

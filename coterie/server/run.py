@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from logging import WARNING
 from typing import Any
@@ -158,8 +159,8 @@ def rounds_of(config: RunConfig) -> int:
 def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> ClusteredStrategy:
     """The configured strategy, wired to the run folder."""
     evaluation = config.evaluation
-    return config.strategy(
-        folder.plan,
+    options = replace(
+        config.strategy_options,
         ledger=folder.ledger,
         streams=streams,
         evaluate="private" if evaluation.evaluate == "private" else "diagnostic",
@@ -169,6 +170,7 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         resume_from=folder.resumed,
         evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
     )
+    return config.strategy(folder.plan, options)
 
 
 def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Layout]:

@@ -466,14 +466,14 @@ def test_the_state_of_a_mechanism_never_reaches_the_disk(tmp_path):
         ledger = plan.ledger(tmp_path / "ledger.jsonl")
         _, strategy = start(Stub(), plan, rounds=3, recorder=folder, ledger=ledger)
         ledger.close()
-    last = strategy.mechanism_state["last"].ravel()
+    last = strategy.run.mechanism_state["last"].ravel()
     forms = {value.astype(kind).tobytes() for value in last for kind in (np.float32, np.float64)}
     forms |= {repr(float(value)).encode() for value in last}
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) >= 4
     assert not [form for form in forms for content in files if form in content]
     resumed = FedAvg(plan, recorder=Kept(), resume_from=Checkpoint(3, np.zeros((1, 4), np.float32), LAYOUT, None))
-    assert resumed.mechanism_state == {"last": 0.0, "rounds": 0}
+    assert resumed.run.mechanism_state == {"last": 0.0, "rounds": 0}
 
 
 # ---- who is there ----------------------------------------------------------------------------------------------------
