@@ -1,4 +1,4 @@
-"""Base class of all strategies, for whom Flower's hooks are an adapter.
+"""Base class of all strategies: a run, its certificate, and Flower's hooks for those who call or override them.
 
 A method (one file per paper) defines a round, which yields phases; each phase is one exchange of
 :mod:`coterie.rounds`. :meth:`ClusteredStrategy.start` runs the rounds. :mod:`coterie.strategies.method` documents the
@@ -42,6 +42,7 @@ class ClusteredStrategy(Method, Strategy):
         max_clusters: number of clusters of the plan.
         ledger, streams, registry, statistics: of the run.
         recorder: of the options.
+        open_exchange: of the hooks, from ``configure_train`` to ``aggregate_train``.
 
     Raises:
         StrategyError: the method does not support the plan's unit, rebalancing, number of clusters, or an option.
