@@ -17,8 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _COPIED = ("coterie", "tests", "benchmarks", "pyproject.toml", "README.md", "docs")
-_PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/strategies/strategy.py"
+_PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/strategies/method.py"
 _EXCHANGE = "coterie/rounds/exchange.py"
+_LOOP, _POST = "coterie/strategies/loop.py", "coterie/strategies/post_processing.py"
 _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
 _BANDED, _STREAMS = f"{_PRIVACY}/mechanisms/banded.py", "tests/audit/test_audit_streams.py"
 _HOSTILE = "tests/client/test_hostile_server.py"
@@ -100,16 +101,16 @@ MUTATIONS = [
     ),
     Mutation(
         "the search for the number of clusters reads the number of replies",
-        _BASE,
-        "self.state = search.observe(self.state, histogram)",
-        "self.state = search.observe(self.state, histogram + self.statistics.accepted / 8)",
+        _POST,
+        "arrays = search.observe(run.state.arrays, histogram)",
+        "arrays = search.observe(run.state.arrays, histogram + run.statistics.accepted / 8)",
         f"{_SEARCH}::test_decisions_follow_from_released_sizes_and_public_numbers_alone",
     ),
     Mutation(
         "the noise shrinks with the number of clusters",
-        "coterie/rounds/loop.py",
-        "strategy.plan = replace(strategy.plan, num_clusters=len(models))",
-        "strategy.plan = replace(strategy.plan, num_clusters=len(models), noise_multiplier=0.05)",
+        "coterie/rounds/run_state.py",
+        "plan = replace(plan, num_clusters=num_clusters)",
+        "plan = replace(plan, num_clusters=num_clusters, noise_multiplier=0.05)",
         f"{_SEARCH}::test_decisions_follow_from_released_sizes_and_public_numbers_alone",
     ),
     Mutation(
@@ -124,7 +125,7 @@ MUTATIONS = [
         _BASE,
         "released.sums[:, : self.shared] / released.cohort",
         "released.sums[:, : self.shared] / max(len(self.plan.sample("
-        "self.streams.stream('cohort', self.attempt - 1, self.attempt - 1), self.attempt - 1)), 1)",
+        "self.run.streams.stream('cohort', self.attempt - 1, self.attempt - 1), self.attempt - 1)), 1)",
         f"{_RUNS}::test_what_is_shipped_holds",
     ),
     Mutation(
@@ -171,7 +172,7 @@ MUTATIONS = [
     ),
     Mutation(
         "recalibration forgets what was spent",
-        "coterie/rounds/loop.py",
+        _LOOP,
         "noise = plan.noise_for(remaining, spent)",
         "noise = plan.noise_for(remaining)",
         "tests/strategies/test_released_only.py::test_noise_after_a_crash_makes_up_for_the_wasted_charges",
@@ -194,15 +195,15 @@ MUTATIONS = [
         "a missing reply changes the divisor",
         _BASE,
         "mean = released.sums / released.divisors[:, None]",
-        "mean = released.sums / (released.divisors[:, None] * max(self.statistics.accepted, 1) / "
-        "max(self.statistics.asked, 1))",
+        "mean = released.sums / (released.divisors[:, None] * max(self.run.statistics.accepted, 1) / "
+        "max(self.run.statistics.asked, 1))",
         f"{_RUNS}::test_what_is_shipped_holds",
     ),
     Mutation(
         "the redraw matrix follows true counts",
-        _BASE,
-        "models, moves = self._reseeded(server_round, models, histogram)",
-        "models, moves = self._reseeded(server_round, models, exchange._contributions.counts[0])",
+        _LOOP,
+        "released = exchange.release()",
+        "released = replace(exchange.release(), histogram=exchange._contributions.counts[0])",
         "tests/strategies/test_released_only.py::test_rebalancing_reads_released_sizes_alone",
     ),
     Mutation(
@@ -242,7 +243,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a charged round of a slot is run again after a crash",
-        "coterie/rounds/loop.py",
+        _LOOP,
         "return [number for number in remaining if number not in lost]",
         "return list(remaining)",
         "tests/strategies/test_banded_runs.py::test_a_round_that_was_charged_before_a_crash_is_skipped",

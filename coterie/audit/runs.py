@@ -24,7 +24,7 @@ from coterie.engine import LocalGrid
 from coterie.models.settings import TrainingSettings
 from coterie.privacy import Joint, Ledger, Streams, composed
 from coterie.privacy.accountants import Accountant
-from coterie.rounds import Checkpoint, NullRecorder
+from coterie.rounds import Checkpoint, Recorder
 from coterie.strategies import IFCA, ClusteredStrategy, FedCAM
 from coterie.strategies.method import Models
 from coterie.wire import ClientConfig
@@ -172,7 +172,7 @@ class _RenyiLedger(Ledger):
         return {"rdp": composed(self.events, "rdp")}
 
 
-class _Recorder(NullRecorder):
+class _Recorder(Recorder):
     """Record the models of every round."""
 
     def __init__(self, models: list[Models]) -> None:

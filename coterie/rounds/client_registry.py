@@ -78,6 +78,16 @@ class ClientRegistry:
                 return enough
             time.sleep(_POLL_SECONDS)
 
+    def wait_for_all(self, grid: Grid) -> None:
+        """Wait until all clients are registered, or until the deadline."""
+        if not self.wait_for(grid, self.clients):
+            log(
+                WARNING,
+                "%s of %s clients are registered; the others do not participate until they register",
+                len(self.nodes),
+                self.clients,
+            )
+
     def discover(self, grid: Grid, timeout: float, wait_for_known: bool = True) -> None:
         """Request the client ids of nodes that are online and unidentified, and forget nodes that left.
 

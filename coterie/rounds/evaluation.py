@@ -17,8 +17,8 @@ from flwr.common.logger import log
 
 from coterie.logs import printable
 from coterie.results import RoundRecord
-from coterie.rounds.context import Models, RunContext
 from coterie.rounds.exchange import MessageBatch
+from coterie.rounds.run_state import Models, Run
 from coterie.wire import Request, Summary
 from coterie.wire.messages import CONFIG, DIAGNOSTICS, ReplyError, check_sender, diagnostics, parse
 
@@ -41,7 +41,7 @@ class EvaluationExchange:
 
     def __init__(
         self,
-        run: RunContext,
+        run: Run,
         request: Request,
         number: int,
         models: Models,

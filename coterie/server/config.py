@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -378,32 +378,36 @@ class RunConfig:
         features = networks.features(self.training.features)
         return features(np.zeros((1, *self.facts.shape), np.float32)).shape[1:], self.facts.num_classes
 
-    def strategy(self, plan: Plan, **wiring: Unpack[StrategyOptions]) -> ClusteredStrategy:
-        """The configured strategy.
-
-        Args:
-            plan: plan of the run; :func:`~coterie.server.planning.sketch` returns one for checks.
-            wiring: further arguments of :class:`~coterie.strategies.ClusteredStrategy`, such as a ledger.
-        """
-        known: dict[str, Callable[[], Any]] = {
+    @property
+    def strategy_options(self) -> StrategyOptions:
+        """The configured options of the strategy."""
+        facts_of: dict[str, Callable[[], Any]] = {
             "true_groups": lambda: self.data.group_of()[: self.data.clients].tolist(),
             "example_shape": lambda: self.examples[0],
             "device": lambda: self.training.device,
         }
-        common = {
-            "clusters": self.run.clusters,
-            "server_lr": self.server_lr,
-            "reseeding": self.reseeding,
-            "clipping": AdaptiveClipping(self.privacy.clip_quantile),
-            "averaging": self.averaging,
-            "aggregator": self.aggregator,
-            "rebalance_train": self.aggregation.rebalance_train,
-            "registration_timeout": self.deployment.registration_timeout,
-            "min_clients": self.deployment.min_clients,
-            "min_replies": self.deployment.min_replies,
-        }
-        needed = {name: known[name]() for name in self.method.needs}
-        return self.method(plan, self.options, **{**common, **needed, **wiring})
+        return StrategyOptions(
+            clusters=self.run.clusters,
+            server_lr=self.server_lr,
+            reseeding=self.reseeding,
+            clipping=AdaptiveClipping(self.privacy.clip_quantile),
+            averaging=self.averaging,
+            aggregator=self.aggregator,
+            rebalance_train=self.aggregation.rebalance_train,
+            registration_timeout=self.deployment.registration_timeout,
+            min_clients=self.deployment.min_clients,
+            min_replies=self.deployment.min_replies,
+            **{name: facts_of[name]() for name in self.method.needs},
+        )
+
+    def strategy(self, plan: Plan, options: StrategyOptions | None = None) -> ClusteredStrategy:
+        """The configured strategy.
+
+        Args:
+            plan: plan of the run; :func:`~coterie.server.planning.sketch` returns one for checks.
+            options: None: :attr:`strategy_options`.
+        """
+        return self.method(plan, self.options, options=options or self.strategy_options)
 
     @property
     def seed(self) -> int | None:

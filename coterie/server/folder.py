@@ -56,7 +56,7 @@ from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate
 from coterie.privacy.check import verified
 from coterie.progress import ProgressCallback, ignore_progress
 from coterie.results import CONFIG, DIAGNOSTICS, METRICS, RESULT, Outcome, RoundRecord, read_config
-from coterie.rounds import Checkpoint
+from coterie.rounds import Checkpoint, Recorder
 from coterie.server import planning
 from coterie.server.config import RunConfig
 from coterie.settings import nested
@@ -76,7 +76,7 @@ class FolderError(RuntimeError):
     """The run folder cannot be used; it is unchanged."""
 
 
-class RunFolder:
+class RunFolder(Recorder):
     """A run's folder, locked while open. It is the strategy's ``Recorder``.
 
     Make one with :meth:`create` or :meth:`resume`.
@@ -164,7 +164,7 @@ class RunFolder:
             raise
         return folder
 
-    # ---- rounds.Recorder ------------------------------------------------------------------------------
+    # ---- Recorder -------------------------------------------------------------------------------------
 
     def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
         """Replace the checkpoint; it holds released values only."""

@@ -156,8 +156,8 @@ def rounds_of(config: RunConfig) -> int:
 def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> ClusteredStrategy:
     """The configured strategy, wired to the run folder."""
     evaluation = config.evaluation
-    return config.strategy(
-        folder.plan,
+    options = replace(
+        config.strategy_options,
         ledger=folder.ledger,
         streams=streams,
         evaluate="private" if evaluation.evaluate == "private" else "diagnostic",
@@ -167,6 +167,7 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         resume_from=folder.resumed,
         evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
     )
+    return config.strategy(folder.plan, options)
 
 
 def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Layout]:

@@ -6,7 +6,6 @@ from coterie.rounds import (
     Aggregator,
     Averaging,
     Checkpoint,
-    NullRecorder,
     Phase,
     PointsPhase,
     Recorder,
@@ -30,12 +29,13 @@ from coterie.strategies.lcfl import LCFL, METRICS
 from coterie.strategies.local import Local
 from coterie.strategies.method import Round, Steps
 from coterie.strategies.one_shot import OneShot
+from coterie.strategies.options import StrategyOptions
 from coterie.strategies.oracle import Oracle
 from coterie.strategies.ppfc_gan import PPFCGAN
 from coterie.strategies.rc_dpfl import RCDPFL
 from coterie.strategies.reseeding import Reseeding
 from coterie.strategies.rr_cluster import RRCluster
-from coterie.strategies.strategy import ClusteredStrategy, StrategyOptions
+from coterie.strategies.strategy import ClusteredStrategy
 
 __all__ = [
     "AGGREGATORS",
@@ -61,7 +61,6 @@ __all__ = [
     "FedPer",
     "FedProx",
     "Local",
-    "NullRecorder",
     "OneShot",
     "Oracle",
     "Phase",

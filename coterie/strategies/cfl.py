@@ -44,18 +44,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from logging import WARNING
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.common.logger import log
 
 from coterie.clustering.distances import FloatArray, Indices, cosines
-from coterie.privacy import Plan, ReleasedUpdates
+from coterie.privacy import ReleasedUpdates
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.method import CheckOptions, Models, Round, Steps
-from coterie.strategies.strategy import ClusteredStrategy, StrategyOptions
+from coterie.strategies.method import Models, Round, Steps
+from coterie.strategies.strategy import ClusteredStrategy
 
 # Defaults of eps_1, eps_2 and the stopping threshold, in units of the largest update norm of the first round.
 _RELATIVE_THRESHOLDS = (0.2, 0.5, 0.01)
@@ -127,17 +128,13 @@ class CFL(ClusteredStrategy):
     settings_class: ClassVar[type[Settings]] = CFLSettings
     settings: CFLSettings
 
-    def __init__(self, plan: Plan, settings: CFLSettings | None = None, **others: Unpack[StrategyOptions]) -> None:
-        others.setdefault("clusters", 0)
-        super().__init__(plan, settings, **others)
-        self._warned: set[int] = set()
-
-    @classmethod
-    def check(cls, plan: Plan, **options: Unpack[CheckOptions]) -> None:
+    def check(self) -> None:
         """Require full participation: a split compares all clients of a cluster."""
-        super().check(plan, **options)
-        if plan.rate != 1:
-            raise StrategyError(f"cfl compares all clients of a cluster: set sampling-rate to 1, not {plan.rate:g}")
+        super().check()
+        if self.plan.rate != 1:
+            raise StrategyError(
+                f"cfl compares all clients of a cluster: set sampling-rate to 1, not {self.plan.rate:g}"
+            )
 
     def initial_models(self, models: Models) -> Models:
         """One model."""
@@ -161,7 +158,7 @@ class CFL(ClusteredStrategy):
                 continue
             updates, clients = released.updates[rows], released.clients[rows]
             mean = np.average(updates, axis=0, weights=released.weights[rows])
-            models[node.cluster] += self.server_lr * mean  # line 4
+            models[node.cluster] += self.options.server_lr * mean  # line 4
             moved, longest = float(np.linalg.norm(mean)), float(np.linalg.norm(updates, axis=1).max())
             norms[str(node.cluster)] = [moved, longest]
             waits = number <= self.settings.first_split or len(rows) < np.sum(leaf == n)
@@ -199,6 +196,10 @@ class CFL(ClusteredStrategy):
         first, second = self.settings.stationary_norm, self.settings.incongruent_norm
         thresholds = zip((first, second, first), _RELATIVE_THRESHOLDS, strict=True)
         return [factor * unit if norm is None else norm for norm, factor in thresholds]
+
+    @cached_property
+    def _warned(self) -> set[int]:
+        return set()
 
     def _warn(self, cluster: int) -> None:
         """Warn once per cluster that it cannot be split."""

@@ -53,7 +53,8 @@ class KMCDPFL(ClusteredStrategy):
             members = np.flatnonzero(found == cluster)
             total = np.zeros(models.shape[1])
             for i in members:
-                total += released.weights[i] * (models[released.labels[i]] + self.server_lr * released.updates[i])
+                moved = models[released.labels[i]] + self.options.server_lr * released.updates[i]
+                total += released.weights[i] * moved
             updated[cluster] = total / released.weights[members].sum()
         labels = self.state.get(_LABELS, np.zeros(self.plan.clients, np.int64)).copy()
         labels[released.clients] = found

@@ -45,7 +45,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -61,11 +61,10 @@ from coterie.clustering.distances import (
     profile_distances,
 )
 from coterie.fields import CLUSTERS, PENALTY_WEIGHT
-from coterie.privacy import Plan
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
 from coterie.strategies.method import Models, Round, Steps
-from coterie.strategies.strategy import ClusteredStrategy, StrategyOptions
+from coterie.strategies.strategy import ClusteredStrategy
 from coterie.wire import LossesRequest
 from coterie.wire.messages import losses_layout
 
@@ -126,19 +125,20 @@ class LCFL(ClusteredStrategy):
     settings_class: ClassVar[type[Settings]] = LCFLSettings
     settings: LCFLSettings
 
-    def __init__(self, plan: Plan, settings: LCFLSettings | None = None, **others: Unpack[StrategyOptions]) -> None:
-        super().__init__(plan, settings, **others)
-        warm_up = self.settings.warm_up_rounds
-        if not warm_up < plan.rounds:
-            raise StrategyError(f"warm-up-rounds = {warm_up} must be less than rounds = {plan.rounds}")
+    def check(self) -> None:
+        """Require rounds after the warm-up, a clusterer that takes the number of clusters, and averaging afterwards."""
+        super().check()
+        warm_up, rounds, averaging = self.settings.warm_up_rounds, self.plan.rounds, self.options.averaging
+        if not warm_up < rounds:
+            raise StrategyError(f"warm-up-rounds = {warm_up} must be less than rounds = {rounds}")
         try:
             check_clusterer(self.settings.clusterer, self.clusters or None)
         except ValueError as error:
             raise StrategyError(str(error)) from None
-        if self.averaging.begins_after(plan.rounds) < warm_up:
+        if averaging.begins_after(rounds) < warm_up:
             raise StrategyError(
-                f"average-last = {self.averaging.last:g} begins before the clustering in round {warm_up + 1}: set it "
-                f"to at most {1 - warm_up / plan.rounds:g}"
+                f"average-last = {averaging.last:g} begins before the clustering in round {warm_up + 1}: set it "
+                f"to at most {1 - warm_up / rounds:g}"
             )
 
     def round(self, number: int, models: Models) -> Round:
@@ -200,8 +200,8 @@ class LCFL(ClusteredStrategy):
             raise StrategyError(str(error)) from error
         many = int(found.labels.max()) + 1
         members = [rows[found.labels == j] for j in range(many)]
-        if self.aggregator.robust:
-            moved = np.stack([self.aggregator(warm.updates[own]) for own in members])
+        if (aggregator := self.options.aggregator).robust:
+            moved = np.stack([aggregator(warm.updates[own]) for own in members])
         else:
             moved = np.stack([_mean(warm.updates, own, warm.weights) for own in members])
         labels = np.full(self.plan.clients, -1, np.int64)
@@ -227,7 +227,7 @@ class LCFL(ClusteredStrategy):
         self.recorder.save_artifact(
             "distances", {"matrix": distances.astype(np.float32), "clients": warm.clients[rows], "labels": found.labels}
         )
-        return np.asarray(start + self.server_lr * moved, np.float32)
+        return np.asarray(start + self.options.server_lr * moved, np.float32)
 
     def _compare(self, start: Models, updates: Models, clients: list[int]) -> Steps[tuple[FloatArray, Indices]]:
         """(n, 1 + m) losses of the untrained model and of m of the n trained ones, and the indices of these."""

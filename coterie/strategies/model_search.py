@@ -36,10 +36,9 @@ import numpy.typing as npt
 
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
+from coterie.rounds.run_state import FloatArray, Models
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-Models = npt.NDArray[np.float32]
 
 RESEED, PRUNE, SPLIT, REMOVE = "reseed", "prune", "split", "remove"
 #: What each check does.

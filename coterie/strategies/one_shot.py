@@ -14,21 +14,20 @@ Details
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Message, MetricRecord
 from flwr.common.logger import log
 
-from coterie.privacy import Plan
-from coterie.rounds import EvaluationExchange, StrategyError
+from coterie.rounds import EvaluationExchange, PointsPhase, StrategyError
 from coterie.settings import Settings, setting
 from coterie.strategies.method import Models, Parameters, Round
-from coterie.strategies.strategy import ClusteredStrategy, CommonOptions
+from coterie.strategies.strategy import ClusteredStrategy
 from coterie.wire import LabelRequest, Request
 from coterie.wire.messages import Layout, PointsSpec
 
@@ -40,13 +39,6 @@ FloatArray = npt.NDArray[np.float32]
 # Number of points whose codes and labels the run folder stores, for figures.
 _SHOWN = 2000
 _GATHERED, _CODES, _FAILED, _TRAFFIC = "gathered", "codes", "failures", "traffic"
-
-
-class OneShotOptions(CommonOptions):
-    """Options of every method that clusters records, by keyword."""
-
-    example_shape: Sequence[int]
-    clusters: int
 
 
 @dataclass(frozen=True)
@@ -62,12 +54,8 @@ class OneShotSettings(Settings):
 class OneShot(ClusteredStrategy):
     """One round: points of every client, one clustering of all, labels at the clients.
 
-    Args:
-        plan: plan of one round and one model; for this and other arguments see
-            :class:`~coterie.strategies.ClusteredStrategy`.
-        settings: of the method.
-        example_shape: shape of a record.
-        clusters: k, number of clusters of records.
+    The plan is of one round and one model. Required options: ``clusters``, the number of clusters of records, k, and
+    ``example_shape``.
     """
 
     clustered: ClassVar[bool] = False
@@ -88,31 +76,38 @@ class OneShot(ClusteredStrategy):
     server_settings: ClassVar[tuple[str, ...]] = ()
     #: Artifacts with the uploaded points.
     upload_artifacts: ClassVar[tuple[str, ...]] = ("points-*", _TRAFFIC)
-    #: Name of the encoder of :class:`~coterie.wire.LabelRequest`.
-    encoder: str = "none"
 
-    def __init__(
-        self,
-        plan: Plan,
-        settings: Settings | None = None,
-        *,
-        example_shape: Sequence[int],
-        clusters: int,
-        **others: Unpack[CommonOptions],
-    ) -> None:
-        super().__init__(plan, settings, clusters=clusters, **others)
+    def check(self) -> None:
+        """Require one round of all clients, and points that fit into a message."""
+        super().check()
+        plan = self.plan
+        if self.options.clusters is None:
+            raise StrategyError(f"{self.name} requires the option clusters")
         if plan.rounds != 1:
             raise StrategyError(f"{self.name} requires exactly one round, not {plan.rounds}: set rounds to 1")
         if plan.rate != 1:
             raise StrategyError(
                 f"{self.name} requires the participation of all clients: set sampling-rate to 1, not {plan.rate:g}"
             )
-        self.shape = tuple(int(size) for size in example_shape)
-        self.max_points = self.settings.upload_limit * 2**20 // (4 * int(np.prod(self.shape)))
         if not self.max_points:
             raise StrategyError(
                 f"upload-limit = {self.settings.upload_limit} MB is smaller than one record of shape {self.shape}"
             )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a record."""
+        return tuple(int(size) for size in self.options.example_shape)
+
+    @property
+    def max_points(self) -> int:
+        """Maximum number of points of one client."""
+        return self.settings.upload_limit * 2**20 // (4 * int(np.prod(self.shape)))
+
+    @property
+    def encoder(self) -> str:
+        """Name of the encoder of :class:`~coterie.wire.LabelRequest`."""
+        return "none"
 
     # ---- to be implemented by a method --------------------------------------------------------------------
 
@@ -136,7 +131,8 @@ class OneShot(ClusteredStrategy):
 
     def evaluation(self) -> LabelRequest:
         """The request for labels, with counts if the run is evaluated."""
-        return LabelRequest(labels=self.clusters, encoder=self.encoder, release_counts=bool(self.evaluate_every))
+        counts = bool(self.options.evaluate_every)
+        return LabelRequest(labels=self.clusters, encoder=self.encoder, release_counts=counts)
 
     def evaluation_due(self, number: int, last: bool) -> bool:
         """After the round: clients always label their records."""
@@ -157,10 +153,15 @@ class OneShot(ClusteredStrategy):
             arrived.add(client)
             self.recorder.report_progress(f"points of {len(arrived)} of {self.plan.clients} clients")
 
-        spec = self.reply_spec()
-        released = yield from self.points(
-            self.request(), models, spec, on_points_received, clients=clients, joined_late=complete
-        )  # line 1
+        phase = PointsPhase(
+            self.request(),
+            models,
+            clients=clients,
+            joined_late=complete,
+            reply_spec=self.reply_spec(),
+            on_points_received=on_points_received,
+        )
+        released = yield from phase.run()  # line 1
         points |= released.points
         many = sum(map(len, points.values()))
         if many < self.clusters:
@@ -180,14 +181,11 @@ class OneShot(ClusteredStrategy):
         labeller = self.cluster(points)  # line 2
         self._save_codes(points, labeller)
         learned = {name: value.detach().numpy() for name, value in labeller.named_parameters()}
-        self.layout = Layout.of(learned)
+        self.run.state = replace(self.run.state, layout=Layout.of(learned))
         return self.layout.flatten(learned)[None]
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def evaluated(self, exchange: EvaluationExchange, replies: Iterable[Message]) -> MetricRecord:
         """Line 3: the number of clients that labelled their records, and the scores of those that report counts."""
-        exchange = self.close_exchange(EvaluationExchange)
-        if exchange is None:
-            return None
         contents = exchange.collect(replies, self.clusters, optional=True)
         scores = exchange.metrics([content for content in contents.values() if content is not None]) or MetricRecord()
         scores["clients_labelled"] = len(contents)

@@ -31,17 +31,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.common.logger import log
 
 from coterie.fields import EMA_DECAY, GAN_PRECISIONS, GAN_SAMPLES
 from coterie.models import GANS, ModelError, check_gan, gan_for
-from coterie.privacy import Plan
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
 from coterie.strategies.method import Parameters
-from coterie.strategies.one_shot import FloatArray, OneShot, OneShotOptions, OneShotSettings, union
+from coterie.strategies.one_shot import FloatArray, OneShot, OneShotSettings, union
 from coterie.wire import GanRequest
 from coterie.wire.messages import PointsSpec
 
@@ -111,13 +110,7 @@ class PPFCGANSettings(OneShotSettings):
 
 
 class PPFCGAN(OneShot):
-    """Lines 1 to 7.
-
-    Args:
-        plan: see :class:`~coterie.strategies.OneShot`, as for the other arguments.
-        settings: of the method.
-        device: device on which the server trains.
-    """
+    """Lines 1 to 7; the server trains on the option ``device``."""
 
     name: ClassVar[str] = "ppfc-gan"
     title: ClassVar[str] = "deep clustering of records by samples of clients' GANs"
@@ -142,22 +135,15 @@ class PPFCGAN(OneShot):
         "here 1, and no epsilon); nothing is clipped or noised, and samples may show records; use privacy-unit record",
     )
 
-    def __init__(
-        self,
-        plan: Plan,
-        settings: PPFCGANSettings | None = None,
-        *,
-        device: str = "cpu",
-        **others: Unpack[OneShotOptions],
-    ) -> None:
-        super().__init__(plan, settings, **others)
-        settings, private = self.settings, plan.unit == "record"
-        self.gan = settings.gan or gan_for(self.shape, private=private)
+    def check(self) -> None:
+        """Require a GAN for the shape of the data and the unit of privacy, and training of the autoencoder."""
+        super().check()
+        settings = self.settings
         try:
             check_gan(self.gan, self.shape)
         except ModelError as error:
             raise StrategyError(str(error)) from None
-        if private and not GANS[self.gan].records_apart:
+        if self.plan.unit == "record" and not GANS[self.gan].records_apart:
             raise StrategyError(
                 f"gan {self.gan} normalises over records, which DP-SGD does not support: use {self.gan}-gn"
             )
@@ -168,7 +154,16 @@ class PPFCGAN(OneShot):
                 f"synthetic-samples = {settings.synthetic_samples}: upload-limit allows at most {self.max_points} "
                 f"samples of shape {self.shape}"
             )
-        self.encoder, self.device = settings.autoencoder, device
+
+    @property
+    def gan(self) -> str:
+        """The configured GAN, or one for the shape of the data."""
+        return self.settings.gan or gan_for(self.shape, private=self.plan.unit == "record")
+
+    @property
+    def encoder(self) -> str:
+        """The configured autoencoder."""
+        return self.settings.autoencoder
 
     def initial_parameters(self, draw: Callable[..., Parameters]) -> Parameters:
         """Line 1."""
@@ -213,7 +208,7 @@ class PPFCGAN(OneShot):
             self.settings.dcn_restarts,
             precision=self.settings.precision,
             seed=int(self.streams.stream("clustering", 1).integers(2**31)),
-            device=self.device,
+            device=self.options.device,
         )
         labeller = network.fit(
             every,

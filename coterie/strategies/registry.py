@@ -16,11 +16,11 @@ from coterie.settings import ConfigError, Settings
 from coterie.strategies import ClusteredStrategy, StrategyError
 
 _UNITS = ("client", "record", "none")
-#: Arguments of a constructor that depend on data and device (``Method.needs``).
+#: Options that depend on data and device, which a method may need (``Declarations.needs``).
 NEEDS = ("true_groups", "example_shape", "device")
 
 
-def _found() -> Iterator[type[ClusteredStrategy]]:
+def _declared() -> Iterator[type[ClusteredStrategy]]:
     """Every strategy that declares a name, in the module that defines it."""
     for module in iter_modules(strategies.__path__, f"{strategies.__name__}."):
         if module.name == __name__:
@@ -33,7 +33,7 @@ def _found() -> Iterator[type[ClusteredStrategy]]:
 
 #: The methods of Coterie.
 STRATEGIES: dict[str, type[ClusteredStrategy]] = {}
-for _method in _found():
+for _method in _declared():
     _other = STRATEGIES.setdefault(_method.name, _method)
     if _other is not _method:
         raise ValueError(f"strategy {_method.name!r} is defined in {_other.__module__} and in {_method.__module__}")
@@ -57,66 +57,65 @@ def _custom(name: str) -> type[ClusteredStrategy]:
     if not provided("strategy", name):
         raise StrategyError(f"unknown strategy {name!r}; `coterie strategies` lists all, or use module:Class")
     try:
-        found = load("strategy", name)
+        candidate = load("strategy", name)
     except PluginError as error:
         raise StrategyError(str(error)) from error
-    for problem in contract_problems(found):
+    for problem in contract_problems(candidate):
         raise StrategyError(f"strategy '{name}': {problem}")
-    checked: type[ClusteredStrategy] = found
+    checked: type[ClusteredStrategy] = candidate
     return checked
 
 
-def contract_problems(found: Any) -> list[str]:
+def contract_problems(candidate: Any) -> list[str]:
     """Return how a class breaks the contract of a user's strategy, without running it; empty if it does not."""
-    if not (isinstance(found, type) and issubclass(found, ClusteredStrategy)):
-        what = found.__name__ if isinstance(found, type) else f"a {type(found).__name__}"
+    if not (isinstance(candidate, type) and issubclass(candidate, ClusteredStrategy)):
+        what = candidate.__name__ if isinstance(candidate, type) else f"a {type(candidate).__name__}"
         return [f"{what} is not a subclass of coterie.strategies.ClusteredStrategy"]
-    own, problems = vars(found), []
+    declared, problems = vars(candidate), []
     for name in ("name", "title", "paper"):
-        if not isinstance(getattr(found, name, None), str) or (name == "name" and name not in own):
-            problems.append(f"{found.__name__} must declare {name}, a string")
-    if "name" in own and STRATEGIES.get(str(found.name), found) is not found:
-        problems.append(f"name = {found.name!r} is that of a method of Coterie: choose another one")
-    if not isinstance(own.get("row_wise"), bool):
+        if not isinstance(getattr(candidate, name, None), str) or (name == "name" and name not in declared):
+            problems.append(f"{candidate.__name__} must declare {name}, a string")
+    if "name" in declared and STRATEGIES.get(str(candidate.name), candidate) is not candidate:
+        problems.append(f"name = {candidate.name!r} is that of a method of Coterie: choose another one")
+    if not isinstance(declared.get("row_wise"), bool):
         problems.append(
-            f"{found.__name__} must declare row_wise itself: True if a client's label is a function of its own data "
-            "and released values only, else False"
+            f"{candidate.__name__} must declare row_wise itself: True if a client's label is a function of its own "
+            "data and released values only, else False"
         )
-    if not found.units or set(found.units) - set(_UNITS):
-        problems.append(f"units = {found.units!r} must name some of {', '.join(_UNITS)}")
-    if found.produces != "models":
+    if not candidate.units or set(candidate.units) - set(_UNITS):
+        problems.append(f"units = {candidate.units!r} must name some of {', '.join(_UNITS)}")
+    if candidate.produces != "models":
         problems.append("produces must be 'models': only methods of coterie/strategies cluster records")
-    if unknown := sorted(set(found.needs) - set(NEEDS)):
+    if unknown := sorted(set(candidate.needs) - set(NEEDS)):
         problems.append(f"needs = {', '.join(unknown)}: must be some of {', '.join(NEEDS)}")
-    if inspect.isabstract(found) and found.__new__ is object.__new__:  # else it may choose a subclass
-        problems.append(f"{found.__name__} must define {', '.join(sorted(found.__abstractmethods__))}")
-    elif not accepts(found.round, 3):
-        problems.append(f"round{inspect.signature(found.round)} must accept (self, number, models)")
-    return problems + _constructor_problems(found) + _settings_problems(found)
+    if inspect.isabstract(candidate) and candidate.__new__ is object.__new__:  # else it may choose a subclass
+        problems.append(f"{candidate.__name__} must define {', '.join(sorted(candidate.__abstractmethods__))}")
+    elif not accepts(candidate.round, 3):
+        problems.append(f"round{inspect.signature(candidate.round)} must accept (self, number, models)")
+    return problems + _constructor_problems(candidate) + _settings_problems(candidate)
 
 
-def _constructor_problems(found: type[ClusteredStrategy]) -> list[str]:
-    common = inspect.signature(ClusteredStrategy.__init__).parameters.values()
-    options = [each.name for each in common if each.kind is each.KEYWORD_ONLY]
-    if accepts(found, 2, [*options, *found.needs]):
+def _constructor_problems(candidate: type[ClusteredStrategy]) -> list[str]:
+    if accepts(candidate, 2, ["options"]):
         return []
-    parameters = inspect.signature(found)
+    parameters = inspect.signature(candidate)
     return [
-        f"{found.__name__}{parameters} must accept (plan, settings) and the options of ClusteredStrategy: add "
+        f"{candidate.__name__}{parameters} must accept (plan, settings) and the options of ClusteredStrategy: add "
         "**options and pass them to super().__init__"
     ]
 
 
-def _settings_problems(found: type[ClusteredStrategy]) -> list[str]:
-    kind = found.settings_class
-    if not (isinstance(kind, type) and issubclass(kind, Settings) and is_dataclass(kind)):
+def _settings_problems(candidate: type[ClusteredStrategy]) -> list[str]:
+    settings_class = candidate.settings_class
+    if not (isinstance(settings_class, type) and issubclass(settings_class, Settings) and is_dataclass(settings_class)):
         return ["settings_class must be a frozen dataclass derived from coterie.settings.Settings"]
-    if kind.__dataclass_params__.frozen is False or (kind is not Settings and "__dataclass_fields__" not in vars(kind)):  # type: ignore[attr-defined]
-        return [f"{kind.__name__} must be decorated with @dataclass(frozen=True)"]
+    undecorated = settings_class is not Settings and "__dataclass_fields__" not in vars(settings_class)
+    if undecorated or not settings_class.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return [f"{settings_class.__name__} must be decorated with @dataclass(frozen=True)"]
     try:
-        kind()
+        settings_class()
     except (ConfigError, AssertionError, KeyError) as error:
-        return [f"{kind.__name__}: declare every field as name: type = setting(default, help): {error}"]
-    if kind.declared() and not kind.table:
-        return [f"{kind.__name__} must declare table, the name of its table of settings"]
+        return [f"{settings_class.__name__}: declare every field as name: type = setting(default, help): {error}"]
+    if settings_class.declared() and not settings_class.table:
+        return [f"{settings_class.__name__} must declare table, the name of its table of settings"]
     return []

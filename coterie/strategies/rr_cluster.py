@@ -27,7 +27,7 @@ Deviations from the paper
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
@@ -35,8 +35,7 @@ from coterie.settings import Settings, setting
 from coterie.strategies.fedcam import FedCAM
 from coterie.strategies.fesem import FeSEM
 from coterie.strategies.ifca import IFCA
-from coterie.strategies.method import CheckOptions
-from coterie.strategies.strategy import ClusteredStrategy, StrategyOptions
+from coterie.strategies.strategy import ClusteredStrategy
 
 
 @dataclass(frozen=True)
@@ -62,20 +61,17 @@ class RRCluster(ClusteredStrategy):
     settings_class: ClassVar[type[Settings]] = RRClusterSettings
     settings: RRClusterSettings
 
-    def __new__(
-        cls, plan: Plan, settings: RRClusterSettings | None = None, **options: Unpack[StrategyOptions]
-    ) -> RRCluster:
+    def __new__(cls, plan: Plan, settings: RRClusterSettings | None = None, *_: object, **options: object) -> RRCluster:
         """Create the strategy with the configured base; subclasses have theirs already."""
         on: dict[str, type[Any]] = {"ifca": _RRClusterIFCA, "fesem": _RRClusterFeSEM, "fedcam": _RRClusterFedCAM}
         found: RRCluster = super().__new__(on[(settings or RRClusterSettings()).base] if cls is RRCluster else cls)
         return found
 
-    @classmethod
-    def check(cls, plan: Plan, **options: Unpack[CheckOptions]) -> None:
+    def check(self) -> None:
         """Line 10 requires B."""
-        if not plan.rebalance_min:
+        if not self.plan.rebalance_min:
             raise StrategyError("rr-cluster requires rebalance-min of at least 1, or auto; otherwise use its base")
-        super().check(plan, **options)
+        super().check()
 
 
 class _RRClusterIFCA(RRCluster, IFCA):

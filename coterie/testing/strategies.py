@@ -26,9 +26,9 @@ from coterie.privacy import (
     Streams,
 )
 from coterie.privacy.plan import Summed
-from coterie.rounds import Checkpoint, NullRecorder, StrategyError
+from coterie.rounds import Checkpoint, Recorder, StrategyError
 from coterie.settings import Settings
-from coterie.strategies import ClusteredStrategy
+from coterie.strategies import ClusteredStrategy, StrategyOptions
 from coterie.strategies.registry import contract_problems
 from coterie.testing.failures import Report
 from coterie.testing.toys import CLIENTS, LAYOUT, MALFORMED, Spoil, ToyGrid, honest, malformed
@@ -77,7 +77,7 @@ class _InterruptedError(Exception):
     """The run is interrupted after a checkpoint."""
 
 
-class _Recorder(NullRecorder):
+class _Recorder(Recorder):
     def __init__(self, run_: list[_Run], stop_after: int) -> None:
         self._run, self._stop_after = run_, stop_after
 
@@ -204,20 +204,18 @@ class _Test:
         )
         if isinstance(ledger, _WatchedLedger):
             ledger.log = events
-        needed = {"true_groups": [i % 2 for i in range(CLIENTS)], "example_shape": (4,), "device": "cpu"}
-        options: dict[str, Any] = {name: needed[name] for name in self._kind.needs}
         kept: list[_Run] = []
-        strategy = self._kind(
-            plan,
-            self._settings,
+        options = StrategyOptions(
             ledger=ledger,
             streams=Streams(0),
             recorder=_Recorder(kept, stop_after),
             registration_timeout=0.0,
             evaluate_every=2,
             resume_from=None if resume is None else resume.checkpoint,
-            **options,
+            true_groups=[i % 2 for i in range(CLIENTS)],
+            example_shape=(4,),
         )
+        strategy = self._kind(plan, self._settings, options=options)
         run = _Run(ToyGrid(spoil), strategy, events=events)
         kept.append(run)
         start, layout = _initial(strategy)

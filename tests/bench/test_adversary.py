@@ -60,7 +60,7 @@ def moved(attackers, scale, aggregator=None):
         "streams": Streams(0),
         "registration_timeout": 0.0,
         "evaluate_metrics_aggr_fn": summarise,
-        "aggregator": aggregator,
+        "aggregator": aggregator or Aggregator(),
     }
     strategy, grid = FedAvg(plan, **options), HostileGrid(8, attackers, scale)
     result = strategy.start(grid, pack_models(np.zeros((1, 4), np.float32), layout), 1, train_config=ConfigRecord(sent))

@@ -193,7 +193,7 @@ def moved(grid, aggregator=None, plan=None, method=FedAvg, rounds=1, **options):
         "streams": Streams(0),
         "evaluate_every": 0,
         "registration_timeout": 0.0,
-        "aggregator": aggregator,
+        "aggregator": aggregator or Aggregator(),
     } | options
     strategy = method(plan or nothing(), **options)
     k = strategy.plan.num_clusters

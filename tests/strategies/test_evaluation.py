@@ -76,11 +76,13 @@ def test_one_bad_evaluation_costs_one_evaluation(kind):
 
 def test_an_evaluation_is_of_the_model_that_the_client_was_assigned():
     class Split(FedAvg):
+        clustered = True
+
         def assignments(self, number):
             return dict.fromkeys(range(CLIENTS), 0)
 
-    strategy = Split(nothing(), registration_timeout=0.0, evaluate_metrics_aggr_fn=summarise)
-    strategy.plan = nothing(num_clusters=2)  # so that cluster 1 is one of the run
+    plan = nothing(num_clusters=2)  # so that cluster 1 is one of the run
+    strategy = Split(plan, registration_timeout=0.0, evaluate_metrics_aggr_fn=summarise)
     grid = Evaluated(reported(cluster=1))
     strategy.configure_train(1, ZERO, ConfigRecord(), grid)
     messages = strategy.configure_evaluate(1, ZERO, ConfigRecord(), grid)

@@ -56,10 +56,10 @@ def strategies(folder: str) -> list[ClusteredStrategy]:
     ).noise_multiplier
     ledger = plan.ledger(Path(folder) / "ledger.jsonl", seed=None)
     again = plan.ledger(folder + "/other.jsonl", tuned={"noise": noise})
-    options: StrategyOptions = {"server_lr": 1.5, "min_clients": 3, "ledger": again}
+    options = StrategyOptions(server_lr=1.5, min_clients=3, ledger=again)
     return [
         IFCA(plan, reseeding=Reseeding(), ledger=ledger),
-        Momentum(plan, MomentumSettings(beta=0.9), **options),
+        Momentum(plan, MomentumSettings(beta=0.9), options),
         LCFL(plan, clusters=2),
         CFL(plan, evaluate_every=0),
     ]

@@ -1,10 +1,10 @@
-"""What an exchange needs of its run, and the counts of requests, replies and bytes."""
+"""A run: what it is made of, its state, and the counts of requests, replies and bytes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -82,37 +82,27 @@ class Statistics:
         return counts
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunContext:
-    """The collaborators of a run and its state at the start of an exchange.
+@dataclass(frozen=True)
+class RunState:
+    """State of a run; whoever changes a part replaces the whole.
 
     Attributes:
-        plan: participation, release and cost.
-        ledger: records charges.
-        streams: the server's randomness.
-        registry: the clients and their nodes.
-        statistics: counts requests and replies.
-        aggregator: of the updates of a cluster.
+        plan: participation, release and cost of the next exchange.
         layout: of one model.
-        shared: number of leading coordinates that all clusters share.
-        config: configuration for clients, with the step size of the round.
         histogram: (k,) running mean of released histograms; None before the first.
-        rebalance_train: which model a client trains after rebalancing changed its label, "own" or "assigned".
-        mechanism_state: of the plan (:meth:`~coterie.privacy.Plan.new_state`); in memory only.
+        arrays: of the method between rounds; part of checkpoints.
+        notes: of the method on the current round.
+        config: configuration for clients, with the step size of the round.
+        stopped: reason why the run ended before its last round; None otherwise.
     """
 
     plan: Plan
-    ledger: Ledger
-    streams: Streams
-    registry: ClientRegistry
-    statistics: Statistics
-    aggregator: Aggregator
-    layout: Layout
-    shared: int
-    config: Mapping[str, Any]
-    histogram: FloatArray | None
-    rebalance_train: str
-    mechanism_state: object | None
+    layout: Layout = field(default_factory=lambda: Layout((), ()))
+    histogram: FloatArray | None = None
+    arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    stopped: str | None = None
 
     @cached_property
     def redraw(self) -> FloatArray | None:
@@ -121,7 +111,55 @@ class RunContext:
             return None
         return redraw_matrix(self.histogram, self.plan.rebalance_min)
 
+    def resized(self, num_clusters: int) -> RunState:
+        """With the number of clusters that the method found; sizes of other clusters have no meaning."""
+        plan, histogram = self.plan, self.histogram
+        if plan.num_clusters != num_clusters:
+            plan = replace(plan, num_clusters=num_clusters)
+        if histogram is not None and len(histogram) != num_clusters:
+            histogram = None
+        return replace(self, plan=plan, histogram=histogram)
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What a run is made of, and its state.
+
+    Attributes:
+        ledger: records charges.
+        streams: the server's randomness.
+        registry: the clients and their nodes.
+        aggregator: of the updates of a cluster.
+        rebalance_train: which model a client trains after rebalancing changed its label, "own" or "assigned".
+        state: changes by replacement only.
+        statistics: counts requests and replies.
+    """
+
+    ledger: Ledger
+    streams: Streams
+    registry: ClientRegistry
+    aggregator: Aggregator
+    rebalance_train: str
+    state: RunState
+    statistics: Statistics = field(default_factory=Statistics)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the next exchange."""
+        return self.state.plan
+
     @property
     def attempt(self) -> int:
-        """Number of the next charge."""
+        """Number of the next charge, so that a repeated round draws fresh randomness."""
         return len(self.ledger.charges) + 1
+
+    @cached_property
+    def mechanism_state(self) -> object | None:
+        """State of the plan's mechanism between rounds (:meth:`~coterie.privacy.Plan.new_state`); in memory only."""
+        return self.plan.new_state()
+
+    @cached_property
+    def evaluation_order(self) -> list[int]:
+        """All clients in an order drawn once, whose first evaluate where not all do."""
+        order: list[int] = self.streams.stream("evaluation-clients").permutation(self.registry.clients).tolist()
+        return order
