@@ -8,7 +8,7 @@ import torch
 import toys
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.client import HANDLERS, Client, ClientError, StateFile, federation, points
+from coterie.client import Client, ClientError, StateFile, federation, handle, points
 from coterie.client import gan_training as gans
 from coterie.client.state import ClientError as Refusal
 from coterie.clustering import fuzzy_c_means, k_means
@@ -66,7 +66,7 @@ def read(answer, client, exactly=0):
 
 
 def ask(verb, content, clients):
-    return HANDLERS[verb](content, [Client(i) if isinstance(i, int) else i for i in clients])
+    return handle(verb, content, [Client(i) if isinstance(i, int) else i for i in clients])
 
 
 # ---- train.gan -------------------------------------------------------------------------------------------------------
