@@ -12,12 +12,11 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
 from coterie import models as networks
-from coterie.client.budget import charge
 from coterie.client.cohort import LABELS, Cohort, Labels
 from coterie.client.dpsgd import DPSGD
 from coterie.client.gan_training import GANTraining, Samples, train_gan_privately, train_gans
 from coterie.client.identity import Client
-from coterie.client.record_level import check_covered
+from coterie.client.record_level import charge_reply
 from coterie.client.state import ClientError
 from coterie.clustering import fuzzy_c_means, k_means
 from coterie.models.autoencoder import Labeller
@@ -70,14 +69,11 @@ def gan(cohort: Cohort) -> list[ReplyOrError]:
 
 def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, config: GANTraining) -> Samples | ClientError:
     """Return samples of one client; the charge precedes the noise."""
-    client, request = cohort.clients[i], cohort.request
+    key = charge_reply(cohort, i)
+    if isinstance(key, ClientError):
+        return key
+    client, streams = cohort.clients[i], Streams(cohort.config.seed)
     plan = cohort.plan(client.client_id)
-    try:
-        check_covered(cohort, client)
-        number = charge(client, cohort.folders[i], plan, request.round, request)
-    except ClientError as refusal:
-        return refusal
-    streams, key = Streams(cohort.config.seed), (request.round, client.client_id, number)
     private = DPSGD(
         num_examples=plan.num_examples,
         batch_size=plan.batch_size,

@@ -34,15 +34,12 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[float | None]
     chosen = np.zeros(len(clients), np.int64)
     refusals: list[ClientError | None] = [None] * len(clients)
     coins, noises, settings = [], [], []
-    for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
-        plan = cohort.plan(client.client_id)
-        try:
-            check_covered(cohort, client)
-            number = charge(client, folder, plan, request.round, request)  # before data are read
-        except ClientError as refusal:
-            refusals[i] = refusal
+    for i, client in enumerate(clients):
+        key = charge_reply(cohort, i)  # before data are read
+        if isinstance(key, ClientError):
+            refusals[i] = key
             continue
-        key = request.round, client.client_id, number
+        plan = cohort.plan(client.client_id)
         if request.choose:
             chosen[i] = _choose(cohort, i, plan, streams.stream("choice", *key))
         coins.append(streams.stream("batches", *key))
@@ -78,24 +75,18 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[float | None]
 
 def noisy_model_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
     """Return (n, m) noisy losses of all models on each client's records, and errors: None for clients that reply."""
-    clients, models, layout, number = cohort.clients, cohort.models, _whole_layout(cohort), cohort.request.round
-    released = np.zeros((len(clients), len(models)), np.float32)
-    refusals: list[ClientError | None] = [None] * len(clients)
-    for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
-        plan = cohort.plan(client.client_id)
-        try:
-            check_covered(cohort, client, releases_losses=True)
-            charged = charge(client, folder, plan, number, cohort.request)  # before data are read
-        except ClientError as refusal:
-            refusals[i] = refusal
+    models, layout, bound = cohort.models, _whole_layout(cohort), cohort.config.loss_bound
+    released = np.zeros((len(cohort.clients), len(models)), np.float32)
+    refusals: list[ClientError | None] = [None] * len(cohort.clients)
+    for i, client in enumerate(cohort.clients):
+        key = charge_reply(cohort, i, releases_losses=True)  # before data are read
+        if isinstance(key, ClientError):
+            refusals[i] = key
             continue
-        except PrivacyError as unplanned:
-            refusals[i] = ClientError(f"client {client.client_id} rejects the request: {unplanned}")
-            continue
-        rng = Streams(cohort.config.seed).stream("losses", number, client.client_id, charged)
+        plan, rng = cohort.plan(client.client_id), Streams(cohort.config.seed).stream("losses", *key)
         each = example_losses(cohort.network, layout, models, cohort.shard(client), cohort.local_training.device)
-        assert cohort.config.loss_bound is not None  # see check_covered
-        released[i] = noisy_losses(each, cohort.config.loss_bound, plan.loss_deviation, plan.num_examples, rng)
+        assert bound is not None  # see _check_covered
+        released[i] = noisy_losses(each, bound, plan.loss_deviation, plan.num_examples, rng)
     return released, refusals
 
 
@@ -110,7 +101,25 @@ def _whole_layout(cohort: Cohort) -> Layout:
     return cohort.layers.whole
 
 
-def check_covered(cohort: Cohort, client: Client, *, releases_losses: bool = False) -> None:
+def charge_reply(cohort: Cohort, i: int, *, releases_losses: bool = False) -> tuple[int, int, int] | ClientError:
+    """Charge a client for its reply.
+
+    Returns:
+        the key of its random streams: round, client id and number of the charge; or why it rejects the request.
+    """
+    client, request = cohort.clients[i], cohort.request
+    plan = cohort.plan(client.client_id)
+    try:
+        _check_covered(cohort, client, releases_losses)
+        number = charge(client, cohort.folders[i], plan, request.round, request)
+    except ClientError as refusal:
+        return refusal
+    except PrivacyError as unplanned:
+        return ClientError(f"client {client.client_id} rejects the request: {unplanned}")
+    return request.round, client.client_id, number
+
+
+def _check_covered(cohort: Cohort, client: Client, releases_losses: bool) -> None:
     """Check that the client's plan covers what the request releases.
 
     Raises:
@@ -139,5 +148,5 @@ def _choose(cohort: Cohort, i: int, plan: RecordPlan, rng: np.random.Generator) 
         return int(cohort.losses[i].argmin())
     shard, device = cohort.shard(cohort.clients[i]), cohort.local_training.device
     each = example_losses(cohort.network, cohort.layers.whole, cohort.models, shard, device)
-    assert cohort.config.loss_bound is not None  # see check_covered
+    assert cohort.config.loss_bound is not None  # see _check_covered
     return noisy_argmin(each, cohort.config.loss_bound, plan.selection_epsilon, rng)
