@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 
-from coterie.client import HANDLERS, Client, ClientError, handle, handlers
+from coterie.client import HANDLERS, Client, ClientError, cohort, handle, handlers
 from coterie.client.app import app
 from coterie.client.cohort import Cohort
 from coterie.datasets import OwnFederation, own_shard
@@ -92,6 +92,13 @@ def test_a_deployed_client_trains_on_its_own_file_and_opens_nothing_that_a_messa
     write(folder / "client-1.npz", 8)
     (other,) = handle("train", content, [Client(1)])
     assert not np.array_equal(read_reply(other, client_id=1, round=1, num_clusters=1, layout=layout).update, found)
+
+
+def test_a_message_is_parsed_once(folder, monkeypatch):
+    (content, layout), parsed, parse = question(), [], cohort.read_request
+    monkeypatch.setattr(cohort, "read_request", lambda *given, **more: parsed.append(given) or parse(*given, **more))
+    assert update(ask(content, data=str(folder / "client-0.npz")), layout).any()
+    assert len(parsed) == 1
 
 
 def test_own_data_stand_in_for_those_of_any_data_set(tmp_path):
@@ -177,9 +184,9 @@ def test_own_records_are_not_cut_in_a_simulation_either(folder):
     config = RunConfig({**settings, "data-dir": str(folder), "batch-size": 5, "delta": 1e-3})
     request = TrainRequest(record_plans=config.plan.record_plans)
     plans, client = parse_plans(request.record_plans), Client(0)
-    cohort = Cohort(ClientConfig.from_record(config.for_clients()), request, plans, None, None, [client])
-    assert isinstance(cohort.federation, OwnFederation)
-    assert len(cohort.shard(client).y) > cohort.plan(0).num_examples == 5
+    own = Cohort(ClientConfig.from_record(config.for_clients()), request, plans, None, None, [client])
+    assert isinstance(own.federation, OwnFederation)
+    assert len(own.shard(client).y) > own.plan(0).num_examples == 5
 
 
 # ---- a client's data never leave it ----------------------------------------------------------------------------------

@@ -121,6 +121,16 @@ def test_a_batch_that_exceeds_the_memory_of_the_device_is_split(monkeypatch):
         train(*setup("mlp-32", shards), hyper, batched=True)
 
 
+def test_the_backend_of_a_network_is_chosen_once(monkeypatch):
+    asked, shards = [], [shard(5)]
+    monkeypatch.setattr(backend, "chain_kind", lambda *given: asked.append(given) or chain_kind(*given))
+    model, layout, start, _, rngs = setup("mlp-32", shards)
+    for _ in range(2):
+        train(model, layout, start, shards, rngs, LocalTrainingConfig(1, 5, 0.1))
+        losses(model, layout, start, shards)
+    assert len(asked) == 1
+
+
 def convolutions(*head, flat, **options):
     return nn.Sequential(nn.Conv2d(2, 4, 3, **options), *head, nn.Flatten(), nn.Linear(flat, 3))
 
