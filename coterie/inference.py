@@ -22,10 +22,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from coterie import models as networks
+from coterie.client.cohort import OWN
 from coterie.client.layers import Additive
 from coterie.client.sgd import example_loss
 from coterie.client.state import ClientError, StateFile
-from coterie.client.task import OWN
 from coterie.datasets import Facts, LocalRecords, TableSchema, local_records
 from coterie.files import FileError, open_regular
 from coterie.results import Outcome

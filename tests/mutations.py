@@ -434,7 +434,7 @@ MUTATIONS = [
     Mutation(
         "the number of short gradients of round 1 has the noise of later rounds",
         "coterie/client/record_level.py",
-        "noise_of_norms=plan.noise_of_norms(task.first)",
+        "noise_of_norms=plan.noise_of_norms(request.first_batch)",
         "noise_of_norms=plan.noise_of_norms(False)",
         "tests/strategies/test_records.py::test_gradients_and_the_number_of_short_ones_share_the_charged_noise",
     ),

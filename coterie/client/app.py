@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
@@ -19,21 +19,10 @@ from coterie.client.state import ClientError
 from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared, facts
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import NodeConfig
-from coterie.wire.messages import (
-    CENTROIDS,
-    CHARGED_REQUESTS,
-    CONFIG,
-    EVALUATE,
-    GAN,
-    IDENTITY,
-    LABEL,
-    LOSSES,
-    MODELS,
-    RECORD_PLANS,
-    TRAIN,
-)
+from coterie.wire.messages import CENTROIDS, CHARGED_REQUESTS, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, TRAIN
 
 if TYPE_CHECKING:
+    from coterie.client.cohort import Cohort
     from coterie.client.handlers import ReplyOrError
 
 
@@ -50,9 +39,7 @@ def _handle(message: Message, context: Context) -> Message:
     )
     message_type, content = message.metadata.message_type, message.content
     try:
-        if deployed and message_type != IDENTITY:
-            content = _validated(message_type, content, client, node)
-        reply = _reply_to(message_type, content, client)
+        reply = identity_reply(client) if message_type == IDENTITY else _reply_to(message_type, content, client, node)
         if deployed and message_type != IDENTITY and isinstance(reply, RecordDict):
             from coterie.flower.sizes import fix_size
 
@@ -104,29 +91,24 @@ def _node(context: Context) -> tuple[NodeConfig, Client]:
         raise ClientError("the node configuration has errors; see the client's own log") from None
 
 
-def _validated(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> RecordDict:
-    """Validate a request against bounds and the node configuration; return it without the server's data path.
+def _validated(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> Cohort:
+    """Parse a request, and validate it against bounds and the node configuration; drop the server's data path.
 
     This does not read the client's data: neither text nor time of a rejection depends on them.
 
     Raises:
         ClientError: a field is out of bounds, the request is for other data, or it names code that is not allowed.
     """
-    from coterie.client.task import read_message
+    from coterie.client.cohort import Cohort
     from coterie.wire import RequestError
-    from coterie.wire.requests import parse_plans
 
     who = f"client {client.client_id} rejects the request"
     try:
-        if not isinstance(content.get(CONFIG), ConfigRecord) or not isinstance(content.get(MODELS), ArrayRecord):
-            raise RequestError(f"a request needs a ConfigRecord {CONFIG!r} and an ArrayRecord {MODELS!r}")
-        config, request, models, _ = read_message(message_type, content)
-        parse_plans(request.record_plans)
         # LOSSES: a diverged model of another client gets the largest loss
-        if message_type != LOSSES and not np.isfinite(models).all():
-            raise RequestError("a model holds NaN or Inf")
+        cohort = Cohort.of(message_type, content, [client], finite=message_type != LOSSES)
     except RequestError as error:
         raise ClientError(f"{who}: {error}") from None
+    config = cohort.config
     if config.data.dataset == OWN_DATA and client.data is None:
         raise ClientError(
             f"{who}: the run uses the clients' own data, but no data are configured; set data in the node configuration"
@@ -159,24 +141,25 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
             declared.fingerprint,
         ):
             raise ClientError(f"{who}: it is for {asked}, but the node configuration declares {declared}")
-    return RecordDict({**content, CONFIG: ConfigRecord({**content.config_records[CONFIG], "data-dir": ""})})
+    return replace(cohort, config=replace(config, data=replace(config.data, data_dir="")))
 
 
-def _reply_to(message_type: str, content: RecordDict, client: Client) -> ReplyOrError:
+def _reply_to(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> ReplyOrError:
     """Return the reply: the cached one if the request was charged before, otherwise a new one."""
-    if message_type == IDENTITY:
-        return identity_reply(client)
-    from coterie.client.handlers import HANDLERS  # imports PyTorch
+    from coterie.client.handlers import HANDLERS, handle  # imports PyTorch
     from coterie.client.reply_cache import ReplyCache
 
-    if not (client.folder and message_type in CHARGED_REQUESTS and RECORD_PLANS in content[CONFIG]):
-        return HANDLERS[message_type](content, [client])[0]
+    if not client.deployed:
+        return handle(message_type, content, [client])[0]
+    cohort = _validated(message_type, content, client, node)
+    if not (client.folder and message_type in CHARGED_REQUESTS and cohort.plans):
+        return HANDLERS[message_type](cohort)[0]
     cache = ReplyCache(Path(client.folder), client.client_id)
     with cache.lock():
         if (cached := cache.get(message_type, content)) is not None:
             log(INFO, "client %s replays the cached reply to a repeated request", client.client_id)
             return cached
-        reply = HANDLERS[message_type](content, [client])[0]
+        reply = HANDLERS[message_type](cohort)[0]
         if isinstance(reply, RecordDict):
             cache.put(message_type, content, reply)
         return reply

@@ -33,12 +33,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from coterie.client.chains import is_linear_chain
+from coterie.client.backend import Examples, padded
+from coterie.client.chains import chain_kind
 from coterie.client.device import on_device, products
 from coterie.client.ghost import GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.sgd import example_loss
-from coterie.client.training import padded
 from coterie.datasets import Federation, OwnFederation, Shard
 from coterie.models import ModelError
 from coterie.privacy import check_clip_norm, gaussian
@@ -63,11 +63,11 @@ def check_supported(model: nn.Module, data: Federation | OwnFederation) -> None:
     Raises:
         ModelError: its per-record gradients are not supported.
     """
-    if is_linear_chain(model, len(data.input_shape)):
-        return
-    x_dtype = torch.int64 if data.kind == "tokens" else torch.float32
-    y_dtype = torch.int64 if data.num_classes else torch.float32
-    _clipper(model, "cpu", torch.Size(data.input_shape), x_dtype, y_dtype, example_loss, ghost=True)
+    x = torch.int64 if data.kind == "tokens" else torch.float32
+    y = torch.int64 if data.num_classes else torch.float32
+    examples = Examples(tuple(data.input_shape), x, y, "cpu")
+    if _sums(model, examples) is None:
+        _clipper(model, examples, example_loss, ghost=True)
 
 
 @dataclass(frozen=True)
@@ -185,35 +185,45 @@ def train_privately(
     Raises:
         ModelError: per-record gradients of the network are not supported.
     """
-    device = settings[0].device
-    together = clipped_sums if batched and is_linear_chain(model, shards[0].x.ndim - 1) else None
-    if batched and together is None and device != "cpu" and _gradients_vmap(model, shards[0], device):
-        together = clipped_sums_by_vmap
-    with products("float32", device):  # PyTorch's default for convolutions on a GPU has 10 bits of mantissa
-        if together is not None:
-            updates, counts = _train_batched(model, layout, start, shards, coins, noises, settings, together)
+    examples = Examples.of(shards[0].x, shards[0].y, settings[0].device)
+    sums = _sums(model, examples) if batched else None
+    clients = shards, coins, noises, settings
+    with products("float32", examples.device):  # PyTorch's default for convolutions on a GPU has 10 bits of mantissa
+        if sums is not None:
+            updates, counts = _train_batched(model, layout, start, *clients, sums)
         else:
-            updates, counts = _train_sequential(model, layout, start, shards, coins, noises, settings, ghost)
+            clipper = _clipper(model, examples, example_loss, ghost)
+            updates, counts = _train_sequential(clipper, layout, start, *clients)
     if below is not None:
         below[:] = [own.below(count, noise) for own, count, noise in zip(settings, counts, noises, strict=True)]
     return updates
 
 
+@lru_cache(maxsize=8)
+def _sums(model: nn.Module, examples: Examples) -> ClippedSums | None:
+    """Return how many clients are clipped at once; None: they are clipped one after the other.
+
+    Raises:
+        ModelError: the network has no per-record gradients at all.
+    """
+    if chain_kind(model, len(examples.shape)) == "linear":
+        return clipped_sums
+    return clipped_sums_by_vmap if examples.device != "cpu" and _gradients_vmap(model, examples) else None
+
+
 def _train_sequential(
-    model: nn.Module,
+    clipper: Clipper,
     layout: Layout,
     start: Vectors,
     shards: Sequence[Shard],
     coins: Generators,
     noises: Generators,
     settings: Sequence[DPSGD],
-    ghost: bool,
 ) -> tuple[Vectors, list[float]]:
     """Return the (n, d) updates and the n sums of :func:`short` over all steps, where they are released."""
     updates, counts = np.empty_like(start), []
     for i, (shard, coin, noise, own) in enumerate(zip(shards, coins, noises, settings, strict=True)):
         x, y = on_device(shard, own.device)
-        clipper = _clipper(model, own.device, x.shape[1:], x.dtype, y.dtype, example_loss, ghost)
         anchor = torch.tensor(start[i], device=own.device)
         vector = anchor.clone()
         parameters = [clipper.named[name] for name in layout.names]
@@ -254,7 +264,7 @@ def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, 
     Raises:
         ModelError: per-record gradients of the network are not supported.
     """
-    clipper = _clipper(model, settings.device, x.shape[1:], x.dtype, torch.float32, loss, ghost)
+    clipper = _clipper(model, Examples(x.shape[1:], x.dtype, torch.float32, settings.device), loss, ghost)
     parameters, own = list(clipper.named.values()), list(model.parameters())
     for parameter, value in zip(parameters, own, strict=True):
         parameter.data = value.data
@@ -331,17 +341,18 @@ def clipped_sums_by_vmap(
     return torch.bmm((weights * kept)[:, None], flat.where(kept[..., None], 0))[:, 0], norms
 
 
-def _gradients_vmap(model: nn.Module, shard: Shard, device: str) -> bool:
+def _gradients_vmap(model: nn.Module, examples: Examples) -> bool:
     """Whether :func:`clipped_sums_by_vmap` supports a network.
 
     Raises:
         ModelError: it has no per-record gradients at all.
     """
-    x, y = (torch.as_tensor(part) for part in (shard.x[:0], shard.y[:0]))
-    _clipper(model, device, x.shape[1:], x.dtype, y.dtype, example_loss, ghost=True)
+    _clipper(model, examples, example_loss, ghost=True)
+    shape, x_dtype, y_dtype, device = examples
     layout = Layout.of(dict(model.named_parameters()))
     vectors, ones = torch.zeros(1, layout.size, device=device), torch.ones(1, 1, device=device)
-    x, y = (part.new_zeros(1, 1, *part.shape[1:]).to(device) for part in (x, y))
+    x = torch.zeros(1, 1, *shape, dtype=x_dtype, device=device)
+    y = torch.zeros(1, 1, dtype=y_dtype, device=device)
     try:
         clipped_sums_by_vmap(model.to(device), layout, vectors, x, y, ones.bool(), ones.double())
     except RuntimeError:
@@ -382,18 +393,10 @@ class _Opacus:
         return _clipped_sum(_gradients(self._network, parameters, x, y, self._loss), clip_norm)
 
 
-def _clipper(
-    model: nn.Module,
-    device: str,
-    shape: torch.Size,
-    x_dtype: torch.dtype,
-    y_dtype: torch.dtype,
-    loss: Loss,
-    ghost: bool,
-) -> Clipper:
+def _clipper(model: nn.Module, examples: Examples, loss: Loss, ghost: bool) -> Clipper:
     """Return how the network's gradients are clipped: by ghost clipping if it may be, and gives the same."""
-    found = _ghost(model, device, shape, x_dtype, y_dtype, loss) if ghost else None
-    return found or _Opacus(*_wrapped(model, device, shape, x_dtype, y_dtype, loss), loss)
+    clipping = _ghost(model, examples, loss) if ghost else None
+    return clipping or _Opacus(*_wrapped(model, examples, loss), loss)
 
 
 @dataclass(frozen=True)
@@ -405,7 +408,8 @@ class _Probe:
     y: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, device: str, shape: torch.Size, x_dtype: torch.dtype, y_dtype: torch.dtype) -> _Probe:
+    def of(cls, model: nn.Module, examples: Examples) -> _Probe:
+        shape, x_dtype, y_dtype, device = examples
         network = copy.deepcopy(model).train()
         for layer in network.modules():
             if getattr(layer, "inplace", False):
@@ -441,9 +445,7 @@ def _differing(names: Iterable[str], found: Sequence[Tensor | None], wanted: Seq
 
 
 @lru_cache(maxsize=4)
-def _ghost(
-    model: nn.Module, device: str, shape: torch.Size, x_dtype: torch.dtype, y_dtype: torch.dtype, loss: Loss
-) -> GhostClipping | None:
+def _ghost(model: nn.Module, examples: Examples, loss: Loss) -> GhostClipping | None:
     """Return ghost clipping of a copy of the network, or None where it does not apply.
 
     Gradients and norms of two random records are compared with autograd on each record: they are wrong if a layer mixes
@@ -451,7 +453,7 @@ def _ghost(
     """
     if not supports(model):
         return None
-    probe = _Probe.of(model, device, shape, x_dtype, y_dtype)
+    probe = _Probe.of(model, examples)
     try:
         wanted = probe.wanted(loss)
         clipping = GhostClipping(probe.network, loss)
@@ -459,7 +461,7 @@ def _ghost(
     except (NotImplementedError, RuntimeError, ValueError):
         return None  # the reference refuses it, with the reason
     named = {name: found[parameter] for name, parameter in clipping.named.items() if parameter in found}
-    each = torch.eye(2, dtype=torch.float64, device=device)
+    each = torch.eye(2, dtype=torch.float64, device=examples.device)
     sums = [torch.stack([gradient.sum(own, own > 0) for own in each]) for gradient in named.values()]
     norms = [gradient.squares.sqrt() for gradient in named.values()]
     lengths = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in wanted]
@@ -469,9 +471,7 @@ def _ghost(
 
 
 @lru_cache(maxsize=4)
-def _wrapped(
-    model: nn.Module, device: str, shape: torch.Size, x_dtype: torch.dtype, y_dtype: torch.dtype, loss: Loss
-) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+def _wrapped(model: nn.Module, examples: Examples, loss: Loss) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """Wrap a copy of the network by Opacus; return it, and its parameters by name.
 
     Its gradients on two random records are compared with autograd on each record: Opacus silently returns wrong
@@ -491,7 +491,7 @@ def _wrapped(
                 f"DP-SGD: layer '{name}' ({type(layer).__name__}) has no per-record gradients: replace batch "
                 f"normalisation by GroupNorm, and nn.LSTM by coterie.models.lstm. Opacus reports: {problem}"
             )
-    probe = _Probe.of(model, device, shape, x_dtype, y_dtype)
+    probe = _Probe.of(model, examples)
     named = dict(probe.network.named_parameters())
     try:
         wanted = probe.wanted(loss)

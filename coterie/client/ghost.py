@@ -48,7 +48,7 @@ def clipped_sums(
     """Return (n, d) float64 sums of clipped per-record gradients, in units of the clipping norm, and (n, m) norms.
 
     Args:
-        model: a chain (:func:`coterie.client.chains.is_linear_chain`).
+        model: a linear chain (:func:`coterie.client.chains.chain_kind`).
         layout: of its parameters.
         vectors: (n, d) parameters of the n clients.
         x: (n, m, *shape) records.

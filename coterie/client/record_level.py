@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from coterie.client.budget import charge
+from coterie.client.cohort import Cohort, Labels
 from coterie.client.dpsgd import DPSGD, check_supported
 from coterie.client.dpsgd import train_privately as by_dpsgd
 from coterie.client.identity import Client
 from coterie.client.layers import Vectors
 from coterie.client.scores import example_losses
 from coterie.client.state import ClientError
-from coterie.client.task import Cohort, Labels, Task
 from coterie.privacy import PrivacyError, RecordPlan, Streams, noisy_argmin, noisy_losses
 from coterie.wire import RequestError
 from coterie.wire.messages import Layout
@@ -27,38 +27,35 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[float | None]
         (n,) index of the model that each client trained, (n, d) updates, noisy shares of short gradients where the plan
         releases them, and errors: None for clients that trained.
     """
-    task, clients = cohort.task, cohort.clients
+    clients, request, training = cohort.clients, cohort.train_request, cohort.local_training
     layout = _whole_layout(cohort)  # first: a network that cannot be built or trained fails before the charge
-    check_supported(task.network, task.federation)
-    streams = Streams(task.seed)
+    check_supported(cohort.network, cohort.federation)
+    streams = Streams(cohort.config.seed)
     chosen = np.zeros(len(clients), np.int64)
     refusals: list[ClientError | None] = [None] * len(clients)
     coins, noises, settings = [], [], []
-    for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
-        plan = task.plan(client.client_id)
-        key: tuple[int, ...] = (task.round, client.client_id)
-        try:
-            check_covered(client, task, plan)
-            key = (*key, charge(client, folder, plan, task.round, cohort.request))  # before data are read
-        except ClientError as refusal:
-            refusals[i] = refusal
+    for i, client in enumerate(clients):
+        key = charge_reply(cohort, i)  # before data are read
+        if isinstance(key, ClientError):
+            refusals[i] = key
             continue
-        if task.choose:
+        plan = cohort.plan(client.client_id)
+        if request.choose:
             chosen[i] = _choose(cohort, i, plan, streams.stream("choice", *key))
         coins.append(streams.stream("batches", *key))
         noises.append(streams.stream("gradients", *key))
         settings.append(
             DPSGD(
                 num_examples=plan.num_examples,
-                batch_size=plan.batch(task.first),
+                batch_size=plan.batch(request.first_batch),
                 epochs=plan.local_epochs,
-                lr=task.training.lr,
+                lr=training.lr,
                 clip_norm=plan.clip_norm,
-                noise_multiplier=plan.noise_of_gradients(task.first),
+                noise_multiplier=plan.noise_of_gradients(request.first_batch),
                 norm_threshold=plan.norm_threshold,
-                noise_of_norms=plan.noise_of_norms(task.first),
-                device=task.training.device,
-                penalty=task.training.penalty,
+                noise_of_norms=plan.noise_of_norms(request.first_batch),
+                device=training.device,
+                penalty=training.penalty,
             )
         )
     willing = [i for i, refusal in enumerate(refusals) if refusal is None]
@@ -66,10 +63,10 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[float | None]
     below: list[float | None] = [None] * len(clients)
     if willing:
         start = cohort.models[chosen[willing]]
-        shards = [cohort.shard(i) for i in willing]
+        shards = [cohort.shard(clients[i]) for i in willing]
         shares = np.zeros(len(willing))
         updates[willing] = by_dpsgd(
-            task.network, layout, start, shards, coins, noises, settings, batched=task.batched, below=shares
+            cohort.network, layout, start, shards, coins, noises, settings, batched=True, below=shares
         )
         for i, own, share in zip(willing, settings, shares.tolist(), strict=True):
             below[i] = None if own.noise_of_norms is None else share
@@ -78,24 +75,18 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[float | None]
 
 def noisy_model_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None]]:
     """Return (n, m) noisy losses of all models on each client's records, and errors: None for clients that reply."""
-    task, clients, models, layout = cohort.task, cohort.clients, cohort.models, _whole_layout(cohort)
-    released = np.zeros((len(clients), len(models)), np.float32)
-    refusals: list[ClientError | None] = [None] * len(clients)
-    for i, (client, folder) in enumerate(zip(clients, cohort.folders, strict=True)):
-        plan = task.plan(client.client_id)
-        try:
-            check_covered(client, task, plan, releases_losses=True)
-            number = charge(client, folder, plan, task.round, cohort.request)  # before data are read
-        except ClientError as refusal:
-            refusals[i] = refusal
+    models, layout, bound = cohort.models, _whole_layout(cohort), cohort.config.loss_bound
+    released = np.zeros((len(cohort.clients), len(models)), np.float32)
+    refusals: list[ClientError | None] = [None] * len(cohort.clients)
+    for i, client in enumerate(cohort.clients):
+        key = charge_reply(cohort, i, releases_losses=True)  # before data are read
+        if isinstance(key, ClientError):
+            refusals[i] = key
             continue
-        except PrivacyError as unplanned:
-            refusals[i] = ClientError(f"client {client.client_id} rejects the request: {unplanned}")
-            continue
-        rng = Streams(task.seed).stream("losses", task.round, client.client_id, number)
-        each = example_losses(task.network, layout, models, cohort.shard(i), task.training.device)
-        assert task.loss_bound is not None  # see check_covered
-        released[i] = noisy_losses(each, task.loss_bound, plan.loss_deviation, plan.num_examples, rng)
+        plan, rng = cohort.plan(client.client_id), Streams(cohort.config.seed).stream("losses", *key)
+        each = example_losses(cohort.network, layout, models, cohort.shard(client), cohort.local_training.device)
+        assert bound is not None  # see _check_covered
+        released[i] = noisy_losses(each, bound, plan.loss_deviation, plan.num_examples, rng)
     return released, refusals
 
 
@@ -110,22 +101,42 @@ def _whole_layout(cohort: Cohort) -> Layout:
     return cohort.layers.whole
 
 
-def check_covered(client: Client, task: Task, plan: RecordPlan, *, releases_losses: bool = False) -> None:
-    """Check that the plan covers what a task releases.
+def charge_reply(cohort: Cohort, i: int, *, releases_losses: bool = False) -> tuple[int, int, int] | ClientError:
+    """Charge a client for its reply.
+
+    Returns:
+        the key of its random streams: round, client id and number of the charge; or why it rejects the request.
+    """
+    client, request = cohort.clients[i], cohort.request
+    plan = cohort.plan(client.client_id)
+    try:
+        _check_covered(cohort, client, releases_losses)
+        number = charge(client, cohort.folders[i], plan, request.round, request)
+    except ClientError as refusal:
+        return refusal
+    except PrivacyError as unplanned:
+        return ClientError(f"client {client.client_id} rejects the request: {unplanned}")
+    return request.round, client.client_id, number
+
+
+def _check_covered(cohort: Cohort, client: Client, releases_losses: bool) -> None:
+    """Check that the client's plan covers what the request releases.
 
     Raises:
-        ClientError: the task has a choice or losses that the plan does not cover, or a seed at a client with a budget.
+        ClientError: the request has a choice or losses that the plan does not cover, or the run of a client with a
+            budget has a seed.
     """
-    if (releases_losses or task.choose) and task.loss_bound is None:
+    plan, choose = cohort.plan(client.client_id), cohort.train_request.choose
+    if (releases_losses or choose) and cohort.config.loss_bound is None:
         raise ClientError(
             f"client {client.client_id} rejects the request: loss-bound is required for losses of records"
         )
-    if task.choose and (plan.selection == "none" or (plan.selection == "exact" and client.budget)):
+    if choose and (plan.selection == "none" or (plan.selection == "exact" and client.budget)):
         raise ClientError(
             f"client {client.client_id} rejects the request: its plan does not cover the choice of a cluster by loss; "
             "use selection = gumbel"
         )
-    if task.seed is not None and client.budget:
+    if cohort.config.seed is not None and client.budget:
         raise ClientError(
             f"client {client.client_id} rejects the request: a seed reveals the noise; run without a seed (seed = none)"
         )
@@ -135,7 +146,7 @@ def _choose(cohort: Cohort, i: int, plan: RecordPlan, rng: np.random.Generator) 
     """Return the model of least loss: by the exponential mechanism, or exactly, which is never certified."""
     if plan.selection == "exact":
         return int(cohort.losses[i].argmin())
-    task = cohort.task
-    each = example_losses(task.network, cohort.layers.whole, cohort.models, cohort.shard(i), task.training.device)
-    assert task.loss_bound is not None  # see check_covered
-    return noisy_argmin(each, task.loss_bound, plan.selection_epsilon, rng)
+    shard, device = cohort.shard(cohort.clients[i]), cohort.local_training.device
+    each = example_losses(cohort.network, cohort.layers.whole, cohort.models, shard, device)
+    assert cohort.config.loss_bound is not None  # see _check_covered
+    return noisy_argmin(each, cohort.config.loss_bound, plan.selection_epsilon, rng)

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
-from coterie.client.chains import chain_outputs, is_image_chain
-from coterie.client.device import fast_network, is_convolutional, products, supports_vmap
+from coterie.client.backend import Examples, backend_of
+from coterie.client.device import products
 from coterie.client.sgd import example_loss
 from coterie.datasets import Shard
 from coterie.wire.messages import Layout
-
-# Examples per forward pass; bounds memory.
-_CHUNK = 4096
-# The same, for all models together, of convolutional networks on a CPU, whose activations then fit its cache.
-_IMAGE_CHUNK = 128
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 #: Maps (n, classes) outputs and (n,) targets to (n,) scores.
@@ -77,41 +70,15 @@ def _per_example(
     layout: Layout,
     models: npt.NDArray[np.float32],
     x: npt.NDArray[np.float32],
-    y: npt.NDArray[np.int64],
+    y: npt.NDArray[Any],
     device: str,
     score: Score,
 ) -> list[FloatArray]:
     """Return the (n,) scores of all examples, for every model."""
-    model, form = fast_network(model, x.shape[1:], device)
-    outputs = _outputs(model, layout.split(torch.as_tensor(models, device=device)), x, form)
-    chunk = max(1, _IMAGE_CHUNK // len(models)) if device == "cpu" and is_convolutional(model) else _CHUNK
+    backend = backend_of(model, Examples.of(x, y, device))
     scores = []
     with products("float32", device):
-        for begin in range(0, len(y), chunk):
-            xb = torch.as_tensor(x[begin : begin + chunk], device=device).contiguous(memory_format=form)
-            yb = torch.as_tensor(y[begin : begin + chunk], device=device)
-            scores.append([score(output, yb) for output in outputs(xb)])
+        for rows, outputs in backend.outputs(layout, models, x):
+            yb = torch.as_tensor(y[rows], device=device)
+            scores.append([score(output, yb) for output in outputs])
     return [torch.cat(parts).double().cpu().numpy() for parts in zip(*scores, strict=True)]
-
-
-def _outputs(
-    model: nn.Module, parameters: dict[str, Tensor], x: npt.NDArray[Any], form: torch.memory_format
-) -> Callable[[Tensor], Iterable[Tensor]]:
-    """Return a function from examples to the outputs of k models, whose parameters are (k, *shape)."""
-    some = next(iter(parameters.values()))
-    if len(some) > 1 and is_image_chain(model, x.ndim - 1):
-        return partial(chain_outputs, model, parameters)
-    if len(some) > 1 and some.device.type != "cpu" and _supports_vmap(model, x, str(some.device)):
-        # Small networks do not fill a GPU.
-        return lambda xb: vmap(lambda each: functional_call(model, each, (xb,)))(parameters)
-    each = [{name: _in_form(value[i], form) for name, value in parameters.items()} for i in range(len(some))]
-    return lambda xb: (functional_call(model, one, (xb,)) for one in each)
-
-
-def _supports_vmap(model: nn.Module, x: npt.NDArray[Any], device: str) -> bool:
-    return supports_vmap(model, x.shape[1:], torch.as_tensor(x[:0]).dtype, device)
-
-
-def _in_form(value: Tensor, form: torch.memory_format) -> Tensor:
-    """Return weights of convolutions with strides of this format, also those of one channel."""
-    return torch.empty_like(value, memory_format=form).copy_(value) if value.dim() == 4 else value

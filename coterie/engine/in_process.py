@@ -27,7 +27,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from coterie.client import HANDLERS, Client, ClientError, ReplyOrError, StateFile, torch_device, train_and_sum
+from coterie.client import Client, ClientError, ReplyOrError, StateFile, handle, torch_device, train_and_sum
 from coterie.engine.workers import Workers
 from coterie.flower.metadata import set_message_id
 from coterie.logs import printable
@@ -257,7 +257,7 @@ def _read(file: StateFile) -> _State:
 
 def _handle(content: RecordDict, message_type: str, clients: list[Client], new_sums: NewSums | None) -> _Replies:
     if new_sums is None:
-        return HANDLERS[message_type](content, clients), None
+        return handle(message_type, content, clients), None
     sums = new_sums()
     return train_and_sum(content, clients, sums), sums
 

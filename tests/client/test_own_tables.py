@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from coterie.client import HANDLERS, Client, ClientError
+from coterie.client import Client, ClientError, handle
 from coterie.client.app import app
 from coterie.datasets import own_shard
 from coterie.engine import LocalGrid
@@ -83,7 +83,7 @@ def test_a_deployed_client_reads_its_table_by_its_own_schema(home):
     np.testing.assert_array_equal(update(ask(content, home), layout), found)
     content, _ = question(home, **{"data-dir": str(home)})
     own_shard.cache_clear()
-    (simulated,) = HANDLERS["train"](content, [Client(0)])
+    (simulated,) = handle("train", content, [Client(0)])
     np.testing.assert_array_equal(update(simulated, layout), found)
 
 

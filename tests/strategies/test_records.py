@@ -12,11 +12,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from test_toy import APART, CLIENTS, CONFIG, LAYOUT, LR, towards
 from toys import UP, strategy_of
 
-from coterie.client import HANDLERS, Client
+from coterie.client import Client, handle
 from coterie.client.app import _handle
 from coterie.client.budget import spend
+from coterie.client.cohort import Cohort
 from coterie.client.state import ClientError
-from coterie.client.task import Task
 from coterie.engine import LocalGrid
 from coterie.privacy import (
     ClientLedger,
@@ -38,6 +38,7 @@ from coterie.server.metrics import summarise
 from coterie.strategies import FCDPFL, KMCDPFL, LCFL, RCDPFL, Aggregator, FedAvg, Oracle, StrategyError
 from coterie.wire import ClientConfig, LossesRequest, TrainRequest
 from coterie.wire.messages import pack_models, pack_update, unpack_models
+from coterie.wire.requests import parse_plans
 
 RECORDS = 5
 GROUPS = [0, 1] * 4
@@ -457,9 +458,10 @@ def test_a_charge_is_on_disk_before_anything_is_drawn(draw, tmp_path, monkeypatc
 def test_no_record_of_a_real_client_makes_room_for_another(tmp_path):
     """Cut to N records, a client that holds more would put another one in a removed one's place."""
     terms = plan(2, plans=[replace(client_plan(), num_examples=3, batch_size=3, first_batch_size=3)])
-    task = Task.of(ClientConfig.from_record({**CONFIG, "groups": "4:4"}), TrainRequest(record_plans=terms.record_plans))
-    assert len(task.shard(Client(0)).y) == 3  # a simulated one is given no more
-    assert len(task.shard(Client(0, str(tmp_path))).y) == RECORDS
+    config, plans = ClientConfig.from_record({**CONFIG, "groups": "4:4"}), parse_plans(terms.record_plans)
+    cohort = Cohort(config, TrainRequest(), plans, None, None, [Client(0)])
+    assert len(cohort.shard(Client(0)).y) == 3  # a simulated one is given no more
+    assert len(cohort.shard(Client(0, str(tmp_path))).y) == RECORDS
 
 
 def test_a_release_at_record_level_must_be_paid_for():
@@ -521,7 +523,7 @@ def tell(plans, models, bound=1.0, client=None, **changed):
         del config["seed"]
     models = np.asarray(models, np.float32)
     content = RecordDict({"models": pack_models(models, LAYOUT), "config": ConfigRecord(config)})
-    answers = HANDLERS["query.losses"](content, [client] if client else [Client(0), Client(1)])
+    answers = handle("query.losses", content, [client] if client else [Client(0), Client(1)])
     return [a if isinstance(a, ClientError) else a["update"]["losses"].numpy() for a in answers]
 
 
