@@ -178,14 +178,14 @@ MUTATIONS = [
     ),
     Mutation(
         "sums of single precision",
-        _PLAN,
+        f"{_PRIVACY}/contributions.py",
         "self.sums = np.zeros((draws, plan.num_clusters, size))",
         "self.sums = np.zeros((draws, plan.num_clusters, size), np.float32)",
         f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
     ),
     Mutation(
         "counts have no noise where their share is small",
-        _PLAN,
+        f"{_PRIVACY}/noise.py",
         "return self.noise_multiplier / math.sqrt(self.identifier_share) if self.identifier_share else None",
         "return self.noise_multiplier * (self.identifier_share > 0.05) if self.identifier_share else None",
         f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
@@ -412,7 +412,7 @@ MUTATIONS = [
     Mutation(
         "gradients have the noise of the whole event although the share of short ones is released, too",
         "coterie/privacy/record.py",
-        "return self.noise(first) / math.sqrt(1 - self.clip_share)",
+        "return NoiseSplit(self.noise(first), 0.0, self.clip_share).updates",
         "return self.noise(first)",
         "tests/privacy/test_record.py::test_the_share_of_short_gradients_is_a_coordinate_of_the_same_event",
     ),
@@ -440,8 +440,8 @@ MUTATIONS = [
     Mutation(
         "secret coins of banded hide attendance",
         _BANDED,
-        'f"{super().unprotected}; {attendance}"',
-        "super().unprotected",
+        'f"{stated.outside[0]}; {attendance}"',
+        "stated.outside[0]",
         "tests/privacy/test_certificate.py::test_a_certificate_names_all_that_is_outside_the_guarantee",
     ),
     Mutation(
