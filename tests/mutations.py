@@ -58,8 +58,8 @@ MUTATIONS = [
     Mutation(
         "a later request pins other events",
         f"{_PRIVACY}/ledger.py",
-        "found = self._pin(total) if stated is None else Filter.parse(stated, self.budget, self.delta)",
-        "found = self._pin(total)",
+        "            if first:\n                allowed",
+        "            if True:\n                allowed",
         f"{_ADAPTIVE}::test_the_ledger_refuses_one_of_the_two_continuations",
     ),
     Mutation(
@@ -222,8 +222,8 @@ MUTATIONS = [
     Mutation(
         "a client's contributions are rounded down",
         _BANDED,
-        "-(-rounds // self.slots),",
-        "rounds // self.slots,",
+        "return -(-rounds // self.slots)",
+        "return rounds // self.slots",
         "tests/privacy/test_banded.py::test_a_calibrated_plan_meets_its_budget_with_evaluations",
     ),
     Mutation(
@@ -306,16 +306,16 @@ MUTATIONS = [
     Mutation(
         "the noise of round 1 is lowered after calibration",
         f"{_PRIVACY}/first_round.py",
-        'return RecordPlan.calibrated(**own | {"noise_multiplier": most})',
-        'return replace(RecordPlan.calibrated(**own | {"noise_multiplier": most}), first_noise_multiplier=enough)',
+        'return RecordPlan.calibrated(**numbers | {"noise_multiplier": most})',
+        'return replace(RecordPlan.calibrated(**numbers | {"noise_multiplier": most}), first_noise_multiplier=enough)',
         "tests/privacy/test_first_round.py::test_the_plan_is_within_its_budget_and_its_bound",
     ),
     Mutation(
         "round 1 is priced as a round of small batches",
         f"{_PRIVACY}/first_round.py",
-        'return RecordPlan.calibrated(**own | {"first_noise_multiplier": enough})',
-        'return replace(RecordPlan.calibrated(**own | {"first_noise_multiplier": enough, "first_batch_size": None}), '
-        "first_batch_size=batch)",
+        'return RecordPlan.calibrated(**numbers | {"first_noise_multiplier": enough})',
+        'return replace(RecordPlan.calibrated(**numbers | {"first_noise_multiplier": enough, "first_batch_size": '
+        "None}), first_batch_size=batch)",
         "tests/privacy/test_first_round.py::test_the_plan_is_within_its_budget_and_its_bound",
     ),
     Mutation(

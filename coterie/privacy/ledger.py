@@ -299,13 +299,14 @@ class _FilteredLedger(Ledger):
         total = self.events + Counter(events)
         if not total or math.isinf(self.budget):
             return {}
+        first = not self.charges
         try:
-            allowed = Filter.parse(self.charges[0].get(PINNED), self.budget, self.delta) if self.charges else None
+            if first:
+                allowed = Filter.pin(total, self.budget, self.delta, planned=self.planned, accountant=self.accountant)
+            else:
+                allowed = Filter.parse(self.charges[0].get(PINNED), self.budget, self.delta)
         except PrivacyError as error:
             raise LedgerError(f"{self._path}: {error}{_RESTORE}") from None
-        first = not self.charges
-        if first:
-            allowed = Filter.pin(total, self.budget, self.delta, planned=self.planned, accountant=self.accountant)
         if allowed is None or not allowed.accepts(total):
             cost = composed(total, "rdp").epsilon(self.delta) if allowed is None else allowed.epsilon_of(total)
             beyond = "" if allowed is None else "; it is not one of the events that the first request pinned"
