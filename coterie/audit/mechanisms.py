@@ -29,7 +29,7 @@ from coterie.audit.findings import Finding, FloatArray, dominance_test, variance
 from coterie.audit.streams import audit_streams
 from coterie.privacy import Banded, Event, Joint, Ledger, Plan, RRSlot, Streams
 from coterie.privacy.mechanisms import Paper
-from coterie.privacy.plan import MechanismOutput
+from coterie.privacy.releases import MechanismOutput
 
 _CHUNK = 10_000
 _DIVISOR_SIZE = 10_000

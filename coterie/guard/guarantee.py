@@ -11,8 +11,7 @@ from typing import Any
 
 from coterie.guard.owners import UNNAMED, charges_by_site, reporter
 from coterie.privacy import Event, LedgerError, RecordPlan, epsilon, read_ledger
-from coterie.privacy.accountants import accountant_title
-from coterie.privacy.accounting import SLACK
+from coterie.privacy.accounting import SLACK, accountant_title
 from coterie.privacy.ledger import count_events
 
 _ACCOUNTANTS = ("pld", "rdp")

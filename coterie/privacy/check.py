@@ -12,11 +12,11 @@ from typing import Any
 
 from coterie.files import FileError, read_bytes, read_lines
 from coterie.privacy.accountants import Event, PrivacyError
-from coterie.privacy.accounting import SLACK, composed, composed_further
+from coterie.privacy.accounting import composed, composed_further
 from coterie.privacy.certificate import certificate, plan_of
 from coterie.privacy.ledger import LedgerError, count_of, event_of, read_chained
-from coterie.privacy.plan import Plan
 from coterie.privacy.record import RecordPlan
+from coterie.privacy.statement import Guarantee
 
 # Tolerance for rounding in another order, or by another version of a library.
 _TOLERANCE = 1e-6
@@ -121,8 +121,8 @@ def check(
     for key, planned in (("delta", plan.delta), ("epsilon", plan.epsilon), ("accountant", plan.accountant)):
         if not _same(header.get(key), _finite(planned)):
             problems.append(f"the ledger has {key} = {_format(header.get(key))}, but its plan has {_format(planned)}")
-    allowed = _events(plan)
-    live, so_far, spent = composed([], plan.accountant), Counter[Event](), 0.0
+    allowed = plan.planned()
+    live, so_far, spent = {plan.accountant: composed([], plan.accountant)}, Counter[Event](), 0.0
     for charge in charges:
         event, name = event_of(charge), f"charge {charge['charge']} (round {charge['round']})"
         least = [e.noise_multiplier for e in allowed if _sampling(e) == _sampling(event)]
@@ -131,16 +131,14 @@ def check(
             problems.append(f"{name} is for {event.sampler} sampling at rate {rate}, which is not planned")
         elif event.noise_multiplier < min(least):
             problems.append(f"{name} has noise {event.noise_multiplier:g}, less than the planned {min(least):g}")
-        if isinstance(plan, Plan) and (slot := _slot(plan, charge)) != event.slot:
+        if (slot := _slot(plan, charge)) != event.slot:
             problems.append(f"{name} is for slot {event.slot}, but its round is of slot {slot}")
         try:
-            live = composed_further(live, so_far, event, count_of(charge), plan.accountant)
-            so_far[event] += count_of(charge)
-            if not live.epsilon(plan.delta) <= plan.epsilon * SLACK:
-                live = composed(so_far, plan.accountant)
+            live = composed_further(live, so_far, event, count_of(charge), plan.budget)
         except PrivacyError as error:
             return [*problems, f"the charges cannot be composed: {error}"]
-        spent = live.epsilon(plan.delta)
+        so_far[event] += count_of(charge)
+        spent = live[plan.accountant].epsilon(plan.delta)
         if not _same(charge.get("epsilon", "nothing"), _finite(spent)):
             recorded = _format(charge.get("epsilon", "nothing"))
             problems.append(f"{name} records epsilon {recorded}, but the charges up to it amount to {_format(spent)}")
@@ -153,7 +151,7 @@ def check(
     return problems
 
 
-def _plan(header: Mapping[str, Any]) -> Plan | RecordPlan:
+def _plan(header: Mapping[str, Any]) -> Guarantee:
     try:
         return plan_of(header["plan"])
     except (KeyError, TypeError, PrivacyError) as error:
@@ -163,15 +161,9 @@ def _plan(header: Mapping[str, Any]) -> Plan | RecordPlan:
         ) from None
 
 
-def _events(plan: Plan | RecordPlan) -> list[Event]:
-    if isinstance(plan, RecordPlan):
-        return list(plan.planned())
-    return [plan.event(), *([plan.evaluation_event()] if plan.evaluations else [])]
-
-
-def _slot(plan: Plan, charge: Mapping[str, Any]) -> int | None:
+def _slot(plan: Guarantee, charge: Mapping[str, Any]) -> int | None:
     """Return the slot of a charge; None: it concerns all clients."""
-    return None if charge.get("for") == "evaluation" else plan.round_event(charge["round"]).slot
+    return None if charge.get("for") == "evaluation" else plan.slot(charge["round"])
 
 
 def _sampling(event: Event) -> tuple[str, float]:

@@ -73,7 +73,7 @@ class Filter:
         return _pinned(frozenset(first.items()), plan, _Budget(epsilon, delta, accountant))
 
     @classmethod
-    def parse(cls, entry: Mapping[str, Any], epsilon: float, delta: float) -> Filter:
+    def parse(cls, entry: Any, epsilon: float, delta: float) -> Filter:
         """Return the filter of an :meth:`entry` of a ledger.
 
         Raises:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.fields import CLIP_NORM, COUNT, EPSILON, LOSS_BOUND
-from coterie.privacy.accountants import ACCOUNTANTS
+from coterie.privacy.accounting import ACCOUNTANTS
 from coterie.privacy.mechanisms import MECHANISMS, PARTICIPATION, WEIGHTS
 from coterie.privacy.plan import DIVISORS
 from coterie.privacy.record import SELECTIONS

@@ -25,7 +25,7 @@ from coterie.privacy import (
     RecordPlan,
     Streams,
 )
-from coterie.privacy.plan import Summed
+from coterie.privacy.contributions import Summed
 from coterie.rounds import Checkpoint, Recorder, StrategyError
 from coterie.settings import Settings
 from coterie.strategies import ClusteredStrategy, StrategyOptions

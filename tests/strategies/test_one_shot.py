@@ -619,7 +619,7 @@ def test_no_mechanism_of_client_level_gives_points_away():
 @pytest.mark.parametrize("spool", [2**28, 100])
 def test_gathered_points_come_back_as_they_were(monkeypatch, spool):
     """In memory, and in files without a name once they are many."""
-    monkeypatch.setattr("coterie.privacy.plan._SPOOL", spool)
+    monkeypatch.setattr("coterie.privacy.contributions._SPOOL", spool)
     plan = nothing()
     gathered = plan.gathered(np.array([7, 2, 5]))
     rng = np.random.default_rng(0)

@@ -61,16 +61,19 @@ Deviations from the paper
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.privacy.accountants import PrivacyError
-from coterie.privacy.plan import Contributions, IntArray, MechanismOutput, Plan
+from coterie.privacy.contributions import Contributions
+from coterie.privacy.plan import Plan
 from coterie.privacy.randomness import FloatArray, gaussian
+from coterie.privacy.releases import IntArray, MechanismOutput
 from coterie.privacy.selection import identifier_gap, noisy_labels
+from coterie.privacy.statement import Statement
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -166,9 +169,9 @@ class Slots(Contributions):
         updates: (draws, d) clipped updates by slot.
     """
 
-    def __init__(self, plan: RRSlot, size: int, draws: int = 1, shared: int = 0) -> None:
-        super().__init__(plan, size, draws, shared)
-        self.labels: IntArray = np.full((draws, plan.cohort_size), -1, np.int64)
+    def __init__(self, cohort_size: int, size: int, clip_norm: float, draws: int = 1, shared: int = 0) -> None:
+        super().__init__(size, clip_norm, draws, shared)
+        self.labels: IntArray = np.full((draws, cohort_size), -1, np.int64)
         self.updates: dict[int, npt.NDArray[np.float32]] = {}
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
@@ -259,7 +262,7 @@ class RRSlot(Plan):
 
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Slots:
         """Create the container for contributions by slot."""
-        return Slots(self, size, draws, shared)
+        return Slots(self.cohort_size, size, self.clip_norm, draws, shared)
 
     def perturb(
         self,
@@ -338,10 +341,12 @@ class Paper(RRSlot):
         if self.identifiers != "gaussian":
             raise PrivacyError("mechanism paper supports gaussian identifiers only; use rr-slot for exponential ones")
 
-    def reasons(self) -> list[str]:
-        """Return the flaws, including identifiers outside the budget."""
+    @property
+    def statement(self) -> Statement:
+        """The flaws, including identifiers outside the budget."""
         uncharged = f"identifiers have noise of deviation {self.identifier_noise:g} that is outside the budget"
-        return super().reasons() + ([uncharged] if self.identifier_noise else [])
+        stated = super().statement
+        return replace(stated, reasons=(*stated.reasons, uncharged)) if self.identifier_noise else stated
 
     def _identify(self, labels: IntArray, noise: np.random.Generator) -> tuple[FloatArray | None, IntArray]:
         """Algorithm 2, lines 10 and 11; clients without a reply are in no group."""
