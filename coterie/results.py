@@ -88,7 +88,7 @@ class Traffic(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnostics(Record):
+class Diagnostics(Record):  # large: one field per value of a record
     """Exact scores of an evaluation, which the privacy guarantee does not cover; None where not computed.
 
     Attributes:
@@ -171,7 +171,7 @@ class Diagnostics(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundRecord(Traffic):
+class RoundRecord(Traffic):  # large: one field per value of a record
     """One round. All fields but `scores` are released, charged, or no secret.
 
     Attributes:
@@ -266,7 +266,7 @@ class Site(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome(Traffic):
+class Outcome(Traffic):  # large: one field per value of a record
     """The result of a run: released values, cost and time.
 
     Attributes:

@@ -36,7 +36,7 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting:  # large: one field per property of a setting
     """The declaration of one setting.
 
     Attributes:

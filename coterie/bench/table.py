@@ -85,7 +85,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table:  # large: one field per key
     """A table: every row in every column on every seed is a run.
 
     Attributes:

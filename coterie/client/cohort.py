@@ -91,7 +91,7 @@ def torch_device(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Cohort:
+class Cohort:  # large: what handlers read of a message, each computed once
     """The clients of one message, and its content. Data and network are loaded on first use.
 
     Attributes:

@@ -11,7 +11,7 @@ from coterie.fields import COUNT, EPSILON, SIZE, Bounds, Fields
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeConfig(Fields):
+class NodeConfig(Fields):  # large: one field per key
     """What the owner of a client's data writes into the node configuration; the server cannot read or change it.
 
     Attributes:

@@ -39,7 +39,7 @@ DIVISORS = ("fixed", "released")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Guarantee):
+class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, and what both units derive
     """All privacy parameters of a run, which are fixed before its first round and public.
 
     Use :meth:`calibrated` to calibrate the noise; the constructor takes a noise multiplier.

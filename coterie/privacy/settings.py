@@ -16,7 +16,7 @@ _RECORD = ("privacy.privacy-unit", ("record",))
 
 
 @dataclass(frozen=True)
-class PrivacySettings(Settings):
+class PrivacySettings(Settings):  # large: one field per setting
     """What is protected, by which mechanism, within which budget."""
 
     table: ClassVar[str] = "privacy"

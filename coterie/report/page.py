@@ -51,7 +51,7 @@ class _Tile:
 
 
 @dataclass(frozen=True)
-class _Section:
+class _Section:  # large: one field per placeholder of the template
     """One run as the template shows it."""
 
     run: Run

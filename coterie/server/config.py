@@ -231,7 +231,7 @@ _EVALUATED = 200
 _MAX_CLUSTERS = 8
 
 
-class RunConfig:
+class RunConfig:  # large: the tables of settings and all that follows from several of them
     """A validated configuration: one object per table of settings, and derived values.
 
     Args:

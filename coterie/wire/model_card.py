@@ -19,7 +19,7 @@ class CardError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelCard(Fields):
+class ModelCard(Fields):  # large: one field per key
     """What a model expects, how it was trained, and what it cost in privacy.
 
     Attributes:
