@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "coterie"
-#: Files of one meaning in every subpackage. A command's file has the name of the command, an attack's that of its target.
+#: Files of one meaning in every subpackage.
+
 SHARED = {"__init__.py", "settings.py", "app.py", "errors.py"}
+#: A file of a command has the name of the command, that of an attack the name of its target.
 NAMED_AFTER_OTHERS = ("cli", "audit")
 #: Names that do not say what they hold.
 VAGUE = {"found", "each", "own", "part", "place", "known", "kind", "about"}
