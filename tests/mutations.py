@@ -532,8 +532,8 @@ MUTATIONS = [
     Mutation(
         "a guarded reply has the true number of records",
         f"{_GUARD}/mod.py",
-        "known |= {name: terms.num_examples for name in record if name in _EXAMPLES}",
-        "known |= {name: record[name] for name in record if name in _EXAMPLES}",
+        "values |= {name: terms.num_examples for name in record if name in _EXAMPLES}",
+        "values |= {name: record[name] for name in record if name in _EXAMPLES}",
         f"{_SITE}::test_the_reply_says_the_same_whatever_was_spent",
     ),
     Mutation(
@@ -700,8 +700,8 @@ MUTATIONS = [
     Mutation(
         "a new node has a budget of its own in a guarded run",
         _SITES,
-        'known = ("node", node) in self._parents',
-        "known = True",
+        'reported = ("node", node) in self._parents',
+        "reported = True",
         f"{_RUN}::test_nodes_without_a_name_share_the_budget_of_a_run_also_new_ones",
     ),
     Mutation(

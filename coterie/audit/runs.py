@@ -66,9 +66,9 @@ def quiet() -> Iterator[None]:
 
 def _whole_runs(seed: int, runs: int) -> list[Finding]:
     single = Layout(*_PARAMETERS)
-    both = Layout(tuple(f"{part}.{n}" for part in ("global", "cluster") for n in single.names), single.shapes * 2)
+    both = Layout(tuple(f"{block}.{n}" for block in ("global", "cluster") for n in single.names), single.shapes * 2)
     findings = []
-    for place, (method, layout, divisor) in enumerate(
+    for index, (method, layout, divisor) in enumerate(
         ((IFCA, single, _RATE * _CLIENTS / _CLUSTERS), (FedCAM, both, _RATE * _CLIENTS))
     ):
         worlds, empty = [], 0
@@ -76,7 +76,7 @@ def _whole_runs(seed: int, runs: int) -> list[Finding]:
             scores = np.zeros((runs, 1))
             for number in range(runs):
                 grid = _Grid(_CLIENTS, layout, replies=world)
-                released = _released(method, layout, grid, Streams(4 * (runs * seed + number) + 2 * place + world))
+                released = _released(method, layout, grid, Streams(4 * (runs * seed + number) + 2 * index + world))
                 scores[number] = _likelihood_ratio(released, divisor)
                 empty += grid.empty
             worlds.append(scores)
@@ -108,7 +108,7 @@ def _released(method: type[ClusteredStrategy], layout: Layout, grid: LocalGrid, 
 def _likelihood_ratio(models: Sequence[Models], divisor: float) -> float:
     """Return the log-likelihood ratio over all rounds for client 0's update in its own coordinate."""
     deviation = _plan(_CLIENTS, _CLUSTERS, _RATE, _NOISE).noise_multiplier_updates
-    moved = np.diff(np.array([each[0, 1] for each in models], np.float64)) * divisor / _CLIP
+    moved = np.diff(np.array([round_models[0, 1] for round_models in models], np.float64)) * divisor / _CLIP
     ratios = np.log1p(_RATE * np.expm1((moved - 0.5) / deviation**2))
     return float(ratios.sum())
 
@@ -141,7 +141,7 @@ def _noises(seed: int, size: int, rounds: int, replies: bool) -> tuple[FloatArra
         recorder=recorder,
     )
     strategy.start(grid, pack_models(start, layout), rounds)
-    moved = np.diff(np.array([each[0] for each in recorder.models], np.float64), axis=0)
+    moved = np.diff(np.array([round_models[0] for round_models in recorder.models], np.float64), axis=0)
     moved[:, :size] *= num_clusters  # the shared block is divided by qM, a cluster's by qM / k
     return moved, np.isin(np.arange(1, rounds + 1), grid.rounds)
 

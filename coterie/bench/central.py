@@ -52,7 +52,7 @@ def cluster(
     if not config.run.clusters:
         raise BenchError("clusters = 0: central clustering requires the number of clusters; set it")
     shards = [data.shard(client) for client in range(data.clients)]
-    x, y = (np.concatenate([getattr(shard, part) for shard in shards]) for part in "xy")
+    x, y = (np.concatenate([getattr(shard, field) for shard in shards]) for field in "xy")
     progress(f"{len(x)} pooled records")
     started = time.perf_counter()
     try:
@@ -107,7 +107,7 @@ def _dcn(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
 
 def _nearest(x: Points, centroids: npt.NDArray[np.float64]) -> Labels:
     parts = np.array_split(x, -(-len(x) // _CHUNK))
-    return np.concatenate([cdist(part, centroids).argmin(axis=1) for part in parts])
+    return np.concatenate([cdist(chunk, centroids).argmin(axis=1) for chunk in parts])
 
 
 _METHODS: dict[str, Callable[[Points, RunConfig, ProgressCallback], Labels]] = {"km": _km, "fcm": _fcm, "dcn": _dcn}

@@ -69,11 +69,11 @@ def document(
                     _cell(
                         table,
                         c,
-                        row.paper[place],
+                        row.paper[index],
                         by_place.get((row.name, c.setting), []),
                         tuned.get((row.name, c.tuned_at)),
                     )
-                    for place, c in enumerate(table.columns)
+                    for index, c in enumerate(table.columns)
                 ],
             }
             for row in table.rows
@@ -103,8 +103,8 @@ def _cell(
         return None
     scale = 100 if column.percent else 1
     results = [one.result for one in done if one.result is not None]
-    found = [_score(column.score, one.result, one.folder) for one in done if one.result is not None]
-    values = [scale * float(value) for value in found if value is not None]
+    scores = [_score(column.score, one.result, one.folder) for one in done if one.result is not None]
+    values = [scale * float(value) for value in scores if value is not None]
     mean = statistics.fmean(values) if values else None
     return {
         "paper": paper,

@@ -54,14 +54,14 @@ def _dots(document: Document) -> Figure:
         panel.set_axis_off()
     for index, (axes, column) in enumerate(zip(panels.flat, columns, strict=False)):
         axes.set_title(column["name"], fontsize=9)
-        for place, row in zip(places, rows, strict=True):
+        for y, row in zip(places, rows, strict=True):
             cell = row["cells"][index]
             if cell is None:
                 continue
             if cell["paper"] is not None:
-                axes.plot(cell["paper"], place, "o", markerfacecolor="none", markeredgecolor=MUTED)
+                axes.plot(cell["paper"], y, "o", markerfacecolor="none", markeredgecolor=MUTED)
             if cell["mean"] is not None:
-                axes.errorbar(cell["mean"], place, xerr=cell["std"] or 0.0, fmt="o", color=GROUP_COLOURS[0], capsize=2)
+                axes.errorbar(cell["mean"], y, xerr=cell["std"] or 0.0, fmt="o", color=GROUP_COLOURS[0], capsize=2)
         axes.set_yticks(places, [row["name"] for row in rows])
         axes.tick_params(axis="y", labelcolor=INK, length=0)
         axes.set_ylim(-0.7, len(rows) - 0.3)
@@ -75,7 +75,7 @@ def _lines(document: Document) -> Figure:
     """Plot one panel per score and column panel: one line per row over x, with a band of one standard deviation."""
     columns = document["columns"]
     keys = [(column["score"], column.get("panel", "")) for column in columns]
-    scores, across = (list(dict.fromkeys(part)) for part in zip(*keys, strict=True))
+    scores, across = (list(dict.fromkeys(values)) for values in zip(*keys, strict=True))
     drawn = [(score, panel) for score in scores for panel in across if (score, panel) in keys]
     many, wide = len(drawn), min(len(across) if len(across) > 1 else len(scores), 3)
     deep = -(-many // wide)
@@ -83,12 +83,12 @@ def _lines(document: Document) -> Figure:
     figure, grid = _grid(deep, wide, size)
     panels = grid.flat
     for axes, key in zip(panels, drawn, strict=False):
-        places = [place for place, each in enumerate(keys) if each == key]
+        places = [index for index, column_key in enumerate(keys) if column_key == key]
         for number, row in enumerate(document["rows"]):
-            cells = [(columns[place]["x"], row["cells"][place]) for place in places]
-            known = [(x, c["mean"], c["std"] or 0.0) for x, c in cells if c and None not in (c["mean"], x)]
-            if known:
-                _draw_band(axes, known, _colour(number), label=row["name"], marker="o", markersize=4)
+            cells = [(columns[index]["x"], row["cells"][index]) for index in places]
+            points = [(x, c["mean"], c["std"] or 0.0) for x, c in cells if c and None not in (c["mean"], x)]
+            if points:
+                _draw_band(axes, points, _colour(number), label=row["name"], marker="o", markersize=4)
         _finish(axes, document["title"] if many == 1 else key[1], _unit(columns[places[0]]), document["axis"])
         if key != drawn[0] and axes.get_legend():
             axes.get_legend().remove()
@@ -101,11 +101,11 @@ def _curves(document: Document) -> Figure:
     """Plot one panel per setting and one line per row: the score over rounds, mean and deviation over seeds."""
     places = _over_rounds(document)
     figure, panels = _grid(1, len(places), (4.6 * len(places), 4.0), sharey=True)
-    for axes, place in zip(panels[0], places, strict=True):
-        column = document["columns"][place]
+    for axes, index in zip(panels[0], places, strict=True):
+        column = document["columns"][index]
         for number, row in enumerate(document["rows"]):
-            _draw_curve(axes, row["cells"][place], _colour(number), row["name"])
-        _finish(axes, column["setting"], _unit(column) if place == places[0] else "", "round")
+            _draw_curve(axes, row["cells"][index], _colour(number), row["name"])
+        _finish(axes, column["setting"], _unit(column) if index == places[0] else "", "round")
     return figure
 
 
@@ -113,7 +113,7 @@ def _over_rounds(document: Document) -> list[int]:
     """Return the columns of the first score that does not refer to a single round."""
     scores = [column["score"] for column in document["columns"]]
     first = next(score for score in scores if "@" not in score)
-    return [place for place, score in enumerate(scores) if score == first]
+    return [index for index, score in enumerate(scores) if score == first]
 
 
 def _draw_curve(axes: Axes, cell: Mapping[str, Any] | None, colour: str, name: str | None = None) -> None:
@@ -154,8 +154,8 @@ def _pictures(document: Document) -> Figure:
         for across, row in enumerate(rows):
             axes, cell = panels[down, across], row["cells"][down]
             for group in np.unique(groups):
-                own, colour = groups == group, _colour(int(group))
-                axes.plot(x[own], y[own], ".", color=colour, markersize=3, alpha=0.5)
+                members, colour = groups == group, _colour(int(group))
+                axes.plot(x[members], y[members], ".", color=colour, markersize=3, alpha=0.5)
             ends = np.array([-1.0, 1.0])
             for slope, intercept in (cell or {}).get("lines", ()):
                 axes.plot(ends, slope * ends + intercept, "--", color="black", linewidth=1.6)
@@ -172,10 +172,10 @@ def _groups(document: Document) -> Figure:
     settings = list(dict.fromkeys(column["setting"] for column in columns))
     figure, panels = _grid(len(settings), 3, (11.0, 3.2 * len(settings)), width_ratios=[2, 1, 1.6])
     for (bars, unfair, curves), setting in zip(panels, settings, strict=True):
-        at = {column["score"]: place for place, column in enumerate(columns) if column["setting"] == setting}
+        at = {column["score"]: index for index, column in enumerate(columns) if column["setting"] == setting}
         for number, row in enumerate(rows):
             colour = _colour(number)
-            cells = {score: row["cells"][place] or {} for score, place in at.items()}
+            cells = {score: row["cells"][index] or {} for score, index in at.items()}
             if "groups" in cells["accuracy"]:
                 mean, spread = map(np.array, cells["accuracy"]["groups"])
                 x = np.arange(len(mean)) + (number - (len(rows) - 1) / 2) * 0.8 / len(rows)
@@ -199,21 +199,21 @@ def _groups(document: Document) -> Figure:
 def _projections(document: Document) -> Figure:
     """Plot, per setting and row: projected first updates of the first seed, coloured by group, marked by cluster."""
     columns, rows = document["columns"], document["rows"]
-    places = [place for place, column in enumerate(columns) if column["score"] == columns[0]["score"]]
+    places = [index for index, column in enumerate(columns) if column["score"] == columns[0]["score"]]
     figure, panels = _grid(len(places), len(rows), (3.8 * len(rows), 3.4 * len(places)))
     marks = "os^DvPX*<>"
-    for down, place in enumerate(places):
+    for down, index in enumerate(places):
         scores = {
-            column["score"]: i for i, column in enumerate(columns) if column["setting"] == columns[place]["setting"]
+            column["score"]: i for i, column in enumerate(columns) if column["setting"] == columns[index]["setting"]
         }
         for across, row in enumerate(rows):
-            axes, cell = panels[down, across], row["cells"][place] or {}
+            axes, cell = panels[down, across], row["cells"][index] or {}
             points = np.array(cell.get("projection", np.zeros((0, 2))))
             for (x, y), label, group in zip(points, cell.get("labels", ()), cell.get("groups", ()), strict=True):
                 colour = _colour(group)
                 axes.plot(x, y, marks[label % len(marks)], color=colour, markersize=6, alpha=0.8)
             figures = [f"{score_name(s)} {row['cells'][i]['mean']:.1f}" for s, i in scores.items() if row["cells"][i]]
-            axes.set_title(f"{row['name']}, {columns[place]['setting']}\n{', '.join(figures)}", fontsize=8)
+            axes.set_title(f"{row['name']}, {columns[index]['setting']}\n{', '.join(figures)}", fontsize=8)
             axes.set_xticklabels([])
             axes.set_yticklabels([])
     figure.supxlabel("colours are true groups, marks are clusters found", color=MUTED, fontsize=8)
@@ -238,8 +238,8 @@ def _surfaces(document: Document) -> Figure:
 
 def _splits(document: Document) -> Figure:
     """Plot accuracy over rounds with splits marked, similarities over rounds, and similarity matrices at splits."""
-    place = _over_rounds(document)[0]
-    cells = {row["name"]: row["cells"][place] or {} for row in document["rows"]}
+    index = _over_rounds(document)[0]
+    cells = {row["name"]: row["cells"][index] or {} for row in document["rows"]}
     split = next((name for name, cell in cells.items() if cell.get("similarities")), None)
     shown = _at_splits(cells[split]) if split else {}
     deep = -(-len(shown) // _ACROSS)
@@ -258,7 +258,7 @@ def _splits(document: Document) -> Figure:
                 label = f"{name}: every true group, seed {cell['seed']}" if group == 0 else None
                 left.plot(rounds, np.array(shares, float), color=colour, linewidth=0.8, alpha=0.6, label=label)
         _draw_splits(left, cell.get("splits", ()))
-    _finish(left, document["title"], _unit(document["columns"][place]), "round")
+    _finish(left, document["title"], _unit(document["columns"][index]), "round")
     if split is None:
         right.set_axis_off()
         return figure
@@ -279,9 +279,9 @@ def _splits(document: Document) -> Figure:
 def _at_splits(cell: Mapping[str, Any]) -> dict[int, Pairs]:
     """Return a selection of the matrices at splits and the last one, with clients ordered by true group."""
     groups, last = np.array(cell["groups"]), cell["similarities"][-1]["round"]
-    wanted = [each for each in cell["similarities"] if each["round"] in cell["splits"] or each["round"] == last]
+    wanted = [matrix for matrix in cell["similarities"] if matrix["round"] in cell["splits"] or matrix["round"] == last]
     wanted = wanted if len(wanted) <= 2 * _ACROSS else [*wanted[: 2 * _ACROSS - 1], wanted[-1]]
-    return {each["round"]: Pairs(_square(each["values"]), np.arange(len(groups)), groups) for each in wanted}
+    return {matrix["round"]: Pairs(_square(matrix["values"]), np.arange(len(groups)), groups) for matrix in wanted}
 
 
 def _square(triangle: Sequence[Sequence[float | None]]) -> np.ndarray:
@@ -297,8 +297,8 @@ def _draw_similarities_over_rounds(axes: Axes, cell: Mapping[str, Any]) -> None:
     groups = np.array(cell["groups"])
     first, second = np.tril_indices(len(groups), -1)
     same = groups[first] == groups[second]
-    rounds = [each["round"] for each in cell["similarities"]]
-    values = np.array([_square(each["values"])[first, second] for each in cell["similarities"]])
+    rounds = [matrix["round"] for matrix in cell["similarities"]]
+    values = np.array([_square(matrix["values"])[first, second] for matrix in cell["similarities"]])
     for of, colour, name in (
         (~same, GROUP_COLOURS[1], "of different groups"),
         (same, GROUP_COLOURS[0], "of one group"),

@@ -66,13 +66,13 @@ def certificate(path: Path) -> dict[str, Any]:
 def _certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     of_run = header.get("guard") == "run"
     by_site = charges_by_site(charges) if of_run else {"this site": charges} if charges else {}
-    sites = [_site(name, own, header["delta"]) for name, own in sorted(by_site.items())]
+    sites = [_site(name, site_charges, header["delta"]) for name, site_charges in sorted(by_site.items())]
     unnamed = {node for node, name in map(reporter, charges if of_run else ()) if name == UNNAMED}
     reasons = _reasons(header, sites)
-    several = any(len(count_events(own)) > 1 for own in by_site.values())
+    several = any(len(count_events(site_charges)) > 1 for site_charges in by_site.values())
     declared = any(not site["verified"] for site in sites)
     allowed = sorted({name for charge in charges for name in charge.get("guard", {}).get("allow", ())})
-    costs = {each: max((site["costs"][each] for site in sites), default=0.0) for each in _ACCOUNTANTS}
+    costs = {accountant: max((site["costs"][accountant] for site in sites), default=0.0) for accountant in _ACCOUNTANTS}
     return {
         "certified": not reasons,
         "reasons": reasons,
@@ -110,15 +110,15 @@ def _costs(events: frozenset[tuple[Event, int]], delta: float) -> dict[str, floa
 
 def _site(name: str, charges: Sequence[Mapping[str, Any]], delta: float) -> dict[str, Any]:
     """One site; a charge without an entry of the guard is of Coterie's own ClientApp, which verifies its steps."""
-    own = [charge["guard"] for charge in charges if "guard" in charge]
+    entries = [charge["guard"] for charge in charges if "guard" in charge]
     costs = costs_of(count_events(charges), delta)
     return {
         "site": name,
         "epsilon": min(costs.values()),  # both are upper bounds, and a ledger accepts what one of them allows
         "costs": costs,
         "charges": len(charges),
-        "num_examples": max(each["num_examples"] for each in own),
-        "verified": all(each["verified"] for each in own),
+        "num_examples": max(entry["num_examples"] for entry in entries),
+        "verified": all(entry["verified"] for entry in entries),
     }
 
 

@@ -41,8 +41,8 @@ class Sites:
 
     def of(self, node: str) -> Site:
         """The site of a node; one that did not report yet is of those without a name."""
-        known = ("node", node) in self._parents
-        return self._root(("node", node) if known else ("name", UNNAMED))
+        reported = ("node", node) in self._parents
+        return self._root(("node", node) if reported else ("name", UNNAMED))
 
     def _root(self, member: Site) -> Site:
         while (parent := self._parents.setdefault(member, member)) != member:
@@ -61,12 +61,12 @@ def charges_by_site(charges: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapp
     charges, sites = list(charges), Sites()
     for charge in charges:
         sites.join(*reporter(charge))
-    names, found = defaultdict(set), defaultdict(list)
+    names, by_site = defaultdict(set), defaultdict(list)
     for charge in charges:
         node, name = reporter(charge)
         names[sites.of(node)].add(name)
-        found[sites.of(node)].append(charge)
-    return {_title(names[site]): own for site, own in found.items()}
+        by_site[sites.of(node)].append(charge)
+    return {_title(names[site]): site_charges for site, site_charges in by_site.items()}
 
 
 def _title(names: Iterable[str]) -> str:

@@ -68,7 +68,7 @@ class Watch:
         """The arrays after the last private step, by the names of the message."""
         if self._module is None:
             return dict(self._received)
-        return {name: self._last[own].cpu().numpy() for name, own in self._names.items()}
+        return {name: self._last[key].cpu().numpy() for name, key in self._names.items()}
 
     def make_private(
         self, make: Callable[..., Any], engine: PrivacyEngine, given: Mapping[str, Any]
@@ -97,11 +97,11 @@ class Watch:
     def _begin(self, module: nn.Module) -> None:
         """Match the model with the received arrays, by name or else by order."""
         held, names = _parameters(module) | _buffers(module), list(module.state_dict())
-        own = names if set(names) != set(self._received) else list(self._received)
-        missing = {name for name, _ in module.named_parameters()}.difference(own)
-        if len(own) != len(self._received) or missing or not held.keys() >= set(own):
+        keys = names if set(names) != set(self._received) else list(self._received)
+        missing = {name for name, _ in module.named_parameters()}.difference(keys)
+        if len(keys) != len(self._received) or missing or not held.keys() >= set(keys):
             raise GuardError("the model of make_private has other parameters than the message")
-        self._names = dict(zip(self._received, own, strict=True))
+        self._names = dict(zip(self._received, keys, strict=True))
         for name, key in self._names.items():
             values, mine = self._received[name], held[key].detach().cpu().numpy()
             if mine.dtype != values.dtype or not np.array_equal(mine, values):
@@ -109,7 +109,7 @@ class Watch:
                     f"'{key}' differs from the message when make_private is called: load the received arrays"
                 )
         self._module, self._parameters = module, _parameters(module)
-        self._requires_grad = {name: each.requires_grad for name, each in self._parameters.items()}
+        self._requires_grad = {name: parameter.requires_grad for name, parameter in self._parameters.items()}
         self._last = {name: values.detach().clone() for name, values in held.items()}
 
     def check_unchanged(self) -> None:
@@ -261,10 +261,10 @@ class GuardedOptimizer(DPOptimizer):  # type: ignore[misc]
         clip_norm = float(self.max_grad_norm)
         check_clip_norm(clip_norm)
         samples = [self._get_flat_grad_sample(parameter) for parameter in self._trained]
-        norms = torch.stack([each.flatten(1).double().norm(dim=1) for each in samples]).norm(dim=0)
+        norms = torch.stack([sample.flatten(1).double().norm(dim=1) for sample in samples]).norm(dim=0)
         factors, kept = clip_factors(norms, clip_norm)
-        flat = (each.flatten(1).double() for each in samples)
-        sums = [factors @ (each if kept.all() else each.where(kept[:, None], 0)) for each in flat]
+        flat = (sample.flatten(1).double() for sample in samples)
+        sums = [factors @ (gradients if kept.all() else gradients.where(kept[:, None], 0)) for gradients in flat]
         self._sums = [one + other for one, other in zip(self._sums, sums, strict=True)] if self._sums else sums
         self._records += len(samples[0])
         for parameter in self._trained:

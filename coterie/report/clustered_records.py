@@ -26,8 +26,8 @@ def describe_scores(run: Run) -> list[str]:
         "chance; NMI and the adjusted Rand index do not depend on the matching."
     ]
     majorities: dict[int, list[int]] = {}
-    for each in np.flatnonzero(2 * counts.max(axis=0) > counts.sum(axis=0)).tolist():
-        majorities.setdefault(int(counts[:, each].argmax()), []).append(each)
+    for label in np.flatnonzero(2 * counts.max(axis=0) > counts.sum(axis=0)).tolist():
+        majorities.setdefault(int(counts[:, label].argmax()), []).append(label)
     sentences += [
         f"Cluster {cluster} contains the majority of classes {formats.listed(classes)}."
         for cluster, classes in sorted(majorities.items())
@@ -47,10 +47,10 @@ def describe_points(run: Run) -> list[str]:
     if not points:
         return []
     sizes = sorted(points.values())
-    each = f"{sizes[0]:,} each" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,} each"
+    size_range = f"{sizes[0]:,} each" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,} each"
     sentences = [
-        f"In one round, {formats.clients(len(points))} sent {sum(sizes):,} {_point_name(run)} ({each}). The server "
-        "clustered all of them, and clients labelled their records with the result."
+        f"In one round, {formats.clients(len(points))} sent {sum(sizes):,} {_point_name(run)} ({size_range}). The "
+        "server clustered all of them, and clients labelled their records with the result."
     ]
     if collapsed := run.notes.get("collapsed"):
         sentences.append(
@@ -68,9 +68,9 @@ def confusion_rows(run: Run) -> list[tuple[int, list[tuple[int, int]]]]:
         return []
     counts = np.array(run.scores.confusion)
     rows, columns = linear_sum_assignment(-counts)
-    place = dict(zip(rows.tolist(), columns.tolist(), strict=True))
+    class_of = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     shares = np.round(100 * counts / np.maximum(counts.sum(axis=0), 1)).astype(int)
-    order = sorted(range(len(counts)), key=lambda cluster: place.get(cluster, len(counts) + cluster))
+    order = sorted(range(len(counts)), key=lambda cluster: class_of.get(cluster, len(counts) + cluster))
     return [(cluster, list(zip(counts[cluster].tolist(), shares[cluster].tolist(), strict=True))) for cluster in order]
 
 
@@ -79,8 +79,8 @@ def point_figures(run: Run) -> tuple[list[Graphic], list[str]]:
     files = point_files(run.path)
     read = {client: read_points(path) for client, path in files.items()}
     unreadable = [files[client].name for client, points in read.items() if points is None]
-    points = {client: own for client, own in read.items() if own is not None}
-    shapes = {own.shape[1:] for own in points.values()}
+    points = {client: client_points for client, client_points in read.items() if client_points is not None}
+    shapes = {client_points.shape[1:] for client_points in points.values()}
     drawn = []
     if len(shapes) == 1:
         drawn.append(_samples(run, points, shapes.pop()))
@@ -116,7 +116,9 @@ def _samples(run: Run, points: dict[int, np.ndarray], shape: Sequence[int]) -> G
         caption += " A line is the path of the pen, starting at the dot."
     elif len(shape) != 3:
         caption += " A line shows the features in order, from -1 to 1."
-    data = Data("points", ("client", "points sent"), [[client, len(own)] for client, own in points.items()])
+    data = Data(
+        "points", ("client", "points sent"), [[client, len(client_points)] for client, client_points in points.items()]
+    )
     caption += " The points are in evidence/points-*.npz of the run folder."
     return Graphic("Points of every client", [("", samples_figure(points, strokes=pen))], caption, data)
 

@@ -153,8 +153,8 @@ def evidence(run: Run) -> tuple[list[Graphic], list[str]]:
     unreadable += [files[number].name for number, pairs in read.items() if pairs is None]
     matrices = {number: pairs for number, pairs in read.items() if pairs is not None}
     if matrices:
-        found = [client for leaf in leaves(tree) for client in sorted(leaf.clients)]
-        drawn.append(_similarities(matrices, found or matrices[max(matrices)].ordered().clients.tolist()))
+        clients = [client for leaf in leaves(tree) for client in sorted(leaf.clients)]
+        drawn.append(_similarities(matrices, clients or matrices[max(matrices)].ordered().clients.tolist()))
     return drawn, unreadable
 
 
@@ -184,13 +184,13 @@ def _pair_data(name: str, matrices: dict[str, Pairs]) -> tuple[Data, str]:
     rounds = () if "" in matrices else ("round",)
     small = all(len(pairs.clients) <= _PAIRS for pairs in matrices.values())
     rows = []
-    for place, pairs in matrices.items():
+    for round_number, pairs in matrices.items():
         ordered = pairs.ordered()  # without the diagonal
-        each = _pairs(ordered) if small else _cluster_means(ordered)
-        rows += [([place] if rounds else []) + row for row in each]
-    part = "client" if small else "cluster"
+        pair_rows = _pairs(ordered) if small else _cluster_means(ordered)
+        rows += [([round_number] if rounds else []) + row for row in pair_rows]
+    unit = "client" if small else "cluster"
     sentence = "" if small else f" The table has means over pairs of clusters; evidence/{name}*.npz has all pairs."
-    return Data(name, (*rounds, f"{part} a", f"{part} b", "value"), rows), sentence
+    return Data(name, (*rounds, f"{unit} a", f"{unit} b", "value"), rows), sentence
 
 
 def _pairs(pairs: Pairs) -> list[list[Any]]:
@@ -203,8 +203,8 @@ def _cluster_means(pairs: Pairs) -> list[list[Any]]:
     blocks = {
         (a, b): pairs.matrix[np.ix_(pairs.labels == a, pairs.labels == b)] for a in labels for b in labels if a <= b
     }
-    known = {place: block[np.isfinite(block)] for place, block in blocks.items()}
-    return [[a, b, _known(values.mean()) if values.size else None] for (a, b), values in known.items()]
+    finite = {clusters: block[np.isfinite(block)] for clusters, block in blocks.items()}
+    return [[a, b, _known(values.mean()) if values.size else None] for (a, b), values in finite.items()]
 
 
 def _known(value: Any) -> float | None:

@@ -131,27 +131,27 @@ def _render(runs: Sequence[Run], damaged: Sequence[tuple[str, str]]) -> str:
 
 
 def _section(run: Run, anchor: str) -> _Section:
-    found, unreadable = records.point_figures(run) if run.clusters_records else evidence(run)
-    known = read_sites(run)
-    by_accuracy = sorted(known, key=lambda site: (site.accuracy is None, site.accuracy or 0, site.client))
+    figures, unreadable = records.point_figures(run) if run.clusters_records else evidence(run)
+    run_sites = read_sites(run)
+    by_accuracy = sorted(run_sites, key=lambda site: (site.accuracy is None, site.accuracy or 0, site.client))
     return _Section(
         run=run,
         anchor=anchor,
         summary=_summary(run),
         status=_status(run),
-        glance=[_how_good(run), _how_fair(run, known), _privacy_tile(run), _how_sure(run, known)],
+        glance=[_how_good(run), _how_fair(run, run_sites), _privacy_tile(run), _how_sure(run, run_sites)],
         details=_scores(run) + _resources(run),
         accuracy=None if run.clusters_records else accuracy_graphic(run),
         clusters=None if run.clusters_records else cluster_graphic(run),
         privacy=epsilon_graphic(run),
-        evidence=found,
+        evidence=figures,
         unreadable=unreadable,
-        sites=known,
-        worst=by_accuracy if len(known) <= 2 * _WORST else by_accuracy[:_WORST],
-        clustered=run.clustered and any(site.cluster is not None for site in known),
-        scored=any(site.accuracy is not None for site in known),
-        site_sentence=_site_sentence(run, known),
-        site_data=Data("sites", ("client", "name", "cluster", "accuracy"), [astuple(site) for site in known]),
+        sites=run_sites,
+        worst=by_accuracy if len(run_sites) <= 2 * _WORST else by_accuracy[:_WORST],
+        clustered=run.clustered and any(site.cluster is not None for site in run_sites),
+        scored=any(site.accuracy is not None for site in run_sites),
+        site_sentence=_site_sentence(run, run_sites),
+        site_data=Data("sites", ("client", "name", "cluster", "accuracy"), [astuple(site) for site in run_sites]),
         guarantee=_guarantee(run),
         traffic=_traffic(run),
         facts=_facts(run.certificate),
@@ -268,29 +268,29 @@ def _how_good(run: Run) -> _Tile:
     return _Tile("Accuracy", value, note, **look)
 
 
-def _how_fair(run: Run, known: Sequence[Site]) -> _Tile:
-    found = spread(run, known)
-    if found is None:
+def _how_fair(run: Run, run_sites: Sequence[Site]) -> _Tile:
+    disparity = spread(run, run_sites)
+    if disparity is None:
         why = (
             "only the mean over all clients is released"
             if run.noisy
             else "no accuracy of parts of the clients is known"
         )
         return _Tile("Disparity", formats.MISSING, why, question="How fair?")
-    parts = filter(None, (found.worst, sites.describe(found)))
+    parts = filter(None, (disparity.worst, sites.describe(disparity)))
     outside = "outside the guarantee" if run.exact else ""
-    value = formats.percent(found.lowest)
-    return _Tile(f"Worst {found.part}", value, "; ".join(parts), outside, good=False, question="How fair?")
+    value = formats.percent(disparity.lowest)
+    return _Tile(f"Worst {disparity.part}", value, "; ".join(parts), outside, good=False, question="How fair?")
 
 
-def _how_sure(run: Run, known: Sequence[Site]) -> _Tile:
+def _how_sure(run: Run, run_sites: Sequence[Site]) -> _Tile:
     again = "the spread over seeds is unknown; coterie sweep measures it"
-    error = standard_error(known)
+    error = standard_error(run_sites)
     if run.noisy and (noise := run.config.get("evaluate-noise")):
         note = f"standard deviation of the noise on the accuracy; one run: {again}"
         return _Tile("Noise", _plus_minus(noise), note, question="How sure?")
     if error is not None and not run.noisy:
-        many = sum(site.accuracy is not None for site in known)
+        many = sum(site.accuracy is not None for site in run_sites)
         note = f"of the mean accuracy over {many} sites; one run: {again}"
         outside = "outside the guarantee" if run.exact else ""
         return _Tile("Standard error", _plus_minus(error), note, outside, good=False, question="How sure?")
@@ -303,17 +303,19 @@ def _plus_minus(share: float) -> str:
     return f"±{formats.NBSP}{100 * share:.2g}{formats.NBSP}points"
 
 
-def _site_sentence(run: Run, known: Sequence[Site]) -> str:
+def _site_sentence(run: Run, run_sites: Sequence[Site]) -> str:
     """Summarise accuracy and membership of the sites."""
-    sizes = Counter(site.cluster for site in known if site.cluster is not None and run.clustered)
+    sizes = Counter(site.cluster for site in run_sites if site.cluster is not None and run.clustered)
     parts = [f"cluster {cluster} has {formats.clients(size)}" for cluster, size in sorted(sizes.items())]
-    sentences = [f"{len(known)} sites"] + ([f"{', '.join(parts)}"] if 0 < len(parts) <= _WORST else [])
-    found = spread(run, known)
-    if found is not None and found.part == "site":
-        sentences.append(f"worst: {found.worst} with {formats.percent(found.lowest)}; {sites.describe(found)}")
-        if len(known) > 2 * _WORST:
+    sentences = [f"{len(run_sites)} sites"] + ([f"{', '.join(parts)}"] if 0 < len(parts) <= _WORST else [])
+    disparity = spread(run, run_sites)
+    if disparity is not None and disparity.part == "site":
+        sentences.append(
+            f"worst: {disparity.worst} with {formats.percent(disparity.lowest)}; {sites.describe(disparity)}"
+        )
+        if len(run_sites) > 2 * _WORST:
             sentences.append(f"the {_WORST} worst are listed")
-    elif run.exact and run.certified and all(site.accuracy is None for site in known):
+    elif run.exact and run.certified and all(site.accuracy is None for site in run_sites):
         sentences.append("a certified run keeps no accuracy of single sites")
     return ". ".join(text[0].upper() + text[1:] for text in sentences) + "."
 
@@ -388,12 +390,12 @@ def _resources(run: Run) -> list[_Tile]:
     outcome, notes, traffic = run.outcome, run.notes, run.traffic
     if not run.clusters_records:
         training = outcome.seconds_training
-        rounds, each = formats.number(outcome.rounds), formats.duration(outcome.seconds_per_round)
+        rounds, per_round = formats.number(outcome.rounds), formats.duration(outcome.seconds_per_round)
         return [
             _Tile(
                 "Training time",
                 formats.duration(outcome.seconds_total if training is None else training),
-                f"{rounds} rounds, {each} each",
+                f"{rounds} rounds, {per_round} each",
             )
         ]
     points, missing = notes.get("points"), notes.get("missing") or []

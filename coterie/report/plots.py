@@ -127,14 +127,14 @@ def cluster_panel(run: Run, cluster: int, limits: tuple[float, float]) -> Figure
         places = {number: after for number, (_, after) in model_indices(run).items()}
         changed = [r.round for r in run.rounds if any(places[r.round][cluster] in pair for pair in r.reseeded)]
         # Break a line where its model was replaced: the following sizes belong to another model.
-        for part in np.split(np.arange(len(numbers)), np.searchsorted(numbers, changed, side="right")):
-            axes.plot(numbers[part], running_mean(seen[part]), style, color=colour, linewidth=2.0)
+        for segment in np.split(np.arange(len(numbers)), np.searchsorted(numbers, changed, side="right")):
+            axes.plot(numbers[segment], running_mean(seen[segment]), style, color=colour, linewidth=2.0)
         copies = [(r.round, a) for r in run.rounds for a, b in r.reseeded if b == places[r.round][cluster]]
-        for place, (number, source) in enumerate(copies):
+        for index, (number, source) in enumerate(copies):
             axes.axvline(number, color=INK, linewidth=1.0, linestyle=(0, (3, 2)))
             kept = places[number]
             label = f"copy of {kept.index(source)}" if source in kept else "copy of a removed model"
-            below = (3, -3 - 10 * (place % 3))  # neighbouring labels in different lines
+            below = (3, -3 - 10 * (index % 3))  # neighbouring labels in different lines
             axes.annotate(label, (number, 1), below, axes.get_xaxis_transform(), "offset points", va="top")
         axes.set_ylim(*limits)
         axes.set_ylabel("clients in a round")
@@ -261,8 +261,8 @@ def evaluated_rounds(run: Run) -> tuple[list[int], list[float]]:
 def group_rounds(run: Run, group: int) -> tuple[list[int], list[float]]:
     """Return the rounds in which a hidden group was evaluated, and its accuracy in each."""
     groups = [(r.round, r.scores.group_accuracy or ()) for r in run.rounds]
-    known = [(number, accuracy[group]) for number, accuracy in groups if len(accuracy) > group]
-    return [number for number, _ in known], [accuracy for _, accuracy in known]
+    points = [(number, accuracy[group]) for number, accuracy in groups if len(accuracy) > group]
+    return [number for number, _ in points], [accuracy for _, accuracy in points]
 
 
 def accuracy_limits(values: Sequence[float]) -> tuple[float, float]:
@@ -291,12 +291,12 @@ def model_indices(run: Run) -> dict[int, tuple[list[int], list[int]]]:
         count = len(changes[-1])
     else:
         count = max((len(r.histogram or ()) for r in run.rounds), default=0)
-    after, found = list(range(count)), {}
+    after, indices = list(range(count)), {}
     for r in reversed(run.rounds):
         during = [r.origins[j] if 0 <= j < len(r.origins) else -1 for j in after] if r.origins else after
-        found[r.round] = during, after
+        indices[r.round] = during, after
         after = during
-    return found
+    return indices
 
 
 def _marker(rounds: Sequence[int]) -> str:
@@ -345,11 +345,11 @@ def label_ends(axes: Axes, ends: Sequence[LineEnd]) -> None:
     wanted = np.array([(end.value - low) / (high - low) for end in ends])
     places = np.clip(isotonic_regression(wanted - slots).x, 0, max(0.0, 1 - slots[-1])) + slots
     leader = {"arrowstyle": "-", "linewidth": 1.0, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0}
-    for end, place in zip(ends, places, strict=True):
+    for end, y in zip(ends, places, strict=True):
         axes.annotate(
             end.label,
             (end.round, end.value),
-            (1.035, place),
+            (1.035, y),
             textcoords="axes fraction",
             va="center",
             fontweight="bold" if end.bold else "normal",

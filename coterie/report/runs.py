@@ -153,8 +153,8 @@ class Run:
             return self.result
         seconds = [r.seconds for r in self.rounds if r.seconds is not None]
         training = sum(seconds) if seconds else None
-        each = None if training is None else training / len(seconds)
-        return Outcome(rounds=len(self.rounds), seconds_training=training, seconds_per_round=each)
+        per_round = None if training is None else training / len(seconds)
+        return Outcome(rounds=len(self.rounds), seconds_training=training, seconds_per_round=per_round)
 
     @property
     def scores(self) -> Diagnostics:

@@ -82,9 +82,9 @@ def spread(run: Run, sites: Sequence[Site]) -> Spread | None:
         return None
     if run.clusters_records:
         return _spread("class", _class_accuracies(scores.confusion))
-    known = [(site.accuracy, site.label) for site in sites if site.accuracy is not None]
-    if len(known) > 1:
-        return _spread("site", known)
+    accuracies = [(site.accuracy, site.label) for site in sites if site.accuracy is not None]
+    if len(accuracies) > 1:
+        return _spread("site", accuracies)
     groups = [
         (value, f"group {number}")
         for number, value in enumerate(scores.group_accuracy or ())
@@ -111,20 +111,20 @@ def describe(found: Spread) -> str:
 
 def standard_error(sites: Sequence[Site]) -> float | None:
     """Return the standard error of the mean accuracy over sites; None with fewer than two."""
-    known = [site.accuracy for site in sites if site.accuracy is not None]
-    return statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
+    accuracies = [site.accuracy for site in sites if site.accuracy is not None]
+    return statistics.stdev(accuracies) / math.sqrt(len(accuracies)) if len(accuracies) > 1 else None
 
 
 def _points(share: float) -> str:
     return f"{100 * share:.1f}{formats.NBSP}points"
 
 
-def _spread(part: str, known: Sequence[tuple[float, str]]) -> Spread | None:
-    if not known:
+def _spread(unit: str, accuracies: Sequence[tuple[float, str]]) -> Spread | None:
+    if not accuracies:
         return None
-    values = [value for value, _ in known]
-    lowest, worst = min(known, key=lambda each: each[0])
-    return Spread(part, worst, lowest, max(values) - lowest, statistics.pstdev(values), len(values))
+    values = [value for value, _ in accuracies]
+    lowest, worst = min(accuracies, key=lambda pair: pair[0])
+    return Spread(unit, worst, lowest, max(values) - lowest, statistics.pstdev(values), len(values))
 
 
 def _class_accuracies(confusion: Any) -> list[tuple[float, str]]:
@@ -133,10 +133,10 @@ def _class_accuracies(confusion: Any) -> list[tuple[float, str]]:
         return []
     counts = np.array(confusion)
     inside = np.zeros(counts.shape[1])
-    for cluster, each in zip(*linear_sum_assignment(-counts), strict=True):
-        inside[each] = counts[cluster, each]
+    for cluster, label in zip(*linear_sum_assignment(-counts), strict=True):
+        inside[label] = counts[cluster, label]
     sizes = counts.sum(axis=0)
-    return [(float(inside[each] / sizes[each]), f"class {each}") for each in np.flatnonzero(sizes).tolist()]
+    return [(float(inside[label] / sizes[label]), f"class {label}") for label in np.flatnonzero(sizes).tolist()]
 
 
 def _printable(name: str) -> str:
