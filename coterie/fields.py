@@ -99,7 +99,7 @@ class Kind:
         """The kind that an annotation describes."""
         hint, *limits = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        present = tuple(kind for kind in kinds if kind is not types.NoneType)
+        present = tuple(value_type for value_type in kinds if value_type is not types.NoneType)
         many = get_origin(present[0]) is tuple
         return cls(
             types=get_args(present[0])[:1] if many else present,
@@ -132,7 +132,9 @@ class Kind:
         if float in self.types and type(value) is int:
             value = _as_float(value)
         if type(value) not in self.types:
-            raise FieldError(f"{key} is {shown}; expected {' or '.join(_NOUNS[kind] for kind in self.types)}")
+            raise FieldError(
+                f"{key} is {shown}; expected {' or '.join(_NOUNS[value_type] for value_type in self.types)}"
+            )
         if isinstance(value, str):
             self._check_text(key, value)
         elif value not in self.bounds:
@@ -174,8 +176,8 @@ class Fields:
         try:
             return cls(
                 **{
-                    name: kind.read(key_of(name), record) if isinstance(kind, Kind) else kind.from_record(record)
-                    for name, kind in cls._kinds().items()
+                    name: field.read(key_of(name), record) if isinstance(field, Kind) else field.from_record(record)
+                    for name, field in cls._kinds().items()
                 }
             )
         except FieldError as error:
@@ -189,13 +191,13 @@ class Fields:
         """
         record: dict[str, Any] = {}
         try:
-            for name, kind in self._kinds().items():
+            for name, field in self._kinds().items():
                 value, key = getattr(self, name), key_of(name)
-                if not isinstance(kind, Kind):
+                if not isinstance(field, Kind):
                     record |= value.to_record()
                 elif value is not None:
                     record[key] = list(value) if isinstance(value, tuple) else value
-                    kind.read(key, record)
+                    field.read(key, record)
         except FieldError as error:
             raise self.error(str(error)) from None
         return record
@@ -205,8 +207,8 @@ class Fields:
         """The key of every value."""
         return frozenset(
             key
-            for name, kind in cls._kinds().items()
-            for key in ([key_of(name)] if isinstance(kind, Kind) else kind.keys())
+            for name, field in cls._kinds().items()
+            for key in ([key_of(name)] if isinstance(field, Kind) else field.keys())
         )
 
     @classmethod

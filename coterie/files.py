@@ -52,12 +52,12 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     except OSError as error:
         what = "read" if flags == os.O_RDONLY else "written"
         raise FileError(f"{path} cannot be {what}: {error.strerror or error}") from None
-    about = os.fstat(descriptor)
+    file_status = os.fstat(descriptor)
     problem = ""
-    if not stat.S_ISREG(about.st_mode):
-        problem = f"it is {_KINDS.get(stat.S_IFMT(about.st_mode), 'not a file')}, not a regular file"
-    elif about.st_size > MAX_FILE_BYTES:
-        problem = f"its size of {about.st_size:,} bytes exceeds the limit of {MAX_FILE_BYTES:,}"
+    if not stat.S_ISREG(file_status.st_mode):
+        problem = f"it is {_KINDS.get(stat.S_IFMT(file_status.st_mode), 'not a file')}, not a regular file"
+    elif file_status.st_size > MAX_FILE_BYTES:
+        problem = f"its size of {file_status.st_size:,} bytes exceeds the limit of {MAX_FILE_BYTES:,}"
     if problem:
         os.close(descriptor)
         raise FileError(f"{path} cannot be read: {problem}")

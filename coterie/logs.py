@@ -110,12 +110,12 @@ class _FirstOfEach(logging.Filter):
         if record.levelno < logging.WARNING:
             return True
         text = record.getMessage()
-        kind = _NUMBERS.sub("#", text)
-        if kind in self.counts:
-            self.counts[kind] += 1
+        pattern = _NUMBERS.sub("#", text)
+        if pattern in self.counts:
+            self.counts[pattern] += 1
             return False
         if len(self.counts) < _MAX_KINDS:
-            self.counts[kind], self.first[kind] = 0, text
+            self.counts[pattern], self.first[pattern] = 0, text
         return True
 
 
@@ -128,9 +128,9 @@ def collapsed_warnings() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(repeated)
-        for kind, count in repeated.counts.items():
+        for pattern, count in repeated.counts.items():
             if count:
-                logger.warning("%s more like: %s", count, repeated.first[kind])
+                logger.warning("%s more like: %s", count, repeated.first[pattern])
 
 
 def round_line(record: RoundRecord, rounds: int) -> tuple[str, dict[str, Any]]:
@@ -170,20 +170,20 @@ def read_rounds(log: str) -> dict[str, Any] | None:
         ``round``, ``rounds``, ``epsilon`` (inf without privacy), ``accuracy`` (the latest; None: none yet), and
         ``dropped`` replies so far (None where that is secret until the end).
     """
-    found: dict[str, Any] | None = None
+    progress: dict[str, Any] | None = None
     for text in log.split("\n"):
         level, message = _read(_COLOURS.sub("", text).strip())
         if level == "INFO" and (match := _PROGRESS.fullmatch(message)):
             line = json.loads(match["json"])
-            found = found or {"accuracy": None, "dropped": None}
+            progress = progress or {"accuracy": None, "dropped": None}
             if "dropped" in line:
-                line["dropped"] += found["dropped"] or 0
-            found |= line
-            if found["epsilon"] is None:
-                found["epsilon"] = math.inf
-        elif found and level == "WARNING" and (match := _TOTAL.fullmatch(message)):
-            found["dropped"] = int(match["dropped"])
-    return found
+                line["dropped"] += progress["dropped"] or 0
+            progress |= line
+            if progress["epsilon"] is None:
+                progress["epsilon"] = math.inf
+        elif progress and level == "WARNING" and (match := _TOTAL.fullmatch(message)):
+            progress["dropped"] = int(match["dropped"])
+    return progress
 
 
 def _read(text: str) -> tuple[str, str]:

@@ -50,7 +50,11 @@ class Record:
     def stored(cls) -> dict[str, Any]:
         """Return the type of every stored field by name."""
         hints = get_type_hints(cls)
-        return {each.name: hints[each.name] for each in fields(cls) if each.name not in cls.elsewhere}
+        return {
+            stored_field.name: hints[stored_field.name]
+            for stored_field in fields(cls)
+            if stored_field.name not in cls.elsewhere
+        }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -142,8 +146,8 @@ class Diagnostics(Record):  # large: one field per value of a record
     @classmethod
     def of(cls, scores: Mapping[str, Any]) -> Self:
         """Sort computed scores into the fields."""
-        known = {name: value for name, value in scores.items() if name in cls.stored()}
-        return cls(**known, other={name: value for name, value in scores.items() if name not in known})
+        stored = {name: value for name, value in scores.items() if name in cls.stored()}
+        return cls(**stored, other={name: value for name, value in scores.items() if name not in stored})
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -404,18 +408,18 @@ def _write_file(path: Path, document: Mapping[str, Any]) -> None:
 
 def _parsed(name: str, hint: Any, value: Any) -> Any:
     """Return a JSON value as the type of a field; no number that is not finite, except in lists and without None."""
-    kind, *others = get_args(hint) if NoneType in get_args(hint) else (hint,)
-    origin = get_origin(kind) or kind
-    if value is None and (others or kind is float):
+    value_type, *others = get_args(hint) if NoneType in get_args(hint) else (hint,)
+    origin = get_origin(value_type) or value_type
+    if value is None and (others or value_type is float):
         return None if others else math.nan
-    if kind is float and type(value) in (int, float):
+    if value_type is float and type(value) in (int, float):
         return finite(float(value)) if others else float(value)
     if origin is tuple and isinstance(value, list):
-        return tuple(_parsed(name, get_args(kind)[0], entry) for entry in value)
-    if kind is Any or type(value) is kind or (origin is Mapping and isinstance(value, Mapping)):
+        return tuple(_parsed(name, get_args(value_type)[0], entry) for entry in value)
+    if value_type is Any or type(value) is value_type or (origin is Mapping and isinstance(value, Mapping)):
         return value
-    if isinstance(kind, type) and issubclass(kind, Record) and isinstance(value, Mapping):
-        return kind.from_json(value)
+    if isinstance(value_type, type) and issubclass(value_type, Record) and isinstance(value, Mapping):
+        return value_type.from_json(value)
     raise ValueError(f"{name} is {repr(value)[:60]}; expected {_EXPECTED.get(origin, 'an object')}")
 
 

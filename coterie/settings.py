@@ -152,9 +152,16 @@ def setting(
         allowed = allowed or ", ".join(names) + (f", or {form(custom)}" if custom else "")
     if longest is None:
         longest = MAX_TEXT if client else math.inf
-    about = {"help": help, "allowed": allowed, "bounds": bounds, "longest": longest, "check": ok}
-    about |= {"tuned": tuned, "client": client, "place": place, "only": only, "choices": names, "custom": bool(custom)}
-    return field(default=default, metadata={_SETTING: about})
+    metadata = {"help": help, "allowed": allowed, "bounds": bounds, "longest": longest, "check": ok}
+    metadata |= {
+        "tuned": tuned,
+        "client": client,
+        "place": place,
+        "only": only,
+        "choices": names,
+        "custom": bool(custom),
+    }
+    return field(default=default, metadata={_SETTING: metadata})
 
 
 @dataclass(frozen=True)
@@ -177,7 +184,10 @@ class Settings:
     def declared(cls) -> dict[str, Setting]:
         """Return the declaration of every field."""
         hints = get_type_hints(cls)
-        return {each.name: _declaration(cls.table, each, hints[each.name]) for each in fields(cls)}
+        return {
+            dataclass_field.name: _declaration(cls.table, dataclass_field, hints[dataclass_field.name])
+            for dataclass_field in fields(cls)
+        }
 
     @classmethod
     def named(cls) -> dict[str, Setting]:
@@ -219,7 +229,7 @@ class Settings:
             FieldError: a key is missing, or its value has another type or is out of bounds.
         """
         table = object.__new__(cls)  # without the conversions and the search for installed objects of users
-        values = {name: kind.read(key_of(name), record) for name, kind in cls.received().items()}
+        values = {name: reader.read(key_of(name), record) for name, reader in cls.received().items()}
         for name, declared in cls.declared().items():
             object.__setattr__(table, name, values.get(name, declared.default))
         return table
@@ -235,31 +245,33 @@ class Settings:
         return frozenset(map(key_of, cls.received()))
 
 
-def _declaration(table: str, each: Any, hint: Any) -> Setting:
-    about = dict(each.metadata[_SETTING])
+def _declaration(table: str, dataclass_field: Any, hint: Any) -> Setting:
+    metadata = dict(dataclass_field.metadata[_SETTING])
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    kind = next(one for one in kinds if one is not types.NoneType)
-    bounds = about["bounds"].in_words
+    value_type = next(one for one in kinds if one is not types.NoneType)
+    bounds = metadata["bounds"].in_words
     numbers = {int: ("an integer, ", "an integer"), float: ("a finite number ", "a finite number")}
-    if not about["allowed"]:
-        stem, alone = numbers.get(kind, ("", "true or false" if kind is bool else "a string"))
-        about["allowed"] = stem + bounds if bounds else alone
-    name = ".".join(filter(None, (table, key_of(each.name))))
-    assert each.default is not MISSING, f"{name} has no default"
-    return Setting(name=name, kind=kind, optional=types.NoneType in kinds, default=each.default, **about)
+    if not metadata["allowed"]:
+        stem, alone = numbers.get(value_type, ("", "true or false" if value_type is bool else "a string"))
+        metadata["allowed"] = stem + bounds if bounds else alone
+    name = ".".join(filter(None, (table, key_of(dataclass_field.name))))
+    assert dataclass_field.default is not MISSING, f"{name} has no default"
+    return Setting(
+        name=name, kind=value_type, optional=types.NoneType in kinds, default=dataclass_field.default, **metadata
+    )
 
 
-def _convert(kind: type, value: Any) -> Any:
-    """Return ``value`` as ``kind``; None if it cannot be converted."""
-    if kind is bool:
+def _convert(value_type: type, value: Any) -> Any:
+    """Return ``value`` as ``value_type``; None if it cannot be converted."""
+    if value_type is bool:
         flags = {"true": True, "false": False}
         return value if isinstance(value, bool) else flags.get(str(value).lower())
     if isinstance(value, bool) or value is None:
         return None
     try:
-        if kind is int:
+        if value_type is int:
             return int(Decimal(str(value))) if float(value).is_integer() else None  # exact, also above 2^53
-        return kind(value)
+        return value_type(value)
     except (TypeError, ValueError, OverflowError):
         return None
 
@@ -272,20 +284,20 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 def flat(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Tables of settings as one mapping of full names, as Flower flattens a run configuration."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in tables.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}.{key}": inner for key, inner in flat(value).items()}
+            values |= {f"{name}.{key}": inner for key, inner in flat(value).items()}
         else:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Invert :func:`flat`; plain names come first, as TOML requires."""
-    found = {name: value for name, value in values.items() if "." not in name}
+    tables = {name: value for name, value in values.items() if "." not in name}
     for name, value in values.items():
         table, dot, key = name.rpartition(".")
         if dot:
-            found.setdefault(table, {})[key] = value
-    return found
+            tables.setdefault(table, {})[key] = value
+    return tables

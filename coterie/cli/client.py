@@ -100,12 +100,12 @@ def client(  # long: one line per option
         flags=flags or (),
     )
     console, well = console_for(False), True
-    for each in deploy.checks(edge, lambda path: _describe(path, node)):
-        well &= each.passed
-        if each.passed:
-            console.print(f"{each.subject:<10} {each.detail}", markup=False, soft_wrap=True)
+    for result in deploy.checks(edge, lambda path: _describe(path, node)):
+        well &= result.passed
+        if result.passed:
+            console.print(f"{result.subject:<10} {result.detail}", markup=False, soft_wrap=True)
         else:
-            print(f"error: {each.detail}", file=sys.stderr)
+            print(f"error: {result.detail}", file=sys.stderr)
     if not well:
         raise typer.Exit(1)
     if check:
@@ -145,11 +145,11 @@ def fab_hash(
     """Print the hash of the app that flwr run APP submits, for coterie client --fab-hash."""
     from coterie import deploy
 
-    found = deploy.bundle(app)
+    fab = deploy.bundle(app)
     if as_json:
-        print_json({"hash": found.hash, "id": found.id, "version": found.version, "files": dict(found.files)})
+        print_json({"hash": fab.hash, "id": fab.id, "version": fab.version, "files": dict(fab.files)})
     else:
-        print(found.hash)
+        print(fab.hash)
 
 
 def _absolute(path: Path | None) -> str | None:

@@ -29,8 +29,8 @@ def check(
     try:
         loaded = TableSchema.load(schema)
     except SchemaError as error:
-        for each in error.errors:
-            print(f"error: {schema}: {each}", file=sys.stderr)
+        for message in error.errors:
+            print(f"error: {schema}: {message}", file=sys.stderr)
         raise typer.Exit(1) from None
     tables = {path: read_table(path, loaded) for path in _parts(file)}
     warnings = loaded.warnings()
@@ -66,10 +66,10 @@ def _parts(path: Path) -> list[Path]:
 
     if not path.is_dir():
         return [path]
-    found = [part for name in ("train", "test") if (part := find(path, name))]
-    if not found:
+    paths = [file for name in ("train", "test") if (file := find(path, name))]
+    if not paths:
         raise DataError(f"{path} contains neither train.csv nor train.parquet")
-    return found
+    return paths
 
 
 def _print_text(tables: dict[Path, Table], schema: TableSchema, warnings: list[str]) -> None:
@@ -102,8 +102,8 @@ def _report(table: Table, schema: TableSchema) -> dict[str, Any]:
         "usable": len(table.y),
         "classes": dict(zip(schema.class_names, counts, strict=True)),
         "missing": table.missing,
-        "errors": [_entry(each) for each in table.findings if not each.expected],
-        "notes": [_entry(each) for each in table.findings if each.expected],
+        "errors": [_entry(finding) for finding in table.findings if not finding.expected],
+        "notes": [_entry(finding) for finding in table.findings if finding.expected],
     }
 
 

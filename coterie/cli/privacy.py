@@ -157,8 +157,8 @@ def privacy_curve(
         title = f"noise {event.noise_multiplier:.4g}, {way} at rate {sampling_rate:g}, δ = {formats.number(delta)}"
         save_figure(privacy_figure(curves, title), out)
     if as_json:
-        about = {"noise_multiplier": event.noise_multiplier, "delta": delta, "sampling_rate": sampling_rate}
-        print_json({**about, "sampler": sampler, "adjacency": _adjacency(sampler), "curves": curves})
+        parameters = {"noise_multiplier": event.noise_multiplier, "delta": delta, "sampling_rate": sampling_rate}
+        print_json({**parameters, "sampler": sampler, "adjacency": _adjacency(sampler), "curves": curves})
         return
     answer({f"epsilon_{name}": points[-1][1] for name, points in curves.items()}, as_json)
     console_for(as_json).print(str(out), soft_wrap=True)
@@ -256,15 +256,15 @@ def privacy_total(
 
     if len({run.resolve() for run in runs}) < len(runs):
         raise PrivacyError("run folders must be distinct: give each one once")
-    found = total({str(run): verified(run) for run in runs}, delta)
+    composition = total({str(run): verified(run) for run in runs}, delta)
     if as_json:
-        print_json(found)
+        print_json(composition)
         return
     hidden = ("reasons", "runs")
-    facts = {key: value for key, value in found.items() if key not in hidden}
+    facts = {key: value for key, value in composition.items() if key not in hidden}
     answer({key: math.inf if value is None else value for key, value in facts.items()}, as_json)
     screen = Console(highlight=False, soft_wrap=True, markup=False)
-    for reason in found["reasons"]:
+    for reason in composition["reasons"]:
         screen.print(f"not certified: {reason}")
 
 

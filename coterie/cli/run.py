@@ -78,10 +78,10 @@ def complete_assignment(begin: str) -> list[str]:
 
     name, equals, _ = begin.partition("=")
     if equals:
-        found = [each for each in SETTINGS.values() if name in (each.name, each.key)]
-        values = [f"{name}={value}" for each in found for value in each.choices]
+        settings = [setting for setting in SETTINGS.values() if name in (setting.name, setting.key)]
+        values = [f"{name}={value}" for setting in settings for value in setting.choices]
     else:
-        values = [f"{each}=" for declared in SETTINGS.values() for each in (declared.key, declared.name)]
+        values = [f"{key}=" for declared in SETTINGS.values() for key in (declared.key, declared.name)]
     return sorted({value for value in values if value.startswith(begin)})
 
 
@@ -261,7 +261,7 @@ def _list_keys(as_json: bool) -> None:
     from coterie.server import SETTINGS
 
     rows = {
-        name: {"default": each.shown_default, "allowed": each.allowed, "help": each.help}
-        for name, each in SETTINGS.items()
+        name: {"default": setting.shown_default, "allowed": setting.allowed, "help": setting.help}
+        for name, setting in SETTINGS.items()
     }
     listing("settings", rows, as_json)

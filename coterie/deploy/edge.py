@@ -242,15 +242,15 @@ def _ca(path: Path) -> str:
         every = x509.load_pem_x509_certificates(content)
     except ValueError:
         raise DeployError(f"--ca {path}: contains no certificate in PEM format: use ca.crt of coterie certs") from None
-    authorities = [each for each in every if _is_authority(each)]
+    authorities = [certificate for certificate in every if _is_authority(certificate)]
     if not authorities:
         raise DeployError(
             f"--ca {path}: is a server certificate, not that of a certificate authority: use ca.crt of coterie certs"
         )
-    now, end = datetime.now(UTC), max(each.not_valid_after_utc for each in authorities)
+    now, end = datetime.now(UTC), max(certificate.not_valid_after_utc for certificate in authorities)
     if end <= now:
         raise DeployError(f"--ca {path}: expired on {end.date()}: obtain the SuperLink's new ca.crt")
-    begin = min(each.not_valid_before_utc for each in authorities)
+    begin = min(certificate.not_valid_before_utc for certificate in authorities)
     if begin > now:
         raise DeployError(f"--ca {path}: is not valid before {begin:%Y-%m-%d %H:%M} UTC: correct this machine's clock")
     return f"valid until {end.date()}, {path}"
@@ -282,12 +282,12 @@ def _read(option: str, path: Path) -> bytes:
 
 
 def _state(folder: Path) -> str:
-    place = folder
-    while not os.path.exists(place):
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    parent = folder
+    while not os.path.exists(parent):
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise DeployError(
-            f"--state-dir {folder}: this user has no write permission for {place}: choose another folder, or chown it"
+            f"--state-dir {folder}: this user has no write permission for {parent}: choose another folder, or chown it"
         )
     return str(folder)
 

@@ -154,8 +154,8 @@ class LocalGrid(Grid):
         """Return the future replies of a worker; None if this process computes them."""
         if self._workers is None or not self._in_worker(chunk[0]):
             return None
-        kind, clients = chunk[0].metadata.message_type, self._clients(chunk)
-        return self._workers.submit(_handle, chunk[0].content, kind, clients, new_sums)
+        message_type, clients = chunk[0].metadata.message_type, self._clients(chunk)
+        return self._workers.submit(_handle, chunk[0].content, message_type, clients, new_sums)
 
     def _finish(self, chunk: Sequence[Message], future: Future[_Replies] | None, new_sums: NewSums | None) -> _Replies:
         if self._workers is None or future is None:

@@ -142,4 +142,4 @@ def _forget_app(app: App) -> None:
     files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
     for name in {name.partition(".")[0] for name, file in files.items() if file and file.startswith(folder)}:
         _forget(name)
-    sys.path[:] = [place for place in sys.path if place != app.folder]
+    sys.path[:] = [path for path in sys.path if path != app.folder]

@@ -198,8 +198,10 @@ class Exchange:
         if request.attempts >= _ATTEMPTS or (paid and not _replays(probe)):
             return error_reply("", "the message or its reply was lost", ErrorCode.MESSAGE_UNAVAILABLE)
         request.attempts += 1
-        known = old.metadata
-        copy = Message(old.content, known.dst_node_id, known.message_type, group_id=known.group_id, ttl=known.ttl)
+        metadata = old.metadata
+        copy = Message(
+            old.content, metadata.dst_node_id, metadata.message_type, group_id=metadata.group_id, ttl=metadata.ttl
+        )
         self._send([(request, copy)], time.monotonic())
         return None
 
@@ -257,8 +259,8 @@ class _Pulls:
 
 def _key(message: Message) -> _Key:
     """Key that a repeated request shares with the first one."""
-    known, content = message.metadata, message.content
-    return known.dst_node_id, known.message_type, known.group_id, id(content) if content else 0
+    metadata, content = message.metadata, message.content
+    return metadata.dst_node_id, metadata.message_type, metadata.group_id, id(content) if content else 0
 
 
 def _replays(probe: Message) -> bool:

@@ -66,8 +66,8 @@ def purge(path: Path, logs: bool = False) -> Purged:
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
-    found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if not {"run", "task", *_MESSAGES, *_OBJECTS, *_SESSIONS, _LOGS} <= found:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not {"run", "task", *_MESSAGES, *_OBJECTS, *_SESSIONS, _LOGS} <= tables:
         raise DeployError(f"{path}: not the database of a SuperLink of flwr 1.39")
 
 

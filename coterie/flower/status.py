@@ -89,14 +89,18 @@ def query_status(connection: str | None = None, run: int | None = None) -> Statu
         with client:
             nodes = client.ListNodes(ListNodesRequest())
             runs = client.ListRuns(ListRunsRequest(run_id=run, limit=None if run is not None else RUNS))
-            here = sorted(nodes.nodes_info, key=lambda each: each.registered_at)
-            found = sorted(runs.run_dict.values(), key=lambda each: each.pending_at, reverse=True)
-            log = _log(client, found[0].run_id) if found and found[0].status.status not in _UNSTARTED else ""
+            here = sorted(nodes.nodes_info, key=lambda node_info: node_info.registered_at)
+            run_infos = sorted(runs.run_dict.values(), key=lambda run_info: run_info.pending_at, reverse=True)
+            log = (
+                _log(client, run_infos[0].run_id) if run_infos and run_infos[0].status.status not in _UNSTARTED else ""
+            )
     return Status(
         link.name,
         str(link.address),
-        tuple(_node(each, datetime.fromisoformat(nodes.now)) for each in here if not each.unregistered_at),
-        tuple(_run(each, datetime.fromisoformat(runs.now)) for each in found),
+        tuple(
+            _node(node_info, datetime.fromisoformat(nodes.now)) for node_info in here if not node_info.unregistered_at
+        ),
+        tuple(_run(run_info, datetime.fromisoformat(runs.now)) for run_info in run_infos),
         read_rounds(log),
     )
 
@@ -114,14 +118,14 @@ def _connection(name: str | None) -> SuperLinkConnection:
     if not path.exists():
         raise DeployError(f"{path}: does not exist: {remedy} (docs/deployment.md), or set FLWR_HOME")
     try:
-        known = read_flower_config()[0].get("superlink", {})
-        wanted = known.get("default") if name is None else name
+        connections = read_flower_config()[0].get("superlink", {})
+        wanted = connections.get("default") if name is None else name
         if wanted is None:
             raise DeployError(f"{path}: has no default connection: give CONNECTION, or add default to [superlink]")
-        if not isinstance(known.get(wanted), dict):
-            there = ", ".join(key for key, value in known.items() if isinstance(value, dict)) or "none"
+        if not isinstance(connections.get(wanted), dict):
+            there = ", ".join(key for key, value in connections.items() if isinstance(value, dict)) or "none"
             raise DeployError(f"{path}: has no connection {wanted} (available: {there}): {remedy}")
-        link = parse_superlink_connection(known[wanted], wanted)
+        link = parse_superlink_connection(connections[wanted], wanted)
     except DeployError:
         raise
     except (OSError, ValueError, click.ClickException) as error:

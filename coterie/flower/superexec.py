@@ -148,8 +148,8 @@ def _serve(requests: Connection, other_end: Connection) -> None:
 
 def _import_and_fork(app: App, requests: Connection, report: Connection, unused: Sequence[Connection]) -> None:
     """Import the app's code, report it, and fork the process of each message."""
-    for each in unused:
-        each.close()
+    for connection in unused:
+        connection.close()
     loaded = clientapp.load(app)
     if loaded is None:
         return
@@ -174,8 +174,8 @@ def _fork(options: dict[str, Any], loaded: Loaded | None, report: Connection, un
 
 
 def _run(options: dict[str, Any], loaded: Loaded | None, report: Connection, unused: Sequence[Connection]) -> None:
-    for each in unused:
-        each.close()
+    for connection in unused:
+        connection.close()
 
     def installed(app: App | None) -> None:
         if app is not None:
@@ -191,9 +191,9 @@ def _send(report: Connection, event: str, app: App) -> None:
 
 
 def _executor_for(
-    forking: Executor, others: Callable[..., Executor], kind: ExecutorType, *arguments: Any, **options: Any
+    forking: Executor, others: Callable[..., Executor], executor_type: ExecutorType, *arguments: Any, **options: Any
 ) -> Executor:
-    return forking if kind is ExecutorType.SUBPROCESS else others(kind, *arguments, **options)
+    return forking if executor_type is ExecutorType.SUBPROCESS else others(executor_type, *arguments, **options)
 
 
 class Pace:

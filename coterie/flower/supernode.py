@@ -93,8 +93,8 @@ def guarded(pull: Callable[..., int | None], expected: str) -> Callable[..., int
             if fab_hash != expected:
                 raise RefusedError(f"its FAB has the hash {fab_hash}")
             fab = get_fab(fab_hash, run_id)
-            if (found := hashlib.sha256(fab.content).hexdigest()) != expected:
-                raise RefusedError(f"the SuperLink sent a FAB with the hash {found} instead")
+            if (digest := hashlib.sha256(fab.content).hexdigest()) != expected:
+                raise RefusedError(f"the SuperLink sent a FAB with the hash {digest} instead")
             app = describe(fab.content)
             if (runs[-1].fab_id, runs[-1].fab_version) != (app.id, app.version):
                 # Flower looks for an installed app by the names that the SuperLink gives
@@ -150,8 +150,8 @@ def waiting(acquire: Callable[..., Any], task: threading.Event) -> Callable[...,
 
     def acquire_when_there(*arguments: Any) -> Any:
         task.clear()
-        found = acquire(*arguments)
-        return found if found.token or not task.wait(_LONG_POLL) else acquire(*arguments)
+        acquired = acquire(*arguments)
+        return acquired if acquired.token or not task.wait(_LONG_POLL) else acquire(*arguments)
 
     return acquire_when_there
 
@@ -202,10 +202,10 @@ def main(arguments: list[str]) -> None:
 
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     parser.add_argument("--fab-hash")
-    own, flags = parser.parse_known_args(arguments)
+    options, flags = parser.parse_known_args(arguments)
     try:
-        if own.fab_hash is not None:
-            expected = checked_hash(own.fab_hash)
+        if options.fab_hash is not None:
+            expected = checked_hash(options.fab_hash)
             pin(expected)
             forget_installed(expected)
     except (DeployError, OSError) as error:

@@ -53,11 +53,11 @@ COMMON: tuple[type[Settings], ...] = (
     SimulationSettings,
 )
 
-_COMMON: dict[str, Setting] = {name: each for table in COMMON for name, each in table.named().items()}
+_COMMON: dict[str, Setting] = {name: setting for table in COMMON for name, setting in table.named().items()}
 
 #: All settings by full name: common settings, then those of each method of Coterie.
 SETTINGS: dict[str, Setting] = _COMMON | {
-    name: each for method in STRATEGIES.values() for name, each in method.settings_class.named().items()
+    name: setting for method in STRATEGIES.values() for name, setting in method.settings_class.named().items()
 }
 
 _STRATEGY = "strategy"
@@ -88,10 +88,10 @@ def full_name(name: str, method: type[ClusteredStrategy]) -> str:
     used = _used(method)
     if name in used or name in SETTINGS:
         return name
-    keys = {each.key: each.name for each in used.values()}
+    keys = {setting.key: setting.name for setting in used.values()}
     if name in keys:
         return keys[name]
-    others = [each.name for each in SETTINGS.values() if each.key == name]
+    others = [setting.name for setting in SETTINGS.values() if setting.key == name]
     if others:
         return others[0]
     hint = suggestion(name, [*keys, *used, *SETTINGS])
@@ -110,7 +110,7 @@ def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
     tables = [flat(source) for source in sources]
     chosen = [table[_STRATEGY] for table in tables if table.get(_STRATEGY, AUTO) != AUTO]
     method = _method(chosen[-1] if chosen else AUTO)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for table in tables:
         named: dict[str, Any] = {}
         for name, value in table.items():
@@ -118,8 +118,8 @@ def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
             if full in named:
                 raise ConfigError(f"{name} = {value!r}: {full} is set twice (also to {named[full]!r})")
             named[full] = value
-        found |= named
-    return found
+        values |= named
+    return values
 
 
 def _method(strategy: Any) -> type[ClusteredStrategy]:
@@ -199,11 +199,11 @@ def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
         schema = TableSchema.parse(given) if given.startswith("{") else TableSchema.load(Path(given))
     except DataError as error:
         raise ConfigError(str(error)) from None
-    known = {"data.input-shape": str(schema.num_features), "data.num-classes": schema.num_classes}
-    for name, value in known.items():
+    determined = {"data.input-shape": str(schema.num_features), "data.num-classes": schema.num_classes}
+    for name, value in determined.items():
         if str(explicit.get(name, value)) != str(value):
             raise ConfigError(f"{name} = {explicit[name]!r}: the table-schema makes it {value}; leave it out")
-    return {**explicit, **known, _SCHEMA: str(schema)}
+    return {**explicit, **determined, _SCHEMA: str(schema)}
 
 
 def _dataset_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,9 +217,11 @@ def _own_data_values(explicit: Mapping[str, Any]) -> dict[str, Any]:
     return _UNPARTITIONED if explicit.get("data.dataset") == OWN_DATA else {}
 
 
-def _table(kind: type[S], values: Mapping[str, Any]) -> S:
-    declared = kind.declared()
-    return kind(**{field: values[each.name] for field, each in declared.items() if each.name in values})
+def _table(settings_class: type[S], values: Mapping[str, Any]) -> S:
+    declared = settings_class.declared()
+    return settings_class(
+        **{field: values[setting.name] for field, setting in declared.items() if setting.name in values}
+    )
 
 
 # ---- the configuration ------------------------------------------------------------------------------------
@@ -651,20 +653,20 @@ class RunConfig:  # large: the tables of settings and all that follows from seve
 
     def _check_data(self) -> None:
         """Check the settings of clients' own data: required for these, rejected for other data sets."""
-        data, own = self.data, self.data.dataset == OWN_DATA
-        if data.table_schema and not own:
+        data, own_data = self.data, self.data.dataset == OWN_DATA
+        if data.table_schema and not own_data:
             raise ConfigError(f"table-schema is for dataset = 'own'; leave it out with {data.dataset!r}")
         for field, value in (("input_shape", data.input_shape or None), ("num_classes", data.num_classes)):
             declared = data.declared()[field]
-            if own and value is None:
+            if own_data and value is None:
                 raise ConfigError(
                     f"dataset = 'own' requires {declared.key}, {declared.help.removeprefix('own: ')}; set it"
                 )
-            if not own and value is not None:
+            if not own_data and value is not None:
                 raise ConfigError(
                     f"{declared.key} = {value!r} is for dataset = 'own'; leave it out with {data.dataset!r}"
                 )
-        if not own:
+        if not own_data:
             return
         _ = self.facts
         values = self.values

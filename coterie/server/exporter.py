@@ -84,8 +84,8 @@ class _Gauges:
         if record.replies is not None and record.dropped is not None:
             for result, count in (("accepted", record.replies["accepted"]), ("dropped", record.dropped)):
                 replies[result] = replies.get(result, 0) + count
-        known = {name: value for name, value in values.items() if value is not None}
-        self.values, self.replies = {**self.values, **known}, replies  # one assignment: another thread reads
+        available = {name: value for name, value in values.items() if value is not None}
+        self.values, self.replies = {**self.values, **available}, replies  # one assignment: another thread reads
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily

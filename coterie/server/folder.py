@@ -153,9 +153,9 @@ class RunFolder(Recorder):
                 f"{path} was run with other settings ({what}), which cannot change on resume; omit them, or start a "
                 "new run with another --out"
             )
-        plan, about = _planned(path, config)
+        plan, ledger_fields = _planned(path, config)
         checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
-        ledger = _opened(plan, path / _LEDGER, config, about)
+        ledger = _opened(plan, path / _LEDGER, config, ledger_fields)
         folder = cls(path, config, plan, ledger, checkpoint)
         try:
             folder._forget_after(checkpoint.round if checkpoint else 0, line)
@@ -178,12 +178,12 @@ class RunFolder(Recorder):
         if state.mean is not None:
             tensors[_MEAN] = state.mean
         tensors |= {_KEPT + name: np.ascontiguousarray(values) for name, values in state.state.items()}
-        about = {"round": state.round, "line": dict(line), "names": state.layout.names}
-        about |= {"charges": len(self.ledger.charges), "chain": self.ledger.chain}
+        metadata = {"round": state.round, "line": dict(line), "names": state.layout.names}
+        metadata |= {"charges": len(self.ledger.charges), "chain": self.ledger.chain}
         private_folder(self.path / "checkpoint")
-        about = json.loads(json.dumps(about))  # as it is read again
-        about[_DIGEST] = _digest(about, tensors)
-        _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, about))
+        metadata = json.loads(json.dumps(metadata))  # as it is read again
+        metadata[_DIGEST] = _digest(metadata, tensors)
+        _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, metadata))
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl, and exact scores to diagnostics.jsonl; then call ``on_metrics``."""
@@ -218,9 +218,9 @@ class RunFolder(Recorder):
         private_folder(self.path / "evidence")
         for name in names:
             for file in (Path(run) / "evidence").glob(f"{name}.npz"):
-                own = self.path / "evidence" / file.name
-                own.unlink(missing_ok=True)
-                os.link(file, own)  # files are replaced, never written into
+                target = self.path / "evidence" / file.name
+                target.unlink(missing_ok=True)
+                os.link(file, target)  # files are replaced, never written into
 
     def report_progress(self, what: str) -> None:
         """Call ``on_progress``."""
@@ -275,8 +275,8 @@ class RunFolder(Recorder):
         private_folder(self.path / "models")
         for cluster, model in enumerate(models):
             tensors = {name: values.copy() for name, values in layout.split(model).items()}
-            about = replace(card, cluster=cluster).to_json()
-            _replace(self.path / "models" / f"cluster-{cluster}.safetensors", _tensors(tensors, about))
+            metadata = replace(card, cluster=cluster).to_json()
+            _replace(self.path / "models" / f"cluster-{cluster}.safetensors", _tensors(tensors, metadata))
 
     def amend_last(self, evaluation: Mapping[str, Any]) -> None:
         """Add the evaluation of the last round if a crash prevented its writing."""
@@ -314,21 +314,21 @@ def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     Another version might calibrate a little differently or lack settings that have their defaults here, and what lies
     outside the guarantee may depend on settings that a resumed run is free to change.
     """
-    about = planning.about(config)
+    ledger_fields = planning.about(config)
     header, charges = verified(path)
-    now, stored = about["tuned"], header.get("tuned", {})
+    now, stored = ledger_fields["tuned"], header.get("tuned", {})
     added = {name: value for name, value in now.items() if value != config.declared[name].shown_default}
-    about["tuned"] = {name: now.get(name, value) for name, value in stored.items()} | added
-    public = about["public"]
-    about["public"] = {name: public[name] for name in header.get("public", {}) if name in public}
+    ledger_fields["tuned"] = {name: now.get(name, value) for name, value in stored.items()} | added
+    public = ledger_fields["public"]
+    ledger_fields["public"] = {name: public[name] for name in header.get("public", {}) if name in public}
     if charges:
-        about["diagnostics"] = header["diagnostics"]
-    return config.plan if config.privacy.privacy_unit == "record" else plan_from_terms(header["plan"]), about
+        ledger_fields["diagnostics"] = header["diagnostics"]
+    return config.plan if config.privacy.privacy_unit == "record" else plan_from_terms(header["plan"]), ledger_fields
 
 
-def _opened(plan: Plan, path: Path, config: RunConfig, about: Mapping[str, Any]) -> Ledger:
+def _opened(plan: Plan, path: Path, config: RunConfig, ledger_fields: Mapping[str, Any]) -> Ledger:
     """The run's ledger, with the shared budget where the configuration names one."""
-    ledger = plan.ledger(path, **about)
+    ledger = plan.ledger(path, **ledger_fields)
     try:
         if config.privacy.budget_file:
             file = Path(config.privacy.budget_file)
@@ -389,24 +389,24 @@ def _read_checkpoint(path: Path) -> tuple[Checkpoint | None, dict[str, Any] | No
     try:
         os.close(open_regular(path))
         with safe_open(path, framework="numpy") as file:
-            about = json.loads(file.metadata()[_ABOUT])
+            metadata = json.loads(file.metadata()[_ABOUT])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        if about.pop(_DIGEST, None) not in (None, _digest(about, tensors)):
+        if metadata.pop(_DIGEST, None) not in (None, _digest(metadata, tensors)):
             raise ValueError("its content does not match its digest")
         histogram, mean = tensors.pop(_HISTOGRAM, None), tensors.pop(_MEAN, None)
         kept = {key.removeprefix(_KEPT): tensors.pop(key) for key in sorted(tensors) if key.startswith(_KEPT)}
-        names = about["names"]
+        names = metadata["names"]
         clusters = 1 + max((int(key.partition("/")[0]) for key in tensors), default=0)
         layout = Layout(tuple(names), tuple(tensors[f"0/{name}"].shape for name in names))
         models = np.stack([layout.flatten({n: tensors[f"{j}/{n}"] for n in names}) for j in range(clusters)])
-        return Checkpoint(about["round"], models, layout, histogram, mean, kept), about["line"]
+        return Checkpoint(metadata["round"], models, layout, histogram, mean, kept), metadata["line"]
     except (FileError, SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FolderError(f"{path} is damaged ({error}){_WAY_OUT}") from None
 
 
-def _digest(about: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> str:
+def _digest(metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> str:
     """Digest of a checkpoint, which detects flipped bits."""
-    digest = hashlib.sha256(json.dumps(about).encode())
+    digest = hashlib.sha256(json.dumps(metadata).encode())
     for name in sorted(tensors):
         values = np.ascontiguousarray(tensors[name])
         digest.update(f"{name} {values.dtype} {values.shape}".encode())
@@ -414,9 +414,9 @@ def _digest(about: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _tensors(tensors: dict[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
+def _tensors(tensors: dict[str, np.ndarray], metadata: Mapping[str, Any]) -> bytes:
     # One key of metadata: safetensors writes several in random order, and equal runs should leave equal files.
-    return save(tensors, metadata={_ABOUT: json.dumps(about)})
+    return save(tensors, metadata={_ABOUT: json.dumps(metadata)})
 
 
 def _is_trace(path: Path) -> bool:
