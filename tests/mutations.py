@@ -797,7 +797,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the server's bound of local epochs is not that of clients",
-        "coterie/strategies/settings.py",
+        "coterie/models/settings.py",
         "within=LOCAL_EPOCHS",
         "at_least=1, at_most=20_000",
         f"{_BOUNDS}::test_a_client_accepts_every_value_that_a_setting_may_have",
