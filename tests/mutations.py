@@ -770,8 +770,8 @@ MUTATIONS = [
     Mutation(
         "the largest feature sets the tolerance of all",
         _ROWS,
-        "scale = np.abs(found).max(axis=0)",
-        "scale = np.full(found.shape[1], np.abs(found).max())",
+        "scale = np.abs(outputs).max(axis=0)",
+        "scale = np.full(outputs.shape[1], np.abs(outputs).max())",
         f"{_ROW_WISE}::test_features_that_mix_images_are_refused",
     ),
     Mutation(
