@@ -833,14 +833,14 @@ MUTATIONS = [
     Mutation(
         "swaps end after n points, not after n points without one",
         _PAM,
-        "swapped, found, 0",
-        "swapped, found, tries",
+        "swapped, assignment, 0",
+        "swapped, assignment, tries",
         f"{_PAM_TEST}::test_no_swap_lowers_the_cost",
     ),
     Mutation(
         "swaps that raise the cost by rounding errors are made",
         _PAM,
-        "if found[1].sum() < near.sum():",
+        "if assignment[1].sum() < near.sum():",
         "if True:",
         f"{_PAM_TEST}::test_swaps_that_change_the_cost_by_rounding_errors_end",
     ),
