@@ -73,8 +73,8 @@ MUTATIONS = [
     Mutation(
         "more steps than pinned are accepted",
         _FILTER,
-        "all(amount <= left.get(kind, 0.0) * SLACK",
-        "all(amount <= left.get(kind, 0.0) * 1.2",
+        "all(amount <= left.get(event, 0.0) * SLACK",
+        "all(amount <= left.get(event, 0.0) * 1.2",
         f"{_ADAPTIVE}::test_all_events_of_a_plan_that_fills_the_budget_are_accepted_and_nothing_else",
     ),
     Mutation(
@@ -293,8 +293,8 @@ MUTATIONS = [
     Mutation(
         "noise on losses without the root of their number",
         f"{_PRIVACY}/losses.py",
-        "gaussian(rng, deviation, each.shape[1:])",
-        "gaussian(rng, deviation / each.shape[1] ** 0.5, each.shape[1:])",
+        "gaussian(rng, deviation, units.shape[1:])",
+        "gaussian(rng, deviation / units.shape[1] ** 0.5, units.shape[1:])",
         f"{_RECORDS}::test_what_is_shipped_holds_and_the_attacks_have_power",
     ),
     Mutation(
