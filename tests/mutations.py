@@ -73,8 +73,8 @@ MUTATIONS = [
     Mutation(
         "more steps than pinned are accepted",
         _FILTER,
-        "all(amount <= left.get(kind, 0.0) * SLACK",
-        "all(amount <= left.get(kind, 0.0) * 1.2",
+        "all(amount <= left.get(event, 0.0) * SLACK",
+        "all(amount <= left.get(event, 0.0) * 1.2",
         f"{_ADAPTIVE}::test_all_events_of_a_plan_that_fills_the_budget_are_accepted_and_nothing_else",
     ),
     Mutation(
@@ -293,8 +293,8 @@ MUTATIONS = [
     Mutation(
         "noise on losses without the root of their number",
         f"{_PRIVACY}/losses.py",
-        "gaussian(rng, deviation, each.shape[1:])",
-        "gaussian(rng, deviation / each.shape[1] ** 0.5, each.shape[1:])",
+        "gaussian(rng, deviation, units.shape[1:])",
+        "gaussian(rng, deviation / units.shape[1] ** 0.5, units.shape[1:])",
         f"{_RECORDS}::test_what_is_shipped_holds_and_the_attacks_have_power",
     ),
     Mutation(
@@ -770,8 +770,8 @@ MUTATIONS = [
     Mutation(
         "the largest feature sets the tolerance of all",
         _ROWS,
-        "scale = np.abs(found).max(axis=0)",
-        "scale = np.full(found.shape[1], np.abs(found).max())",
+        "scale = np.abs(outputs).max(axis=0)",
+        "scale = np.full(outputs.shape[1], np.abs(outputs).max())",
         f"{_ROW_WISE}::test_features_that_mix_images_are_refused",
     ),
     Mutation(
@@ -833,14 +833,14 @@ MUTATIONS = [
     Mutation(
         "swaps end after n points, not after n points without one",
         _PAM,
-        "swapped, found, 0",
-        "swapped, found, tries",
+        "swapped, assignment, 0",
+        "swapped, assignment, tries",
         f"{_PAM_TEST}::test_no_swap_lowers_the_cost",
     ),
     Mutation(
         "swaps that raise the cost by rounding errors are made",
         _PAM,
-        "if found[1].sum() < near.sum():",
+        "if assignment[1].sum() < near.sum():",
         "if True:",
         f"{_PAM_TEST}::test_swaps_that_change_the_cost_by_rounding_errors_end",
     ),

@@ -114,12 +114,12 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
             f"{who}: the run uses the clients' own data, but no data are configured; set data in the node configuration"
         )
     # An entry point is code, too; an unknown name gets the same reply, which does not reveal what is installed.
-    for key, value, known in (
+    for key, value, builtin_names in (
         ("dataset", config.data.dataset, (*DATASETS, OWN_DATA)),
         ("model", config.training.model, networks.MODELS),
         ("features", config.training.features, networks.FEATURES),
     ):
-        if value not in known and value not in (node.code or "").split():
+        if value not in builtin_names and value not in (node.code or "").split():
             raise ClientError(
                 f"{who}: {key} = {value!r} names code chosen by the server; to allow it, list it under code in the "
                 "node configuration"

@@ -212,7 +212,9 @@ class Backend:
         parameters = layout.split(torch.as_tensor(models, device=device))
         together = k > 1 and (self.chain == "image" or (not self._on_cpu and self._supports_vmap))
         if not together:
-            each = [{name: _in_form(value[i], self.form) for name, value in parameters.items()} for i in range(k)]
+            parameters_by_model = [
+                {name: _in_form(value[i], self.form) for name, value in parameters.items()} for i in range(k)
+            ]
         chunk = max(1, _IMAGE_CHUNK // k) if self._on_cpu and is_convolutional(self.network) else _CHUNK
 
         def output(values: dict[str, Tensor], xb: Tensor) -> Any:
@@ -222,7 +224,7 @@ class Backend:
             rows = slice(begin, begin + chunk)
             xb = torch.as_tensor(x[rows], device=device).contiguous(memory_format=self.form)
             if not together:
-                yield rows, (output(one, xb) for one in each)
+                yield rows, (output(one, xb) for one in parameters_by_model)
             elif self.chain == "image":
                 yield rows, chain_outputs(self.network, parameters, xb)
             else:  # small networks do not fill a GPU
@@ -296,11 +298,15 @@ def is_convolutional(model: nn.Module) -> bool:
 
 def _pool_first(model: nn.Module) -> None:
     """Swap each ReLU and the max-pooling after it: outputs and gradients are the same."""
-    for part in model.modules():
-        if type(part) is nn.Sequential:
-            for i in range(len(part) - 1):
-                if type(part[i]) is nn.ReLU and type(part[i + 1]) is nn.MaxPool2d and not part[i + 1].return_indices:
-                    part[i], part[i + 1] = part[i + 1], part[i]
+    for module in model.modules():
+        if type(module) is nn.Sequential:
+            for i in range(len(module) - 1):
+                if (
+                    type(module[i]) is nn.ReLU
+                    and type(module[i + 1]) is nn.MaxPool2d
+                    and not module[i + 1].return_indices
+                ):
+                    module[i], module[i + 1] = module[i + 1], module[i]
 
 
 def supports_vmap(model: nn.Module, examples: Examples) -> bool:

@@ -83,19 +83,19 @@ def spend(
 
 def _open(client: Client, folder: Path, plan: RecordPlan | None) -> ClientLedger:
     private_folder(folder)
-    own = folder / f"client-{client.client_id}.ledger.jsonl"
+    ledger_path = folder / f"client-{client.client_id}.ledger.jsonl"
     if client.budget is None:
         assert plan is not None
-        return ClientLedger(plan.delta, plan.epsilon, own, plan.accountant)
+        return ClientLedger(plan.delta, plan.epsilon, ledger_path, plan.accountant)
     epsilon, delta = client.budget
     path = budget_path(client, folder)
     if path is None:
-        return ClientLedger(delta, epsilon, own)
+        return ClientLedger(delta, epsilon, ledger_path)
     private_folder(path.parent)
-    if own.exists() and not (path.exists() and path.samefile(own)):
+    if ledger_path.exists() and not (path.exists() and path.samefile(ledger_path)):
         raise LedgerError(
-            f"{own} contains charges of this client from before its data had a budget file of their own, {path}: set "
-            "budget-file in the node configuration to it"
+            f"{ledger_path} contains charges of this client from before its data had a budget file of their own, "
+            f"{path}: set budget-file in the node configuration to it"
         )
     return ClientLedger(delta, epsilon, path)
 

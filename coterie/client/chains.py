@@ -168,5 +168,5 @@ def _form(x: Tensor) -> torch.memory_format:
 
 def _window(layer: nn.MaxPool2d) -> tuple[list[int], list[int], list[int], list[int], bool]:
     pairs = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    kernel, stride, padding, dilation = ([each, each] if isinstance(each, int) else list(each) for each in pairs)
+    kernel, stride, padding, dilation = ([size, size] if isinstance(size, int) else list(size) for size in pairs)
     return kernel, stride, padding, dilation, layer.ceil_mode

@@ -56,13 +56,13 @@ def federation(config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Fed
 def _federation(config: ClientConfig, clients: Sequence[Client]) -> Federation | OwnFederation:
     spec = config.data
     transform, folder = networks.features(config.training.features), spec.data_dir or None
-    own = {client.client_id: client.data for client in clients if client.data}
-    if own or spec.dataset == OWN_DATA:
-        known = facts(spec.dataset, spec.input_shape, spec.num_classes, folder, spec.table_schema)
-        if own:
+    paths = {client.client_id: client.data for client in clients if client.data}
+    if paths or spec.dataset == OWN_DATA:
+        data_facts = facts(spec.dataset, spec.input_shape, spec.num_classes, folder, spec.table_schema)
+        if paths:
             deployed = {client.client_id: client.declared for client in clients if client.deployed}
-            return OwnFederation(own, known, transform, deployed)
-        return own_federation(folder or os.environ.get("COTERIE_DATA"), spec.clients, known, transform)
+            return OwnFederation(paths, data_facts, transform, deployed)
+        return own_federation(folder or os.environ.get("COTERIE_DATA"), spec.clients, data_facts, transform)
     partition = Partition(**{name: getattr(spec, name) for name in Partition.declared()})
     return federate(spec.dataset, partition, seed=config.partition_seed, data_dir=folder, transform=transform)
 

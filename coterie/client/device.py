@@ -27,15 +27,15 @@ def products(precision: str, device: str) -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
     kinds: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
     rough, kind_of_device = precision == "bfloat16", torch.device(device).type
-    before = [kind.fp32_precision for kind in kinds]
+    before = [backend.fp32_precision for backend in kinds]
     try:
-        for kind in kinds:
-            kind.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        for backend in kinds:
+            backend.fp32_precision = "tf32" if precision == "tf32" else "ieee"
         with torch.autocast(kind_of_device, torch.bfloat16, enabled=rough, cache_enabled=False):  # parameters change
             yield
     finally:
-        for kind, value in zip(kinds, before, strict=True):
-            kind.fp32_precision = value
+        for backend, value in zip(kinds, before, strict=True):
+            backend.fp32_precision = value
 
 
 def on_device(shard: Shard, device: str) -> tuple[Tensor, Tensor]:

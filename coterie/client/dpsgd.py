@@ -195,7 +195,7 @@ def train_privately(
             clipper = _clipper(model, examples, example_loss, ghost)
             updates, counts = _train_sequential(clipper, layout, start, *clients)
     if below is not None:
-        below[:] = [own.below(count, noise) for own, count, noise in zip(settings, counts, noises, strict=True)]
+        below[:] = [dpsgd.below(count, noise) for dpsgd, count, noise in zip(settings, counts, noises, strict=True)]
     return updates
 
 
@@ -222,27 +222,27 @@ def _train_sequential(
 ) -> tuple[Vectors, list[float]]:
     """Return the (n, d) updates and the n sums of :func:`short` over all steps, where they are released."""
     updates, counts = np.empty_like(start), []
-    for i, (shard, coin, noise, own) in enumerate(zip(shards, coins, noises, settings, strict=True)):
-        x, y = on_device(shard, own.device)
-        anchor = torch.tensor(start[i], device=own.device)
+    for i, (shard, coin, noise, dpsgd) in enumerate(zip(shards, coins, noises, settings, strict=True)):
+        x, y = on_device(shard, dpsgd.device)
+        anchor = torch.tensor(start[i], device=dpsgd.device)
         vector = anchor.clone()
         parameters = [clipper.named[name] for name in layout.names]
         for parameter, view in zip(parameters, layout.split(vector).values(), strict=True):
             parameter.data = view
-        chunk = _chunk(clipper.numbers, own.memory_mb)
-        counted = torch.zeros((), dtype=torch.float64, device=own.device)
-        for _ in range(own.steps):
-            batch = torch.as_tensor(own.sample(coin, len(y)), device=own.device)
-            total = torch.as_tensor(own.noise(noise, layout.size), device=own.device)
+        chunk = _chunk(clipper.numbers, dpsgd.memory_mb)
+        counted = torch.zeros((), dtype=torch.float64, device=dpsgd.device)
+        for _ in range(dpsgd.steps):
+            batch = torch.as_tensor(dpsgd.sample(coin, len(y)), device=dpsgd.device)
+            total = torch.as_tensor(dpsgd.noise(noise, layout.size), device=dpsgd.device)
             for begin in range(0, len(batch), chunk):
                 records = batch[begin : begin + chunk]
-                clipped, norms = clipper.clipped_sum(parameters, x[records], y[records], own.clip_norm)
+                clipped, norms = clipper.clipped_sum(parameters, x[records], y[records], dpsgd.clip_norm)
                 total += clipped
-                if own.noise_of_norms is not None:
-                    counted += short(norms, own.norm_threshold).sum()
-            step = own.step_size * total
-            if own.penalty.weight:
-                step += own.lr * own.penalty.gradient(vector, anchor)
+                if dpsgd.noise_of_norms is not None:
+                    counted += short(norms, dpsgd.norm_threshold).sum()
+            step = dpsgd.step_size * total
+            if dpsgd.penalty.weight:
+                step += dpsgd.lr * dpsgd.penalty.gradient(vector, anchor)
             vector -= step
         updates[i] = (vector - anchor).cpu().numpy()
         counts.append(float(counted))
@@ -265,10 +265,10 @@ def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, 
         ModelError: per-record gradients of the network are not supported.
     """
     clipper = _clipper(model, Examples(x.shape[1:], x.dtype, torch.float32, settings.device), loss, ghost)
-    parameters, own = list(clipper.named.values()), list(model.parameters())
-    for parameter, value in zip(parameters, own, strict=True):
+    parameters, model_parameters = list(clipper.named.values()), list(model.parameters())
+    for parameter, value in zip(parameters, model_parameters, strict=True):
         parameter.data = value.data
-    total = torch.zeros(sum(value.numel() for value in own), dtype=torch.float64, device=settings.device)
+    total = torch.zeros(sum(value.numel() for value in model_parameters), dtype=torch.float64, device=settings.device)
     for records in torch.split(x, _chunk(clipper.numbers, settings.memory_mb)):
         if len(records):
             targets = torch.zeros(len(records), device=settings.device)
@@ -293,19 +293,19 @@ def _train_batched(
     rows = torch.arange(len(shards), device=device)[:, None]
     anchors = torch.tensor(start, device=device)
     vectors = anchors.clone()
-    clips = torch.tensor([[own.clip_norm] for own in settings], dtype=torch.float64, device=device)
-    rates = torch.tensor([[own.step_size] for own in settings], dtype=torch.float64, device=device)
-    thresholds = torch.tensor([[own.norm_threshold] for own in settings], dtype=torch.float64, device=device)
+    clips = torch.tensor([[dpsgd.clip_norm] for dpsgd in settings], dtype=torch.float64, device=device)
+    rates = torch.tensor([[dpsgd.step_size] for dpsgd in settings], dtype=torch.float64, device=device)
+    thresholds = torch.tensor([[dpsgd.norm_threshold] for dpsgd in settings], dtype=torch.float64, device=device)
     counts = torch.zeros(len(shards), dtype=torch.float64, device=device)
-    counting = any(own.noise_of_norms is not None for own in settings)
+    counting = any(dpsgd.noise_of_norms is not None for dpsgd in settings)
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     widths = sum(layer.in_features + layer.out_features for layer in linear) if sums is clipped_sums else d
-    chunk = _chunk(3 * len(shards) * widths, min(own.memory_mb for own in settings))  # float32 and float64
+    chunk = _chunk(3 * len(shards) * widths, min(dpsgd.memory_mb for dpsgd in settings))  # float32 and float64
     clients = list(zip(settings, coins, noises, sizes, strict=True))
     idle = np.zeros(0, np.int64)
-    for step in range(max(own.steps for own in settings)):
-        batches = [own.sample(coin, size) if step < own.steps else idle for own, coin, _, size in clients]
-        noise = [own.noise(rng, d) if step < own.steps else np.zeros(d) for own, _, rng, _ in clients]
+    for step in range(max(dpsgd.steps for dpsgd in settings)):
+        batches = [dpsgd.sample(coin, size) if step < dpsgd.steps else idle for dpsgd, coin, _, size in clients]
+        noise = [dpsgd.noise(rng, d) if step < dpsgd.steps else np.zeros(d) for dpsgd, _, rng, _ in clients]
         index = np.full((len(shards), max(map(len, batches))), -1)
         for line, batch in zip(index, batches, strict=True):
             line[: len(batch)] = batch
@@ -319,7 +319,7 @@ def _train_batched(
                 counts += short(norms, thresholds).where(there, 0).sum(1)
         moves = rates * total
         if settings[0].penalty.weight:
-            lrs = torch.tensor([[own.lr if step < own.steps else 0.0] for own in settings], device=device)
+            lrs = torch.tensor([[dpsgd.lr if step < dpsgd.steps else 0.0] for dpsgd in settings], device=device)
             moves += lrs * settings[0].penalty.gradient(vectors, anchors)
         vectors -= moves
     return (vectors - anchors).cpu().numpy(), counts.tolist()
@@ -424,17 +424,17 @@ class _Probe:
     def wanted(self, loss: Loss) -> list[Tensor]:
         """Return the (2, *shape) gradients of every parameter, by autograd on each record alone."""
         plain = copy.deepcopy(self.network)
-        each = [
+        gradients = [
             torch.autograd.grad(loss(plain(self.x[i : i + 1]), self.y[i : i + 1]).sum(), list(plain.parameters()))
             for i in range(2)
         ]
-        return [torch.stack(alone) for alone in zip(*each, strict=True)]
+        return [torch.stack(alone) for alone in zip(*gradients, strict=True)]
 
 
-def _differing(names: Iterable[str], found: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> str | None:
+def _differing(names: Iterable[str], gradients: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> str | None:
     """Return the name of the first parameter whose gradients differ by more than rounding."""
     rounding = 1e-5 * max(float(gradient.abs().max()) for gradient in wanted)
-    for name, one, other in zip(names, found, wanted, strict=True):
+    for name, one, other in zip(names, gradients, wanted, strict=True):
         if (
             one is None
             or one.shape != other.shape
@@ -457,12 +457,12 @@ def _ghost(model: nn.Module, examples: Examples, loss: Loss) -> GhostClipping | 
     try:
         wanted = probe.wanted(loss)
         clipping = GhostClipping(probe.network, loss)
-        found = clipping.gradients(probe.x, probe.y)
+        gradients = clipping.gradients(probe.x, probe.y)
     except (NotImplementedError, RuntimeError, ValueError):
         return None  # the reference refuses it, with the reason
-    named = {name: found[parameter] for name, parameter in clipping.named.items() if parameter in found}
-    each = torch.eye(2, dtype=torch.float64, device=examples.device)
-    sums = [torch.stack([gradient.sum(own, own > 0) for own in each]) for gradient in named.values()]
+    named = {name: gradients[parameter] for name, parameter in clipping.named.items() if parameter in gradients}
+    identity = torch.eye(2, dtype=torch.float64, device=examples.device)
+    sums = [torch.stack([gradient.sum(weights, weights > 0) for weights in identity]) for gradient in named.values()]
     norms = [gradient.squares.sqrt() for gradient in named.values()]
     lengths = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in wanted]
     complete = len(named) == len(wanted)
@@ -538,10 +538,10 @@ def _chunk(numbers: int, memory_mb: int) -> int:
 def _clipped_sum(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
     """Return the (d,) float64 sum of clipped gradients in units of the clipping norm, and (m,) norms, in parts."""
     flat = [gradient.flatten(1) for gradient in gradients]
-    some = max(1, _MAX_NUMBERS // sum(part.shape[1] for part in flat))
+    some = max(1, _MAX_NUMBERS // sum(gradient.shape[1] for gradient in flat))
     total: Tensor = flat[0].new_zeros((), dtype=torch.float64)
     norms = []
-    for parts in zip(*(torch.split(part, some) for part in flat), strict=True):
+    for parts in zip(*(torch.split(gradient, some) for gradient in flat), strict=True):
         records = torch.cat(parts, dim=1).double()
         norms.append(torch.linalg.vector_norm(records, dim=1))
         weights, kept = clip_factors(norms[-1], clip_norm)

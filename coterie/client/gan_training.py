@@ -156,7 +156,7 @@ def train_gans(
     begin = {name: torch.tensor(value, device=config.device) for name, value in layout.split(start).items()}
     train = _train_batched if batched else _train_sequential
     generators = train(network.to(config.device), begin, inward, rngs, config, clients)
-    return [_sample(network, *each, config) for each in zip(generators, map(len, records), rngs, strict=True)]
+    return [_sample(network, *arguments, config) for arguments in zip(generators, map(len, records), rngs, strict=True)]
 
 
 def _train_sequential(
@@ -224,8 +224,8 @@ def _train_batched(
                 logit = discriminate(of_d, made)
             _step(adam_g, _generator_loss(logit) * len(members))
             config.update_average(averages, of_g.values(), step)
-        for place, i in enumerate(members):
-            trained[i] = {name: value[place] for name, value in averages.items()}
+        for row, i in enumerate(members):
+            trained[i] = {name: value[row] for name, value in averages.items()}
     return [trained[i] for i in range(len(records))]
 
 
@@ -273,8 +273,8 @@ def train_gan_privately(
         noisy = torch.split(
             total * (private.clip_norm / private.batch_size), [parameter.numel() for parameter in learned]
         )
-        for parameter, own, other in zip(learned, noisy, public, strict=True):
-            parameter.grad = own.reshape(parameter.shape).to(parameter.dtype) + other
+        for parameter, gradient, other in zip(learned, noisy, public, strict=True):
+            parameter.grad = gradient.reshape(parameter.shape).to(parameter.dtype) + other
         of_d.step()
         _step(of_g, _generator_loss(discriminator(made)))
         config.update_average(averages, generator.parameters(), step)

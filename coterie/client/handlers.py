@@ -165,14 +165,14 @@ def train_without_dp(cohort: Cohort) -> tuple[Labels, Labels, Vectors]:
     moved = train(cohort.network, layers.whole, start, cohort.shards, rngs, training, batched=cohort.batched)
     if not np.isfinite(moved).all():
         _log_divergence()
-    updates, own = layers.part(start + moved) if layers.own.names else (moved, cohort.own)
+    updates, personal = layers.part(start + moved) if layers.own.names else (moved, cohort.own)
     if layers.own.names:
         updates = updates - models[used]
     if nearest:
         labels, updates = _assign(models, labels, updates, np.inf if request.clip is None else request.clip)
         redrawn = _redraw(request, labels, len(models), rngs)
     if cohort.is_stateful:
-        for file, label, values in zip(cohort.state_files, labels, own, strict=True):
+        for file, label, values in zip(cohort.state_files, labels, personal, strict=True):
             file.write({LAST_LABEL: np.array([label]), OWN: values})
     return cohort.labels(labels), cohort.labels(redrawn), updates
 
@@ -270,12 +270,12 @@ def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
     """Evaluate the personal model of every client."""
     network, layout, device = cohort.network, cohort.layers.whole, cohort.local_training.device
     whole = cohort.layers.join(cohort.models[labels], cohort.own)
-    found: list[Score] = []
+    scores: list[Score] = []
     for client, shard, vector in zip(cohort.clients, cohort.shards, whole, strict=True):
         x, y = _part(shard.test, client.client_id)
         accuracy = accuracies(network, layout, vector[None], x, y, device)[0]
-        found.append((float(accuracy), float(losses(network, layout, vector[None], [shard], device)[0, 0]), len(y)))
-    return found
+        scores.append((float(accuracy), float(losses(network, layout, vector[None], [shard], device)[0, 0]), len(y)))
+    return scores
 
 
 def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:

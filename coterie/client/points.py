@@ -102,11 +102,11 @@ def centroids(cohort: Cohort) -> list[ReplyOrError]:
         if request.local == "fuzzy-c-means":
             if request.fuzzifier is None:
                 raise RequestError("fuzzifier is missing")
-            found = fuzzy_c_means(x, k, rng, fuzzifier=request.fuzzifier)
+            client_centroids = fuzzy_c_means(x, k, rng, fuzzifier=request.fuzzifier)
         else:
-            found = k_means(x, k, rng)
+            client_centroids = k_means(x, k, rng)
         low, high = float(x.min()), float(x.max())  # rounding can move a mean out of the range
-        replies.append(_reply(cohort, i, np.clip(found, low, high).reshape(-1, *shard.x.shape[1:])))
+        replies.append(_reply(cohort, i, np.clip(client_centroids, low, high).reshape(-1, *shard.x.shape[1:])))
     return replies
 
 

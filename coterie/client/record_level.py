@@ -68,8 +68,8 @@ def train_privately(cohort: Cohort) -> tuple[Labels, Vectors, list[float | None]
         updates[willing] = by_dpsgd(
             cohort.network, layout, start, shards, coins, noises, settings, batched=True, below=shares
         )
-        for i, own, share in zip(willing, settings, shares.tolist(), strict=True):
-            below[i] = None if own.noise_of_norms is None else share
+        for i, dpsgd, share in zip(willing, settings, shares.tolist(), strict=True):
+            below[i] = None if dpsgd.noise_of_norms is None else share
     return chosen, updates, below, refusals
 
 
@@ -84,9 +84,9 @@ def noisy_model_losses(cohort: Cohort) -> tuple[Vectors, list[ClientError | None
             refusals[i] = key
             continue
         plan, rng = cohort.plan(client.client_id), Streams(cohort.config.seed).stream("losses", *key)
-        each = example_losses(cohort.network, layout, models, cohort.shard(client), cohort.local_training.device)
+        losses = example_losses(cohort.network, layout, models, cohort.shard(client), cohort.local_training.device)
         assert bound is not None  # see _check_covered
-        released[i] = noisy_losses(each, bound, plan.loss_deviation, plan.num_examples, rng)
+        released[i] = noisy_losses(losses, bound, plan.loss_deviation, plan.num_examples, rng)
     return released, refusals
 
 
@@ -147,6 +147,6 @@ def _choose(cohort: Cohort, i: int, plan: RecordPlan, rng: np.random.Generator) 
     if plan.selection == "exact":
         return int(cohort.losses[i].argmin())
     shard, device = cohort.shard(cohort.clients[i]), cohort.local_training.device
-    each = example_losses(cohort.network, cohort.layers.whole, cohort.models, shard, device)
+    losses = example_losses(cohort.network, cohort.layers.whole, cohort.models, shard, device)
     assert cohort.config.loss_bound is not None  # see _check_covered
-    return noisy_argmin(each, cohort.config.loss_bound, plan.selection_epsilon, rng)
+    return noisy_argmin(losses, cohort.config.loss_bound, plan.selection_epsilon, rng)

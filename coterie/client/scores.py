@@ -30,8 +30,8 @@ def losses(
     owner = np.repeat(np.arange(len(shards)), sizes)
     x, y = np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards])
     result = np.zeros((len(shards), len(models)))
-    for j, each in enumerate(_per_example(model, layout, models, x, y, device, example_loss)):
-        result[:, j] = np.bincount(owner, weights=each, minlength=len(shards)) / sizes
+    for j, model_losses in enumerate(_per_example(model, layout, models, x, y, device, example_loss)):
+        result[:, j] = np.bincount(owner, weights=model_losses, minlength=len(shards)) / sizes
     return np.where(np.isfinite(result), result, np.inf)
 
 
@@ -56,9 +56,11 @@ def accuracies(
 ) -> npt.NDArray[np.float64]:
     """Return each model's accuracy (k,) on these examples; for real targets R², at least 0."""
     if np.issubdtype(y.dtype, np.floating):
-        errors = [each.sum() for each in _per_example(model, layout, models, x, y, device, example_loss)]
+        errors = [
+            model_errors.sum() for model_errors in _per_example(model, layout, models, x, y, device, example_loss)
+        ]
         return np.maximum(0.0, 1 - np.array(errors) / max(float(np.sum((y - y.mean()) ** 2)), 1e-12))
-    return np.array([each.mean() for each in _per_example(model, layout, models, x, y, device, _example_hit)])
+    return np.array([hits.mean() for hits in _per_example(model, layout, models, x, y, device, _example_hit)])
 
 
 def _example_hit(logits: Tensor, y: Tensor) -> Tensor:

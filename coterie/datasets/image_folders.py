@@ -53,14 +53,14 @@ def read_images(folder: Path, home: Path, shape: Shape | None, need_targets: boo
                 continue
             try:
                 label = _label(subfolder, names) if has_targets else 0
-                own, asked = _picture(file, shape)
+                original, asked = _picture(file, shape)
             except DataError as error:
                 problems.append(str(error))
                 continue
             x.append(asked)
             y.append(label)
-            held_out.append(is_held_out(own, label))
-            sizes.add(own.shape)
+            held_out.append(is_held_out(original, label))
+            sizes.add(original.shape)
     if not x:
         problems.append(
             f"{folder} contains neither images in one folder per class, such as {folder}/0/*.png (supported: "
@@ -130,13 +130,13 @@ def _picture(file: Path, shape: Shape | None) -> tuple[Array, Array]:
             f"{file} has more than 8 bits per pixel channel (Pillow mode {image.mode}); convert it to 8 bits"
         )
     image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-    own = _channels_first(image)
+    original = _channels_first(image)
     if shape is None:
-        return own, np.zeros(0, np.uint8)
+        return original, np.zeros(0, np.uint8)
     image = image.convert("L" if shape[0] == 1 else "RGB")
     if image.size != (shape[2], shape[1]):
         image = image.resize((shape[2], shape[1]), Image.Resampling.BILINEAR)
-    return own, _channels_first(image)
+    return original, _channels_first(image)
 
 
 class _Bounded(io.FileIO):

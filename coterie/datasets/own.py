@@ -159,7 +159,7 @@ def _span(text: str | None) -> tuple[float, float] | None:
 
 def _shape(text: str) -> Shape:
     parts = text.split("x")
-    if len(parts) not in (1, 3) or not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if len(parts) not in (1, 3) or not all(size.isdecimal() and int(size) > 0 for size in parts):
         raise DataError(
             f"input-shape = {text!r}: must be channels x height x width of images, such as 1x28x28, or the number of "
             "features, such as 16"
@@ -212,43 +212,43 @@ class OwnFederation:
         if client_id not in self._paths:
             raise DataError(f"client {client_id} does not exist; there are {self.clients} clients")
         if client_id not in self._shards:
-            known = self._known
+            data_facts = self._known
             declared = self._deployed.get(client_id)
-            own = own_shard(
+            shard = own_shard(
                 self._path(client_id),
                 client_id,
-                known.shape,
-                known.num_classes,
+                data_facts.shape,
+                data_facts.num_classes,
                 self._transform,
-                schema=known.schema if client_id not in self._deployed else declared and declared.schema,
+                schema=data_facts.schema if client_id not in self._deployed else declared and declared.schema,
                 span=declared.span if declared else None,
                 strict=client_id not in self._deployed,
             )
-            self._warn_unscaled(own)
-            self._shards.setdefault(client_id, own)
+            self._warn_unscaled(shard)
+            self._shards.setdefault(client_id, shard)
         return self._shards[client_id]
 
-    def _warn_unscaled(self, own: Shard) -> None:
+    def _warn_unscaled(self, shard: Shard) -> None:
         """Log a warning about the first client whose data are plainly not scaled."""
-        if own.x.ndim != 2 or self._warned:  # images are always scaled
+        if shard.x.ndim != 2 or self._warned:  # images are always scaled
             return
-        if what := unscaled(own.x, own.y, self._known.schema):
+        if what := unscaled(shard.x, shard.y, self._known.schema):
             self._warned = True
-            log(WARNING, "client %s: %s", own.client_id, what)
+            log(WARNING, "client %s: %s", shard.client_id, what)
 
     def _path(self, client_id: int) -> str:
         """Return the data path of a client; a simulation looks up its suffix here, so errors stay local."""
         path = self._paths[client_id]
         if client_id in self._deployed:
             return path
-        found = find(Path(path).parent, Path(path).name)
-        if found is None:
+        data_path = find(Path(path).parent, Path(path).name)
+        if data_path is None:
             name, clients = Path(path).name, self.clients
             raise DataError(
                 f"dataset 'own': {Path(path).parent} has no data for client {client_id} of {clients} (clients = "
                 f"{clients}); expected {name}{f', {name}'.join(SUFFIXES)} or a folder {name}"
             )
-        return str(found)
+        return str(data_path)
 
 
 @lru_cache(maxsize=2)
@@ -380,13 +380,13 @@ def local_records(path: str | Path, known: Facts, transform: Transform | None) -
     return LocalRecords(str(path), x, records.y if records.has_targets else None, 0 if test is None else len(test.y))
 
 
-def _table_records(path: str | Path, known: Facts) -> LocalRecords:
-    schema = known.schema
+def _table_records(path: str | Path, data_facts: Facts) -> LocalRecords:
+    schema = data_facts.schema
     assert schema is not None
-    if known.shape != (schema.num_features,) or known.num_classes != schema.num_classes:
-        raise DataError(f"the models expect {known}, but their schema has {schema.num_features} features")
+    if data_facts.shape != (schema.num_features,) or data_facts.num_classes != schema.num_classes:
+        raise DataError(f"the models expect {data_facts}, but their schema has {schema.num_features} features")
     table = read_table(path, schema, labelled=None)
-    if any(each.column == schema.label.name and each.effect == "dropped" for each in table.findings):
+    if any(finding.column == schema.label.name and finding.effect == "dropped" for finding in table.findings):
         table = read_table(path, schema, labelled=False)
     if table.errors:
         raise DataError(f"{path}: {table.errors[0]}; `coterie data check` lists all errors")
@@ -407,18 +407,18 @@ def describe(path: str | Path, declared: Declared | None = None) -> str:
     problems: tuple[str, ...] = ()
     schema = declared.schema if declared else None
     if declared is not None:
-        for part in _parts(str(path), declared.shape, declared.num_classes, schema, declared.span, strict=False):
-            problems += part.problems + part.notes
+        for records in _parts(str(path), declared.shape, declared.num_classes, schema, declared.span, strict=False):
+            problems += records.problems + records.notes
     train, test = read(Path(path), None, schema)
-    for part in (train, *(() if test is None else (test,))):
-        if part.problems and declared is None:
-            raise DataError(part.problems[0])
+    for records in (train, *(() if test is None else (test,))):
+        if records.problems and declared is None:
+            raise DataError(records.problems[0])
     given = test is not None
     train, test = (train, test) if test is not None else train.divided()
     total = len(train.y) + (0 if given or test is train else len(test.y))
     held = f"{len(test.y)} more for testing" if given else f"{len(test.y)} held out"
     present = labels(np.concatenate([train.y, test.y]), train.labelled)
-    about = (
+    summary = (
         f"{total} {train.what}, {present}, {'none held out, so all are used for testing' if test is train else held}"
     )
-    return "; ".join([about, *(f"dropped or clamped: {problem}" for problem in dict.fromkeys(problems))])
+    return "; ".join([summary, *(f"dropped or clamped: {problem}" for problem in dict.fromkeys(problems))])

@@ -134,7 +134,7 @@ def parse_groups(text: str) -> tuple[float, ...]:
     if len(parts) == 1 and text.strip().isdecimal() and 1 <= int(text) <= _MAX_GROUPS:
         return (1.0,) * int(text)
     try:
-        proportions = tuple(float(part) for part in parts)
+        proportions = tuple(float(proportion) for proportion in parts)
     except ValueError:
         proportions = ()
     if len(proportions) < 2 or not all(p > 0 and math.isfinite(p) for p in proportions):

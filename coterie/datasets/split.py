@@ -59,8 +59,8 @@ def evenly(source: Source, partition: Partition, rng: np.random.Generator) -> Sp
     return Split(
         [
             shard
-            for part, members in zip(parts, groups, strict=True)
-            for shard in _share_out(source, part, members, partition.samples_per_client, rng)
+            for subset, members in zip(parts, groups, strict=True)
+            for shard in _share_out(source, subset, members, partition.samples_per_client, rng)
         ]
     )
 
@@ -163,12 +163,12 @@ def by_classes(source: Source, partition: Partition, rng: np.random.Generator) -
         if len(held) and not samples_per_client:
             counts[held, c] = _shares(len(rows), len(held))
         parts.append(np.split(rows, np.cumsum(counts[:, c])))
-    train = [rng.permutation(np.concatenate([part[i] for part in parts])) for i in range(everyone)]
+    train = [rng.permutation(np.concatenate([class_rows[i] for class_rows in parts])) for i in range(everyone)]
     if set_aside:
         return Split(train)
     test_size = max(_MIN_TESTS, len(source.test_y) // partition.clients)
     wanted = np.diff(np.cumsum(counts, axis=1) * test_size // counts.sum(axis=1, keepdims=True), prepend=0)
-    return Split(train, [_take(tests, own, rng) for own in wanted])
+    return Split(train, [_take(tests, test_counts, rng) for test_counts in wanted])
 
 
 def by_level(source: Source, partition: Partition, rng: np.random.Generator) -> Split:
@@ -184,15 +184,15 @@ def by_level(source: Source, partition: Partition, rng: np.random.Generator) -> 
     """
     clients, level, samples_per_client = partition.clients, partition.non_iid_level, partition.samples_per_client
     classes = source.num_classes
-    own, pool = [np.empty(0, np.int64)] * clients, []
+    class_rows, pool = [np.empty(0, np.int64)] * clients, []
     for c, rows in enumerate(_rows_by(source.train_y, classes)):
         holders = range(c, clients, classes)
         held, rest = np.split(rng.permutation(rows), [round(level * len(rows)) if holders else 0])
         pool.append(rest)
         for j, client in enumerate(holders):
-            own[client] = held[j :: len(holders)]
+            class_rows[client] = held[j :: len(holders)]
     mixed = rng.permutation(np.concatenate(pool))
-    train = [rng.permutation(np.concatenate([own[i], mixed[i::clients]])) for i in range(clients)]
+    train = [rng.permutation(np.concatenate([class_rows[i], mixed[i::clients]])) for i in range(clients)]
     for i, rows in enumerate(train):
         if len(rows) < max(samples_per_client, 1):
             raise DataError(
@@ -223,8 +223,8 @@ def _share_out(
             raise _too_few(source, len(pool), needed, len(rows))
         order = rows[rng.permutation(len(rows))]
         parts = np.array_split(order[:needed] if samples_per_client else order, len(pool))
-        for client, part in zip(pool, parts, strict=True):
-            shared[client] = part
+        for client, client_rows in zip(pool, parts, strict=True):
+            shared[client] = client_rows
     return shared
 
 

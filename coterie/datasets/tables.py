@@ -150,7 +150,7 @@ class Table:
     @property
     def errors(self) -> tuple[Finding, ...]:
         """The findings for which the schema has no rule."""
-        return tuple(each for each in self.findings if not each.expected)
+        return tuple(finding for finding in self.findings if not finding.expected)
 
 
 def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None = True) -> Table:
@@ -564,7 +564,9 @@ def _csv(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
     if first is None:
         raise DataError(f"{path}: the first line has more than {MAX_LINE:,} characters; expected column names")
     headers = {delimiter: _names(first, delimiter) for delimiter in form.delimiter or DELIMITERS}
-    delimiter = max(headers, key=lambda each: (len({*wanted}.intersection(headers[each])), len(headers[each])))
+    delimiter = max(
+        headers, key=lambda candidate: (len({*wanted}.intersection(headers[candidate])), len(headers[candidate]))
+    )
     names = headers[delimiter]
     return TableFile(names, partial(_csv_rows, path, form, delimiter, len(names)), delimiter=delimiter)
 
@@ -626,10 +628,10 @@ def _positions(path: Path, header: Sequence[str], schema: TableSchema, names: Se
     Raises:
         DataError: a column is absent or occurs twice, or the file has others that are not ignored.
     """
-    known = {*names, schema.label.name, *(schema.ignore or ()), ""}
+    expected_names = {*names, schema.label.name, *(schema.ignore or ()), ""}
     counts, positions = Counter(header), {name: i for i, name in enumerate(header)}
     missing = [name for name in names if name not in positions]
-    others = [] if schema.ignore is None else [name for name in header if name not in known]
+    others = [] if schema.ignore is None else [name for name in header if name not in expected_names]
     twice = [name for name in names if counts[name] > 1]
     problems = []
     if missing:
@@ -694,7 +696,7 @@ def _invalid(path: Path, error: Exception) -> DataError:
     return DataError(f"{path} is not a valid parquet file ({shortened(error)}); write it again")
 
 
-def _is_integer(path: Path, name: str, kind: Any) -> bool:
+def _is_integer(path: Path, name: str, data_type: Any) -> bool:
     """Return whether a parquet column holds integers.
 
     Raises:
@@ -702,10 +704,10 @@ def _is_integer(path: Path, name: str, kind: Any) -> bool:
     """
     from pyarrow import types
 
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    if not (types.is_integer(kind) or types.is_floating(kind)):
-        raise DataError(f"{path}: column {shortened(name)!r}: {shortened(kind)} {NOT_NUMERIC}")
-    return bool(types.is_integer(kind))
+    data_type = data_type.value_type if types.is_dictionary(data_type) else data_type
+    if not (types.is_integer(data_type) or types.is_floating(data_type)):
+        raise DataError(f"{path}: column {shortened(name)!r}: {shortened(data_type)} {NOT_NUMERIC}")
+    return bool(types.is_integer(data_type))
 
 
 def _values(column: Any) -> list[Any]:

@@ -57,11 +57,11 @@ def find(folder: Path, stem: str) -> Path | None:
     Raises:
         DataError: there are several matches.
     """
-    found = [path for suffix in READERS if (path := folder / f"{stem}{suffix}").exists()]
-    found += [folder / stem] if (folder / stem).is_dir() else []
-    if len(found) > 1:
-        raise DataError(f"{folder} contains {' and '.join(path.name for path in found)}; keep one of them")
-    return found[0] if found else None
+    paths = [path for suffix in READERS if (path := folder / f"{stem}{suffix}").exists()]
+    paths += [folder / stem] if (folder / stem).is_dir() else []
+    if len(paths) > 1:
+        raise DataError(f"{folder} contains {' and '.join(path.name for path in paths)}; keep one of them")
+    return paths[0] if paths else None
 
 
 def _file(path: Path, readers: Readers, need_targets: bool = True) -> tuple[Records, Records | None]:

@@ -181,8 +181,8 @@ def _are_labels(y: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
 def is_held_out(x: Array, y: float) -> bool:
     """Decide by a hash of the record's values, identical for every file format."""
     digest = hashlib.sha256()
-    for part in x if x.ndim == 3 else (x,):  # one channel at a time: images may be large
-        digest.update(np.ascontiguousarray(part, "<f4").data)
+    for channel in x if x.ndim == 3 else (x,):  # one channel at a time: images may be large
+        digest.update(np.ascontiguousarray(channel, "<f4").data)
     digest.update(np.float64(y).astype("<f8").tobytes())
     return int.from_bytes(digest.digest()) % _HELD_OUT == 0
 

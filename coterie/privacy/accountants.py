@@ -84,17 +84,17 @@ def events_of_a_client(events: Mapping[Event, int]) -> Counter[Event]:
     exact if the slots' events are nested, as in a cyclic schedule. Slots of different numbers are unrelated: their
     counts add up.
     """
-    found: Counter[Event] = Counter()
+    totals: Counter[Event] = Counter()
     most: dict[tuple[Event, int], int] = {}
     for event, count in events.items():
         plain = replace(event, slot=None, slots=0)
         if event.slot is None:
-            found[plain] += count
+            totals[plain] += count
         else:
             most[plain, event.slots] = max(most.get((plain, event.slots), 0), count)
     for (plain, _), count in most.items():
-        found[plain] += count
-    return found
+        totals[plain] += count
+    return totals
 
 
 class Accountant:
@@ -175,7 +175,7 @@ class PldAccountant(Accountant):
         added = [(event, count)]
         if grid != self._grid:
             self._pld, self._grid = None, grid
-            added = sorted(self._events.items(), key=lambda each: (each[0].sampling_rate, each[0].noise_multiplier))
+            added = sorted(self._events.items(), key=lambda pair: (pair[0].sampling_rate, pair[0].noise_multiplier))
         for event, count in added:
             one = self._one(event, grid)
             several = one.self_compose(count) if count > 1 else one

@@ -118,7 +118,7 @@ def composed(events: Iterable[Event] | Mapping[Event, int], accountant: str = "p
     """
     total = make_accountant(accountant)
     most = events_of_a_client(Counter(events))
-    ordered = sorted(most.items(), key=lambda each: (each[0].sampling_rate, each[0].noise_multiplier))
+    ordered = sorted(most.items(), key=lambda pair: (pair[0].sampling_rate, pair[0].noise_multiplier))
     for event, count in ordered:  # in a fixed order, so that rounding is reproducible
         total.compose(event, count)
     return total
@@ -140,7 +140,7 @@ def composed_further(
         budget: its accountant is one of ``before``.
     """
     if event.slot is None:
-        after = {name: each.with_rounds(event, count) for name, each in before.items()}
+        after = {name: accountant.with_rounds(event, count) for name, accountant in before.items()}
         if budget.allows(after[budget.accountant].epsilon(budget.delta)):
             return after
     total = Counter(events) + Counter({event: count})

@@ -49,7 +49,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
     plan, charged = plan_of(header["plan"]), count_events(charges)
     profiles = _profiles(header, plan, charges)
     delta = min(profile.plan.delta for profile in profiles)
-    by_accountant = {name: max(each.epsilon(delta, name) for each in profiles) for name in _accountants(plan)}
+    by_accountant = {name: max(profile.epsilon(delta, name) for profile in profiles) for name in _accountants(plan)}
     cost = by_accountant[plan.accountant]
     reasons = _reasons(header, plan, profiles, charged, cost)
     stated = plan.statement

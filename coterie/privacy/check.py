@@ -38,7 +38,7 @@ def verified(run: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     run = Path(run)
     ledger = run / "ledger.jsonl"
     try:  # read the ledger last, so that it is never behind the other files of a running run
-        about = checkpoint_facts(run / "checkpoint" / "state.safetensors")
+        checkpoint = checkpoint_facts(run / "checkpoint" / "state.safetensors")
         metrics = run / "metrics.jsonl"
         lines = read_lines(metrics) if metrics.exists() else []
         for number, line in enumerate(lines, 1):
@@ -51,18 +51,20 @@ def verified(run: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     except LedgerError as error:
         text = str(error)
         raise LedgerError(text if "restore" in text else f"{text}; {_WAY_OUT}") from None
-    known, chain = about.get("charges", 0), about.get("chain")
-    if known > len(charges):
+    recorded, chain = checkpoint.get("charges", 0), checkpoint.get("chain")
+    if recorded > len(charges):
         raise LedgerError(
-            f"{ledger} contains {len(charges)} charges, but the checkpoint was written after {known}; {_WAY_OUT}"
+            f"{ledger} contains {len(charges)} charges, but the checkpoint was written after {recorded}; {_WAY_OUT}"
         )
-    if chain and chains[known] != chain:
-        raise LedgerError(f"{ledger} does not match the checkpoint: their chains differ at charge {known}; {_WAY_OUT}")
+    if chain and chains[recorded] != chain:
+        raise LedgerError(
+            f"{ledger} does not match the checkpoint: their chains differ at charge {recorded}; {_WAY_OUT}"
+        )
     plan = header.get("plan")
     plan = plan if isinstance(plan, Mapping) else {}
     if plan.get("mechanism") == RecordPlan.mechanism:  # rounds may be free of charge
         return header, charges
-    rounds = {"the checkpoint": about.get("round", 0)}
+    rounds = {"the checkpoint": checkpoint.get("round", 0)}
     rounds["metrics.jsonl"] = max((line["round"] for line in lines), default=0)
     charged = max((charge["round"] for charge in charges), default=0)
     for what, last in rounds.items():
@@ -90,14 +92,18 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
         return {}
     size = int.from_bytes(read_bytes(path, 8), "little")
     try:
-        about = json.loads(json.loads(read_bytes(path, 8 + size)[8:])["__metadata__"]["about"])
-        good = isinstance(about["round"], int) and isinstance(about.get("charges", 0), int) and about["round"] >= 0
-        good = good and about.get("charges", 0) >= 0 and isinstance(about.get("chain", ""), str)
+        metadata = json.loads(json.loads(read_bytes(path, 8 + size)[8:])["__metadata__"]["about"])
+        good = (
+            isinstance(metadata["round"], int)
+            and isinstance(metadata.get("charges", 0), int)
+            and metadata["round"] >= 0
+        )
+        good = good and metadata.get("charges", 0) >= 0 and isinstance(metadata.get("chain", ""), str)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         good = False
     if not good:
         raise FileError(f"{path} is damaged: it contains no checkpoint")
-    return dict(about)
+    return dict(metadata)
 
 
 def check(

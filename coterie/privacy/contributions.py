@@ -148,8 +148,8 @@ class Collected(Contributions):
     def released(self, permit: Permit) -> ReleasedUpdates:
         """All of them, by client."""
         slots = sorted(self._labels)
-        for place, slot in enumerate(slots):  # in place: the array may be large
-            self._updates[place] = self._updates[slot]
+        for row, slot in enumerate(slots):  # in place: the array may be large
+            self._updates[row] = self._updates[slot]
         labels = np.array([self._labels[slot] for slot in slots], np.int64).reshape(-1, 2)
         return ReleasedUpdates(
             charge=permit.charge,

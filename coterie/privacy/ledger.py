@@ -251,7 +251,7 @@ class Ledger:
         """Append a charge for every event, and sync; ``first`` are entries of the first of them alone."""
         charges = [
             {
-                "charge": len(self.charges) + place,
+                "charge": len(self.charges) + index,
                 "round": number,
                 "sampling_rate": event.sampling_rate,
                 "noise_multiplier": event.noise_multiplier,
@@ -259,10 +259,10 @@ class Ledger:
                 **({} if event.slot is None else {"slot": event.slot, "slots": event.slots}),
                 **({"count": count} if count > 1 else {}),
                 **details,
-                **(first if place == 1 else {}),
+                **(first if index == 1 else {}),
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             }
-            for place, (event, count) in enumerate(events.items(), 1)
+            for index, (event, count) in enumerate(events.items(), 1)
         ]
         if self._file is not None and self._path is not None:
             text, chain = _chained(self._chain, charges)

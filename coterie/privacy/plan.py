@@ -124,9 +124,9 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         if not self.evaluation_noise > 0:
             raise PrivacyError(f"evaluation noise must be positive, not {self.evaluation_noise}")
         if self.accountant not in self.accountants:
-            known = ", ".join(self.accountants)
+            names = ", ".join(self.accountants)
             raise PrivacyError(
-                f"the accountant of mechanism {self.mechanism} must be one of {known}, not {self.accountant!r}"
+                f"the accountant of mechanism {self.mechanism} must be one of {names}, not {self.accountant!r}"
             )
 
     @classmethod

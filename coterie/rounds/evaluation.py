@@ -135,9 +135,9 @@ def _scalars(content: RecordDict) -> dict[str, float]:
         reported = diagnostics(content)
     except ReplyError:
         return {}
-    found: dict[str, float] = {}
+    scalars: dict[str, float] = {}
     for key, value in reported.items():
         usable = key not in RoundRecord.server_keys() and len(key) <= _LONGEST_KEY and key.isprintable()
-        if usable and isinstance(value, int | float) and math.isfinite(value) and len(found) < _MAX_KEYS:
-            found[key] = float(value)
-    return found
+        if usable and isinstance(value, int | float) and math.isfinite(value) and len(scalars) < _MAX_KEYS:
+            scalars[key] = float(value)
+    return scalars

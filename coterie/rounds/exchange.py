@@ -116,8 +116,8 @@ class MessageBatch:
         withheld = plan.private and self._run.streams.secret and not plan.clients_keep_ledgers
         self._run.statistics.drop(WITHHELD if withheld else reason)
         if not withheld:  # participation is public at record level
-            known = {"round": self.request.round, "client": client, "reason": reason}
-            log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason, extra=known)
+            fields = {"round": self.request.round, "client": client, "reason": reason}
+            log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason, extra=fields)
 
 
 def message_content(run: Run, arrays: ArrayRecord, request: Request) -> RecordDict:

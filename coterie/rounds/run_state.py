@@ -65,8 +65,8 @@ class Statistics:
 
     def drop(self, reason: str) -> None:
         """Count a dropped reply."""
-        known = reason in self.dropped or len(self.dropped) < _MAX_REASONS
-        self.dropped[reason if known else _OTHER_REASONS] += 1
+        listed = reason in self.dropped or len(self.dropped) < _MAX_REASONS
+        self.dropped[reason if listed else _OTHER_REASONS] += 1
 
     def next_round(self) -> dict[str, Any]:
         """Counts of the round, JSON-ready; the next round starts at zero."""

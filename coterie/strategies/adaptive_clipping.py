@@ -65,8 +65,8 @@ class AdaptiveClipping:
             below: the released share of short updates or gradients; noise may carry it out of [0, 1].
         """
         share = min(max(below, 0.0), 1.0)
-        found = clip_norm * math.exp(-self.rate * (share - self.quantile))
-        return min(max(found, MIN_CLIP_NORM), MAX_CLIP_NORM)
+        updated_norm = clip_norm * math.exp(-self.rate * (share - self.quantile))
+        return min(max(updated_norm, MIN_CLIP_NORM), MAX_CLIP_NORM)
 
     def adapted(self, state: RunState, below: float) -> RunState:
         """The state of a run after a round with a released share; see :meth:`__call__`."""

@@ -59,7 +59,10 @@ class LocalCentroids(OneShot):
 
         from coterie.models.autoencoder import Labeller
 
-        sent = {client: own.reshape(len(own), -1).astype(np.float64) for client, own in points.items()}
+        sent = {
+            client: client_points.reshape(len(client_points), -1).astype(np.float64)
+            for client, client_points in points.items()
+        }
         labeller = Labeller(self.shape, self.clusters, self.encoder)
         with torch.no_grad():
             labeller.centroids.copy_(torch.as_tensor(self.merge(sent)))

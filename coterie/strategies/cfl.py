@@ -145,8 +145,8 @@ class CFL(ClusteredStrategy):
         if number == 1:
             self._store_tree([Node(None, 0, 0)], np.full(self.plan.clients, -1, np.int64))
         yield from self._place_late()
-        before, known, leaf = self.assignments(number), self.nodes, self.state[_LEAF].copy()
-        nodes = known.copy()
+        before, previous, leaf = self.assignments(number), self.nodes, self.state[_LEAF].copy()
+        nodes = previous.copy()
         training = [n for n, node in enumerate(nodes) if node.ended is None]
         of_training = {client: cluster for client, cluster in before.items() if leaf[client] in training}
         released = yield from self.updates(self.training(), models, to=of_training)  # lines 2-3
@@ -178,8 +178,8 @@ class CFL(ClusteredStrategy):
                 nodes += [Node(n, number, node.cluster), Node(n, number, len(models))]  # line 11
                 models = np.concatenate([models, models[node.cluster, None]])
                 self._store_split(models[-1], [_direction(updates[side == half]) for half in (0, 1)])
-        split = len(nodes) > len(known)
-        changed = nodes != known or number == 1 or "late" in self.notes
+        split = len(nodes) > len(previous)
+        changed = nodes != previous or number == 1 or "late" in self.notes
         self._store_tree(nodes, leaf)
         if changed:
             self.notes["tree"] = self._tree_notes()
@@ -228,14 +228,14 @@ class CFL(ClusteredStrategy):
     @property
     def nodes(self) -> list[Node]:
         """All clusters, in order of creation: the children of split number s are 2s + 1 and 2s + 2."""
-        found = []
+        nodes = []
         for row in self.state[_TREE].tolist():
             parent, born, cluster, ended, end_reason, similarity = (None if np.isnan(value) else value for value in row)
             whole = [None if value is None else int(value) for value in (parent, cluster, ended)]
-            found.append(
+            nodes.append(
                 Node(whole[0], int(born or 0), whole[1], whole[2], _END_REASONS[int(end_reason or 0)], similarity)
             )
-        return found
+        return nodes
 
     def _store_tree(self, nodes: list[Node], leaf: Indices) -> None:
         """Store the tree and the leaf of every client; -1 for clients without one."""
@@ -329,8 +329,8 @@ def bipartition(similarities: FloatArray) -> tuple[Indices, float]:
 def _coherent(similarities: FloatArray, side: Indices, closest: float) -> bool:
     """Whether the mean similarity within each half exceeds the largest similarity between the halves."""
     for half in (0, 1):
-        own = similarities[np.ix_(side == half, side == half)]
-        if len(own) > 1 and not own[~np.eye(len(own), dtype=bool)].mean() > closest + _GAP:
+        within = similarities[np.ix_(side == half, side == half)]
+        if len(within) > 1 and not within[~np.eye(len(within), dtype=bool)].mean() > closest + _GAP:
             return False
     return True
 

@@ -64,4 +64,6 @@ class KFED(LocalCentroids):
             seeds = np.concatenate([seeds, every[apart.argmax(), None]])
         nearest = cdist(every, seeds).argmin(axis=1)  # line 4
         held = [every[nearest == r] for r in range(self.clusters)]
-        return np.stack([own.mean(axis=0) if len(own) else seed for own, seed in zip(held, seeds, strict=True)])
+        return np.stack(
+            [members.mean(axis=0) if len(members) else seed for members, seed in zip(held, seeds, strict=True)]
+        )

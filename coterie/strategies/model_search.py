@@ -149,14 +149,14 @@ class ModelSearch:
         sizes, cohort = state[_SUMS] / (plan.rounds // _WINDOWS), plan.rate * plan.clients  # line 3
         before = Found(models, sizes, state[_SPLITS], [], np.arange(len(models)), np.ones(len(models)))
         if action == RESEED:
-            found = self.reseeded(before, cohort, rng)
+            after = self.reseeded(before, cohort, rng)
         else:
-            found = self.without_idle(before, cohort)
+            after = self.without_idle(before, cohort)
             if action == PRUNE:
-                found = self.shrunk(found)
+                after = self.shrunk(after)
             elif action == SPLIT:
-                found = self.split(found, max_clusters, rng)
-        return found, {**state, _SUMS: np.zeros(len(found.models)), _SPLITS: found.splits}
+                after = self.split(after, max_clusters, rng)
+        return after, {**state, _SUMS: np.zeros(len(after.models)), _SPLITS: after.splits}
 
     def reseeded(self, found: Found, cohort: float, rng: np.random.Generator) -> Found:
         """Lines 5 to 7."""

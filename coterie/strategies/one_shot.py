@@ -171,7 +171,10 @@ class OneShot(ClusteredStrategy):
         self.recorder.save_artifact(_GATHERED, {"clients": np.array(sorted(points))})
         points = dict(sorted(points.items()))
         missing = sorted(set(range(self.plan.clients)) - set(points))
-        self.notes |= {"missing": missing, "points": {str(client): len(own) for client, own in points.items()}}
+        self.notes |= {
+            "missing": missing,
+            "points": {str(client): len(client_points) for client, client_points in points.items()},
+        }
         if missing:
             log(
                 WARNING,
@@ -219,7 +222,7 @@ class OneShot(ClusteredStrategy):
         """Store codes and labels of a sample of points."""
         import torch
 
-        owners = np.repeat(list(points), [len(own) for own in points.values()])
+        owners = np.repeat(list(points), [len(client_points) for client_points in points.values()])
         every = np.concatenate(list(points.values()))
         some = self.streams.stream("shown", 1).permutation(len(every))[:_SHOWN]
         with torch.no_grad():

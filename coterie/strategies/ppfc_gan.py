@@ -189,7 +189,11 @@ class PPFCGAN(OneShot):
 
         every = union(points)
         least = _COLLAPSED_SHARE * _mean_deviation(every)
-        collapsed = [client for client, own in points.items() if len(own) > 1 and _mean_deviation(own) < least]
+        collapsed = [
+            client
+            for client, client_points in points.items()
+            if len(client_points) > 1 and _mean_deviation(client_points) < least
+        ]
         if collapsed:
             self.notes["collapsed"] = collapsed
             log(

@@ -64,8 +64,8 @@ class RRCluster(ClusteredStrategy):
     def __new__(cls, plan: Plan, settings: RRClusterSettings | None = None, *_: object, **options: object) -> RRCluster:
         """Create the strategy with the configured base; subclasses have theirs already."""
         on: dict[str, type[Any]] = {"ifca": _RRClusterIFCA, "fesem": _RRClusterFeSEM, "fedcam": _RRClusterFedCAM}
-        found: RRCluster = super().__new__(on[(settings or RRClusterSettings()).base] if cls is RRCluster else cls)
-        return found
+        strategy: RRCluster = super().__new__(on[(settings or RRClusterSettings()).base] if cls is RRCluster else cls)
+        return strategy
 
     def check(self) -> None:
         """Line 10 requires B."""

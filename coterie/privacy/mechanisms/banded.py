@@ -181,7 +181,7 @@ class Banded(Plan):
         most = min(plan._most_slots, plan.clients, plan.rounds)
         chosen = sorted({round(most ** (step / 6)) for step in range(7)})
         plans = [make(**{**numbers, "min_separation": slots}) for slots in chosen]
-        return min(plans, key=lambda each: each.model_noise)
+        return min(plans, key=lambda candidate: candidate.model_noise)
 
     @property
     def model_noise(self) -> float:
@@ -300,6 +300,6 @@ def slots_of(clients: int, slots: int) -> IntArray:
     hashes = ids * np.uint64(0x9E3779B97F4A7C15)
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    found = np.empty(clients, np.int64)
-    found[np.argsort(hashes ^ (hashes >> np.uint64(31)), kind="stable")] = np.arange(clients) % slots
-    return found
+    slot_of_client = np.empty(clients, np.int64)
+    slot_of_client[np.argsort(hashes ^ (hashes >> np.uint64(31)), kind="stable")] = np.arange(clients) % slots
+    return slot_of_client

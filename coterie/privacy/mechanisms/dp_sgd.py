@@ -124,8 +124,8 @@ class RecordLevel(Plan):
         """Create the ledger of a client with the largest budget; its first line contains the plans of all clients."""
         worst = self.worst
         profiles = [
-            {"clients": len(range(place, self.clients, len(self.client_plans))), "plan": plan.terms()}
-            for place, plan in enumerate(self.client_plans[: self.clients])
+            {"clients": len(range(index, self.clients, len(self.client_plans))), "plan": plan.terms()}
+            for index, plan in enumerate(self.client_plans[: self.clients])
         ]
         shared = {"clients": self.clients, "num_clusters": self.num_clusters, "weights": self.weights}
         public = {**about.pop("public", {}), **shared}

@@ -146,11 +146,11 @@ def large_members(labels: IntArray, sizes: IntArray, minimum: int) -> BoolArray:
 
 def surplus_members(labels: IntArray, sizes: IntArray, minimum: int, rng: np.random.Generator) -> BoolArray:
     """Return (draws, m) whether a member may be moved, as repaired: ``minimum`` random members of its cluster stay."""
-    place = _ranks(labels + rng.random(labels.shape))  # sorted by label, in random order within a cluster
+    ranks = _ranks(labels + rng.random(labels.shape))  # sorted by label, in random order within a cluster
     absent = (labels < 0).sum(axis=1, keepdims=True)
     begin = absent + np.cumsum(sizes, axis=1) - sizes
-    place -= np.take_along_axis(begin, np.maximum(labels, 0), axis=1)
-    return np.asarray((labels >= 0) & (place >= minimum))
+    ranks -= np.take_along_axis(begin, np.maximum(labels, 0), axis=1)
+    return np.asarray((labels >= 0) & (ranks >= minimum))
 
 
 def _ranks(keys: FloatArray) -> IntArray:
