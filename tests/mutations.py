@@ -28,7 +28,7 @@ _FILTER, _ADAPTIVE = f"{_PRIVACY}/filter.py", "tests/privacy/test_filter.py"
 _SITES, _SERVER, _RUN = f"{_GUARD}/owners.py", f"{_GUARD}/server.py", "tests/guard/test_guarded_run.py"
 _TRAINING, _APPS = f"{_GUARD}/watched_training.py", "tests/guard/test_faulty_apps.py"
 _SEARCH = "tests/strategies/test_model_search.py"
-_GENERATORS, _CLIENTAPP = "coterie/privacy/generators.py", "coterie/flower/clientapp.py"
+_GENERATORS, _CLIENTAPP = "coterie/generators.py", "coterie/flower/clientapp.py"
 _SUPEREXEC = "tests/flower/test_superexec.py"
 _SIZES, _REPLY_SIZES = "coterie/flower/sizes.py", "tests/client/test_reply_sizes.py"
 _ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
@@ -555,7 +555,7 @@ MUTATIONS = [
         _GENERATORS,
         "_reseed_devices(backend)",
         "pass",
-        "tests/privacy/test_generators.py::test_each_gpu_gets_a_seed_of_its_own",
+        "tests/test_generators.py::test_each_gpu_gets_a_seed_of_its_own",
     ),
     Mutation(
         "a process of a message that imports its app is not reseeded before",

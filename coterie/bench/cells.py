@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.bench.table import BenchError, Column, Row, Table
 from coterie.files import FileError
-from coterie.privacy.generators import reseed_generators
+from coterie.generators import reseed_generators
 from coterie.progress import ProgressCallback, drain_progress, ignore_progress
 from coterie.results import Outcome
 

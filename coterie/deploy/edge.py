@@ -22,7 +22,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from coterie.deploy.bundle import checked_hash, trusted_entities
+from coterie.deploy.app_bundle import checked_hash, trusted_entities
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import NodeConfig
 

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
+from coterie.generators import reseed_generators
 from coterie.logs import colour_terminals_only
-from coterie.privacy.generators import reseed_generators
 from coterie.progress import ProgressCallback, drain_progress, set_progress_sink
 
 T = TypeVar("T")

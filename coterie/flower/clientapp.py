@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from coterie.privacy.generators import collect_generators, reseed_generators
+from coterie.generators import collect_generators, reseed_generators
 
 #: Third-party modules that Flower and Coterie's ClientApp import for a training request.
 LIBRARIES = (

@@ -34,7 +34,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.utils import get_flwr_home
 from flwr.supernode import start_client_internal as flower
 
-from coterie.deploy.bundle import checked_hash, describe
+from coterie.deploy.app_bundle import checked_hash, describe
 from coterie.deploy.edge import SUPEREXEC
 from coterie.deploy.errors import DeployError
 from coterie.flower import backoff

@@ -174,8 +174,9 @@ def test_what_is_wrong_with_its_data_stays_with_the_client(tmp_path, caplog):
     assert str(refusal.value) == "client 0 failed; see its own log for details"
     assert refusal.value.__cause__ is None
     assert "mine.npz is not a numpy archive" in caplog.text
-    with pytest.raises(ClientError, match="data in the node configuration must be an absolute path"):
+    with pytest.raises(ClientError, match="the node configuration has errors; see the client's own log"):
         ask(question()[0], data="mine.npz")
+    assert "data must be an absolute path" in caplog.text
 
 
 def test_own_records_are_not_cut_in_a_simulation_either(folder):

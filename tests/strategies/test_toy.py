@@ -1,6 +1,7 @@
 """Every strategy x rebalancing x mechanism on a toy with a known answer, through the local engine."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -345,7 +346,7 @@ def test_fedcam_s_global_part_is_one_sum_over_all(tmp_path):
     np.testing.assert_array_equal(noisy[0, :4], noisy[1, :4])  # noised once
     assert abs(noisy[0, :4]).max() > 0.01
     different = FedCAM(plan("none", 2), streams=Streams(0))
-    different.layout = layout
+    different.run.state = replace(different.run.state, layout=layout)
     initial = different.initial_models(np.arange(16, dtype=np.float32).reshape(2, 8))
     np.testing.assert_array_equal(initial, [[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 12, 13, 14, 15]])
     reseeded, _, moves = Reseeding()(initial, np.array([8.0, 0.0]), np.random.default_rng(0), shared=4)
