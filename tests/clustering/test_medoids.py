@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+import kmedoids
 import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
@@ -37,7 +38,6 @@ def cases(kind, most):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cost_is_at_most_that_of_the_package_kmedoids(kind):
-    kmedoids = pytest.importorskip("kmedoids")
     for matrix, k in cases(kind, 40):
         theirs = kmedoids.fasterpam(matrix, k, init="build")
         assert cost(matrix, k_medoids(matrix, k)) <= cost(matrix, theirs.medoids.astype(int)) * (1 + 1e-12)
