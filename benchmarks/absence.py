@@ -17,8 +17,8 @@ import numpy as np
 from flwr.app import Message
 
 from coterie.engine import SummingGrid
-from coterie.messages import TRAIN
 from coterie.server import RunConfig, RunFolder, run
+from coterie.wire.messages import TRAIN
 
 SHARES = (0.0, 0.1, 0.2, 0.3)
 MECHANISMS = {

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.deploy import Edge, command, create, environment
+from coterie.deploy import Edge, NodeConfig, command, create, environment
 from coterie.server.config import combined
 
 ROOT, BIN = Path(__file__).resolve().parents[1], Path(sys.executable).parent
@@ -195,11 +195,11 @@ class Federation:
         """Start SuperNode i."""
         edge = Edge(
             superlink=f"localhost:{self.fleet}",
-            data=self.folder / f"client-{i}",
             key=self.folder / f"pki/nodes/node-{i}.key",
             ca=self.folder / "pki/ca.crt",
-            client_id=i,
-            state_dir=self.folder / f"state-{i}",
+            node=NodeConfig(
+                client_id=i, data=str(self.folder / f"client-{i}"), state_dir=str(self.folder / f"state-{i}")
+            ),
             port=self._ports[i],
         )
         edge.state_dir.mkdir(exist_ok=True)

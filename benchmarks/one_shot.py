@@ -29,12 +29,12 @@ from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
 from sklearn.metrics.pairwise import euclidean_distances
 
-from coterie.client.gans import GANTraining, train_gans
+from coterie.client.gan_training import GANTraining, train_gans
 from coterie.clustering.dcn import DCN
-from coterie.datasets import federate
-from coterie.messages import Layout
+from coterie.datasets import Partition, federate
 from coterie.models import GANS, build_gan, drawn, gan_for
 from coterie.progress import set_progress_sink
+from coterie.wire.messages import Layout
 
 # Records of which distances are taken.
 MOST = 1000
@@ -81,7 +81,7 @@ def tell(**measured: object) -> None:
 
 
 def clients(dataset: str, level: float, count: int = 10) -> list[np.ndarray]:
-    data = federate(dataset, clients=10, groups="1", shift="none", non_iid_level=level)
+    data = federate(dataset, Partition(clients=10, groups="1", shift="none", non_iid_level=level))
     return [data.shard(i).x for i in range(count)]
 
 

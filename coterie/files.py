@@ -1,4 +1,4 @@
-"""File access: bounded reads of regular files with one-line errors, and atomic writes.
+"""File access: bounded reads of regular files with one-line errors, JSON, and atomic writes.
 
 New files have mode 0600 and new folders 0700, regardless of the umask. Existing folders, and files that are appended
 to, keep their modes, so that their owner may share them.
@@ -7,6 +7,7 @@ to, keep their modes, so that their owner may share them.
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from collections.abc import Mapping
@@ -51,12 +52,12 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     except OSError as error:
         what = "read" if flags == os.O_RDONLY else "written"
         raise FileError(f"{path} cannot be {what}: {error.strerror or error}") from None
-    about = os.fstat(descriptor)
+    file_status = os.fstat(descriptor)
     problem = ""
-    if not stat.S_ISREG(about.st_mode):
-        problem = f"it is {_KINDS.get(stat.S_IFMT(about.st_mode), 'not a file')}, not a regular file"
-    elif about.st_size > MAX_FILE_BYTES:
-        problem = f"its size of {about.st_size:,} bytes exceeds the limit of {MAX_FILE_BYTES:,}"
+    if not stat.S_ISREG(file_status.st_mode):
+        problem = f"it is {_KINDS.get(stat.S_IFMT(file_status.st_mode), 'not a file')}, not a regular file"
+    elif file_status.st_size > MAX_FILE_BYTES:
+        problem = f"its size of {file_status.st_size:,} bytes exceeds the limit of {MAX_FILE_BYTES:,}"
     if problem:
         os.close(descriptor)
         raise FileError(f"{path} cannot be read: {problem}")
@@ -139,6 +140,11 @@ def read_text(path: Path) -> str:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError:
         raise FileError(f"{path} cannot be read: it is not text") from None
+
+
+def finite(value: float | None) -> float | None:
+    """Return ``value``, or None for infinity and NaN, which JSON lacks."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def read_object(path: Path) -> dict[str, Any]:

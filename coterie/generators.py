@@ -41,7 +41,7 @@ def reseed_generators(others: Iterable[object] = ()) -> None:
         sys.modules["tensorflow"].random.set_seed(secrets.randbits(63))
     kinds = _kinds()
     for generator in others:
-        next(seed for kind, seed in kinds.items() if isinstance(generator, kind))(generator)
+        next(seed for generator_type, seed in kinds.items() if isinstance(generator, generator_type))(generator)
 
 
 def _reseed_devices(backend: Any) -> None:
@@ -65,17 +65,19 @@ def collect_generators() -> Iterator[list[object]]:
     try:
         yield created
         kinds = tuple(_kinds())
-        created += {id(each): each for each in _new_objects() if issubclass(type(each), kinds)}.values()
+        created += {
+            id(generator): generator for generator in _new_objects() if issubclass(type(generator), kinds)
+        }.values()
     finally:
         gc.unfreeze()
 
 
 def _new_objects() -> Iterator[object]:
     """Yield the objects since `gc.freeze`, some repeatedly: PyTorch's generators are not tracked, but referred to."""
-    found = gc.get_objects()
-    while found:
-        yield from found
-        found = [each for each in gc.get_referents(*found) if not gc.is_tracked(each)]
+    objects = gc.get_objects()
+    while objects:
+        yield from objects
+        objects = [referent for referent in gc.get_referents(*objects) if not gc.is_tracked(referent)]
 
 
 def _kinds() -> dict[type, Callable[[Any], object]]:

@@ -22,14 +22,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from coterie import models as networks
+from coterie.client.cohort import OWN
 from coterie.client.layers import Additive
 from coterie.client.sgd import example_loss
 from coterie.client.state import ClientError, StateFile
-from coterie.client.task import OWN
 from coterie.datasets import Facts, LocalRecords, TableSchema, local_records
-from coterie.files import FileError, open_regular, read_object
-from coterie.messages import Layout
-from coterie.model_card import MAX_EXAMPLE, CardError, ModelCard
+from coterie.files import FileError, open_regular
+from coterie.results import Outcome
+from coterie.wire.messages import Layout
+from coterie.wire.model_card import MAX_EXAMPLE, CardError, ModelCard
 
 # Examples per forward pass; bounds memory.
 _CHUNK = 1024
@@ -127,14 +128,14 @@ class TrainedModels(Sequence[nn.Module]):
             DataError: the file cannot be read, or a record does not match the models.
             InferenceError: the schema is another one than the models'.
         """
-        card, own = self.card, self.schema
+        card, table_schema = self.card, self.schema
         if schema is not None:
             given = TableSchema.load(schema)
-            if own is None or given.fingerprint != own.fingerprint:
+            if table_schema is None or given.fingerprint != table_schema.fingerprint:
                 raise InferenceError(f"{schema} is not the schema of these models; only [file] and ignore may differ")
-            own = given
-        known = Facts(card.kind, card.shape, card.num_classes, own)
-        return local_records(Path(file), known, networks.features(card.features))
+            table_schema = given
+        facts = Facts(card.kind, card.shape, card.num_classes, table_schema)
+        return local_records(Path(file), facts, networks.features(card.features))
 
     def in_units(self, targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return real targets or predictions of them in the units of the table, which the schema scales."""
@@ -150,7 +151,7 @@ class TrainedModels(Sequence[nn.Module]):
             raise InferenceError(f"cluster {cluster} does not exist: {self._range}")
         module = self._modules[cluster]
         with torch.no_grad():
-            parts = [module(part) for part in torch.split(torch.as_tensor(x), _CHUNK)] if len(x) else []
+            parts = [module(chunk) for chunk in torch.split(torch.as_tensor(x), _CHUNK)] if len(x) else []
         return np.asarray(torch.cat(parts).float().numpy() if parts else np.zeros((0, 0), np.float32))
 
     def predict(self, x: npt.NDArray[Any], cluster: int) -> npt.NDArray[Any]:
@@ -199,8 +200,8 @@ class TrainedModels(Sequence[nn.Module]):
                 f"the cluster of site {site} is not released under client-level privacy; use the site's labelled "
                 "records: coterie assign"
             )
-        known = f"known sites: {', '.join(map(str, sorted(self.sites)[:10]))}" if self.sites else "no site is known"
-        raise InferenceError(f"the cluster of site {site} is not in result.json ({known}); use coterie assign")
+        hint = f"known sites: {', '.join(map(str, sorted(self.sites)[:10]))}" if self.sites else "no site is known"
+        raise InferenceError(f"the cluster of site {site} is not in result.json ({hint}); use coterie assign")
 
     def export_onnx(self, folder: str | Path) -> list[Path]:
         """Write ``cluster-<j>.onnx`` for every model, with the card as metadata; requires ``coterie[onnx]``.
@@ -261,8 +262,8 @@ def load(run: str | Path, *, site: int | str | None = None, trust_code: bool = F
     """
     folder = Path(run).expanduser()
     files = _files(folder)
-    found = [_read(file) for file in files]
-    cards = [card for card, _ in found]
+    loaded = [_read(file) for file in files]
+    cards = [card for card, _ in loaded]
     expected = cards[0].clusters if cards[0].encoder is None else 1
     if [card.cluster for card in cards] != list(range(expected)):
         raise InferenceError(f"{files[0].parent} does not contain the models of all {expected} clusters")
@@ -274,11 +275,11 @@ def load(run: str | Path, *, site: int | str | None = None, trust_code: bool = F
                 "--trust-code (trust_code=True) if you trust the source of these files"
             )
     clusters, names = _sites(folder)
-    own = None if site is None else (folder / "clients", _number(site, names))
+    site_state = None if site is None else (folder / "clients", _number(site, names))
     modules = []
-    for file, (card, tensors) in zip(files, found, strict=True):
+    for file, (card, tensors) in zip(files, loaded, strict=True):
         try:
-            modules.append(_module(card, tensors, own))
+            modules.append(_module(card, tensors, site_state))
         except InferenceError:
             raise
         except (networks.ModelError, ValueError, RuntimeError) as error:
@@ -288,8 +289,8 @@ def load(run: str | Path, *, site: int | str | None = None, trust_code: bool = F
 
 def _files(folder: Path) -> list[Path]:
     """Return the model files by cluster."""
-    for place in (folder / "models", folder):
-        numbered = {int(end): f for f in place.glob("cluster-*.safetensors") if (end := f.stem[8:]).isdecimal()}
+    for location in (folder / "models", folder):
+        numbered = {int(end): f for f in location.glob("cluster-*.safetensors") if (end := f.stem[8:]).isdecimal()}
         if numbered:
             return [numbered[cluster] for cluster in sorted(numbered)]
     what = "is an unfinished run" if (folder / "config.toml").exists() else "does not exist" * (not folder.exists())
@@ -317,15 +318,15 @@ def _module(card: ModelCard, tensors: Mapping[str, npt.NDArray[Any]], site: tupl
     # A card may come from anyone: sizes are compared before a parameter of Coterie's networks is allocated.
     with torch.device("meta") if card.model in networks.MODELS else nullcontext():
         layout = Layout.of(dict(_network(card).named_parameters()))
-    found = dict(tensors)
-    if personal := [name for name in layout.names if name not in found]:
-        found |= _personal(layout, personal, card, site)
+    parameters = dict(tensors)
+    if personal := [name for name in layout.names if name not in parameters]:
+        parameters |= _personal(layout, personal, card, site)
     expected = dict(zip(layout.names, layout.shapes, strict=True))
-    for name, values in found.items():
+    for name, values in parameters.items():
         if expected.get(name) != values.shape:
             raise networks.ModelError(f"{name} has shape {values.shape}, expected {expected.get(name, 'no such name')}")
     module = _network(card)
-    module.load_state_dict({name: torch.tensor(values) for name, values in found.items()})
+    module.load_state_dict({name: torch.tensor(values) for name, values in parameters.items()})
     return module.eval().requires_grad_(False)
 
 
@@ -359,10 +360,10 @@ def _personal(
             f"{folder} contains no personal layers of site {number}: it did not train, or its layers are on its machine"
         )
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
-    own = Layout(tuple(names), tuple(shapes[name] for name in names))
-    if state[OWN].shape != (own.size,):
+    personal_layout = Layout(tuple(names), tuple(shapes[name] for name in names))
+    if state[OWN].shape != (personal_layout.size,):
         raise InferenceError(f"the personal layers of site {number} in {folder} do not fit the network")
-    return own.split(state[OWN])
+    return personal_layout.split(state[OWN])
 
 
 class _Sum(nn.Module):
@@ -374,7 +375,7 @@ class _Sum(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum of all outputs."""
-        return torch.stack([part(x) for part in self.parts]).sum(dim=0)
+        return torch.stack([module(x) for module in self.parts]).sum(dim=0)
 
 
 def _exportable(module: nn.Module) -> nn.Module:
@@ -392,15 +393,13 @@ def _prepared_shape(card: ModelCard) -> tuple[int, ...]:
 
 def _sites(folder: Path) -> tuple[dict[int, int], dict[str, int]]:
     """Return cluster by client, and client by name, as far as result.json states them."""
-    path = folder / "result.json"
-    if not path.exists():
-        return {}, {}
     try:
-        listed = read_object(path).get("sites") or []
-        clusters = {int(site["client"]): int(site["cluster"]) for site in listed if site.get("cluster") is not None}
-        return clusters, {str(site["name"]): int(site["client"]) for site in listed if "name" in site}
-    except (FileError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise InferenceError(f"{path} is damaged ({error}); restore it from a copy, or remove it") from None
+        outcome = Outcome.read(folder)
+    except FileError as error:
+        raise InferenceError(f"{error}; restore it from a copy, or remove it") from None
+    sites = outcome.sites if outcome else ()
+    clusters = {site.client: site.cluster for site in sites if site.cluster is not None}
+    return clusters, {site.name: site.client for site in sites if site.name is not None}
 
 
 def _number(site: int | str, names: Mapping[str, int]) -> int:

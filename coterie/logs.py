@@ -12,10 +12,13 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
+
+from coterie.files import finite
+from coterie.results import RoundRecord
 
 #: Fields of a JSON line beside time, level and message, where known; ``extra`` of a logging call may set it.
 FIELDS = ("run", "round", "rounds", "client", "node", "epsilon", "accuracy", "replies", "reason")
@@ -107,12 +110,12 @@ class _FirstOfEach(logging.Filter):
         if record.levelno < logging.WARNING:
             return True
         text = record.getMessage()
-        kind = _NUMBERS.sub("#", text)
-        if kind in self.counts:
-            self.counts[kind] += 1
+        pattern = _NUMBERS.sub("#", text)
+        if pattern in self.counts:
+            self.counts[pattern] += 1
             return False
         if len(self.counts) < _MAX_KINDS:
-            self.counts[kind], self.first[kind] = 0, text
+            self.counts[pattern], self.first[pattern] = 0, text
         return True
 
 
@@ -125,42 +128,39 @@ def collapsed_warnings() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(repeated)
-        for kind, count in repeated.counts.items():
+        for pattern, count in repeated.counts.items():
             if count:
-                logger.warning("%s more like: %s", count, repeated.first[kind])
+                logger.warning("%s more like: %s", count, repeated.first[pattern])
 
 
-def round_line(line: Mapping[str, Any], rounds: int) -> tuple[str, dict[str, Any]]:
+def round_line(record: RoundRecord, rounds: int) -> tuple[str, dict[str, Any]]:
     """The message of a finished round, and the ``extra`` that belongs to it.
 
     Args:
-        line: of metrics.jsonl; ``replies`` is there only where who takes part is no secret.
-        rounds: of the whole run.
+        record: the round, with ``replies`` only where participation is no secret.
+        rounds: number of rounds of the run.
     """
-    text = f"round {line['round']}/{rounds}: epsilon {line['epsilon']:.3f}"
-    if "accuracy" in line:
-        text += f", accuracy {100 * line['accuracy']:.1f} %"
-    if "replies" in line:
-        replies = line["replies"]
-        dropped = sum(replies["dropped"].values())
-        text += f", {replies['accepted']} of {replies['asked']} replies, {dropped} dropped"
-    known = {key: line[key] for key in ("round", "epsilon", "accuracy", "replies") if key in line}
-    return f"{text} ({line['seconds']:.2f} s)", {"rounds": rounds, **known}
+    text = f"round {record.round}/{rounds}: epsilon {record.epsilon:.3f}"
+    extra: dict[str, Any] = {"rounds": rounds, "round": record.round, "epsilon": record.epsilon}
+    if (accuracy := record.mean_accuracy) is not None:
+        text += f", accuracy {100 * accuracy:.1f} %"
+        extra["accuracy"] = accuracy
+    if (replies := record.replies) is not None:
+        text += f", {replies['accepted']} of {replies['asked']} replies, {record.dropped} dropped"
+        extra["replies"] = replies
+    return f"{text} ({record.seconds or 0:.2f} s)", extra
 
 
-def progress_message(line: Mapping[str, Any], rounds: int) -> str:
+def progress_message(record: RoundRecord, rounds: int) -> str:
     """The message that :func:`read_rounds` reads: round, rounds, epsilon (null: infinite), accuracy, dropped replies.
 
     Args:
-        line: as for :func:`round_line`.
-        rounds: of the whole run.
+        record: as for :func:`round_line`.
+        rounds: number of rounds of the run.
     """
-    found = {"round": line["round"], "rounds": rounds, "epsilon": _finite(line["epsilon"])}
-    if "accuracy" in line:
-        found["accuracy"] = _finite(line["accuracy"])
-    if "replies" in line:
-        found["dropped"] = sum(line["replies"]["dropped"].values())
-    return f"progress {json.dumps(found)}"
+    values = {"round": record.round, "rounds": rounds, "epsilon": finite(record.epsilon)}
+    more = {"accuracy": finite(record.mean_accuracy), "dropped": record.dropped}
+    return f"progress {json.dumps(values | {name: value for name, value in more.items() if value is not None})}"
 
 
 def read_rounds(log: str) -> dict[str, Any] | None:
@@ -170,20 +170,20 @@ def read_rounds(log: str) -> dict[str, Any] | None:
         ``round``, ``rounds``, ``epsilon`` (inf without privacy), ``accuracy`` (the latest; None: none yet), and
         ``dropped`` replies so far (None where that is secret until the end).
     """
-    found: dict[str, Any] | None = None
+    progress: dict[str, Any] | None = None
     for text in log.split("\n"):
         level, message = _read(_COLOURS.sub("", text).strip())
         if level == "INFO" and (match := _PROGRESS.fullmatch(message)):
             line = json.loads(match["json"])
-            found = found or {"accuracy": None, "dropped": None}
+            progress = progress or {"accuracy": None, "dropped": None}
             if "dropped" in line:
-                line["dropped"] += found["dropped"] or 0
-            found |= line
-            if found["epsilon"] is None:
-                found["epsilon"] = math.inf
-        elif found and level == "WARNING" and (match := _TOTAL.fullmatch(message)):
-            found["dropped"] = int(match["dropped"])
-    return found
+                line["dropped"] += progress["dropped"] or 0
+            progress |= line
+            if progress["epsilon"] is None:
+                progress["epsilon"] = math.inf
+        elif progress and level == "WARNING" and (match := _TOTAL.fullmatch(message)):
+            progress["dropped"] = int(match["dropped"])
+    return progress
 
 
 def _read(text: str) -> tuple[str, str]:
@@ -196,7 +196,3 @@ def _read(text: str) -> tuple[str, str]:
         return str(line.get("level")), str(line.get("message"))
     match = _TEXT.fullmatch(text)
     return (match["level"], match["message"]) if match else ("", "")
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -50,7 +50,10 @@ def installed(kind: str) -> dict[str, EntryPoint]:
     """Return the entry points of installed packages by name, without importing them."""
     from importlib.metadata import entry_points  # slow to import
 
-    return {each.name: each for each in sorted(entry_points(group=GROUPS[kind]), key=lambda each: each.value)}
+    return {
+        entry_point.name: entry_point
+        for entry_point in sorted(entry_points(group=GROUPS[kind]), key=lambda entry_point: entry_point.value)
+    }
 
 
 def origin(entry: EntryPoint) -> str:
@@ -87,7 +90,7 @@ def load(kind: str, name: str) -> Any:
     module, _, attribute = path.partition(":")
     where = f"{kind} '{name}': cannot import {attribute or '(nothing)'} from {module or '(nothing)'}"
     try:
-        found = importlib.import_module(module)
+        target = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise PluginError(f"{where}: {module} imports {error.name}, which is not installed") from error
@@ -97,13 +100,15 @@ def load(kind: str, name: str) -> Any:
     except (Exception, SystemExit) as error:  # importing runs the user's code
         raise PluginError(f"{where}: the module fails with {type(error).__name__}: {_line(error)}") from error
     try:
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        for segment in attribute.split("."):
+            target = getattr(target, segment)
     except AttributeError:
-        near = difflib.get_close_matches(attribute, [each for each in vars(found) if not each.startswith("_")], n=1)
+        near = difflib.get_close_matches(
+            attribute, [member for member in vars(target) if not member.startswith("_")], n=1
+        )
         hint = f"; did you mean {module}:{near[0]}?" if near else ""
         raise PluginError(f"{where}: the module has no such name; use {form(kind)}{hint}") from None
-    return found
+    return target
 
 
 def load_function(kind: str, name: str, arguments: Iterable[str]) -> Callable[..., Any]:
@@ -143,5 +148,5 @@ def _line(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
-    return (str(error).splitlines() or [""])[0] + place
+    location = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
+    return (str(error).splitlines() or [""])[0] + location

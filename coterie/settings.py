@@ -1,4 +1,4 @@
-"""Declarations of settings, parsing of their values, and names of earlier versions.
+"""Declarations of settings, and parsing of their values.
 
 Each part of Coterie declares its settings as a frozen dataclass, one per table:
 
@@ -20,9 +20,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from decimal import Decimal
 from functools import cache
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
-from coterie.bounds import MAX_TEXT, Bounds
+from coterie.fields import MAX_TEXT, Bounds, Kind, key_of
 from coterie.plugins import form, provided
 
 #: Value of a setting that is not set; the method, the data set or the setting provides the default.
@@ -36,7 +36,7 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting:  # large: one field per property of a setting
     """The declaration of one setting.
 
     Attributes:
@@ -54,6 +54,7 @@ class Setting:
         place: whether it may change when a run is resumed: paths, timeouts, ports.
         only: name of a setting on which it depends, and the values of that setting for which it has an effect.
         choices: names that a string may have; empty if it is free.
+        custom: whether it may also name an object of users.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Setting:
     place: bool
     only: tuple[str, Collection[Any]] | None
     choices: tuple[str, ...]
+    custom: bool
 
     @property
     def key(self) -> str:
@@ -129,7 +131,7 @@ def setting(
         at_most: largest value of a number.
         below: the same, excluded.
         within: range of a number, in place of these four.
-        longest: maximum number of characters of a text; None: :data:`coterie.bounds.MAX_TEXT` if clients receive it.
+        longest: maximum number of characters of a text; None: :data:`coterie.fields.MAX_TEXT` if clients receive it.
         choices: allowed values of a string.
         custom: kind of the objects of users that are allowed as well, a key of :data:`coterie.plugins.GROUPS`; empty:
             none.
@@ -150,9 +152,16 @@ def setting(
         allowed = allowed or ", ".join(names) + (f", or {form(custom)}" if custom else "")
     if longest is None:
         longest = MAX_TEXT if client else math.inf
-    about = {"help": help, "allowed": allowed, "bounds": bounds, "longest": longest, "check": ok}
-    about |= {"tuned": tuned, "client": client, "place": place, "only": only, "choices": names}
-    return field(default=default, metadata={_SETTING: about})
+    metadata = {"help": help, "allowed": allowed, "bounds": bounds, "longest": longest, "check": ok}
+    metadata |= {
+        "tuned": tuned,
+        "client": client,
+        "place": place,
+        "only": only,
+        "choices": names,
+        "custom": bool(custom),
+    }
+    return field(default=default, metadata={_SETTING: metadata})
 
 
 @dataclass(frozen=True)
@@ -175,7 +184,10 @@ class Settings:
     def declared(cls) -> dict[str, Setting]:
         """Return the declaration of every field."""
         hints = get_type_hints(cls)
-        return {each.name: _declaration(cls.table, each, hints[each.name]) for each in fields(cls)}
+        return {
+            dataclass_field.name: _declaration(cls.table, dataclass_field, hints[dataclass_field.name])
+            for dataclass_field in fields(cls)
+        }
 
     @classmethod
     def named(cls) -> dict[str, Setting]:
@@ -189,32 +201,77 @@ class Settings:
             for name, declared in self.declared().items()
         }
 
+    # ---- what clients receive ---------------------------------------------------------------------------------
 
-def _declaration(table: str, each: Any, hint: Any) -> Setting:
-    about = dict(each.metadata[_SETTING])
+    @classmethod
+    def received(cls) -> dict[str, Kind]:
+        """Return the kind of every field that clients receive.
+
+        Any text may name an object of users: whether it does depends on what is installed, which no reply reveals.
+        """
+        return {
+            name: Kind(
+                (declared.kind,),
+                declared.optional,
+                bounds=declared.bounds,
+                choices=() if declared.custom else declared.choices,
+                longest=declared.longest,
+            )
+            for name, declared in cls.declared().items()
+            if declared.client
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read the fields that clients receive from what a server sent; other fields have their defaults.
+
+        Raises:
+            FieldError: a key is missing, or its value has another type or is out of bounds.
+        """
+        table = object.__new__(cls)  # without the conversions and the search for installed objects of users
+        values = {name: reader.read(key_of(name), record) for name, reader in cls.received().items()}
+        for name, declared in cls.declared().items():
+            object.__setattr__(table, name, values.get(name, declared.default))
+        return table
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the values that clients receive, by key."""
+        values = {key_of(name): getattr(self, name) for name in self.received()}
+        return {key: value for key, value in values.items() if value is not None}
+
+    @classmethod
+    def keys(cls) -> frozenset[str]:
+        """The keys of these values."""
+        return frozenset(map(key_of, cls.received()))
+
+
+def _declaration(table: str, dataclass_field: Any, hint: Any) -> Setting:
+    metadata = dict(dataclass_field.metadata[_SETTING])
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    kind = next(one for one in kinds if one is not types.NoneType)
-    bounds = about["bounds"].in_words
+    value_type = next(one for one in kinds if one is not types.NoneType)
+    bounds = metadata["bounds"].in_words
     numbers = {int: ("an integer, ", "an integer"), float: ("a finite number ", "a finite number")}
-    if not about["allowed"]:
-        stem, alone = numbers.get(kind, ("", "true or false" if kind is bool else "a string"))
-        about["allowed"] = stem + bounds if bounds else alone
-    name = ".".join(filter(None, (table, each.name.replace("_", "-"))))
-    assert each.default is not MISSING, f"{name} has no default"
-    return Setting(name=name, kind=kind, optional=types.NoneType in kinds, default=each.default, **about)
+    if not metadata["allowed"]:
+        stem, alone = numbers.get(value_type, ("", "true or false" if value_type is bool else "a string"))
+        metadata["allowed"] = stem + bounds if bounds else alone
+    name = ".".join(filter(None, (table, key_of(dataclass_field.name))))
+    assert dataclass_field.default is not MISSING, f"{name} has no default"
+    return Setting(
+        name=name, kind=value_type, optional=types.NoneType in kinds, default=dataclass_field.default, **metadata
+    )
 
 
-def _convert(kind: type, value: Any) -> Any:
-    """Return ``value`` as ``kind``; None if it cannot be converted."""
-    if kind is bool:
+def _convert(value_type: type, value: Any) -> Any:
+    """Return ``value`` as ``value_type``; None if it cannot be converted."""
+    if value_type is bool:
         flags = {"true": True, "false": False}
         return value if isinstance(value, bool) else flags.get(str(value).lower())
     if isinstance(value, bool) or value is None:
         return None
     try:
-        if kind is int:
+        if value_type is int:
             return int(Decimal(str(value))) if float(value).is_integer() else None  # exact, also above 2^53
-        return kind(value)
+        return value_type(value)
     except (TypeError, ValueError, OverflowError):
         return None
 
@@ -227,39 +284,20 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 def flat(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Tables of settings as one mapping of full names, as Flower flattens a run configuration."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in tables.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}.{key}": inner for key, inner in flat(value).items()}
+            values |= {f"{name}.{key}": inner for key, inner in flat(value).items()}
         else:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Invert :func:`flat`; plain names come first, as TOML requires."""
-    found = {name: value for name, value in values.items() if "." not in name}
+    tables = {name: value for name, value in values.items() if "." not in name}
     for name, value in values.items():
         table, dot, key = name.rpartition(".")
         if dot:
-            found.setdefault(table, {})[key] = value
-    return found
-
-
-#: Names of settings in earlier versions, whose run folders have one table without subtables.
-RENAMED = {
-    "clip": "clip-norm",
-    "respawn-every": "reseed-every",
-    "first-noise": "first-round-noise-ratio",
-    "within": "cluster-optimizer",
-    "gan-average": "ema-decay",
-    "wait": "registration-timeout",
-}
-
-
-def with_current_names(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run folder with their current names, which may lack the table."""
-    return {
-        RENAMED.get(name, name): AUTO if (name, value) in (("seed", "none"), ("num-classes", "none")) else value
-        for name, value in flat(stored).items()
-    }
+            tables.setdefault(table, {})[key] = value
+    return tables

@@ -95,8 +95,8 @@ VARIANTS = {
 
 def cases():
     """Settings of every run by its name."""
-    from coterie.methods import STRATEGIES
     from coterie.privacy import MECHANISMS
+    from coterie.strategies.registry import STRATEGIES
 
     found = {}
     for name, method in STRATEGIES.items():

@@ -17,19 +17,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _COPIED = ("coterie", "tests", "benchmarks", "pyproject.toml", "README.md", "docs")
-_PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/strategies/base.py"
+_PRIVACY, _PLAN, _BASE = "coterie/privacy", "coterie/privacy/plan.py", "coterie/strategies/method.py"
 _EXCHANGE = "coterie/rounds/exchange.py"
+_LOOP, _POST = "coterie/strategies/loop.py", "coterie/strategies/post_processing.py"
 _MECHANISMS, _RANDOMNESS = "tests/audit/test_audit_mechanisms.py", "tests/audit/test_audit_randomness.py"
 _BANDED, _STREAMS = f"{_PRIVACY}/mechanisms/banded.py", "tests/audit/test_audit_streams.py"
 _HOSTILE = "tests/client/test_hostile_server.py"
 _GUARD, _SITE = "coterie/guard", "tests/guard/test_guarded_site.py"
 _FILTER, _ADAPTIVE = f"{_PRIVACY}/filter.py", "tests/privacy/test_filter.py"
-_SITES, _SERVER, _RUN = f"{_GUARD}/sites.py", f"{_GUARD}/server.py", "tests/guard/test_guarded_run.py"
-_TRAINING, _APPS = f"{_GUARD}/training.py", "tests/guard/test_faulty_apps.py"
+_SITES, _SERVER, _RUN = f"{_GUARD}/owners.py", f"{_GUARD}/server.py", "tests/guard/test_guarded_run.py"
+_TRAINING, _APPS = f"{_GUARD}/watched_training.py", "tests/guard/test_faulty_apps.py"
 _SEARCH = "tests/strategies/test_model_search.py"
-_GENERATORS, _CLIENTAPP = "coterie/generators.py", "coterie/deploy/clientapp.py"
-_SUPEREXEC = "tests/deploy/test_superexec.py"
-_SIZES, _REPLY_SIZES = "coterie/wire/sizes.py", "tests/client/test_reply_sizes.py"
+_GENERATORS, _CLIENTAPP = "coterie/generators.py", "coterie/flower/clientapp.py"
+_SUPEREXEC = "tests/flower/test_superexec.py"
+_SIZES, _REPLY_SIZES = "coterie/flower/sizes.py", "tests/client/test_reply_sizes.py"
 _ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
 _BOUNDS = "tests/server/test_bounds.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
@@ -58,8 +59,8 @@ MUTATIONS = [
     Mutation(
         "a later request pins other events",
         f"{_PRIVACY}/ledger.py",
-        "found = self._pin(total) if stated is None else Filter.parse(stated, self.budget, self.delta)",
-        "found = self._pin(total)",
+        "            if first:\n                allowed",
+        "            if True:\n                allowed",
         f"{_ADAPTIVE}::test_the_ledger_refuses_one_of_the_two_continuations",
     ),
     Mutation(
@@ -72,8 +73,8 @@ MUTATIONS = [
     Mutation(
         "more steps than pinned are accepted",
         _FILTER,
-        "all(amount <= left.get(kind, 0.0) * SLACK",
-        "all(amount <= left.get(kind, 0.0) * 1.2",
+        "all(amount <= left.get(event, 0.0) * SLACK",
+        "all(amount <= left.get(event, 0.0) * 1.2",
         f"{_ADAPTIVE}::test_all_events_of_a_plan_that_fills_the_budget_are_accepted_and_nothing_else",
     ),
     Mutation(
@@ -100,16 +101,16 @@ MUTATIONS = [
     ),
     Mutation(
         "the search for the number of clusters reads the number of replies",
-        _BASE,
-        "self.state = search.observe(self.state, histogram)",
-        "self.state = search.observe(self.state, histogram + self.statistics.accepted / 8)",
+        _POST,
+        "arrays = search.observe(run.state.arrays, histogram)",
+        "arrays = search.observe(run.state.arrays, histogram + run.statistics.accepted / 8)",
         f"{_SEARCH}::test_decisions_follow_from_released_sizes_and_public_numbers_alone",
     ),
     Mutation(
         "the noise shrinks with the number of clusters",
-        "coterie/rounds/loop.py",
-        "strategy.plan = replace(strategy.plan, num_clusters=len(models))",
-        "strategy.plan = replace(strategy.plan, num_clusters=len(models), noise_multiplier=0.05)",
+        "coterie/rounds/run_state.py",
+        "plan = replace(plan, num_clusters=num_clusters)",
+        "plan = replace(plan, num_clusters=num_clusters, noise_multiplier=0.05)",
         f"{_SEARCH}::test_decisions_follow_from_released_sizes_and_public_numbers_alone",
     ),
     Mutation(
@@ -124,7 +125,7 @@ MUTATIONS = [
         _BASE,
         "released.sums[:, : self.shared] / released.cohort",
         "released.sums[:, : self.shared] / max(len(self.plan.sample("
-        "self.streams.stream('cohort', self.attempt - 1, self.attempt - 1), self.attempt - 1)), 1)",
+        "self.run.streams.stream('cohort', self.attempt - 1, self.attempt - 1), self.attempt - 1)), 1)",
         f"{_RUNS}::test_what_is_shipped_holds",
     ),
     Mutation(
@@ -171,21 +172,21 @@ MUTATIONS = [
     ),
     Mutation(
         "recalibration forgets what was spent",
-        "coterie/rounds/loop.py",
+        _LOOP,
         "noise = plan.noise_for(remaining, spent)",
         "noise = plan.noise_for(remaining)",
         "tests/strategies/test_released_only.py::test_noise_after_a_crash_makes_up_for_the_wasted_charges",
     ),
     Mutation(
         "sums of single precision",
-        _PLAN,
+        f"{_PRIVACY}/contributions.py",
         "self.sums = np.zeros((draws, plan.num_clusters, size))",
         "self.sums = np.zeros((draws, plan.num_clusters, size), np.float32)",
         f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
     ),
     Mutation(
         "counts have no noise where their share is small",
-        _PLAN,
+        f"{_PRIVACY}/noise.py",
         "return self.noise_multiplier / math.sqrt(self.identifier_share) if self.identifier_share else None",
         "return self.noise_multiplier * (self.identifier_share > 0.05) if self.identifier_share else None",
         f"{_MECHANISMS}::test_what_certifies_holds_and_the_controls_are_broken",
@@ -194,15 +195,15 @@ MUTATIONS = [
         "a missing reply changes the divisor",
         _BASE,
         "mean = released.sums / released.divisors[:, None]",
-        "mean = released.sums / (released.divisors[:, None] * max(self.statistics.accepted, 1) / "
-        "max(self.statistics.asked, 1))",
+        "mean = released.sums / (released.divisors[:, None] * max(self.run.statistics.accepted, 1) / "
+        "max(self.run.statistics.asked, 1))",
         f"{_RUNS}::test_what_is_shipped_holds",
     ),
     Mutation(
         "the redraw matrix follows true counts",
-        _BASE,
-        "models, moves = self._reseeded(server_round, models, histogram)",
-        "models, moves = self._reseeded(server_round, models, exchange._contributions.counts[0])",
+        _LOOP,
+        "released = exchange.release()",
+        "released = replace(exchange.release(), histogram=exchange._contributions.counts[0])",
         "tests/strategies/test_released_only.py::test_rebalancing_reads_released_sizes_alone",
     ),
     Mutation(
@@ -222,8 +223,8 @@ MUTATIONS = [
     Mutation(
         "a client's contributions are rounded down",
         _BANDED,
-        "-(-rounds // self.slots),",
-        "rounds // self.slots,",
+        "return -(-rounds // self.slots)",
+        "return rounds // self.slots",
         "tests/privacy/test_banded.py::test_a_calibrated_plan_meets_its_budget_with_evaluations",
     ),
     Mutation(
@@ -242,7 +243,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a charged round of a slot is run again after a crash",
-        "coterie/rounds/loop.py",
+        _LOOP,
         "return [number for number in remaining if number not in lost]",
         "return list(remaining)",
         "tests/strategies/test_banded_runs.py::test_a_round_that_was_charged_before_a_crash_is_skipped",
@@ -292,8 +293,8 @@ MUTATIONS = [
     Mutation(
         "noise on losses without the root of their number",
         f"{_PRIVACY}/losses.py",
-        "gaussian(rng, deviation, each.shape[1:])",
-        "gaussian(rng, deviation / each.shape[1] ** 0.5, each.shape[1:])",
+        "gaussian(rng, deviation, units.shape[1:])",
+        "gaussian(rng, deviation / units.shape[1] ** 0.5, units.shape[1:])",
         f"{_RECORDS}::test_what_is_shipped_holds_and_the_attacks_have_power",
     ),
     Mutation(
@@ -306,16 +307,16 @@ MUTATIONS = [
     Mutation(
         "the noise of round 1 is lowered after calibration",
         f"{_PRIVACY}/first_round.py",
-        'return RecordPlan.calibrated(**own | {"noise_multiplier": most})',
-        'return replace(RecordPlan.calibrated(**own | {"noise_multiplier": most}), first_noise_multiplier=enough)',
+        'return RecordPlan.calibrated(**numbers | {"noise_multiplier": most})',
+        'return replace(RecordPlan.calibrated(**numbers | {"noise_multiplier": most}), first_noise_multiplier=enough)',
         "tests/privacy/test_first_round.py::test_the_plan_is_within_its_budget_and_its_bound",
     ),
     Mutation(
         "round 1 is priced as a round of small batches",
         f"{_PRIVACY}/first_round.py",
-        'return RecordPlan.calibrated(**own | {"first_noise_multiplier": enough})',
-        'return replace(RecordPlan.calibrated(**own | {"first_noise_multiplier": enough, "first_batch_size": None}), '
-        "first_batch_size=batch)",
+        'return RecordPlan.calibrated(**numbers | {"first_noise_multiplier": enough})',
+        'return replace(RecordPlan.calibrated(**numbers | {"first_noise_multiplier": enough, "first_batch_size": '
+        "None}), first_batch_size=batch)",
         "tests/privacy/test_first_round.py::test_the_plan_is_within_its_budget_and_its_bound",
     ),
     Mutation(
@@ -355,7 +356,7 @@ MUTATIONS = [
     ),
     Mutation(
         "no number of a request is too large",
-        "coterie/bounds.py",
+        "coterie/fields.py",
         "most = value < self.high if self.below else value <= self.high",
         "most = True",
         f"{_HOSTILE}::test_a_hostile_request_is_refused_alike_and_charges_nothing",
@@ -397,14 +398,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a guarded epoch is not charged",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         "self._charge(events)",
         "pass",
         f"{_SITE}::test_what_the_app_executes_is_charged_and_sent",
     ),
     Mutation(
         "a guarded site draws the same noise again",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         'self._noise = Streams().stream("noise")',
         'self._noise = Streams(0).stream("noise")',
         f"{_SITE}::test_the_noise_has_the_charged_scale_and_ignores_the_apps_seed",
@@ -412,7 +413,7 @@ MUTATIONS = [
     Mutation(
         "gradients have the noise of the whole event although the share of short ones is released, too",
         "coterie/privacy/record.py",
-        "return self.noise(first) / math.sqrt(1 - self.clip_share)",
+        "return NoiseSplit(self.noise(first), 0.0, self.clip_share).updates",
         "return self.noise(first)",
         "tests/privacy/test_record.py::test_the_share_of_short_gradients_is_a_coordinate_of_the_same_event",
     ),
@@ -432,16 +433,16 @@ MUTATIONS = [
     ),
     Mutation(
         "the number of short gradients of round 1 has the noise of later rounds",
-        "coterie/client/records.py",
-        "noise_of_norms=plan.noise_of_norms(task.first)",
+        "coterie/client/record_level.py",
+        "noise_of_norms=plan.noise_of_norms(request.first_batch)",
         "noise_of_norms=plan.noise_of_norms(False)",
         "tests/strategies/test_records.py::test_gradients_and_the_number_of_short_ones_share_the_charged_noise",
     ),
     Mutation(
         "secret coins of banded hide attendance",
         _BANDED,
-        'f"{super().unprotected}; {attendance}"',
-        "super().unprotected",
+        'f"{stated.outside[0]}; {attendance}"',
+        "stated.outside[0]",
         "tests/privacy/test_certificate.py::test_a_certificate_names_all_that_is_outside_the_guarantee",
     ),
     Mutation(
@@ -488,35 +489,35 @@ MUTATIONS = [
     ),
     Mutation(
         "a guarded site draws the same batches again",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         'coins = Streams().stream("batches")',
         'coins = Streams(0).stream("batches")',
         f"{_SITE}::test_batches_are_poisson_samples",
     ),
     Mutation(
         "a guarded site adds less noise than it charges",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         "drawn = torch.from_numpy(gaussian(self._noise, noise, ",
         "drawn = torch.from_numpy(gaussian(self._noise, noise / 1.5, ",
         f"{_SITE}::test_the_noise_has_the_charged_scale_and_ignores_the_apps_seed",
     ),
     Mutation(
         "a guarded site clips gradients to twice the norm",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         "clip_factors(norms, clip_norm)",
         "clip_factors(norms / 2, clip_norm)",
         f"{_SITE}::test_one_record_of_any_gradient_moves_the_sum_by_at_most_the_clipping_norm",
     ),
     Mutation(
         "a guarded app may step twice on a batch",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         "self._watch.use_batch(records, noise)",
         "pass",
         f"{_SITE}::test_training_that_is_not_private",
     ),
     Mutation(
         "a guarded app may change parameters between steps",
-        f"{_GUARD}/training.py",
+        f"{_GUARD}/watched_training.py",
         "self._watch.check_unchanged()",
         "pass",
         f"{_SITE}::test_training_that_is_not_private",
@@ -531,8 +532,8 @@ MUTATIONS = [
     Mutation(
         "a guarded reply has the true number of records",
         f"{_GUARD}/mod.py",
-        "known |= {name: terms.num_examples for name in record if name in _EXAMPLES}",
-        "known |= {name: record[name] for name in record if name in _EXAMPLES}",
+        "values |= {name: terms.num_examples for name in record if name in _EXAMPLES}",
+        "values |= {name: record[name] for name in record if name in _EXAMPLES}",
         f"{_SITE}::test_the_reply_says_the_same_whatever_was_spent",
     ),
     Mutation(
@@ -575,7 +576,7 @@ MUTATIONS = [
         "coterie/engine/workers.py",
         "    reseed_generators()\n",
         "",
-        "tests/engine/test_local.py::test_workers_do_not_share_random_generators",
+        "tests/engine/test_in_process.py::test_workers_do_not_share_random_generators",
     ),
     Mutation(
         "a guarded model's buffers may change between steps",
@@ -699,8 +700,8 @@ MUTATIONS = [
     Mutation(
         "a new node has a budget of its own in a guarded run",
         _SITES,
-        'known = ("node", node) in self._parents',
-        "known = True",
+        'reported = ("node", node) in self._parents',
+        "reported = True",
         f"{_RUN}::test_nodes_without_a_name_share_the_budget_of_a_run_also_new_ones",
     ),
     Mutation(
@@ -750,14 +751,14 @@ MUTATIONS = [
         _SIZES,
         'b"\\t" if number >> i & 1 else b" "',
         'b" "',
-        "tests/wire/test_sizes.py::test_the_size_of_an_update_does_not_depend_on_its_values",
+        "tests/flower/test_sizes.py::test_the_size_of_an_update_does_not_depend_on_its_values",
     ),
     Mutation(
         "equal chunks of arrays are sent once",
         _SIZES,
         "ends.append(ends[-1] - _CHUNK // 2 + next(shortening))",
         "ends.append(ends[-1] - _CHUNK // 2)",
-        "tests/wire/test_sizes.py::test_the_size_of_an_update_does_not_depend_on_its_values",
+        "tests/flower/test_sizes.py::test_the_size_of_an_update_does_not_depend_on_its_values",
     ),
     Mutation(
         "the certificate does not name the peak memory",
@@ -769,8 +770,8 @@ MUTATIONS = [
     Mutation(
         "the largest feature sets the tolerance of all",
         _ROWS,
-        "scale = np.abs(found).max(axis=0)",
-        "scale = np.full(found.shape[1], np.abs(found).max())",
+        "scale = np.abs(outputs).max(axis=0)",
+        "scale = np.full(outputs.shape[1], np.abs(outputs).max())",
         f"{_ROW_WISE}::test_features_that_mix_images_are_refused",
     ),
     Mutation(
@@ -796,7 +797,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the server's bound of local epochs is not that of clients",
-        "coterie/strategies/settings.py",
+        "coterie/models/settings.py",
         "within=LOCAL_EPOCHS",
         "at_least=1, at_most=20_000",
         f"{_BOUNDS}::test_a_client_accepts_every_value_that_a_setting_may_have",
@@ -832,14 +833,14 @@ MUTATIONS = [
     Mutation(
         "swaps end after n points, not after n points without one",
         _PAM,
-        "swapped, found, 0",
-        "swapped, found, tries",
+        "swapped, assignment, 0",
+        "swapped, assignment, tries",
         f"{_PAM_TEST}::test_no_swap_lowers_the_cost",
     ),
     Mutation(
         "swaps that raise the cost by rounding errors are made",
         _PAM,
-        "if found[1].sum() < near.sum():",
+        "if assignment[1].sum() < near.sum():",
         "if True:",
         f"{_PAM_TEST}::test_swaps_that_change_the_cost_by_rounding_errors_end",
     ),

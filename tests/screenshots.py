@@ -96,7 +96,7 @@ KINDS: dict[str, Callable[[Path], list[Path]]] = {
 
 def make_page(kind: str, folder: Path) -> Path:
     """Write a page of this kind to an empty folder; t-SNE, which differs between processors, is replaced."""
-    places = unittest.mock.patch("coterie.report.records.embed", lambda vectors: vectors[:, :2])
+    places = unittest.mock.patch("coterie.report.clustered_records.embed", lambda vectors: vectors[:, :2])
     with contextlib.chdir(folder), places:  # the page names the folders of runs
         write_report([read_run(run) for run in KINDS[kind](Path())], f"{kind}.html")
     return folder / f"{kind}.html"

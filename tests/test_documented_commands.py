@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from documented import ROOT, commands_of, hook
 
-from coterie.methods import STRATEGIES
+from coterie.strategies.registry import STRATEGIES
 
 #: Pages whose commands another test runs, all in order.
 IN_ORDER = {
@@ -44,8 +44,8 @@ ELSEWHERE = {
     ("client",): "deploy/test_edge.py",
     ("data",): "cli/test_cli_data.py",
     ("run", "--set", "table-schema=schema.toml"): "examples/test_hospital_csv.py",
-    ("status",): "deploy/test_status.py",
-    ("purge",): "deploy/test_purge.py",
+    ("status",): "flower/test_status.py",
+    ("purge",): "flower/test_purge.py",
 }
 # The same for other programs.
 OTHERS = {

@@ -82,7 +82,7 @@ def test_a_change_applies_touches_two_files_at_most_and_passes_lint(title, copy)
 def listed(folder):
     """Names of all mechanisms, methods and data sets of the package in a folder."""
     call = (
-        "import json; from coterie.datasets import DATASETS; from coterie.methods import STRATEGIES; "
+        "import json; from coterie.datasets import DATASETS; from coterie.strategies.registry import STRATEGIES; "
         "from coterie.privacy.mechanisms import PLANS; "
         "print(json.dumps([sorted(each) for each in (PLANS, STRATEGIES, DATASETS)]))"
     )

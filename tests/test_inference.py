@@ -17,8 +17,8 @@ from sklearn.datasets import load_digits
 import coterie as package
 from coterie.datasets import DataError, Facts, TableSchema, local_records
 from coterie.inference import InferenceError
-from coterie.model_card import ModelCard
 from coterie.models import MODELS, initialise
+from coterie.wire.model_card import ModelCard
 
 CLIENTS = 4
 CARD = {
@@ -514,7 +514,7 @@ def test_damaged_files_are_named(tmp_path):
     written(tmp_path, {})
     for text in ("{", '{"sites": 3}', '{"sites": [{"client": "x", "cluster": 0}]}', '{"sites": [0]}'):
         (tmp_path / "result.json").write_text(text)
-        with pytest.raises(InferenceError, match=r"result.json is damaged"):
+        with pytest.raises(InferenceError, match=r"result.json (is not valid JSON|cannot be read): .*; restore it"):
             package.load(tmp_path)
 
 

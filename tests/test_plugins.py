@@ -10,14 +10,15 @@ import plugged
 import pytest
 from toys import trained
 
-from coterie import methods, plugins
+from coterie import plugins
 from coterie.clustering.clusterers import cluster
 from coterie.datasets import load
-from coterie.methods import STRATEGIES, strategy_class
 from coterie.models import FEATURES, ModelError, build, features
 from coterie.server import ConfigError, FolderError, RunConfig, RunFolder
 from coterie.settings import Settings
 from coterie.strategies import IFCA, StrategyError
+from coterie.strategies import registry as methods
+from coterie.strategies.registry import STRATEGIES, strategy_class
 
 SMALL = {"clients": 12, "groups": "2", "clusters": 2, "rounds": 2, "samples-per-client": 10, "local-epochs": 1}
 MOMENTUM = {**SMALL, "strategy": "plugged:Momentum", "seed": 1}

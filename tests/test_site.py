@@ -13,7 +13,7 @@ import pytest
 from browser import CHROMIUM, Browser
 from documented import ROOT, hook
 
-from coterie.methods import STRATEGIES
+from coterie.strategies.registry import STRATEGIES
 
 PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),

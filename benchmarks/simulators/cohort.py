@@ -20,7 +20,7 @@ from coterie import models as networks
 from coterie.client import LocalTrainingConfig, train
 from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.datasets import Shard, TestSet
-from coterie.messages import Layout
+from coterie.wire.messages import Layout
 
 SHAPE, CLASSES, EXAMPLES = (1, 28, 28), 10, 60
 

@@ -50,7 +50,9 @@ def main() -> None:
     gc.freeze()
     with tempfile.TemporaryDirectory() as folder:
         with closing(RunFolder.create(Path(folder) / "run", config)) as made:
-            made.on_metrics = lambda line: report(line["round"])
+            made.on_metrics = lambda record: report(
+                getattr(record, "round", None) or record["round"]
+            )  # a dictionary in earlier versions
             if chosen.engine == "ray":
                 run_on_ray(lambda grid: run(made, grid), config.data.clients, **_cpus())
             else:

@@ -71,8 +71,8 @@ class Budget:
         """
         ledger = ClientLedger(self.delta, self.epsilon)
         try:
-            for number, each in enumerate(history, 1):
-                ledger.spend(number, each)
+            for number, past_request in enumerate(history, 1):
+                ledger.spend(number, past_request)
             try:
                 ledger.spend(len(history) + 1, request)
             except BudgetError:
@@ -107,16 +107,16 @@ def worst_strategy(budget: Budget, history: Sequence[Request], stages: int = 1) 
 
     def value(history: Sequence[Request], stages: int, direction: Direction) -> FloatArray:
         best = _excess(budget.epsilon)
-        for kind in KINDS:
-            most = budget.most(history, kind)
+        for event in KINDS:
+            most = budget.most(history, event)
             if most:
-                best = np.maximum(best, expected(_excess(budget.epsilon), {kind: most}, direction))
+                best = np.maximum(best, expected(_excess(budget.epsilon), {event: most}, direction))
             if stages > 1 and most > 1:
-                request = {kind: most // 2}
+                request = {event: most // 2}
                 best = np.maximum(best, expected(value([*history, request], stages - 1, direction), request, direction))
         return best
 
-    return max(_at_start(value(history, stages, each), history, each) for each in _DIRECTIONS)
+    return max(_at_start(value(history, stages, direction), history, direction) for direction in _DIRECTIONS)
 
 
 def random_strategy(budget: Budget, rng: np.random.Generator, stages: int = 3) -> float:
@@ -124,19 +124,19 @@ def random_strategy(budget: Budget, rng: np.random.Generator, stages: int = 3) -
 
     def request(history: Sequence[Request]) -> Request | None:
         rate = float(rng.choice([1.0, 10 ** rng.uniform(-3, 0)]))
-        kind = Event(rate, float(10 ** rng.uniform(-0.4, 1.0)))
-        most = budget.most(history, kind)
+        event = Event(rate, float(10 ** rng.uniform(-0.4, 1.0)))
+        most = budget.most(history, event)
         share = rng.choice([1.0, rng.uniform()])
-        return {kind: max(1, int(share * most))} if most else None
+        return {event: max(1, int(share * most))} if most else None
 
     def value(history: Sequence[Request], stages: int, direction: Direction) -> FloatArray:
-        found = _excess(budget.epsilon)
+        values = _excess(budget.epsilon)
         edges = np.searchsorted(_LOSSES, [-np.inf, *np.sort(rng.normal(0.5, 1.0, 2)), np.inf])
         for start, stop in pairwise(edges):
             if stages and (chosen := request(history)) is not None:
                 after = value([*history, chosen], stages - 1, direction)
-                found[start:stop] = expected(after, chosen, direction)[start:stop]
-        return found
+                values[start:stop] = expected(after, chosen, direction)[start:stop]
+        return values
 
     first, direction = request([]), _DIRECTIONS[rng.integers(2)]
     return 0.0 if first is None else _at_start(value([first], stages - 1, direction), [first], direction)
@@ -149,10 +149,10 @@ def two_continuations(budget: Budget) -> float:
         ValueError: one of them is not allowed.
     """
     first, continuations = {Event(1.0, 20.0): 60}, [{Event(1.0, 20.0): 40}, {Event(0.002, 0.6): 199}]
-    for each in continuations:
-        if epsilon(first | {event: count + first.get(event, 0) for event, count in each.items()}, budget.delta) > 2.0:
-            raise ValueError(f"{each} does not fit the budget after {first}")
-    values = [expected(_excess(budget.epsilon), each, "remove") for each in continuations]
+    for second in continuations:
+        if epsilon(first | {event: count + first.get(event, 0) for event, count in second.items()}, budget.delta) > 2.0:
+            raise ValueError(f"{second} does not fit the budget after {first}")
+    values = [expected(_excess(budget.epsilon), second, "remove") for second in continuations]
     return _at_start(np.maximum(*values), [first], "remove")
 
 

@@ -19,10 +19,13 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from coterie.audit.findings import Finding, FloatArray, dominance_test, zero_count_test
 from coterie.audit.runs import quiet
 from coterie.client.app import app
+from coterie.datasets.settings import DataSettings
 from coterie.engine import LocalGrid
-from coterie.messages import CONFIG, MODELS, TRAIN, Layout, pack_models, read_reply
+from coterie.models.settings import TrainingSettings
 from coterie.privacy import Event, RecordPlan, read_ledger
 from coterie.privacy.ledger import count_events
+from coterie.wire import ClientConfig
+from coterie.wire.messages import CONFIG, MODELS, TRAIN, Layout, pack_models, read_reply
 
 # Randomness is secret, so audits are not reproducible: fewer than one in a million fails by chance.
 _CONFIDENCE = 1 - 1e-7
@@ -36,25 +39,18 @@ _PLAN = RecordPlan(
 )
 _BUDGET = "budget.jsonl"
 _CONFIG: dict[str, Any] = {
-    "dataset": "own",
-    "input-shape": "2",
-    "num-classes": 2,
-    "data-dir": "",
-    "features": "none",
-    "model": "linear",
-    "shift": "none",
-    "groups": "1",
-    "samples-per-client": _RECORDS,
-    "dirichlet-alpha": 0.0,
-    "classes-per-client": 0,
-    "non-iid-level": -1.0,
-    "validation-clients": 0,
-    "partition-seed": 0,
-    "clients": 1,
-    "local-epochs": 1,
-    "batch-size": _RECORDS,
-    "lr": _LR,
-    "device": "cpu",
+    **ClientConfig(
+        data=DataSettings(
+            dataset="own",
+            input_shape="2",
+            num_classes=2,
+            clients=1,
+            groups="1",
+            shift="none",
+            samples_per_client=_RECORDS,
+        ),
+        training=TrainingSettings(model="linear", local_epochs=1, batch_size=_RECORDS, lr=_LR, device="cpu"),
+    ).to_record(),
     "record-plans": json.dumps([asdict(_PLAN)]),
 }
 

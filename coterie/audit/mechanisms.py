@@ -29,7 +29,7 @@ from coterie.audit.findings import Finding, FloatArray, dominance_test, variance
 from coterie.audit.streams import audit_streams
 from coterie.privacy import Banded, Event, Joint, Ledger, Plan, RRSlot, Streams
 from coterie.privacy.mechanisms import Paper
-from coterie.privacy.plan import MechanismOutput
+from coterie.privacy.releases import MechanismOutput
 
 _CHUNK = 10_000
 _DIVISOR_SIZE = 10_000
@@ -70,9 +70,9 @@ def audit_mechanisms(mechanisms: Sequence[str], draws: int, streams: Streams) ->
         *(_run_attack(a, draws, streams, i) for i, a in enumerate(attacks()) if of(a.plan.mechanism)),
         *(_measure_shift(a, streams) for a in coupled_attacks() if of(a.plan.mechanism)),
         *(
-            _measure_evaluation(kind(clients=20, num_clusters=1, noise_multiplier=1.0, **_NUMBERS), streams)
-            for kind in (Joint, Banded, RRSlot)
-            if of(kind.mechanism)
+            _measure_evaluation(plan_class(clients=20, num_clusters=1, noise_multiplier=1.0, **_NUMBERS), streams)
+            for plan_class in (Joint, Banded, RRSlot)
+            if of(plan_class.mechanism)
         ),
         *(_compare_variance(a, streams, i) for i, a in enumerate(divisor_attacks()) if of(a.plan.mechanism)),
         *(audit_streams(draws, streams) if of(Banded.mechanism) else ()),
@@ -104,7 +104,7 @@ def attacks() -> list[Attack]:
     others: list[Member] = [(0, _AXIS), (1, -_AXIS)]
     more = ([None, *others], [(0, _HUGE), *others])
     many = ([None, *others * 4], [(0, _HUGE), *others * 4])
-    found = [
+    cases = [
         Attack("additional client with an oversized update", joint, more, _mu(joint), _all),
         Attack("additional client, seen in the models only", divided, many, _mu(divided), _models),
         Attack("additional client, with the share of short updates", adaptive, more, _mu(adaptive), _all),
@@ -115,22 +115,22 @@ def attacks() -> list[Attack]:
     swap = ([(0, _HUGE), *rest], [(1, -_HUGE), *rest])
     gone = ([(0, _HUGE), *rest], [None, *rest])
     strength = math.sqrt(1.5)
-    for kind in ("gaussian", "exponential"):
-        plan = RRSlot(noise_multiplier=1 / strength, identifier_share=1 / 3, identifiers=kind, **slot)
-        found.append(Attack(f"replaced client ({kind} identifiers)", plan, swap, _mu(plan), _slot))
-        found.append(Attack(f"removed client ({kind} identifiers)", plan, gone, _mu(plan), _slot))
+    for identifiers in ("gaussian", "exponential"):
+        plan = RRSlot(noise_multiplier=1 / strength, identifier_share=1 / 3, identifiers=identifiers, **slot)
+        cases.append(Attack(f"replaced client ({identifiers} identifiers)", plan, swap, _mu(plan), _slot))
+        cases.append(Attack(f"removed client ({identifiers} identifiers)", plan, gone, _mu(plan), _slot))
     understated = _Understated(noise_multiplier=1 / math.sqrt(1.25), identifier_share=0.2, **slot)
-    found.append(Attack("identifiers charged at sensitivity 1", understated, swap, _mu(understated), _slot, True))
+    cases.append(Attack("identifiers charged at sensitivity 1", understated, swap, _mu(understated), _slot, True))
     # Labels without noise (Algorithm 1): the claim is 1 / sigma_theta.
     pair = Paper(clients=12, num_clusters=2, rebalance_min=4, noise_multiplier=1.0, **_NUMBERS)
     small, donor = [(0, 0 * _AXIS)] * 3, [(1, _AXIS)] * 8
-    found.append(
+    cases.append(
         Attack("shift of sqrt(5) C", pair, ([None, *small, *donor], [(0, -_HUGE), *small, *donor]), 1.0, _sums, True)
     )
     flip = Paper(clients=100, num_clusters=4, rebalance_min=12, noise_multiplier=1.0, **_NUMBERS)
     eleven, crowd = [(0, _AXIS)] * 11, [(2, -_AXIS)] * 88
-    found.append(Attack("donor flip", flip, ([None, *eleven, *crowd], [(0, _AXIS), *eleven, *crowd]), 1.0, _sums, True))
-    return found
+    cases.append(Attack("donor flip", flip, ([None, *eleven, *crowd], [(0, _AXIS), *eleven, *crowd]), 1.0, _sums, True))
+    return cases
 
 
 def divisor_attacks() -> list[Attack]:
@@ -188,7 +188,7 @@ def _sums(drawn: MechanismOutput) -> FloatArray:
 
 def _all(drawn: MechanismOutput) -> FloatArray:
     counts = [drawn.histogram, None if drawn.below is None else drawn.below[:, None]]
-    return np.concatenate([_sums(drawn), *(each for each in counts if each is not None)], axis=1)
+    return np.concatenate([_sums(drawn), *(count for count in counts if count is not None)], axis=1)
 
 
 def _models(drawn: MechanismOutput) -> FloatArray:
@@ -276,7 +276,9 @@ def _measure_evaluation(plan: Plan, streams: Streams) -> Finding:
     others, event = [0.5] * (plan.clients - 1), plan.evaluation_event()
     absent = [0.0] if plan.sampler == "fixed" else []  # another client may replace it
     least = _evaluation(plan, others + absent, streams)
-    moved = max(abs(_evaluation(plan, [*others, own], streams) - least) for own in (0.0, 1.0, 1e9, -1e9, math.nan))
+    moved = max(
+        abs(_evaluation(plan, [*others, accuracy], streams) - least) for accuracy in (0.0, 1.0, 1e9, -1e9, math.nan)
+    )
     mu, shift = 1 / event.noise_multiplier, moved / plan.evaluation_noise
     return Finding(
         plan.mechanism, "private evaluation with any accuracy", "mu", mu, shift, (), not shift <= mu * (1 + _ROUNDING)

@@ -95,7 +95,7 @@ def resolution(streams: Streams) -> Finding:
     )
 
 
-def _plan(kind: type[Plan], noise_multiplier: float = 1.0) -> Plan:
+def _plan(plan_class: type[Plan], noise_multiplier: float = 1.0) -> Plan:
     numbers: dict[str, Any] = {
         "clients": _CLIENTS,
         "num_clusters": 1,
@@ -103,7 +103,7 @@ def _plan(kind: type[Plan], noise_multiplier: float = 1.0) -> Plan:
         "rounds": 1,
         "clip_norm": 1.0,
     }
-    return kind(**numbers, epsilon=float("inf"), delta=1e-5, noise_multiplier=noise_multiplier)
+    return plan_class(**numbers, epsilon=float("inf"), delta=1e-5, noise_multiplier=noise_multiplier)
 
 
 def _participation(plan: Plan, streams: Streams) -> npt.NDArray[np.bool_]:

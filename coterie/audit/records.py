@@ -18,8 +18,8 @@ from torch import nn
 from coterie.audit.findings import Finding, FloatArray, dominance_test
 from coterie.client.dpsgd import DPSGD, Vectors, train_privately
 from coterie.datasets import Shard, TestSet
-from coterie.messages import Layout
 from coterie.privacy import Event, RecordPlan, Streams, noisy_argmin, noisy_losses, selection_event
+from coterie.wire.messages import Layout
 
 _MECHANISM = "dp-sgd"
 # Clients trained per batch.
@@ -130,7 +130,7 @@ def _updates(
     return moved.astype(np.float64) / settings.step_size, below * (settings.steps * settings.batch_size)
 
 
-def _gradients(attack: str, plan: RecordPlan, replies: int, streams: Streams, place: int) -> Finding:
+def _gradients(attack: str, plan: RecordPlan, replies: int, streams: Streams, index: int) -> Finding:
     """Compare the victim's influence on replies, summed over rounds, with the client's charges for these rounds.
 
     The victim's gradient is long, so it moves the sum of gradients by 1 and the number of short ones by -1/2.
@@ -142,7 +142,7 @@ def _gradients(attack: str, plan: RecordPlan, replies: int, streams: Streams, pl
         scores = np.zeros((replies, 1))
         for number in range(plan.rounds):
             for done in range(0, replies, _CHUNK):
-                coins, noise = (streams.stream(n, place, victim, number, done) for n in ("batches", "gradients"))
+                coins, noise = (streams.stream(n, index, victim, number, done) for n in ("batches", "gradients"))
                 count = min(_CHUNK, replies - done)
                 updates, below = _updates(_settings(plan), victim, coins, noise, count)
                 scores[done : done + count, 0] += updates @ direction
@@ -183,9 +183,9 @@ def _losses(streams: Streams, replies: int) -> Finding:
     others = np.ones((_RECORDS - 1, plan.compared))
     victim = np.array([[1e30, np.inf, np.nan, 4.0]])
     worlds = []
-    for world, each in enumerate((others, np.concatenate([others, victim]))):
+    for world, losses in enumerate((others, np.concatenate([others, victim]))):
         rng = streams.stream("losses", world)
-        released = [noisy_losses(each, bound, plan.loss_deviation, _RECORDS, rng) for _ in range(replies)]
+        released = [noisy_losses(losses, bound, plan.loss_deviation, _RECORDS, rng) for _ in range(replies)]
         worlds.append(np.array(released))
     claim = plan.losses(plan.compared)
     return dominance_test(_MECHANISM, "additional record, losses of models", claim, (worlds[0], worlds[1]))
@@ -196,9 +196,9 @@ def _selections(streams: Streams, replies: int) -> Finding:
     bound, e = 4.0, 1.0
     others, victim = np.array([[bound / 2, 0.0]]), np.array([[-1.0, np.inf]])
     worlds = []
-    for world, each in enumerate((others, np.concatenate([others, victim]))):
+    for world, losses in enumerate((others, np.concatenate([others, victim]))):
         rng = streams.stream("choice", world)
-        chosen = [noisy_argmin(each, bound, e, rng) == 0 for _ in range(replies)]
+        chosen = [noisy_argmin(losses, bound, e, rng) == 0 for _ in range(replies)]
         worlds.append(np.array(chosen, np.float64)[:, None])
     claim = {selection_event(e): 1}
     return dominance_test(_MECHANISM, "additional record, private selection", claim, (worlds[0], worlds[1]))

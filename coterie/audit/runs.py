@@ -19,38 +19,25 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from coterie.audit.findings import BoolArray, Finding, FloatArray, binomial_test, dominance_test, variance_test
 from coterie.datasets import Source
+from coterie.datasets.settings import DataSettings
 from coterie.engine import LocalGrid
-from coterie.messages import IDENTITY, REPLY, UPDATE, Layout, pack_models, pack_update
+from coterie.models.settings import TrainingSettings
 from coterie.privacy import Joint, Ledger, Streams, composed
 from coterie.privacy.accountants import Accountant
-from coterie.rounds import Checkpoint, NullRecorder
+from coterie.rounds import Checkpoint, Recorder
 from coterie.strategies import IFCA, ClusteredStrategy, FedCAM
 from coterie.strategies.method import Models
+from coterie.wire import ClientConfig
+from coterie.wire.messages import IDENTITY, REPLY, UPDATE, Layout, pack_models, pack_update
 
 _CLIENTS, _CLUSTERS, _RATE, _ROUNDS, _NOISE, _CLIP = 2, 2, 0.4, 3, 0.25, 0.3
 _PARAMETERS = ("output.weight", "output.bias"), ((2, 2), (2,))
-_CONFIG: dict[str, Any] = {
-    "dataset": "coterie.audit.runs:vectors",
-    "data-dir": "",
-    "input-shape": "",
-    "num-classes": "none",
-    "features": "none",
-    "model": "linear",
-    "shift": "none",
-    "groups": "1",
-    "clients": _CLIENTS,
-    "samples-per-client": 5,
-    "dirichlet-alpha": 0.0,
-    "classes-per-client": 0,
-    "non-iid-level": -1.0,
-    "validation-clients": 0,
-    "partition-seed": 0,
-    "local-epochs": 1,
-    "batch-size": 5,
-    "lr": 0.2,
-    "device": "cpu",
-    "seed": 0,
-}
+_DATASET = "coterie.audit.runs:vectors"
+_CONFIG = ClientConfig(
+    data=DataSettings(dataset=_DATASET, clients=_CLIENTS, groups="1", shift="none", samples_per_client=5),
+    training=TrainingSettings(model="linear", local_epochs=1, batch_size=5, lr=0.2, device="cpu"),
+    seed=0,
+).to_record()
 
 
 def vectors() -> Source:
@@ -79,9 +66,9 @@ def quiet() -> Iterator[None]:
 
 def _whole_runs(seed: int, runs: int) -> list[Finding]:
     single = Layout(*_PARAMETERS)
-    both = Layout(tuple(f"{part}.{n}" for part in ("global", "cluster") for n in single.names), single.shapes * 2)
+    both = Layout(tuple(f"{block}.{n}" for block in ("global", "cluster") for n in single.names), single.shapes * 2)
     findings = []
-    for place, (method, layout, divisor) in enumerate(
+    for index, (method, layout, divisor) in enumerate(
         ((IFCA, single, _RATE * _CLIENTS / _CLUSTERS), (FedCAM, both, _RATE * _CLIENTS))
     ):
         worlds, empty = [], 0
@@ -89,7 +76,7 @@ def _whole_runs(seed: int, runs: int) -> list[Finding]:
             scores = np.zeros((runs, 1))
             for number in range(runs):
                 grid = _Grid(_CLIENTS, layout, replies=world)
-                released = _released(method, layout, grid, Streams(4 * (runs * seed + number) + 2 * place + world))
+                released = _released(method, layout, grid, Streams(4 * (runs * seed + number) + 2 * index + world))
                 scores[number] = _likelihood_ratio(released, divisor)
                 empty += grid.empty
             worlds.append(scores)
@@ -121,7 +108,7 @@ def _released(method: type[ClusteredStrategy], layout: Layout, grid: LocalGrid, 
 def _likelihood_ratio(models: Sequence[Models], divisor: float) -> float:
     """Return the log-likelihood ratio over all rounds for client 0's update in its own coordinate."""
     deviation = _plan(_CLIENTS, _CLUSTERS, _RATE, _NOISE).noise_multiplier_updates
-    moved = np.diff(np.array([each[0, 1] for each in models], np.float64)) * divisor / _CLIP
+    moved = np.diff(np.array([round_models[0, 1] for round_models in models], np.float64)) * divisor / _CLIP
     ratios = np.log1p(_RATE * np.expm1((moved - 0.5) / deviation**2))
     return float(ratios.sum())
 
@@ -154,7 +141,7 @@ def _noises(seed: int, size: int, rounds: int, replies: bool) -> tuple[FloatArra
         recorder=recorder,
     )
     strategy.start(grid, pack_models(start, layout), rounds)
-    moved = np.diff(np.array([each[0] for each in recorder.models], np.float64), axis=0)
+    moved = np.diff(np.array([round_models[0] for round_models in recorder.models], np.float64), axis=0)
     moved[:, :size] *= num_clusters  # the shared block is divided by qM, a cluster's by qM / k
     return moved, np.isin(np.arange(1, rounds + 1), grid.rounds)
 
@@ -185,7 +172,7 @@ class _RenyiLedger(Ledger):
         return {"rdp": composed(self.events, "rdp")}
 
 
-class _Recorder(NullRecorder):
+class _Recorder(Recorder):
     """Record the models of every round."""
 
     def __init__(self, models: list[Models]) -> None:

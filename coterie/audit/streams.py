@@ -18,7 +18,7 @@ import numpy as np
 from coterie.audit.findings import Finding, FloatArray, dominance_test
 from coterie.privacy import Banded, Event, Streams
 from coterie.privacy.mechanisms.factorization import banded_matrix
-from coterie.privacy.plan import IntArray
+from coterie.privacy.releases import IntArray
 
 _CHUNK = 10_000
 _ROUNDING = 1e-9

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, Message
 
 from coterie.datasets import Federation
 from coterie.engine import LocalGrid
-from coterie.messages import EVALUATE, TRAIN, UPDATE
+from coterie.wire.messages import EVALUATE, TRAIN, UPDATE
 
 
 def choose_attackers(clients: int, share: float, seed: int) -> frozenset[int]:

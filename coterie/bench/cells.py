@@ -12,15 +12,16 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.bench.table import BenchError, Column, Row, Table
+from coterie.files import FileError
 from coterie.generators import reseed_generators
 from coterie.progress import ProgressCallback, drain_progress, ignore_progress
-from coterie.report import read_outcome
+from coterie.results import Outcome
 
 if TYPE_CHECKING:
     from coterie.server import RunConfig, RunFolder
@@ -60,8 +61,8 @@ class Cell:
     @property
     def upload_key(self) -> str:
         """Key of the client uploads, equal for runs that only process them differently; empty if not shareable."""
-        from coterie.methods import STRATEGIES
-        from coterie.one_shot import OneShot
+        from coterie.strategies import OneShot
+        from coterie.strategies.registry import STRATEGIES
 
         method = STRATEGIES.get(self.settings.get("strategy", ""))
         if self.central or method is None or not issubclass(method, OneShot):
@@ -232,11 +233,10 @@ def _run(
     gathered: dict[str, Path] = {}
     for key, same in alike.items():
         folder = out / "runs" / key
-        if (outcome := read_outcome(folder)) is not None:
-            result = _with_scores(outcome)
+        if (outcome := _outcome(folder)) is not None:
             if same[0].upload_key:
                 gathered[same[0].upload_key] = folder
-            yield from (Done(cell, result, None, folder, reused=True) for cell in same)
+            yield from (Done(cell, outcome.values, None, folder, reused=True) for cell in same)
         else:
             waiting.append((same[0], folder))
     if not waiting:
@@ -308,13 +308,12 @@ def _run_one(
 
     from coterie.bench.central import cluster
     from coterie.bench.reference import compare
-    from coterie.client import federation
     from coterie.datasets import DataError
-    from coterie.engine import SummingGrid, workers_for
     from coterie.models import ModelError
-    from coterie.one_shot import OneShot
     from coterie.privacy import PrivacyError
-    from coterie.server import ConfigError, RunConfig, RunError, run
+    from coterie.server import ConfigError, RunConfig, RunError
+    from coterie.server.simulate import prepare, simulate
+    from coterie.strategies import OneShot
 
     def progress(text: str) -> None:
         _send(f"{cell.title}: {text}")
@@ -324,35 +323,33 @@ def _run_one(
         if not any(name.rpartition(".")[2] == "evaluate-clients" for name in given):
             given["evaluate-clients"] = 0  # tables state the mean over all clients
         config = RunConfig(given)
-        federation(config.for_clients())
         if cell.central:
             return cluster(cell.central, config, folder, progress), None
+        cores = torch.get_num_threads()  # this run's cores
+        prepare(config, cores=cores)
         _ = config.plan
-        run_folder = _opened(folder, config)
-        if gathered:
-            run_folder.take_evidence(gathered, OneShot.upload_artifacts)
-        run_folder.on_progress = progress
-        run_folder.on_metrics = lambda line: progress(f"round {line['round']} of {config.run.rounds}")
-        workers = workers_for(config.trainings, config.training.device, torch.get_num_threads())  # this run's cores
-        grid = SummingGrid(config.data.clients, workers, progress)
-        try:
-            outcome = run(run_folder, grid)
-            exact = outcome["diagnostics"]
+        with closing(_opened(folder, config)) as run_folder:
+            if gathered:
+                run_folder.take_evidence(gathered, OneShot.upload_artifacts)
+            run_folder.on_progress = progress
+            run_folder.on_metrics = lambda record: progress(f"round {record.round} of {config.run.rounds}")
+            outcome = simulate(run_folder, cores=cores)
+            exact = outcome.diagnostics
             if cell.reference and exact is not None:
-                exact |= compare(exact, config, cell.reference, folder.parents[1] / "references")
-                run_folder.write_json("diagnostics.json", exact)
-            return _with_scores(outcome), None
-        finally:
-            run_folder.close()
-            grid.close()
+                gaps = compare(outcome.values, config, cell.reference, folder.parents[1] / "references")
+                outcome = replace(outcome, diagnostics=replace(exact, other=gaps))
+                run_folder.write_outcome(outcome)
+            return outcome.values, None
     except (BenchError, ConfigError, DataError, ModelError, PrivacyError, RunError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         return None, str(error)
 
 
-def _with_scores(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge result and exact scores into one mapping."""
-    return {key: value for key, value in outcome.items() if key != "diagnostics"} | (outcome["diagnostics"] or {})
+def _outcome(folder: Path) -> Outcome | None:
+    try:
+        return Outcome.read(folder)
+    except FileError as error:
+        raise BenchError(f"{error}; delete {folder} to repeat the run") from None
 
 
 def _opened(folder: Path, config: RunConfig) -> RunFolder:

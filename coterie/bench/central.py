@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +15,12 @@ from coterie.bench.table import BenchError
 from coterie.client import federation
 from coterie.clustering import fuzzy_c_means, k_means_labels
 from coterie.clustering.dcn import DCN
-from coterie.files import write_atomic
-from coterie.one_shot.ffcm import FFCMSettings
-from coterie.one_shot.ppfc_gan import PPFCGANSettings
 from coterie.progress import ProgressCallback, ignore_progress
+from coterie.results import Diagnostics, Outcome
 from coterie.server import RunConfig
-from coterie.server.metrics import OUTSIDE, partition_scores
+from coterie.server.metrics import partition_scores
+from coterie.strategies.ffcm import FFCMSettings
+from coterie.strategies.ppfc_gan import PPFCGANSettings
 
 Points = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -53,7 +52,7 @@ def cluster(
     if not config.run.clusters:
         raise BenchError("clusters = 0: central clustering requires the number of clusters; set it")
     shards = [data.shard(client) for client in range(data.clients)]
-    x, y = (np.concatenate([getattr(shard, part) for shard in shards]) for part in "xy")
+    x, y = (np.concatenate([getattr(shard, field) for shard in shards]) for field in "xy")
     progress(f"{len(x)} pooled records")
     started = time.perf_counter()
     try:
@@ -63,22 +62,18 @@ def cluster(
     seconds = time.perf_counter() - started
     table = np.zeros((config.run.clusters, data.num_classes), np.int64)
     np.add.at(table, (labels, y), 1)
-    result: dict[str, Any] = {
-        "strategy": f"central {method}",
-        "dataset": config.data.dataset,
-        "seed": config.seed,
-        "notes": {},
-        "epsilon": None,
-        "delta": None,
-        "certified": False,
-        "seconds_total": seconds,
-        "seconds_training": seconds,
-    }
-    exact = {"about": OUTSIDE, **partition_scores(table), "classes": data.num_classes, "confusion": table.tolist()}
+    scores = Diagnostics.of({**partition_scores(table), "classes": data.num_classes, "confusion": table.tolist()})
+    outcome = Outcome(
+        strategy=f"central {method}",
+        dataset=config.data.dataset,
+        seed=config.seed,
+        seconds_total=seconds,
+        seconds_training=seconds,
+        diagnostics=scores.last(),
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    for name, document in (("diagnostics.json", exact), ("result.json", result)):
-        write_atomic(folder / name, (json.dumps(document, indent=2) + "\n").encode())
-    return {**result, **exact}
+    outcome.write(folder)
+    return outcome.values
 
 
 def _km(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
@@ -112,7 +107,7 @@ def _dcn(x: Points, config: RunConfig, progress: ProgressCallback) -> Labels:
 
 def _nearest(x: Points, centroids: npt.NDArray[np.float64]) -> Labels:
     parts = np.array_split(x, -(-len(x) // _CHUNK))
-    return np.concatenate([cdist(part, centroids).argmin(axis=1) for part in parts])
+    return np.concatenate([cdist(chunk, centroids).argmin(axis=1) for chunk in parts])
 
 
 _METHODS: dict[str, Callable[[Points, RunConfig, ProgressCallback], Labels]] = {"km": _km, "fcm": _fcm, "dcn": _dcn}

@@ -17,7 +17,8 @@ from coterie.bench.cells import Done
 from coterie.bench.table import Column, Table, decimals, score_at
 from coterie.client import federation
 from coterie.datasets import assign_groups, parse_groups
-from coterie.report import read_pairs, read_rounds, read_tree, similarity_files, split_rounds
+from coterie.report import read_pairs, read_tree, similarity_files, split_rounds
+from coterie.results import read_rounds
 from coterie.server import RunConfig, applicable
 from coterie.server.folder import machine, versions
 
@@ -68,11 +69,11 @@ def document(
                     _cell(
                         table,
                         c,
-                        row.paper[place],
+                        row.paper[index],
                         by_place.get((row.name, c.setting), []),
                         tuned.get((row.name, c.tuned_at)),
                     )
-                    for place, c in enumerate(table.columns)
+                    for index, c in enumerate(table.columns)
                 ],
             }
             for row in table.rows
@@ -102,8 +103,8 @@ def _cell(
         return None
     scale = 100 if column.percent else 1
     results = [one.result for one in done if one.result is not None]
-    found = [_score(column.score, one.result, one.folder) for one in done if one.result is not None]
-    values = [scale * float(value) for value in found if value is not None]
+    scores = [_score(column.score, one.result, one.folder) for one in done if one.result is not None]
+    values = [scale * float(value) for value in scores if value is not None]
     mean = statistics.fmean(values) if values else None
     return {
         "paper": paper,
@@ -127,12 +128,14 @@ def _score(score: str, result: Mapping[str, Any], folder: Path) -> Any:
     """Return the final score of a run, or that of a round; None if it was not evaluated."""
     key, number = score_at(score)
     if number is None:
-        return result.get(key, result.get("notes", {}).get(key))
-    return next((line.get(key) for line in _rounds(folder) if line["round"] == number), None)
+        return result.get(key)
+    return next((value for at, value in _over_rounds(key, folder) if at == number), None)
 
 
-def _rounds(folder: Path) -> list[dict[str, Any]]:
-    return read_rounds(folder)[0]  # empty for centralised clustering
+def _over_rounds(score: str, folder: Path) -> list[tuple[int, Any]]:
+    """Return the evaluated rounds with a score; empty for centralised clustering."""
+    values = ((record.round, {**record.to_json(), **record.exact()}.get(score)) for record in read_rounds(folder)[0])
+    return [(number, value) for number, value in values if value is not None]
 
 
 def _curve(column: Column, done: Sequence[Done]) -> dict[str, Any]:
@@ -142,9 +145,8 @@ def _curve(column: Column, done: Sequence[Done]) -> dict[str, Any]:
     scale = 100 if column.percent else 1
     values: dict[int, list[float]] = {}
     for one in done:
-        for line in _rounds(one.folder) if one.result is not None else ():
-            if line.get(column.score) is not None:
-                values.setdefault(line["round"], []).append(scale * line[column.score])
+        for number, value in _over_rounds(column.score, one.folder) if one.result is not None else ():
+            values.setdefault(number, []).append(scale * value)
     return {
         "curve": [
             [number, round(statistics.fmean(every), 3), round(statistics.stdev(every), 3) if len(every) > 1 else 0.0]
@@ -172,9 +174,8 @@ def _split(column: Column, done: Sequence[Done]) -> dict[str, Any]:
         "seed": one.cell.seed,
         "splits": split_rounds(tree),
         "by group": [
-            [line["round"], *(None if share is None else round(100 * share, 2) for share in line["group_accuracy"])]
-            for line in _rounds(one.folder)
-            if line.get("group_accuracy")
+            [number, *(None if share is None else round(100 * share, 2) for share in shares)]
+            for number, shares in _over_rounds("group_accuracy", one.folder)
         ],
         "groups": truth[order].tolist(),
         "similarities": [

@@ -20,9 +20,9 @@ from coterie.client import LocalTrainingConfig, federation, losses, train
 from coterie.client.scores import accuracies
 from coterie.datasets import Shard
 from coterie.files import write_atomic
-from coterie.messages import Layout
 from coterie.server import RunConfig
 from coterie.server.metrics import unfairness
+from coterie.wire.messages import Layout
 
 # Settings that determine the reference models, besides the seed.
 _DATA = (
@@ -64,8 +64,8 @@ def _reference(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> 
     key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
     path = folder / f"{key}.json"
     if path.exists():
-        found: dict[str, list[float]] = json.loads(path.read_text())
-        return found
+        reference: dict[str, list[float]] = json.loads(path.read_text())
+        return reference
     data = federation(config.for_clients())
     network = networks.build(config.training.model, data.input_shape, data.num_classes)
     first = networks.initialise(config.training.model, data.input_shape, data.num_classes, 0)
@@ -76,7 +76,7 @@ def _reference(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> 
     for group in range(data.num_groups):
         members = np.flatnonzero(data.group_of == group)
         shards = [data.shard(int(client)) for client in members]
-        x, y = (np.concatenate([getattr(shard, part) for shard in shards]) for part in "xy")
+        x, y = (np.concatenate([getattr(shard, field) for shard in shards]) for field in "xy")
         start = layout.flatten(first)[None]
         rng = np.random.default_rng([config.partition_seed, group])
         everybody = Shard(-1, group, x, y, shards[0].test)
@@ -85,7 +85,7 @@ def _reference(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> 
             accuracies(network, layout, model, shard.test.x, shard.test.y, device)[0] for shard in shards
         ]
         loss[members] = losses(network, layout, model, shards, device)[:, 0]
-    found = {"accuracy": accuracy.tolist(), "loss": loss.tolist()}
+    reference = {"accuracy": accuracy.tolist(), "loss": loss.tolist()}
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(found).encode())
-    return found
+    write_atomic(path, json.dumps(reference).encode())
+    return reference

@@ -54,9 +54,9 @@ def sweep(settings: Mapping[str, Any], seeds: Sequence[int]) -> Table:
     places = [{of_columns: value} for value in axes[of_columns]] if of_columns else [{}]
     positions = [_number(value) for value in axes[of_columns]] if numbers else []
     columns = tuple(
-        Column(head, place, x, tuned_at=head, setting=head)
-        for place, x in itertools.zip_longest(places, positions)
-        for head in [_heading(place) or "accuracy"]
+        Column(head, column_settings, x, tuned_at=head, setting=head)
+        for column_settings, x in itertools.zip_longest(places, positions)
+        for head in [_heading(column_settings) or "accuracy"]
     )
     return Table(
         name="sweep",
@@ -67,7 +67,10 @@ def sweep(settings: Mapping[str, Any], seeds: Sequence[int]) -> Table:
         seeds=tuple(seeds),
         settings=fixed,
         columns=columns,
-        rows=tuple(Row(_heading(each) or "all runs", each, (None,) * len(columns)) for each in combinations),
+        rows=tuple(
+            Row(_heading(combination) or "all runs", combination, (None,) * len(columns))
+            for combination in combinations
+        ),
         grid={},
         tuning_settings={},
         tuning_seeds=(),
@@ -81,28 +84,28 @@ def seeds_of(text: str) -> tuple[int, ...]:
         BenchError: the text has another form.
     """
     seeds: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+    for seed_range in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", seed_range)
         if match is None:
             raise BenchError(f"--seeds {text}: must be numbers and ranges, as in 0-4 or 0,2,5")
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < first + _SEEDS:
-            raise BenchError(f"--seeds {text}: {part} must be a range of 1 to {_SEEDS} seeds")
+            raise BenchError(f"--seeds {text}: {seed_range} must be a range of 1 to {_SEEDS} seeds")
         seeds += range(first, last + 1)
     return tuple(seeds)
 
 
 def write_runs(table: Table, done: Sequence[Done], path: Path) -> None:
     """Write a CSV file with one line per run: its settings, seed and results."""
-    rows, columns = ({each.name: each.settings for each in part} for part in (table.rows, table.columns))
-    varied = [*dict.fromkeys(name for part in (rows, columns) for settings in part.values() for name in settings)]
+    rows, columns = ({entry.name: entry.settings for entry in entries} for entries in (table.rows, table.columns))
+    varied = [*dict.fromkeys(name for by_name in (rows, columns) for settings in by_name.values() for name in settings)]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [*varied, "seed", *_RESULTS, "folder", "error"])
         writer.writeheader()
         for one in done:
             results = {name: (one.result or {}).get(key) for name, key in _RESULTS.items()}
-            place = {**rows[one.cell.row], **columns[one.cell.column], "seed": one.cell.seed}
-            writer.writerow({**place, **results, "folder": f"runs/{one.folder.name}", "error": one.error})
+            settings = {**rows[one.cell.row], **columns[one.cell.column], "seed": one.cell.seed}
+            writer.writerow({**settings, **results, "folder": f"runs/{one.folder.name}", "error": one.error})
 
 
 def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
@@ -113,7 +116,7 @@ def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, lis
         if name.rpartition(".")[2] in _OWN:
             raise BenchError(f"{name}: use --seeds, --out, --device and --data-dir of coterie sweep")
         values = value if isinstance(value, list) else [value]
-        if not values or len({str(each) for each in values}) < len(values):
+        if not values or len({str(choice) for choice in values}) < len(values):
             raise BenchError(f"{name} = {value}: name each value once")
         if len(values) > 1:
             axes[name] = values
@@ -124,7 +127,7 @@ def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, lis
 
 def _check(combinations: Sequence[Mapping[str, Any]]) -> None:
     """Check names, and each value alone; the runs check what they allow together."""
-    used = [applicable(each) for each in combinations]
+    used = [applicable(combination) for combination in combinations]
     unused = set().union(*map(combined, combinations)) - set().union(*used)
     if unused:
         raise ConfigError(f"{', '.join(sorted(unused))}: no strategy of the sweep uses it; leave it out")

@@ -85,7 +85,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table:  # large: one field per key
     """A table: every row in every column on every seed is a run.
 
     Attributes:
@@ -190,10 +190,10 @@ def read_table(
         table = _quick(table, raw.get("quick", {}))
     if columns:
         table = _narrowed(table, columns)
-    known = [row.name for row in table.rows]
+    row_names = [row.name for row in table.rows]
     for row in rows:
-        if row not in known:
-            raise BenchError(f"{table.name} has no row {row!r}; available rows: {', '.join(map(repr, known))}")
+        if row not in row_names:
+            raise BenchError(f"{table.name} has no row {row!r}; available rows: {', '.join(map(repr, row_names))}")
     kept = tuple(row for row in table.rows if not rows or row.name in rows)
     return replace(table, seeds=tuple(seeds) or table.seeds, rows=kept)
 
@@ -206,20 +206,20 @@ def _path(name: str) -> Path:
         else next((folder / f"{name}.toml" for folder in _FOLDERS if (folder / f"{name}.toml").is_file()), None)
     )
     if path is None or not path.is_file():
-        known = table_names()
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+        names = table_names()
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise BenchError(f"unknown table {name!r}{hint}; available: {', '.join(known)}, or a custom TOML file")
+        raise BenchError(f"unknown table {name!r}{hint}; available: {', '.join(names)}, or a custom TOML file")
     return path
 
 
 def _raw(path: Path) -> dict[str, Any]:
     """Return the contents of a file; a table that is ``like`` another inherits missing keys from it."""
-    own = tomllib.loads(path.read_text())
-    if "like" not in own:
-        return own
-    other, rows = _raw(_path(own["like"])), {row["name"]: row for row in own["rows"]}
-    both: dict[str, Any] = {**other, **own}
+    contents = tomllib.loads(path.read_text())
+    if "like" not in contents:
+        return contents
+    other, rows = _raw(_path(contents["like"])), {row["name"]: row for row in contents["rows"]}
+    both: dict[str, Any] = {**other, **contents}
     both["rows"] = [{**row, "paper": [], **rows.get(row["name"], {})} for row in other["rows"]]
     return both
 
@@ -272,14 +272,14 @@ def _columns_of(raw: Mapping[str, Any]) -> tuple[Column, ...]:
 
 def _row_of(row: Mapping[str, Any], raw: Mapping[str, Any], names: Sequence[str]) -> Row:
     """Return a row, with published values in the order of the table's columns."""
-    own = tuple(row.get("columns", ()))
+    columns = tuple(row.get("columns", ()))
     figures = [None if figure == "-" else float(figure) for figure in row.get("paper", [])]
-    width = len(own) or len(names)
+    width = len(columns) or len(names)
     if len(figures) not in (0, width):
         raise ValueError(f"row {row['name']!r} has {len(figures)} published values for {width} columns")
-    by_column = dict(zip(own or names, figures, strict=False))
+    by_column = dict(zip(columns or names, figures, strict=False))
     paper = tuple(by_column.get(name) for name in names)
-    return Row(row["name"], _settings_of(row, raw), paper, tuple(row.get("tune", ())), own, row.get("central", ""))
+    return Row(row["name"], _settings_of(row, raw), paper, tuple(row.get("tune", ())), columns, row.get("central", ""))
 
 
 def _check_names(raw: Mapping[str, Any], columns: Sequence[Column], rows: Sequence[Row]) -> None:
@@ -298,10 +298,10 @@ def _check_names(raw: Mapping[str, Any], columns: Sequence[Column], rows: Sequen
         raise ValueError("plot 'splits' shows a single setting and requires exactly one column")
 
 
-def _settings_of(part: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of(entry: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a row or column, including those of the set that it names."""
-    common: dict[str, Any] = raw["sets"][part["with"]] if "with" in part else {}
-    return {**common, **part.get("set", {})}
+    common: dict[str, Any] = raw["sets"][entry["with"]] if "with" in entry else {}
+    return {**common, **entry.get("set", {})}
 
 
 def _head(setting: str, score: str, scores: int) -> str:
@@ -325,13 +325,15 @@ def _quick(table: Table, raw: Mapping[str, Any]) -> Table:
 
 def _narrowed(table: Table, words: Sequence[str]) -> Table:
     """Return the table restricted to settings named by ``words``, or whose names start with one."""
-    known = list(dict.fromkeys(column.setting for column in table.columns))
+    settings = list(dict.fromkeys(column.setting for column in table.columns))
     keep = set()
     for word in words:
-        found = {word} & set(known) or {setting for setting in known if setting.startswith(word)}
-        if not found:
-            raise BenchError(f"{table.name} has no column {word!r}; available columns: {', '.join(map(repr, known))}")
-        keep |= found
+        matches = {word} & set(settings) or {setting for setting in settings if setting.startswith(word)}
+        if not matches:
+            raise BenchError(
+                f"{table.name} has no column {word!r}; available columns: {', '.join(map(repr, settings))}"
+            )
+        keep |= matches
     for column in table.columns:
         if column.setting in keep and column.tuned_at not in keep:
             raise BenchError(f"{column.setting!r} is tuned in column {column.tuned_at!r}: add that column")

@@ -30,10 +30,10 @@ def audit(
     from coterie.audit import audit as attack
     from coterie.privacy import MECHANISMS, PrivacyError
 
-    for option, given, known in (("mechanism", mechanism, list(MECHANISMS)), ("part", part, list(PARTS))):
-        unknown = [name for name in given if name not in known]
+    for option, given, choices in (("mechanism", mechanism, list(MECHANISMS)), ("part", part, list(PARTS))):
+        unknown = [name for name in given if name not in choices]
         if unknown:
-            raise PrivacyError(f"--{option} {unknown[0]}: must be {', '.join(known)}")
+            raise PrivacyError(f"--{option} {unknown[0]}: must be {', '.join(choices)}")
     parts = part or (["mechanisms"] if mechanism else list(PARTS))
     findings = attack(mechanism or list(MECHANISMS), draws, seed, parts)
     failed = [f for f in findings if f.failed]

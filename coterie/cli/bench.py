@@ -52,9 +52,9 @@ def bench(
     if name is None:
         _list_tables(as_json)
         return
-    own = range(seeds) if seeds else ()
-    table = benchmarks.read_table(name, quick=quick, seeds=own, rows=row or (), columns=column or ())
-    folder, kept = (out or Path("bench") / (each + ("-quick" if quick else "")) for each in (table.name, table.like))
+    chosen_seeds = range(seeds) if seeds else ()
+    table = benchmarks.read_table(name, quick=quick, seeds=chosen_seeds, rows=row or (), columns=column or ())
+    folder, kept = (out or Path("bench") / (stem + ("-quick" if quick else "")) for stem in (table.name, table.like))
     command = _command(name, quick, seeds, row or (), column or ())
     run_table(table, folder, kept, command, jobs=jobs, device=device, data_dir=data_dir, as_json=as_json)
 
@@ -134,7 +134,7 @@ def _written(document: Any, folder: Path) -> str:
 def _list_tables(as_json: bool) -> None:
     from coterie import bench as benchmarks
 
-    tables = {each: benchmarks.read_table(each) for each in benchmarks.table_names()}
+    tables = {table_name: benchmarks.read_table(table_name) for table_name in benchmarks.table_names()}
     rows = {n: {"what": t.title, "from": t.source, "runs": benchmarks.count(t)} for n, t in tables.items()}
     listing("tables", rows, as_json)
 
@@ -142,8 +142,8 @@ def _list_tables(as_json: bool) -> None:
 def _command(name: str, quick: bool, seeds: int | None, rows: Sequence[str], columns: Sequence[str]) -> str:
     """Return the command line of this table, without the folders of data and results."""
     options = ["--quick"] * quick + (["--seeds", str(seeds)] if seeds else [])
-    options += [word for each in rows for word in ("--row", each)]
-    options += [word for each in columns for word in ("--column", each)]
+    options += [word for row in rows for word in ("--row", row)]
+    options += [word for column in columns for word in ("--column", column)]
     return shlex.join(["coterie", "bench", name, *options])
 
 

@@ -13,7 +13,7 @@ import typer
 from coterie.cli.console import JsonFlag, console_for, print_json
 
 if TYPE_CHECKING:
-    from coterie.deploy import Edge
+    from coterie.deploy import NodeConfig
 
 
 def client(  # long: one line per option
@@ -74,35 +74,38 @@ def client(  # long: one line per option
 
     if client_id is None:
         client_id = _id_of(key)
-    edge = deploy.Edge(
-        superlink=superlink,
-        data=data,
-        key=key,
-        ca=ca,
+    node = deploy.NodeConfig(
         client_id=client_id,
-        state_dir=state_dir or deploy.default_state_dir(client_id),
+        state_dir=_absolute(state_dir or deploy.default_state_dir(client_id)),
+        data=_absolute(data),
         epsilon=epsilon,
         delta=delta,
         diagnostics=diagnostics,
         input_shape=input_shape,
         num_classes=num_classes,
         value_range=value_range,
-        schema=schema,
-        budget_file=budget_file,
+        schema=_absolute(schema),
+        budget_file=_absolute(budget_file),
+    )
+    edge = deploy.Edge(
+        superlink=superlink,
+        key=key,
+        ca=ca,
+        node=node,
+        settings=_settings(assignments),
         fab_hash=fab_hash,
         trusted_entities=trusted_entities,
-        settings=_settings(assignments),
         isolation=isolation,
         port=port,
         flags=flags or (),
     )
     console, well = console_for(False), True
-    for each in deploy.checks(edge, lambda path: _describe(path, edge)):
-        well &= each.passed
-        if each.passed:
-            console.print(f"{each.subject:<10} {each.detail}", markup=False, soft_wrap=True)
+    for result in deploy.checks(edge, lambda path: _describe(path, node)):
+        well &= result.passed
+        if result.passed:
+            console.print(f"{result.subject:<10} {result.detail}", markup=False, soft_wrap=True)
         else:
-            print(f"error: {each.detail}", file=sys.stderr)
+            print(f"error: {result.detail}", file=sys.stderr)
     if not well:
         raise typer.Exit(1)
     if check:
@@ -142,18 +145,20 @@ def fab_hash(
     """Print the hash of the app that flwr run APP submits, for coterie client --fab-hash."""
     from coterie import deploy
 
-    found = deploy.bundle(app)
+    fab = deploy.bundle(app)
     if as_json:
-        print_json({"hash": found.hash, "id": found.id, "version": found.version, "files": dict(found.files)})
+        print_json({"hash": fab.hash, "id": fab.id, "version": fab.version, "files": dict(fab.files)})
     else:
-        print(found.hash)
+        print(fab.hash)
 
 
-def _describe(path: str, edge: Edge) -> str:
+def _absolute(path: Path | None) -> str | None:
+    from coterie.deploy.edge import absolute
+
+    return None if path is None else str(absolute(path))
+
+
+def _describe(path: str, node: NodeConfig) -> str:
     from coterie.datasets.own import Declared, describe
 
-    if edge.schema is not None:
-        return describe(path, Declared.load(edge.schema))
-    if edge.input_shape is None:
-        return describe(path)
-    return describe(path, Declared.parse(edge.input_shape, edge.num_classes, edge.value_range or ""))
+    return describe(path, Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range))

@@ -29,8 +29,8 @@ def check(
     try:
         loaded = TableSchema.load(schema)
     except SchemaError as error:
-        for each in error.errors:
-            print(f"error: {schema}: {each}", file=sys.stderr)
+        for message in error.errors:
+            print(f"error: {schema}: {message}", file=sys.stderr)
         raise typer.Exit(1) from None
     tables = {path: read_table(path, loaded) for path in _parts(file)}
     warnings = loaded.warnings()
@@ -62,14 +62,14 @@ def schema(
 def _parts(path: Path) -> list[Path]:
     """Return the file, or the training and test files of a folder."""
     from coterie.datasets import DataError
-    from coterie.datasets.files import find
+    from coterie.datasets.user_files import find
 
     if not path.is_dir():
         return [path]
-    found = [part for name in ("train", "test") if (part := find(path, name))]
-    if not found:
+    paths = [file for name in ("train", "test") if (file := find(path, name))]
+    if not paths:
         raise DataError(f"{path} contains neither train.csv nor train.parquet")
-    return found
+    return paths
 
 
 def _print_text(tables: dict[Path, Table], schema: TableSchema, warnings: list[str]) -> None:
@@ -101,9 +101,9 @@ def _report(table: Table, schema: TableSchema) -> dict[str, Any]:
         "records": table.records,
         "usable": len(table.y),
         "classes": dict(zip(schema.class_names, counts, strict=True)),
-        "missing": {name: count for name, count in table.missing.items() if count},
-        "errors": [_entry(each) for each in table.findings if not each.expected],
-        "notes": [_entry(each) for each in table.findings if each.expected],
+        "missing": table.missing,
+        "errors": [_entry(finding) for finding in table.findings if not finding.expected],
+        "notes": [_entry(finding) for finding in table.findings if finding.expected],
     }
 
 

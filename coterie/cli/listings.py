@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def strategies(as_json: JsonFlag = False) -> None:
     """List the methods with their papers and supported privacy units."""
-    from coterie.methods import STRATEGIES
+    from coterie.strategies.registry import STRATEGIES
 
     rows = {
         name: {
@@ -109,28 +109,27 @@ def report(
 
     if as_json and csv == "-":
         raise reports.ReportError("--json and --csv - both write to standard output; give --csv a file")
-    found, damaged = reports.read_runs(runs)
-    for run in list(found):
+    loaded_runs, damaged = reports.read_runs(runs)
+    for run in list(loaded_runs):
         try:
             verified(run.path)
         except LedgerError as error:
             if len(runs) == 1:
                 raise
-            found.remove(run)
+            loaded_runs.remove(run)
             damaged.append((str(run.path), str(error)))
-    if not found:
+    if not loaded_runs:
         raise reports.ReportError(damaged[0][1])
-    page = reports.write_report(found, out, damaged)
-    comparison = reports.compare(found, damaged)
+    page = reports.write_report(loaded_runs, out, damaged)
+    comparison = reports.compare(loaded_runs, damaged)
     if csv is not None:
         _write_csv(comparison.csv(), csv)
     console = console_for(as_json or csv == "-")
     if as_json:
         print_json({**comparison.document(), "report": str(page)})
     elif len(runs) == 1:
-        outcome = reports.read_outcome(runs[0])
-        if outcome is not None and found[0].certificate:
-            console.print(reports.result_table(outcome, found[0].certificate))
+        if loaded_runs[0].result is not None and loaded_runs[0].certificate:
+            console.print(reports.result_table(loaded_runs[0].result, loaded_runs[0].certificate))
     else:
         heads, rows = comparison.cells()
         print_table(console, heads, rows, right=len(comparison.scores) + 1)

@@ -94,14 +94,14 @@ def assign(
             return
         print(*(f"cluster {j}: {count} records" for j, count in enumerate(counts)), sep="\n")
         return
-    found = models.assign(records)
+    assignment = models.assign(records)
     if as_json:
-        losses = [loss if math.isfinite(loss) else None for loss in found.losses]
-        print_json({"cluster": found.cluster, "losses": losses, "records": found.records})
+        losses = [loss if math.isfinite(loss) else None for loss in assignment.losses]
+        print_json({"cluster": assignment.cluster, "losses": losses, "records": assignment.records})
         return
-    lines = [f"cluster {j}: mean loss {loss:.4f}" for j, loss in enumerate(found.losses)]
-    lines[found.cluster] += "   <- smallest"
-    print(f"{found.records} records of {records.where}", *lines, sep="\n")
+    lines = [f"cluster {j}: mean loss {loss:.4f}" for j, loss in enumerate(assignment.losses)]
+    lines[assignment.cluster] += "   <- smallest"
+    print(f"{assignment.records} records of {records.where}", *lines, sep="\n")
 
 
 def export(

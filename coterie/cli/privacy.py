@@ -3,243 +3,119 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from coterie.cli.console import JsonFlag, answer, console_for, print_json
+from coterie.cli.run import complete_assignment, settings_of
+
+if TYPE_CHECKING:
+    from coterie.privacy import Plan
 
 app = typer.Typer(help="Compute privacy costs, calibrate noise, and check ledgers and budgets.", no_args_is_help=True)
 
-_CLIENT = "Client level"
-_RECORD = "Record level (DP-SGD at one client, without a trusted party)"
 _POINTS = 40
-_SELECTION_EPSILON = 0.02
+_Text = str | None
 
-Epsilon = Annotated[float, typer.Option(help="Target epsilon.")]
-Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
-Rounds = Annotated[int, typer.Option(min=1, help="Number of rounds.")]
-Unit = Annotated[str, typer.Option(help="Privacy unit: client or record.")]
-Noise = Annotated[float | None, typer.Option(help="Noise multiplier of a round: standard deviation / sensitivity.")]
-Rate = Annotated[float | None, typer.Option(help="q, sampling rate of clients in a round.", rich_help_panel=_CLIENT)]
-Sampler = Annotated[
-    str | None,
-    typer.Option(help="poisson (default), or fixed (m of M clients, replace-one adjacency).", rich_help_panel=_CLIENT),
-]
-Mechanism = Annotated[
-    str | None, typer.Option(help="Mechanism: joint (default), banded, rr-slot or paper.", rich_help_panel=_CLIENT)
-]
-Participation = Annotated[
-    str | None, typer.Option(help="banded: visible (default) or secret participation.", rich_help_panel=_CLIENT)
-]
-MinSeparation = Annotated[
-    int | None,
+# Settings of a run that have options of their own, as in `coterie run`.
+Delta = Annotated[_Text, typer.Option(metavar="DELTA", help="Delta of the guarantee.")]
+Rounds = Annotated[_Text, typer.Option(metavar="T", help="Number of rounds.")]
+Rate = Annotated[_Text, typer.Option(metavar="Q", help="q, sampling rate of clients in a round.")]
+Mechanism = Annotated[_Text, typer.Option(metavar="NAME", help="Mechanism of client-level privacy.")]
+Clients = Annotated[_Text, typer.Option(metavar="M", help="Number of clients.")]
+Clusters = Annotated[_Text, typer.Option(metavar="K", help="Number of clusters.")]
+Config = Annotated[Path | None, typer.Option(help="TOML file with settings.")]
+Assignments = Annotated[
+    list[str],
     typer.Option(
-        min=1,
-        help="banded: b, least number of rounds between two participations; default: 1/q, or that of the least error "
-        "with secret participation.",
-        rich_help_panel=_CLIENT,
+        "--set",
+        metavar="NAME=VALUE",
+        autocompletion=complete_assignment,
+        help="Set any setting of `coterie run` by its full name or the last part; repeatable.",
     ),
 ]
-Clients = Annotated[
-    int | None,
-    typer.Option(
-        help="M, number of clients; a fixed cohort has m = qM of them; default: 1000.", rich_help_panel=_CLIENT
-    ),
-]
-Clusters = Annotated[int | None, typer.Option(help="k, number of clusters; default: 4.", rich_help_panel=_CLIENT)]
-Accountant = Annotated[
-    str | None, typer.Option(help="Accountant: pld, rdp, opacus-rdp, opacus-prv, theorem-4.2 or theorem-4.2-canonne.")
-]
-Examples = Annotated[int | None, typer.Option(help="N, number of records of the client.", rich_help_panel=_RECORD)]
-Batch = Annotated[int | None, typer.Option(help="b, expected batch size.", rich_help_panel=_RECORD)]
-FirstBatch = Annotated[int | None, typer.Option(help="Batch size of round 1; default: b.", rich_help_panel=_RECORD)]
-FirstNoise = Annotated[
-    float | None,
-    typer.Option(help="Noise multiplier of round 1; default: that of the others.", rich_help_panel=_RECORD),
-]
-Epochs = Annotated[
-    int | None, typer.Option(min=1, help="K, local epochs per round; default: 1.", rich_help_panel=_RECORD)
-]
-Selections = Annotated[
-    int | None,
-    typer.Option(min=0, help="Number of private cluster selections by loss; default: 0.", rich_help_panel=_RECORD),
-]
-SelectionEpsilon = Annotated[
-    float | None,
-    typer.Option(help=f"Epsilon of each selection; default: {_SELECTION_EPSILON}.", rich_help_panel=_RECORD),
-]
+
+
+def _plan(config: Path | None, assignments: list[str], options: Mapping[str, _Text]) -> Plan:
+    """Return the plan of a run with these settings."""
+    from coterie.server import RunConfig
+
+    given = {name: value for name, value in options.items() if value is not None}
+    return RunConfig(settings_of(config, assignments, given)).plan
 
 
 @app.command("epsilon")
 def privacy_epsilon(
-    delta: Delta,
-    rounds: Rounds,
-    noise_multiplier: Noise = None,
-    unit: Unit = "client",
+    noise_multiplier: Annotated[
+        _Text, typer.Option(metavar="Z", help="Noise of a round over its sensitivity; default: as calibrated.")
+    ] = None,
+    delta: Delta = None,
+    rounds: Rounds = None,
     sampling_rate: Rate = None,
-    sampler: Sampler = None,
-    examples: Examples = None,
-    batch_size: Batch = None,
-    first_batch_size: FirstBatch = None,
-    first_noise_multiplier: FirstNoise = None,
-    local_epochs: Epochs = None,
-    selections: Selections = None,
-    selection_epsilon: SelectionEpsilon = None,
+    mechanism: Mechanism = None,
+    clients: Clients = None,
+    clusters: Clusters = None,
+    config: Config = None,
+    assignments: Assignments = [],  # noqa: B006
     opacus: Annotated[bool, typer.Option("--opacus", help="Include the accountants of Opacus (slow).")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compute the privacy cost by every accountant that supports the sampler."""
-    from coterie.privacy import Event, RecordPlan
-    from coterie.privacy import epsilon as cost
-
-    client_args = {"sampling_rate": sampling_rate, "sampler": sampler}
-    record_args = {
-        "examples": examples,
-        "batch_size": batch_size,
-        "first_batch_size": first_batch_size,
-        "first_noise_multiplier": first_noise_multiplier,
-        "local_epochs": local_epochs,
-        "selections": selections,
-        "selection_epsilon": selection_epsilon,
-    }
-    _check_unit(unit, client_args, record_args)
-    noise = _positive("noise_multiplier", noise_multiplier)
-    if unit == "record":
-        plan = RecordPlan(
-            rounds=rounds, epsilon=math.inf, delta=delta, noise_multiplier=noise, **_record_numbers(record_args)
-        )
-        events, sampler, adjacency = plan.planned(), plan.sampler, plan.adjacency
-    else:
-        sampler = sampler or "poisson"
-        events = Counter({Event(sampling_rate or 0.0, noise, sampler): rounds})
-        adjacency = _adjacency(sampler)
-    costs = {f"epsilon_{name}": cost(events, delta, name) for name in _accountants(sampler, opacus)}
-    answer({"epsilon": costs["epsilon_pld"], **costs, "delta": delta, "unit": unit, "adjacency": adjacency}, as_json)
+    """Compute the privacy cost of a run by every accountant that supports its sampler."""
+    options = {"noise-multiplier": noise_multiplier, "delta": delta, "rounds": rounds, "sampling-rate": sampling_rate}
+    plan = _plan(config, assignments, {**options, "mechanism": mechanism, "clients": clients, "clusters": clusters})
+    costs = {f"epsilon_{name}": plan.cost(name) for name in _accountants(plan.sampler, opacus)}
+    stated = {"delta": plan.delta, "unit": plan.unit, "adjacency": plan.adjacency}
+    answer({"epsilon": costs["epsilon_pld"], **costs, **stated}, as_json)
 
 
 @app.command("noise")
 def privacy_noise(
-    epsilon: Epsilon,
-    delta: Delta,
-    rounds: Rounds,
-    unit: Unit = "client",
-    accountant: Accountant = None,
+    epsilon: Annotated[_Text, typer.Option(metavar="EPSILON", help="Privacy budget.")] = None,
+    delta: Delta = None,
+    rounds: Rounds = None,
     sampling_rate: Rate = None,
     mechanism: Mechanism = None,
-    participation: Participation = None,
-    min_separation: MinSeparation = None,
-    identifier_share: Annotated[
-        float | None,
-        typer.Option(help="Share for labels or cluster sizes; default: the mechanism's.", rich_help_panel=_CLIENT),
-    ] = None,
     clients: Clients = None,
     clusters: Clusters = None,
-    noise_multiplier: Annotated[
-        float | None,
-        typer.Option(
-            help="Noise multiplier of all rounds but the first, whose noise is then calibrated.",
-            rich_help_panel=_RECORD,
-        ),
-    ] = None,
-    examples: Examples = None,
-    batch_size: Batch = None,
-    first_batch_size: FirstBatch = None,
-    first_noise_multiplier: FirstNoise = None,
-    local_epochs: Epochs = None,
-    selections: Selections = None,
-    selection_epsilon: SelectionEpsilon = None,
+    config: Config = None,
+    assignments: Assignments = [],  # noqa: B006
     as_json: JsonFlag = False,
 ) -> None:
-    """Calibrate the noise to a target epsilon."""
-    client_args = {
-        "sampling_rate": sampling_rate,
-        "mechanism": mechanism,
-        "participation": participation,
-        "min_separation": min_separation,
-        "identifier_share": identifier_share,
-        "clients": clients,
-        "clusters": clusters,
-    }
-    record_args = {
-        "examples": examples,
-        "batch_size": batch_size,
-        "noise_multiplier": noise_multiplier,
-        "first_batch_size": first_batch_size,
-        "first_noise_multiplier": first_noise_multiplier,
-        "local_epochs": local_epochs,
-        "selections": selections,
-        "selection_epsilon": selection_epsilon,
-    }
-    _check_unit(unit, client_args, record_args)
-    target = {"rounds": rounds, "epsilon": epsilon, "delta": delta, **_given({"accountant": accountant})}
-    answer(_record_noise(record_args, target) if unit == "record" else _client_noise(client_args, target), as_json)
+    """Calibrate the noise of a run to its budget."""
+    from coterie.privacy import certificate
 
-
-def _client_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-    from coterie.privacy import MECHANISMS, PLANS, Banded, PrivacyError
-    from coterie.privacy import epsilon as cost
-    from coterie.privacy.certificate import delta_reasons
-    from coterie.privacy.plan import certifies
-
-    numbers = {"mechanism": "joint", "clients": 1000, "clusters": 4, **_given(options)}
-    mechanism = numbers.pop("mechanism")
-    if mechanism not in MECHANISMS:
-        raise PrivacyError(f"--mechanism {mechanism}: must be {', '.join(MECHANISMS)}")
-    for option in ("participation", "min_separation"):
-        if option in numbers and option not in PLANS[mechanism].options:
-            raise PrivacyError(f"--{option.replace('_', '-')} is for --mechanism banded, not {mechanism}: leave it out")
-    plan = PLANS[mechanism].calibrated(clip_norm=1.0, num_clusters=numbers.pop("clusters"), **numbers, **target)
-    return {
-        "noise_multiplier": plan.noise_multiplier,
-        "noise_multiplier_updates": plan.noise_multiplier_updates,
-        "noise_multiplier_counts": plan.noise_multiplier_counts,
-        "model_noise": plan.model_noise,
-        **({"min_separation": plan.slots} if isinstance(plan, Banded) else {}),
-        "epsilon": cost(plan.planned(), plan.delta, plan.accountant),
-        "delta": plan.delta,
-        "accountant": plan.accountant,
-        "certifies": not plan.reasons() and not delta_reasons(plan) and certifies(plan.accountant),
-        "unit": plan.unit,
-        "adjacency": plan.adjacency,
-    }
-
-
-def _record_noise(options: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-    from coterie.privacy import PrivacyError, RecordPlan
-    from coterie.privacy.certificate import delta_reasons
-    from coterie.privacy.plan import certifies
-
-    noises = {name: options[name] for name in ("noise_multiplier", "first_noise_multiplier")}
-    if None not in noises.values():
-        raise PrivacyError(
-            "--noise-multiplier and --first-noise-multiplier leave nothing to calibrate: give at most one"
-        )
-    for name, value in _given(noises).items():
-        _positive(name, value)
-    plan = RecordPlan.calibrated(**_record_numbers(options), **target)
-    return {
-        "noise_multiplier": plan.noise_multiplier,
-        "first_noise_multiplier": plan.first_noise_multiplier or plan.noise_multiplier,
-        "epsilon": plan.cost(),
-        "delta": plan.delta,
-        "accountant": plan.accountant,
-        "certifies": not plan.reasons() and not delta_reasons(plan) and certifies(plan.accountant),
-        "unit": plan.unit,
-        "adjacency": plan.adjacency,
-    }
+    options = {"epsilon": epsilon, "delta": delta, "rounds": rounds, "sampling-rate": sampling_rate}
+    plan = _plan(config, assignments, {**options, "mechanism": mechanism, "clients": clients, "clusters": clusters})
+    slots = plan.round_event(1).slots
+    answer(
+        {
+            "noise_multiplier": plan.noise_multiplier,
+            **plan.noises(),
+            **({"model_noise": plan.model_noise} if plan.unit == "client" else {}),
+            **({"min_separation": slots} if slots else {}),
+            "epsilon": plan.cost(),
+            "delta": plan.delta,
+            "accountant": plan.accountant,
+            "certifies": certificate(plan.ledger().header, [])["certified"],
+            "unit": plan.unit,
+            "adjacency": plan.adjacency,
+        },
+        as_json,
+    )
 
 
 @app.command("curve")
 def privacy_curve(
-    delta: Delta,
+    delta: Annotated[float, typer.Option(help="Delta of the guarantee.")],
     sampling_rate: Annotated[float, typer.Option(help="q, sampling rate of clients in a round.")],
-    rounds: Rounds,
-    noise_multiplier: Noise = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")],
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise multiplier of a round: standard deviation / sensitivity.")
+    ] = None,
     epsilon: Annotated[
         float | None,
         typer.Option(help="Target epsilon to which the noise is calibrated by PLD, instead of --noise-multiplier."),
@@ -262,7 +138,7 @@ def privacy_curve(
     check_delta(delta)
     if epsilon is not None:
         noise_multiplier = calibrate(epsilon, delta, sampling_rate, rounds, sampler=sampler)
-    event = Event(sampling_rate, _positive("noise_multiplier", noise_multiplier), sampler)
+    event = Event(sampling_rate, _positive("noise-multiplier", noise_multiplier), sampler)
     if event.noise_multiplier < MIN_NOISE:
         raise PrivacyError(
             f"--noise-multiplier {noise_multiplier}: must be at least {MIN_NOISE:g}; below it epsilon is infinite"
@@ -281,8 +157,8 @@ def privacy_curve(
         title = f"noise {event.noise_multiplier:.4g}, {way} at rate {sampling_rate:g}, δ = {formats.number(delta)}"
         save_figure(privacy_figure(curves, title), out)
     if as_json:
-        about = {"noise_multiplier": event.noise_multiplier, "delta": delta, "sampling_rate": sampling_rate}
-        print_json({**about, "sampler": sampler, "adjacency": _adjacency(sampler), "curves": curves})
+        parameters = {"noise_multiplier": event.noise_multiplier, "delta": delta, "sampling_rate": sampling_rate}
+        print_json({**parameters, "sampler": sampler, "adjacency": _adjacency(sampler), "curves": curves})
         return
     answer({f"epsilon_{name}": points[-1][1] for name, points in curves.items()}, as_json)
     console_for(as_json).print(str(out), soft_wrap=True)
@@ -380,15 +256,15 @@ def privacy_total(
 
     if len({run.resolve() for run in runs}) < len(runs):
         raise PrivacyError("run folders must be distinct: give each one once")
-    found = total({str(run): verified(run) for run in runs}, delta)
+    composition = total({str(run): verified(run) for run in runs}, delta)
     if as_json:
-        print_json(found)
+        print_json(composition)
         return
     hidden = ("reasons", "runs")
-    facts = {key: value for key, value in found.items() if key not in hidden}
+    facts = {key: value for key, value in composition.items() if key not in hidden}
     answer({key: math.inf if value is None else value for key, value in facts.items()}, as_json)
     screen = Console(highlight=False, soft_wrap=True, markup=False)
-    for reason in found["reasons"]:
+    for reason in composition["reasons"]:
         screen.print(f"not certified: {reason}")
 
 
@@ -435,60 +311,11 @@ def _stated(path: Path) -> dict[str, Any] | None:
         raise LedgerError(f"{error}; restore it from a copy, or delete it to check the ledger alone") from None
 
 
-# ---- options ------------------------------------------------------------------------------------------------
-
-
-def _check_unit(unit: str, client_args: Mapping[str, Any], record_args: Mapping[str, Any]) -> None:
-    """Reject an unknown unit, options of the other unit, and missing options.
-
-    Raises:
-        PrivacyError: the options do not fit the unit.
-    """
-    from coterie.privacy import PrivacyError
-
-    needed = {"client": ("sampling_rate",), "record": ("examples", "batch_size")}
-    if unit not in needed:
-        raise PrivacyError(f"--unit {unit}: must be client or record")
-    own, others, other = client_args, record_args, "record"
-    if unit == "record":
-        own, others, other = record_args, client_args, "client"
-    for name in _given(others):
-        raise PrivacyError(f"{_option(name)} requires --unit {other}: omit it with --unit {unit}")
-    for name in needed[unit]:
-        if own[name] is None:
-            raise PrivacyError(f"--unit {unit} requires {_option(name)}")
-
-
-def _record_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a RecordPlan."""
-    numbers = _given(options)
-    numbers["num_examples"] = numbers.pop("examples")
-    if "first_noise_multiplier" in numbers:
-        _positive("first_noise_multiplier", numbers["first_noise_multiplier"])
-    if numbers.get("selections"):
-        numbers["selection"] = "gumbel"
-    elif "selection_epsilon" in numbers:
-        from coterie.privacy import PrivacyError
-
-        raise PrivacyError("--selection-epsilon requires --selections, the number of selections")
-    return {"selection_epsilon": _SELECTION_EPSILON, **numbers}
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _positive(name: str, value: float | None) -> float:
     from coterie.privacy import PrivacyError
 
-    if value is None:
-        raise PrivacyError(f"{_option(name)} is required")
-    if not value > 0:
-        raise PrivacyError(f"{_option(name)} must be positive, not {value}")
+    if value is None or not value > 0:
+        raise PrivacyError(f"--{name} must be positive, not {value}")
     return value
 
 

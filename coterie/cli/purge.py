@@ -16,9 +16,9 @@ def purge(
     as_json: JsonFlag = False,
 ) -> None:
     """Delete the messages of finished runs from a SuperLink's database: requests and replies of clients."""
-    from coterie import deploy
+    from coterie.flower.purge import purge as purge_messages
 
-    done = deploy.purge(database, logs)
+    done = purge_messages(database, logs)
     if as_json:
         print_json(
             {

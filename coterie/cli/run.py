@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import logging
 import math
-import os
 import sys
 import time
 import tomllib
@@ -23,8 +20,8 @@ from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, 
 from coterie.progress import estimated, remaining
 
 if TYPE_CHECKING:
-    from coterie.datasets import Federation, OwnFederation
-    from coterie.server import RunConfig, RunFolder
+    from coterie.results import RoundRecord
+    from coterie.server import RunFolder
 
 _INTERRUPTED = 130
 # Seconds without output after which a long round reports progress, where there is no terminal.
@@ -81,10 +78,10 @@ def complete_assignment(begin: str) -> list[str]:
 
     name, equals, _ = begin.partition("=")
     if equals:
-        found = [each for each in SETTINGS.values() if name in (each.name, each.key)]
-        values = [f"{name}={value}" for each in found for value in each.choices]
+        settings = [setting for setting in SETTINGS.values() if name in (setting.name, setting.key)]
+        values = [f"{name}={value}" for setting in settings for value in setting.choices]
     else:
-        values = [f"{each}=" for declared in SETTINGS.values() for each in (declared.key, declared.name)]
+        values = [f"{key}=" for declared in SETTINGS.values() for key in (declared.key, declared.name)]
     return sorted({value for value in values if value.startswith(begin)})
 
 
@@ -166,16 +163,18 @@ def _open(values: Mapping[str, Any], engine: str) -> RunFolder:
         raise ConfigError(f"--engine {engine}: must be local or ray")
     from coterie.logs import colour_terminals_only
     from coterie.server.app import open_folder
+    from coterie.server.simulate import prepare
 
     colour_terminals_only()
     logging.getLogger("flwr").setLevel(logging.WARNING)  # importing Flower sets it to INFO
     logging.getLogger().addHandler(logging.NullHandler())  # or importing Opacus makes the root logger repeat each line
-    return open_folder(values, Path("runs"), check=lambda config: _ready(config, engine))
+    return open_folder(values, Path("runs"), check=lambda config: prepare(config, engine))
 
 
 def _run(folder: RunFolder, engine: str, as_json: bool, console: Console, began: float) -> None:
     from coterie.logs import collapsed_warnings
     from coterie.server.app import report_on_exit
+    from coterie.server.simulate import simulate
 
     folder.started(began)
     try:
@@ -183,79 +182,20 @@ def _run(folder: RunFolder, engine: str, as_json: bool, console: Console, began:
             console.print(f"[yellow]note:[/] {warning}", soft_wrap=True)
         console.print(_headline(folder), soft_wrap=True)
         with report_on_exit(folder) as page, _progress(folder, console), collapsed_warnings():
-            result = _execute(folder, engine)
+            outcome = simulate(folder, engine)
     except KeyboardInterrupt:
         print(f"interrupted; continue with: coterie run --resume --out {folder.path}", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
     finally:
         folder.close()
     if as_json:
-        print_json(result)
+        print_json(outcome.document)
         return
+    from coterie.files import read_object
     from coterie.report import result_table  # imports matplotlib
 
-    console.print(result_table(result, json.loads((folder.path / "privacy.json").read_text())))
+    console.print(result_table(outcome, read_object(folder.path / "privacy.json")))
     console.print(f"run folder {folder.path}/   report {page}", soft_wrap=True)
-
-
-def _ready(config: RunConfig, engine: str) -> None:
-    """Check engine, data and device before the run starts; clients then use the loaded data."""
-    from coterie.datasets import OWN_DATA
-    from coterie.engine import start_server, workers_for
-    from coterie.settings import ConfigError
-
-    if engine != "ray":
-        config.simulation.check_unused("with the local engine; use --engine ray, or leave it out")
-        if workers_for(config.trainings, config.training.device, len(os.sched_getaffinity(0))):
-            start_server()  # it imports PyTorch while this process does
-    from coterie.client import federation
-
-    data = federation(config.for_clients())
-    if config.data.dataset == OWN_DATA:
-        for client in range(data.clients):
-            data.shard(client)
-    if config.privacy.privacy_unit == "record" and config.method.produces == "models":
-        _check_per_record(config, data)
-    if config.training.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ConfigError("device = 'cuda': PyTorch finds no GPU on this machine; use auto or cpu")
-
-
-def _check_per_record(config: RunConfig, data: Federation | OwnFederation) -> None:
-    """Check that the network of a user supports DP-SGD; Coterie's own are known to."""
-    from coterie.models import MODELS, build
-
-    if config.training.model not in MODELS:
-        from coterie.client.dpsgd import check_supported
-
-        check_supported(build(config.training.model, *config.examples), data)
-
-
-def _execute(folder: Any, engine: str) -> dict[str, Any]:
-    from coterie.client import torch_device
-    from coterie.engine import SummingGrid, run_on_ray, workers_for
-    from coterie.server import run as run_once
-
-    config = folder.config
-    gc.freeze()  # collecting the garbage of all imported libraries would take as long as some rounds
-    if engine == "local":
-        workers = workers_for(config.trainings, torch_device(config.training.device), len(os.sched_getaffinity(0)))
-        grid = SummingGrid(config.data.clients, workers, folder.report_progress)
-        try:
-            return run_once(folder, grid)
-        finally:
-            grid.close()
-    results: list[dict[str, Any]] = []
-    run_on_ray(
-        lambda grid: results.append(run_once(folder, grid)),
-        config.data.clients,
-        address=config.simulation.ray_address,
-        client_cpus=config.simulation.client_cpus,
-        folder=folder.path,
-    )
-    return results[0]
 
 
 def _headline(folder: Any) -> str:
@@ -284,13 +224,13 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
     if not console.is_terminal:
         began, first = time.monotonic(), done
 
-        def plain(line: Mapping[str, Any]) -> None:
-            number = line["round"]
-            if "accuracy" in line or number == rounds:
-                accuracy = f"  {name} {100 * line['accuracy']:5.1f} %" if "accuracy" in line else ""
+        def plain(record: RoundRecord) -> None:
+            number, mean = record.round, record.mean_accuracy
+            if mean is not None or number == rounds:
+                accuracy = "" if mean is None else f"  {name} {100 * mean:5.1f} %"
                 pace = (time.monotonic() - began) / (number - first)
                 left = f"  {remaining(pace * (rounds - number))}" if number < rounds else ""
-                console.print(f"round {number:4d}/{rounds}  epsilon {line['epsilon']:7.3f}{accuracy}{left}")
+                console.print(f"round {number:4d}/{rounds}  epsilon {record.epsilon:7.3f}{accuracy}{left}")
 
         folder.on_metrics, folder.on_progress = plain, plain_progress(console, _SILENCE)
         yield
@@ -306,11 +246,11 @@ def _progress(folder: Any, console: Console) -> Iterator[None]:
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=rounds, completed=done, accuracy="  –   ", epsilon="–")
 
-        def show(line: Mapping[str, Any]) -> None:
-            fields: dict[str, Any] = {"epsilon": "∞" if math.isinf(line["epsilon"]) else f"{line['epsilon']:.2f}"}
-            if "accuracy" in line:
-                fields["accuracy"] = f"{100 * line['accuracy']:.1f} %"
-            bar.update(task, completed=line["round"], description="", **fields)
+        def show(record: RoundRecord) -> None:
+            fields: dict[str, Any] = {"epsilon": "∞" if math.isinf(record.epsilon) else f"{record.epsilon:.2f}"}
+            if record.mean_accuracy is not None:
+                fields["accuracy"] = f"{100 * record.mean_accuracy:.1f} %"
+            bar.update(task, completed=record.round, description="", **fields)
 
         folder.on_metrics = show
         folder.on_progress = estimated(lambda what: bar.update(task, description=what))
@@ -321,7 +261,7 @@ def _list_keys(as_json: bool) -> None:
     from coterie.server import SETTINGS
 
     rows = {
-        name: {"default": each.shown_default, "allowed": each.allowed, "help": each.help}
-        for name, each in SETTINGS.items()
+        name: {"default": setting.shown_default, "allowed": setting.allowed, "help": setting.help}
+        for name, setting in SETTINGS.items()
     }
     listing("settings", rows, as_json)

@@ -16,7 +16,7 @@ from coterie.logs import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from coterie.deploy import Status
+    from coterie.flower.status import Status
 
 _LONGEST_DETAIL = 2000  # characters; the detail may contain text from clients
 
@@ -35,20 +35,21 @@ def status(
     as_json: JsonFlag = False,
 ) -> None:
     """Show the nodes and runs of a SuperLink, and the progress of the latest or the selected run."""
-    from coterie import deploy
+    from coterie.deploy import DeployError
+    from coterie.flower.status import query_status
 
     if as_json and watch:
-        raise deploy.DeployError("--json and --watch cannot be combined")
+        raise DeployError("--json and --watch cannot be combined")
     console = console_for(False)
     try:
         while True:
-            found = deploy.query_status(connection, run)
+            snapshot = query_status(connection, run)
             if as_json:
-                print_json(_document(found))
+                print_json(_document(snapshot))
             else:
                 if watch:
                     console.clear()
-                _show(found, console)
+                _show(snapshot, console)
             if not watch:
                 return
             time.sleep(watch)
@@ -56,14 +57,14 @@ def status(
         return
 
 
-def _document(found: Status) -> dict[str, Any]:
+def _document(snapshot: Status) -> dict[str, Any]:
     """Ids are strings, because they exceed the integer range of some JSON parsers. Without privacy, epsilon is null."""
-    progress = found.progress
+    progress = snapshot.progress
     if progress is not None:
         progress = progress | {"epsilon": progress["epsilon"] if math.isfinite(progress["epsilon"]) else None}
     return {
-        "connection": found.connection,
-        "address": found.address,
+        "connection": snapshot.connection,
+        "address": snapshot.address,
         "nodes": [
             {
                 "id": str(node.id),
@@ -72,7 +73,7 @@ def _document(found: Status) -> dict[str, Any]:
                 "last-seen-seconds": node.last_seen,
                 "online-since": node.online_since and node.online_since.isoformat(),
             }
-            for node in found.nodes
+            for node in snapshot.nodes
         ],
         "runs": [
             {
@@ -83,19 +84,19 @@ def _document(found: Status) -> dict[str, Any]:
                 "started": run.started and run.started.isoformat(),
                 "seconds": run.seconds,
             }
-            for run in found.runs
+            for run in snapshot.runs
         ],
-        "progress": progress and {"run": str(found.runs[0].id), **progress},
+        "progress": progress and {"run": str(snapshot.runs[0].id), **progress},
     }
 
 
-def _show(found: Status, console: Console) -> None:
+def _show(snapshot: Status, console: Console) -> None:
     def show(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
-    here = sum(node.status == "online" for node in found.nodes)
-    show(f"{found.connection} ({found.address}): {here} of {len(found.nodes)} nodes online")
-    if found.nodes:
+    here = sum(node.status == "online" for node in snapshot.nodes)
+    show(f"{snapshot.connection} ({snapshot.address}): {here} of {len(snapshot.nodes)} nodes online")
+    if snapshot.nodes:
         nodes = [
             [
                 str(node.id),
@@ -104,21 +105,21 @@ def _show(found: Status, console: Console) -> None:
                 "–" if node.last_seen is None else f"{_span(node.last_seen)} ago",
                 _written(node.online_since),
             ]
-            for node in found.nodes
+            for node in snapshot.nodes
         ]
         print_table(console, ("node", "name", "status", "last seen", "online since (UTC)"), nodes)
-    if not found.runs:
+    if not snapshot.runs:
         show("no runs")
         return
     runs = [
         [str(run.id), run.status, _written(run.started), _span(run.seconds) if run.started else "–"]
-        for run in found.runs
+        for run in snapshot.runs
     ]
     print_table(console, ("run", "status", "started (UTC)", "took"), runs)
-    shown = found.runs[0]
+    shown = snapshot.runs[0]
     if shown.detail:
         show(f"run {shown.id}: {printable(shown.detail, most=_LONGEST_DETAIL)}")
-    show(f"run {shown.id}: " + ("no completed round" if found.progress is None else _progress(found.progress)))
+    show(f"run {shown.id}: " + ("no completed round" if snapshot.progress is None else _progress(snapshot.progress)))
 
 
 def _progress(progress: Mapping[str, Any]) -> str:

@@ -44,7 +44,10 @@ def sweep(
             raise ConfigError(f"--set {assignment}: must be name=value or name=value,value,...")
         values[name.strip()] = [value.strip() for value in text.split(",")]
     table = benchmarks.sweep(values, benchmarks.seeds_of(seeds))
-    words = [*([str(config)] if config else []), *(word for each in assignments for word in ("--set", each))]
+    words = [
+        *([str(config)] if config else []),
+        *(word for assignment in assignments for word in ("--set", assignment)),
+    ]
     run_table(
         table,
         out,

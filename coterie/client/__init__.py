@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.client.handlers import HANDLERS, ReplyOrError, train_and_sum
+    from coterie.client.backend import train
+    from coterie.client.cohort import federation, torch_device
+    from coterie.client.handlers import HANDLERS, ReplyOrError, handle, train_and_sum
     from coterie.client.identity import Client
     from coterie.client.scores import losses
     from coterie.client.sgd import LocalTrainingConfig
     from coterie.client.state import ClientError, StateFile
-    from coterie.client.task import federation, torch_device
-    from coterie.client.training import train
 
 __all__ = [
     "HANDLERS",
@@ -23,6 +23,7 @@ __all__ = [
     "ReplyOrError",
     "StateFile",
     "federation",
+    "handle",
     "losses",
     "torch_device",
     "train",
@@ -32,11 +33,11 @@ __all__ = [
 _MODULES = {
     "identity": ("Client",),
     "state": ("ClientError", "StateFile"),
-    "task": ("federation", "torch_device"),
+    "cohort": ("federation", "torch_device"),
     "scores": ("losses",),
     "sgd": ("LocalTrainingConfig",),
-    "training": ("train",),
-    "handlers": ("HANDLERS", "ReplyOrError", "train_and_sum"),
+    "backend": ("train",),
+    "handlers": ("HANDLERS", "ReplyOrError", "handle", "train_and_sum"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -21,22 +21,11 @@ from flwr.common.logger import log
 
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
-from coterie.files import FileError, private_folder, read_bytes
-from coterie.privacy import (
-    BudgetError,
-    ClientLedger,
-    Event,
-    LedgerError,
-    PricedRequest,
-    Pricing,
-    RecordPlan,
-    read_ledger,
-)
-from coterie.privacy.ledger import PINNED, count_of, event_of
+from coterie.files import FileError, private_folder
+from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, PricedRequest, Pricing, RecordPlan
 
 #: Name of the file beside the data.
 BUDGET_FILE = ".coterie-budget.jsonl"
-_TAKEN_OVER = "taken_over"
 
 
 def charge(client: Client, folder: Path | None, plan: RecordPlan, round: int, request: PricedRequest) -> int:
@@ -94,22 +83,21 @@ def spend(
 
 def _open(client: Client, folder: Path, plan: RecordPlan | None) -> ClientLedger:
     private_folder(folder)
-    own = folder / f"client-{client.client_id}.ledger.jsonl"
+    ledger_path = folder / f"client-{client.client_id}.ledger.jsonl"
     if client.budget is None:
         assert plan is not None
-        return ClientLedger(plan.delta, plan.epsilon, own, plan.accountant)
+        return ClientLedger(plan.delta, plan.epsilon, ledger_path, plan.accountant)
     epsilon, delta = client.budget
     path = budget_path(client, folder)
     if path is None:
-        return ClientLedger(delta, epsilon, own)
+        return ClientLedger(delta, epsilon, ledger_path)
     private_folder(path.parent)
-    ledger = ClientLedger(delta, epsilon, path)
-    try:
-        _take_over(own, ledger)
-    except BaseException:
-        ledger.close()
-        raise
-    return ledger
+    if ledger_path.exists() and not (path.exists() and path.samefile(ledger_path)):
+        raise LedgerError(
+            f"{ledger_path} contains charges of this client from before its data had a budget file of their own, "
+            f"{path}: set budget-file in the node configuration to it"
+        )
+    return ClientLedger(delta, epsilon, path)
 
 
 def budget_path(client: Client, folder: Path) -> Path | None:
@@ -139,18 +127,3 @@ def budget_path(client: Client, folder: Path) -> Path | None:
     if beside.exists() or (not aside.exists() and os.access(home, os.W_OK)):
         return beside
     return aside
-
-
-def _take_over(old: Path, ledger: ClientLedger) -> None:
-    """Add the charges of an older ledger, which belonged to a client id; after a crash, only the missing ones."""
-    if not old.exists():
-        return
-    content = read_bytes(old)
-    if content.strip():
-        digest = hashlib.sha256(content).hexdigest()
-        _, charges = read_ledger(old)
-        done = sum(charge.get(_TAKEN_OVER) == digest for charge in ledger.charges)
-        for charge in charges[done:]:
-            pinned = {PINNED: charge[PINNED]} if PINNED in charge else {}
-            ledger.record(charge["round"], {event_of(charge): count_of(charge)}, **pinned, **{_TAKEN_OVER: digest})
-    os.replace(old, old.with_name(old.name + ".taken-over"))

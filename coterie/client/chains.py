@@ -17,35 +17,32 @@ from coterie.client.sgd import LocalTrainingConfig, pull
 _ATEN = torch.ops.aten
 
 
-def is_linear_chain(model: nn.Module, dimensions: int) -> bool:
-    """Whether a network consists of linear layers on vectors with ReLU between them, each layer used once.
+def chain_kind(model: nn.Module, dimensions: int) -> str | None:
+    """Return which chain a network is; None: neither, or one that uses a layer twice.
+
+    - "linear": linear layers on vectors with ReLU between them;
+    - "image": convolutions, ReLU and max-pooling, then a flattening, then linear layers and ReLU.
 
     Args:
         model: the network.
         dimensions: of one example.
     """
-    layers = _layers(model, nn.Flatten, nn.Linear, nn.ReLU)
-    return (
-        bool(layers)
-        and (dimensions == 1 or isinstance(layers[0], nn.Flatten))
-        and not any(getattr(layer, "inplace", False) for layer in layers)
-    )
-
-
-def is_image_chain(model: nn.Module, dimensions: int) -> bool:
-    """Whether a network consists of convolutions, ReLU and max-pooling, then a flattening, then linear layers and ReLU.
-
-    Args:
-        model: the network.
-        dimensions: of one example.
-    """
-    layers = _layers(model, nn.Conv2d, nn.MaxPool2d, nn.Flatten, nn.Linear, nn.ReLU)
+    layers = list(model) if type(model) is nn.Sequential else []
+    if not layers or len(set(layers)) < len(layers):
+        return None
     kinds = [type(layer) for layer in layers]
-    if dimensions != 3 or kinds.count(nn.Flatten) != 1:
-        return False
-    flat = kinds.index(nn.Flatten)
+    if {nn.Flatten, nn.Linear, nn.ReLU}.issuperset(kinds):
+        vectors = dimensions == 1 or kinds[0] is nn.Flatten
+        return "linear" if vectors and not any(getattr(layer, "inplace", False) for layer in layers) else None
+    images = dimensions == 3 and {nn.Conv2d, nn.MaxPool2d, nn.Flatten, nn.Linear, nn.ReLU}.issuperset(kinds)
+    return "image" if images and _convolves_then_flattens(layers, kinds) else None
+
+
+def _convolves_then_flattens(layers: list[nn.Module], kinds: list[type[nn.Module]]) -> bool:
+    flat = kinds.index(nn.Flatten) if kinds.count(nn.Flatten) == 1 else 0
     return (
-        kinds[0] is nn.Conv2d
+        flat > 0
+        and kinds[0] is nn.Conv2d
         and kinds[-1] is nn.Linear
         and nn.Linear not in kinds[:flat]
         and not {nn.Conv2d, nn.MaxPool2d} & set(kinds[flat:])
@@ -56,13 +53,6 @@ def is_image_chain(model: nn.Module, dimensions: int) -> bool:
         )
         and not any(isinstance(layer.padding, str) for layer in layers if isinstance(layer, nn.Conv2d))
     )
-
-
-def _layers(model: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
-    """Return the layers of a sequence of these kinds, each used once; nothing for other networks."""
-    layers = list(model) if type(model) is nn.Sequential else []
-    alike = len(set(layers)) == len(layers) and all(type(layer) in kinds for layer in layers)
-    return layers if alike else []
 
 
 @dataclass(frozen=True)
@@ -87,7 +77,7 @@ def step_of_chain(
     """Take one step of SGD with cross-entropy for every client, in place.
 
     Args:
-        model: a chain (:func:`is_linear_chain`, :func:`is_image_chain`).
+        model: a chain (:func:`chain_kind`).
         parameters: of the n clients, (n, *shape) each.
         anchors: the same before the first step.
         batch: (n, b, *shape) examples, (n, b) labels, and (n, b) weights of the losses.
@@ -178,5 +168,5 @@ def _form(x: Tensor) -> torch.memory_format:
 
 def _window(layer: nn.MaxPool2d) -> tuple[list[int], list[int], list[int], list[int], bool]:
     pairs = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    kernel, stride, padding, dilation = ([each, each] if isinstance(each, int) else list(each) for each in pairs)
+    kernel, stride, padding, dilation = ([size, size] if isinstance(size, int) else list(size) for size in pairs)
     return kernel, stride, padding, dilation, layer.ceil_mode

@@ -33,16 +33,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from coterie.client.chains import is_linear_chain
+from coterie.client.backend import Examples, padded
+from coterie.client.chains import chain_kind
 from coterie.client.device import on_device, products
 from coterie.client.ghost import GhostClipping, clip_factors, clipped_sums, supports
 from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.sgd import example_loss
-from coterie.client.training import padded
 from coterie.datasets import Federation, OwnFederation, Shard
-from coterie.messages import Layout
 from coterie.models import ModelError
 from coterie.privacy import check_clip_norm, gaussian
+from coterie.wire.messages import Layout
 
 Vectors = npt.NDArray[np.float32]
 Generators = Sequence[np.random.Generator]
@@ -63,11 +63,11 @@ def check_supported(model: nn.Module, data: Federation | OwnFederation) -> None:
     Raises:
         ModelError: its per-record gradients are not supported.
     """
-    if is_linear_chain(model, len(data.input_shape)):
-        return
-    x_dtype = torch.int64 if data.kind == "tokens" else torch.float32
-    y_dtype = torch.int64 if data.num_classes else torch.float32
-    _clipper(model, "cpu", torch.Size(data.input_shape), x_dtype, y_dtype, example_loss, ghost=True)
+    x = torch.int64 if data.kind == "tokens" else torch.float32
+    y = torch.int64 if data.num_classes else torch.float32
+    examples = Examples(tuple(data.input_shape), x, y, "cpu")
+    if _sums(model, examples) is None:
+        _clipper(model, examples, example_loss, ghost=True)
 
 
 @dataclass(frozen=True)
@@ -185,54 +185,64 @@ def train_privately(
     Raises:
         ModelError: per-record gradients of the network are not supported.
     """
-    device = settings[0].device
-    together = clipped_sums if batched and is_linear_chain(model, shards[0].x.ndim - 1) else None
-    if batched and together is None and device != "cpu" and _gradients_vmap(model, shards[0], device):
-        together = clipped_sums_by_vmap
-    with products("float32", device):  # PyTorch's default for convolutions on a GPU has 10 bits of mantissa
-        if together is not None:
-            updates, counts = _train_batched(model, layout, start, shards, coins, noises, settings, together)
+    examples = Examples.of(shards[0].x, shards[0].y, settings[0].device)
+    sums = _sums(model, examples) if batched else None
+    clients = shards, coins, noises, settings
+    with products("float32", examples.device):  # PyTorch's default for convolutions on a GPU has 10 bits of mantissa
+        if sums is not None:
+            updates, counts = _train_batched(model, layout, start, *clients, sums)
         else:
-            updates, counts = _train_sequential(model, layout, start, shards, coins, noises, settings, ghost)
+            clipper = _clipper(model, examples, example_loss, ghost)
+            updates, counts = _train_sequential(clipper, layout, start, *clients)
     if below is not None:
-        below[:] = [own.below(count, noise) for own, count, noise in zip(settings, counts, noises, strict=True)]
+        below[:] = [dpsgd.below(count, noise) for dpsgd, count, noise in zip(settings, counts, noises, strict=True)]
     return updates
 
 
+@lru_cache(maxsize=8)
+def _sums(model: nn.Module, examples: Examples) -> ClippedSums | None:
+    """Return how many clients are clipped at once; None: they are clipped one after the other.
+
+    Raises:
+        ModelError: the network has no per-record gradients at all.
+    """
+    if chain_kind(model, len(examples.shape)) == "linear":
+        return clipped_sums
+    return clipped_sums_by_vmap if examples.device != "cpu" and _gradients_vmap(model, examples) else None
+
+
 def _train_sequential(
-    model: nn.Module,
+    clipper: Clipper,
     layout: Layout,
     start: Vectors,
     shards: Sequence[Shard],
     coins: Generators,
     noises: Generators,
     settings: Sequence[DPSGD],
-    ghost: bool,
 ) -> tuple[Vectors, list[float]]:
     """Return the (n, d) updates and the n sums of :func:`short` over all steps, where they are released."""
     updates, counts = np.empty_like(start), []
-    for i, (shard, coin, noise, own) in enumerate(zip(shards, coins, noises, settings, strict=True)):
-        x, y = on_device(shard, own.device)
-        clipper = _clipper(model, own.device, x.shape[1:], x.dtype, y.dtype, example_loss, ghost)
-        anchor = torch.tensor(start[i], device=own.device)
+    for i, (shard, coin, noise, dpsgd) in enumerate(zip(shards, coins, noises, settings, strict=True)):
+        x, y = on_device(shard, dpsgd.device)
+        anchor = torch.tensor(start[i], device=dpsgd.device)
         vector = anchor.clone()
         parameters = [clipper.named[name] for name in layout.names]
         for parameter, view in zip(parameters, layout.split(vector).values(), strict=True):
             parameter.data = view
-        chunk = _chunk(clipper.numbers, own.memory_mb)
-        counted = torch.zeros((), dtype=torch.float64, device=own.device)
-        for _ in range(own.steps):
-            batch = torch.as_tensor(own.sample(coin, len(y)), device=own.device)
-            total = torch.as_tensor(own.noise(noise, layout.size), device=own.device)
+        chunk = _chunk(clipper.numbers, dpsgd.memory_mb)
+        counted = torch.zeros((), dtype=torch.float64, device=dpsgd.device)
+        for _ in range(dpsgd.steps):
+            batch = torch.as_tensor(dpsgd.sample(coin, len(y)), device=dpsgd.device)
+            total = torch.as_tensor(dpsgd.noise(noise, layout.size), device=dpsgd.device)
             for begin in range(0, len(batch), chunk):
                 records = batch[begin : begin + chunk]
-                clipped, norms = clipper.clipped_sum(parameters, x[records], y[records], own.clip_norm)
+                clipped, norms = clipper.clipped_sum(parameters, x[records], y[records], dpsgd.clip_norm)
                 total += clipped
-                if own.noise_of_norms is not None:
-                    counted += short(norms, own.norm_threshold).sum()
-            step = own.step_size * total
-            if own.penalty.weight:
-                step += own.lr * own.penalty.gradient(vector, anchor)
+                if dpsgd.noise_of_norms is not None:
+                    counted += short(norms, dpsgd.norm_threshold).sum()
+            step = dpsgd.step_size * total
+            if dpsgd.penalty.weight:
+                step += dpsgd.lr * dpsgd.penalty.gradient(vector, anchor)
             vector -= step
         updates[i] = (vector - anchor).cpu().numpy()
         counts.append(float(counted))
@@ -254,11 +264,11 @@ def clipped_gradients(model: nn.Module, x: Tensor, loss: Loss, settings: DPSGD, 
     Raises:
         ModelError: per-record gradients of the network are not supported.
     """
-    clipper = _clipper(model, settings.device, x.shape[1:], x.dtype, torch.float32, loss, ghost)
-    parameters, own = list(clipper.named.values()), list(model.parameters())
-    for parameter, value in zip(parameters, own, strict=True):
+    clipper = _clipper(model, Examples(x.shape[1:], x.dtype, torch.float32, settings.device), loss, ghost)
+    parameters, model_parameters = list(clipper.named.values()), list(model.parameters())
+    for parameter, value in zip(parameters, model_parameters, strict=True):
         parameter.data = value.data
-    total = torch.zeros(sum(value.numel() for value in own), dtype=torch.float64, device=settings.device)
+    total = torch.zeros(sum(value.numel() for value in model_parameters), dtype=torch.float64, device=settings.device)
     for records in torch.split(x, _chunk(clipper.numbers, settings.memory_mb)):
         if len(records):
             targets = torch.zeros(len(records), device=settings.device)
@@ -283,19 +293,19 @@ def _train_batched(
     rows = torch.arange(len(shards), device=device)[:, None]
     anchors = torch.tensor(start, device=device)
     vectors = anchors.clone()
-    clips = torch.tensor([[own.clip_norm] for own in settings], dtype=torch.float64, device=device)
-    rates = torch.tensor([[own.step_size] for own in settings], dtype=torch.float64, device=device)
-    thresholds = torch.tensor([[own.norm_threshold] for own in settings], dtype=torch.float64, device=device)
+    clips = torch.tensor([[dpsgd.clip_norm] for dpsgd in settings], dtype=torch.float64, device=device)
+    rates = torch.tensor([[dpsgd.step_size] for dpsgd in settings], dtype=torch.float64, device=device)
+    thresholds = torch.tensor([[dpsgd.norm_threshold] for dpsgd in settings], dtype=torch.float64, device=device)
     counts = torch.zeros(len(shards), dtype=torch.float64, device=device)
-    counting = any(own.noise_of_norms is not None for own in settings)
+    counting = any(dpsgd.noise_of_norms is not None for dpsgd in settings)
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     widths = sum(layer.in_features + layer.out_features for layer in linear) if sums is clipped_sums else d
-    chunk = _chunk(3 * len(shards) * widths, min(own.memory_mb for own in settings))  # float32 and float64
+    chunk = _chunk(3 * len(shards) * widths, min(dpsgd.memory_mb for dpsgd in settings))  # float32 and float64
     clients = list(zip(settings, coins, noises, sizes, strict=True))
     idle = np.zeros(0, np.int64)
-    for step in range(max(own.steps for own in settings)):
-        batches = [own.sample(coin, size) if step < own.steps else idle for own, coin, _, size in clients]
-        noise = [own.noise(rng, d) if step < own.steps else np.zeros(d) for own, _, rng, _ in clients]
+    for step in range(max(dpsgd.steps for dpsgd in settings)):
+        batches = [dpsgd.sample(coin, size) if step < dpsgd.steps else idle for dpsgd, coin, _, size in clients]
+        noise = [dpsgd.noise(rng, d) if step < dpsgd.steps else np.zeros(d) for dpsgd, _, rng, _ in clients]
         index = np.full((len(shards), max(map(len, batches))), -1)
         for line, batch in zip(index, batches, strict=True):
             line[: len(batch)] = batch
@@ -309,7 +319,7 @@ def _train_batched(
                 counts += short(norms, thresholds).where(there, 0).sum(1)
         moves = rates * total
         if settings[0].penalty.weight:
-            lrs = torch.tensor([[own.lr if step < own.steps else 0.0] for own in settings], device=device)
+            lrs = torch.tensor([[dpsgd.lr if step < dpsgd.steps else 0.0] for dpsgd in settings], device=device)
             moves += lrs * settings[0].penalty.gradient(vectors, anchors)
         vectors -= moves
     return (vectors - anchors).cpu().numpy(), counts.tolist()
@@ -331,17 +341,18 @@ def clipped_sums_by_vmap(
     return torch.bmm((weights * kept)[:, None], flat.where(kept[..., None], 0))[:, 0], norms
 
 
-def _gradients_vmap(model: nn.Module, shard: Shard, device: str) -> bool:
+def _gradients_vmap(model: nn.Module, examples: Examples) -> bool:
     """Whether :func:`clipped_sums_by_vmap` supports a network.
 
     Raises:
         ModelError: it has no per-record gradients at all.
     """
-    x, y = (torch.as_tensor(part) for part in (shard.x[:0], shard.y[:0]))
-    _clipper(model, device, x.shape[1:], x.dtype, y.dtype, example_loss, ghost=True)
+    _clipper(model, examples, example_loss, ghost=True)
+    shape, x_dtype, y_dtype, device = examples
     layout = Layout.of(dict(model.named_parameters()))
     vectors, ones = torch.zeros(1, layout.size, device=device), torch.ones(1, 1, device=device)
-    x, y = (part.new_zeros(1, 1, *part.shape[1:]).to(device) for part in (x, y))
+    x = torch.zeros(1, 1, *shape, dtype=x_dtype, device=device)
+    y = torch.zeros(1, 1, dtype=y_dtype, device=device)
     try:
         clipped_sums_by_vmap(model.to(device), layout, vectors, x, y, ones.bool(), ones.double())
     except RuntimeError:
@@ -382,18 +393,10 @@ class _Opacus:
         return _clipped_sum(_gradients(self._network, parameters, x, y, self._loss), clip_norm)
 
 
-def _clipper(
-    model: nn.Module,
-    device: str,
-    shape: torch.Size,
-    x_dtype: torch.dtype,
-    y_dtype: torch.dtype,
-    loss: Loss,
-    ghost: bool,
-) -> Clipper:
+def _clipper(model: nn.Module, examples: Examples, loss: Loss, ghost: bool) -> Clipper:
     """Return how the network's gradients are clipped: by ghost clipping if it may be, and gives the same."""
-    found = _ghost(model, device, shape, x_dtype, y_dtype, loss) if ghost else None
-    return found or _Opacus(*_wrapped(model, device, shape, x_dtype, y_dtype, loss), loss)
+    clipping = _ghost(model, examples, loss) if ghost else None
+    return clipping or _Opacus(*_wrapped(model, examples, loss), loss)
 
 
 @dataclass(frozen=True)
@@ -405,7 +408,8 @@ class _Probe:
     y: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, device: str, shape: torch.Size, x_dtype: torch.dtype, y_dtype: torch.dtype) -> _Probe:
+    def of(cls, model: nn.Module, examples: Examples) -> _Probe:
+        shape, x_dtype, y_dtype, device = examples
         network = copy.deepcopy(model).train()
         for layer in network.modules():
             if getattr(layer, "inplace", False):
@@ -420,17 +424,17 @@ class _Probe:
     def wanted(self, loss: Loss) -> list[Tensor]:
         """Return the (2, *shape) gradients of every parameter, by autograd on each record alone."""
         plain = copy.deepcopy(self.network)
-        each = [
+        gradients = [
             torch.autograd.grad(loss(plain(self.x[i : i + 1]), self.y[i : i + 1]).sum(), list(plain.parameters()))
             for i in range(2)
         ]
-        return [torch.stack(alone) for alone in zip(*each, strict=True)]
+        return [torch.stack(alone) for alone in zip(*gradients, strict=True)]
 
 
-def _differing(names: Iterable[str], found: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> str | None:
+def _differing(names: Iterable[str], gradients: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> str | None:
     """Return the name of the first parameter whose gradients differ by more than rounding."""
     rounding = 1e-5 * max(float(gradient.abs().max()) for gradient in wanted)
-    for name, one, other in zip(names, found, wanted, strict=True):
+    for name, one, other in zip(names, gradients, wanted, strict=True):
         if (
             one is None
             or one.shape != other.shape
@@ -441,9 +445,7 @@ def _differing(names: Iterable[str], found: Sequence[Tensor | None], wanted: Seq
 
 
 @lru_cache(maxsize=4)
-def _ghost(
-    model: nn.Module, device: str, shape: torch.Size, x_dtype: torch.dtype, y_dtype: torch.dtype, loss: Loss
-) -> GhostClipping | None:
+def _ghost(model: nn.Module, examples: Examples, loss: Loss) -> GhostClipping | None:
     """Return ghost clipping of a copy of the network, or None where it does not apply.
 
     Gradients and norms of two random records are compared with autograd on each record: they are wrong if a layer mixes
@@ -451,16 +453,16 @@ def _ghost(
     """
     if not supports(model):
         return None
-    probe = _Probe.of(model, device, shape, x_dtype, y_dtype)
+    probe = _Probe.of(model, examples)
     try:
         wanted = probe.wanted(loss)
         clipping = GhostClipping(probe.network, loss)
-        found = clipping.gradients(probe.x, probe.y)
+        gradients = clipping.gradients(probe.x, probe.y)
     except (NotImplementedError, RuntimeError, ValueError):
         return None  # the reference refuses it, with the reason
-    named = {name: found[parameter] for name, parameter in clipping.named.items() if parameter in found}
-    each = torch.eye(2, dtype=torch.float64, device=device)
-    sums = [torch.stack([gradient.sum(own, own > 0) for own in each]) for gradient in named.values()]
+    named = {name: gradients[parameter] for name, parameter in clipping.named.items() if parameter in gradients}
+    identity = torch.eye(2, dtype=torch.float64, device=examples.device)
+    sums = [torch.stack([gradient.sum(weights, weights > 0) for weights in identity]) for gradient in named.values()]
     norms = [gradient.squares.sqrt() for gradient in named.values()]
     lengths = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in wanted]
     complete = len(named) == len(wanted)
@@ -469,9 +471,7 @@ def _ghost(
 
 
 @lru_cache(maxsize=4)
-def _wrapped(
-    model: nn.Module, device: str, shape: torch.Size, x_dtype: torch.dtype, y_dtype: torch.dtype, loss: Loss
-) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+def _wrapped(model: nn.Module, examples: Examples, loss: Loss) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """Wrap a copy of the network by Opacus; return it, and its parameters by name.
 
     Its gradients on two random records are compared with autograd on each record: Opacus silently returns wrong
@@ -491,7 +491,7 @@ def _wrapped(
                 f"DP-SGD: layer '{name}' ({type(layer).__name__}) has no per-record gradients: replace batch "
                 f"normalisation by GroupNorm, and nn.LSTM by coterie.models.lstm. Opacus reports: {problem}"
             )
-    probe = _Probe.of(model, device, shape, x_dtype, y_dtype)
+    probe = _Probe.of(model, examples)
     named = dict(probe.network.named_parameters())
     try:
         wanted = probe.wanted(loss)
@@ -538,10 +538,10 @@ def _chunk(numbers: int, memory_mb: int) -> int:
 def _clipped_sum(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
     """Return the (d,) float64 sum of clipped gradients in units of the clipping norm, and (m,) norms, in parts."""
     flat = [gradient.flatten(1) for gradient in gradients]
-    some = max(1, _MAX_NUMBERS // sum(part.shape[1] for part in flat))
+    some = max(1, _MAX_NUMBERS // sum(gradient.shape[1] for gradient in flat))
     total: Tensor = flat[0].new_zeros((), dtype=torch.float64)
     norms = []
-    for parts in zip(*(torch.split(part, some) for part in flat), strict=True):
+    for parts in zip(*(torch.split(gradient, some) for gradient in flat), strict=True):
         records = torch.cat(parts, dim=1).double()
         norms.append(torch.linalg.vector_norm(records, dim=1))
         weights, kept = clip_factors(norms[-1], clip_norm)

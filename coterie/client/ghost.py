@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm, pad
 
 from coterie.client.sgd import example_loss
-from coterie.messages import Layout
 from coterie.models import ModelError
+from coterie.wire.messages import Layout
 
 # Margin below the clipping norm for rounding. In float64 the relative error of a norm over d numbers is at most d 2⁻⁵³,
 # 1e-9 at d = 1e7, and the error of a sum of n clipped records n² 2⁻⁵³ c, 4e-7 c at n = 60,000. In float32 these bounds
@@ -48,7 +48,7 @@ def clipped_sums(
     """Return (n, d) float64 sums of clipped per-record gradients, in units of the clipping norm, and (n, m) norms.
 
     Args:
-        model: a chain (:func:`coterie.client.chains.is_linear_chain`).
+        model: a linear chain (:func:`coterie.client.chains.chain_kind`).
         layout: of its parameters.
         vectors: (n, d) parameters of the n clients.
         x: (n, m, *shape) records.
@@ -72,7 +72,7 @@ def clipped_sums(
             hidden = layer(hidden)
     slopes = torch.autograd.grad(example_loss(hidden, y.flatten()).sum(), list(outputs.values()))
     backward = {name: slope.double() for name, slope in zip(outputs, slopes, strict=True)}
-    forward = {name: each.detach().double() for name, each in inputs.items()}
+    forward = {name: activations.detach().double() for name, activations in inputs.items()}
     biased = {name: f"{name}.bias" in parameters for name in outputs}
     squares = torch.zeros((), dtype=torch.float64, device=x.device)
     for name, g in backward.items():
@@ -144,8 +144,8 @@ class _Rows(_Materialised):
 
     def sum(self, weights: Tensor, kept: Tensor) -> Tensor:
         total = weights.new_zeros(self.rows[0].numel())
-        for rows, own, there in zip(*map(self._blocks, (self.rows.flatten(1), weights, kept)), strict=True):
-            total += own @ (rows.double() if there.all() else rows.where(there[:, None], 0).double())
+        for rows, block_weights, there in zip(*map(self._blocks, (self.rows.flatten(1), weights, kept)), strict=True):
+            total += block_weights @ (rows.double() if there.all() else rows.where(there[:, None], 0).double())
         return total.reshape(self.rows.shape[1:])
 
     def _blocks(self, values: Tensor) -> tuple[Tensor, ...]:
@@ -198,10 +198,10 @@ class _Products:
 
     def sum(self, weights: Tensor, kept: Tensor) -> Tensor:
         total = weights.new_zeros(self.inputs.shape[1], self.slopes.shape[2], self.inputs.shape[2])
-        for a, g, own, there in self._blocks(self.inputs, self.slopes, weights, kept):
+        for a, g, block_weights, there in self._blocks(self.inputs, self.slopes, weights, kept):
             if not there.all():
-                a, g = (each.where(there[:, None, None, None], 0) for each in (a, g))
-            g = own[:, None, None, None] * g
+                a, g = (tensor.where(there[:, None, None, None], 0) for tensor in (a, g))
+            g = block_weights[:, None, None, None] * g
             # (k, d, rows T) times (k, rows T, p)
             total += g.permute(1, 2, 0, 3).flatten(2) @ a.double().permute(1, 0, 3, 2).flatten(1, 2)
         return total.reshape(self.shape)
@@ -230,8 +230,8 @@ class _Lookups(_Materialised):
 
     @property
     def squares(self) -> Tensor:
-        each = self.rows.double().square().sum(1)
-        return each.new_zeros(self.size).index_add(0, self.records, each)
+        squares = self.rows.double().square().sum(1)
+        return squares.new_zeros(self.size).index_add(0, self.records, squares)
 
     def sum(self, weights: Tensor, kept: Tensor) -> Tensor:
         rows = self.rows.where(kept[self.records, None], 0) * weights[self.records, None]
@@ -258,18 +258,18 @@ def _shared(layer: nn.Linear | Convolution, calls: Calls, windows: Callable[[Ten
 
     g = _joined([slopes for _, slopes in calls])
     (m, k, d, length), p = g.shape, layer.weight[0].numel()
-    found: Found = {}
+    gradients: Found = {}
     if layer.bias is not None:
-        found[layer.bias] = _Rows(g.sum(3).flatten(1))
+        gradients[layer.bias] = _Rows(g.sum(3).flatten(1))
     if _products_are_cheaper(p, d, length):
-        found[layer.weight] = _Products(positions(slice(None)), g, layer.weight.shape)
+        gradients[layer.weight] = _Products(positions(slice(None)), g, layer.weight.shape)
     else:
         rows, step = g.new_empty(m, k, d, p), max(1, _BLOCK // (k * p * length))
         for begin in range(0, m, step):
             some = slice(begin, begin + step)
             torch.matmul(g[some], positions(some).mT, out=rows[some])
-        found[layer.weight] = _Rows(rows.reshape(m, *layer.weight.shape))
-    return found
+        gradients[layer.weight] = _Rows(rows.reshape(m, *layer.weight.shape))
+    return gradients
 
 
 def _products_are_cheaper(p: int, d: int, length: int) -> bool:
@@ -346,11 +346,11 @@ def _layer_norm(layer: nn.LayerNorm, calls: Calls) -> Found:
 
 def _affine(layer: nn.GroupNorm | nn.LayerNorm, calls: Calls) -> Found:
     """Return the gradients of factors and summands, given normalised inputs and slopes (m, T, *shape)."""
-    x, g = (torch.cat(list(each), dim=1) for each in zip(*calls, strict=True))
-    found: Found = {layer.weight: _Rows((x * g).sum(1))}
+    x, g = (torch.cat(list(tensors), dim=1) for tensors in zip(*calls, strict=True))
+    gradients: Found = {layer.weight: _Rows((x * g).sum(1))}
     if layer.bias is not None:
-        found[layer.bias] = _Rows(g.sum(1))
-    return found
+        gradients[layer.bias] = _Rows(g.sum(1))
+    return gradients
 
 
 #: Layers with per-record gradients, by their ``forward``: subclasses may add no computation.
@@ -380,7 +380,7 @@ def supports(network: nn.Module) -> bool:
     It does not show that records are treated apart, or that parameters are used by their layer alone.
     """
     layers = _layers(network)
-    owned = [id(each) for layer in layers for each in layer.parameters()]
+    owned = [id(parameter) for layer in layers for parameter in layer.parameters()]
     return (
         len(owned) == len(set(owned))
         and set(owned) == set(map(id, network.parameters()))
@@ -432,12 +432,12 @@ class GhostClipping:
             self._calls = {}
         outputs = [output for pairs in calls.values() for _, output in pairs]
         slopes = iter(torch.autograd.grad(total, outputs, allow_unused=True, materialize_grads=True))
-        found: Found = {}
+        gradients: Found = {}
         for layer, pairs in calls.items():
-            found |= _LAYERS[type(layer).forward](layer, [(given, next(slopes)) for given, _ in pairs])
+            gradients |= _LAYERS[type(layer).forward](layer, [(given, next(slopes)) for given, _ in pairs])
         captured = sum(given.numel() + output.numel() for pairs in calls.values() for given, output in pairs)
-        self.numbers = (2 * captured + sum(each.numbers for each in found.values())) // len(x)
-        return found
+        self.numbers = (2 * captured + sum(gradient.numbers for gradient in gradients.values())) // len(x)
+        return gradients
 
     def clipped_sum(
         self, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, clip_norm: float
@@ -450,12 +450,14 @@ class GhostClipping:
             y: (m,) targets.
             clip_norm: of all parameters together.
         """
-        found = self.gradients(x, y)
+        gradients = self.gradients(x, y)
         zero = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        squares = sum((each.squares for each in found.values()), zero)
-        spread = sum((each.spread for each in found.values()), zero)
+        squares = sum((gradient.squares for gradient in gradients.values()), zero)
+        spread = sum((gradient.spread for gradient in gradients.values()), zero)
         norms = torch.maximum(squares, spread / _MAX_CANCELLATION**2).sqrt()
         weights, kept = clip_factors(norms, clip_norm)
-        sums = {parameter: each.sum(weights, kept).flatten() for parameter, each in found.items()}
-        total = torch.cat([sums[each] if each in sums else zero.new_zeros(each.numel()) for each in parameters])
+        sums = {parameter: gradient.sum(weights, kept).flatten() for parameter, gradient in gradients.items()}
+        total = torch.cat(
+            [sums[parameter] if parameter in sums else zero.new_zeros(parameter.numel()) for parameter in parameters]
+        )
         return total, norms

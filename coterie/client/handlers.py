@@ -1,7 +1,6 @@
 """Handlers of requests, one per message type, called by the ClientApp and by the local engine.
 
-A handler takes the content of a message and the clients that received it, and returns one reply or error per client, in
-order.
+A handler takes the cohort of a message, and returns one reply or error per client, in order.
 """
 
 from __future__ import annotations
@@ -19,15 +18,17 @@ from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
 
 from coterie.client import points
+from coterie.client.backend import train
+from coterie.client.cohort import LAST_LABEL, OWN, Cohort, Labels
 from coterie.client.identity import Client, identity_reply
 from coterie.client.layers import Vectors
-from coterie.client.records import noisy_model_losses, train_privately
+from coterie.client.record_level import noisy_model_losses, train_privately
 from coterie.client.scores import accuracies, losses
 from coterie.client.state import ClientError
-from coterie.client.task import LAST_LABEL, OWN, Cohort, Labels, Task
-from coterie.client.training import train
 from coterie.datasets import TestSet
-from coterie.messages import (
+from coterie.privacy import Plan, Summed, clip_rows
+from coterie.wire import TrainRequest
+from coterie.wire.messages import (
     CENTROIDS,
     DIAGNOSTICS,
     DIVERGED,
@@ -41,7 +42,6 @@ from coterie.messages import (
     losses_layout,
     pack_reply,
 )
-from coterie.privacy import Plan, Summed, clip_rows
 
 # Test examples of a client with personal layers, whose network is evaluated for this client only.
 _MAX_OWN_TESTS = 500
@@ -58,31 +58,30 @@ ReplyOrError: TypeAlias = RecordDict | ClientError
 Score: TypeAlias = tuple[float, float, int]
 
 
-def identity(content: RecordDict, clients: Sequence[Client]) -> list[RecordDict]:
-    """Return client ids, and whether repeated requests return the cached reply."""
-    return [identity_reply(client) for client in clients]
+def handle(message_type: str, content: RecordDict, clients: Sequence[Client]) -> Sequence[ReplyOrError]:
+    """Return the replies of these clients to a message.
+
+    Raises:
+        RequestError: a field is missing or out of bounds.
+    """
+    if message_type == IDENTITY:
+        return [identity_reply(client) for client in clients]
+    return HANDLERS[message_type](Cohort.of(message_type, content, clients))
 
 
-def _train(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
+def _train(cohort: Cohort) -> list[ReplyOrError]:
     """Choose a model, redraw the label if requested, train, store state, and return the update.
 
-    The redraw matrix is part of the request and depends on released values only (privacy/mechanisms/rr_cluster.py).
+    The redraw matrix is part of the request and depends on released values only (privacy/mechanisms/rebalancing.py).
     """
-    cohort = Cohort.of(TRAIN, content, clients)
-    refusals: Sequence[ClientError | None] = [None] * len(clients)
-    below: Sequence[float | None] = [None] * len(clients)
     if cohort.budget_errors:
         return list(cohort.budget_errors)
-    if cohort.task.plans:
-        chosen, updates, below, refusals = train_privately(cohort)
-        labels = redrawn = cohort.labels(chosen)
-    else:
-        labels, redrawn, updates = train_without_dp(cohort)
-    layout, rows = cohort.layers.sent, zip(clients, labels, redrawn, updates, below, refusals, strict=True)
-    return [
-        refusal or _reply(cohort, client, own, new, row, layout, share)
-        for client, own, new, row, share, refusal in rows
-    ]
+    if not cohort.plans:
+        return [_reply(cohort, *row) for row in zip(cohort.clients, *train_without_dp(cohort), strict=True)]
+    chosen, updates, below, refusals = train_privately(cohort)
+    labels = cohort.labels(chosen)
+    rows = zip(cohort.clients, labels, labels, updates, below, strict=True)
+    return [refusal or _reply(cohort, *row) for refusal, row in zip(refusals, rows, strict=True)]
 
 
 def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) -> list[ReplyOrError | None]:
@@ -95,17 +94,17 @@ def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) 
     cohort = Cohort.of(TRAIN, content, clients)
     if cohort.budget_errors:
         return list(cohort.budget_errors)
-    assert not cohort.task.plans  # noisy updates are not summed before the server has validated them
+    assert not cohort.plans  # noisy updates are not summed before the server has validated them
     labels, redrawn, updates = train_without_dp(cohort)
     kept = _acceptable(cohort, updates, sums.plan)
     sums.add_rows(labels[kept], redrawn[kept], updates[kept])
-    layout, rows = cohort.layers.sent, zip(clients, labels, redrawn, updates, kept, strict=True)
-    return [None if done else _reply(cohort, client, own, new, row, layout) for client, own, new, row, done in rows]
+    rows = zip(clients, labels, redrawn, updates, strict=True)
+    return [None if summed else _reply(cohort, *row) for summed, row in zip(kept, rows, strict=True)]
 
 
 def _acceptable(cohort: Cohort, updates: Vectors, plan: Plan) -> npt.NDArray[np.bool_]:
     """Return which (n, d) updates are finite, and no longer than the plan allows."""
-    lr, first = cohort.task.training.lr, cohort.task.first
+    lr, first = cohort.config.training.lr, cohort.train_request.first_batch
     limits = [plan.max_update_norm(client.client_id, updates.shape[1], lr, first) for client in cohort.clients]
     finite = np.asarray(np.isfinite(updates).all(axis=1))
     if not np.isfinite(limits).any():
@@ -120,52 +119,60 @@ def _reply(
     label: int,
     redrawn: int,
     values: Vectors,
-    layout: Layout,
     below: float | None = None,
+    layout: Layout | None = None,
 ) -> RecordDict:
-    own, number = client.client_id, cohort.task.round
-    return pack_reply(values, layout, client_id=own, round=number, label=label, redrawn_label=redrawn, below=below)
+    """Return the reply of one client; its values have the layout of the received models unless another is given."""
+    return pack_reply(
+        values,
+        layout or cohort.layers.sent,
+        client_id=client.client_id,
+        round=cohort.request.round,
+        label=label,
+        redrawn_label=redrawn,
+        below=below,
+    )
 
 
-def _losses(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
+def _losses(cohort: Cohort) -> list[ReplyOrError]:
     """Return the mean loss of every received model on the client's training data (LCFL)."""
-    cohort = Cohort.of(LOSSES, content, clients)
-    refusals: Sequence[ClientError | None] = [None] * len(clients)
+    refusals: Sequence[ClientError | None] = [None] * len(cohort.clients)
     if cohort.budget_errors:
         return list(cohort.budget_errors)
-    if cohort.task.plans:
+    if cohort.plans:
         values, refusals = noisy_model_losses(cohort)
     else:
         values = np.minimum(cohort.losses, _MAX_LOSS)
     layout = losses_layout(len(cohort.models))
     return [
-        refusal or _reply(cohort, client, 0, 0, row, layout)
-        for client, row, refusal in zip(clients, values.astype(np.float32), refusals, strict=True)
+        refusal or _reply(cohort, client, 0, 0, row, layout=layout)
+        for client, row, refusal in zip(cohort.clients, values.astype(np.float32), refusals, strict=True)
     ]
 
 
 def train_without_dp(cohort: Cohort) -> tuple[Labels, Labels, Vectors]:
     """Train without noise; return labels, redrawn labels and updates."""
-    task, models, layers = cohort.task, cohort.models, cohort.layers
-    rngs = [task.rng(client.client_id) for client in cohort.clients]
-    if task.assignment_rule == "nearest":
+    request, models, layers, rngs = cohort.train_request, cohort.models, cohort.layers, cohort.rngs()
+    nearest = request.assign == "nearest"
+    if nearest:
         labels = cohort.last_labels(otherwise=np.array([rng.integers(len(models)) for rng in rngs]))
     else:
         labels = cohort.choose()
-        redrawn = _redraw(task, labels, len(models), rngs)
-    used = redrawn if task.trained_cluster == "assigned" else labels
+        redrawn = _redraw(request, labels, len(models), rngs)
+    used = redrawn if request.rebalance_train == "assigned" else labels
     start = layers.join(models[used], cohort.own)
-    moved = train(task.network, layers.whole, start, cohort.shards, rngs, task.training, batched=task.batched)
+    training = cohort.local_training
+    moved = train(cohort.network, layers.whole, start, cohort.shards, rngs, training, batched=cohort.batched)
     if not np.isfinite(moved).all():
         _log_divergence()
-    updates, own = layers.part(start + moved) if layers.own.names else (moved, cohort.own)
+    updates, personal = layers.part(start + moved) if layers.own.names else (moved, cohort.own)
     if layers.own.names:
         updates = updates - models[used]
-    if task.assignment_rule == "nearest":
-        labels, updates = _assign(models, labels, updates, task.clip)
-        redrawn = _redraw(task, labels, len(models), rngs)
+    if nearest:
+        labels, updates = _assign(models, labels, updates, np.inf if request.clip is None else request.clip)
+        redrawn = _redraw(request, labels, len(models), rngs)
     if cohort.is_stateful:
-        for file, label, values in zip(cohort.state_files, labels, own, strict=True):
+        for file, label, values in zip(cohort.state_files, labels, personal, strict=True):
             file.write({LAST_LABEL: np.array([label]), OWN: values})
     return cohort.labels(labels), cohort.labels(redrawn), updates
 
@@ -176,10 +183,10 @@ def _log_divergence() -> None:
     log(WARNING, "the update of a client contains NaN or Inf: %s", DIVERGED)
 
 
-def _redraw(task: Task, labels: Labels, num_clusters: int, rngs: Sequence[np.random.Generator]) -> Labels:
-    if not task.redraw:
+def _redraw(request: TrainRequest, labels: Labels, num_clusters: int, rngs: Sequence[np.random.Generator]) -> Labels:
+    if not request.redraw:
         return labels
-    matrix = np.reshape(task.redraw, (num_clusters, num_clusters))
+    matrix = np.reshape(request.redraw, (num_clusters, num_clusters))
     return np.array([rng.choice(num_clusters, p=matrix[c]) for rng, c in zip(rngs, labels, strict=True)])
 
 
@@ -196,16 +203,15 @@ def _assign(models: Vectors, labels: Labels, updates: Vectors, clip: float) -> t
     return new, updates + (start - models[new])
 
 
-def evaluate(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
+def evaluate(cohort: Cohort) -> list[ReplyOrError]:
     """Return the accuracy of each client's model, chosen on its training data or assigned, on held-out data."""
-    if not all(client.evaluates for client in clients):
-        return [ClientError(_EVALUATION_NOT_COVERED)] * len(clients)
-    cohort = Cohort.of(EVALUATE, content, clients)
+    if not all(client.evaluates for client in cohort.clients):
+        return [ClientError(_EVALUATION_NOT_COVERED)] * len(cohort.clients)
     labels = cohort.choose()
-    if cohort.task.assignment_rule == "nearest":
+    if cohort.request.assign == "nearest":
         labels = cohort.last_labels(otherwise=labels)
     score = _scores_of_personal_models if cohort.layers.own.names else _scores_of_shared_models
-    rows = zip(clients, cohort.shards, cohort.labels(labels), score(cohort, labels), strict=True)
+    rows = zip(cohort.clients, cohort.shards, cohort.labels(labels), score(cohort, labels), strict=True)
     return [
         RecordDict(
             {
@@ -238,14 +244,14 @@ _LATEST = _LatestModels()
 
 def _test_accuracies(cohort: Cohort, test: TestSet) -> npt.NDArray[np.float64]:
     """Return the (k,) accuracies of the received models on a test set."""
-    task, device = cohort.task, cohort.task.training.device
+    device = cohort.local_training.device
     digest = hashlib.sha256(np.ascontiguousarray(cohort.models).data).digest()
-    key = (digest, task.model_spec, task.additive, cohort.layers.whole, device)
+    key = (digest, cohort.model_spec, cohort.request.additive, cohort.layers.whole, device)
     if key != _LATEST.key:
         _LATEST.key, _LATEST.scores = key, {}
     if test not in _LATEST.scores:
-        layout = cohort.layers.whole
-        _LATEST.scores[test] = accuracies(task.network, layout, cohort.models, test.x, test.y, device)
+        network, layout = cohort.network, cohort.layers.whole
+        _LATEST.scores[test] = accuracies(network, layout, cohort.models, test.x, test.y, device)
     return _LATEST.scores[test]
 
 
@@ -262,14 +268,14 @@ def _scores_of_shared_models(cohort: Cohort, labels: Labels) -> list[Score]:
 
 def _scores_of_personal_models(cohort: Cohort, labels: Labels) -> list[Score]:
     """Evaluate the personal model of every client."""
-    network, layout, device = cohort.task.network, cohort.layers.whole, cohort.task.training.device
+    network, layout, device = cohort.network, cohort.layers.whole, cohort.local_training.device
     whole = cohort.layers.join(cohort.models[labels], cohort.own)
-    found: list[Score] = []
+    scores: list[Score] = []
     for client, shard, vector in zip(cohort.clients, cohort.shards, whole, strict=True):
         x, y = _part(shard.test, client.client_id)
         accuracy = accuracies(network, layout, vector[None], x, y, device)[0]
-        found.append((float(accuracy), float(losses(network, layout, vector[None], [shard], device)[0, 0]), len(y)))
-    return found
+        scores.append((float(accuracy), float(losses(network, layout, vector[None], [shard], device)[0, 0]), len(y)))
+    return scores
 
 
 def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:
@@ -278,14 +284,13 @@ def _part(test: TestSet, client_id: int) -> tuple[Any, Any]:
     return test.x[client_id % stride :: stride], test.y[client_id % stride :: stride]
 
 
-Handler = Callable[[RecordDict, Sequence[Client]], Sequence[ReplyOrError]]
+Handler = Callable[[Cohort], Sequence[ReplyOrError]]
 
-#: Handlers by Flower message type.
+#: Handlers by Flower message type; a registration (IDENTITY) needs none.
 HANDLERS: dict[str, Handler] = {
     TRAIN: _train,
     LOSSES: _losses,
     EVALUATE: evaluate,
-    IDENTITY: identity,
     GAN: points.gan,
     CENTROIDS: points.centroids,
     LABEL: points.label,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.datasets import Declared
-from coterie.messages import REPLY
+from coterie.wire.messages import REPLY
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,6 @@ def identity_reply(client: Client) -> RecordDict:
     It holds the client id, whether repeated requests return the cached reply, and whether requests for evaluation are
     accepted.
     """
-    about = ConfigRecord({"client-id": client.client_id, "repeats": bool(client.folder)})
-    about["evaluates"] = client.evaluates
-    return RecordDict({REPLY: about})
+    reply = ConfigRecord({"client-id": client.client_id, "repeats": bool(client.folder)})
+    reply["evaluates"] = client.evaluates
+    return RecordDict({REPLY: reply})

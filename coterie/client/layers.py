@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from coterie.messages import Layout
+from coterie.wire.messages import Layout
 
 Vectors = npt.NDArray[np.float32]
 
@@ -39,8 +39,8 @@ class Layers:
         strange = [n for n, s in zip(sent.names, sent.shapes, strict=True) if shapes.get(n) != s]
         if strange:
             raise ValueError(f"the message contains {', '.join(strange)}, missing or shaped differently in the network")
-        own = tuple(name for name in whole.names if name not in sent.names)
-        return cls(whole, sent, Layout(own, tuple(shapes[name] for name in own)))
+        personal = tuple(name for name in whole.names if name not in sent.names)
+        return cls(whole, sent, Layout(personal, tuple(shapes[name] for name in personal)))
 
     def join(self, sent: Vectors, own: Vectors) -> Vectors:
         """Combine (n, d) shared and (n, D - d) personal parameters to (n, D)."""
@@ -52,13 +52,13 @@ class Layers:
     def part(self, whole: Vectors) -> tuple[Vectors, Vectors]:
         """Split (n, D) into (n, d) shared and (n, D - d) personal parameters."""
         parts = self.whole.split(whole)
-        sent, own = (
+        sent, personal = (
             np.concatenate(
                 [np.zeros((len(whole), 0), np.float32), *(parts[n].reshape(len(whole), -1) for n in names)], 1
             )
             for names in (self.sent.names, self.own.names)
         )
-        return sent, own
+        return sent, personal
 
 
 class Additive(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,55 +12,53 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
 from coterie import models as networks
-from coterie.client.budget import charge
+from coterie.client.cohort import LABELS, Cohort, Labels
 from coterie.client.dpsgd import DPSGD
-from coterie.client.gans import GANTraining, Samples, train_gan_privately, train_gans
+from coterie.client.gan_training import GANTraining, Samples, train_gan_privately, train_gans
 from coterie.client.identity import Client
-from coterie.client.records import check_covered
+from coterie.client.record_level import charge_reply
 from coterie.client.state import ClientError
-from coterie.client.task import LABELS, Cohort, Labels
 from coterie.clustering import fuzzy_c_means, k_means
-from coterie.messages import CENTROIDS, DIAGNOSTICS, GAN, LABEL, REPLY, UPDATE, pack_points
 from coterie.models.autoencoder import Labeller
 from coterie.privacy import Streams
 from coterie.wire import CentroidsRequest, GanRequest, LabelRequest, RequestError
+from coterie.wire.messages import DIAGNOSTICS, REPLY, UPDATE, pack_points
 
 ReplyOrError = RecordDict | ClientError
 
 _BUDGET_MISMATCH = "this client has its own budget, which does not cover centroids of its records: request rejected"
 
 
-def gan(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
+def gan(cohort: Cohort) -> list[ReplyOrError]:
     """Train the received GAN, and return samples from it (PPFC-GAN)."""
-    cohort = Cohort.of(GAN, content, clients)
-    request = cohort.request
+    clients, request, training = cohort.clients, cohort.request, cohort.local_training
     assert isinstance(request, GanRequest)
     if cohort.budget_errors:
         return list(cohort.budget_errors)
     if request.gan not in networks.GANS:
         raise RequestError(f"gan is {request.gan[:60]!r}; expected one of {', '.join(networks.GANS)}")
-    network = _gan(request.gan, cohort.task.federation.input_shape, request.labels)
+    network = _gan(request.gan, cohort.federation.input_shape, request.labels)
     config = GANTraining(
         networks.GANS[request.gan],
         request.labels,
-        cohort.task.training.local_epochs,
-        cohort.task.training.batch_size,
+        training.local_epochs,
+        training.batch_size,
         request.samples,
-        cohort.task.training.device,
+        training.device,
         request.average,
         request.precision,
     )
-    if cohort.task.plans:
+    if cohort.plans:
         return [_reply(cohort, i, _privately(cohort, i, network, config)) for i in range(len(clients))]
     refusals = [config.check(shard.x) for shard in cohort.shards]
     fit = [i for i, refusal in enumerate(refusals) if refusal is None]
-    records, rngs = [cohort.shards[i].x for i in fit], [cohort.task.rng(clients[i].client_id) for i in fit]
+    rngs = cohort.rngs()
     trained = train_gans(
         network,
         cohort.layout,
         cohort.models[0],
-        records,
-        rngs,
+        [cohort.shards[i].x for i in fit],
+        [rngs[i] for i in fit],
         config,
         clients=[clients[i].client_id for i in fit],
         batched=config.device != "cpu",
@@ -72,14 +69,11 @@ def gan(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
 
 def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, config: GANTraining) -> Samples | ClientError:
     """Return samples of one client; the charge precedes the noise."""
-    task, client = cohort.task, cohort.clients[i]
-    plan = task.plan(client.client_id)
-    try:
-        check_covered(client, task, plan)
-        number = charge(client, cohort.folders[i], plan, task.round, cohort.request)
-    except ClientError as refusal:
-        return refusal
-    streams, key = Streams(task.seed), (task.round, client.client_id, number)
+    key = charge_reply(cohort, i)
+    if isinstance(key, ClientError):
+        return key
+    client, streams = cohort.clients[i], Streams(cohort.config.seed)
+    plan = cohort.plan(client.client_id)
     private = DPSGD(
         num_examples=plan.num_examples,
         batch_size=plan.batch_size,
@@ -91,52 +85,51 @@ def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, config: GANTraini
     )
     coins, noises, latents = (streams.stream(name, *key) for name in ("batches", "gradients", "latents"))
     return train_gan_privately(
-        network, cohort.layout, cohort.models[0], cohort.shard(i).x, coins, noises, latents, config, private
+        network, cohort.layout, cohort.models[0], cohort.shard(client).x, coins, noises, latents, config, private
     )
 
 
-def centroids(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
+def centroids(cohort: Cohort) -> list[ReplyOrError]:
     """Return centroids of each client's records by k-means (k-FED) or fuzzy c-means (FFCM)."""
-    if any(client.budget for client in clients):  # regardless of the plan in the request
-        return [ClientError(_BUDGET_MISMATCH)] * len(clients)
-    cohort = Cohort.of(CENTROIDS, content, clients)
+    if any(client.budget for client in cohort.clients):  # regardless of the plan in the request
+        return [ClientError(_BUDGET_MISMATCH)] * len(cohort.clients)
     request = cohort.request
     assert isinstance(request, CentroidsRequest)
     replies: list[ReplyOrError] = []
-    for i, (client, shard) in enumerate(zip(clients, cohort.shards, strict=True)):
-        x, rng = shard.x.reshape(len(shard.y), -1), cohort.task.rng(client.client_id)
+    for i, (shard, rng) in enumerate(zip(cohort.shards, cohort.rngs(), strict=True)):
+        x = shard.x.reshape(len(shard.y), -1)
         k = min(request.local_centroids, len(x))
         if request.local == "fuzzy-c-means":
             if request.fuzzifier is None:
                 raise RequestError("fuzzifier is missing")
-            found = fuzzy_c_means(x, k, rng, fuzzifier=request.fuzzifier)
+            client_centroids = fuzzy_c_means(x, k, rng, fuzzifier=request.fuzzifier)
         else:
-            found = k_means(x, k, rng)
+            client_centroids = k_means(x, k, rng)
         low, high = float(x.min()), float(x.max())  # rounding can move a mean out of the range
-        replies.append(_reply(cohort, i, np.clip(found, low, high).reshape(-1, *shard.x.shape[1:])))
+        replies.append(_reply(cohort, i, np.clip(client_centroids, low, high).reshape(-1, *shard.x.shape[1:])))
     return replies
 
 
-def label(content: RecordDict, clients: Sequence[Client]) -> list[ReplyOrError]:
+def label(cohort: Cohort) -> list[ReplyOrError]:
     """Label every record by the nearest centroid, store the labels, and return counts if diagnostics allow it."""
-    cohort = Cohort.of(LABEL, content, clients)
-    request, task = cohort.request, cohort.task
+    request = cohort.request
     assert isinstance(request, LabelRequest)
-    labeller = _labeller(request.encoder, task.federation.input_shape, request.labels).to(task.training.device)
+    labeller = _labeller(request.encoder, cohort.federation.input_shape, request.labels)
+    labeller = labeller.to(cohort.local_training.device)
     with torch.no_grad():
         for parameter, value in zip(labeller.parameters(), cohort.layout.split(cohort.models[0]).values(), strict=True):
             parameter.copy_(torch.as_tensor(value))
     replies: list[ReplyOrError] = []
-    for client, shard, file in zip(clients, cohort.shards, cohort.state_files, strict=True):
+    for client, shard, file in zip(cohort.clients, cohort.shards, cohort.state_files, strict=True):
         labels = labeller.label(shard.x)
         try:
             file.write({LABELS: labels})
         except ClientError as error:
             replies.append(error)
             continue
-        reply = RecordDict({REPLY: ConfigRecord({"client-id": client.client_id, "round": task.round})})
+        reply = RecordDict({REPLY: ConfigRecord({"client-id": client.client_id, "round": request.round})})
         if request.release_counts and (client.diagnostics or not client.budget):
-            reply[DIAGNOSTICS] = _counts(client, labels, shard.y, request.labels, task.federation.num_classes)
+            reply[DIAGNOSTICS] = _counts(client, labels, shard.y, request.labels, cohort.federation.num_classes)
         replies.append(reply)
     return replies
 
@@ -151,7 +144,7 @@ def _counts(client: Client, labels: Labels, classes: Labels, k: int, num_classes
 def _reply(cohort: Cohort, i: int, points: npt.NDArray[np.floating[Any]] | ClientError) -> ReplyOrError:
     if isinstance(points, ClientError):
         return points
-    fields = ConfigRecord({"client-id": cohort.clients[i].client_id, "round": cohort.task.round})
+    fields = ConfigRecord({"client-id": cohort.clients[i].client_id, "round": cohort.request.round})
     return RecordDict({UPDATE: pack_points(np.asarray(points, np.float32)), REPLY: fields})
 
 

@@ -19,8 +19,8 @@ from google.protobuf.message import DecodeError
 
 from coterie.client.state import ClientError
 from coterie.files import open_private, private_folder, write_atomic
-from coterie.messages import CONFIG
 from coterie.wire import digest
+from coterie.wire.messages import CONFIG
 
 
 class ReplyCache:

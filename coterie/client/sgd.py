@@ -1,8 +1,8 @@
-"""Stochastic gradient descent of one client after the other: the reference for all faster ways of local training."""
+"""Stochastic gradient descent: hyper-parameters, batches, one step, loss."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,10 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from coterie.client.device import fast_network, on_device
 from coterie.client.penalties import NO_PENALTY, Penalty
-from coterie.datasets import Shard
-from coterie.messages import Layout
 
 
 @dataclass(frozen=True)
@@ -52,33 +49,10 @@ def schedule(rng: np.random.Generator, size: int, config: LocalTrainingConfig) -
     return batches
 
 
-def train_sequentially(
-    model: nn.Module,
-    layout: Layout,
-    start: npt.NDArray[np.float32],
-    shards: Sequence[Shard],
-    rngs: Sequence[np.random.Generator],
-    config: LocalTrainingConfig,
-) -> npt.NDArray[np.float32]:
-    """Train one client after the other; see :func:`coterie.client.training.train`."""
-    updates = np.empty_like(start)
-    model, form = fast_network(model, shards[0].x.shape[1:], config.device)
-    parameters = dict(model.named_parameters())
-    for i, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
-        x, y = on_device(shard, config.device)
-        x = x.contiguous(memory_format=form)
-        with torch.no_grad():
-            anchors = [torch.as_tensor(value, device=config.device) for value in layout.split(start[i]).values()]
-            for value, anchor in zip(parameters.values(), anchors, strict=True):
-                value.copy_(anchor)
-        for batch in schedule(rng, len(shard.y), config):
-            index = torch.as_tensor(batch, device=config.device)
-            loss = example_loss(model(x[index]), y[index]).mean()
-            gradients = torch.autograd.grad(loss, list(parameters.values()))
-            descend(parameters.values(), gradients, anchors, config)
-        trained = layout.flatten({name: value.detach().cpu() for name, value in parameters.items()})
-        updates[i] = trained - start[i]
-    return updates
+#: Takes one step of SGD of n clients in place, see :func:`coterie.client.chains.step_of_chain`.
+Step: TypeAlias = Callable[
+    [nn.Module, dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Tensor, Tensor], LocalTrainingConfig], None
+]
 
 
 @torch.no_grad()

@@ -74,7 +74,7 @@ def cluster(distances: FloatArray, clusterer: str, num_clusters: int | None) -> 
             is given for an algorithm that determines it; or a custom function breaks its contract.
     """
     check_clusterer(clusterer, num_clusters)
-    told, found = _algorithms(clusterer)
+    told, automatic = _algorithms(clusterer)
     n = len(distances)
     if not (distances.shape == (n, n) and np.isfinite(distances).all() and distances.min(initial=0.0) >= 0):
         raise ValueError("distances must be finite numbers of shape (n, n), at least 0")
@@ -90,8 +90,8 @@ def cluster(distances: FloatArray, clusterer: str, num_clusters: int | None) -> 
         cuts = [told(distances, k) for k in range(2, min(_MAX_CUTS, n // 2) + 1)]
         tried = [labels for cut in cuts if (labels := _without_singletons(distances, cut)).max() < MAX_CLUSTERS]
     else:
-        assert found is not None
-        tried = [_in_order(found(distances))] if n > 2 else []
+        assert automatic is not None
+        tried = [_in_order(automatic(distances))] if n > 2 else []
     silhouettes = {int(labels.max()) + 1: worst_silhouette(distances, labels) for labels in reversed(tried)}
     best = max(silhouettes, key=lambda k: silhouettes[k], default=1)
     if not silhouettes.get(best, 0.0) > STRUCTURE:
@@ -118,8 +118,8 @@ def worst_silhouette(distances: FloatArray, labels: Labels) -> float:
 
     if not 2 <= len(np.unique(labels)) < len(labels):
         return 0.0
-    each = silhouette_samples(distances, labels, metric="precomputed")
-    return float(min(each[labels == label].mean() for label in np.unique(labels)))
+    silhouettes = silhouette_samples(distances, labels, metric="precomputed")
+    return float(min(silhouettes[labels == label].mean() for label in np.unique(labels)))
 
 
 def _k_medoids(distances: FloatArray, k: int) -> Labels:
@@ -141,15 +141,17 @@ def _dbscan(distances: FloatArray) -> Labels:
     usual = float(np.median(np.sort(distances, axis=1)[:, dense - 1]))  # a point counts as its own neighbour
     if not usual > 0:
         usual = float(np.finfo(np.float32).tiny)
-    found = DBSCAN(eps=_RADIUS * usual, min_samples=dense, metric="precomputed").fit(distances)
-    return _with_noise(distances, found.labels_)
+    estimator = DBSCAN(eps=_RADIUS * usual, min_samples=dense, metric="precomputed").fit(distances)
+    return _with_noise(distances, estimator.labels_)
 
 
 def _hdbscan(distances: FloatArray) -> Labels:
     from sklearn.cluster import HDBSCAN
 
-    found = HDBSCAN(min_cluster_size=_dense(len(distances)), metric="precomputed", allow_single_cluster=True, copy=True)
-    return _with_noise(distances, found.fit(distances).labels_)
+    estimator = HDBSCAN(
+        min_cluster_size=_dense(len(distances)), metric="precomputed", allow_single_cluster=True, copy=True
+    )
+    return _with_noise(distances, estimator.fit(distances).labels_)
 
 
 def _dense(n: int) -> int:
@@ -159,11 +161,11 @@ def _dense(n: int) -> int:
 
 def _with_noise(distances: FloatArray, labels: Labels) -> Labels:
     """Assign noise (-1) to the cluster with the smallest mean distance, or all points to one if there is no cluster."""
-    known = np.unique(labels[labels >= 0])
-    if not len(known):
+    clusters = np.unique(labels[labels >= 0])
+    if not len(clusters):
         return np.zeros(len(labels), np.int64)
-    to_cluster = np.stack([distances[:, labels == label].mean(axis=1) for label in known], axis=1)
-    return np.where(labels >= 0, labels, known[to_cluster.argmin(axis=1)])
+    to_cluster = np.stack([distances[:, labels == label].mean(axis=1) for label in clusters], axis=1)
+    return np.where(labels >= 0, labels, clusters[to_cluster.argmin(axis=1)])
 
 
 def _without_singletons(distances: FloatArray, labels: Labels) -> Labels:
@@ -220,15 +222,15 @@ def _checked(clusterer: str, function: Callable[..., Any], distances: FloatArray
     """Return the labels of a user's function if they are valid; noise (-1) joins the nearest cluster."""
     where, n = f"clusterer '{clusterer}'", len(distances)
     try:
-        found = np.asarray(function(distances.copy(), *k))
+        labels = np.asarray(function(distances.copy(), *k))
     except Exception as error:
         raise ValueError(f"{where}: the function fails for {n} clients: {type(error).__name__}: {error}") from error
-    if found.shape != (n,) or found.dtype.kind not in "iu":
-        raise ValueError(f"{where}: it returns {found.dtype} {found.shape} for {n} clients; expected integers ({n},)")
+    if labels.shape != (n,) or labels.dtype.kind not in "iu":
+        raise ValueError(f"{where}: it returns {labels.dtype} {labels.shape} for {n} clients; expected integers ({n},)")
     least, most = (0, k[0] - 1) if k else (-1, n - 1)
-    if not (found.min() >= least and found.max() <= most):
-        raise ValueError(f"{where}: labels span {found.min()}..{found.max()}; allowed: {least}..{most}")
-    return _with_noise(distances, found.astype(np.int64))
+    if not (labels.min() >= least and labels.max() <= most):
+        raise ValueError(f"{where}: labels span {labels.min()}..{labels.max()}; allowed: {least}..{most}")
+    return _with_noise(distances, labels.astype(np.int64))
 
 
 _Told = Callable[[FloatArray, int], Labels]

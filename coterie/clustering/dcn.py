@@ -118,9 +118,11 @@ class DCN:
         for start in range(int(state.get(_START, 0)), self.starts):
             so_far: Arrays = {_START: np.array(start), _LEAST: np.array(least)}
             so_far |= {_BEST + name: value.numpy() for name, value in best.state_dict().items()}
-            found, objective = self._fit(x, points.shape[1:], start, state, partial(_keep_all, keep, so_far), progress)
+            labeller, objective = self._fit(
+                x, points.shape[1:], start, state, partial(_keep_all, keep, so_far), progress
+            )
             if objective < least:
-                best, least = found, objective
+                best, least = labeller, objective
             state = {}
         return best
 
@@ -174,7 +176,7 @@ class DCN:
             noise = self.noise * rng.standard_normal((len(batch), x.shape[1]), np.float32)
             dirty = x[batch] + torch.as_tensor(noise, device=self._device)
             with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-                codes, again = (found.to(x.dtype) for found in network(dirty))
+                codes, again = (output.to(x.dtype) for output in network(dirty))
             loss = (again - x[batch]).square().sum(dim=1).mean()
             if centroids is not None and labels is not None:
                 apart = (codes - centroids[labels[batch]]).square().sum(dim=1).mean()
@@ -189,32 +191,34 @@ class DCN:
         """Return the (k, code) centroids of the codes, initialised with ``start`` if given, and (n,) labels."""
         network.eval()
         with torch.no_grad():
-            codes = torch.cat([network.encoder(part) for part in torch.split(x, _CHUNK)])
+            codes = torch.cat([network.encoder(chunk) for chunk in torch.split(x, _CHUNK)])
         network.train()
         rng = np.random.default_rng([self.seed, *when, 1])
         begin = None if start is None else start.cpu().numpy()
-        found = torch.as_tensor(k_means(codes.cpu().numpy(), self.k, rng, start=begin), dtype=torch.float32)
-        found = found.to(self._device)
-        return found, torch.cat([torch.cdist(part, found).argmin(dim=1) for part in torch.split(codes, _CHUNK)])
+        centroids = torch.as_tensor(k_means(codes.cpu().numpy(), self.k, rng, start=begin), dtype=torch.float32)
+        centroids = centroids.to(self._device)
+        return centroids, torch.cat(
+            [torch.cdist(chunk, centroids).argmin(dim=1) for chunk in torch.split(codes, _CHUNK)]
+        )
 
     @torch.no_grad()
     def _objective(self, network: Autoencoder, x: Tensor, centroids: Tensor) -> float:
         """Return the mean of Equation (1) over points, without noise."""
         network.to(self._device).eval()
         total = 0.0
-        for part in torch.split(x, _CHUNK):
-            codes, again = network(part)
+        for chunk in torch.split(x, _CHUNK):
+            codes, again = network(chunk)
             apart = torch.cdist(codes, centroids).square().min(dim=1).values
-            total += float(((again - part).square().sum(dim=1) + self.weight / 2 * apart).sum())
+            total += float(((again - chunk).square().sum(dim=1) + self.weight / 2 * apart).sum())
         return total / len(x)
 
     def _labeller(self, network: Autoencoder, centroids: Tensor, shape: tuple[int, ...]) -> Labeller:
         labeller = Labeller(shape, self.k, self.encoder)
         linear = [layer for layer in labeller.encoder if isinstance(layer, torch.nn.Linear)]
         with torch.no_grad():
-            for own, learned in zip(linear, folded(network.eval().cpu().encoder), strict=True):
-                own.weight.copy_(learned.weight)
-                own.bias.copy_(learned.bias)
+            for layer, learned in zip(linear, folded(network.eval().cpu().encoder), strict=True):
+                layer.weight.copy_(learned.weight)
+                layer.bias.copy_(learned.bias)
             labeller.centroids.copy_(centroids.cpu())
         return labeller
 
@@ -229,8 +233,8 @@ def _state(
     """Return the state required to resume training."""
     state: Arrays = {_EPOCH: np.array(epoch)}
     state |= {_NETWORK + name: value.cpu().numpy() for name, value in network.state_dict().items()}
-    for place, moments in adam.state_dict()["state"].items():
-        state |= {f"{_OPTIMISER}{place}/{name}": value.cpu().numpy() for name, value in moments.items()}
+    for index, moments in adam.state_dict()["state"].items():
+        state |= {f"{_OPTIMISER}{index}/{name}": value.cpu().numpy() for name, value in moments.items()}
     if centroids is not None and labels is not None:
         state |= {_CENTROIDS: centroids.cpu().numpy(), _LABELS: labels.cpu().numpy()}
     return state
@@ -247,8 +251,8 @@ def _restore(
     whole = adam.state_dict()
     for key, value in state.items():
         if key.startswith(_OPTIMISER):
-            place, _, name = key.removeprefix(_OPTIMISER).partition("/")
-            whole["state"].setdefault(int(place), {})[name] = torch.tensor(value)
+            index, _, name = key.removeprefix(_OPTIMISER).partition("/")
+            whole["state"].setdefault(int(index), {})[name] = torch.tensor(value)
     adam.load_state_dict(whole)
-    found = [torch.as_tensor(state[key], device=device) if key in state else None for key in (_CENTROIDS, _LABELS)]
-    return int(state[_EPOCH]), found[0], found[1]
+    tensors = [torch.as_tensor(state[key], device=device) if key in state else None for key in (_CENTROIDS, _LABELS)]
+    return int(state[_EPOCH]), tensors[0], tensors[1]

@@ -51,9 +51,9 @@ def cosines(updates: Updates) -> FloatArray:
     """(n, n) cosine similarity of updates (n, d), CFL's Equation (4); of a zero update, 0 with all others."""
     products = gram(updates)
     norms = np.sqrt(products.diagonal())
-    found = products / np.where(norms > 0, norms, 1.0) / np.where(norms > 0, norms, 1.0)[:, None]
-    np.fill_diagonal(found, 1.0)
-    return np.clip(found, -1.0, 1.0)
+    similarities = products / np.where(norms > 0, norms, 1.0) / np.where(norms > 0, norms, 1.0)[:, None]
+    np.fill_diagonal(similarities, 1.0)
+    return np.clip(similarities, -1.0, 1.0)
 
 
 def gram(updates: Updates, *, centred: bool = False) -> FloatArray:
@@ -62,9 +62,9 @@ def gram(updates: Updates, *, centred: bool = False) -> FloatArray:
     products = np.zeros((n, n))
     columns = max(_CHUNK // n, 1)
     for start in range(0, size, columns):
-        part = np.array([update[start : start + columns] for update in updates], dtype=np.float64)
+        chunk = np.array([update[start : start + columns] for update in updates], dtype=np.float64)
         with np.errstate(invalid="ignore"):
             if centred:
-                part -= part.mean(axis=0)
-            products += part @ part.T
+                chunk -= chunk.mean(axis=0)
+            products += chunk @ chunk.T
     return products

@@ -61,10 +61,10 @@ def _descend(
     for _ in range(_MAX_ROUNDS):
         sums, totals, objective = np.zeros_like(centroids), np.zeros(k), 0.0
         for begin in range(0, len(x), _CHUNK):
-            part = x[begin : begin + _CHUNK]
-            squares = cdist(part, centroids, "sqeuclidean")
+            chunk = x[begin : begin + _CHUNK]
+            squares = cdist(chunk, centroids, "sqeuclidean")
             weights = memberships(squares, fuzzifier) ** fuzzifier
-            sums += weights.T @ part
+            sums += weights.T @ chunk
             totals += weights.sum(axis=0)
             objective += float((weights * squares).sum())
         moved = np.where(totals[:, None] > 0, sums / np.maximum(totals, 1e-300)[:, None], centroids)

@@ -34,9 +34,9 @@ def k_medoids(distances: FloatArray, k: int) -> Indices:
         if changes.min() < 0:
             swapped = medoids.copy()
             swapped[changes.argmin()] = point
-            found = _nearest(distances, swapped)
-            if found[1].sum() < near.sum():  # changes have rounding errors
-                medoids, (label, near, second), tries = swapped, found, 0
+            assignment = _nearest(distances, swapped)
+            if assignment[1].sum() < near.sum():  # changes have rounding errors
+                medoids, (label, near, second), tries = swapped, assignment, 0
         point, tries = (point + 1) % n, tries + 1
     return medoids
 

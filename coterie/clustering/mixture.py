@@ -146,7 +146,7 @@ def spanned(scores: FloatArray) -> int:
     logs = np.log(variances[variances > 0])
     if len(logs) <= most:
         return max(len(logs), 1)
-    split = [len(part) * part.var() for q in range(1, most + 1) for part in (logs[:q], logs[q:])]
+    split = [len(segment) * segment.var() for q in range(1, most + 1) for segment in (logs[:q], logs[q:])]
     return int(np.add(split[::2], split[1::2]).argmin()) + 1
 
 

@@ -1,6 +1,7 @@
 """Data sets, the distribution shifts that define hidden client groups, and the partition among clients."""
 
-from coterie.datasets.federation import Federation, Shard, TestSet, assign_groups, federate, parse_groups
+from coterie.datasets.catalog import DATASETS, download, load
+from coterie.datasets.federation import Federation, Shard, TestSet, federate
 from coterie.datasets.own import (
     OWN_DATA,
     Declared,
@@ -13,7 +14,7 @@ from coterie.datasets.own import (
     own_federation,
     own_shard,
 )
-from coterie.datasets.registry import DATASETS, download, load
+from coterie.datasets.partition import Partition, assign_groups, parse_groups
 from coterie.datasets.schema import SchemaError, TableSchema
 from coterie.datasets.shifts import LINES, SHIFTS, Shift
 from coterie.datasets.sources import DataError, DatasetInfo, Source
@@ -34,6 +35,7 @@ __all__ = [
     "Finding",
     "LocalRecords",
     "OwnFederation",
+    "Partition",
     "SchemaError",
     "Shard",
     "Shift",

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.datasets.registry import load
+from coterie.datasets.catalog import load
+from coterie.datasets.partition import Partition, parse_groups
 from coterie.datasets.shifts import SHIFTS, Examples, Shift, Targets
-from coterie.datasets.sources import DataError, Source, unknown
-from coterie.datasets.split import Split, by_classes, by_dirichlet, by_level, by_owner, evenly
+from coterie.datasets.sources import DataError, Source
+from coterie.datasets.split import Split, divided
 
 Transform = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
-
-_MAX_GROUPS = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,220 +167,60 @@ def _need_identity(transform: Transform, source: Source) -> None:
         )
 
 
-def federate(  # long: one line per argument, all of which are documented
+def federate(
     dataset: str,
+    partition: Partition,
     *,
-    clients: int,
-    groups: str = "4",
-    shift: str = "rotation",
-    samples_per_client: int = 0,
-    dirichlet_alpha: float = 0.0,
-    classes_per_client: int = 0,
-    non_iid_level: float = -1.0,
-    validation: int = 0,
     seed: int = 0,
     data_dir: str | Path | None = None,
     transform: Transform | None = None,
 ) -> Federation:
-    """Partition a data set among clients in hidden groups; the last two results are cached.
-
-    If the data have natural clients, the clients with the most training data are used, and each is tested on its own
-    held-out data; `groups` must be "1" and `shift` "none".
-
-    Use `validation` to tune hyper-parameters: validation clients hold a part of the training data that no other client
-    holds, and never train. The data of a group's validation clients are the test set of all clients of that group, and
-    no test data is used.
+    """Divide a data set among clients in hidden groups; the last two results are cached.
 
     Args:
         dataset: a name accepted by `load`.
-        clients: number of clients.
-        groups: `"4"` for four balanced groups, or proportions `"2:1:1"`.
-        shift: a key of `SHIFTS` that supports the kind of data.
-        samples_per_client: number of examples per client, N. 0 distributes every example once, in sizes that differ by
-            at most one: among the clients of each group for a source with `reuse`, else among all clients. N > 0
-            draws without overlap across all clients if there are enough examples, else within each group. A
-            natural client keeps at most N of its examples at random; 0 keeps all.
-        dirichlet_alpha: 0 disables it. Otherwise each client draws a label distribution from Dirichlet(alpha); a
-            smaller alpha gives more skewed labels. The client receives N training examples from this distribution (an
-            equal share of all if N is 0), without overlap between clients, and its own test set of
-            max(32, len(test) // clients) examples.
-        classes_per_client: 0 disables it. Otherwise each client holds this many random classes, such that all classes
-            are held about equally often. The client receives N training examples in equal shares per class (if N is 0,
-            the holders of a class share all of its examples), without overlap between clients, and its own test set of
-            max(32, len(test) // clients) examples in the same shares. Incompatible with dirichlet_alpha.
-        non_iid_level: -1 disables it. Otherwise the clients partition all training and test rows, and each client is
-            tested on its own data, because clustering is scored on the clustered data. Of every class c, this share,
-            in [0, 1], is split equally between the clients i with i mod num_classes equal to c; the rest is
-            distributed among all clients at random. At 0 the partition is random; at 1, client i of num_classes holds
-            class i. Each client keeps N rows at random. Incompatible with dirichlet_alpha, classes_per_client and
-            validation.
-        validation: number of validation clients, in groups of the same proportions; 0 for none.
+        partition: the clients, their groups, and what each of them holds.
         seed: seed of the partition and of the random label permutations.
         data_dir: see `load`.
         transform: applied once to float32 images (n, C, H, W), after the shift, and to each image independently. The
             cache identifies it by the function object. For data other than images, None or the identity function.
 
     Raises:
-        DataError: a name, number or proportion is out of range; the shift, transform or partition does not fit the
-            data; or there are too few examples or natural clients.
+        DataError: the shift, transform or partition does not fit the data; or there are too few examples or natural
+            clients.
     """
-    proportions = parse_groups(groups)
-    if shift not in SHIFTS:
-        raise DataError(unknown("shift", shift, SHIFTS))
-    _check_split(samples_per_client, validation, seed, dirichlet_alpha, classes_per_client, non_iid_level)
-    source = load(dataset, data_dir)
-    return _federate(
-        source,
-        clients,
-        proportions,
-        shift,
-        samples_per_client,
-        dirichlet_alpha,
-        classes_per_client,
-        non_iid_level,
-        validation,
-        seed,
-        transform,
-    )
-
-
-def _check_split(
-    samples_per_client: int,
-    validation: int,
-    seed: int,
-    dirichlet_alpha: float,
-    classes_per_client: int,
-    non_iid_level: float,
-) -> None:
-    """Raise DataError for a number out of range or for incompatible partition settings."""
-    for name, value in (
-        ("samples_per_client", samples_per_client),
-        ("validation", validation),
-        ("seed", seed),
-        ("dirichlet_alpha", dirichlet_alpha),
-        ("classes_per_client", classes_per_client),
-    ):
-        if not 0 <= value < math.inf:
-            raise DataError(f"{name} is {value}; it must be at least 0" + (", and finite" if value == math.inf else ""))
-    if dirichlet_alpha and classes_per_client:
-        raise DataError(
-            f"dirichlet_alpha = {dirichlet_alpha:g} and classes_per_client = {classes_per_client} are alternatives; "
-            "set one of them to 0"
-        )
-    if not (non_iid_level == -1 or 0 <= non_iid_level <= 1):
-        raise DataError(f"non_iid_level is {non_iid_level}; it must be -1 (off), or from 0 to 1")
-    if non_iid_level >= 0 and (dirichlet_alpha or classes_per_client or validation):
-        raise DataError(
-            f"non_iid_level = {non_iid_level:g} divides all data and sets the label distribution: set dirichlet_alpha, "
-            f"classes_per_client and validation to 0 (they are {dirichlet_alpha:g}, {classes_per_client} and "
-            f"{validation}), or non_iid_level to -1"
-        )
+    if seed < 0:
+        raise DataError(f"seed is {seed}; it must be at least 0")
+    return _federate(load(dataset, data_dir), partition, seed, transform)
 
 
 @lru_cache(maxsize=2)
-def _federate(
-    source: Source,
-    clients: int,
-    proportions: tuple[float, ...],
-    shift: str,
-    samples_per_client: int,
-    dirichlet_alpha: float,
-    classes_per_client: int,
-    non_iid_level: float,
-    validation: int,
-    seed: int,
-    transform: Transform | None,
-) -> Federation:
-    group_of = assign_groups(clients, proportions)
-    if validation:
-        try:
-            group_of = np.concatenate([group_of, assign_groups(validation, proportions)])
-        except DataError as error:
-            raise DataError(f"validation: {error}") from None
-    rng = np.random.default_rng(seed)
+def _federate(source: Source, partition: Partition, seed: int, transform: Transform | None) -> Federation:
+    group_of, skew = partition.group_of(), partition.label_skew
     if source.owners:
-        _check_natural(source, proportions, shift, dirichlet_alpha, classes_per_client, non_iid_level)
-        split = by_owner(source, clients, validation, samples_per_client, rng)
-    elif (dirichlet_alpha or classes_per_client or non_iid_level >= 0) and not source.num_classes:
-        name = "dirichlet_alpha" if dirichlet_alpha else "classes_per_client" if classes_per_client else "non_iid_level"
-        off = -1 if name == "non_iid_level" else 0
-        raise DataError(f"{name} requires labels, but {source.name} has real targets; set it to {off}")
-    elif dirichlet_alpha:
-        split = by_dirichlet(source, clients, validation, dirichlet_alpha, samples_per_client, rng)
-    elif classes_per_client:
-        split = by_classes(source, clients, validation, classes_per_client, samples_per_client, rng)
-    elif non_iid_level >= 0:
-        source = source.whole
-        split = by_level(source, clients, non_iid_level, samples_per_client, rng)
-    else:
-        split = evenly(source, group_of, validation, samples_per_client, rng)
+        _check_natural(source, partition)
+    elif skew and not source.num_classes:
+        off = Partition.declared()[skew].default
+        raise DataError(f"{skew} requires labels, but {source.name} has real targets; set it to {off:g}")
+    source = source.whole if skew == "non_iid_level" else source
     return Federation(
-        source, split, group_of=group_of, set_aside=validation, shift=SHIFTS[shift], seed=seed, transform=transform
+        source,
+        divided(source, partition, np.random.default_rng(seed)),
+        group_of=group_of,
+        set_aside=partition.validation_clients,
+        shift=SHIFTS[partition.shift],
+        seed=seed,
+        transform=transform,
     )
 
 
-def _check_natural(
-    source: Source,
-    proportions: tuple[float, ...],
-    shift: str,
-    dirichlet_alpha: float,
-    classes_per_client: int,
-    non_iid_level: float,
-) -> None:
-    if non_iid_level >= 0:
+def _check_natural(source: Source, partition: Partition) -> None:
+    fixed = f"{source.name} has {source.owners} natural clients, whose data are fixed: set"
+    if partition.non_iid_level >= 0:
+        raise DataError(f"{fixed} non_iid_level to -1 (it is {partition.non_iid_level:g})")
+    groups = len(parse_groups(partition.groups))
+    if groups > 1 or partition.shift != "none" or partition.label_skew:
         raise DataError(
-            f"{source.name} has {source.owners} natural clients, whose data are fixed: set non_iid_level to -1 "
-            f"(it is {non_iid_level:g})"
+            f"{fixed} groups to 1, shift to none, and dirichlet_alpha and classes_per_client to 0 (they are {groups} "
+            f"groups, {partition.shift}, {partition.dirichlet_alpha:g} and {partition.classes_per_client})"
         )
-    if len(proportions) > 1 or shift != "none" or dirichlet_alpha or classes_per_client:
-        raise DataError(
-            f"{source.name} has {source.owners} natural clients, whose data are fixed: set groups to 1, shift to "
-            f"none, and dirichlet_alpha and classes_per_client to 0 (they are {len(proportions)} groups, {shift}, "
-            f"{dirichlet_alpha:g} and {classes_per_client})"
-        )
-
-
-def parse_groups(text: str) -> tuple[float, ...]:
-    """Parse group proportions: `"3"` for three equal groups, `"2:1:1"` for one large and two small groups.
-
-    Raises:
-        DataError: the text has another format.
-    """
-    parts = text.split(":")
-    if len(parts) == 1 and text.strip().isdecimal() and 1 <= int(text) <= _MAX_GROUPS:
-        return (1.0,) * int(text)
-    try:
-        proportions = tuple(float(part) for part in parts)
-    except ValueError:
-        proportions = ()
-    if len(proportions) < 2 or not all(p > 0 and math.isfinite(p) for p in proportions):
-        raise DataError(
-            f"groups must be a number from 1 to {_MAX_GROUPS}, such as 4, or positive proportions, such as 2:1:1, not "
-            f"'{text}'"
-        )
-    return proportions
-
-
-def assign_groups(clients: int, proportions: Sequence[float]) -> npt.NDArray[np.int64]:
-    """Return the true group of each client, int64 (clients,); deterministic.
-
-    Group sizes follow the method of largest remainders (ties to the earlier group). Groups interleave: equal groups
-    alternate, 0, 1, 2, 3, 0, 1, ...
-
-    Raises:
-        DataError: a group would be empty.
-    """
-    weights = [Fraction(p) for p in proportions]
-    total = sum(weights)
-    quotas = [clients * w / total for w in weights]
-    sizes = [math.floor(q) for q in quotas]
-    by_remainder = sorted(range(len(quotas)), key=lambda g: sizes[g] - quotas[g])
-    for g in by_remainder[: clients - sum(sizes)]:
-        sizes[g] += 1
-    if not min(sizes) >= 1:
-        raise DataError(
-            f"{clients} clients in groups {':'.join(f'{p:g}' for p in proportions)} leave group "
-            f"{sizes.index(min(sizes))} without a client; use more clients or other groups"
-        )
-    places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
-    return np.repeat(np.arange(len(sizes)), sizes)[np.argsort(places, kind="stable")]

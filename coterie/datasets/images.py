@@ -26,8 +26,8 @@ def _read_digits(info: DatasetInfo, root: Path) -> Source:
 
 def _digits() -> npt.NDArray[np.float64]:
     """Return the (1797, 65) pixels and labels of scikit-learn's digits, without importing it, which takes a second."""
-    found = find_spec("sklearn")
-    (folder,) = found.submodule_search_locations if found and found.submodule_search_locations else [""]
+    spec = find_spec("sklearn")
+    (folder,) = spec.submodule_search_locations if spec and spec.submodule_search_locations else [""]
     path = Path(folder, "datasets/data/digits.csv.gz")
     if path.exists():
         return np.loadtxt(path, delimiter=",")
@@ -41,13 +41,13 @@ def _read_subset(info: DatasetInfo, root: Path) -> Source:
     path = root / info.files[0]
     try:
         with np.load(path, allow_pickle=False) as archive:
-            x, y = ({part: archive[f"{array}_{part}"] for part in ("train", "test")} for array in "xy")
+            x, y = ({subset: archive[f"{array}_{subset}"] for subset in ("train", "test")} for array in "xy")
     except Exception as error:  # zipfile and NumPy raise arbitrary errors for corrupt archives
         raise DataError(
             f"dataset '{info.name}': {path} is not a numpy archive of x_train, y_train, x_test and y_test "
             f"({type(error).__name__}: {error}); to get it: {info.obtain}"
         ) from error
-    labels = {part: y[part].astype(np.int64) for part in y}
+    labels = {subset: y[subset].astype(np.int64) for subset in y}
     return Source(info.name, x["train"], labels["train"], x["test"], labels["test"], info.num_classes)
 
 
@@ -79,7 +79,7 @@ class _Torchvision:
         """Read the `Source` from the files below `root`."""
         make = self._class(info.name)
         try:
-            train, test = (make(root, download=False, **part, **self.options) for part in self.parts)
+            train, test = (make(root, download=False, **arguments, **self.options) for arguments in self.parts)
         except Exception as error:  # torchvision does not validate files and raises arbitrary errors
             raise DataError(
                 f"dataset '{info.name}': a file in {root / self.folder} is not a valid {self.form} file "
@@ -87,8 +87,8 @@ class _Torchvision:
             ) from error
         return Source(info.name, *self._examples(train), *self._examples(test), info.num_classes)
 
-    def _examples(self, part: Any) -> tuple[Any, Any]:
-        x, y = np.asarray(part.data), np.asarray(getattr(part, self.targets), np.int64)
+    def _examples(self, dataset: Any) -> tuple[Any, Any]:
+        x, y = np.asarray(dataset.data), np.asarray(getattr(dataset, self.targets), np.int64)
         if self.labels is not None:
             kept = np.isin(y, self.labels)
             x, y = x[kept], y[kept] - self.labels.start
@@ -159,7 +159,7 @@ def _by_torchvision(
 
 
 def _idx_files(train: str, test: str) -> tuple[str, ...]:
-    return tuple(f"{part}-{what}-ubyte" for part in (train, test) for what in ("images-idx3", "labels-idx1"))
+    return tuple(f"{subset}-{what}-ubyte" for subset in (train, test) for what in ("images-idx3", "labels-idx1"))
 
 
 #: Built-in image data sets.

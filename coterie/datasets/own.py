@@ -30,14 +30,15 @@ import numpy as np
 import numpy.typing as npt
 from flwr.common.logger import log
 
+from coterie.datasets.catalog import DATASETS, load
 from coterie.datasets.federation import Federation, Shard, Transform, centred, fractions
-from coterie.datasets.files import READERS, Records, Shape, find, labels, read
-from coterie.datasets.registry import DATASETS, load
 from coterie.datasets.schema import TableSchema
 from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source
 from coterie.datasets.split import Split
-from coterie.datasets.tables import read_table, schema_readers, unscaled
+from coterie.datasets.tables import read_table, unscaled
+from coterie.datasets.user_files import find, read
+from coterie.datasets.user_records import SUFFIXES, Records, Shape, labels
 
 #: Name of the data set that consists of local client data.
 OWN_DATA = "own"
@@ -84,40 +85,27 @@ class Declared(Facts):
     span: tuple[float, float] | None = None
 
     @classmethod
-    def load(cls, schema: str | Path) -> Declared:
-        """Return the declaration by a file of a schema.
-
-        Raises:
-            DataError: the schema has errors.
-        """
-        loaded = TableSchema.load(schema)
-        return cls("vectors", (loaded.num_features,), loaded.num_classes, loaded)
-
-    @classmethod
-    def parse(cls, input_shape: str, num_classes: Any, value_range: str = "") -> Declared:
-        """Parse the declaration of a node configuration.
+    def of(
+        cls, schema: str | None, input_shape: str | None, num_classes: int | None, value_range: str | None
+    ) -> Declared | None:
+        """Return the declaration of a node configuration; None: it declares nothing.
 
         Args:
+            schema: file of a schema, which determines all else; None: there is none.
             input_shape: such as `"1x28x28"`, or `"16"`.
             num_classes: 0 for real targets.
-            value_range: such as `"0:1"`; empty for no limit.
+            value_range: such as `"0:1"`; None for no limit.
 
         Raises:
-            DataError: a value is invalid.
+            DataError: a value is invalid, or the schema has errors.
         """
+        if schema is not None:
+            loaded = TableSchema.load(schema)
+            return cls("vectors", (loaded.num_features,), loaded.num_classes, loaded)
+        if input_shape is None or num_classes is None:
+            return None
         shape = _shape(input_shape)
-        if not str(num_classes).isdecimal():
-            raise DataError(f"num-classes = {num_classes!r}: must be an integer of at least 0; 0 for real targets")
-        span = None
-        if value_range:
-            low, _, high = value_range.partition(":")
-            try:
-                span = (float(low), float(high))
-            except ValueError:
-                span = (math.nan, math.nan)
-            if not (-math.inf < span[0] < span[1] < math.inf):
-                raise DataError(f"value-range = {value_range!r}: must be the minimum and the maximum, such as 0:1")
-        return cls("images" if len(shape) == 3 else "vectors", shape, int(num_classes), span=span)
+        return cls("images" if len(shape) == 3 else "vectors", shape, num_classes, span=_span(value_range))
 
     __str__ = Facts.__str__
 
@@ -125,7 +113,7 @@ class Declared(Facts):
 def facts(
     dataset: str,
     input_shape: str,
-    num_classes: int | str,
+    num_classes: int | None,
     data_dir: str | Path | None = None,
     table_schema: str | None = None,
 ) -> Facts:
@@ -134,7 +122,7 @@ def facts(
     Args:
         dataset: `OWN_DATA`, or a name accepted by `load`.
         input_shape: shape of `OWN_DATA`: `"1x28x28"`, or `"16"`.
-        num_classes: number of classes of `OWN_DATA`.
+        num_classes: number of classes of `OWN_DATA`; None if a schema determines it.
         data_dir: see `load`.
         table_schema: schema of the tables of `OWN_DATA` as text, which determines shape and classes; None for none.
 
@@ -146,7 +134,9 @@ def facts(
             schema = TableSchema.parse(table_schema)
             return Facts("vectors", (schema.num_features,), schema.num_classes, schema)
         shape = _shape(input_shape)
-        return Facts("images" if len(shape) == 3 else "vectors", shape, int(num_classes))
+        if num_classes is None:
+            raise DataError("num-classes is missing: set the number of classes, or 0 for real targets")
+        return Facts("images" if len(shape) == 3 else "vectors", shape, num_classes)
     if dataset in DATASETS:
         info = DATASETS[dataset]
         return Facts(info.kind, info.shape, info.num_classes)
@@ -154,9 +144,22 @@ def facts(
     return Facts(source.kind, source.train_x.shape[1:], source.num_classes)
 
 
+def _span(text: str | None) -> tuple[float, float] | None:
+    if not text:
+        return None
+    low, _, high = text.partition(":")
+    try:
+        span = float(low), float(high)
+    except ValueError:
+        span = math.nan, math.nan
+    if not (-math.inf < span[0] < span[1] < math.inf):
+        raise DataError(f"value-range = {text!r}: must be the minimum and the maximum, such as 0:1")
+    return span
+
+
 def _shape(text: str) -> Shape:
     parts = text.split("x")
-    if len(parts) not in (1, 3) or not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if len(parts) not in (1, 3) or not all(size.isdecimal() and int(size) > 0 for size in parts):
         raise DataError(
             f"input-shape = {text!r}: must be channels x height x width of images, such as 1x28x28, or the number of "
             "features, such as 16"
@@ -209,43 +212,43 @@ class OwnFederation:
         if client_id not in self._paths:
             raise DataError(f"client {client_id} does not exist; there are {self.clients} clients")
         if client_id not in self._shards:
-            known = self._known
+            data_facts = self._known
             declared = self._deployed.get(client_id)
-            own = own_shard(
+            shard = own_shard(
                 self._path(client_id),
                 client_id,
-                known.shape,
-                known.num_classes,
+                data_facts.shape,
+                data_facts.num_classes,
                 self._transform,
-                schema=known.schema if client_id not in self._deployed else declared and declared.schema,
+                schema=data_facts.schema if client_id not in self._deployed else declared and declared.schema,
                 span=declared.span if declared else None,
                 strict=client_id not in self._deployed,
             )
-            self._warn_unscaled(own)
-            self._shards.setdefault(client_id, own)
+            self._warn_unscaled(shard)
+            self._shards.setdefault(client_id, shard)
         return self._shards[client_id]
 
-    def _warn_unscaled(self, own: Shard) -> None:
+    def _warn_unscaled(self, shard: Shard) -> None:
         """Log a warning about the first client whose data are plainly not scaled."""
-        if own.x.ndim != 2 or self._warned:  # images are always scaled
+        if shard.x.ndim != 2 or self._warned:  # images are always scaled
             return
-        if what := unscaled(own.x, own.y, self._known.schema):
+        if what := unscaled(shard.x, shard.y, self._known.schema):
             self._warned = True
-            log(WARNING, "client %s: %s", own.client_id, what)
+            log(WARNING, "client %s: %s", shard.client_id, what)
 
     def _path(self, client_id: int) -> str:
         """Return the data path of a client; a simulation looks up its suffix here, so errors stay local."""
         path = self._paths[client_id]
         if client_id in self._deployed:
             return path
-        found = find(Path(path).parent, Path(path).name)
-        if found is None:
+        data_path = find(Path(path).parent, Path(path).name)
+        if data_path is None:
             name, clients = Path(path).name, self.clients
             raise DataError(
                 f"dataset 'own': {Path(path).parent} has no data for client {client_id} of {clients} (clients = "
-                f"{clients}); expected {name}{f', {name}'.join(READERS)} or a folder {name}"
+                f"{clients}); expected {name}{f', {name}'.join(SUFFIXES)} or a folder {name}"
             )
-        return str(found)
+        return str(data_path)
 
 
 @lru_cache(maxsize=2)
@@ -329,7 +332,7 @@ def _parts(
             raise DataError(records.problems[0])
         return records
 
-    train, test = read(Path(path), shape, schema_readers(schema) if schema else None)
+    train, test = read(Path(path), shape, schema)
     if test is None:
         train, test = accepted(train).divided()
     same = test is train
@@ -377,20 +380,20 @@ def local_records(path: str | Path, known: Facts, transform: Transform | None) -
     return LocalRecords(str(path), x, records.y if records.has_targets else None, 0 if test is None else len(test.y))
 
 
-def _table_records(path: str | Path, known: Facts) -> LocalRecords:
-    schema = known.schema
+def _table_records(path: str | Path, data_facts: Facts) -> LocalRecords:
+    schema = data_facts.schema
     assert schema is not None
-    if known.shape != (schema.num_features,) or known.num_classes != schema.num_classes:
-        raise DataError(f"the models expect {known}, but their schema has {schema.num_features} features")
+    if data_facts.shape != (schema.num_features,) or data_facts.num_classes != schema.num_classes:
+        raise DataError(f"the models expect {data_facts}, but their schema has {schema.num_features} features")
     table = read_table(path, schema, labelled=None)
-    if any(each.column == schema.label.name and each.effect == "dropped" for each in table.findings):
+    if any(finding.column == schema.label.name and finding.effect == "dropped" for finding in table.findings):
         table = read_table(path, schema, labelled=False)
     if table.errors:
         raise DataError(f"{path}: {table.errors[0]}; `coterie data check` lists all errors")
     if not len(table.x):
         raise DataError(f"{path}: no usable records")
     y = table.y.astype(np.int64 if schema.num_classes else np.float32)
-    return LocalRecords(str(path), table.x, y if schema.label.name in table.missing else None, 0, table.index)
+    return LocalRecords(str(path), table.x, y if table.labelled else None, 0, table.index)
 
 
 def describe(path: str | Path, declared: Declared | None = None) -> str:
@@ -404,18 +407,18 @@ def describe(path: str | Path, declared: Declared | None = None) -> str:
     problems: tuple[str, ...] = ()
     schema = declared.schema if declared else None
     if declared is not None:
-        for part in _parts(str(path), declared.shape, declared.num_classes, schema, declared.span, strict=False):
-            problems += part.problems + part.notes
-    train, test = read(Path(path), None, schema_readers(schema) if schema else None)
-    for part in (train, *(() if test is None else (test,))):
-        if part.problems and declared is None:
-            raise DataError(part.problems[0])
+        for records in _parts(str(path), declared.shape, declared.num_classes, schema, declared.span, strict=False):
+            problems += records.problems + records.notes
+    train, test = read(Path(path), None, schema)
+    for records in (train, *(() if test is None else (test,))):
+        if records.problems and declared is None:
+            raise DataError(records.problems[0])
     given = test is not None
     train, test = (train, test) if test is not None else train.divided()
     total = len(train.y) + (0 if given or test is train else len(test.y))
     held = f"{len(test.y)} more for testing" if given else f"{len(test.y)} held out"
     present = labels(np.concatenate([train.y, test.y]), train.labelled)
-    about = (
+    summary = (
         f"{total} {train.what}, {present}, {'none held out, so all are used for testing' if test is train else held}"
     )
-    return "; ".join([about, *(f"dropped or clamped: {problem}" for problem in dict.fromkeys(problems))])
+    return "; ".join([summary, *(f"dropped or clamped: {problem}" for problem in dict.fromkeys(problems))])

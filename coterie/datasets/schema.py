@@ -86,7 +86,7 @@ class FileFormat:
     missing_values: tuple[str, ...] = _MISSING_VALUES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a table of plain numbers may have many
 class Column:
     """A column and its rules.
 
@@ -128,14 +128,14 @@ class Column:
     def to_dict(self) -> dict[str, Any]:
         """What a TOML file would hold."""
         missing = {"value": self.fill} if self.missing == "value" else self.missing
-        found: dict[str, Any] = {"name": self.name, "type": self.kind}
+        entries: dict[str, Any] = {"name": self.name, "type": self.kind}
         if self.kind == "number":
-            found |= {"mean": self.mean, "scale": self.scale}
-            found |= {"range": list(self.span)} if self.span else {}
+            entries |= {"mean": self.mean, "scale": self.scale}
+            entries |= {"range": list(self.span)} if self.span else {}
         else:
-            found |= {"values": list(self.values), "unknown": self.unknown}
-        found |= {"missing-values": list(self.missing_values)} if self.missing_values else {}
-        return found | {"missing": missing}
+            entries |= {"values": list(self.values), "unknown": self.unknown}
+        entries |= {"missing-values": list(self.missing_values)} if self.missing_values else {}
+        return entries | {"missing": missing}
 
 
 @dataclass(frozen=True)
@@ -215,14 +215,14 @@ class TableSchema:
         """Name of every feature, in order."""
         return tuple(name for column in self.columns for name in column.feature_names)
 
-    @property
+    @cached_property
     def num_features(self) -> int:
         """F, the number of features."""
         return sum(len(column.feature_names) for column in self.columns)
 
     def warnings(self) -> list[str]:
         """Warnings about columns whose declared range is large after scaling, from the schema alone."""
-        large = [each for each in (*self.columns, self.label) if each.reach > LARGEST]
+        large = [column for column in (*self.columns, self.label) if column.reach > LARGEST]
         if not large:
             return []
         worst = max(large, key=lambda column: column.reach)
@@ -315,16 +315,16 @@ class _Table:
     def texts(self, key: str, default: Sequence[str] = (), *, at_least: int = 0) -> tuple[str, ...]:
         """A list of distinct strings or integers; where some are required, none may be empty."""
         value = self.get(key, list(default))
-        right = isinstance(value, list) and all(type(each) in (str, int) for each in value)
-        found = tuple(str(each).strip() for each in value) if right else ()
-        empty, twice = at_least > 0 and not all(found), len(set(found)) < len(found)
-        if not right or empty or twice or not at_least <= len(found) <= MAX_FEATURES:
+        right = isinstance(value, list) and all(type(entry) in (str, int) for entry in value)
+        texts = tuple(str(entry).strip() for entry in value) if right else ()
+        empty, twice = at_least > 0 and not all(texts), len(set(texts)) < len(texts)
+        if not right or empty or twice or not at_least <= len(texts) <= MAX_FEATURES:
             least = f"at least {at_least} " if at_least else ""
             self.error(f"{key} = {_shown(value)}; must be a list of {least}distinct strings or integers")
             return tuple(default)
-        if long := [each for each in found if len(each) > _MAX_NAME]:
+        if long := [text for text in texts if len(text) > _MAX_NAME]:
             self.error(f"{key}: {_shown(long[0])} has {len(long[0])} characters; the limit is {_MAX_NAME}")
-        return found
+        return texts
 
 
 def _schema(table: _Table) -> TableSchema:
@@ -339,7 +339,7 @@ def _schema(table: _Table) -> TableSchema:
     if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_COLUMNS:
         table.error(f"columns must be 1 to {MAX_COLUMNS:,} tables [[columns]]")
         listed = []
-    columns = tuple(_column(_Table(each, _title(i, each), table.errors)) for i, each in enumerate(listed, 1))
+    columns = tuple(_column(_Table(column, _title(i, column), table.errors)) for i, column in enumerate(listed, 1))
     ignore = None if table.get("ignore") == "others" else table.texts("ignore")
     schema = TableSchema(label, names, columns, ignore, _file(table.table("file")))
     table.finish()
@@ -380,8 +380,8 @@ def _target(table: _Table) -> Column:
 
 
 def _column(table: _Table) -> Column:
-    name, kind = table.name("name"), table.choice("type", ("number", "category"))
-    column = _number(table, name) if kind == "number" else _category(table, name)
+    name, column_type = table.name("name"), table.choice("type", ("number", "category"))
+    column = _number(table, name) if column_type == "number" else _category(table, name)
     table.finish()
     return column
 
@@ -425,16 +425,16 @@ def _missing(table: _Table, choices: Sequence[str]) -> tuple[str, Any]:
 
 def _file(table: _Table) -> FileFormat:
     delimiter = table.choice("delimiter", ("auto", "tab", *DELIMITERS), "auto")
-    found = FileFormat(
+    file_format = FileFormat(
         {"auto": "", "tab": "\t"}.get(delimiter, delimiter),
         table.choice("decimal", (".", ","), "."),
         table.choice("encoding", _ENCODINGS, "utf-8"),
         table.texts("missing-values", _MISSING_VALUES),
     )
-    if found.decimal == found.delimiter:
+    if file_format.decimal == file_format.delimiter:
         table.error("decimal and delimiter are both ','")
     table.finish()
-    return found
+    return file_format
 
 
 def _finite(value: Any) -> float | None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.bounds import COUNT, DIRICHLET_ALPHA, MAX_SCHEMA, NON_IID_LEVEL, NUM_CLASSES, SIZE
+from coterie.datasets.catalog import DATASETS
 from coterie.datasets.own import OWN_DATA
-from coterie.datasets.registry import DATASETS
-from coterie.datasets.shifts import SHIFTS
+from coterie.datasets.partition import Partition
+from coterie.fields import MAX_SCHEMA
 from coterie.settings import Settings, setting
 
 
 @dataclass(frozen=True)
-class DataSettings(Settings):
-    """The data set, the clients that share it, and how the data of hidden groups differ."""
+class DataFiles(Settings):
+    """The data set, and what is public of clients' own data."""
 
     table: ClassVar[str] = "data"
 
@@ -39,7 +39,7 @@ class DataSettings(Settings):
         client=True,
     )
     num_classes: int | None = setting(
-        None, "own: public number of classes; 0: real targets", within=NUM_CLASSES, client=True
+        None, "own: public number of classes; 0: real targets", at_least=0, at_most=1_000_000, client=True
     )
     table_schema: str = setting(
         "",
@@ -49,30 +49,8 @@ class DataSettings(Settings):
         longest=MAX_SCHEMA,
         client=True,
     )
-    clients: int = setting(500, "number of clients, M; public", within=COUNT, client=True)
-    groups: str = setting(
-        "4", "hidden groups: a number, or proportions such as 2:1:1", allowed="4 or 2:1:1", client=True
-    )
-    shift: str = setting("rotation", "how the data of hidden groups differ", choices=sorted(SHIFTS), client=True)
-    dirichlet_alpha: float = setting(
-        0.0,
-        "label distribution of each client is drawn from Dirichlet(alpha); 0: off",
-        within=DIRICHLET_ALPHA,
-        client=True,
-    )
-    classes_per_client: int = setting(0, "number of classes of each client; 0: off", within=SIZE, client=True)
-    non_iid_level: float = setting(
-        -1.0,
-        "clients divide training and test data together; share of each class that goes to one client; -1: off",
-        within=NON_IID_LEVEL,
-        allowed="-1, or a number from 0 to 1",
-        check=lambda level: level == -1 or level >= 0,
-        client=True,
-    )
-    validation_clients: int = setting(
-        0,
-        "additional clients that never train and whose data replace the test data, for tuning",
-        within=SIZE,
-        client=True,
-    )
-    samples_per_client: int = setting(0, "training examples of a client; 0: divide all", within=SIZE, client=True)
+
+
+@dataclass(frozen=True)
+class DataSettings(Partition, DataFiles):
+    """The data set, the clients that share it, and how the data of hidden groups differ."""

@@ -58,8 +58,8 @@ class Source:
             raise DataError(
                 f"{self.name}: num_classes is {self.num_classes}; it must be at least 1, or 0 for regression"
             )
-        for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            self._check(f"{self.name}: {part}_x and {part}_y", x, y)
+        for subset, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+            self._check(f"{self.name}: {subset}_x and {subset}_y", x, y)
         if self.train_x.shape[1:] != self.test_x.shape[1:] or self.kind != _kind(self.test_x):
             raise DataError(
                 f"{self.name}: train {self.kind} are {self.train_x.shape[1:]}, "
@@ -121,8 +121,8 @@ class Source:
     def _check_owners(self) -> None:
         if self.train_owner is None and self.test_owner is None:
             return
-        for part, owner, y in (("train", self.train_owner, self.train_y), ("test", self.test_owner, self.test_y)):
-            where = f"{self.name}: {part}_owner"
+        for subset, owner, y in (("train", self.train_owner, self.train_y), ("test", self.test_owner, self.test_y)):
+            where = f"{self.name}: {subset}_owner"
             if not (isinstance(owner, np.ndarray) and owner.dtype == np.int64 and owner.shape == y.shape):
                 raise DataError(
                     f"{where} must be an int64 array of shape {y.shape}, as the other owner array is given, not "

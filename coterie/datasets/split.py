@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from coterie.datasets.partition import Partition
 from coterie.datasets.sources import DataError, Source
 
 Rows = npt.NDArray[np.int64]
@@ -29,38 +30,42 @@ class Split:
     test: list[Rows] | None = None
 
 
-def evenly(source: Source, group_of: Rows, set_aside: int, samples_per_client: int, rng: np.random.Generator) -> Split:
-    """Distribute training rows at random; see `federate`.
+def divided(source: Source, partition: Partition, rng: np.random.Generator) -> Split:
+    """Divide the rows of a source: by owner if it has natural clients, else as `Partition` states.
+
+    Raises:
+        DataError: there are too few rows, classes or natural clients.
+    """
+    if source.owners:
+        return by_owner(source, partition, rng)
+    by_labels = {"dirichlet_alpha": by_dirichlet, "classes_per_client": by_classes, "non_iid_level": by_level}
+    return by_labels.get(partition.label_skew, evenly)(source, partition, rng)
+
+
+def evenly(source: Source, partition: Partition, rng: np.random.Generator) -> Split:
+    """Distribute training rows at random.
 
     Validation clients receive their rows first, so no other client of any group holds them.
-
-    Args:
-        source: the data.
-        group_of: group of each client (clients + set_aside,), validation clients last.
-        set_aside: number of validation clients.
-        samples_per_client: rows per client; 0 distributes all.
-        rng: random generator.
 
     Raises:
         DataError: there are too few rows.
     """
-    rows = np.arange(len(source.train_y))
+    rows, group_of, set_aside = np.arange(len(source.train_y)), partition.group_of(), partition.validation_clients
     if not set_aside:
-        return Split(_share_out(source, rows, group_of, samples_per_client, rng))
+        return Split(_share_out(source, rows, group_of, partition.samples_per_client, rng))
     rows = rng.permutation(rows)
-    clients = len(group_of) - set_aside
     parts = np.split(rows, [len(rows) - len(rows) * set_aside // len(group_of)])
-    groups = np.split(group_of, [clients])
+    groups = np.split(group_of, [partition.clients])
     return Split(
         [
-            own
-            for part, members in zip(parts, groups, strict=True)
-            for own in _share_out(source, part, members, samples_per_client, rng)
+            shard
+            for subset, members in zip(parts, groups, strict=True)
+            for shard in _share_out(source, subset, members, partition.samples_per_client, rng)
         ]
     )
 
 
-def by_owner(source: Source, clients: int, set_aside: int, samples_per_client: int, rng: np.random.Generator) -> Split:
+def by_owner(source: Source, partition: Partition, rng: np.random.Generator) -> Split:
     """Map clients to the owners with the most training rows, ties to the lower owner.
 
     Validation clients are a random sample of them: the smallest owners would not be representative.
@@ -68,9 +73,10 @@ def by_owner(source: Source, clients: int, set_aside: int, samples_per_client: i
     Raises:
         DataError: there are more clients than owners.
     """
-    wanted = clients + set_aside
+    set_aside, samples = partition.validation_clients, partition.samples_per_client
+    wanted = partition.clients + set_aside
     if wanted > source.owners:
-        asked = f"{clients} clients" + (f" and {set_aside} validation clients" if set_aside else "")
+        asked = f"{partition.clients} clients" + (f" and {set_aside} validation clients" if set_aside else "")
         raise DataError(f"{source.name} has {source.owners} natural clients, not {asked}; use at most {source.owners}")
     train = _rows_by(source.train_owner, source.owners)
     test = _rows_by(source.test_owner, source.owners)
@@ -78,14 +84,12 @@ def by_owner(source: Source, clients: int, set_aside: int, samples_per_client: i
     aside = np.isin(np.arange(wanted), rng.choice(wanted, set_aside, replace=False))
     chosen = [*largest[~aside], *largest[aside]]
     return Split(
-        [rng.permutation(train[i])[:samples_per_client] if samples_per_client else train[i] for i in chosen],
+        [rng.permutation(train[i])[:samples] if samples else train[i] for i in chosen],
         None if set_aside else [test[i] for i in chosen],
     )
 
 
-def by_dirichlet(
-    source: Source, clients: int, set_aside: int, alpha: float, samples_per_client: int, rng: np.random.Generator
-) -> Split:
+def by_dirichlet(source: Source, partition: Partition, rng: np.random.Generator) -> Split:
     """Draw the rows of each client from a label distribution of Dirichlet(alpha) (arXiv:1909.06335).
 
     Each training row is assigned once. When a class is exhausted, the remaining classes of the client's distribution
@@ -96,15 +100,16 @@ def by_dirichlet(
     Raises:
         DataError: there are too few rows.
     """
-    everyone, available = clients + set_aside, len(source.train_y)
-    size = samples_per_client or available // everyone
+    set_aside, available = partition.validation_clients, len(source.train_y)
+    everyone = partition.clients + set_aside
+    size = partition.samples_per_client or available // everyone
     if not 0 < everyone * size <= available:
         raise _too_few(source, everyone, everyone * max(size, 1), available)
     by_class = [rng.permutation(rows) for rows in _rows_by(source.train_y, source.num_classes)]
     tests = _rows_by(source.test_y, source.num_classes)
-    test_size = max(_MIN_TESTS, len(source.test_y) // clients)
+    test_size = max(_MIN_TESTS, len(source.test_y) // partition.clients)
     left = np.array([len(rows) for rows in by_class])
-    preferences = rng.dirichlet(np.full(source.num_classes, alpha), size=everyone)
+    preferences = rng.dirichlet(np.full(source.num_classes, partition.dirichlet_alpha), size=everyone)
     train, test = ([np.empty(0, np.int64)] * everyone for _ in range(2))
     for i in rng.permutation(everyone):
         counts, followed = _draw(left, preferences[i], size, rng)
@@ -118,9 +123,7 @@ def by_dirichlet(
     return Split(train, None if set_aside else test)
 
 
-def by_classes(
-    source: Source, clients: int, set_aside: int, classes: int, samples_per_client: int, rng: np.random.Generator
-) -> Split:
+def by_classes(source: Source, partition: Partition, rng: np.random.Generator) -> Split:
     """Give each client rows of a fixed number of classes, in equal shares (LCFL's FEMNIST, section V).
 
     In random order, each client takes the classes with the fewest holders so far, ties at random; so the numbers of
@@ -129,16 +132,18 @@ def by_classes(
     without repetition while a class has enough rows.
 
     Raises:
-        DataError: there are fewer classes, or fewer rows per client, than `classes`; or a class has too few training
-            rows for its holders, or no test rows.
+        DataError: a client holds more classes than there are, or than it has rows; or a class has too few training rows
+            for its holders, or no test rows.
     """
+    classes, samples_per_client = partition.classes_per_client, partition.samples_per_client
     if classes > source.num_classes:
         raise DataError(f"classes_per_client is {classes}; {source.name} has {source.num_classes} classes")
     if 0 < samples_per_client < classes:
         raise DataError(
             f"samples_per_client is {samples_per_client}; it must be at least classes_per_client = {classes}"
         )
-    everyone, size = clients + set_aside, samples_per_client or classes
+    set_aside = partition.validation_clients
+    everyone, size = partition.clients + set_aside, samples_per_client or classes
     counts = np.zeros((everyone, source.num_classes), np.int64)
     for i in rng.permutation(everyone):
         holders = np.count_nonzero(counts, axis=0)
@@ -158,41 +163,36 @@ def by_classes(
         if len(held) and not samples_per_client:
             counts[held, c] = _shares(len(rows), len(held))
         parts.append(np.split(rows, np.cumsum(counts[:, c])))
-    train = [rng.permutation(np.concatenate([part[i] for part in parts])) for i in range(everyone)]
+    train = [rng.permutation(np.concatenate([class_rows[i] for class_rows in parts])) for i in range(everyone)]
     if set_aside:
         return Split(train)
-    test_size = max(_MIN_TESTS, len(source.test_y) // clients)
+    test_size = max(_MIN_TESTS, len(source.test_y) // partition.clients)
     wanted = np.diff(np.cumsum(counts, axis=1) * test_size // counts.sum(axis=1, keepdims=True), prepend=0)
-    return Split(train, [_take(tests, own, rng) for own in wanted])
+    return Split(train, [_take(tests, test_counts, rng) for test_counts in wanted])
 
 
-def by_level(source: Source, clients: int, level: float, samples_per_client: int, rng: np.random.Generator) -> Split:
-    """Partition all rows: a share `level` of every class by class, the rest at random (PPFC-GAN, section 4.1).
+def by_level(source: Source, partition: Partition, rng: np.random.Generator) -> Split:
+    """Partition all rows: a share of every class by class, the rest at random (PPFC-GAN, section 4.1).
 
-    The share `level` of class c is split equally between the clients i with i mod num_classes == c, if there are any.
-    All other rows are pooled and distributed evenly. With as many clients as classes, client i holds exactly class i
-    at level 1. The paper draws the rest from the entire data; here no row is held twice. Nothing is held out.
-
-    Args:
-        source: the data; all of its rows are the training rows (`Source.whole`).
-        clients: number of clients.
-        level: p, in [0, 1].
-        samples_per_client: random rows that each client keeps; 0 keeps all.
-        rng: random generator.
+    The share `non_iid_level` of class c is split equally between the clients i with i mod num_classes == c, if there
+    are any. All other rows are pooled and distributed evenly. With as many clients as classes, client i holds exactly
+    class i at level 1. The paper draws the rest from the entire data; here no row is held twice. Nothing is held out.
+    All rows of the source are training rows (`Source.whole`).
 
     Raises:
         DataError: a client has too few rows.
     """
+    clients, level, samples_per_client = partition.clients, partition.non_iid_level, partition.samples_per_client
     classes = source.num_classes
-    own, pool = [np.empty(0, np.int64)] * clients, []
+    class_rows, pool = [np.empty(0, np.int64)] * clients, []
     for c, rows in enumerate(_rows_by(source.train_y, classes)):
         holders = range(c, clients, classes)
         held, rest = np.split(rng.permutation(rows), [round(level * len(rows)) if holders else 0])
         pool.append(rest)
         for j, client in enumerate(holders):
-            own[client] = held[j :: len(holders)]
+            class_rows[client] = held[j :: len(holders)]
     mixed = rng.permutation(np.concatenate(pool))
-    train = [rng.permutation(np.concatenate([own[i], mixed[i::clients]])) for i in range(clients)]
+    train = [rng.permutation(np.concatenate([class_rows[i], mixed[i::clients]])) for i in range(clients)]
     for i, rows in enumerate(train):
         if len(rows) < max(samples_per_client, 1):
             raise DataError(
@@ -223,8 +223,8 @@ def _share_out(
             raise _too_few(source, len(pool), needed, len(rows))
         order = rows[rng.permutation(len(rows))]
         parts = np.array_split(order[:needed] if samples_per_client else order, len(pool))
-        for client, part in zip(pool, parts, strict=True):
-            shared[client] = part
+        for client, client_rows in zip(pool, parts, strict=True):
+            shared[client] = client_rows
     return shared
 
 

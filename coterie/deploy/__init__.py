@@ -1,11 +1,17 @@
-"""Deployment of clients and servers: certificates and keys, client start-up, and status."""
+"""Deployment of clients and servers: certificates and keys, the app bundle, and client start-up.
 
-from coterie.deploy.app import Bundle, bundle
-from coterie.deploy.certificates import CreatedCertificates, add_nodes, create, renew_server
-from coterie.deploy.edge import Check, Edge, checks, command, default_state_dir, environment, start
-from coterie.deploy.errors import DeployError
-from coterie.deploy.purge import Purged, purge
-from coterie.deploy.status import Node, Run, Status, query_status
+Names are imported lazily: a ClientApp imports the node configuration, and no library for certificates.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coterie.deploy.app_bundle import Bundle, bundle
+    from coterie.deploy.certificates import CreatedCertificates, add_nodes, create, renew_server
+    from coterie.deploy.edge import Check, Edge, checks, command, default_state_dir, environment, start
+    from coterie.deploy.errors import DeployError
+    from coterie.deploy.node import NodeConfig
 
 __all__ = [
     "Bundle",
@@ -13,10 +19,7 @@ __all__ = [
     "CreatedCertificates",
     "DeployError",
     "Edge",
-    "Node",
-    "Purged",
-    "Run",
-    "Status",
+    "NodeConfig",
     "add_nodes",
     "bundle",
     "checks",
@@ -24,8 +27,21 @@ __all__ = [
     "create",
     "default_state_dir",
     "environment",
-    "purge",
-    "query_status",
     "renew_server",
     "start",
 ]
+
+_MODULES = {
+    "app_bundle": ("Bundle", "bundle"),
+    "certificates": ("CreatedCertificates", "add_nodes", "create", "renew_server"),
+    "edge": ("Check", "Edge", "checks", "command", "default_state_dir", "environment", "start"),
+    "errors": ("DeployError",),
+    "node": ("NodeConfig",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

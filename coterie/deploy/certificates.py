@@ -179,7 +179,7 @@ class _Authority:
             x509.BasicConstraints(ca=False, path_length=None): True,
             _key_usage(digital_signature=True): True,
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
-            x509.SubjectAlternativeName([_general_name(each) for each in names]): False,
+            x509.SubjectAlternativeName([_general_name(host) for host in names]): False,
         }
         certificate = _certificate(_named(name), key.public_key(), self.certificate.subject, self.key, end, extensions)
         return {f"{stem}.crt": certificate.public_bytes(Encoding.PEM), key_name: _pem(key)}

@@ -15,34 +15,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from coterie.deploy.app import checked_hash, trusted_entities
+from coterie.deploy.app_bundle import checked_hash, trusted_entities
 from coterie.deploy.errors import DeployError
+from coterie.deploy.node import NodeConfig
 
 #: Default port of a SuperNode's Runtime API; every SuperNode on a machine needs its own port.
 RUNTIME_PORT = 9094
-#: Command of the SuperExec (:mod:`coterie.deploy.superexec`); its flags follow.
-SUPEREXEC = (sys.executable, "-P", "-m", "coterie.deploy.superexec")
+#: Command of the SuperExec (:mod:`coterie.flower.superexec`); its flags follow.
+SUPEREXEC = (sys.executable, "-P", "-m", "coterie.flower.superexec")
 _TIMEOUT = 10.0  # seconds, for each of connecting and the TLS handshake
-_OWN_KEYS = (
-    "client-id",
-    "state-dir",
-    "data",
-    "epsilon",
-    "delta",
-    "diagnostics",
-    "input-shape",
-    "num-classes",
-    "value-range",
-    "schema",
-    "budget-file",
-)
+#: Keys of the node configuration that have no option of their own.
+_SET_KEYS = {"code", "reply-seconds"}
 _ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -52,90 +42,71 @@ _ENVIRONMENT = {
 _EXPIRED, _NOT_YET_VALID, _WRONG_NAMES = 10, 9, (62, 64)  # OpenSSL's X509_V_ERR_*
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Edge:
-    """Options of a client: SuperLink, data, identity and privacy budget.
+    """Options of a client: SuperLink, keys, the app that may run, and the node configuration.
 
-    ``superlink`` is HOST:PORT of the Fleet API; ``key`` an OpenSSH file; ``ca`` a PEM file; ``settings`` are further
-    keys of the node configuration, as TOML values or plain text; ``flags`` are passed to flower-supernode unchanged.
-    ``fab_hash`` is the SHA-256 of the only app that may run, ``trusted_entities`` a YAML file of keys that must have
-    signed it. Paths become absolute. Raises :class:`DeployError` if options conflict.
+    Attributes:
+        superlink: HOST:PORT of the Fleet API.
+        key: private key of the node, an OpenSSH file.
+        ca: certificate of the authority that signed the SuperLink's, a PEM file.
+        node: the node configuration.
+        settings: further keys of the node configuration, as TOML values or plain text.
+        fab_hash: SHA-256 of the only app that may run; None: any.
+        trusted_entities: YAML file of keys that must have signed the app.
+        isolation: "subprocess", or "process" for a separate SuperExec.
+        port: local port of the SuperNode's Runtime API.
+        flags: passed to flower-supernode unchanged.
+
+    Raises:
+        DeployError: an option is invalid, or options conflict.
     """
 
     superlink: str
-    data: Path
     key: Path
     ca: Path
-    client_id: int
-    state_dir: Path
-    epsilon: float | None = None
-    delta: float | None = None
-    diagnostics: bool = False
-    input_shape: str | None = None
-    num_classes: int | None = None
-    value_range: str | None = None
-    schema: Path | None = None
-    budget_file: Path | None = None
+    node: NodeConfig
+    settings: Mapping[str, str] = field(default_factory=dict)
     fab_hash: str | None = None
     trusted_entities: Path | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
     isolation: str = "subprocess"
     port: int = RUNTIME_PORT
     flags: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name in ("data", "key", "ca", "state_dir", "schema", "budget_file", "trusted_entities"):
+        for name in ("key", "ca", "trusted_entities"):
             if (path := getattr(self, name)) is not None:
-                object.__setattr__(self, name, Path(os.path.abspath(path.expanduser())))
+                object.__setattr__(self, name, absolute(path))
         if self.fab_hash is not None:
             object.__setattr__(self, "fab_hash", checked_hash(self.fab_hash))
-        if (self.epsilon is None) != (self.delta is None):
-            raise DeployError("--epsilon and --delta form one budget: give both or neither")
-        if self.epsilon is not None and not 0 < self.epsilon < float("inf"):
-            raise DeployError(f"--epsilon {self.epsilon}: must be positive")
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise DeployError(f"--delta {self.delta}: must be between 0 and 1")
-        if (self.input_shape is None) != (self.num_classes is None):
-            raise DeployError("--input-shape and --num-classes declare this client's data: give both or neither")
-        if self.schema is not None and self.input_shape is not None:
-            raise DeployError("--schema declares shape and classes: leave out --input-shape and --num-classes")
-        if self.epsilon is not None and self.input_shape is None and self.schema is None:
-            raise DeployError(
-                "--epsilon requires --input-shape and --num-classes, or --schema: without them, a server could infer "
-                "the shape of the data from rejected requests"
-            )
-        if self.value_range is not None and self.input_shape is None:
-            raise DeployError("--value-range requires --input-shape and --num-classes")
         if self.isolation not in ("subprocess", "process"):
             raise DeployError(f"--isolation {self.isolation}: must be subprocess or process")
         for key in self.settings:
-            if key in _OWN_KEYS:
+            if key in NodeConfig.keys() - _SET_KEYS:
                 raise DeployError(f"--set {key}: use --{key}")
             if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
                 raise DeployError(f"--set {key}: keys may contain letters, digits, - and _ only")
+        NodeConfig.from_record(self._record)
+
+    @property
+    def _record(self) -> dict[str, Any]:
+        set_keys = {key: value for key, value in self.node.to_record().items() if value is not False}
+        return set_keys | {key: _value(text) for key, text in self.settings.items()}
 
     @property
     def node_config(self) -> str:
         """Format for ``flower-supernode --node-config``: key=value separated by spaces, strings quoted."""
-        values: dict[str, bool | int | float | str] = {
-            "client-id": self.client_id,
-            "state-dir": str(self.state_dir),
-            "data": str(self.data),
-        }
-        if self.epsilon is not None and self.delta is not None:
-            values |= {"epsilon": self.epsilon, "delta": self.delta}
-        if self.diagnostics:
-            values["diagnostics"] = True
-        if self.input_shape is not None and self.num_classes is not None:
-            values |= {"input-shape": self.input_shape, "num-classes": self.num_classes}
-        if self.value_range is not None:
-            values["value-range"] = self.value_range
-        if self.schema is not None:
-            values["schema"] = str(self.schema)
-        if self.budget_file is not None:
-            values["budget-file"] = str(self.budget_file)
-        values |= {key: _value(text) for key, text in self.settings.items()}
-        return " ".join(f"{key}={_quoted(value)}" for key, value in values.items())
+        return " ".join(f"{key}={_quoted(value)}" for key, value in self._record.items())
+
+    @property
+    def state_dir(self) -> Path:
+        """Folder of persistent state."""
+        return Path(self.node.state_dir or default_state_dir(self.node.client_id))
+
+
+def absolute(path: Path) -> Path:
+    """Return an absolute path, without links resolved."""
+    return Path(os.path.abspath(path.expanduser()))
 
 
 @dataclass(frozen=True)
@@ -161,7 +132,7 @@ def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
     """
     trusted = False
     probes: tuple[tuple[str, Callable[[], str]], ...] = (
-        ("data", lambda: _data(edge.data, describe)),
+        ("data", lambda: _data(Path(edge.node.data or ""), describe)),
         ("key", lambda: _key(edge.key)),
         ("ca", lambda: _ca(edge.ca)),
         ("app", lambda: _app(edge)),
@@ -181,11 +152,11 @@ def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
 
 
 def command(edge: Edge) -> list[str]:
-    """Return the command of the SuperNode (:mod:`coterie.deploy.supernode`), with the pinned app if there is one."""
+    """Return the command of the SuperNode (:mod:`coterie.flower.supernode`), with the pinned app if there is one."""
     pinned = ["--fab-hash", edge.fab_hash] if edge.fab_hash else []
     signed = ["--trusted-entities", str(edge.trusted_entities)] if edge.trusted_entities else []
     return [
-        *(sys.executable, "-P", "-m", "coterie.deploy.supernode", *pinned),
+        *(sys.executable, "-P", "-m", "coterie.flower.supernode", *pinned),
         *("--superlink", edge.superlink),
         *("--root-certificates", str(edge.ca)),
         *("--auth-supernode-private-key", str(edge.key)),
@@ -271,15 +242,15 @@ def _ca(path: Path) -> str:
         every = x509.load_pem_x509_certificates(content)
     except ValueError:
         raise DeployError(f"--ca {path}: contains no certificate in PEM format: use ca.crt of coterie certs") from None
-    authorities = [each for each in every if _is_authority(each)]
+    authorities = [certificate for certificate in every if _is_authority(certificate)]
     if not authorities:
         raise DeployError(
             f"--ca {path}: is a server certificate, not that of a certificate authority: use ca.crt of coterie certs"
         )
-    now, end = datetime.now(UTC), max(each.not_valid_after_utc for each in authorities)
+    now, end = datetime.now(UTC), max(certificate.not_valid_after_utc for certificate in authorities)
     if end <= now:
         raise DeployError(f"--ca {path}: expired on {end.date()}: obtain the SuperLink's new ca.crt")
-    begin = min(each.not_valid_before_utc for each in authorities)
+    begin = min(certificate.not_valid_before_utc for certificate in authorities)
     if begin > now:
         raise DeployError(f"--ca {path}: is not valid before {begin:%Y-%m-%d %H:%M} UTC: correct this machine's clock")
     return f"valid until {end.date()}, {path}"
@@ -311,12 +282,12 @@ def _read(option: str, path: Path) -> bytes:
 
 
 def _state(folder: Path) -> str:
-    place = folder
-    while not os.path.exists(place):
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    parent = folder
+    while not os.path.exists(parent):
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise DeployError(
-            f"--state-dir {folder}: this user has no write permission for {place}: choose another folder, or chown it"
+            f"--state-dir {folder}: this user has no write permission for {parent}: choose another folder, or chown it"
         )
     return str(folder)
 

@@ -7,15 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.engine.local import LocalGrid, SummingGrid
+    from coterie.engine.in_process import LocalGrid, SummingGrid
     from coterie.engine.ray import EngineError, run_on_ray
     from coterie.engine.workers import start_server, workers_for
 
 __all__ = ["EngineError", "LocalGrid", "SummingGrid", "run_on_ray", "start_server", "workers_for"]
 
 _MODULE_OF = {
-    "LocalGrid": "local",
-    "SummingGrid": "local",
+    "LocalGrid": "in_process",
+    "SummingGrid": "in_process",
     "EngineError": "ray",
     "run_on_ray": "ray",
     "start_server": "workers",

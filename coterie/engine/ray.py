@@ -24,7 +24,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.messages import payload
+from coterie.wire.messages import payload
 
 # Seconds to wait for the head of a cluster to accept a connection.
 _CONNECT_SECONDS = 10.0
@@ -164,11 +164,11 @@ def _check_folder(folder: Path) -> None:
 
     exists = ray.remote(num_cpus=0)(os.path.isdir)
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes() if node["Alive"]}
-    found = {
+    answers = {
         name: exists.options(scheduling_strategy=NodeAffinitySchedulingStrategy(name, soft=False)).remote(str(folder))
         for name in nodes
     }
-    for name, answer in found.items():
+    for name, answer in answers.items():
         try:
             if ray.get(answer, timeout=_NODE_SECONDS):
                 continue

@@ -6,7 +6,7 @@ sends nothing but the parameters that came out of these steps. At the server, :c
 of the run and writes its certificate. The guarantee and its proof: docs/guard.md.
 """
 
-from coterie.guard.certificate import certificate
+from coterie.guard.guarantee import certificate
 from coterie.guard.mod import REFUSAL, Guard
 from coterie.guard.server import GuardedServerApp
 from coterie.guard.terms import Declared, GuardError, Terms

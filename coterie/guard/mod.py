@@ -20,7 +20,7 @@ from flwr.common.logger import log
 from coterie.client import Client, ClientError
 from coterie.client.budget import budget_path, spend
 from coterie.files import open_private, private_folder
-from coterie.guard.certificate import MAX_RDP
+from coterie.guard.guarantee import MAX_RDP
 from coterie.guard.report import GUARD, Report
 from coterie.guard.terms import Declared, GuardError, Terms
 from coterie.logs import printable
@@ -76,26 +76,26 @@ class Guard:
             terms = Terms.of_node(context.node_config, self._defaults)
             content = _answered(message, context, call_next, terms)
         except (Exception, SystemExit) as error:
-            own = isinstance(error, GuardError | ClientError)
-            log(WARNING, "guard: %s: %s", type(error).__name__, printable(error), exc_info=None if own else error)
+            expected = isinstance(error, GuardError | ClientError)
+            log(WARNING, "guard: %s: %s", type(error).__name__, printable(error), exc_info=None if expected else error)
             refusal = Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=REFUSAL)
             return Message(refusal, reply_to=message)
         return Message(content, reply_to=message)
 
 
 def _answered(message: Message, context: Context, call_next: ClientAppCallable, terms: Terms) -> RecordDict:
-    kind = message.metadata.message_type
-    if kind.partition(".")[0] == _TRAIN:
+    message_type = message.metadata.message_type
+    if message_type.partition(".")[0] == _TRAIN:
         return _trained(message, context, call_next, terms)
-    if kind not in terms.allow:
-        raise GuardError(f"{printable(kind)} is not allowed; to allow it, list it under allow")
+    if message_type not in terms.allow:
+        raise GuardError(f"{printable(message_type)} is not allowed; to allow it, list it under allow")
     reply = _reply(call_next(message, context))
     report = Report(terms.num_examples, Counter(), terms.declared is None, tuple(sorted(terms.allow)), terms.site)
     return RecordDict({**_metrics(reply, terms), GUARD: report.record()})
 
 
 def _trained(message: Message, context: Context, call_next: ClientAppCallable, terms: Terms) -> RecordDict:
-    from coterie.guard.training import Watch, watched  # imports PyTorch
+    from coterie.guard.watched_training import Watch, watched  # imports PyTorch
 
     received = _arrays(message.content)
     details = {
@@ -147,11 +147,11 @@ def _charge(terms: Terms, events: Counter[Event], details: Mapping[str, Any]) ->
 
 def _check_name(path: Path, details: Mapping[str, Any]) -> None:
     charges = read_ledger(path)[1] if path.exists() and path.stat().st_size else []
-    for own in (charge.get("guard", {}) for charge in charges):
-        if own.get("run") == details["run"] and own.get("site", details["site"]) != details["site"]:
+    for entry in (charge.get("guard", {}) for charge in charges):
+        if entry.get("run") == details["run"] and entry.get("site", details["site"]) != details["site"]:
             raise GuardError(
-                f"the ledger has charges of this run as site {own['site']!r} (empty: without a name): a site keeps its "
-                "name within a run"
+                f"the ledger has charges of this run as site {entry['site']!r} (empty: without a name): a site keeps "
+                "its name within a run"
             )
 
 
@@ -198,9 +198,9 @@ def _equal(one: Arrays, other: Arrays) -> bool:
 
 def _metrics(reply: RecordDict, terms: Terms) -> dict[str, MetricRecord]:
     """The metrics that may leave: the public number of records, and those that the owner allows."""
-    found = {}
+    metrics = {}
     for key, record in reply.metric_records.items():
-        known: dict[str, Any] = {name: value for name, value in record.items() if name in terms.allow}
-        known |= {name: terms.num_examples for name in record if name in _EXAMPLES}
-        found[key] = MetricRecord(known)
-    return found
+        values: dict[str, Any] = {name: value for name, value in record.items() if name in terms.allow}
+        values |= {name: terms.num_examples for name in record if name in _EXAMPLES}
+        metrics[key] = MetricRecord(values)
+    return metrics

@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord
 
-from coterie.guard.sites import UNNAMED, is_name
+from coterie.guard.owners import UNNAMED, is_name
 from coterie.guard.terms import GuardError, checked_event
 from coterie.privacy import Event
 
@@ -73,10 +73,10 @@ class Report:
         except KeyError as missing:
             raise GuardError(f"the guard's record lacks {missing}") from None
         good = type(number) is int and 1 <= number <= _MAX_EXAMPLES and type(verified) is bool
-        good = good and all(isinstance(each, list) for each in (names, rates, noises, counts))
+        good = good and all(isinstance(field, list) for field in (names, rates, noises, counts))
         good = good and len(rates) == len(noises) == len(counts) <= _MAX_EVENTS and len(names) <= _MAX_NAMES
         good = good and all(type(count) is int and 1 <= count <= _MAX_COUNT for count in counts)
-        good = good and all(isinstance(each, float) for each in (*rates, *noises))
+        good = good and all(isinstance(parameter, float) for parameter in (*rates, *noises))
         good = good and all(isinstance(name, str) and len(name) <= _MAX_NAME and name.isprintable() for name in names)
         if not (good and (site == UNNAMED or is_name(site))):
             raise GuardError("the guard's record has a field out of bounds")

@@ -18,9 +18,9 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from coterie.files import private_folder, write_atomic
-from coterie.guard.certificate import certificate, costs_of
+from coterie.guard.guarantee import certificate, costs_of
+from coterie.guard.owners import Site, Sites, reporter
 from coterie.guard.report import GUARD, Report
-from coterie.guard.sites import Site, Sites, reporter
 from coterie.guard.terms import GuardError
 from coterie.privacy import ClientLedger, Event, epsilon
 from coterie.privacy.accounting import SLACK, check_delta
@@ -73,8 +73,8 @@ class RunLedger:
     """
 
     def __init__(self, folder: Path, budget: float, delta: float, run: str) -> None:
-        about = {"guard": "run", "run": run}
-        self._ledger = ClientLedger(delta, budget, folder / _LEDGER, about=about)
+        header = {"guard": "run", "run": run}
+        self._ledger = ClientLedger(delta, budget, folder / _LEDGER, about=header)
         self._sites = Sites()
         self._events: dict[Site, Counter[Event]] = defaultdict(Counter)
         self._latest: dict[Site, Counter[Event]] = defaultdict(Counter)
@@ -159,7 +159,7 @@ class GuardedGrid(Grid):
         return [self._seen(reply) for reply in self._grid.pull_messages(message_ids)]
 
     def _allowed(self, messages: Iterable[Message]) -> list[Message]:
-        found = []
+        allowed = []
         under_way = Counter(map(self._run.site, self._pushed.values()))
         for message in messages:
             node = message.metadata.dst_node_id
@@ -168,8 +168,8 @@ class GuardedGrid(Grid):
                 log(WARNING, "guard: the site of node %s has spent the budget of the run and is left out", node)
                 continue
             under_way[site] += _trains(message)
-            found.append(message)
-        return found
+            allowed.append(message)
+        return allowed
 
     def _seen(self, reply: Message) -> Message:
         # The SuperLink verifies which message a reply answers; src_node_id is under the control of the sender.

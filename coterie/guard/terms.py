@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.guard.sites import UNNAMED, is_name
+from coterie.guard.owners import UNNAMED, is_name
 from coterie.privacy import Event
 
 #: Key of a node configuration that makes it, and not the app, the source of all terms.
@@ -122,17 +122,19 @@ class Terms:
         Raises:
             GuardError: a term is missing, of another type or out of range.
         """
-        own = node.get("client-id", node.get("partition-id"))
-        number = _number(0 if own is None else own, int, "client-id")
+        client_id = node.get("client-id", node.get("partition-id"))
+        number = _number(0 if client_id is None else client_id, int, "client-id")
         if node.get("site") == "":
             raise GuardError("site in the node configuration is empty: leave it out, or set a name")
-        site = str(node.get("site", UNNAMED if own is None else number))
+        site = str(node.get("site", UNNAMED if client_id is None else number))
         values: dict[str, Any] = dict(defaults)
         if _BUDGET in node:
             values = _stated(_NODE, node)
             values["allow"] = str(node.get("allow", "")).split()
             stated = {
-                key.replace("-", "_"): _number(node[key], kind, key) for key, kind in _DECLARED.items() if key in node
+                key.replace("-", "_"): _number(node[key], value_type, key)
+                for key, value_type in _DECLARED.items()
+                if key in node
             }
             if stated:
                 values["declared"] = _declared(stated)
@@ -147,14 +149,18 @@ class Terms:
 
 
 def _stated(kinds: Mapping[str, type], node: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.replace("-", "_"): _number(node[name], kind, name) for name, kind in kinds.items() if name in node}
+    return {
+        name.replace("-", "_"): _number(node[name], value_type, name)
+        for name, value_type in kinds.items()
+        if name in node
+    }
 
 
-def _number(value: Any, kind: type, name: str) -> Any:
+def _number(value: Any, value_type: type, name: str) -> Any:
     try:
-        return kind(value)
+        return value_type(value)
     except (TypeError, ValueError, OverflowError):
-        raise GuardError(f"{name} = {value!r} in the node configuration: must be a {kind.__name__}") from None
+        raise GuardError(f"{name} = {value!r} in the node configuration: must be a {value_type.__name__}") from None
 
 
 def _declared(stated: Mapping[str, Any]) -> Declared:

@@ -78,8 +78,8 @@ class Labeller(nn.Module):
     def label(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """Return the (n,) indices of the nearest centroids of (n, *shape) examples, computed in chunks."""
         parts = torch.split(torch.as_tensor(x), _CHUNK)
-        found = [self(part.to(self.centroids.device)).argmax(dim=1).cpu() for part in parts]
-        return np.asarray(torch.cat(found).numpy())
+        labels = [self(chunk.to(self.centroids.device)).argmax(dim=1).cpu() for chunk in parts]
+        return np.asarray(torch.cat(labels).numpy())
 
 
 #: Whether the code of an encoder is linear, by name. After batch normalisation and ReLU, codes hardly move towards

@@ -56,27 +56,27 @@ def check_network(name: str, input_shape: Sequence[int], num_classes: int, kind:
         _check_rows(name, network, x, num_classes, kind)
 
 
-def _check_rows(name: str, network: nn.Module, x: Rows, num_classes: int, kind: str) -> None:
+def _check_rows(name: str, network: nn.Module, x: Rows, num_classes: int, input_kind: str) -> None:
     """Check that the network treats every example by itself, in float32 and if possible in float64."""
     import torch
 
-    largest = 1.0 if kind == "images" else 1e3
-    levels = [0, num_classes - 1] if kind == "tokens" else [0, largest, -largest]
+    largest = 1.0 if input_kind == "images" else 1e3
+    levels = [0, num_classes - 1] if input_kind == "tokens" else [0, largest, -largest]
     others = np.stack([np.full(x.shape[1:], level, x.dtype) for level in levels])
     with torch.no_grad():
         for parameter in network.parameters():
             if (parameter == parameter.flatten()[0]).all():  # a last layer of zeros would hide what precedes it
                 parameter.add_(0.1 * torch.randn_like(parameter))
     double = copy.deepcopy(network).double()
-    wide = x if kind == "tokens" else x.astype(np.float64)
+    wide = x if input_kind == "tokens" else x.astype(np.float64)
     try:
         exact = _outputs(name, double, wide, num_classes, finite=False).dtype == np.float64
     except ModelError:  # a network of float32 only
         exact = False
-    for each, inputs in [(network, x), (double, wide)] if exact else [(network, x)]:
+    for module, inputs in [(network, x), (double, wide)] if exact else [(network, x)]:
 
-        def evaluate(changed: Rows, shake: float, each: nn.Module = each) -> Rows:
-            return _outputs(name, _shaken(each, shake), changed, num_classes, finite=False)
+        def evaluate(changed: Rows, shake: float, module: nn.Module = module) -> Rows:
+            return _outputs(name, _shaken(module, shake), changed, num_classes, finite=False)
 
         mixing = find_mixing(evaluate, inputs, others.astype(inputs.dtype), "example")
         if mixing:
@@ -133,10 +133,10 @@ def _outputs(name: str, network: nn.Module, x: Rows, num_classes: int, finite: b
             f"{' '.join(str(error).split())}"
         ) from error
     wanted: Shape = (len(x), num_classes) if num_classes else (len(x),)
-    found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-    if found != wanted:
+    actual_shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    if actual_shape != wanted:
         what = f"one logit for each of {num_classes} classes" if num_classes else "one number for each example"
-        raise ModelError(f"model '{name}' returns {found} for {len(x)} examples; expected {wanted}, {what}")
+        raise ModelError(f"model '{name}' returns {actual_shape} for {len(x)} examples; expected {wanted}, {what}")
     if finite and not torch.isfinite(outputs).all():
         raise ModelError(f"model '{name}': its initial outputs are not finite; check the initialisation")
     return np.asarray(outputs.to(torch.promote_types(outputs.dtype, torch.float32)))

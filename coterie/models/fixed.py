@@ -83,10 +83,10 @@ class CustomFeatures:
         _need_images(self._name, x, 1)
         if x.shape[1:] not in self._shapes:
             self._shapes[x.shape[1:]] = self._checked(x.shape[1:])
-        found = self._call(x)
-        if found.shape[1:] != self._shapes[x.shape[1:]]:
-            raise self._error(f"returns features of shapes {self._shapes[x.shape[1:]]} and {found.shape[1:]}")
-        return found.copy()  # of a view; PyTorch supports no negative strides
+        features = self._call(x)
+        if features.shape[1:] != self._shapes[x.shape[1:]]:
+            raise self._error(f"returns features of shapes {self._shapes[x.shape[1:]]} and {features.shape[1:]}")
+        return features.copy()  # of a view; PyTorch supports no negative strides
 
     def _checked(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Check the function on random images, in float32 and if possible in float64; return its features' shape."""
@@ -95,9 +95,9 @@ class CustomFeatures:
         wide = x.astype(np.float64)
         signs = np.sign(rng.uniform(-1, 1, (1, *shape)))  # of the changes that imitate rounding
         others = np.concatenate([np.ones((3, *shape)) * np.reshape([1, 0, -1], (3, 1, 1, 1)), signs])
-        found = self._call(x)
+        features = self._call(x)
         self._call(x[1::2])
-        if not np.array_equal(self._call(x), found):
+        if not np.array_equal(self._call(x), features):
             raise self._error(
                 "returns different values for equal images: make it deterministic, with a fixed seed and no state "
                 "between calls"
@@ -112,33 +112,33 @@ class CustomFeatures:
         def evaluate(changed: Rows, shake: float) -> Rows:
             with np.errstate(all="ignore"):
                 outputs = self._call((changed * (1 + shake * signs)).astype(changed.dtype), finite=False)
-            if outputs.shape[1:] != found.shape[1:]:
-                raise self._error(f"returns features of shapes {found.shape[1:]} and {outputs.shape[1:]}")
+            if outputs.shape[1:] != features.shape[1:]:
+                raise self._error(f"returns features of shapes {features.shape[1:]} and {outputs.shape[1:]}")
             return outputs
 
-        for each in batches:
-            mixing = find_mixing(evaluate, each, others.astype(each.dtype), "image")
+        for images in batches:
+            mixing = find_mixing(evaluate, images, others.astype(images.dtype), "image")
             if mixing:
-                feature = tuple(map(int, np.unravel_index(mixing[0], found.shape[1:])))
+                feature = tuple(map(int, np.unravel_index(mixing[0], features.shape[1:])))
                 raise self._error(
                     f"is not row-wise: feature {feature} of an image changes with {mixing[1]}: use constants instead "
                     "of statistics of the batch"
                 )
-        return found.shape[1:]
+        return features.shape[1:]
 
     def _call(self, x: Rows, finite: bool = True) -> Images:
         try:
-            found = self._function(x.copy())
+            features = self._function(x.copy())
         except Exception as error:
             raise self._error(f"fails with images {x.shape}: {type(error).__name__}: {error}") from error
-        if not isinstance(found, np.ndarray) or found.dtype != x.dtype:
-            kind = f"{found.dtype} array" if isinstance(found, np.ndarray) else type(found).__name__
-            raise self._error(f"returns a {kind}, not a float32 array: use .astype(np.float32)")
-        if found.ndim != 4 or len(found) != len(x) or min(found.shape[1:]) < 1:
-            raise self._error(f"returns shape {found.shape} for images {x.shape}; expected ({len(x)}, C', H', W')")
-        if finite and not np.isfinite(found).all():
+        if not isinstance(features, np.ndarray) or features.dtype != x.dtype:
+            returned_type = f"{features.dtype} array" if isinstance(features, np.ndarray) else type(features).__name__
+            raise self._error(f"returns a {returned_type}, not a float32 array: use .astype(np.float32)")
+        if features.ndim != 4 or len(features) != len(x) or min(features.shape[1:]) < 1:
+            raise self._error(f"returns shape {features.shape} for images {x.shape}; expected ({len(x)}, C', H', W')")
+        if finite and not np.isfinite(features).all():
             raise self._error("returns NaN or Inf")
-        return found
+        return features
 
     def _error(self, problem: str) -> ModelError:
         return ModelError(f"features '{self._name}': the function {problem}")
@@ -179,8 +179,8 @@ def deskew(x: Images) -> Images:
     upright = np.empty(x.shape, np.float32)
     across, down = (np.linspace(1 / n - 1, 1 - 1 / n, n, dtype=np.float32) for n in (x.shape[3], x.shape[2]))
     for start in range(0, len(x), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        weight = (x[part] - x[part].min(axis=(1, 2, 3), keepdims=True)).sum(axis=1)
+        chunk = slice(start, start + _CHUNK)
+        weight = (x[chunk] - x[chunk].min(axis=(1, 2, 3), keepdims=True)).sum(axis=1)
         weight /= weight.sum(axis=(1, 2), keepdims=True) + np.float32(1e-6)
         middle_x, middle_y = weight.sum(axis=1) @ across, weight.sum(axis=2) @ down
         dx, dy = across - middle_x[:, None], down - middle_y[:, None]
@@ -189,9 +189,9 @@ def deskew(x: Images) -> Images:
         back = np.zeros((len(weight), 2, 3), np.float32)  # from output to input coordinates
         back[:, 0, 0] = back[:, 1, 1] = 1
         back[:, 0, 1], back[:, 0, 2], back[:, 1, 2] = slant.clip(-1, 1), middle_x, middle_y
-        grid = affine_grid(torch.as_tensor(back), list(x[part].shape), align_corners=False)
-        images = torch.as_tensor(np.ascontiguousarray(x[part]))
-        upright[part] = grid_sample(images, grid, padding_mode="border", align_corners=False).numpy()
+        grid = affine_grid(torch.as_tensor(back), list(x[chunk].shape), align_corners=False)
+        images = torch.as_tensor(np.ascontiguousarray(x[chunk]))
+        upright[chunk] = grid_sample(images, grid, padding_mode="border", align_corners=False).numpy()
     return upright
 
 
@@ -210,8 +210,8 @@ def hog(x: Images) -> Images:
     rows, columns = _spread(x.shape[2]), _spread(x.shape[3])
     features = np.empty((len(x), _ORIENTATIONS, _CELLS, _CELLS), np.float32)
     for start in range(0, len(x), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        features[part] = _hog(x[part], rows, columns)
+        chunk = slice(start, start + _CHUNK)
+        features[chunk] = _hog(x[chunk], rows, columns)
     return features
 
 
@@ -230,14 +230,14 @@ def hog2(x: Images) -> Images:
     rows, columns = _spread(x.shape[2]), _spread(x.shape[3])
     features = np.empty((len(x), _ORIENTATIONS + _AXES**2 + 1, _CELLS, _CELLS), np.float32)
     for start in range(0, len(x), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        first = _blurred(_oriented(*_gradient(x[part]), _AXES, np.pi))
+        chunk = slice(start, start + _CHUNK)
+        first = _blurred(_oriented(*_gradient(x[chunk]), _AXES, np.pi))
         maps = [_oriented(*_gradient(first[:, k : k + 1]), _AXES, np.pi) for k in range(_AXES)]
         second = np.asarray(rows @ np.concatenate(maps, axis=1) @ columns.T, np.float32)
-        bright = rows @ ((x[part].mean(axis=1, keepdims=True) + 1) / 2) @ columns.T
-        features[part, :_ORIENTATIONS] = _hog(x[part], rows, columns)
-        features[part, _ORIENTATIONS:-1] = (_relative(second) - np.float32(_CENTRE_2)) * np.float32(_SCALE_2)
-        features[part, -1:] = np.sqrt(bright.clip(0, 1)) - np.float32(_CENTRE_OF_PIXELS)
+        bright = rows @ ((x[chunk].mean(axis=1, keepdims=True) + 1) / 2) @ columns.T
+        features[chunk, :_ORIENTATIONS] = _hog(x[chunk], rows, columns)
+        features[chunk, _ORIENTATIONS:-1] = (_relative(second) - np.float32(_CENTRE_2)) * np.float32(_SCALE_2)
+        features[chunk, -1:] = np.sqrt(bright.clip(0, 1)) - np.float32(_CENTRE_OF_PIXELS)
     return features * np.float32(_SCALE_OF_ALL)
 
 
@@ -316,11 +316,11 @@ def random_conv(x: Images) -> Images:
     filters = torch.as_tensor(_filters(x.shape[1]))
     features = np.empty((len(x), _FILTERS + 1, _CELLS, _CELLS), np.float32)
     for start in range(0, len(x), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        bright = np.ascontiguousarray((x[part] + 1) / 2, dtype=np.float32)
+        chunk = slice(start, start + _CHUNK)
+        bright = np.ascontiguousarray((x[chunk] + 1) / 2, dtype=np.float32)
         responses = conv2d(torch.as_tensor(bright), filters, padding=_WIDTH // 2).relu().numpy()
-        features[part, :_FILTERS] = _unit(rows @ responses @ columns.T)
-        features[part, _FILTERS:] = _PIXELS * _unit(rows @ bright.mean(axis=1, keepdims=True) @ columns.T)
+        features[chunk, :_FILTERS] = _unit(rows @ responses @ columns.T)
+        features[chunk, _FILTERS:] = _PIXELS * _unit(rows @ bright.mean(axis=1, keepdims=True) @ columns.T)
     return features * np.float32(_LENGTH / np.sqrt(1 + _PIXELS**2))
 
 

@@ -83,9 +83,9 @@ def build(name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
 
 
 def _check_fits(info: ModelInfo, shape: Shape, num_classes: int) -> None:
-    fitting = {kind for kind in _SHAPES if (kind == "images") == (len(shape) == 3)}
+    fitting = {input_kind for input_kind in _SHAPES if (input_kind == "images") == (len(shape) == 3)}
     if not fitting & set(info.takes):
-        takes = " or ".join(f"{kind} {_SHAPES[kind]}" for kind in info.takes)
+        takes = " or ".join(f"{input_kind} {_SHAPES[input_kind]}" for input_kind in info.takes)
         others = ", ".join(sorted(name for name, other in MODELS.items() if fitting & set(other.takes)))
         raise ModelError(
             f"model '{info.name}' expects {takes}, not examples of shape {shape}; use {others}, or other data"

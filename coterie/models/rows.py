@@ -41,10 +41,10 @@ def find_mixing(evaluate: Evaluate, x: Rows, others: Rows, noun: str) -> tuple[i
         others: (k, ...) extreme rows, which replace some of ``x``.
         noun: what a row is, in the description of the change.
     """
-    found = _flat(evaluate(x, 0.0))
-    tolerance = _tolerance(evaluate, x, found)
+    outputs = _flat(evaluate(x, 0.0))
+    tolerance = _tolerance(evaluate, x, outputs)
     for change, changed, where, same in _changes(x, others, noun):
-        difference = np.abs(_flat(evaluate(changed, 0.0))[where] - found[same])
+        difference = np.abs(_flat(evaluate(changed, 0.0))[where] - outputs[same])
         wrong = ~(difference <= tolerance).all(axis=0)  # also NaN
         if wrong.any():
             return int(wrong.argmax()), change
@@ -63,21 +63,21 @@ def _changes(x: Rows, others: Rows, noun: str) -> Iterator[tuple[str, Rows, Any,
     yield f"all other {noun}s", replaced, [n // 2], [n // 2]
     order = np.random.RandomState(0).permutation(n)
     yield f"the order of the {noun}s", x[order], every, order
-    for part in (every[:1], every[5:6], every[-1:], every[3:5], every[: n // 2], every[n // 2 :]):
-        yield f"the number of {noun}s", x[part], slice(None), part
+    for subset in (every[:1], every[5:6], every[-1:], every[3:5], every[: n // 2], every[n // 2 :]):
+        yield f"the number of {noun}s", x[subset], slice(None), subset
     twice = np.append(every, every[: n // 2])
     yield f"copies of {noun}s", x[twice], slice(None), twice
 
 
-def _tolerance(evaluate: Evaluate, x: Rows, found: Rows) -> Rows:
+def _tolerance(evaluate: Evaluate, x: Rows, outputs: Rows) -> Rows:
     """(m,) differences that rounding explains."""
-    scale = np.abs(found).max(axis=0)
-    coarse = np.abs(_flat(evaluate(x, _COARSE)) - found)
+    scale = np.abs(outputs).max(axis=0)
+    coarse = np.abs(_flat(evaluate(x, _COARSE)) - outputs)
     tolerance = 8 * _COARSE * scale + 4 * coarse.max(axis=0)
-    if found.dtype != np.float64:
+    if outputs.dtype != np.float64:
         return np.asarray(tolerance)
     # What is computed in float64 moves in proportion to the change; what is computed in float32 does not.
-    fine = np.abs(_flat(evaluate(x, _FINE)) - found)
+    fine = np.abs(_flat(evaluate(x, _FINE)) - outputs)
     unequal = np.abs(coarse - _COARSE / _FINE * fine).max(axis=0)
     double = unequal <= 1e-3 * coarse.max(axis=0) + _COARSE / _FINE * 8 * np.finfo(np.float64).eps * scale
     return np.asarray(np.where(double, 8 * _FINE * scale, tolerance))

@@ -1,9 +1,10 @@
 """Mechanisms, accounting, ledger and certificate."""
 
-from coterie.privacy.accountants import ACCOUNTANTS, Event, PrivacyError
-from coterie.privacy.accounting import NO_PRIVACY, calibrate, composed, epsilon
+from coterie.privacy.accountants import Event, PrivacyError
+from coterie.privacy.accounting import ACCOUNTANTS, NO_PRIVACY, calibrate, composed, epsilon
 from coterie.privacy.certificate import certificate, plan_of
 from coterie.privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, check_clip_norm, clip, clip_rows
+from coterie.privacy.contributions import Collected, Contributions, Gathered, Summed
 from coterie.privacy.first_round import FirstRound
 from coterie.privacy.ledger import BudgetError, ClientLedger, Ledger, LedgerError, Permit, SharedBudget, read_ledger
 from coterie.privacy.losses import noisy_losses
@@ -20,21 +21,12 @@ from coterie.privacy.mechanisms import (
     plan_from_terms,
     redraw_matrix,
 )
-from coterie.privacy.plan import (
-    Collected,
-    Contributions,
-    Gathered,
-    MechanismOutput,
-    Plan,
-    Released,
-    ReleasedPoints,
-    ReleasedSums,
-    ReleasedUpdates,
-    Summed,
-)
+from coterie.privacy.plan import Plan
 from coterie.privacy.randomness import Streams, gaussian
-from coterie.privacy.record import SELECTIONS, PricedRequest, Pricing, RecordPlan, ReleaseSpec
+from coterie.privacy.record import SELECTIONS, RecordPlan
+from coterie.privacy.releases import MechanismOutput, Released, ReleasedPoints, ReleasedSums, ReleasedUpdates
 from coterie.privacy.selection import noisy_argmin, selection_event
+from coterie.privacy.statement import Guarantee, PricedRequest, Pricing, ReleaseSpec
 
 __all__ = [
     "ACCOUNTANTS",
@@ -53,6 +45,7 @@ __all__ = [
     "Event",
     "FirstRound",
     "Gathered",
+    "Guarantee",
     "Joint",
     "Ledger",
     "LedgerError",

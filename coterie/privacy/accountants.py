@@ -1,19 +1,7 @@
-"""Six accountants of the privacy cost of events.
+"""Events, and the accountants of their cost that certificates use: ``pld``, the default, and ``rdp``.
 
-``pld`` and ``rdp`` are sound for both samplers and use ``dp-accounting``; certificates use ``pld`` by default. The two
-accountants of Opacus are for comparison, for DP-SGD. ``theorem-4.2`` is RR-Cluster's bound as printed, to reproduce its
-tables. dp-accounting and SciPy take seconds to import: they are imported when an accountant composes its first event.
-
-==================== ============================================================ =========================
-name                 method                                                       samplers
-==================== ============================================================ =========================
-pld                  privacy loss distributions on a grid, rounded up             poisson, fixed
-rdp                  Renyi orders 1.1 to 1024, converted by Canonne et al.        poisson, fixed
-opacus-rdp           the same through Opacus' table of orders                     poisson
-opacus-prv           privacy random variables (arXiv:2106.02848), error 0.01      poisson
-theorem-4.2          RR-Cluster, Theorem 4.2 with the conversion of Theorem A.1   fixed
-theorem-4.2-canonne  the same with the conversion of arXiv:2004.00010, Prop. 12   fixed
-==================== ============================================================ =========================
+Both are sound for both samplers and use ``dp-accounting``. Others: :mod:`coterie.privacy.comparisons`.
+dp-accounting and SciPy take seconds to import: they are imported when an accountant composes its first event.
 """
 
 from __future__ import annotations
@@ -21,13 +9,11 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from importlib.metadata import version
 from typing import Any, ClassVar
 
 import numpy as np
@@ -98,17 +84,17 @@ def events_of_a_client(events: Mapping[Event, int]) -> Counter[Event]:
     exact if the slots' events are nested, as in a cyclic schedule. Slots of different numbers are unrelated: their
     counts add up.
     """
-    found: Counter[Event] = Counter()
+    totals: Counter[Event] = Counter()
     most: dict[tuple[Event, int], int] = {}
     for event, count in events.items():
         plain = replace(event, slot=None, slots=0)
         if event.slot is None:
-            found[plain] += count
+            totals[plain] += count
         else:
             most[plain, event.slots] = max(most.get((plain, event.slots), 0), count)
     for (plain, _), count in most.items():
-        found[plain] += count
-    return found
+        totals[plain] += count
+    return totals
 
 
 class Accountant:
@@ -155,6 +141,11 @@ class Accountant:
         other.compose(event, count)
         return other
 
+    @classmethod
+    def floor(cls, sampling_rate: float, rounds: int, delta: float) -> float:
+        """Return the smallest epsilon of ``rounds`` rounds at any noise."""
+        return 0.0
+
     def _compose(self, event: Event, count: int) -> None:
         raise NotImplementedError
 
@@ -184,7 +175,7 @@ class PldAccountant(Accountant):
         added = [(event, count)]
         if grid != self._grid:
             self._pld, self._grid = None, grid
-            added = sorted(self._events.items(), key=lambda each: (each[0].sampling_rate, each[0].noise_multiplier))
+            added = sorted(self._events.items(), key=lambda pair: (pair[0].sampling_rate, pair[0].noise_multiplier))
         for event, count in added:
             one = self._one(event, grid)
             several = one.self_compose(count) if count > 1 else one
@@ -397,133 +388,3 @@ def _rdp_of(event: Event) -> FloatArray:
     # At rates near 1, the bound for sampling without replacement exceeds the bound without sampling. Both hold,
     # because Renyi divergence is quasi-convex in the sample.
     return np.asarray(np.minimum(curve, _orders() / (2 * event.noise_multiplier**2)))
-
-
-class _OpacusAccountant(Accountant):
-    """Accountants of Opacus. Every query composes all events again: for calibration and checks only."""
-
-    samplers: ClassVar[tuple[str, ...]] = ("poisson",)
-    source: ClassVar[str] = "opacus"
-    mechanism: ClassVar[str]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._history: tuple[tuple[float, float, int], ...] = ()
-
-    def _compose(self, event: Event, count: int) -> None:
-        self._history += ((event.noise_multiplier, event.sampling_rate, count),)
-
-    def _epsilon(self, delta: float) -> float:
-        from opacus.accountants import create_accountant
-
-        accountant = create_accountant(self.mechanism)
-        accountant.history = list(self._history)
-        if not self._history:
-            return 0.0
-        with np.errstate(divide="ignore"), warnings.catch_warnings():  # its PRV takes log(1 - q), also at q = 1
-            warnings.filterwarnings("ignore", "Optimal order is the")  # safe, and common during calibration
-            return float(accountant.get_epsilon(delta))
-
-
-class OpacusRdpAccountant(_OpacusAccountant):
-    """Opacus' Renyi accountant."""
-
-    mechanism: ClassVar[str] = "rdp"
-
-
-class OpacusPrvAccountant(_OpacusAccountant):
-    """Opacus' PRV accountant."""
-
-    mechanism: ClassVar[str] = "prv"
-
-
-class TheoremAccountant(Accountant):
-    """RR-Cluster, Theorem 4.2 as printed, with the conversion of Theorem A.1 (Mironov, arXiv:1702.07476, Prop. 3).
-
-    eps_1(j) + eps_2(j) = j / (2 sigma^2), and infinite at j = infinity. The bound holds for *replace-one* adjacency
-    and a mechanism of L2 sensitivity 1; Algorithm 2 has neither (docs/privacy.md). Its tail terms do not vanish for
-    large noise, so its epsilon has a lower limit: :meth:`floor`.
-    """
-
-    samplers: ClassVar[tuple[str, ...]] = ("fixed",)
-    source: ClassVar[str] = "RR-Cluster, Theorem 4.2"
-    _canonne: ClassVar[bool] = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._rdp: FloatArray = np.zeros(len(_INTEGERS))
-
-    def _compose(self, event: Event, count: int) -> None:
-        self._rdp = self._rdp + count * _theorem_curve(event.sampling_rate, 1 / event.noise_multiplier**2)
-
-    def _epsilon(self, delta: float) -> float:
-        return self._convert(self._rdp, delta)
-
-    @classmethod
-    def _convert(cls, rdp: FloatArray, delta: float) -> float:
-        bounds = rdp + math.log(1 / delta) / (_INTEGERS - 1)  # Theorem A.1
-        if cls._canonne:
-            bounds += np.log1p(-1 / _INTEGERS) - np.log(_INTEGERS) / (_INTEGERS - 1)
-        return max(0.0, float(bounds.min()))
-
-    @classmethod
-    def floor(cls, sampling_rate: float, rounds: int, delta: float) -> float:
-        """Return the smallest epsilon of ``rounds`` rounds at any noise."""
-        return cls._convert(rounds * _theorem_curve(sampling_rate, 0.0), delta)
-
-
-class TheoremCanonneAccountant(TheoremAccountant):
-    """Theorem 4.2 with the tighter conversion of Canonne, Kamath and Steinke (arXiv:2004.00010, Prop. 12)."""
-
-    source: ClassVar[str] = "RR-Cluster, Theorem 4.2, converted by Canonne et al."
-    _canonne: ClassVar[bool] = True
-
-
-_INTEGERS = np.arange(2, 257, dtype=np.float64)
-
-
-@lru_cache(maxsize=256)
-def _theorem_curve(q: float, precision: float) -> FloatArray:
-    """Return the Renyi curve of one round at orders 2 to 256; ``precision`` is 1 / sigma^2."""
-    from scipy.special import gammaln
-
-    j = _INTEGERS
-    per_order = j * precision / 2  # eps_1(j) + eps_2(j)
-    # Terms j >= 3; min{2, (exp(eps(infinity)) - 1)^j} is 2.
-    terms = math.log(2) + j * math.log(q) + (j - 1) * per_order
-    second = min(4 * math.expm1(min(precision, 700.0)), 2 * math.exp(min(precision, 700.0)))
-    terms[0] = 2 * math.log(q) + (math.log(second) if second > 0 else -math.inf)
-    alpha = j[:, None]
-    with np.errstate(invalid="ignore"):
-        binomials = gammaln(alpha + 1) - gammaln(j + 1) - gammaln(alpha - j + 1)
-    logs = np.where(j <= alpha, binomials + terms, -math.inf)
-    total = np.logaddexp(0.0, np.logaddexp.reduce(logs, axis=1))
-    return np.asarray(total / (j - 1))
-
-
-#: Accountants by name.
-ACCOUNTANTS: dict[str, type[Accountant]] = {
-    "pld": PldAccountant,
-    "rdp": RdpAccountant,
-    "opacus-rdp": OpacusRdpAccountant,
-    "opacus-prv": OpacusPrvAccountant,
-    "theorem-4.2": TheoremAccountant,
-    "theorem-4.2-canonne": TheoremCanonneAccountant,
-}
-
-
-def make_accountant(name: str) -> Accountant:
-    """Create an accountant by name.
-
-    Raises:
-        PrivacyError: the name is unknown.
-    """
-    if name not in ACCOUNTANTS:
-        raise PrivacyError(f"unknown accountant {name!r}; available: {', '.join(ACCOUNTANTS)}")
-    return ACCOUNTANTS[name]()
-
-
-def accountant_title(name: str) -> str:
-    """Return accountant and version, as stated in a certificate."""
-    source = ACCOUNTANTS[name].source
-    return f"{source} {version(source)}, {name.upper()}" if source in ("dp-accounting", "opacus") else source

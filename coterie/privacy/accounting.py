@@ -1,6 +1,17 @@
 """Privacy cost of a run, and calibration of noise.
 
-An :class:`~coterie.privacy.accountants.Event` describes a release; an accountant computes its cost.
+An :class:`~coterie.privacy.accountants.Event` describes a release; an accountant computes its cost:
+
+==================== ============================================================ =========================
+name                 method                                                       samplers
+==================== ============================================================ =========================
+pld                  privacy loss distributions on a grid, rounded up             poisson, fixed
+rdp                  Renyi orders 1.1 to 1024, converted by Canonne et al.        poisson, fixed
+opacus-rdp           the same through Opacus' table of orders                     poisson
+opacus-prv           privacy random variables (arXiv:2106.02848), error 0.01      poisson
+theorem-4.2          RR-Cluster, Theorem 4.2 with the conversion of Theorem A.1   fixed
+theorem-4.2-canonne  the same with the conversion of arXiv:2004.00010, Prop. 12   fixed
+==================== ============================================================ =========================
 """
 
 from __future__ import annotations
@@ -9,17 +20,25 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import version
 
 from coterie.privacy.accountants import (
     MAX_NOISE,
     MIN_NOISE,
     Accountant,
     Event,
+    PldAccountant,
     PrivacyError,
-    TheoremAccountant,
+    RdpAccountant,
     events_of_a_client,
-    make_accountant,
+)
+from coterie.privacy.comparisons import (
+    OpacusPrvAccountant,
+    OpacusRdpAccountant,
+    TheoremAccountant,
+    TheoremCanonneAccountant,
 )
 
 #: The event of a round without noise at full participation.
@@ -28,6 +47,61 @@ NO_PRIVACY = Event(1.0, 0.0)
 SLACK = 1 + 1e-9
 # Steps of interpolation after which the search for noise bisects.
 _INTERPOLATIONS = 5
+
+#: All accountants by name. The first two are sound: certificates may state their epsilon.
+ACCOUNTANTS: dict[str, type[Accountant]] = {
+    "pld": PldAccountant,
+    "rdp": RdpAccountant,
+    "opacus-rdp": OpacusRdpAccountant,
+    "opacus-prv": OpacusPrvAccountant,
+    "theorem-4.2": TheoremAccountant,
+    "theorem-4.2-canonne": TheoremCanonneAccountant,
+}
+
+
+def make_accountant(name: str) -> Accountant:
+    """Create an accountant by name.
+
+    Raises:
+        PrivacyError: the name is unknown.
+    """
+    if name not in ACCOUNTANTS:
+        raise PrivacyError(f"unknown accountant {name!r}; available: {', '.join(ACCOUNTANTS)}")
+    return ACCOUNTANTS[name]()
+
+
+def accountant_title(name: str) -> str:
+    """Return accountant and version, as stated in a certificate."""
+    source = ACCOUNTANTS[name].source
+    return f"{source} {version(source)}, {name.upper()}" if source in ("dp-accounting", "opacus") else source
+
+
+def certifies(accountant: str) -> bool:
+    """Whether certificates may state the epsilon of this accountant."""
+    return accountant in ("pld", "rdp")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A privacy budget, and the name of the accountant by which costs count.
+
+    Attributes:
+        epsilon: the budget; inf without privacy.
+        delta: of the guarantee.
+        accountant: a key of :data:`ACCOUNTANTS`.
+    """
+
+    epsilon: float
+    delta: float
+    accountant: str = "pld"
+
+    def allows(self, cost: float) -> bool:
+        """Whether an epsilon is within the budget; not NaN."""
+        return cost <= self.epsilon * SLACK
+
+    def covers(self, events: Mapping[Event, int]) -> bool:
+        """Whether the cost of ``events``, fixed beforehand, is within the budget."""
+        return self.allows(epsilon(events, self.delta, self.accountant))
 
 
 def check_delta(delta: float) -> None:
@@ -44,27 +118,33 @@ def composed(events: Iterable[Event] | Mapping[Event, int], accountant: str = "p
     """
     total = make_accountant(accountant)
     most = events_of_a_client(Counter(events))
-    ordered = sorted(most.items(), key=lambda each: (each[0].sampling_rate, each[0].noise_multiplier))
+    ordered = sorted(most.items(), key=lambda pair: (pair[0].sampling_rate, pair[0].noise_multiplier))
     for event, count in ordered:  # in a fixed order, so that rounding is reproducible
         total.compose(event, count)
     return total
 
 
 def composed_further(
-    before: Accountant, events: Mapping[Event, int], event: Event, count: int, accountant: str
-) -> Accountant:
-    """Return an accountant of ``count`` further events.
+    before: Mapping[str, Accountant], events: Mapping[Event, int], event: Event, count: int, budget: Budget
+) -> dict[str, Accountant]:
+    """Return accountants, by name, of ``count`` further events.
+
+    Events are composed one after the other, at little cost, unless this exceeds the budget, which a calibration of all
+    events at once meets exactly: see :func:`composed`.
 
     Args:
-        before: an accountant that has composed ``events``.
-        events: the events so far; read only if the further one has a slot.
+        before: accountants by name that have composed ``events``.
+        events: the events so far.
         event: the further one; if it has a slot, the cost of the client with the most events may stay the same.
         count: number of further events.
-        accountant: name of the accountant.
+        budget: its accountant is one of ``before``.
     """
     if event.slot is None:
-        return before.with_rounds(event, count)
-    return composed(Counter(events) + Counter({event: count}), accountant)
+        after = {name: accountant.with_rounds(event, count) for name, accountant in before.items()}
+        if budget.allows(after[budget.accountant].epsilon(budget.delta)):
+            return after
+    total = Counter(events) + Counter({event: count})
+    return {name: composed(total, name) for name in before}
 
 
 def epsilon(events: Iterable[Event] | Mapping[Event, int], delta: float, accountant: str = "pld") -> float:
@@ -151,14 +231,13 @@ def _calibrated(
     def cost(noise: float) -> float:
         return before.with_rounds(Event(sampling_rate, noise, sampler), rounds).epsilon(delta)
 
-    if isinstance(before, TheoremAccountant):
-        floor = before.floor(sampling_rate, rounds, delta)
-        if not floor < target_epsilon:
-            raise PrivacyError(
-                f"no noise reaches epsilon {target_epsilon:g} at delta {delta:g} by {accountant}: its bound for "
-                f"{rounds} rounds at rate {sampling_rate:g} is at least {floor:.4g} however large the noise; "
-                "increase epsilon, or use accountant rdp or pld"
-            )
+    floor = before.floor(sampling_rate, rounds, delta)
+    if not floor < target_epsilon:
+        raise PrivacyError(
+            f"no noise reaches epsilon {target_epsilon:g} at delta {delta:g} by {accountant}: its bound for "
+            f"{rounds} rounds at rate {sampling_rate:g} is at least {floor:.4g} however large the noise; "
+            "increase epsilon, or use accountant rdp or pld"
+        )
     noise = min_noise(cost, target_epsilon, tolerance)
     if noise is None:
         raise PrivacyError(

@@ -7,39 +7,27 @@ It is derived from the ledger only: the first line holds the plan, the others th
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from coterie.privacy.accountants import (
-    ACCOUNTANTS,
-    Event,
-    PrivacyError,
-    VisibleAccountant,
-    accountant_title,
-    events_of_a_client,
-)
-from coterie.privacy.accounting import SLACK, affordable, epsilon
+from coterie.privacy.accountants import Event, PrivacyError, VisibleAccountant, events_of_a_client
+from coterie.privacy.accounting import ACCOUNTANTS, SLACK, accountant_title, certifies, epsilon
 from coterie.privacy.ledger import count_events
 from coterie.privacy.mechanisms import plan_from_terms
-from coterie.privacy.plan import Plan, certifies
 from coterie.privacy.record import RecordPlan
-from coterie.privacy.selection import selection_event
+from coterie.privacy.statement import Guarantee
 
 _OUTSIDE = (
     "what holds for real-valued noise only: the noise is drawn in float64",
     "other runs on the same clients: their epsilons add up",
     "settings and checkpoints chosen by looking at exact diagnostics or at other runs on the same clients",
 )
-_OWN_BUDGETS = (
-    "clients whose node configuration sets another budget than their profile: their ledgers count by that one"
-)
 
 
-def plan_of(terms: Mapping[str, Any]) -> Plan | RecordPlan:
+def plan_of(terms: Mapping[str, Any]) -> Guarantee:
     """Return the plan described by a ledger's first line or a certificate."""
     if terms["mechanism"] == RecordPlan.mechanism:
         return RecordPlan(**{key: value for key, value in terms.items() if key != "mechanism"})
@@ -61,11 +49,10 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
     plan, charged = plan_of(header["plan"]), count_events(charges)
     profiles = _profiles(header, plan, charges)
     delta = min(profile.plan.delta for profile in profiles)
-    by_accountant = {name: max(each.epsilon(delta, name) for each in profiles) for name in _accountants(plan)}
+    by_accountant = {name: max(profile.epsilon(delta, name) for profile in profiles) for name in _accountants(plan)}
     cost = by_accountant[plan.accountant]
     reasons = _reasons(header, plan, profiles, charged, cost)
-    outside = [*header.get("diagnostics", ()), *_OUTSIDE, plan.unprotected] if plan.private else []
-    outside += [_OWN_BUDGETS] if isinstance(plan, RecordPlan) else []
+    stated = plan.statement
     return {
         "certified": not reasons,
         "reasons": reasons,
@@ -78,16 +65,16 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "accountant": accountant_title(plan.accountant),
         "accountants": {name: _finite(value) for name, value in by_accountant.items()},
         "epsilon_participation_visible": _finite(max(profile.visible(delta) for profile in profiles)),
-        "profiles": [profile.described(delta) for profile in profiles] if isinstance(plan, RecordPlan) else [],
+        "profiles": [profile.described(delta) for profile in profiles] if plan.unit == "record" else [],
         "shared_budget": _shared_budget(charges),
         "sampler": plan.sampler,
         "rounds": plan.rounds,
         "charges": len(charges),
         "charged": _charged(charged),
-        "public_inputs": {**plan.terms(), **_noises(plan), **header.get("public", {})},
+        "public_inputs": {**plan.terms(), **plan.noises(), **header.get("public", {})},
         "tuned_outside": dict(header.get("tuned", {})),
-        "covers": _covers(plan) if plan.private else [],
-        "outside": outside,
+        "covers": list(stated.covers) if plan.private else [],
+        "outside": [*header.get("diagnostics", ()), *_OUTSIDE, *stated.outside] if plan.private else [],
         "coterie": version("coterie"),
     }
 
@@ -110,14 +97,10 @@ def _charged(events: Mapping[Event, int]) -> list[dict[str, Any]]:
 
 
 def _reasons(
-    header: Mapping[str, Any],
-    plan: Plan | RecordPlan,
-    profiles: Sequence[_Profile],
-    charged: Counter[Event],
-    cost: float,
+    header: Mapping[str, Any], plan: Guarantee, profiles: Sequence[_Profile], charged: Counter[Event], cost: float
 ) -> list[str]:
     """Return the reasons why a run is not certified; empty if it is."""
-    reasons = plan.reasons() + ([] if plan.private else list(header.get("unfounded", ())))
+    reasons = list(plan.statement.reasons) + ([] if plan.private else list(header.get("unfounded", ())))
     if not plan.private:
         return reasons
     reasons += dict.fromkeys(reason for profile in profiles for reason in delta_reasons(profile.plan))
@@ -128,21 +111,9 @@ def _reasons(
     if not math.isfinite(cost):
         reasons.append("the charges have so little noise that epsilon is infinite")
     spent = epsilon(charged, plan.delta, plan.accountant)
-    if not spent <= plan.epsilon * SLACK:
+    if not plan.budget.allows(spent):
         reasons.append(f"the charges amount to epsilon {spent:.4f}, above the budget of {plan.epsilon:g}")
     return reasons
-
-
-def _covers(plan: Plan | RecordPlan) -> list[str]:
-    """The values to which epsilon applies."""
-    if isinstance(plan, RecordPlan):
-        return ["what clients send in training, and all that the server computes from it: models and clusters"]
-    return [
-        "the models of every round",
-        *(["noisy cluster sizes"] if plan.noise_multiplier_counts is not None else []),
-        *(["clipping norms, which follow noisy shares of clipped updates"] if plan.clip_share else []),
-        *(["noisy mean accuracies of private evaluations"] if plan.evaluations else []),
-    ]
 
 
 def total(
@@ -159,16 +130,16 @@ def total(
     Raises:
         PrivacyError: a run is not at client level, or two runs have different numbers of clients or adjacencies.
     """
-    plans: dict[str, Plan] = {}
+    plans: dict[str, Guarantee] = {}
     for name, (header, _) in runs.items():
         plan = plan_of(header["plan"])
-        if not isinstance(plan, Plan) or plan.unit != "client":
+        if plan.unit != "client":
             raise PrivacyError(f"{name} has privacy unit {plan.unit}: totals require client-level runs")
         plans[name] = plan
         first_name, first = next(iter(plans.items()))
-        if plan.clients != first.clients:
+        if plan.units != first.units:
             raise PrivacyError(
-                f"{first_name} has {first.clients} clients, but {name} has {plan.clients}: the clients must be the same"
+                f"{first_name} has {first.units} clients, but {name} has {plan.units}: the clients must be the same"
             )
         if (plan.sampler, plan.adjacency) != (first.sampler, first.adjacency):
             raise PrivacyError(
@@ -179,7 +150,7 @@ def total(
     papers = {name: certificate(header, charges) for name, (header, charges) in runs.items()}
     reasons = [f"{name}: {reason}" for name, paper in papers.items() for reason in paper["reasons"]]
     reasons += delta_reasons(replace(first, delta=delta))
-    events = sum((planned_events(plan, count_events(runs[name][1])) for name, plan in plans.items()), Counter[Event]())
+    events = sum((plan.expected(runs[name][1], plan) for name, plan in plans.items()), Counter[Event]())
     cost = epsilon(events, delta)
     return {
         "epsilon": _finite(cost),
@@ -189,7 +160,7 @@ def total(
         "reasons": reasons,
         "unit": first.unit,
         "adjacency": first.adjacency,
-        "clients": first.clients,
+        "clients": first.units,
         "runs": [{"run": name, **{key: paper[key] for key in ("epsilon", "delta")}} for name, paper in papers.items()],
     }
 
@@ -202,9 +173,9 @@ def _shared_budget(charges: Sequence[Mapping[str, Any]]) -> dict[str, Any] | Non
     return {"other_charges": shared.pop("charge") - len(charges), **shared}
 
 
-def delta_reasons(plan: Plan | RecordPlan) -> list[str]:
+def delta_reasons(plan: Guarantee) -> list[str]:
     """Return why a run is not certified if the plan's delta is too large; empty otherwise."""
-    unit, units = ("client", plan.clients) if isinstance(plan, Plan) else ("record", plan.num_examples)
+    unit, units = plan.unit, plan.units
     if plan.delta <= SLACK / units:
         return []
     return [
@@ -225,7 +196,7 @@ class _Profile:
     """
 
     clients: int
-    plan: Plan | RecordPlan
+    plan: Guarantee
     events: Counter[Event]
     overcharged: bool
 
@@ -254,89 +225,20 @@ class _Profile:
         }
 
 
-def _profiles(
-    header: Mapping[str, Any], plan: Plan | RecordPlan, charges: Sequence[Mapping[str, Any]]
-) -> list[_Profile]:
-    charged = count_events(charges)
-    over = epsilon(charged, plan.delta, plan.accountant) > plan.epsilon * SLACK
-    if isinstance(plan, Plan):
-        return [_Profile(plan.clients, plan, planned_events(plan, charged), over)]
-    found = []
-    for each in header.get("profiles", [{"clients": 1, "plan": header["plan"]}]):
-        own = plan_of(each["plan"])
-        assert isinstance(own, RecordPlan)
-        events = _charged_to(own, plan, charges) | own.planned()
-        if not (over and own == plan):
-            events = affordable(events, own.epsilon, own.delta, own.accountant)
-        found.append(_Profile(each["clients"], own, events, over and own == plan))
-    return found
+def _profiles(header: Mapping[str, Any], plan: Guarantee, charges: Sequence[Mapping[str, Any]]) -> list[_Profile]:
+    over = not plan.budget.covers(count_events(charges))
+    profiles = []
+    for entry in header.get("profiles", [{"clients": 1, "plan": header["plan"]}]):
+        client_plan = plan_of(entry["plan"])
+        events = client_plan.expected(charges, plan)
+        profiles.append(_Profile(entry["clients"], client_plan, events, over and client_plan == plan))
+    return profiles
 
 
-def _charged_to(own: RecordPlan, plan: RecordPlan, charges: Sequence[Mapping[str, Any]]) -> Counter[Event]:
-    """Return the maximum events of a client with the plan ``own`` for the requests charged under ``plan``."""
-    charged = count_events(charges)
-    if own == plan:
-        return charged
-    ((first, first_steps),), ((later, later_steps),) = plan.part(first=True).items(), plan.part().items()
-    in_round_1 = count_events(charge for charge in charges if charge.get("round") == 1)
-    firsts = math.ceil((in_round_1 if first == later else charged)[first] / first_steps)
-    laters = math.ceil(charged[later] / later_steps)
-    if first == later and own.part(first=True) == own.part():
-        firsts = 0  # included in the later ones; if rounds of ``own`` differ, round 1 may have been of either kind
-    choices_and_losses = {event for event in charged if event not in (first, later)} | _besides_steps(plan)
-    return +(
-        Counter({event: firsts * steps for event, steps in own.part(first=True).items()})
-        + Counter({event: laters * steps for event, steps in own.part().items()})
-        + Counter({event: charged[event] for event in choices_and_losses})
-    )
-
-
-def _besides_steps(plan: RecordPlan) -> set[Event]:
-    """Return the events of selections and losses, which are equal for all plans of a run."""
-    sizes = range(1, min(plan.models_per_message, plan.compared) + 1)
-    losses = {event for models in sizes for event in plan.losses(models)}
-    return losses | ({selection_event(plan.selection_epsilon)} if plan.selection == "gumbel" else set())
-
-
-def planned_events(plan: Plan, charged: Counter[Event]) -> Counter[Event]:
-    """Return the charges of a client-level run and its remaining planned events, as far as the budget allows."""
-    training = sum(count for event, count in charged.items() if not _is_evaluation(plan, event))
-    remaining = [plan.round_event(number) for number in range(training + 1, plan.rounds + 1)]
-    evaluations = max(0, plan.evaluations - (charged.total() - training))
-
-    def after(rounds: int) -> Counter[Event]:
-        return charged + Counter(remaining[:rounds])
-
-    def over(events: Counter[Event]) -> bool:
-        return not epsilon(events, plan.delta, plan.accountant) <= plan.epsilon * SLACK
-
-    planned = after(plan.rounds) + Counter({plan.evaluation_event(): evaluations})
-    if not over(planned):
-        return planned
-    # More events are planned than the budget allows. The ledger rejects what does not fit, which depends on public
-    # values only.
-    return after(bisect_left(range(1, len(remaining) + 1), True, key=lambda rounds: over(after(rounds))))
-
-
-def _is_evaluation(plan: Plan, event: Event) -> bool:
-    return bool(plan.evaluations) and event == plan.evaluation_event()
-
-
-def _accountants(plan: Plan | RecordPlan) -> list[str]:
-    """Return the plan's accountant, then the others that support its sampler; without those of Opacus (slow)."""
-    others = [name for name, a in ACCOUNTANTS.items() if plan.sampler in a.samplers and not name.startswith("opacus")]
-    if plan.mechanism != "paper":
-        others = [name for name in others if certifies(name)]
+def _accountants(plan: Guarantee) -> list[str]:
+    """Return the plan's accountant, then the others that are valid for it; without those of Opacus (slow)."""
+    others = [name for name in ACCOUNTANTS if name in plan.accountants and not name.startswith("opacus")]
     return list(dict.fromkeys([plan.accountant, *others]))
-
-
-def _noises(plan: Plan | RecordPlan) -> dict[str, float | None]:
-    if isinstance(plan, RecordPlan):
-        return {}
-    return {
-        "noise_multiplier_updates": plan.noise_multiplier_updates,
-        "noise_multiplier_counts": plan.noise_multiplier_counts,
-    }
 
 
 def _finite(value: float) -> float | None:

@@ -12,11 +12,11 @@ from typing import Any
 
 from coterie.files import FileError, read_bytes, read_lines
 from coterie.privacy.accountants import Event, PrivacyError
-from coterie.privacy.accounting import SLACK, composed, composed_further
+from coterie.privacy.accounting import composed, composed_further
 from coterie.privacy.certificate import certificate, plan_of
 from coterie.privacy.ledger import LedgerError, count_of, event_of, read_chained
-from coterie.privacy.plan import Plan
 from coterie.privacy.record import RecordPlan
+from coterie.privacy.statement import Guarantee
 
 # Tolerance for rounding in another order, or by another version of a library.
 _TOLERANCE = 1e-6
@@ -38,7 +38,7 @@ def verified(run: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     run = Path(run)
     ledger = run / "ledger.jsonl"
     try:  # read the ledger last, so that it is never behind the other files of a running run
-        about = checkpoint_facts(run / "checkpoint" / "state.safetensors")
+        checkpoint = checkpoint_facts(run / "checkpoint" / "state.safetensors")
         metrics = run / "metrics.jsonl"
         lines = read_lines(metrics) if metrics.exists() else []
         for number, line in enumerate(lines, 1):
@@ -51,18 +51,20 @@ def verified(run: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     except LedgerError as error:
         text = str(error)
         raise LedgerError(text if "restore" in text else f"{text}; {_WAY_OUT}") from None
-    known, chain = about.get("charges", 0), about.get("chain")
-    if known > len(charges):
+    recorded, chain = checkpoint.get("charges", 0), checkpoint.get("chain")
+    if recorded > len(charges):
         raise LedgerError(
-            f"{ledger} contains {len(charges)} charges, but the checkpoint was written after {known}; {_WAY_OUT}"
+            f"{ledger} contains {len(charges)} charges, but the checkpoint was written after {recorded}; {_WAY_OUT}"
         )
-    if chain and chains[known] != chain:
-        raise LedgerError(f"{ledger} does not match the checkpoint: their chains differ at charge {known}; {_WAY_OUT}")
+    if chain and chains[recorded] != chain:
+        raise LedgerError(
+            f"{ledger} does not match the checkpoint: their chains differ at charge {recorded}; {_WAY_OUT}"
+        )
     plan = header.get("plan")
     plan = plan if isinstance(plan, Mapping) else {}
     if plan.get("mechanism") == RecordPlan.mechanism:  # rounds may be free of charge
         return header, charges
-    rounds = {"the checkpoint": about.get("round", 0)}
+    rounds = {"the checkpoint": checkpoint.get("round", 0)}
     rounds["metrics.jsonl"] = max((line["round"] for line in lines), default=0)
     charged = max((charge["round"] for charge in charges), default=0)
     for what, last in rounds.items():
@@ -90,14 +92,18 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
         return {}
     size = int.from_bytes(read_bytes(path, 8), "little")
     try:
-        about = json.loads(json.loads(read_bytes(path, 8 + size)[8:])["__metadata__"]["about"])
-        good = isinstance(about["round"], int) and isinstance(about.get("charges", 0), int) and about["round"] >= 0
-        good = good and about.get("charges", 0) >= 0 and isinstance(about.get("chain", ""), str)
+        metadata = json.loads(json.loads(read_bytes(path, 8 + size)[8:])["__metadata__"]["about"])
+        good = (
+            isinstance(metadata["round"], int)
+            and isinstance(metadata.get("charges", 0), int)
+            and metadata["round"] >= 0
+        )
+        good = good and metadata.get("charges", 0) >= 0 and isinstance(metadata.get("chain", ""), str)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         good = False
     if not good:
         raise FileError(f"{path} is damaged: it contains no checkpoint")
-    return dict(about)
+    return dict(metadata)
 
 
 def check(
@@ -121,8 +127,8 @@ def check(
     for key, planned in (("delta", plan.delta), ("epsilon", plan.epsilon), ("accountant", plan.accountant)):
         if not _same(header.get(key), _finite(planned)):
             problems.append(f"the ledger has {key} = {_format(header.get(key))}, but its plan has {_format(planned)}")
-    allowed = _events(plan)
-    live, so_far, spent = composed([], plan.accountant), Counter[Event](), 0.0
+    allowed = plan.planned()
+    live, so_far, spent = {plan.accountant: composed([], plan.accountant)}, Counter[Event](), 0.0
     for charge in charges:
         event, name = event_of(charge), f"charge {charge['charge']} (round {charge['round']})"
         least = [e.noise_multiplier for e in allowed if _sampling(e) == _sampling(event)]
@@ -131,16 +137,14 @@ def check(
             problems.append(f"{name} is for {event.sampler} sampling at rate {rate}, which is not planned")
         elif event.noise_multiplier < min(least):
             problems.append(f"{name} has noise {event.noise_multiplier:g}, less than the planned {min(least):g}")
-        if isinstance(plan, Plan) and (slot := _slot(plan, charge)) != event.slot:
+        if (slot := _slot(plan, charge)) != event.slot:
             problems.append(f"{name} is for slot {event.slot}, but its round is of slot {slot}")
         try:
-            live = composed_further(live, so_far, event, count_of(charge), plan.accountant)
-            so_far[event] += count_of(charge)
-            if not live.epsilon(plan.delta) <= plan.epsilon * SLACK:
-                live = composed(so_far, plan.accountant)
+            live = composed_further(live, so_far, event, count_of(charge), plan.budget)
         except PrivacyError as error:
             return [*problems, f"the charges cannot be composed: {error}"]
-        spent = live.epsilon(plan.delta)
+        so_far[event] += count_of(charge)
+        spent = live[plan.accountant].epsilon(plan.delta)
         if not _same(charge.get("epsilon", "nothing"), _finite(spent)):
             recorded = _format(charge.get("epsilon", "nothing"))
             problems.append(f"{name} records epsilon {recorded}, but the charges up to it amount to {_format(spent)}")
@@ -153,7 +157,7 @@ def check(
     return problems
 
 
-def _plan(header: Mapping[str, Any]) -> Plan | RecordPlan:
+def _plan(header: Mapping[str, Any]) -> Guarantee:
     try:
         return plan_of(header["plan"])
     except (KeyError, TypeError, PrivacyError) as error:
@@ -163,15 +167,9 @@ def _plan(header: Mapping[str, Any]) -> Plan | RecordPlan:
         ) from None
 
 
-def _events(plan: Plan | RecordPlan) -> list[Event]:
-    if isinstance(plan, RecordPlan):
-        return list(plan.planned())
-    return [plan.event(), *([plan.evaluation_event()] if plan.evaluations else [])]
-
-
-def _slot(plan: Plan, charge: Mapping[str, Any]) -> int | None:
+def _slot(plan: Guarantee, charge: Mapping[str, Any]) -> int | None:
     """Return the slot of a charge; None: it concerns all clients."""
-    return None if charge.get("for") == "evaluation" else plan.round_event(charge["round"]).slot
+    return None if charge.get("for") == "evaluation" else plan.slot(charge["round"])
 
 
 def _sampling(event: Event) -> tuple[str, float]:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from coterie.bounds import CLIP_NORM
+from coterie.fields import CLIP_NORM
 from coterie.privacy.accountants import PrivacyError
 
 FloatArray = npt.NDArray[np.float64]

@@ -73,7 +73,7 @@ class Filter:
         return _pinned(frozenset(first.items()), plan, _Budget(epsilon, delta, accountant))
 
     @classmethod
-    def parse(cls, entry: Mapping[str, Any], epsilon: float, delta: float) -> Filter:
+    def parse(cls, entry: Any, epsilon: float, delta: float) -> Filter:
         """Return the filter of an :meth:`entry` of a ledger.
 
         Raises:
@@ -93,8 +93,8 @@ class Filter:
     def entry(self) -> dict[str, Any]:
         """Return what a ledger stores; JSON-ready."""
         events = [
-            [each.sampling_rate, each.noise_multiplier, each.sampler, each.slot, each.slots, count]
-            for each, count in self.pinned.items()
+            [event.sampling_rate, event.noise_multiplier, event.sampler, event.slot, event.slots, count]
+            for event, count in self.pinned.items()
         ]
         return {"events": events, "delta": self.pinned_delta, "order": self.order}
 
@@ -113,16 +113,16 @@ def is_within(events: Mapping[Event, int], pinned: Mapping[Event, int]) -> bool:
     Gaussians without sampling are interchangeable: their squared shifts add up, whatever their number.
     """
     left = _pooled(pinned)
-    return all(amount <= left.get(kind, 0.0) * SLACK for kind, amount in _pooled(events).items())
+    return all(amount <= left.get(event, 0.0) * SLACK for event, amount in _pooled(events).items())
 
 
 def _pooled(events: Mapping[Event, int]) -> dict[Event, float]:
     total: dict[Event, float] = {}
     for event, count in events.items():
-        kind, amount = event, float(count)
+        pooled_event, amount = event, float(count)
         if event.sampling_rate == 1 and event.noise_multiplier > 0:
-            kind, amount = replace(event, noise_multiplier=1.0), count / event.noise_multiplier**2
-        total[kind] = total.get(kind, 0.0) + amount
+            pooled_event, amount = replace(event, noise_multiplier=1.0), count / event.noise_multiplier**2
+        total[pooled_event] = total.get(pooled_event, 0.0) + amount
     return total
 
 
@@ -153,10 +153,10 @@ class _Budget:
         by_rdp = delta_of(events, self.epsilon * SLACK, "rdp")
         if by_rdp <= self.delta or epsilon(events, self.delta, "rdp") > max(_LARGEST_RDP, 2 * self.epsilon):
             return by_rdp
-        found = min(by_rdp, delta_of(events, self.epsilon * SLACK, "pld"))
-        if found > self.delta and epsilon(events, self.delta, self.accountant) <= self.epsilon * SLACK:
+        delta = min(by_rdp, delta_of(events, self.epsilon * SLACK, "pld"))
+        if delta > self.delta and epsilon(events, self.delta, self.accountant) <= self.epsilon * SLACK:
             return self.delta
-        return found
+        return delta
 
     def extended(self, unit: Mapping[Event, int]) -> dict[Event, int]:
         """Return ``unit`` with as many times its events as fit the pinned share of delta; at least once."""
@@ -173,7 +173,10 @@ class _Budget:
             return delta_of(events, self.epsilon * SLACK, "pld") > share
 
         # PLD is slow, and mostly allows a little more than RDP, so that a few steps suffice.
-        below = max(16, 15 + bisect_left(range(16, 16 * _MAX_TIMES), True, key=lambda each: over(each, tightly=False)))
+        below = max(
+            16,
+            15 + bisect_left(range(16, 16 * _MAX_TIMES), True, key=lambda sixteenths: over(sixteenths, tightly=False)),
+        )
         above = below + 1 + below // 4
         while above < 16 * _MAX_TIMES and not over(above):
             below, above = above, 2 * above

@@ -4,9 +4,9 @@ The first line describes the run: its plan, delta, budget and accountant. Every 
 one attempt at one release. A round that is repeated after a crash is charged again, and the remaining rounds are
 recalibrated so that the total stays within the budget.
 
-Every charge ends with a ``chain``: a prefix of the SHA-256 of the previous chain and the rest of the line. The first
-chain covers all preceding bytes, so a ledger without chains can be continued with chains. A lost or changed line in
-the middle breaks the chain. A checkpoint stores the last chain, so lost lines at the end are detected as well.
+Every charge ends with a ``chain``: a prefix of the SHA-256 of the previous chain and the rest of the line. The chain of
+the first line is that of its bytes. A lost or changed line in the middle breaks the chain. A checkpoint stores the last
+chain, so lost lines at the end are detected as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import IO, Any, ClassVar, NamedTuple, TypeAlias
 
 from coterie.files import FileError, open_regular, private_folder, read_text, sync_folder
 from coterie.privacy.accountants import Accountant, Event, PrivacyError
-from coterie.privacy.accounting import SLACK, composed, composed_further
+from coterie.privacy.accounting import Budget, composed, composed_further
 from coterie.privacy.filter import Filter
 
 _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
@@ -107,6 +107,7 @@ class Ledger:
         self.delta = delta
         self.budget = epsilon
         self.accountant = accountant
+        self._limit = Budget(epsilon, delta, accountant)
         self.charges: list[dict[str, Any]] = []
         self._file: IO[bytes] | None = None
         path = None if path is None else Path(path)
@@ -129,6 +130,7 @@ class Ledger:
             except BaseException:
                 self._file.close()
                 raise
+        self._events = count_events(self.charges)
 
     @cached_property
     def _live(self) -> dict[str, Accountant]:
@@ -142,7 +144,7 @@ class Ledger:
     @property
     def events(self) -> Counter[Event]:
         """All charged events."""
-        return count_events(self.charges)
+        return Counter(self._events)
 
     @property
     def training_rounds(self) -> set[int]:
@@ -158,10 +160,7 @@ class Ledger:
         self._expected = event, count, self._thread.submit(self._composed, event, count)
 
     def _composed(self, event: Event, count: int) -> _Composed:
-        before = Counter[Event]() if event.slot is None else self.events  # read for events of slots only
-        after = {name: composed_further(live, before, event, count, name) for name, live in self._live.items()}
-        if not after[self.accountant].epsilon(self.delta) <= self.budget * SLACK:  # as calibrated: see `composed`
-            after = {name: composed(self.events + Counter({event: count}), name) for name in after}
+        after = composed_further(self._live, self.events, event, count, self._limit)
         return after, after[self.accountant].epsilon(self.delta)
 
     def charge_round(self, number: int, event: Event, count: int = 1, **details: object) -> Permit:
@@ -207,7 +206,7 @@ class Ledger:
         Raises:
             BudgetError: they do not.
         """
-        if not cost <= self.budget * SLACK:
+        if not self._limit.allows(cost):
             raise BudgetError(
                 f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g}; "
                 f"{len(self.charges)} charges were made before it"
@@ -252,7 +251,7 @@ class Ledger:
         """Append a charge for every event, and sync; ``first`` are entries of the first of them alone."""
         charges = [
             {
-                "charge": len(self.charges) + place,
+                "charge": len(self.charges) + index,
                 "round": number,
                 "sampling_rate": event.sampling_rate,
                 "noise_multiplier": event.noise_multiplier,
@@ -260,16 +259,17 @@ class Ledger:
                 **({} if event.slot is None else {"slot": event.slot, "slots": event.slots}),
                 **({"count": count} if count > 1 else {}),
                 **details,
-                **(first if place == 1 else {}),
+                **(first if index == 1 else {}),
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             }
-            for place, (event, count) in enumerate(events.items(), 1)
+            for index, (event, count) in enumerate(events.items(), 1)
         ]
         if self._file is not None and self._path is not None:
             text, chain = _chained(self._chain, charges)
             _append(self._file, self._path, text)
             self._chain = chain
         self.charges += charges
+        self._events = self._events + Counter(events)
 
     def close(self) -> None:
         """Release the file and its lock, and those of a shared budget."""
@@ -283,8 +283,7 @@ class Ledger:
 class _FilteredLedger(Ledger):
     """A ledger whose later requests may depend on earlier releases: a filter decides which of them fit the budget.
 
-    The first charge states the filter, so that nothing that comes later changes it. A ledger of an earlier version has
-    none; its charges so far count as fixed beforehand.
+    The first charge states the filter, so that nothing that comes later changes it.
     """
 
     #: All events of the run that charges next, if they are known. The first charge pins them.
@@ -295,28 +294,27 @@ class _FilteredLedger(Ledger):
 
         Raises:
             BudgetError: it does not.
-            LedgerError: the filter in the ledger is malformed.
+            LedgerError: the filter in the ledger is missing or malformed.
         """
         total = self.events + Counter(events)
         if not total or math.isinf(self.budget):
             return {}
-        stated = next((charge[PINNED] for charge in self.charges if PINNED in charge), None)
+        first = not self.charges
         try:
-            found = self._pin(total) if stated is None else Filter.parse(stated, self.budget, self.delta)
+            if first:
+                allowed = Filter.pin(total, self.budget, self.delta, planned=self.planned, accountant=self.accountant)
+            else:
+                allowed = Filter.parse(self.charges[0].get(PINNED), self.budget, self.delta)
         except PrivacyError as error:
             raise LedgerError(f"{self._path}: {error}{_RESTORE}") from None
-        if found is None or not found.accepts(total):
-            cost = composed(total, "rdp").epsilon(self.delta) if found is None else found.epsilon_of(total)
-            beyond = "" if found is None else "; it is not one of the events that the first request pinned"
+        if allowed is None or not allowed.accepts(total):
+            cost = composed(total, "rdp").epsilon(self.delta) if allowed is None else allowed.epsilon_of(total)
+            beyond = "" if allowed is None else "; it is not one of the events that the first request pinned"
             raise BudgetError(
                 f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g} at delta "
                 f"{self.delta:g}{beyond}"
             )
-        return {} if stated is not None else {PINNED: found.entry()}
-
-    def _pin(self, total: Counter[Event]) -> Filter | None:
-        planned = None if self.planned is None else self.events + Counter(self.planned)
-        return Filter.pin(total, self.budget, self.delta, planned=planned, accountant=self.accountant)
+        return {PINNED: allowed.entry()} if first else {}
 
 
 class SharedBudget(_FilteredLedger):
@@ -559,10 +557,10 @@ def _parse(content: bytes, path: Path) -> Lines:
     """
     lines: list[dict[str, Any]] = []
     chains: list[str] = []
-    before, begun = hashlib.sha256(), False
     for number, line in enumerate(content.splitlines(keepends=True)):
         chained = _CHAINED.fullmatch(line.rstrip(b"\n")) if number else None
         text = chained[1] + b"}" if chained else line
+        chain = _digest(chains[-1].encode(), text) if number else _digest(line)
         try:
             read = json.loads(text)
             good = read["charge"] == number and all(key in read for key in _KEYS) if number else "ledger" in read
@@ -574,13 +572,7 @@ def _parse(content: bytes, path: Path) -> Lines:
         if not good:
             what = "a charge of this ledger" if number else "the beginning of a ledger"
             raise LedgerError(f"{path}, line {number + 1} is not {what}: {line.decode().rstrip()[:80]!r}{_RESTORE}")
-        before.update(line)
-        if chained:
-            begun = True
-            chain = _digest(chains[-1].encode(), text)
-        else:
-            chain = before.hexdigest()[:16]
-        if begun and (not chained or chained[2].decode() != chain):
+        if number and (not chained or chained[2].decode() != chain):
             raise LedgerError(f"{path}, line {number + 1}: its chain does not match the preceding lines{_RESTORE}")
         chains.append(chain)
         lines.append(read)

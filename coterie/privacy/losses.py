@@ -26,6 +26,6 @@ def noisy_losses(
         num_examples: N, the public divisor of the sums; not n, which changes with a record.
         rng: the client's noise.
     """
-    each = unit_losses(losses, bound)
-    noisy: FloatArray = (each.sum(axis=0) + gaussian(rng, deviation, each.shape[1:])) * (bound / num_examples)
+    units = unit_losses(losses, bound)
+    noisy: FloatArray = (units.sum(axis=0) + gaussian(rng, deviation, units.shape[1:])) * (bound / num_examples)
     return noisy

@@ -11,381 +11,62 @@ round:
 
 from __future__ import annotations
 
-import functools
 import math
-import tempfile
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Required, Self, TypedDict, TypeVar, Unpack
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from coterie.privacy.accountants import ACCOUNTANTS, MAX_NOISE, Event, PrivacyError
+from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import calibrate, check_delta
-from coterie.privacy.clipping import check_clip_norm, clip_to_unit
-from coterie.privacy.ledger import Ledger, LedgerError, Permit
+from coterie.privacy.clipping import check_clip_norm
+from coterie.privacy.contributions import Collected, Contributions, Gathered, SingleContributions, Summed
+from coterie.privacy.ledger import Ledger, LedgerError, Permit, count_events
+from coterie.privacy.noise import NoiseSplit
 from coterie.privacy.randomness import FloatArray, Streams, gaussian
-from coterie.privacy.record import PricedRequest
+from coterie.privacy.releases import IntArray, MechanismOutput, ReleasedSums
+from coterie.privacy.statement import Guarantee, PricedRequest, Statement
 
-IntArray = npt.NDArray[np.int64]
-R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
-
-# Numbers that are clipped at once: 512 kB in float64, which fit a core's cache.
-_BLOCK = 1 << 16
-# Largest number of bytes of collected updates in memory.
-_SPOOL = 1 << 28
 
 #: Ways to divide a cluster's noisy sum.
 DIVISORS = ("fixed", "released")
 
 
-class Contributions(ABC):
-    """Updates of one cohort, clipped on arrival and divided by C; exact sums and labels, accessible to mechanisms only.
-
-    ``draws`` independent rounds can be stored together, as in the audit, which runs a mechanism 100,000 times; a run
-    has one. Labels then have shape (draws,) and updates (draws, d).
-
-    The first ``shared`` coordinates of an update are summed over all clients regardless of their labels, and receive
-    noise once; this block is the same in every row of a (k, d) sum. An update is clipped as one vector.
-    """
-
-    def __init__(self, plan: Plan, size: int, draws: int = 1, shared: int = 0) -> None:
-        self.plan = plan
-        self.size = size
-        self.draws = draws
-        self.shared = shared
-
-    @abstractmethod
-    def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
-        """Add one client's contribution: slot in the cohort, chosen label, redrawn label, update."""
-
-    @property
-    def partial(self) -> Callable[[], Summed] | None:
-        """Creates an empty container in which another process sums contributions; None: each must be added here."""
-        return None
-
-    def _clipped(self, update: npt.ArrayLike) -> FloatArray:
-        rows = np.broadcast_to(np.asarray(update), (self.draws, self.size))
-        return clip_to_unit(rows, self.plan.clip_norm)
-
-
-class Summed(Contributions):
-    """Sums on arrival: memory does not grow with the cohort.
-
-    Attributes:
-        sums: (draws, k, d) of clipped updates, by redrawn label; the shared block is in row 0 only.
-        counts: (draws, k) numbers of clients by chosen label.
-        below: (draws,) sum over clients of 1/2 if the update is shorter than the plan's ``norm_threshold``, else -1/2.
-    """
-
-    def __init__(self, plan: Plan, size: int, draws: int = 1, shared: int = 0) -> None:
-        super().__init__(plan, size, draws, shared)
-        self.sums = np.zeros((draws, plan.num_clusters, size))
-        self.counts = np.zeros((draws, plan.num_clusters))
-        self.below = np.zeros(draws)
-
-    def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
-        """Add to both sums; ``slot`` is ignored."""
-        every, clipped = np.arange(self.draws), self._clipped(update)
-        self.sums[:, 0, : self.shared] += clipped[:, : self.shared]
-        self.sums[every, redrawn_label, self.shared :] += clipped[:, self.shared :]
-        self.counts[every, label] += 1
-        if self.plan.clip_share:
-            self.below += self._short(np.broadcast_to(np.asarray(update), (self.draws, self.size)))
-
-    def _short(self, updates: npt.NDArray[Any]) -> FloatArray:
-        """(n,) 1/2 for updates, before clipping, that are shorter than the threshold, else -1/2."""
-        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are not shorter
-            norms = np.linalg.norm(updates.astype(np.float64), axis=1)
-        return np.where(norms < self.plan.norm_threshold, 0.5, -0.5)
-
-    def add_rows(self, labels: IntArray, redrawn_labels: IntArray, updates: npt.NDArray[np.float32]) -> None:
-        """Add the contributions of n clients in one draw.
-
-        Args:
-            labels: (n,) chosen labels.
-            redrawn_labels: (n,) redrawn labels.
-            updates: (n, d).
-        """
-        sums, many = self.sums[0], max(1, _BLOCK // max(self.size, 1))
-        for begin in range(0, len(updates), many):
-            clipped = clip_to_unit(updates[begin : begin + many], self.plan.clip_norm)
-            for label, row in zip(redrawn_labels[begin : begin + many], clipped, strict=True):
-                sums[0, : self.shared] += row[: self.shared]
-                sums[label, self.shared :] += row[self.shared :]
-            if self.plan.clip_share:
-                self.below[0] += self._short(updates[begin : begin + many]).sum()
-        self.counts[0] += np.bincount(labels, minlength=self.plan.num_clusters)
-
-    @property
-    def partial(self) -> Callable[[], Summed]:
-        """Creates an empty container, to be merged into this one."""
-        return functools.partial(Summed, self.plan, self.size, self.draws, self.shared)
-
-    def merge(self, partial: Summed) -> None:
-        """Add sums and counts of other clients."""
-        self.sums += partial.sums
-        self.counts += partial.counts
-        self.below += partial.below
-
-
-class Collected(Contributions):
-    """Updates of single clients, if the server may read them: they are already private, or the run has no privacy.
-
-    Args:
-        plan: plan of the run.
-        size: d.
-        cohort: (m,) client of every slot.
-        weights: (m,) public weight of every slot.
-    """
-
-    def __init__(self, plan: Plan, size: int, cohort: IntArray, weights: FloatArray) -> None:
-        super().__init__(plan, size)
-        self._cohort, self._weights = cohort, weights
-        self._labels: dict[int, tuple[int, int]] = {}
-        self._updates = _rows(len(cohort), size)
-
-    def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
-        """Store the update unchanged."""
-        self._labels[slot], self._updates[slot] = (int(label), int(redrawn_label)), update
-
-    def released(self, permit: Permit) -> ReleasedUpdates:
-        """All of them, by client."""
-        slots = sorted(self._labels)
-        for place, slot in enumerate(slots):  # in place: the array may be large
-            self._updates[place] = self._updates[slot]
-        labels = np.array([self._labels[slot] for slot in slots], np.int64).reshape(-1, 2)
-        return ReleasedUpdates(
-            charge=permit.charge,
-            epsilon=permit.epsilon,
-            clients=self._cohort[slots],
-            labels=labels[:, 0],
-            assigned=labels[:, 1],
-            weights=self._weights[slots],
-            updates=self._updates[: len(slots)],
-        )
-
-
-class Gathered(Contributions):
-    """Points of clients, any number per client, if the server may read them; see :class:`Collected`.
-
-    Args:
-        plan: plan of the run.
-        cohort: (m,) client of every slot.
-    """
-
-    def __init__(self, plan: Plan, cohort: IntArray) -> None:
-        super().__init__(plan, 0)
-        self._cohort = cohort
-        self._points: dict[int, npt.NDArray[np.float32]] = {}
-        self._bytes = 0
-
-    def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
-        """Store one client's (n, *shape) points, in an unnamed file if memory use would be large."""
-        points = np.asarray(update, np.float32)
-        self._bytes += points.nbytes
-        if self._bytes > _SPOOL:
-            file = _in_a_file(len(points), points[0].size)
-            file[:] = points.reshape(len(points), -1)
-            points = file.reshape(points.shape)
-        self._points[int(self._cohort[slot])] = points
-
-    def released(self, permit: Permit) -> ReleasedPoints:
-        """All of them, by client."""
-        points = dict(sorted(self._points.items()))
-        return ReleasedPoints(charge=permit.charge, epsilon=permit.epsilon, points=points)
-
-
-class SingleContributions(Protocol[R_co]):
-    """Contributions that are released one by one."""
-
-    def released(self, permit: Permit) -> R_co:
-        """All of them, by client."""
-
-
-def _rows(count: int, size: int) -> npt.NDArray[np.float32]:
-    """(count, size) zeros; in an unnamed file if memory use would be large."""
-    return np.zeros((count, size), np.float32) if 4 * count * size <= _SPOOL else _in_a_file(count, size)
-
-
-def _in_a_file(count: int, size: int) -> npt.NDArray[np.float32]:
-    """(count, size) zeros in an unnamed file."""
-    with tempfile.TemporaryFile() as file:
-        return np.memmap(file, np.float32, "w+", shape=(count, size))
-
-
-@dataclass(frozen=True)
-class MechanismOutput:
-    """Output of one or more draws of a mechanism; the leading axis is ``draws``.
-
-    ``scores`` and ``assigned`` are for the audit and never leave the server.
-
-    Attributes:
-        sums: (draws, k, d), noisy.
-        histogram: (draws, k), noisy; None if sizes are not released.
-        divisors: (draws, k) D_j of the update.
-        below: (draws,) noisy sum of 1/2 or -1/2 per client, by whether its update is shorter than the plan's
-            ``norm_threshold``; None if not released.
-        scores: (draws, m, k) noisy identifiers by slot, if the mechanism has them.
-        assigned: (draws, m) cluster of each slot's update, if the mechanism has slots.
-    """
-
-    sums: FloatArray
-    histogram: FloatArray | None
-    divisors: FloatArray
-    below: FloatArray | None = None
-    scores: FloatArray | None = None
-    assigned: IntArray | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
-class Released:
-    """The release of one round, which is charged and may be used freely; each kind has a subclass.
-
-    Attributes:
-        charge: number of its charge in the ledger.
-        epsilon: cost of all charges up to this release.
-        below: noisy share of the updates, or at record level of the gradients, that are shorter than the plan's
-            ``norm_threshold``; None if not released.
-    """
-
-    charge: int
-    epsilon: float
-    below: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleasedSums(Released):
-    """Sums of the updates of each cluster.
-
-    Attributes:
-        sums: (k, d) float64, noisy sums of clipped updates per cluster.
-        histogram: (k,) float64, noisy numbers of clients that chose each cluster; None if not released.
-        divisors: (k,) float64, D_j of the update, from public constants and released values.
-        cohort: divisor of coordinates shared by all clusters: qM, or the sum of released sizes.
-    """
-
-    sums: FloatArray
-    histogram: FloatArray | None
-    divisors: FloatArray
-    cohort: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleasedUpdates(Released):
-    """The updates of single clients.
-
-    Attributes:
-        clients: (n,) ids of the clients.
-        labels: (n,) chosen or assigned clusters.
-        assigned: (n,) clusters whose models the updates change; they differ from ``labels`` after redrawing.
-        weights: (n,) public weights.
-        updates: (n, d) float32.
-    """
-
-    clients: IntArray
-    labels: IntArray
-    assigned: IntArray
-    weights: FloatArray
-    updates: npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleasedPoints(Released):
-    """Points of single clients.
-
-    Attributes:
-        points: (n, *shape) float32 points by client id.
-    """
-
-    points: Mapping[int, npt.NDArray[np.float32]]
-
-
-class PlanNumbers(TypedDict, total=False):
-    """Arguments of :meth:`Plan.calibrated`; see the attributes of :class:`Plan` and of its subclasses."""
-
-    clients: Required[int]
-    num_clusters: Required[int]
-    sampling_rate: Required[float]
-    clip_norm: Required[float]
-    identifier_share: float
-    clip_share: float
-    clip_factor: float
-    rebalance_min: float
-    divisor: str
-    evaluations: int
-    evaluation_noise: float
-    accountant: str
-    identifiers: str
-    identifier_noise: float
-    participation: str
-    min_separation: int
-
-
-class LedgerHeader(TypedDict, total=False):
-    """Entries of a ledger's first line beside the plan; see :func:`~coterie.privacy.certificate`."""
-
-    seed: int | None
-    diagnostics: Sequence[str]
-    public: Mapping[str, Any]
-    tuned: Mapping[str, Any]
-    unfounded: Sequence[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan(ABC):
+class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, and what both units derive
     """All privacy parameters of a run, which are fixed before its first round and public.
 
     Use :meth:`calibrated` to calibrate the noise; the constructor takes a noise multiplier.
 
-    Attributes:
+    Attributes, beside those of :class:`Guarantee`:
         clients: M, the configured number of clients, never a number of replies.
         num_clusters: k.
         sampling_rate: q, the sampling rate of clients in a round.
-        rounds: T.
-        clip_norm: C, L2 bound of one client's update.
-        epsilon: the budget; inf without privacy.
-        delta: of the guarantee.
-        noise_multiplier: sigma_eff of a round; 0 without privacy.
-        identifier_share: share of 1 / sigma_eff^2 for labels or their histogram; 0: neither is released.
-        clip_share: share of 1 / sigma_eff^2 for the number of updates shorter than a threshold, which an adaptive
-            clipping norm follows; 0: it is not released, and C is fixed.
-        clip_factor: C over that threshold, in (0, 1].
+        identifier_share: share of the noise for labels or their histogram; 0: neither is released.
         rebalance_min: B, minimum size of a cluster in a round (RR-Cluster); 0: no rebalancing.
         divisor: D_j of the update: "fixed" (qM/k), or "released" (from released sizes, at least max(B, 1)).
         evaluations: number of planned private evaluations.
         evaluation_noise: standard deviation of the noise on the mean accuracy of a private evaluation.
-        accountant: name of the accountant of the budget; a key of :data:`~coterie.privacy.accountants.ACCOUNTANTS`.
     """
 
     clients: int
     num_clusters: int
     sampling_rate: float
-    rounds: int
-    clip_norm: float
-    epsilon: float
-    delta: float
-    noise_multiplier: float
     identifier_share: float = 0.0
-    clip_share: float = 0.0
-    clip_factor: float = 1.0
     rebalance_min: float = 0.0
     divisor: str = "fixed"
     evaluations: int = 0
     evaluation_noise: float = 0.01
-    accountant: str = "pld"
 
-    #: Name in configurations and certificates, and a one-line description.
-    mechanism: ClassVar[str]
+    #: One-line description.
     title: ClassVar[str]
     unit: ClassVar[str] = "client"
-    adjacency: ClassVar[str]
-    sampler: ClassVar[str]
     #: Whether every client keeps its own ledger, which is charged for its participation (record level).
     clients_keep_ledgers: ClassVar[bool] = False
     #: Whether clients redraw their own labels for rebalancing (by a matrix of released values).
@@ -398,8 +79,6 @@ class Plan(ABC):
     repeats_rounds: ClassVar[bool] = True
     #: Reasons why runs of this mechanism are never certified; empty if they may be.
     flaws: ClassVar[tuple[str, ...]] = ()
-    #: Accountants that are valid for this mechanism (for `paper`: those used in the paper).
-    accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp")
     #: Settings of privacy that this mechanism alone has; they are arguments of the constructor.
     options: ClassVar[tuple[str, ...]] = ()
     #: Whether the server uses noisy labels of single clients, which need a share of the privacy.
@@ -445,36 +124,31 @@ class Plan(ABC):
         if not self.evaluation_noise > 0:
             raise PrivacyError(f"evaluation noise must be positive, not {self.evaluation_noise}")
         if self.accountant not in self.accountants:
-            known = ", ".join(self.accountants)
+            names = ", ".join(self.accountants)
             raise PrivacyError(
-                f"the accountant of mechanism {self.mechanism} must be one of {known}, not {self.accountant!r}"
+                f"the accountant of mechanism {self.mechanism} must be one of {names}, not {self.accountant!r}"
             )
 
     @classmethod
-    def calibrated(cls, *, rounds: int, epsilon: float, delta: float, **numbers: Unpack[PlanNumbers]) -> Self:
+    def calibrated(cls, **numbers: Any) -> Self:
         """Return the plan with the smallest noise whose rounds and evaluations cost at most (epsilon, delta).
 
         Args:
-            rounds: T.
-            epsilon: the budget.
-            delta: of the guarantee.
-            numbers: further attributes of the class.
+            numbers: attributes of the class, without the noise multiplier.
 
         Raises:
             PrivacyError: a parameter is invalid, or no noise suffices.
         """
         defaults = {"identifier_share": cls.default_identifier_share, "accountant": cls.accountants[0]}
-        given: dict[str, Any] = {**defaults, **numbers}
-        sketch = cls(rounds=rounds, epsilon=epsilon, delta=delta, noise_multiplier=1.0, **given)
-        return sketch.recalibrated(sketch.noise_for(rounds, sketch._evaluations(sketch.evaluations)))
+        sketch = cls(noise_multiplier=1.0, **{**defaults, **numbers})
+        evaluations = Counter({sketch.evaluation_event(): sketch.evaluations})
+        return sketch.recalibrated(sketch.noise_for(sketch.rounds, +evaluations))
 
-    def terms(self) -> dict[str, Any]:
-        """Return all parameters, JSON-ready (None stands for infinity)."""
-        numbers = {name: None if value == math.inf else value for name, value in asdict(self).items()}
-        return {"mechanism": self.mechanism, **numbers}
+    def ledger(self, path: str | Path | None = None, **about: Any) -> Ledger:
+        """Create a ledger for this plan, in memory or in ``path``.
 
-    def ledger(self, path: str | Path | None = None, **about: Unpack[LedgerHeader]) -> Ledger:
-        """Create a ledger for this plan, in memory or in ``path``; its header contains the plan and ``about``."""
+        Its header contains the plan and ``about``, as :func:`~coterie.privacy.certificate` describes.
+        """
         return Ledger(self.delta, self.epsilon, path, self.accountant, {"plan": self.terms(), **about})
 
     def with_clip_norm(self, clip_norm: float) -> Self:
@@ -484,9 +158,9 @@ class Plan(ABC):
     # ---- the numbers of a round ---------------------------------------------------------------------------
 
     @property
-    def private(self) -> bool:
-        """Whether this plan gives a guarantee."""
-        return self.unit != "none"
+    def units(self) -> int:
+        """M."""
+        return self.clients
 
     @property
     def rate(self) -> float:
@@ -504,26 +178,19 @@ class Plan(ABC):
         return self.rate * self.clients / self.num_clusters
 
     @property
+    def split(self) -> NoiseSplit:
+        """How the noise of a round divides between sums, labels and norms."""
+        return NoiseSplit(self.noise_multiplier, self.identifier_share, self.clip_share)
+
+    @property
     def noise_multiplier_updates(self) -> float:
         """sigma_theta: noise standard deviation of the sums / their sensitivity."""
-        return self.noise_multiplier / math.sqrt(1 - self.identifier_share - self.clip_share)
+        return self.split.updates
 
     @property
     def noise_multiplier_counts(self) -> float | None:
         """Noise standard deviation of the histogram or the one-hot identifiers; None if neither is released."""
-        if not self.private:
-            return 0.0
-        return self.noise_multiplier / math.sqrt(self.identifier_share) if self.identifier_share else None
-
-    @property
-    def norm_threshold(self) -> float:
-        """C / clip_factor, the norm with which those of updates are compared."""
-        return self.clip_norm / self.clip_factor
-
-    @property
-    def noise_of_norms(self) -> float | None:
-        """Noise standard deviation of the sum of 1/2 or -1/2 per client; None if it is not released."""
-        return 0.5 * self.noise_multiplier / math.sqrt(self.clip_share) if self.clip_share else None
+        return self.split.counts if self.private else 0.0
 
     @property
     def model_noise(self) -> float:
@@ -543,33 +210,47 @@ class Plan(ABC):
         sensitivity = 0.5 if self.sampler == "poisson" else 1.0  # absent: 0; replaced: from -1/2 to 1/2
         return Event(1.0, self.evaluation_noise * self.clients / sensitivity, self.sampler)
 
-    def releases(self) -> Collection[Event | None]:
-        """Events for which :meth:`release` accepts a permit; None: no charge."""
-        return {self.event()}
+    def pays(self, permit: Permit) -> bool:
+        """Whether a permit is for a release of its round."""
+        return permit.event == self.round_event(permit.round)
 
     def charges(self, request: PricedRequest, cohort: IntArray | None = None) -> Counter[Event]:
-        """Events of releasing the replies to ``request``; the permit of the last one allows the release.
-
-        Args:
-            request: the request.
-            cohort: (m,) its recipients. The events may depend on public groups of clients, but not on secret sampling.
-        """
+        """Events of releasing the replies to ``request``; the permit of the last one allows the release."""
         return Counter({self.round_event(request.round): 1})
-
-    def _evaluations(self, count: int) -> dict[Event, int]:
-        return {self.evaluation_event(): count} if count else {}
 
     def planned(self) -> Counter[Event]:
         """All events of the run."""
-        return Counter({self.event(): self.rounds}) + Counter(self._evaluations(self.evaluations))
+        rounds = Counter(self.round_event(number) for number in range(1, self.rounds + 1))
+        return rounds + Counter({self.evaluation_event(): self.evaluations})
+
+    def expected(self, charges: Sequence[Mapping[str, Any]], plan: Self) -> Counter[Event]:
+        """Return the charges of a run and its remaining planned events, as far as the budget allows."""
+        charged = count_events(charges)
+        evaluated = charged[self.evaluation_event()] if self.evaluations else 0
+        training = charged.total() - evaluated
+        remaining = [self.round_event(number) for number in range(training + 1, self.rounds + 1)]
+
+        def after(rounds: int) -> Counter[Event]:
+            return charged + Counter(remaining[:rounds])
+
+        planned = after(self.rounds) + Counter({self.evaluation_event(): max(0, self.evaluations - evaluated)})
+        if self.budget.covers(planned):
+            return planned
+        # More events are planned than the budget allows. The ledger rejects what does not fit, which depends on public
+        # values only.
+        return after(bisect_left(range(1, len(remaining) + 1), True, key=lambda n: not self.budget.covers(after(n))))
+
+    def participations(self, rounds: int) -> int:
+        """The largest number of ``rounds`` to which a client contributes."""
+        return rounds
 
     def noise_for(self, rounds: int, besides: Mapping[Event, int] | None = None) -> float:
         """Return the noise multiplier at which ``rounds`` rounds and the events ``besides`` fit the budget."""
         return calibrate(
             self.epsilon,
             self.delta,
-            self.rate,
-            rounds,
+            self.event().sampling_rate,
+            self.participations(rounds),
             sampler=self.sampler,
             spent=besides or {},
             accountant=self.accountant,
@@ -602,6 +283,10 @@ class Plan(ABC):
         """
         return None
 
+    def state_of(self, state: object | None, number: int) -> object | None:
+        """Return the state of the mechanism for round ``number``."""
+        return state
+
     def rearrange(self, state: object | None, origins: IntArray, factors: FloatArray, shared: int = 0) -> None:
         """Adapt the state of the mechanism to models that were replaced, added, removed or scaled.
 
@@ -633,7 +318,7 @@ class Plan(ABC):
             PrivacyError: see :meth:`collected`.
         """
         self.collected(0, cohort)
-        return Gathered(self, cohort)
+        return Gathered(cohort)
 
     def max_update_norm(self, client: int, size: int, lr: float, first: bool) -> float:
         """L2 norm above which a client's update is rejected; inf if the server clips updates.
@@ -657,8 +342,8 @@ class Plan(ABC):
         if self.noise_multiplier_counts is not None:
             shape = contributions.counts.shape
             histogram = contributions.counts + gaussian(noise, self.noise_multiplier_counts, shape)
-        if self.noise_of_norms is not None:
-            below = contributions.below + gaussian(noise, self.noise_of_norms, contributions.below.shape)
+        if self.split.norms is not None:
+            below = contributions.below + gaussian(noise, self.split.norms, contributions.below.shape)
         return histogram, below
 
     @abstractmethod
@@ -694,7 +379,8 @@ class Plan(ABC):
         Raises:
             LedgerError: the permit was already used, or is for another event.
         """
-        self._spend(permit, self.releases())
+        self._spend(permit)
+        state = self.state_of(state, permit.round)
         noise = streams.stream("noise", permit.round, attempt)
         coins = streams.stream("rebalancing", permit.round, attempt)
         matrix = np.eye(self.num_clusters) if redraw is None else redraw
@@ -717,7 +403,7 @@ class Plan(ABC):
 
     def release_each(self, permit: Permit, contributions: SingleContributions[R]) -> R:
         """Release the contributions of single clients, if the server may read them; see :meth:`release`."""
-        self._spend(permit, self.releases())
+        self._spend(permit)
         return contributions.released(permit)
 
     def release_evaluation(self, permit: Permit, accuracies: Sequence[float], streams: Streams, attempt: int) -> float:
@@ -732,30 +418,37 @@ class Plan(ABC):
         Raises:
             LedgerError: the permit was already used, or is for another event.
         """
-        self._spend(permit, {self.evaluation_event()})
+        if permit.event != self.evaluation_event():
+            raise LedgerError(f"charge {permit.charge} is for {permit.event}, not for {self.evaluation_event()}")
+        permit.use()
         noise = streams.stream("evaluation", permit.round, attempt)
         values = np.nan_to_num(np.asarray(accuracies, dtype=np.float64), nan=0.5)
         total = float(np.sum(np.clip(values, 0.0, 1.0) - 0.5))
         total += float(gaussian(noise, self.evaluation_noise * self.clients, ()))
         return min(1.0, max(0.0, 0.5 + total / self.clients))
 
-    def _spend(self, permit: Permit, events: Collection[Event | None]) -> None:
-        if permit.event not in events:
-            raise LedgerError(f"charge {permit.charge} is for {permit.event}, not for {' or '.join(map(str, events))}")
+    def _spend(self, permit: Permit) -> None:
+        if not self.pays(permit):
+            raise LedgerError(f"charge {permit.charge} is for {permit.event}, no release of round {permit.round}")
         permit.use()
 
     # ---- for the certificate ------------------------------------------------------------------------------
 
     @property
-    def unprotected(self) -> str:
-        """What the guarantee does not hide, as stated in the certificate."""
-        return "who takes part: the amplification by sampling holds against those who cannot see it"
+    def statement(self) -> Statement:
+        """See :class:`Statement`."""
+        covers = (
+            "the models of every round",
+            *(["noisy cluster sizes"] if self.noise_multiplier_counts is not None else []),
+            *(["clipping norms, which follow noisy shares of clipped updates"] if self.clip_share else []),
+            *(["noisy mean accuracies of private evaluations"] if self.evaluations else []),
+        )
+        outside = "who takes part: the amplification by sampling holds against those who cannot see it"
+        return Statement(covers, (outside,), self.flaws)
 
-    def reasons(self) -> list[str]:
-        """Reasons why runs of this plan are never certified."""
-        return list(self.flaws)
-
-
-def certifies(accountant: str) -> bool:
-    """Whether certificates may state the epsilon of this accountant."""
-    return accountant in ("pld", "rdp") and accountant in ACCOUNTANTS
+    def noises(self) -> dict[str, float | None]:
+        """Return the noise multipliers of sums and labels."""
+        return {
+            "noise_multiplier_updates": self.noise_multiplier_updates,
+            "noise_multiplier_counts": self.noise_multiplier_counts,
+        }

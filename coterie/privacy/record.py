@@ -19,18 +19,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, Required, TypedDict, Unpack, get_args, get_type_hints
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.bounds import COUNT, EPSILON, LOCAL_EPOCHS, ROUNDS
+from coterie.fields import COUNT, EPSILON, LOCAL_EPOCHS, ROUNDS
 from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
-from coterie.privacy.accounting import check_delta, epsilon, min_noise
+from coterie.privacy.accounting import affordable, check_delta, min_noise
 from coterie.privacy.clipping import check_clip_norm
+from coterie.privacy.ledger import count_events
+from coterie.privacy.noise import NoiseSplit
 from coterie.privacy.selection import selection_event
+from coterie.privacy.statement import Guarantee, PricedRequest, Statement
 
 # Ranges of counts, and limits of noise and budgets, because a server that proposes a plan is not trusted.
 _COUNTS = {
@@ -46,83 +50,17 @@ _MAX_NOISE = 100 * MAX_NOISE
 _MIN_CLIP_SHARE, _MAX_CLIP_SHARE, _MIN_CLIP_FACTOR = 1e-4, 0.5, 1e-3
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReleaseSpec:
-    """Information about a client's records that one reply releases.
-
-    Attributes:
-        losses: number of models whose losses are released, without training; 0: the client trains.
-        first_batch: whether the client trains with the batches and the noise of round 1.
-        choice: whether the client chooses a cluster by loss.
-    """
-
-    losses: int = 0
-    first_batch: bool = False
-    choice: bool = False
-
-
-class PricedRequest(Protocol):
-    """A request whose cost a plan computes."""
-
-    @property
-    def round(self) -> int:
-        """Number of the round, from 1."""
-
-    @property
-    def release_spec(self) -> ReleaseSpec | None:
-        """Released information; None: no plan covers the reply."""
-
-
-class Pricing(Protocol):
-    """Basis of the charges of a server or a client: the plan of a run, or of one client."""
-
-    def charges(self, request: PricedRequest, cohort: npt.NDArray[np.int64] | None = None) -> Counter[Event]:
-        """Events of the replies of ``cohort`` to ``request``; None: of any cohort."""
-
-
 #: Ways for a client to choose a cluster by its losses.
 SELECTIONS = ("none", "gumbel", "exact")
 
 
-class RecordNumbers(TypedDict, total=False):
-    """Arguments of :meth:`RecordPlan.calibrated`; see the attributes of :class:`RecordPlan`."""
-
-    num_examples: Required[int]
-    batch_size: Required[int]
-    rounds: Required[int]
-    epsilon: Required[float]
-    delta: Required[float]
-    noise_multiplier: float
-    clip_norm: float
-    clip_share: float
-    clip_factor: float
-    first_batch_size: int | None
-    first_noise_multiplier: float | None
-    local_epochs: int
-    selection: str
-    selections: int
-    selection_epsilon: float
-    compared: int
-    loss_noise: float
-    models_per_message: int
-    accountant: str
-
-
 @dataclass(frozen=True, kw_only=True)
-class RecordPlan:
+class RecordPlan(Guarantee):
     """Public parameters of one client's DP-SGD over a whole run.
 
-    Attributes:
+    Attributes, beside those of :class:`Guarantee`:
         num_examples: N, number of the client's records.
         batch_size: b, expected batch size.
-        rounds: E, number of rounds in which the client participates.
-        epsilon: the budget.
-        delta: of the guarantee.
-        clip_norm: c, L2 bound of one record's gradient.
-        clip_share: w, share of 1 / z^2 for the number of gradients shorter than a threshold, which an adaptive clipping
-            norm follows; 0: it is not released.
-        clip_factor: c over that threshold, in (0, 1].
-        noise_multiplier: z of every round, or of all but the first.
         first_batch_size: expected batch size of round 1; None for b. N means full batches.
         first_noise_multiplier: z of round 1; None for that of the other rounds.
         local_epochs: K.
@@ -132,18 +70,11 @@ class RecordPlan:
         compared: largest number of models whose losses the client releases.
         loss_noise: noise multiplier of all these losses together.
         models_per_message: number of models whose losses are released at a time.
-        accountant: accountant of the budget.
     """
 
     num_examples: int
     batch_size: int
-    rounds: int
-    epsilon: float
-    delta: float
-    noise_multiplier: float
     clip_norm: float = 1.0
-    clip_share: float = 0.0
-    clip_factor: float = 1.0
     first_batch_size: int | None = None
     first_noise_multiplier: float | None = None
     local_epochs: int = 1
@@ -153,13 +84,12 @@ class RecordPlan:
     compared: int = 0
     loss_noise: float = 5.0
     models_per_message: int = 32
-    accountant: str = "pld"
 
     mechanism: ClassVar[str] = "dp-sgd"
     unit: ClassVar[str] = "record"
     adjacency: ClassVar[str] = "add/remove one record of one client, at a fixed public number of its records"
     sampler: ClassVar[str] = "poisson"
-    private: ClassVar[bool] = True
+    accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp", "opacus-rdp", "opacus-prv")
 
     def __post_init__(self) -> None:
         for name, (least, most) in _COUNTS.items():
@@ -212,7 +142,7 @@ class RecordPlan:
         return plan
 
     @classmethod
-    def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Unpack[RecordNumbers]) -> RecordPlan:
+    def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Any) -> RecordPlan:
         """Return the plan with the smallest noise whose total cost is at most (epsilon, delta).
 
         By default, one z for all rounds is calibrated. If ``first_noise_multiplier`` is given, z of the other rounds
@@ -260,16 +190,11 @@ class RecordPlan:
 
     def noise_of_gradients(self, first: bool) -> float:
         """z_c, noise on the sum of gradients, in units of c."""
-        return self.noise(first) / math.sqrt(1 - self.clip_share)
+        return NoiseSplit(self.noise(first), 0.0, self.clip_share).updates
 
     def noise_of_norms(self, first: bool) -> float | None:
         """s_b, noise on the sum of numbers from -1/2 to 1/2 per record; None: it is not released."""
-        return self.noise(first) / (2 * math.sqrt(self.clip_share)) if self.clip_share else None
-
-    @property
-    def norm_threshold(self) -> float:
-        """c / factor, the norm with which those of gradients are compared."""
-        return self.clip_norm / self.clip_factor
+        return NoiseSplit(self.noise(first), 0.0, self.clip_share).norms
 
     def steps(self, batch_size: int) -> int:
         """Noisy gradient steps of one round."""
@@ -348,24 +273,57 @@ class RecordPlan:
         noise = self.noise_of_gradients(first) * math.sqrt(steps) * (math.sqrt(size) + 6.5)
         return lr * self.clip_norm / batch * (gradients + noise)
 
-    def cost(self, accountant: str | None = None) -> float:
-        """Epsilon of the client in the whole run."""
-        return epsilon(self.planned(), self.delta, accountant or self.accountant)
+    def expected(self, charges: Sequence[Mapping[str, Any]], plan: RecordPlan) -> Counter[Event]:
+        """See :meth:`Guarantee.expected`; at most the events that the client's own ledger allows."""
+        charged = count_events(charges)
+        events = self._charged(charges, charged, plan) | self.planned()
+        if self == plan and not self.budget.covers(charged):
+            return events
+        return affordable(events, self.epsilon, self.delta, self.accountant)
 
-    def terms(self) -> dict[str, Any]:
-        """Return all parameters, JSON-ready."""
-        return {"mechanism": self.mechanism, **asdict(self)}
+    def _charged(
+        self, charges: Sequence[Mapping[str, Any]], charged: Counter[Event], plan: RecordPlan
+    ) -> Counter[Event]:
+        """Return the most events of a client with this plan for the requests charged under ``plan``."""
+        if self == plan:
+            return charged
+        ((first, first_steps),), ((later, later_steps),) = plan.part(first=True).items(), plan.part().items()
+        in_round_1 = count_events(charge for charge in charges if charge.get("round") == 1)
+        firsts = math.ceil((in_round_1 if first == later else charged)[first] / first_steps)
+        laters = math.ceil(charged[later] / later_steps)
+        if first == later and self.part(first=True) == self.part():
+            firsts = 0  # included in the later ones; if the two differ here, round 1 may have been of either kind
+        choices_and_losses = {event for event in charged if event not in (first, later)} | plan.choices_and_losses()
+        return +(
+            Counter({event: firsts * steps for event, steps in self.part(first=True).items()})
+            + Counter({event: laters * steps for event, steps in self.part().items()})
+            + Counter({event: charged[event] for event in choices_and_losses})
+        )
+
+    def choices_and_losses(self) -> set[Event]:
+        """Return the events of selections and losses, which are equal for all plans of a run."""
+        sizes = range(1, min(self.models_per_message, self.compared) + 1)
+        losses = {event for models in sizes for event in self.losses(models)}
+        return losses | ({selection_event(self.selection_epsilon)} if self.selection == "gumbel" else set())
 
     @property
-    def unprotected(self) -> str:
-        """What the guarantee does not hide, as stated in the certificate."""
-        return "which records are in a batch: the amplification by sampling holds against those who cannot see it"
+    def units(self) -> int:
+        """N."""
+        return self.num_examples
 
-    def reasons(self) -> list[str]:
-        """Reasons why runs of this plan are never certified."""
-        if self.selection != "exact":
-            return []
-        return [
+    @property
+    def statement(self) -> Statement:
+        """See :class:`Statement`."""
+        exact = (
             "selection exact: the choice of a cluster by exact losses is visible to the server and can flip on one "
             "record; use selection gumbel"
-        ]
+        )
+        return Statement(
+            ("what clients send in training, and all that the server computes from it: models and clusters",),
+            (
+                "which records are in a batch: the amplification by sampling holds against those who cannot see it",
+                "clients whose node configuration sets another budget than their profile: their ledgers count by that "
+                "one",
+            ),
+            (exact,) if self.selection == "exact" else (),
+        )

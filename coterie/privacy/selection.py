@@ -15,7 +15,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from coterie.bounds import LOSS_BOUND
+from coterie.fields import LOSS_BOUND
 from coterie.privacy.accountants import MAX_NOISE, MIN_NOISE, Event, PrivacyError
 
 #: Range of the bound L of a record's loss.
@@ -94,8 +94,8 @@ def noisy_labels(labels: IntArray, num_clusters: int, gap: float, rng: np.random
     truth = math.exp(gap) / (math.exp(gap) + num_clusters - 1)
     keep = rng.random(labels.shape) < np.where(labels >= 0, truth, 1 / num_clusters)
     other = rng.integers(1, max(num_clusters, 2), size=labels.shape)  # steps to one of the k - 1 other labels
-    known = np.maximum(labels, 0)
-    return np.asarray(np.where(keep, known, (known + other) % num_clusters), dtype=np.int64)
+    valid_labels = np.maximum(labels, 0)
+    return np.asarray(np.where(keep, valid_labels, (valid_labels + other) % num_clusters), dtype=np.int64)
 
 
 def identifier_mu(gap: float, num_clusters: int) -> float:

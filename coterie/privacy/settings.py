@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.bounds import CLIP_NORM, COUNT, EPSILON, LOSS_BOUND
-from coterie.privacy.accountants import ACCOUNTANTS
+from coterie.fields import CLIP_NORM, COUNT, EPSILON, LOSS_BOUND
+from coterie.privacy.accounting import ACCOUNTANTS
 from coterie.privacy.mechanisms import MECHANISMS, PARTICIPATION, WEIGHTS
 from coterie.privacy.plan import DIVISORS
 from coterie.privacy.record import SELECTIONS
@@ -16,7 +16,7 @@ _RECORD = ("privacy.privacy-unit", ("record",))
 
 
 @dataclass(frozen=True)
-class PrivacySettings(Settings):
+class PrivacySettings(Settings):  # large: one field per setting
     """What is protected, by which mechanism, within which budget."""
 
     table: ClassVar[str] = "privacy"

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coterie.files import finite
 from coterie.report import formats
 from coterie.report.configuration import differing_settings, used_settings
 from coterie.report.runs import ReportError, Run, read_run
+from coterie.results import Diagnostics
 
 #: Scores of a comparison, with their headings; those of records only where runs cluster records.
 SCORES = {
@@ -25,8 +27,6 @@ SCORES = {
 }
 RECORD_SCORES = {"accuracy": "accuracy", "nmi": "NMI", "kappa": "kappa", "ari": "adjusted Rand"}
 _SHARES = ("accuracy", "worst_group_accuracy", "clustering_accuracy")
-#: Scores that may be exact, outside the guarantee.
-_EXACT = (*_SHARES, "nmi", "kappa", "ari")
 OUTSIDE = "* exact, from clients' data without noise: outside the guarantee"
 
 
@@ -118,11 +118,11 @@ class Comparison:
                     "seeds": row.seeds,
                     "repetitions": len(row.runs),
                     **{
-                        name: {"mean": _finite(each.mean), "std": each.std, "n": each.n}
-                        for name, each in row.scores.items()
+                        name: {"mean": finite(statistic.mean), "std": statistic.std, "n": statistic.n}
+                        for name, statistic in row.scores.items()
                     },
                     "certified": [run.certified for run in row.runs],
-                    "outside_guarantee": [name for name in row.scores if row.exact and name in _EXACT],
+                    "outside_guarantee": [name for name in row.scores if row.exact and name in Diagnostics.stored()],
                 }
                 for row in self.rows
             ],
@@ -133,11 +133,11 @@ class Comparison:
     def csv(self) -> str:
         """Return it as CSV with one line per row; accuracies are shares, an infinite ε is empty."""
         content = io.StringIO()
-        heads = [f"{name}_{part}" for name in self.scores for part in ("mean", "std", "n")]
+        heads = [f"{name}_{statistic}" for name in self.scores for statistic in ("mean", "std", "n")]
         writer = csv.writer(content, lineterminator="\n")
         writer.writerow([*self.settings, "repetitions", "seeds", *heads, "outside_guarantee", "runs"])
         for row in self.document()["rows"]:
-            values = [row[name][part] for name in self.scores for part in ("mean", "std", "n")]
+            values = [row[name][statistic] for name in self.scores for statistic in ("mean", "std", "n")]
             seeds = " ".join("auto" if seed is None else str(seed) for seed in row["seeds"])
             outside = " ".join(row["outside_guarantee"])
             settings = [row["settings"][name] for name in self.settings]
@@ -189,14 +189,14 @@ def compare(runs: Sequence[Run], damaged: Sequence[tuple[str, str]] = ()) -> Com
         scores = {**RECORD_SCORES, "epsilon": "ε", "seconds": "seconds"} if records else {**SCORES, **RECORD_SCORES}
     rows = [
         Row(
-            dict(zip(settings, place, strict=True)),
+            dict(zip(settings, values, strict=True)),
             tuple(members),
             {
                 name: Statistic.of([value for run in members if (value := _score(run, name)) is not None])
                 for name in scores
             },
         )
-        for place, members in groups.items()
+        for values, members in groups.items()
     ]
     left_out = [(str(run.path), _progress(run)) for run in runs if not run.finished]
     return Comparison(tuple(settings), scores, tuple(rows), (*left_out, *damaged), tuple(_notes(rows)))
@@ -204,41 +204,37 @@ def compare(runs: Sequence[Run], damaged: Sequence[tuple[str, str]] = ()) -> Com
 
 def score_text(row: Row, name: str) -> str:
     """Format mean ± standard deviation of a score of a row."""
-    found = row.scores[name]
-    if found.mean is None:
+    statistic = row.scores[name]
+    if statistic.mean is None:
         return formats.MISSING
     if name == "seconds":
-        text = f"{found.mean:.2f}"
+        text = f"{statistic.mean:.2f}"
     else:
         text = (formats.percent if name in _SHARES else formats.epsilon if name == "epsilon" else formats.index)(
-            found.mean
+            statistic.mean
         )
-    if found.std is not None:
-        spread = 100 * found.std if name in _SHARES else found.std
+    if statistic.std is not None:
+        spread = 100 * statistic.std if name in _SHARES else statistic.std
         places = 1 if name in _SHARES else 2 if name in ("epsilon", "seconds") else 4
         number, _, unit = text.partition(formats.NBSP)
         text = f"{number} ± {spread:.{places}f}" + (formats.NBSP + unit if unit else "")
-    if found.n < len(row.runs):
-        text += f" ({found.n} of {len(row.runs)})"
+    if statistic.n < len(row.runs):
+        text += f" ({statistic.n} of {len(row.runs)})"
     if row.noisy and name == "accuracy":
         return f"{text} (noisy)"
-    return text + "*" * (row.exact and name in _EXACT)
+    return text + "*" * (row.exact and name in Diagnostics.stored())
 
 
 def _score(run: Run, name: str) -> float | None:
     if name == "epsilon":
         return run.epsilon
-    value = run.outcome.get("seconds_total" if name == "seconds" else name)
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    value = run.outcome.seconds_total if name == "seconds" else getattr(run.scores, name)
+    return finite(value)
 
 
 def _seed(run: Run) -> int | None:
     seed = run.config.get("seed")
     return seed if isinstance(seed, int) else None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _progress(run: Run) -> str:
@@ -252,7 +248,7 @@ def _notes(rows: Sequence[Row]) -> list[tuple[str, str]]:
         notes += [
             (str(run.path), f"no accuracy: evaluate = {run.config.get('evaluate', 'unknown')}")
             for run in row.runs
-            if run.outcome["accuracy"] is None
+            if run.scores.accuracy is None
         ]
         first: dict[int, Run] = {}
         for run in row.runs:

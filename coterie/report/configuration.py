@@ -34,7 +34,7 @@ def _declares(attribute: str, value: Any = True) -> Callable[[Config], bool]:
     """Whether the method declares a value; True for methods that this version does not have."""
 
     def declared(config: Config) -> bool:
-        from coterie.methods import STRATEGIES
+        from coterie.strategies.registry import STRATEGIES
 
         method = STRATEGIES.get(str(config.get("strategy")))
         return method is None or getattr(method, attribute) == value
@@ -46,10 +46,10 @@ def _overrides(name: str) -> Callable[[Config], bool]:
     """Whether the method overrides a class method; True for methods that this version does not have."""
 
     def overridden(config: Config) -> bool:
-        from coterie.methods import STRATEGIES
+        from coterie.strategies.registry import STRATEGIES
 
         method = STRATEGIES.get(str(config.get("strategy")))
-        return method is None or sum(name in vars(each) for each in method.__mro__) > 1
+        return method is None or sum(name in vars(base) for base in method.__mro__) > 1
 
     return overridden
 
@@ -119,14 +119,14 @@ def _declared(strategy: str) -> dict[str, Setting]:
 
     Those of a method that this version does not have are missing.
     """
-    from coterie.methods import STRATEGIES
     from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
+    from coterie.strategies.registry import STRATEGIES
     from coterie.strategies.settings import AggregationSettings
 
     tables: list[type[Settings]] = [PrivacySettings, RecordLevelSettings, AggregationSettings]
     if strategy in STRATEGIES:
         tables.append(STRATEGIES[strategy].settings_class)
-    return {each.key: each for table in tables for each in table.declared().values()}
+    return {setting.key: setting for table in tables for setting in table.declared().values()}
 
 
 def _depends(config: Config, key: str) -> bool:
@@ -160,9 +160,9 @@ def shown_settings(config: Config) -> dict[str, Any]:
     """Return the settings for a reader: those with an effect that are not off, the seed, and places that are set."""
     shown = {key: value for key, value in used_settings(config).items() if key not in _OFF or value != _OFF[key]}
     kept = {key for key in PLACES | {_SEED} if config.get(key) not in _UNSET}
-    for place, (key, word) in _PLACES_OF.items():
+    for setting, (key, word) in _PLACES_OF.items():
         if config.get(key) in _UNSET or word not in str(config[key]):
-            kept.discard(place)
+            kept.discard(setting)
     return {key: value for key, value in config.items() if key in shown or key in kept - {"out", "resume"}}
 
 
@@ -172,6 +172,6 @@ def differing_settings(configs: Sequence[Config]) -> list[str]:
     A setting that some runs do not use, such as an option of another method, counts only if the others differ in it.
     """
     used = [used_settings(config) for config in configs]
-    keys = dict.fromkeys(key for each in used for key in each)
-    values = {key: [each[key] for each in used if key in each] for key in keys}
+    keys = dict.fromkeys(key for settings in used for key in settings)
+    values = {key: [settings[key] for settings in used if key in settings] for key in keys}
     return [key for key, present in values.items() if any(value != present[0] for value in present)]

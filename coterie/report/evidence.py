@@ -38,8 +38,8 @@ class Pairs:
 
         The diagonal becomes NaN, because the distance of a client to itself is trivial.
         """
-        place = {client: index for index, client in enumerate(order)}
-        key = np.array([place.get(int(client), len(place)) for client in self.clients], np.int64)
+        positions = {client: index for index, client in enumerate(order)}
+        key = np.array([positions.get(int(client), len(positions)) for client in self.clients], np.int64)
         taken = np.lexsort((self.clients, self.labels, key))
         matrix = self.matrix[np.ix_(taken, taken)].astype(np.float64)
         np.fill_diagonal(matrix, np.nan)

@@ -26,6 +26,8 @@ from coterie.report.plots import (
     cycle,
     drawing_style,
     label_ends,
+    round_axis,
+    without_axes,
 )
 
 MAX_CELLS = 300
@@ -42,8 +44,8 @@ def distance_figure(pairs: Pairs) -> Figure:
     """Plot pairwise client distances ordered by cluster; the largest clusters are labelled."""
     pairs = pairs.ordered()
     n, values = len(pairs.clients), block_means(pairs.matrix)
-    known = values[np.isfinite(values)]
-    scale = Normalize(known.min(), known.max()) if known.size else Normalize(0, 1)
+    finite = values[np.isfinite(values)]
+    scale = Normalize(finite.min(), finite.max()) if finite.size else Normalize(0, 1)
     with drawing_style():
         figure = Figure(figsize=(4.1, 3.4), facecolor="none")
         axes = figure.add_axes((0.01, 0.17, 0.66, 0.8))
@@ -106,7 +108,7 @@ def tree_figure(tree: Sequence[Node], last: int) -> Figure:
         last: the last round.
     """
     ends = leaves(tree)
-    height = {leaf.number: float(len(ends) - 1 - place) for place, leaf in enumerate(ends)}
+    height = {leaf.number: float(len(ends) - 1 - index) for index, leaf in enumerate(ends)}
     for node in reversed(tree):  # children come after their parents
         if node.number not in height:
             height[node.number] = float(
@@ -127,12 +129,10 @@ def tree_figure(tree: Sequence[Node], last: int) -> Figure:
             if node.cluster is not None:
                 label = f"cluster {node.cluster}{EN_SPACE}{formats.clients(len(node.clients))}"
                 labels.append(LineEnd(last, height[node.number], label, colour))
-        axes.set_xlim(0, 1.01 * last)
         axes.set_ylim(-0.6, max(len(ends) - 1, 1) + 0.6 if len(ends) > 1 else 0.6)
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes.set_xlabel("round")
+        round_axis(axes, last)
         label_ends(axes, labels)
     return figure
 
@@ -167,15 +167,15 @@ def block_means(matrix: np.ndarray, most: int = MAX_CELLS) -> np.ndarray:
     """Downsample the matrix to at most `most` cells per side: the mean of known values, NaN if there are none."""
     cells = min(len(matrix), most)
     edges = np.linspace(0, len(matrix), cells + 1).astype(int)[:-1]
-    known = np.isfinite(matrix)
+    finite = np.isfinite(matrix)
 
     def sums(values: np.ndarray) -> np.ndarray:
         rows: np.ndarray = np.add.reduceat(values, edges, axis=0)
         return np.asarray(np.add.reduceat(rows, edges, axis=1), dtype=np.float64)
 
-    counts = sums(known.astype(np.float64))
+    counts = sums(finite.astype(np.float64))
     means: np.ndarray = np.full_like(counts, np.nan)
-    np.divide(sums(np.where(known, matrix, 0.0)), counts, out=means, where=counts > 0)
+    np.divide(sums(np.where(finite, matrix, 0.0)), counts, out=means, where=counts > 0)
     return means
 
 
@@ -188,21 +188,18 @@ def _draw_matrix(axes: Axes, pairs: Pairs, colours: Colormap, scale: Normalize) 
     for border in pairs.borders:
         axes.axvline(border, color=INK, linewidth=0.7)
         axes.axhline(n - border, color=INK, linewidth=0.7)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
+    without_axes(axes)
 
 
 def _colour_bar(
     figure: Figure,
-    place: tuple[float, float, float, float],
+    rect: tuple[float, float, float, float],
     colours: Colormap,
     scale: Normalize,
     name: str,
     orientation: Literal["vertical", "horizontal"] = "vertical",
 ) -> None:
-    axes = figure.add_axes(place)
+    axes = figure.add_axes(rect)
     bar = figure.colorbar(ScalarMappable(scale, colours), cax=axes, ticks=MaxNLocator(5), orientation=orientation)
     bar.outline.set_visible(False)
     axes.grid(False)

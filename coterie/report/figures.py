@@ -38,7 +38,9 @@ def accuracy_graphic(run: Run) -> Graphic | None:
     rounds, accuracy = evaluated_rounds(run)
     if not rounds:
         return None
-    groups = [group_rounds(run, number) for number in range(max(len(r.group_accuracy or ()) for r in run.rounds))]
+    groups = [
+        group_rounds(run, number) for number in range(max(len(r.scores.group_accuracy or ()) for r in run.rounds))
+    ]
     last = {number: values[-1] for number, (_, values) in enumerate(groups) if values and math.isfinite(values[-1])}
     drawn = sorted(sorted(last, key=lambda number: last[number])[:_PANELS]) if len(last) > 1 else []
     limits = accuracy_limits([*accuracy, *(value for number in drawn for value in groups[number][1])])
@@ -69,7 +71,7 @@ def epsilon_graphic(run: Run) -> Graphic | None:
     """Return ε over rounds; None without privacy."""
     if not run.accounted:
         return None
-    rows = [(r.number, r.epsilon) for r in run.rounds if math.isfinite(r.epsilon)]
+    rows = [(r.round, r.epsilon) for r in run.rounds if math.isfinite(r.epsilon)]
     caption = "Cumulative privacy loss ε, charged before every release."
     return Graphic("Privacy loss by round", [("", epsilon_panel(run))], caption, Data("epsilon", ("round", "ε"), rows))
 
@@ -151,8 +153,8 @@ def evidence(run: Run) -> tuple[list[Graphic], list[str]]:
     unreadable += [files[number].name for number, pairs in read.items() if pairs is None]
     matrices = {number: pairs for number, pairs in read.items() if pairs is not None}
     if matrices:
-        found = [client for leaf in leaves(tree) for client in sorted(leaf.clients)]
-        drawn.append(_similarities(matrices, found or matrices[max(matrices)].ordered().clients.tolist()))
+        clients = [client for leaf in leaves(tree) for client in sorted(leaf.clients)]
+        drawn.append(_similarities(matrices, clients or matrices[max(matrices)].ordered().clients.tolist()))
     return drawn, unreadable
 
 
@@ -182,13 +184,13 @@ def _pair_data(name: str, matrices: dict[str, Pairs]) -> tuple[Data, str]:
     rounds = () if "" in matrices else ("round",)
     small = all(len(pairs.clients) <= _PAIRS for pairs in matrices.values())
     rows = []
-    for place, pairs in matrices.items():
+    for round_number, pairs in matrices.items():
         ordered = pairs.ordered()  # without the diagonal
-        each = _pairs(ordered) if small else _cluster_means(ordered)
-        rows += [([place] if rounds else []) + row for row in each]
-    part = "client" if small else "cluster"
+        pair_rows = _pairs(ordered) if small else _cluster_means(ordered)
+        rows += [([round_number] if rounds else []) + row for row in pair_rows]
+    unit = "client" if small else "cluster"
     sentence = "" if small else f" The table has means over pairs of clusters; evidence/{name}*.npz has all pairs."
-    return Data(name, (*rounds, f"{part} a", f"{part} b", "value"), rows), sentence
+    return Data(name, (*rounds, f"{unit} a", f"{unit} b", "value"), rows), sentence
 
 
 def _pairs(pairs: Pairs) -> list[list[Any]]:
@@ -201,8 +203,8 @@ def _cluster_means(pairs: Pairs) -> list[list[Any]]:
     blocks = {
         (a, b): pairs.matrix[np.ix_(pairs.labels == a, pairs.labels == b)] for a in labels for b in labels if a <= b
     }
-    known = {place: block[np.isfinite(block)] for place, block in blocks.items()}
-    return [[a, b, _known(values.mean()) if values.size else None] for (a, b), values in known.items()]
+    finite = {clusters: block[np.isfinite(block)] for clusters, block in blocks.items()}
+    return [[a, b, _known(values.mean()) if values.size else None] for (a, b), values in finite.items()]
 
 
 def _known(value: Any) -> float | None:

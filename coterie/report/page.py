@@ -11,7 +11,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from coterie.files import FileError, open_regular
-from coterie.report import formats, records, sites
+from coterie.report import clustered_records as records
+from coterie.report import formats, sites
 from coterie.report.comparison import OUTSIDE, Comparison, compare, score_text
 from coterie.report.configuration import has_effect, shown_settings
 from coterie.report.figures import accuracy_graphic, cluster_graphic, comparison_graphic, epsilon_graphic, evidence
@@ -50,7 +51,7 @@ class _Tile:
 
 
 @dataclass(frozen=True)
-class _Section:
+class _Section:  # large: one field per placeholder of the template
     """One run as the template shows it."""
 
     run: Run
@@ -130,27 +131,27 @@ def _render(runs: Sequence[Run], damaged: Sequence[tuple[str, str]]) -> str:
 
 
 def _section(run: Run, anchor: str) -> _Section:
-    found, unreadable = records.point_figures(run) if run.clusters_records else evidence(run)
-    known = read_sites(run)
-    by_accuracy = sorted(known, key=lambda site: (site.accuracy is None, site.accuracy or 0, site.client))
+    figures, unreadable = records.point_figures(run) if run.clusters_records else evidence(run)
+    run_sites = read_sites(run)
+    by_accuracy = sorted(run_sites, key=lambda site: (site.accuracy is None, site.accuracy or 0, site.client))
     return _Section(
         run=run,
         anchor=anchor,
         summary=_summary(run),
         status=_status(run),
-        glance=[_how_good(run), _how_fair(run, known), _privacy_tile(run), _how_sure(run, known)],
+        glance=[_how_good(run), _how_fair(run, run_sites), _privacy_tile(run), _how_sure(run, run_sites)],
         details=_scores(run) + _resources(run),
         accuracy=None if run.clusters_records else accuracy_graphic(run),
         clusters=None if run.clusters_records else cluster_graphic(run),
         privacy=epsilon_graphic(run),
-        evidence=found,
+        evidence=figures,
         unreadable=unreadable,
-        sites=known,
-        worst=by_accuracy if len(known) <= 2 * _WORST else by_accuracy[:_WORST],
-        clustered=run.clustered and any(site.cluster is not None for site in known),
-        scored=any(site.accuracy is not None for site in known),
-        site_sentence=_site_sentence(run, known),
-        site_data=Data("sites", ("client", "name", "cluster", "accuracy"), [astuple(site) for site in known]),
+        sites=run_sites,
+        worst=by_accuracy if len(run_sites) <= 2 * _WORST else by_accuracy[:_WORST],
+        clustered=run.clustered and any(site.cluster is not None for site in run_sites),
+        scored=any(site.accuracy is not None for site in run_sites),
+        site_sentence=_site_sentence(run, run_sites),
+        site_data=Data("sites", ("client", "name", "cluster", "accuracy"), [astuple(site) for site in run_sites]),
         guarantee=_guarantee(run),
         traffic=_traffic(run),
         facts=_facts(run.certificate),
@@ -218,7 +219,7 @@ def _summary(run: Run) -> str:
     config = run.config
     parts = []
     if "clients" in config:
-        groups = run.outcome.get("groups") or 1
+        groups = run.scores.groups or 1
         hidden = f" in {groups} hidden groups" if groups > 1 and not run.clusters_records else ""
         parts.append(f"{formats.clients(config['clients'])}{hidden}")
     if run.clusters_records:
@@ -251,49 +252,49 @@ def _status(run: Run) -> str:
 
 
 def _how_good(run: Run) -> _Tile:
-    outcome = run.outcome
+    scores = run.scores
     outside = "outside the guarantee" if run.exact else ""
     look: dict[str, Any] = {"badge": outside, "good": False, "question": "How good?"}
     if run.clusters_records:
         note = "normalised mutual information of clusters and classes"
-        return _Tile("NMI", formats.index(outcome["nmi"]), note, **look)
-    value = formats.percent(outcome["accuracy"])
+        return _Tile("NMI", formats.index(scores.nmi), note, **look)
+    value = formats.percent(scores.accuracy)
     if run.noisy:
         note = "mean over all clients, each with its own model; ε covers this release"
         return _Tile("Noisy mean accuracy", value, note, **look)
-    sampled = outcome["evaluated_clients"]
+    sampled = scores.evaluated_clients
     of = f"{sampled} clients, drawn at random" if sampled else "clients"
-    note = f"mean over {of}, each with its own model" if outcome["accuracy"] is not None else "not evaluated"
+    note = f"mean over {of}, each with its own model" if scores.accuracy is not None else "not evaluated"
     return _Tile("Accuracy", value, note, **look)
 
 
-def _how_fair(run: Run, known: Sequence[Site]) -> _Tile:
-    found = spread(run, known)
-    if found is None:
+def _how_fair(run: Run, run_sites: Sequence[Site]) -> _Tile:
+    disparity = spread(run, run_sites)
+    if disparity is None:
         why = (
             "only the mean over all clients is released"
             if run.noisy
             else "no accuracy of parts of the clients is known"
         )
         return _Tile("Disparity", formats.MISSING, why, question="How fair?")
-    parts = filter(None, (found.worst, sites.describe(found)))
+    parts = filter(None, (disparity.worst, sites.describe(disparity)))
     outside = "outside the guarantee" if run.exact else ""
-    value = formats.percent(found.lowest)
-    return _Tile(f"Worst {found.part}", value, "; ".join(parts), outside, good=False, question="How fair?")
+    value = formats.percent(disparity.lowest)
+    return _Tile(f"Worst {disparity.part}", value, "; ".join(parts), outside, good=False, question="How fair?")
 
 
-def _how_sure(run: Run, known: Sequence[Site]) -> _Tile:
+def _how_sure(run: Run, run_sites: Sequence[Site]) -> _Tile:
     again = "the spread over seeds is unknown; coterie sweep measures it"
-    error = standard_error(known)
+    error = standard_error(run_sites)
     if run.noisy and (noise := run.config.get("evaluate-noise")):
         note = f"standard deviation of the noise on the accuracy; one run: {again}"
         return _Tile("Noise", _plus_minus(noise), note, question="How sure?")
     if error is not None and not run.noisy:
-        many = sum(site.accuracy is not None for site in known)
+        many = sum(site.accuracy is not None for site in run_sites)
         note = f"of the mean accuracy over {many} sites; one run: {again}"
         outside = "outside the guarantee" if run.exact else ""
         return _Tile("Standard error", _plus_minus(error), note, outside, good=False, question="How sure?")
-    sampled, total = run.outcome["evaluated_clients"], run.config.get("clients")
+    sampled, total = run.scores.evaluated_clients, run.config.get("clients")
     of = f"{sampled} of {total} clients evaluated; " if sampled and total else ""
     return _Tile("Repetitions", "1 run", of + again, question="How sure?")
 
@@ -302,17 +303,19 @@ def _plus_minus(share: float) -> str:
     return f"±{formats.NBSP}{100 * share:.2g}{formats.NBSP}points"
 
 
-def _site_sentence(run: Run, known: Sequence[Site]) -> str:
+def _site_sentence(run: Run, run_sites: Sequence[Site]) -> str:
     """Summarise accuracy and membership of the sites."""
-    sizes = Counter(site.cluster for site in known if site.cluster is not None and run.clustered)
+    sizes = Counter(site.cluster for site in run_sites if site.cluster is not None and run.clustered)
     parts = [f"cluster {cluster} has {formats.clients(size)}" for cluster, size in sorted(sizes.items())]
-    sentences = [f"{len(known)} sites"] + ([f"{', '.join(parts)}"] if 0 < len(parts) <= _WORST else [])
-    found = spread(run, known)
-    if found is not None and found.part == "site":
-        sentences.append(f"worst: {found.worst} with {formats.percent(found.lowest)}; {sites.describe(found)}")
-        if len(known) > 2 * _WORST:
+    sentences = [f"{len(run_sites)} sites"] + ([f"{', '.join(parts)}"] if 0 < len(parts) <= _WORST else [])
+    disparity = spread(run, run_sites)
+    if disparity is not None and disparity.part == "site":
+        sentences.append(
+            f"worst: {disparity.worst} with {formats.percent(disparity.lowest)}; {sites.describe(disparity)}"
+        )
+        if len(run_sites) > 2 * _WORST:
             sentences.append(f"the {_WORST} worst are listed")
-    elif run.exact and run.certified and all(site.accuracy is None for site in known):
+    elif run.exact and run.certified and all(site.accuracy is None for site in run_sites):
         sentences.append("a certified run keeps no accuracy of single sites")
     return ". ".join(text[0].upper() + text[1:] for text in sentences) + "."
 
@@ -363,20 +366,20 @@ def _highest(comparison: Comparison, name: str, question: str) -> _Tile:
 
 def _scores(run: Run) -> list[_Tile]:
     """Return further scores."""
-    outcome = run.outcome
+    scores = run.scores
     if run.clusters_records:
         return [
-            _Tile("Kappa", formats.index(outcome["kappa"]), "chance-corrected agreement after matching"),
-            _Tile("Adjusted Rand", formats.index(outcome["ari"]), "chance-corrected agreement on pairs of records"),
-            _Tile("Accuracy", formats.percent(outcome["accuracy"]), "share of records, clusters matched to classes"),
+            _Tile("Kappa", formats.index(scores.kappa), "chance-corrected agreement after matching"),
+            _Tile("Adjusted Rand", formats.index(scores.ari), "chance-corrected agreement on pairs of records"),
+            _Tile("Accuracy", formats.percent(scores.accuracy), "share of records, clusters matched to classes"),
         ]
-    if run.noisy or not run.clustered or outcome["groups_found"] is None:
+    if run.noisy or not run.clustered or scores.groups_found is None:
         return []
-    matched = outcome["clustering_accuracy"]
+    matched = scores.clustering_accuracy
     return [
         _Tile(
             "Clusters found",
-            formats.of_total(outcome["groups_found"], outcome["groups"]),
+            formats.of_total(scores.groups_found, scores.groups),
             "" if matched is None else f"{formats.percent(matched)} of clients assigned correctly",
         )
     ]
@@ -386,20 +389,20 @@ def _resources(run: Run) -> list[_Tile]:
     """Return the tiles of time, traffic and participation, which the guarantee does not cover."""
     outcome, notes, traffic = run.outcome, run.notes, run.traffic
     if not run.clusters_records:
-        training = outcome["seconds_training"]
-        rounds, each = formats.number(outcome["rounds"]), formats.duration(outcome["seconds_per_round"])
+        training = outcome.seconds_training
+        rounds, per_round = formats.number(outcome.rounds), formats.duration(outcome.seconds_per_round)
         return [
             _Tile(
                 "Training time",
-                formats.duration(outcome["seconds_total"] if training is None else training),
-                f"{rounds} rounds, {each} each",
+                formats.duration(outcome.seconds_total if training is None else training),
+                f"{rounds} rounds, {per_round} each",
             )
         ]
     points, missing = notes.get("points"), notes.get("missing") or []
     note = f"missing: {formats.listed(missing)}" if missing else "" if points is None else "none missing"
     return [
         _Tile("Replies", formats.of_total(None if points is None else len(points), run.config.get("clients")), note),
-        _Tile("Time", formats.duration(outcome["seconds_total"]), "one round, including labelling"),
+        _Tile("Time", formats.duration(outcome.seconds_total), "one round, including labelling"),
         *(
             [_Tile("Upload", formats.size(traffic["bytes_up"]), f"download: {formats.size(traffic['bytes_down'])}")]
             if traffic

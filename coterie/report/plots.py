@@ -31,6 +31,7 @@ PANEL = (4.1, 2.4)
 # Id of images with colours of their own, which the dark page does not invert.
 PHOTO = "photo"
 LINE_STYLES = ("-", "--", "-.", ":")
+DASHED = (0, (4, 3))
 MAX_LABELS = 10
 EN_SPACE = "\u2002"  # an en space, which SVG does not collapse
 SMOOTHING = 10
@@ -89,7 +90,20 @@ def epsilon_panel(run: Run) -> Figure:
     """Plot the ε spent over rounds, with the budget if it is known; some round must have a finite ε."""
     with drawing_style():
         figure, axes = _panel()
-        _draw_epsilon(axes, run)
+        spent = [(r.round, r.epsilon) for r in run.rounds if math.isfinite(r.epsilon)]
+        numbers, values = zip(*spent, strict=True)
+        axes.plot(numbers, values, color=INK, linewidth=1.6)
+        axes.fill_between(numbers, values, color=INK, alpha=0.07, linewidth=0)
+        budget = run.certificate.get("epsilon_budget", run.config.get("epsilon"))
+        if isinstance(budget, int | float) and math.isfinite(budget):
+            axes.axhline(budget, color=MUTED, linewidth=0.9, linestyle=DASHED)
+            label, beside = f"budget ε = {formats.number(budget)}", axes.get_yaxis_transform()
+            axes.annotate(label, (0, budget), (2, 2), beside, "offset points", color=MUTED, va="bottom")
+            values = (*values, budget)
+        axes.set_ylim(0, 1.15 * max(values) or 1.0)
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axes.set_ylabel("ε spent")
+        round_axis(axes, numbers[-1])
     return figure
 
 
@@ -111,22 +125,20 @@ def cluster_panel(run: Run, cluster: int, limits: tuple[float, float]) -> Figure
         axes.axhline(0, color=AXIS, linewidth=0.8)
         axes.plot(numbers, seen, ".", color=colour, markersize=5, alpha=0.5, markeredgewidth=0)
         places = {number: after for number, (_, after) in model_indices(run).items()}
-        changed = [r.number for r in run.rounds if any(places[r.number][cluster] in pair for pair in r.reseeded)]
+        changed = [r.round for r in run.rounds if any(places[r.round][cluster] in pair for pair in r.reseeded)]
         # Break a line where its model was replaced: the following sizes belong to another model.
-        for part in np.split(np.arange(len(numbers)), np.searchsorted(numbers, changed, side="right")):
-            axes.plot(numbers[part], running_mean(seen[part]), style, color=colour, linewidth=2.0)
-        copies = [(r.number, a) for r in run.rounds for a, b in r.reseeded if b == places[r.number][cluster]]
-        for place, (number, source) in enumerate(copies):
+        for segment in np.split(np.arange(len(numbers)), np.searchsorted(numbers, changed, side="right")):
+            axes.plot(numbers[segment], running_mean(seen[segment]), style, color=colour, linewidth=2.0)
+        copies = [(r.round, a) for r in run.rounds for a, b in r.reseeded if b == places[r.round][cluster]]
+        for index, (number, source) in enumerate(copies):
             axes.axvline(number, color=INK, linewidth=1.0, linestyle=(0, (3, 2)))
             kept = places[number]
             label = f"copy of {kept.index(source)}" if source in kept else "copy of a removed model"
-            below = (3, -3 - 10 * (place % 3))  # neighbouring labels in different lines
+            below = (3, -3 - 10 * (index % 3))  # neighbouring labels in different lines
             axes.annotate(label, (number, 1), below, axes.get_xaxis_transform(), "offset points", va="top")
         axes.set_ylim(*limits)
-        axes.set_xlim(0, 1.01 * numbers[-1])
         axes.set_ylabel("clients in a round")
-        axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
+        round_axis(axes, numbers[-1])
     return figure
 
 
@@ -140,7 +152,7 @@ def comparison_panel(rows: Sequence[Sequence[Run]], shown: int) -> Figure:
     with drawing_style():
         figure, axes = _panel()
         curves = [[evaluated_rounds(run) for run in runs] for runs in rows]
-        colour, style = run_style(shown)
+        colour, style = cycle(GROUP_COLOURS, shown)
         for index in sorted(range(len(rows)), key=lambda index: index == shown):
             for rounds, accuracy in curves[index]:
                 look: dict[str, Any] = {"color": FAINT, "linewidth": 1.0}
@@ -165,7 +177,7 @@ def privacy_figure(curves: Mapping[str, Sequence[tuple[int, float]]], title: str
         ends: list[LineEnd] = []
         for index, (name, points) in enumerate(curves.items()):
             rounds, values = zip(*points, strict=True)
-            colour, style = run_style(index)
+            colour, style = cycle(GROUP_COLOURS, index)
             axes.plot(rounds, values, style, color=colour, linewidth=1.9, marker=_marker(rounds), markersize=3)
             ends.append(LineEnd(rounds[-1], values[-1], f"{name}{EN_SPACE}{formats.epsilon(values[-1])}", colour))
         axes.set_xlim(0, max(end.round for end in ends))
@@ -208,11 +220,6 @@ class LineEnd(NamedTuple):
     bold: bool = False
 
 
-def run_style(index: int) -> tuple[str, str]:
-    """Colour and line style of the run at `index`, counted from 0, in a comparison."""
-    return cycle(GROUP_COLOURS, index)
-
-
 @contextmanager
 def drawing_style() -> Iterator[None]:
     """Apply the style of all figures."""
@@ -225,6 +232,21 @@ def cycle(colours: Sequence[str], index: int) -> tuple[str, str]:
     return colours[index % len(colours)], LINE_STYLES[index // len(colours) % len(LINE_STYLES)]
 
 
+def round_axis(axes: Axes, last: float) -> None:
+    """Draw the horizontal axis of rounds up to ``last``."""
+    axes.set_xlabel("round")
+    axes.set_xlim(0, 1.01 * last)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
+
+
+def without_axes(axes: Axes) -> None:
+    """Remove ticks, grid and frame."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+
+
 def _panel() -> tuple[Figure, Axes]:
     figure = Figure(figsize=PANEL, facecolor="none")
     return figure, figure.add_axes((0.18, 0.2, 0.8, 0.76))
@@ -232,15 +254,15 @@ def _panel() -> tuple[Figure, Axes]:
 
 def evaluated_rounds(run: Run) -> tuple[list[int], list[float]]:
     """Return the evaluated rounds, and the mean accuracy of each."""
-    evaluated = [(r.number, r.accuracy) for r in run.rounds if r.accuracy is not None]
+    evaluated = [(r.round, r.mean_accuracy) for r in run.rounds if r.mean_accuracy is not None]
     return [number for number, _ in evaluated], [accuracy for _, accuracy in evaluated]
 
 
 def group_rounds(run: Run, group: int) -> tuple[list[int], list[float]]:
     """Return the rounds in which a hidden group was evaluated, and its accuracy in each."""
-    groups = [(r.number, r.group_accuracy or ()) for r in run.rounds]
-    known = [(number, accuracy[group]) for number, accuracy in groups if len(accuracy) > group]
-    return [number for number, _ in known], [accuracy for _, accuracy in known]
+    groups = [(r.round, r.scores.group_accuracy or ()) for r in run.rounds]
+    points = [(number, accuracy[group]) for number, accuracy in groups if len(accuracy) > group]
+    return [number for number, _ in points], [accuracy for _, accuracy in points]
 
 
 def accuracy_limits(values: Sequence[float]) -> tuple[float, float]:
@@ -258,8 +280,8 @@ def released_sizes(run: Run) -> tuple[np.ndarray, np.ndarray]:
     numbers, rows, places = [], [], model_indices(run)
     for r in run.rounds:
         if (sizes := r.histogram) is not None:
-            numbers.append(r.number)
-            rows.append([sizes[j] if 0 <= j < len(sizes) else math.nan for j in places[r.number][0]])
+            numbers.append(r.round)
+            rows.append([sizes[j] if 0 <= j < len(sizes) else math.nan for j in places[r.round][0]])
     return np.array(numbers), np.array(rows or [[]])
 
 
@@ -269,43 +291,17 @@ def model_indices(run: Run) -> dict[int, tuple[list[int], list[int]]]:
         count = len(changes[-1])
     else:
         count = max((len(r.histogram or ()) for r in run.rounds), default=0)
-    after, found = list(range(count)), {}
+    after, indices = list(range(count)), {}
     for r in reversed(run.rounds):
         during = [r.origins[j] if 0 <= j < len(r.origins) else -1 for j in after] if r.origins else after
-        found[r.number] = during, after
+        indices[r.round] = during, after
         after = during
-    return found
+    return indices
 
 
 def _marker(rounds: Sequence[int]) -> str:
     """Return the marker: points if there are few, so that a run evaluated once is visible."""
     return "o" if len(rounds) <= 12 else ""
-
-
-def _draw_epsilon(axes: Axes, run: Run) -> None:
-    spent = [(r.number, r.epsilon) for r in run.rounds if math.isfinite(r.epsilon)]
-    numbers, values = zip(*spent, strict=True)
-    axes.plot(numbers, values, color=INK, linewidth=1.6)
-    axes.fill_between(numbers, values, color=INK, alpha=0.07, linewidth=0)
-    budget = run.certificate.get("epsilon_budget", run.config.get("epsilon"))
-    if isinstance(budget, int | float) and math.isfinite(budget):
-        axes.axhline(budget, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
-        axes.annotate(
-            f"budget ε = {formats.number(budget)}",
-            (0, budget),
-            (2, 2),
-            color=MUTED,
-            xycoords=axes.get_yaxis_transform(),
-            textcoords="offset points",
-            va="bottom",
-        )
-        values = (*values, budget)
-    axes.set_ylim(0, 1.15 * max(values) or 1.0)
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.set_xlim(0, 1.01 * numbers[-1])
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
-    axes.set_xlabel("round")
-    axes.set_ylabel("ε spent")
 
 
 def running_mean(sizes: np.ndarray) -> np.ndarray:
@@ -316,12 +312,10 @@ def running_mean(sizes: np.ndarray) -> np.ndarray:
 
 def _finish_accuracy(axes: Axes, limits: tuple[float, float], last: int) -> None:
     axes.set_ylabel("accuracy")
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.set_ylim(*limits)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g} %"))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axes.set_xlim(0, 1.01 * last)
+    round_axis(axes, last)
 
 
 def label_ends(axes: Axes, ends: Sequence[LineEnd]) -> None:
@@ -351,11 +345,11 @@ def label_ends(axes: Axes, ends: Sequence[LineEnd]) -> None:
     wanted = np.array([(end.value - low) / (high - low) for end in ends])
     places = np.clip(isotonic_regression(wanted - slots).x, 0, max(0.0, 1 - slots[-1])) + slots
     leader = {"arrowstyle": "-", "linewidth": 1.0, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0}
-    for end, place in zip(ends, places, strict=True):
+    for end, y in zip(ends, places, strict=True):
         axes.annotate(
             end.label,
             (end.round, end.value),
-            (1.035, place),
+            (1.035, y),
             textcoords="axes fraction",
             va="center",
             fontweight="bold" if end.bold else "normal",

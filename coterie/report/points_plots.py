@@ -11,7 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from coterie.report.plots import CLUSTER_COLOURS, GROUP_COLOURS, INK, PHOTO, drawing_style
+from coterie.report.plots import CLUSTER_COLOURS, GROUP_COLOURS, INK, PHOTO, drawing_style, without_axes
 
 #: Maximum number of plotted points per client, and of plotted clients.
 MAX_PER_CLIENT, MAX_CLIENTS = 10, 20
@@ -30,7 +30,7 @@ def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -
     """
     clients = list(points)
     if len(clients) > MAX_CLIENTS:
-        clients = [clients[place] for place in _spread(len(clients), MAX_CLIENTS)]
+        clients = [clients[index] for index in _spread(len(clients), MAX_CLIENTS)]
     shape = points[clients[0]].shape[1:]
     high = shape[1] / shape[2] if len(shape) == 3 else 1.0
     step = high + _SPACE
@@ -44,16 +44,16 @@ def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -
         axes.set_axis_off()
         tiles, lines = [], []
         for down, client in enumerate(clients):
-            own = points[client]
+            samples = points[client]
             top = down * step
             axes.text(-0.2, top + high / 2, f"client {client}", ha="right", va="center")
-            for across, place in enumerate(_spread(len(own), MAX_PER_CLIENT)):
+            for across, index in enumerate(_spread(len(samples), MAX_PER_CLIENT)):
                 left = across * (1 + _SPACE)
                 if len(shape) == 3:
-                    _draw_image(axes, own[place], (left, left + 1, top + high, top))
+                    _draw_image(axes, samples[index], (left, left + 1, top + high, top))
                 else:
                     tiles.append(Rectangle((left, top), 1, high))
-                    lines.append(_line(own[place].ravel(), strokes) * (1, high) + (left, top))
+                    lines.append(_line(samples[index].ravel(), strokes) * (1, high) + (left, top))
         axes.add_collection(PatchCollection(tiles, facecolor=_TILE, linewidth=0))
         axes.add_collection(LineCollection(lines, colors=INK, linewidths=0.9, capstyle="round", joinstyle="round"))
         if strokes:
@@ -73,12 +73,12 @@ def embedding_figure(places: np.ndarray, labels: np.ndarray) -> Figure:
     with drawing_style():
         figure = Figure(figsize=(4.1, 3.6), facecolor="none")
         axes = figure.add_axes((0.01, 0.01, 0.98, 0.98))
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.spines[:].set_visible(False)
+        without_axes(axes)
         for label in np.unique(labels).tolist():
-            own, colour = places[labels == label], CLUSTER_COLOURS[label % len(CLUSTER_COLOURS)]
-            axes.plot(*own.T, "o", color=colour, markersize=2.6 if small else 4.0, alpha=0.7, markeredgewidth=0)
+            cluster_points, colour = places[labels == label], CLUSTER_COLOURS[label % len(CLUSTER_COLOURS)]
+            axes.plot(
+                *cluster_points.T, "o", color=colour, markersize=2.6 if small else 4.0, alpha=0.7, markeredgewidth=0
+            )
         for label in np.unique(labels).tolist():
             _label_cluster(axes, places[labels == label], label)
     return figure
@@ -86,7 +86,7 @@ def embedding_figure(places: np.ndarray, labels: np.ndarray) -> Figure:
 
 def _spread(many: int, most: int) -> Sequence[int]:
     """Return up to `most` evenly spaced indices."""
-    return [int(place) for place in np.linspace(0, many - 1, min(many, most))]
+    return [int(index) for index in np.linspace(0, many - 1, min(many, most))]
 
 
 def _draw_image(axes: Axes, image: np.ndarray, extent: tuple[float, float, float, float]) -> None:
@@ -106,9 +106,9 @@ def _line(values: np.ndarray, strokes: bool) -> np.ndarray:
     return np.asarray(_MARGIN + (1 - 2 * _MARGIN) * inside)
 
 
-def _label_cluster(axes: Axes, own: np.ndarray, label: int) -> None:
+def _label_cluster(axes: Axes, cluster_points: np.ndarray, label: int) -> None:
     """Label a cluster with its number at the point nearest to its centre."""
-    x, y = own[np.linalg.norm(own - np.median(own, axis=0), axis=1).argmin()]
+    x, y = cluster_points[np.linalg.norm(cluster_points - np.median(cluster_points, axis=0), axis=1).argmin()]
     colour = CLUSTER_COLOURS[label % len(CLUSTER_COLOURS)]
     badge = {"boxstyle": "circle,pad=.25", "facecolor": "white", "edgecolor": colour, "linewidth": 1.2}
     axes.text(x, y, str(label), ha="center", va="center", fontsize=8, fontweight="bold", bbox=badge, zorder=4)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from scipy.optimize import linear_sum_assignment
 
 from coterie.report import formats
 from coterie.report.runs import Run
+from coterie.results import Diagnostics
 
 # Characters of a name, which a site may have chosen.
 _LONGEST_NAME = 80
@@ -62,40 +63,36 @@ class Spread:
 
 
 def read_sites(run: Run) -> list[Site]:
-    """Return the sites by client id; empty if neither clusters nor accuracies of single sites are known.
-
-    Entries that have another form, as in a damaged file, are left out.
-    """
-    found: dict[int, Site] = {}
-    for entry in _entries((run.result or {}).get("sites")):
-        client, cluster = _index(entry.get("client")), _index(entry.get("cluster"))
-        if client is not None:
-            name = entry.get("name")
-            found[client] = Site(client, _printable(name) if isinstance(name, str) else "", cluster, None)
-    for client, accuracy, cluster in _exact(run):
-        known = found.get(client, Site(client, "", None, None))
-        found[client] = Site(client, known.name, cluster if known.cluster is None else known.cluster, accuracy)
-    return [found[client] for client in sorted(found)]
+    """Return the sites by client id; empty if neither clusters nor accuracies of single sites are known."""
+    outcome = run.outcome
+    sites = {site.client: Site(site.client, _printable(site.name or ""), site.cluster, None) for site in outcome.sites}
+    scores = outcome.diagnostics or Diagnostics()
+    clients = scores.client_id or ()
+    clusters = scores.client_cluster or (None,) * len(clients)
+    for client, accuracy, cluster in zip(clients, scores.client_accuracy or (), clusters, strict=False):
+        site = sites.get(client, Site(client, "", None, None))
+        sites[client] = replace(site, cluster=cluster if site.cluster is None else site.cluster, accuracy=accuracy)
+    return [sites[client] for client in sorted(sites)]
 
 
 def spread(run: Run, sites: Sequence[Site]) -> Spread | None:
     """Return how accuracy differs between sites, otherwise between hidden groups, or classes; None if unknown."""
-    outcome = run.outcome
+    scores = run.scores
     if run.noisy:
         return None
     if run.clusters_records:
-        return _spread("class", _class_accuracies(outcome["confusion"]))
-    known = [(site.accuracy, site.label) for site in sites if site.accuracy is not None]
-    if len(known) > 1:
-        return _spread("site", known)
+        return _spread("class", _class_accuracies(scores.confusion))
+    accuracies = [(site.accuracy, site.label) for site in sites if site.accuracy is not None]
+    if len(accuracies) > 1:
+        return _spread("site", accuracies)
     groups = [
         (value, f"group {number}")
-        for number, value in enumerate(outcome["group_accuracy"] or ())
+        for number, value in enumerate(scores.group_accuracy or ())
         if value is not None and math.isfinite(value)
     ]
     if len(groups) > 1:
         return _spread("group", groups)
-    lowest, disparity = outcome.get("worst_client_accuracy"), outcome.get("max_disparity")
+    lowest, disparity = scores.worst_client_accuracy, scores.max_disparity
     if lowest is not None:
         return Spread("client", "", lowest, disparity, None, None)
     return None
@@ -114,20 +111,20 @@ def describe(found: Spread) -> str:
 
 def standard_error(sites: Sequence[Site]) -> float | None:
     """Return the standard error of the mean accuracy over sites; None with fewer than two."""
-    known = [site.accuracy for site in sites if site.accuracy is not None]
-    return statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
+    accuracies = [site.accuracy for site in sites if site.accuracy is not None]
+    return statistics.stdev(accuracies) / math.sqrt(len(accuracies)) if len(accuracies) > 1 else None
 
 
 def _points(share: float) -> str:
     return f"{100 * share:.1f}{formats.NBSP}points"
 
 
-def _spread(part: str, known: Sequence[tuple[float, str]]) -> Spread | None:
-    if not known:
+def _spread(unit: str, accuracies: Sequence[tuple[float, str]]) -> Spread | None:
+    if not accuracies:
         return None
-    values = [value for value, _ in known]
-    lowest, worst = min(known, key=lambda each: each[0])
-    return Spread(part, worst, lowest, max(values) - lowest, statistics.pstdev(values), len(values))
+    values = [value for value, _ in accuracies]
+    lowest, worst = min(accuracies, key=lambda pair: pair[0])
+    return Spread(unit, worst, lowest, max(values) - lowest, statistics.pstdev(values), len(values))
 
 
 def _class_accuracies(confusion: Any) -> list[tuple[float, str]]:
@@ -136,41 +133,10 @@ def _class_accuracies(confusion: Any) -> list[tuple[float, str]]:
         return []
     counts = np.array(confusion)
     inside = np.zeros(counts.shape[1])
-    for cluster, each in zip(*linear_sum_assignment(-counts), strict=True):
-        inside[each] = counts[cluster, each]
+    for cluster, label in zip(*linear_sum_assignment(-counts), strict=True):
+        inside[label] = counts[cluster, label]
     sizes = counts.sum(axis=0)
-    return [(float(inside[each] / sizes[each]), f"class {each}") for each in np.flatnonzero(sizes).tolist()]
-
-
-def _exact(run: Run) -> list[tuple[int, float | None, int | None]]:
-    """Return (client, accuracy, cluster) from the exact scores; those of single clients only where they are kept."""
-    exact = run.diagnostics or {}
-    values, ids, clusters = (exact.get(f"client_{name}") for name in ("accuracy", "id", "cluster"))
-    if not isinstance(values, list):
-        return []
-    if not isinstance(ids, list) or len(ids) != len(values):
-        if len(values) != run.config.get("clients"):
-            return []  # an older version, which lists evaluated clients without their ids
-        ids = list(range(len(values)))
-    if not isinstance(clusters, list) or len(clusters) != len(values):
-        clusters = [None] * len(values)
-    return [
-        (client, float(value) if _is_share(value) else None, _index(cluster))
-        for client, value, cluster in zip(ids, values, clusters, strict=True)
-        if _index(client) is not None and (_is_share(value) or _index(cluster) is not None)
-    ]
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _entries(values: Any) -> list[Mapping[str, Any]]:
-    return [entry for entry in values if isinstance(entry, Mapping)] if isinstance(values, list) else []
-
-
-def _index(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return [(float(inside[label] / sizes[label]), f"class {label}") for label in np.flatnonzero(sizes).tolist()]
 
 
 def _printable(name: str) -> str:

@@ -75,8 +75,8 @@ PAGE = r"""{% macro badge(text, good) %}
 {% else %}
 <p>This run released no cluster sizes.</p>
 {% endif %}
-{% if fmt.mixture(run.outcome.get("notes")) %}
-<p>{{ fmt.mixture(run.outcome.get("notes")) }}.</p>
+{% if fmt.mixture(run.notes) %}
+<p>{{ fmt.mixture(run.notes) }}.</p>
 {% endif %}
 {% endif %}
 {% endmacro %}
@@ -115,14 +115,14 @@ PAGE = r"""{% macro badge(text, good) %}
 
 {% macro confusion(section, h) %}
 {% set run = section.run %}
-{% if run.outcome.confusion and not run.clusters_records %}
+{% if run.scores.confusion and not run.clusters_records %}
 <h{{ h + 1 }} class="sub">Confusion matrix: clients by cluster and hidden group, at the end of the run</h{{ h + 1 }}>
 <div class="card">
 {% call scroll('Confusion matrix of ' ~ section.anchor) %}
 <table class="numbers">
-  <thead><tr><th scope="col">cluster</th>{% for _ in run.outcome.confusion[0] %}<th scope="col">group {{ loop.index0 }}</th>{% endfor %}</tr></thead>
+  <thead><tr><th scope="col">cluster</th>{% for _ in run.scores.confusion[0] %}<th scope="col">group {{ loop.index0 }}</th>{% endfor %}</tr></thead>
   <tbody>
-  {% for row in run.outcome.confusion %}
+  {% for row in run.scores.confusion %}
   {% set cluster = loop.index0 %}
   <tr><th scope="row">{{ cluster }}</th>
     {%- for count in row %}<td>{% if count and count == row | max %}<strong>{{ count }}</strong>{% else %}{{ count }}{% endif %}</td>{% endfor %}</tr>
@@ -132,12 +132,12 @@ PAGE = r"""{% macro badge(text, good) %}
 {% endcall %}
 </div>
 {% endif %}
-{% if run.outcome.confusion and run.clusters_records %}
+{% if run.scores.confusion and run.clusters_records %}
 <h{{ h + 1 }} class="sub">Confusion matrix: records by cluster and class, shaded by the share of the class</h{{ h + 1 }}>
 <div class="card">
 {% call scroll('Confusion matrix of ' ~ section.anchor) %}
 <table class="numbers heat">
-  <thead><tr><th scope="col">cluster</th>{% for _ in run.outcome.confusion[0] %}<th scope="col"><span class="spare">class</span> {{ loop.index0 }}</th>{% endfor %}</tr></thead>
+  <thead><tr><th scope="col">cluster</th>{% for _ in run.scores.confusion[0] %}<th scope="col"><span class="spare">class</span> {{ loop.index0 }}</th>{% endfor %}</tr></thead>
   <tbody>
   {% for cluster, cells in records.confusion_rows(run) %}
   <tr><th scope="row">{{ cluster }}</th>
@@ -466,7 +466,7 @@ footer { color: var(--muted); font-size: .85rem; margin-top: 3rem; }
     <td data-head="strategy">{{ run.strategy }}</td>
     <td data-head="dataset">{{ run.dataset }}</td>
     <td data-head="seed">{{ run.config.get('seed', 'auto') }}</td>
-    <td data-head="accuracy" class="number"><span><strong>{{ fmt.percent(outcome.accuracy) }}</strong>{{ ' (noisy)' if run.noisy else '*' if run.exact }}</span></td>
+    <td data-head="accuracy" class="number"><span><strong>{{ fmt.percent(run.scores.accuracy) }}</strong>{{ ' (noisy)' if run.noisy else '*' if run.exact }}</span></td>
     <td data-head="ε" class="number">{{ fmt.epsilon(run.epsilon) }}</td>
     <td data-head="δ" class="number">{{ fmt.number(run.delta) if run.unit != 'none' else fmt.MISSING }}</td>
     <td data-head="certified">{{ badge('yes', true) if run.certified else badge('no', false) if run.finished else badge('unfinished', false) }}</td>

@@ -1,18 +1,16 @@
-"""Rounds of a run: one exchange, the loop, and the client registry."""
+"""Parts of a round: the exchange, its phases, the evaluation, and the client registry."""
 
 from coterie.rounds.aggregation import AGGREGATORS, Aggregator
 from coterie.rounds.averaging import Averaging
-from coterie.rounds.context import RunContext, Statistics, StrategyError
-from coterie.rounds.evaluation import SERVER_KEYS, EvaluationExchange, mean_of_clients
+from coterie.rounds.client_registry import ClientRegistry, SimulatesClients
+from coterie.rounds.evaluation import EvaluationExchange, mean_of_clients
 from coterie.rounds.exchange import Exchange, MessageBatch, PartialSums, SupportsSums
-from coterie.rounds.loop import RoundsStrategy, await_clients, run_rounds
 from coterie.rounds.phases import Phase, PointsPhase, SumsPhase, UpdatesPhase
-from coterie.rounds.recorder import Checkpoint, NullRecorder, Recorder
-from coterie.rounds.registry import ClientRegistry, SimulatesClients
+from coterie.rounds.recorder import Checkpoint, Recorder
+from coterie.rounds.run_state import Run, RunState, Statistics, StrategyError
 
 __all__ = [
     "AGGREGATORS",
-    "SERVER_KEYS",
     "Aggregator",
     "Averaging",
     "Checkpoint",
@@ -20,20 +18,17 @@ __all__ = [
     "EvaluationExchange",
     "Exchange",
     "MessageBatch",
-    "NullRecorder",
     "PartialSums",
     "Phase",
     "PointsPhase",
     "Recorder",
-    "RoundsStrategy",
-    "RunContext",
+    "Run",
+    "RunState",
     "SimulatesClients",
     "Statistics",
     "StrategyError",
     "SumsPhase",
     "SupportsSums",
     "UpdatesPhase",
-    "await_clients",
     "mean_of_clients",
-    "run_rounds",
 ]

@@ -40,12 +40,12 @@ def trimmed_mean(updates: Updates, byzantine: int) -> FloatArray:
     With at most ``byzantine`` dishonest updates, every coordinate lies within the range of the honest ones.
     """
     middle = slice(byzantine, len(updates) - byzantine)
-    return _by_coordinate(updates, lambda part: np.sort(part, axis=0)[middle].mean(axis=0))
+    return _by_coordinate(updates, lambda values: np.sort(values, axis=0)[middle].mean(axis=0))
 
 
 def median(updates: Updates, byzantine: int = 0) -> FloatArray:
     """(d,) median of each coordinate; of an even number the mean of the middle two. ``byzantine`` does not matter."""
-    return _by_coordinate(updates, lambda part: np.median(part, axis=0))
+    return _by_coordinate(updates, lambda values: np.median(values, axis=0))
 
 
 def krum(updates: Updates, byzantine: int) -> FloatArray:
@@ -63,7 +63,7 @@ def _least_scores(updates: Updates, byzantine: int, count: int) -> FloatArray:
         return median(updates)
     scores = krum_scores(updates, byzantine)
     return _by_coordinate(
-        updates[scores <= np.sort(scores)[count - 1]], lambda part: np.sort(part, axis=0).mean(axis=0)
+        updates[scores <= np.sort(scores)[count - 1]], lambda values: np.sort(values, axis=0).mean(axis=0)
     )
 
 
@@ -73,8 +73,8 @@ def krum_scores(updates: Updates, byzantine: int) -> FloatArray:
 
     nearest = max(len(updates) - byzantine - 2, 1)
     squares = np.zeros(len(updates) * (len(updates) - 1) // 2)
-    for _, part in _columns(updates):
-        squares += pdist(part, "sqeuclidean")
+    for _, values in _columns(updates):
+        squares += pdist(values, "sqeuclidean")
     distances = squareform(squares)
     np.fill_diagonal(distances, np.inf)
     return np.asarray(np.sort(distances, axis=1)[:, :nearest].sum(axis=1))
@@ -89,10 +89,10 @@ def _columns(updates: Updates) -> Iterator[tuple[slice, FloatArray]]:
 
 
 def _by_coordinate(updates: Updates, rule: Callable[[FloatArray], FloatArray]) -> FloatArray:
-    found = np.empty(updates.shape[1])
-    for columns, part in _columns(updates):
-        found[columns] = rule(part)
-    return found
+    aggregate = np.empty(updates.shape[1])
+    for columns, values in _columns(updates):
+        aggregate[columns] = rule(values)
+    return aggregate
 
 
 #: Rules besides the mean, and how many of n updates each can take for dishonest.

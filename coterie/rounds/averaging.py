@@ -23,7 +23,7 @@ class Averaging:
         last: part of the rounds whose models are averaged, in [0, 1).
     """
 
-    last: float
+    last: float = 0.0
 
     def begins_after(self, rounds: int) -> int:
         """The round after which models are averaged."""

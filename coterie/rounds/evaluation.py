@@ -16,35 +16,14 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 
 from coterie.logs import printable
-from coterie.messages import CONFIG, DIAGNOSTICS, ReplyError, check_sender, diagnostics, parse
-from coterie.rounds.context import Models, RunContext
+from coterie.results import RoundRecord
 from coterie.rounds.exchange import MessageBatch
+from coterie.rounds.run_state import Models, Run
 from coterie.wire import Request, Summary
+from coterie.wire.messages import CONFIG, DIAGNOSTICS, ReplyError, check_sender, diagnostics, parse
 
 _MAX_KEYS = 100
 _LONGEST_KEY = 100
-
-#: Keys of a round's metrics that the server computes: released, charged, or no secret.
-SERVER_KEYS = frozenset(
-    {
-        "round",
-        "epsilon",
-        "epsilon_rdp",
-        "histogram",
-        "clip_norm",
-        "reseeded",
-        "notes",
-        "seconds",
-        "seconds_total",
-        "messages_down",
-        "messages_up",
-        "bytes_down",
-        "bytes_up",
-        "clients_present",
-        "clients_labelled",
-        "replies",
-    }
-)
 
 
 class EvaluationExchange:
@@ -62,7 +41,7 @@ class EvaluationExchange:
 
     def __init__(
         self,
-        run: RunContext,
+        run: Run,
         request: Request,
         number: int,
         models: Models,
@@ -156,9 +135,9 @@ def _scalars(content: RecordDict) -> dict[str, float]:
         reported = diagnostics(content)
     except ReplyError:
         return {}
-    found: dict[str, float] = {}
+    scalars: dict[str, float] = {}
     for key, value in reported.items():
-        usable = key not in SERVER_KEYS and len(key) <= _LONGEST_KEY and key.isprintable()
-        if usable and isinstance(value, int | float) and math.isfinite(value) and len(found) < _MAX_KEYS:
-            found[key] = float(value)
-    return found
+        usable = key not in RoundRecord.server_keys() and len(key) <= _LONGEST_KEY and key.isprintable()
+        if usable and isinstance(value, int | float) and math.isfinite(value) and len(scalars) < _MAX_KEYS:
+            scalars[key] = float(value)
+    return scalars

@@ -17,11 +17,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 
 from coterie.logs import printable
-from coterie.messages import CONFIG, MODELS, ReplyError, pack_models
 from coterie.privacy import Permit, Pricing, Summed
-from coterie.rounds.context import Models, RunContext, StrategyError
 from coterie.rounds.phases import C, IntArray, Phase, R, SumsPhase
+from coterie.rounds.run_state import Models, Run, StrategyError
 from coterie.wire import Request, TrainRequest, digest
+from coterie.wire.messages import CONFIG, MODELS, ReplyError, pack_models
 
 #: Reason of every dropped reply of a certified client-level run, whose participants are secret.
 WITHHELD = "withheld under client-level privacy: see the clients' logs"
@@ -44,7 +44,7 @@ class MessageBatch:
 
     def __init__(
         self,
-        run: RunContext,
+        run: Run,
         request: Request,
         models: Models,
         assignments: Mapping[int, int] | None,
@@ -55,11 +55,11 @@ class MessageBatch:
         self.messages: dict[int, Message] = {}
         present = [client for client in clients if client in run.registry.nodes]
         if assignments is None:
-            self._add(pack_models(models, run.layout), request, present)
+            self._add(pack_models(models, run.state.layout), request, present)
             return
         for cluster, model in enumerate(models):
             members = [client for client in present if assignments.get(client) == cluster]
-            self._add(pack_models(model[None], run.layout), replace(request, cluster=cluster), members)
+            self._add(pack_models(model[None], run.state.layout), replace(request, cluster=cluster), members)
 
     def _add(self, arrays: ArrayRecord, request: Request, clients: list[int]) -> None:
         message = message_content(self._run, arrays, request)
@@ -116,25 +116,25 @@ class MessageBatch:
         withheld = plan.private and self._run.streams.secret and not plan.clients_keep_ledgers
         self._run.statistics.drop(WITHHELD if withheld else reason)
         if not withheld:  # participation is public at record level
-            known = {"round": self.request.round, "client": client, "reason": reason}
-            log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason, extra=known)
+            fields = {"round": self.request.round, "client": client, "reason": reason}
+            log(WARNING, "reply of client %s dropped: %s", "?" if client is None else client, reason, extra=fields)
 
 
-def message_content(run: RunContext, arrays: ArrayRecord, request: Request) -> RecordDict:
+def message_content(run: Run, arrays: ArrayRecord, request: Request) -> RecordDict:
     """Content of a message to clients: models, and the run's configuration with the request.
 
     Raises:
         StrategyError: the configuration sets a field of the request, which no plan would price.
     """
-    if taken := run.config.keys() & request.keys():
+    if taken := run.state.config.keys() & request.keys():
         names = ", ".join(sorted(taken))
         raise StrategyError(f"the client configuration must not set {names}: the strategy sets these fields")
-    return RecordDict({MODELS: arrays, CONFIG: ConfigRecord({**run.config, **request.to_record()})})
+    return RecordDict({MODELS: arrays, CONFIG: ConfigRecord({**run.state.config, **request.to_record()})})
 
 
-def batch_digest(run: RunContext, request: Request, models: Models, assignments: Mapping[int, int] | None) -> str:
+def batch_digest(run: Run, request: Request, models: Models, assignments: Mapping[int, int] | None) -> str:
     """Digest of all messages of an exchange, whoever receives them."""
-    message = message_content(run, pack_models(models, run.layout), request)
+    message = message_content(run, pack_models(models, run.state.layout), request)
     pairs = None if assignments is None else sorted(assignments.items())
     return hashlib.sha256(f"{digest(request.message_type, message)} {pairs}".encode()).hexdigest()
 
@@ -186,7 +186,7 @@ class Exchange(Generic[C, R]):
         BudgetError: the charge would exceed the budget.
     """
 
-    def __init__(self, run: RunContext, phase: Phase[C, R], number: int) -> None:
+    def __init__(self, run: Run, phase: Phase[C, R], number: int) -> None:
         self._run, self._phase, self._attempt = run, phase, run.attempt
         self.request = _completed(phase.request, number, run)
         self.cohort = self._sampled()
@@ -223,7 +223,7 @@ class Exchange(Generic[C, R]):
         """Add the sums of some clients, as :meth:`collect` adds each of their replies; return the clients."""
         assert isinstance(self._contributions, Summed)
         self._contributions.merge(partial.sums)
-        self._run.statistics.summed(len(partial.messages), self._run.layout)
+        self._run.statistics.summed(len(partial.messages), self._run.state.layout)
         return {self.batch.recipient(message.metadata.message_id) for message in partial.messages}
 
     def release(self) -> R:
@@ -280,10 +280,11 @@ class Exchange(Generic[C, R]):
         return permit
 
 
-def _completed(request: Request, number: int, run: RunContext) -> Request:
+def _completed(request: Request, number: int, run: Run) -> Request:
     """The request of a method, completed with the fields that all requests of a round share."""
     request = replace(request, round=number, record_plans=run.plan.record_plans)
-    if run.redraw is None or not isinstance(request, TrainRequest):
+    redraw = run.state.redraw
+    if redraw is None or not isinstance(request, TrainRequest):
         return request
     assigned = None if run.rebalance_train == "own" else run.rebalance_train
-    return replace(request, redraw=tuple(run.redraw.ravel().tolist()), rebalance_train=assigned)
+    return replace(request, redraw=tuple(redraw.ravel().tolist()), rebalance_train=assigned)

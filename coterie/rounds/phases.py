@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import RecordDict
 
-from coterie.messages import Layout, PointsSpec, Reply, ReplyError, parse, read_points, read_reply
 from coterie.privacy import (
     Collected,
     Contributions,
@@ -23,8 +22,9 @@ from coterie.privacy import (
     ReleasedSums,
     ReleasedUpdates,
 )
-from coterie.rounds.context import Models, RunContext, StrategyError
+from coterie.rounds.run_state import Models, Run, StrategyError
 from coterie.wire import Request, TrainRequest
+from coterie.wire.messages import Layout, PointsSpec, Reply, ReplyError, parse, read_points, read_reply
 
 C = TypeVar("C", bound=Contributions)
 R = TypeVar("R", bound=Released)
@@ -58,7 +58,7 @@ class Phase(ABC, Generic[C, R]):
         return released
 
     @abstractmethod
-    def container(self, run: RunContext, cohort: IntArray) -> C:
+    def container(self, run: Run, cohort: IntArray) -> C:
         """The container for the replies.
 
         Raises:
@@ -66,16 +66,16 @@ class Phase(ABC, Generic[C, R]):
         """
 
     @abstractmethod
-    def release(self, run: RunContext, permit: Permit, contributions: C, attempt: int) -> R:
+    def release(self, run: Run, permit: Permit, contributions: C, attempt: int) -> R:
         """Release the contributions against a permit from the ledger."""
 
-    def read(self, run: RunContext, request: Request, client: int, content: RecordDict) -> Reply:
+    def read(self, run: Run, request: Request, client: int, content: RecordDict) -> Reply:
         """A valid reply; if it is the update of a model, no longer than the plan allows.
 
         Raises:
             ReplyError: the reply is invalid.
         """
-        plan, layout = run.plan, self.reply_layout or run.layout
+        plan, layout = run.plan, self.reply_layout or run.state.layout
         training = request if isinstance(request, TrainRequest) else TrainRequest()
         k = plan.num_clusters
         reply = parse(
@@ -90,7 +90,7 @@ class Phase(ABC, Generic[C, R]):
             counts_norms=plan.clients_keep_ledgers and plan.clip_share > 0 and isinstance(request, TrainRequest),
         )
         if self.reply_layout is None:
-            lr = float(run.config.get("lr", math.inf))
+            lr = float(run.state.config.get("lr", math.inf))
             limit = plan.max_update_norm(client, layout.size, lr, training.first_batch)
             if limit < math.inf and (norm := float(np.linalg.norm(reply.update.astype(np.float64)))) > limit:
                 raise ReplyError(f"the update has norm {norm:.4g}, expected at most {limit:.4g}")
@@ -102,36 +102,42 @@ class Phase(ABC, Generic[C, R]):
 
 @dataclass(frozen=True)
 class SumsPhase(Phase[Contributions, ReleasedSums]):
-    """Sums of the updates of each cluster."""
+    """Sums of the updates of each cluster.
+
+    Attributes:
+        shared: number of leading coordinates that all clusters share.
+    """
+
+    shared: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.clients is not None:
             raise StrategyError("sums require a random cohort: a phase for chosen clients must be an UpdatesPhase")
 
-    def container(self, run: RunContext, cohort: IntArray) -> Contributions:
+    def container(self, run: Run, cohort: IntArray) -> Contributions:
         """Sums on arrival; single updates for an aggregator that reads them."""
         if run.aggregator.robust:
-            return run.plan.collected(run.layout.size, cohort)
-        return run.plan.contributions(run.layout.size, shared=run.shared)
+            return run.plan.collected(run.state.layout.size, cohort)
+        return run.plan.contributions(run.state.layout.size, shared=self.shared)
 
-    def release(self, run: RunContext, permit: Permit, contributions: Contributions, attempt: int) -> ReleasedSums:
+    def release(self, run: Run, permit: Permit, contributions: Contributions, attempt: int) -> ReleasedSums:
         """Noisy sums, or what a robust aggregator makes of the updates."""
         plan = run.plan
         if not isinstance(contributions, Collected):
-            return plan.release(permit, contributions, run.streams, attempt, run.redraw, run.mechanism_state)
+            return plan.release(permit, contributions, run.streams, attempt, run.state.redraw, run.mechanism_state)
         updates = plan.release_each(permit, contributions)
-        return run.aggregator.aggregated(updates, plan.num_clusters, run.shared, counts=not plan.private)
+        return run.aggregator.aggregated(updates, plan.num_clusters, self.shared, counts=not plan.private)
 
 
 @dataclass(frozen=True)
 class UpdatesPhase(Phase[Collected, ReleasedUpdates]):
     """The updates of single clients, which few mechanisms release."""
 
-    def container(self, run: RunContext, cohort: IntArray) -> Collected:
+    def container(self, run: Run, cohort: IntArray) -> Collected:
         """Single updates."""
-        return run.plan.collected((self.reply_layout or run.layout).size, cohort)
+        return run.plan.collected((self.reply_layout or run.state.layout).size, cohort)
 
-    def release(self, run: RunContext, permit: Permit, contributions: Collected, attempt: int) -> ReleasedUpdates:
+    def release(self, run: Run, permit: Permit, contributions: Collected, attempt: int) -> ReleasedUpdates:
         """All of them."""
         return run.plan.release_each(permit, contributions)
 
@@ -148,15 +154,15 @@ class PointsPhase(Phase[Gathered, ReleasedPoints]):
     reply_spec: PointsSpec = field(kw_only=True)
     on_points_received: Callable[[int, npt.NDArray[np.float32]], None] | None = field(default=None, kw_only=True)
 
-    def container(self, run: RunContext, cohort: IntArray) -> Gathered:
+    def container(self, run: Run, cohort: IntArray) -> Gathered:
         """Points by client."""
         return run.plan.gathered(cohort)
 
-    def release(self, run: RunContext, permit: Permit, contributions: Gathered, attempt: int) -> ReleasedPoints:
+    def release(self, run: Run, permit: Permit, contributions: Gathered, attempt: int) -> ReleasedPoints:
         """All of them."""
         return run.plan.release_each(permit, contributions)
 
-    def read(self, run: RunContext, request: Request, client: int, content: RecordDict) -> Reply:
+    def read(self, run: Run, request: Request, client: int, content: RecordDict) -> Reply:
         """Valid points."""
         expected = self.reply_spec
         points = parse(read_points, content, client_id=client, round=request.round, expected=expected)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.messages import Layout
+from coterie.wire.messages import Layout
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -35,8 +35,8 @@ class Checkpoint:
     state: Arrays = field(default_factory=dict)
 
 
-class Recorder(Protocol):
-    """Stores the output of a run, such as the server's run folder."""
+class Recorder:
+    """Stores nothing of a run. Subclasses store a part, or all, such as the server's run folder."""
 
     def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
         """Called after the release of a round was applied; ``line`` holds its metrics so far."""
@@ -49,26 +49,7 @@ class Recorder(Protocol):
 
     def load_artifact(self, name: str) -> dict[str, npt.NDArray[Any]] | None:
         """The arrays last stored under this name in this run, also before a crash; None if there are none."""
-
-    def report_progress(self, what: str) -> None:
-        """Report progress within a long round."""
-
-
-class NullRecorder:
-    """Stores nothing. Subclasses store a part."""
-
-    def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
-        """See :class:`Recorder`, as for the other methods."""
-
-    def round_finished(self, line: Mapping[str, Any]) -> None:
-        """Ignored."""
-
-    def save_artifact(self, name: str, arrays: Arrays) -> None:
-        """Ignored."""
-
-    def load_artifact(self, name: str) -> dict[str, npt.NDArray[Any]] | None:
-        """None."""
         return None
 
     def report_progress(self, what: str) -> None:
-        """Ignored."""
+        """Report progress within a long round."""

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from coterie import logs
 from coterie.privacy import Streams
 from coterie.progress import report_progress
+from coterie.results import RoundRecord
 from coterie.server import exporter, recorders
 from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.folder import RunFolder
@@ -89,7 +90,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run, and log where the results are."""
     from flwr.superlink.grid import InMemoryGrid  # of simulations; deployments have another grid
 
-    from coterie.server.grid import with_retries
+    from coterie.flower.grid import with_retries
 
     logs.install(run=str(context.run_id))
     runs = Path(os.environ.get("COTERIE_RUNS") or Path.home() / "coterie-runs")
@@ -97,10 +98,10 @@ def main(grid: Grid, context: Context) -> None:
     folder = open_folder(context.run_config, runs, _check_engine, deployed=deployed)
     rounds = rounds_of(folder.config)
 
-    def log_metrics(line: Mapping[str, Any]) -> None:
-        text, known = logs.round_line(line, rounds)
-        log(INFO, text, extra=known)
-        log(INFO, logs.progress_message(line, rounds))
+    def log_metrics(record: RoundRecord) -> None:
+        text, extra = logs.round_line(record, rounds)
+        log(INFO, text, extra=extra)
+        log(INFO, logs.progress_message(record, rounds))
 
     folder.on_metrics = log_metrics
     folder.on_progress = report_progress

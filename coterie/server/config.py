@@ -11,15 +11,15 @@ import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import numpy as np
 
 from coterie import models as networks
-from coterie.bounds import MAX_REDRAWN
-from coterie.datasets import OWN_DATA, DataError, Facts, TableSchema, assign_groups, facts, parse_groups
+from coterie.datasets import OWN_DATA, DataError, Facts, Partition, TableSchema, facts
 from coterie.datasets.settings import DataSettings
-from coterie.methods import STRATEGIES, strategy_class
+from coterie.fields import MAX_REDRAWN
+from coterie.models.settings import TrainingSettings
 from coterie.privacy import PLANS, Plan, PrivacyError
 from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
 from coterie.rounds import Aggregator, Averaging, StrategyError
@@ -31,9 +31,11 @@ from coterie.server.settings import (
     RunSettings,
     SimulationSettings,
 )
-from coterie.settings import AUTO, RENAMED, ConfigError, Setting, Settings, flat, suggestion, with_current_names
+from coterie.settings import AUTO, ConfigError, Setting, Settings, flat, suggestion
 from coterie.strategies import AdaptiveClipping, ClusteredStrategy, Reseeding, StrategyOptions
-from coterie.strategies.settings import AggregationSettings, TrainingSettings
+from coterie.strategies.registry import STRATEGIES, strategy_class
+from coterie.strategies.settings import AggregationSettings
+from coterie.wire import ClientConfig
 
 S = TypeVar("S", bound=Settings)
 
@@ -51,11 +53,11 @@ COMMON: tuple[type[Settings], ...] = (
     SimulationSettings,
 )
 
-_COMMON: dict[str, Setting] = {name: each for table in COMMON for name, each in table.named().items()}
+_COMMON: dict[str, Setting] = {name: setting for table in COMMON for name, setting in table.named().items()}
 
 #: All settings by full name: common settings, then those of each method of Coterie.
 SETTINGS: dict[str, Setting] = _COMMON | {
-    name: each for method in STRATEGIES.values() for name, each in method.settings_class.named().items()
+    name: setting for method in STRATEGIES.values() for name, setting in method.settings_class.named().items()
 }
 
 _STRATEGY = "strategy"
@@ -68,12 +70,9 @@ _KEYS_HINT = "`coterie run --keys` lists all settings"
 
 # Settings that partition or shift a data set, with the values required for clients' own data.
 _UNPARTITIONED = {
-    "data.groups": "1",
-    "data.shift": "none",
-    "data.dirichlet-alpha": 0.0,
-    "data.classes-per-client": 0,
-    "data.non-iid-level": -1.0,
-    "data.validation-clients": 0,
+    name: value
+    for name, value in Partition(groups="1", shift="none").values().items()
+    if name not in ("data.clients", "data.samples-per-client")
 }
 
 
@@ -89,14 +88,13 @@ def full_name(name: str, method: type[ClusteredStrategy]) -> str:
     used = _used(method)
     if name in used or name in SETTINGS:
         return name
-    keys = {each.key: each.name for each in used.values()}
+    keys = {setting.key: setting.name for setting in used.values()}
     if name in keys:
         return keys[name]
-    others = [each.name for each in SETTINGS.values() if each.key == name]
+    others = [setting.name for setting in SETTINGS.values() if setting.key == name]
     if others:
         return others[0]
-    new = RENAMED.get(name)
-    hint = f": it is now {new!r}" if new else suggestion(name, [*keys, *used, *SETTINGS])
+    hint = suggestion(name, [*keys, *used, *SETTINGS])
     raise ConfigError(f"unknown setting {name!r}{hint} ({_KEYS_HINT})")
 
 
@@ -112,7 +110,7 @@ def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
     tables = [flat(source) for source in sources]
     chosen = [table[_STRATEGY] for table in tables if table.get(_STRATEGY, AUTO) != AUTO]
     method = _method(chosen[-1] if chosen else AUTO)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for table in tables:
         named: dict[str, Any] = {}
         for name, value in table.items():
@@ -120,8 +118,8 @@ def combined(*sources: Mapping[str, Any]) -> dict[str, Any]:
             if full in named:
                 raise ConfigError(f"{name} = {value!r}: {full} is set twice (also to {named[full]!r})")
             named[full] = value
-        found |= named
-    return found
+        values |= named
+    return values
 
 
 def _method(strategy: Any) -> type[ClusteredStrategy]:
@@ -201,11 +199,11 @@ def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
         schema = TableSchema.parse(given) if given.startswith("{") else TableSchema.load(Path(given))
     except DataError as error:
         raise ConfigError(str(error)) from None
-    known = {"data.input-shape": str(schema.num_features), "data.num-classes": schema.num_classes}
-    for name, value in known.items():
+    determined = {"data.input-shape": str(schema.num_features), "data.num-classes": schema.num_classes}
+    for name, value in determined.items():
         if str(explicit.get(name, value)) != str(value):
             raise ConfigError(f"{name} = {explicit[name]!r}: the table-schema makes it {value}; leave it out")
-    return {**explicit, **known, _SCHEMA: str(schema)}
+    return {**explicit, **determined, _SCHEMA: str(schema)}
 
 
 def _dataset_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,9 +217,11 @@ def _own_data_values(explicit: Mapping[str, Any]) -> dict[str, Any]:
     return _UNPARTITIONED if explicit.get("data.dataset") == OWN_DATA else {}
 
 
-def _table(kind: type[S], values: Mapping[str, Any]) -> S:
-    declared = kind.declared()
-    return kind(**{field: values[each.name] for field, each in declared.items() if each.name in values})
+def _table(settings_class: type[S], values: Mapping[str, Any]) -> S:
+    declared = settings_class.declared()
+    return settings_class(
+        **{field: values[setting.name] for field, setting in declared.items() if setting.name in values}
+    )
 
 
 # ---- the configuration ------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ _EVALUATED = 200
 _MAX_CLUSTERS = 8
 
 
-class RunConfig:
+class RunConfig:  # large: the tables of settings and all that follows from several of them
     """A validated configuration: one object per table of settings, and derived values.
 
     Args:
@@ -265,7 +265,7 @@ class RunConfig:
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> RunConfig:
-        """Return the configuration of a run folder, also of an earlier version.
+        """Return the configuration of a run folder.
 
         Args:
             values: its table of settings.
@@ -274,7 +274,7 @@ class RunConfig:
         Raises:
             ConfigError: see the class.
         """
-        return cls(combined(applicable(with_current_names(values)), _explicit(changes or {})))
+        return cls(combined(applicable(values), _explicit(changes or {})))
 
     def _read(self, values: Mapping[str, Any]) -> None:
         self.run = _table(RunSettings, values)
@@ -372,8 +372,7 @@ class RunConfig:
     def facts(self) -> Facts:
         """Public facts about the data."""
         data = self.data
-        classes = "none" if data.num_classes is None else data.num_classes
-        return facts(data.dataset, data.input_shape, classes, data.data_dir or None, data.table_schema)
+        return facts(data.dataset, data.input_shape, data.num_classes, data.data_dir or None, data.table_schema)
 
     @property
     def examples(self) -> tuple[tuple[int, ...], int]:
@@ -381,32 +380,36 @@ class RunConfig:
         features = networks.features(self.training.features)
         return features(np.zeros((1, *self.facts.shape), np.float32)).shape[1:], self.facts.num_classes
 
-    def strategy(self, plan: Plan, **wiring: Unpack[StrategyOptions]) -> ClusteredStrategy:
+    @property
+    def strategy_options(self) -> StrategyOptions:
+        """The configured options of the strategy."""
+        facts_of: dict[str, Callable[[], Any]] = {
+            "true_groups": lambda: self.data.group_of()[: self.data.clients].tolist(),
+            "example_shape": lambda: self.examples[0],
+            "device": lambda: self.training.device,
+        }
+        return StrategyOptions(
+            clusters=self.run.clusters,
+            server_lr=self.server_lr,
+            reseeding=self.reseeding,
+            clipping=AdaptiveClipping(self.privacy.clip_quantile),
+            averaging=self.averaging,
+            aggregator=self.aggregator,
+            rebalance_train=self.aggregation.rebalance_train,
+            registration_timeout=self.deployment.registration_timeout,
+            min_clients=self.deployment.min_clients,
+            min_replies=self.deployment.min_replies,
+            **{name: facts_of[name]() for name in self.method.needs},
+        )
+
+    def strategy(self, plan: Plan, options: StrategyOptions | None = None) -> ClusteredStrategy:
         """The configured strategy.
 
         Args:
             plan: plan of the run; :func:`~coterie.server.planning.sketch` returns one for checks.
-            wiring: further arguments of :class:`~coterie.strategies.ClusteredStrategy`, such as a ledger.
+            options: None: :attr:`strategy_options`.
         """
-        known: dict[str, Callable[[], Any]] = {
-            "true_groups": lambda: assign_groups(self.data.clients, parse_groups(self.data.groups)).tolist(),
-            "example_shape": lambda: self.examples[0],
-            "device": lambda: self.training.device,
-        }
-        common = {
-            "clusters": self.run.clusters,
-            "server_lr": self.server_lr,
-            "reseeding": self.reseeding,
-            "clipping": AdaptiveClipping(self.privacy.clip_quantile),
-            "averaging": self.averaging,
-            "aggregator": self.aggregator,
-            "rebalance_train": self.aggregation.rebalance_train,
-            "registration_timeout": self.deployment.registration_timeout,
-            "min_clients": self.deployment.min_clients,
-            "min_replies": self.deployment.min_replies,
-        }
-        needed = {name: known[name]() for name in self.method.needs}
-        return self.method(plan, self.options, **{**common, **needed, **wiring})
+        return self.method(plan, self.options, options=options or self.strategy_options)
 
     @property
     def seed(self) -> int | None:
@@ -463,15 +466,14 @@ class RunConfig:
 
     def for_clients(self) -> dict[str, Any]:
         """The configuration that clients receive with every message."""
-        declared = [(table, field, each) for table in self.tables for field, each in table.declared().items()]
-        sent = {each.key: getattr(table, field) for table, field, each in declared if each.client}
-        sent["num-classes"] = "none" if self.data.num_classes is None else self.data.num_classes
-        if not self.data.table_schema:
-            del sent["table-schema"]
-        sent["partition-seed"] = self.partition_seed
-        if self.seed is not None:
-            sent["seed"] = self.seed
-        return sent
+        config = ClientConfig(
+            data=self.data,
+            training=self.training,
+            partition_seed=self.partition_seed,
+            seed=self.seed,
+            loss_bound=self.record_level.loss_bound,
+        )
+        return config.to_record() | self.options.to_record()
 
     def warnings(self) -> list[str]:
         """Warnings to show before the run starts."""
@@ -564,8 +566,7 @@ class RunConfig:
             self._check_evaluation()
             if self.privacy.budget_file:
                 self._check_shared_budget()
-            for many in filter(None, (clients, self.data.validation_clients)):
-                assign_groups(many, parse_groups(self.data.groups))
+            self.data.group_of()
             plan = planning.sketch(self)
             self._check_rounds(plan)
             self.strategy(plan)
@@ -652,20 +653,20 @@ class RunConfig:
 
     def _check_data(self) -> None:
         """Check the settings of clients' own data: required for these, rejected for other data sets."""
-        data, own = self.data, self.data.dataset == OWN_DATA
-        if data.table_schema and not own:
+        data, own_data = self.data, self.data.dataset == OWN_DATA
+        if data.table_schema and not own_data:
             raise ConfigError(f"table-schema is for dataset = 'own'; leave it out with {data.dataset!r}")
         for field, value in (("input_shape", data.input_shape or None), ("num_classes", data.num_classes)):
             declared = data.declared()[field]
-            if own and value is None:
+            if own_data and value is None:
                 raise ConfigError(
                     f"dataset = 'own' requires {declared.key}, {declared.help.removeprefix('own: ')}; set it"
                 )
-            if not own and value is not None:
+            if not own_data and value is not None:
                 raise ConfigError(
                     f"{declared.key} = {value!r} is for dataset = 'own'; leave it out with {data.dataset!r}"
                 )
-        if not own:
+        if not own_data:
             return
         _ = self.facts
         values = self.values

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from coterie.results import RoundRecord
 from coterie.server.config import RunConfig
 from coterie.server.folder import RunFolder
 from coterie.settings import ConfigError
@@ -48,9 +49,9 @@ def serve_metrics(folder: RunFolder, rounds: int) -> Iterator[None]:
             "choose another metrics-port or metrics-host"
         ) from None
 
-    def observe(line: Mapping[str, Any]) -> None:
-        gauges.observe(line)
-        previous(line)
+    def observe(record: RoundRecord) -> None:
+        gauges.observe(record)
+        previous(record)
 
     folder.on_metrics = observe
     try:
@@ -76,14 +77,15 @@ class _Gauges:
         self.values: dict[str, float] = {"round": done, "rounds": rounds, "epsilon_budget": config.budget}
         self.replies: dict[str, int] = {}
 
-    def observe(self, line: Mapping[str, Any]) -> None:
-        values = {key: line[key] for key in _HELP if key in line}
+    def observe(self, record: RoundRecord) -> None:
+        values = {"round": record.round, "epsilon": record.epsilon, "accuracy": record.mean_accuracy}
+        values["clients_present"] = record.clients_present
         replies = dict(self.replies)
-        if "replies" in line:
-            counts = line["replies"]
-            for result, count in (("accepted", counts["accepted"]), ("dropped", sum(counts["dropped"].values()))):
+        if record.replies is not None and record.dropped is not None:
+            for result, count in (("accepted", record.replies["accepted"]), ("dropped", record.dropped)):
                 replies[result] = replies.get(result, 0) + count
-        self.values, self.replies = {**self.values, **values}, replies  # one assignment: another thread reads
+        available = {name: value for name, value in values.items() if value is not None}
+        self.values, self.replies = {**self.values, **available}, replies  # one assignment: another thread reads
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily

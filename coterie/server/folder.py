@@ -6,7 +6,7 @@ metrics.jsonl         a line per round: released or charged values, and time
 diagnostics.jsonl     a line per evaluation with exact scores, which are outside the guarantee
 ledger.jsonl          a line per charge, written and synced before its release
 privacy.json          the certificate
-models/               ``cluster-<j>.safetensors``, each with its card (model_card.py)
+models/               ``cluster-<j>.safetensors``, each with its card (wire/model_card.py)
 checkpoint/           ``state.safetensors``, replaced atomically after every round
 clients/              state of simulated clients, a file each; never part of a release
 evidence/             inputs of the clustering, where the server sees them: ``NAME.npz``, as exact as it sees them
@@ -26,7 +26,6 @@ import os
 import platform
 import subprocess
 import time
-import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -51,24 +50,24 @@ from coterie.files import (
     read_bytes,
     read_lines,
     read_object,
-    read_text,
     write_atomic,
 )
-from coterie.messages import Layout
-from coterie.model_card import ModelCard
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
 from coterie.progress import ProgressCallback, ignore_progress
-from coterie.rounds import SERVER_KEYS, Checkpoint
+from coterie.results import CONFIG, DIAGNOSTICS, METRICS, RESULT, Outcome, RoundRecord, read_config
+from coterie.rounds import Checkpoint, Recorder
 from coterie.server import planning
 from coterie.server.config import RunConfig
-from coterie.settings import RENAMED, nested
+from coterie.settings import nested
+from coterie.wire.messages import Layout
+from coterie.wire.model_card import ModelCard
 
 _LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen")
 _HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"
 _ABOUT, _DIGEST = "about", "digest"
 _WAY_OUT = "; restore it from a copy, or start a new run with another --out"
-_LEDGER, _METRICS, _DIAGNOSTICS = "ledger.jsonl", "metrics.jsonl", "diagnostics.jsonl"
+_LEDGER = "ledger.jsonl"
 # Largest evidence that is compressed, in bytes; more takes too long.
 _COMPRESSED = 1 << 24
 
@@ -77,7 +76,7 @@ class FolderError(RuntimeError):
     """The run folder cannot be used; it is unchanged."""
 
 
-class RunFolder:
+class RunFolder(Recorder):
     """A run's folder, locked while open. It is the strategy's ``Recorder``.
 
     Make one with :meth:`create` or :meth:`resume`.
@@ -91,11 +90,11 @@ class RunFolder:
         self.plan = plan
         self.ledger = ledger
         self.resumed = resumed
-        self.on_metrics: Callable[[Mapping[str, Any]], None] = lambda line: None
+        self.on_metrics: Callable[[RoundRecord], None] = lambda record: None
         self.on_progress: ProgressCallback = ignore_progress
         self._opened, self._earlier = time.monotonic(), 0.0
-        if resumed is not None and (lines := self.metrics()):
-            self._earlier = float(lines[-1].get("seconds_total", 0.0))
+        if resumed is not None and (records := self.rounds()):
+            self._earlier = records[-1].seconds_total or 0.0
 
     @property
     def seconds_total(self) -> float:
@@ -114,7 +113,7 @@ class RunFolder:
             FolderError: ``path`` exists and is not empty.
         """
         path = Path(path)
-        if (path / "config.toml").exists():
+        if (path / CONFIG).exists():
             raise FolderError(f"{path} already contains a run: continue it with --resume, or choose another --out")
         if path.exists() and (not path.is_dir() or any(not _is_trace(entry) for entry in path.iterdir())):
             raise FolderError(f"{path} is not an empty folder: choose another --out")
@@ -124,7 +123,7 @@ class RunFolder:
             raise FolderError(f"{path} cannot be created ({error.strerror}): choose another --out") from None
         ledger = _opened(config.plan, path / _LEDGER, config, planning.about(config))
         document = {"config": nested(config.values), "versions": versions(), "machine": machine(config.training.device)}
-        _replace(path / "config.toml", tomli_w.dumps(document).encode())
+        _replace(path / CONFIG, tomli_w.dumps(document).encode())
         return cls(path, config, config.plan, ledger, None)
 
     @classmethod
@@ -143,14 +142,9 @@ class RunFolder:
         """
         path = Path(path)
         try:
-            stored = tomllib.loads(read_text(path / "config.toml"))["config"]
-            if not isinstance(stored, dict):
-                raise ValueError("config is not a table")
-        except (FileError, ValueError, KeyError, RecursionError):
-            raise FolderError(
-                f"{path} contains no run to resume: its config.toml cannot be read; restore it from a copy, or start a "
-                "new run with another --out"
-            ) from None
+            stored = read_config(path)["config"]
+        except FileError as error:
+            raise FolderError(f"{path} contains no run to resume: {error}{_WAY_OUT}") from None
         config = RunConfig.stored(stored, settings)
         changed = RunConfig.stored(stored).differences(config)
         if changed:
@@ -159,9 +153,9 @@ class RunFolder:
                 f"{path} was run with other settings ({what}), which cannot change on resume; omit them, or start a "
                 "new run with another --out"
             )
-        plan, about = _planned(path, config)
+        plan, ledger_fields = _planned(path, config)
         checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
-        ledger = _opened(plan, path / _LEDGER, config, about)
+        ledger = _opened(plan, path / _LEDGER, config, ledger_fields)
         folder = cls(path, config, plan, ledger, checkpoint)
         try:
             folder._forget_after(checkpoint.round if checkpoint else 0, line)
@@ -170,7 +164,7 @@ class RunFolder:
             raise
         return folder
 
-    # ---- rounds.Recorder ------------------------------------------------------------------------------
+    # ---- Recorder -------------------------------------------------------------------------------------
 
     def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
         """Replace the checkpoint; it holds released values only."""
@@ -184,22 +178,20 @@ class RunFolder:
         if state.mean is not None:
             tensors[_MEAN] = state.mean
         tensors |= {_KEPT + name: np.ascontiguousarray(values) for name, values in state.state.items()}
-        about = {"round": state.round, "line": dict(line), "names": state.layout.names}
-        about |= {"charges": len(self.ledger.charges), "chain": self.ledger.chain}
+        metadata = {"round": state.round, "line": dict(line), "names": state.layout.names}
+        metadata |= {"charges": len(self.ledger.charges), "chain": self.ledger.chain}
         private_folder(self.path / "checkpoint")
-        about = json.loads(json.dumps(about))  # as it is read again
-        about[_DIGEST] = _digest(about, tensors)
-        _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, about))
+        metadata = json.loads(json.dumps(metadata))  # as it is read again
+        metadata[_DIGEST] = _digest(metadata, tensors)
+        _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, metadata))
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl, and exact scores to diagnostics.jsonl; then call ``on_metrics``."""
-        if "seconds" in line:
-            line = {**line, "seconds_total": self.seconds_total}
-        released, exact = self.divided(line)
-        if exact:  # first: a round whose metrics are there lacks no scores
-            _append(self.path / _DIAGNOSTICS, exact)
-        _append(self.path / _METRICS, released)
-        self.on_metrics(line)
+        timing = {"seconds_total": self.seconds_total} if "seconds" in line else {}
+        record = self._record({**line, **timing})
+        self._append_exact(record)  # first: a round whose metrics are there lacks no scores
+        _append(self.path / METRICS, record.to_json())
+        self.on_metrics(record)
 
     def save_artifact(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace ``evidence/{name}.npz``, inputs of the clustering."""
@@ -226,9 +218,9 @@ class RunFolder:
         private_folder(self.path / "evidence")
         for name in names:
             for file in (Path(run) / "evidence").glob(f"{name}.npz"):
-                own = self.path / "evidence" / file.name
-                own.unlink(missing_ok=True)
-                os.link(file, own)  # files are replaced, never written into
+                target = self.path / "evidence" / file.name
+                target.unlink(missing_ok=True)
+                os.link(file, target)  # files are replaced, never written into
 
     def report_progress(self, what: str) -> None:
         """Call ``on_progress``."""
@@ -249,17 +241,22 @@ class RunFolder:
 
     # ---- the end of a run ---------------------------------------------------------------------------------
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Every line of metrics.jsonl so far."""
-        return _read_lines(self.path / _METRICS)
-
-    def diagnostics(self) -> list[dict[str, Any]]:
-        """Every line of diagnostics.jsonl so far."""
-        return _read_lines(self.path / _DIAGNOSTICS)
+    def rounds(self) -> list[RoundRecord]:
+        """The finished rounds so far, with their exact scores."""
+        released, exact = (_read_lines(self.path / name) for name in (METRICS, DIAGNOSTICS))
+        try:
+            return RoundRecord.joined(released, exact)
+        except ValueError as error:
+            raise FolderError(f"{self.path / METRICS} or {DIAGNOSTICS} is damaged ({error}){_WAY_OUT}") from None
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> None:
         """Write ``name`` atomically."""
         _replace(self.path / name, (json.dumps(document, indent=2) + "\n").encode())
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Write result.json and diagnostics.json."""
+        with _writing(self.path / RESULT):
+            outcome.write(self.path)
 
     def certify(self) -> dict[str, Any]:
         """Write privacy.json, derived from the ledger as it is on disk."""
@@ -278,44 +275,37 @@ class RunFolder:
         private_folder(self.path / "models")
         for cluster, model in enumerate(models):
             tensors = {name: values.copy() for name, values in layout.split(model).items()}
-            about = replace(card, cluster=cluster).to_json()
-            _replace(self.path / "models" / f"cluster-{cluster}.safetensors", _tensors(tensors, about))
+            metadata = replace(card, cluster=cluster).to_json()
+            _replace(self.path / "models" / f"cluster-{cluster}.safetensors", _tensors(tensors, metadata))
 
     def amend_last(self, evaluation: Mapping[str, Any]) -> None:
         """Add the evaluation of the last round if a crash prevented its writing."""
-        lines = self.metrics()
-        last = lines[-1]["round"]
-        if "accuracy" in lines[-1] or any(line["round"] == last for line in self.diagnostics()):
+        *earlier, last = self.rounds()
+        if last.mean_accuracy is not None or last.exact():
             return
-        lines[-1], exact = self.divided({**lines[-1], **evaluation})
-        if exact:
-            _append(self.path / _DIAGNOSTICS, exact)
-        _write_lines(self.path / _METRICS, lines)
+        last = self._record({**{name: getattr(last, name) for name in last.stored()}, **evaluation})
+        self._append_exact(last)
+        _write_lines(self.path / METRICS, [record.to_json() for record in (*earlier, last)])
 
     def close(self) -> None:
         """Release the lock of the folder."""
         self.ledger.close()
 
     def _forget_after(self, round: int, line: Mapping[str, Any] | None) -> None:
-        """Keep the lines of rounds up to the checkpoint, which may hold the last one alone."""
-        divided = [self.divided(entry) for entry in self.metrics()]  # older versions wrote the scores there
-        kept = [released for released, _ in divided if released["round"] <= round]
-        if line and (not kept or kept[-1]["round"] < round):
-            kept.append(_tidy(line))
-        _write_lines(self.path / _METRICS, kept)
-        exact = {entry["round"]: entry for _, entry in divided if entry}
-        exact |= {entry["round"]: entry for entry in self.diagnostics()}
-        if exact:
-            _write_lines(self.path / _DIAGNOSTICS, [exact[number] for number in sorted(exact) if number <= round])
+        """Keep the rounds up to the checkpoint, which may hold the last one alone."""
+        records = [record for record in self.rounds() if record.round <= round]
+        if line and (not records or records[-1].round < round):
+            records.append(self._record(line))
+        _write_lines(self.path / METRICS, [record.to_json() for record in records])
+        if (self.path / DIAGNOSTICS).exists():
+            _write_lines(self.path / DIAGNOSTICS, [exact for record in self.rounds() if (exact := record.exact())])
 
-    def divided(self, line: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A round's line as metrics.jsonl holds it, and its exact scores; empty if the round was not evaluated."""
-        # everything else is an exact diagnostic
-        known = SERVER_KEYS | {"accuracy"} if self.config.evaluation.evaluate == "private" else SERVER_KEYS
-        tidy = _tidy(line)
-        exact = {key: value for key, value in tidy.items() if key not in known}
-        released = {key: value for key, value in tidy.items() if key in known}
-        return released, {"round": tidy["round"], **exact} if exact else {}
+    def _record(self, line: Mapping[str, Any]) -> RoundRecord:
+        return RoundRecord.of(line, noisy=self.config.evaluation.evaluate == "private")
+
+    def _append_exact(self, record: RoundRecord) -> None:
+        if exact := record.exact():
+            _append(self.path / DIAGNOSTICS, exact)
 
 
 def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
@@ -324,30 +314,21 @@ def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     Another version might calibrate a little differently or lack settings that have their defaults here, and what lies
     outside the guarantee may depend on settings that a resumed run is free to change.
     """
-    about = planning.about(config)
+    ledger_fields = planning.about(config)
     header, charges = verified(path)
-    now, stored = about["tuned"], header.get("tuned", {})
-    names = _stored_names(now, stored)
-    about["tuned"] = {name: now[names[name]] if name in names else value for name, value in stored.items()}
-    added = now.keys() - set(names.values())
-    about["tuned"] |= {name: now[name] for name in added if now[name] != config.declared[name].shown_default}
-    public = _stored_names(about["public"], header.get("public", {}))
-    about["public"] = {name: about["public"][new] for name, new in public.items()}
+    now, stored = ledger_fields["tuned"], header.get("tuned", {})
+    added = {name: value for name, value in now.items() if value != config.declared[name].shown_default}
+    ledger_fields["tuned"] = {name: now.get(name, value) for name, value in stored.items()} | added
+    public = ledger_fields["public"]
+    ledger_fields["public"] = {name: public[name] for name in header.get("public", {}) if name in public}
     if charges:
-        about["diagnostics"] = header["diagnostics"]
-    return config.plan if config.privacy.privacy_unit == "record" else plan_from_terms(header["plan"]), about
+        ledger_fields["diagnostics"] = header["diagnostics"]
+    return config.plan if config.privacy.privacy_unit == "record" else plan_from_terms(header["plan"]), ledger_fields
 
 
-def _stored_names(now: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, str]:
-    """The name in ``now`` of every entry that this or an earlier version stored by the same or another name."""
-    keys = {name.rpartition(".")[2]: name for name in now}
-    new = {name: name.rpartition(".")[2] for name in stored}
-    return {name: keys[RENAMED.get(key, key)] for name, key in new.items() if RENAMED.get(key, key) in keys}
-
-
-def _opened(plan: Plan, path: Path, config: RunConfig, about: Mapping[str, Any]) -> Ledger:
+def _opened(plan: Plan, path: Path, config: RunConfig, ledger_fields: Mapping[str, Any]) -> Ledger:
     """The run's ledger, with the shared budget where the configuration names one."""
-    ledger = plan.ledger(path, **about)
+    ledger = plan.ledger(path, **ledger_fields)
     try:
         if config.privacy.budget_file:
             file = Path(config.privacy.budget_file)
@@ -366,15 +347,6 @@ def _opened(plan: Plan, path: Path, config: RunConfig, about: Mapping[str, Any])
         ledger.close()
         raise
     return ledger
-
-
-def _tidy(line: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity; a number for every client is kept in diagnostics.json alone."""
-    return {
-        key: None if isinstance(value, float) and not np.isfinite(value) else value
-        for key, value in line.items()
-        if not key.startswith("client_")
-    }
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -417,24 +389,24 @@ def _read_checkpoint(path: Path) -> tuple[Checkpoint | None, dict[str, Any] | No
     try:
         os.close(open_regular(path))
         with safe_open(path, framework="numpy") as file:
-            about = json.loads(file.metadata()[_ABOUT])
+            metadata = json.loads(file.metadata()[_ABOUT])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        if about.pop(_DIGEST, None) not in (None, _digest(about, tensors)):
+        if metadata.pop(_DIGEST, None) not in (None, _digest(metadata, tensors)):
             raise ValueError("its content does not match its digest")
         histogram, mean = tensors.pop(_HISTOGRAM, None), tensors.pop(_MEAN, None)
         kept = {key.removeprefix(_KEPT): tensors.pop(key) for key in sorted(tensors) if key.startswith(_KEPT)}
-        names = about["names"]
+        names = metadata["names"]
         clusters = 1 + max((int(key.partition("/")[0]) for key in tensors), default=0)
         layout = Layout(tuple(names), tuple(tensors[f"0/{name}"].shape for name in names))
         models = np.stack([layout.flatten({n: tensors[f"{j}/{n}"] for n in names}) for j in range(clusters)])
-        return Checkpoint(about["round"], models, layout, histogram, mean, kept), about["line"]
+        return Checkpoint(metadata["round"], models, layout, histogram, mean, kept), metadata["line"]
     except (FileError, SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FolderError(f"{path} is damaged ({error}){_WAY_OUT}") from None
 
 
-def _digest(about: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> str:
+def _digest(metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> str:
     """Digest of a checkpoint, which detects flipped bits."""
-    digest = hashlib.sha256(json.dumps(about).encode())
+    digest = hashlib.sha256(json.dumps(metadata).encode())
     for name in sorted(tensors):
         values = np.ascontiguousarray(tensors[name])
         digest.update(f"{name} {values.dtype} {values.shape}".encode())
@@ -442,9 +414,9 @@ def _digest(about: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _tensors(tensors: dict[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
+def _tensors(tensors: dict[str, np.ndarray], metadata: Mapping[str, Any]) -> bytes:
     # One key of metadata: safetensors writes several in random order, and equal runs should leave equal files.
-    return save(tensors, metadata={_ABOUT: json.dumps(about)})
+    return save(tensors, metadata={_ABOUT: json.dumps(metadata)})
 
 
 def _is_trace(path: Path) -> bool:

@@ -12,27 +12,6 @@ from flwr.app import MetricRecord
 
 from coterie.wire.replies import EvaluationReply, LabelCounts, summary_of
 
-#: The description in diagnostics.json.
-OUTSIDE = "exact scores, computed from clients' data without noise: the privacy guarantee does not cover them"
-
-#: Scores of an evaluation, and those that have a value for each client.
-SCORES = (
-    "accuracy",
-    "worst_group_accuracy",
-    "group_accuracy",
-    "clustering_accuracy",
-    "groups_found",
-    "nmi",
-    "kappa",
-    "ari",
-    "classes",
-    "minority_accuracy",
-    "majority_accuracy",
-    "worst_client_accuracy",
-    "max_disparity",
-)
-SCORES_OF_CLIENTS = ("client_id", "client_accuracy", "client_cluster", "client_group", "client_loss")
-
 IntArray = npt.NDArray[np.int64]
 
 

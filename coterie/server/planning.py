@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from coterie import models as networks
-from coterie.bounds import MAX_PLANS
+from coterie.fields import MAX_PLANS
 from coterie.privacy import PLANS, FirstRound, Plan, RecordLevel, RecordPlan, certificate
 from coterie.settings import ConfigError, Setting, suggestion
 from coterie.strategies.adaptive_clipping import INITIAL_NORM
@@ -75,10 +75,10 @@ def _numbers(config: RunConfig) -> dict[str, Any]:
         "participation": privacy.participation,
         "min_separation": privacy.min_separation,
     }
-    own = {name: options[name] for name in PLANS[privacy.mechanism].options if options[name] is not None}
+    mechanism_options = {name: options[name] for name in PLANS[privacy.mechanism].options if options[name] is not None}
     return {
         **numbers,
-        **own,
+        **mechanism_options,
         **_clipping(config),
         "epsilon": privacy.epsilon,
         "delta": delta(config),
@@ -159,8 +159,8 @@ def check_records(config: RunConfig) -> None:
             )
     if config.evaluation.evaluate == "private":
         raise ConfigError("evaluate = 'private' requires client-level privacy: at record level use diagnostic or off")
-    for each in _record_plans(config, 1.0):
-        if each.num_examples > config.data.samples_per_client:
+    for client_plan in _record_plans(config, 1.0):
+        if client_plan.num_examples > config.data.samples_per_client:
             raise ConfigError("profiles: samples-per-client of a profile must be at most that of the run")
 
 
@@ -173,20 +173,20 @@ def _profile_settings(config: RunConfig) -> dict[str, Setting]:
 
 def _profiles(config: RunConfig) -> list[dict[str, Any]]:
     """Return the settings of clients 0, 1, ..., assigned cyclically."""
-    known = _profile_settings(config)
-    found = []
-    for part in config.record_level.profiles.split(";"):
-        own = {}
-        for assignment in part.split():
+    settings = _profile_settings(config)
+    profiles = []
+    for text in config.record_level.profiles.split(";"):
+        profile = {}
+        for assignment in text.split():
             name, _, value = assignment.partition("=")
-            if name not in known:
-                hint = suggestion(name, known)
-                raise ConfigError(f"profiles: {assignment!r} must set one of {', '.join(known)}{hint}")
-            own[name] = known[name].parse(value)
-        found.append(own)
-    if len(found) > MAX_PLANS:
-        raise ConfigError(f"profiles has {len(found)} profiles: must have at most {MAX_PLANS}")
-    return found
+            if name not in settings:
+                hint = suggestion(name, settings)
+                raise ConfigError(f"profiles: {assignment!r} must set one of {', '.join(settings)}{hint}")
+            profile[name] = settings[name].parse(value)
+        profiles.append(profile)
+    if len(profiles) > MAX_PLANS:
+        raise ConfigError(f"profiles has {len(profiles)} profiles: must have at most {MAX_PLANS}")
+    return profiles
 
 
 def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[RecordPlan, ...]:
@@ -195,8 +195,8 @@ def _record_plans(config: RunConfig, noise: float | None = None) -> tuple[Record
     choices = config.method.max_selections(config.run.rounds)
     clustered = _clustered_first_round(config) if noise is None else None
     plans = []
-    for own in _profiles(config):
-        profile = {key: own.get(key, config[key]) for key in _profile_settings(config)}
+    for overrides in _profiles(config):
+        profile = {key: overrides.get(key, config[key]) for key in _profile_settings(config)}
         many, first = profile["samples-per-client"], level.first_batch_size
         if first is None and config.method.full_first_batch:
             first = many
@@ -300,14 +300,16 @@ def warnings(config: RunConfig) -> list[str]:
     unit = config.privacy.privacy_unit
     if unit == "none":
         return []
-    found = []
+    messages = []
     many = config.data.clients if unit == "client" else config.data.samples_per_client
     if config.delta > 1 / (10 * many):
-        found.append(
+        messages.append(
             f"delta = {config.delta:g} exceeds 1/(10 {unit}s) = {1 / (10 * many):g}: publishing one random {unit} "
             f"satisfies delta = 1/{unit}s; use it only to compare with papers"
         )
-    return found if config.method.produces == "labels" else [*found, *_rate_warning(config), *_noise_warning(config)]
+    return (
+        messages if config.method.produces == "labels" else [*messages, *_rate_warning(config), *_noise_warning(config)]
+    )
 
 
 def _parameters(config: RunConfig) -> int:
@@ -346,9 +348,9 @@ def _noise_warning(config: RunConfig) -> list[str]:
     size = _parameters(config)
     members = plan.expected_members
     if isinstance(plan, RecordLevel):
-        own = plan.client_plans[0]
-        steps = own.rounds * own.local_epochs * (own.num_examples // own.batch_size)
-        noise = own.noise_of_gradients(False) * math.sqrt(size / (steps * members)) / own.batch_size
+        client_plan = plan.client_plans[0]
+        steps = client_plan.rounds * client_plan.local_epochs * (client_plan.num_examples // client_plan.batch_size)
+        noise = client_plan.noise_of_gradients(False) * math.sqrt(size / (steps * members)) / client_plan.batch_size
         remedy = "use more records in larger batches, more clients"
     else:
         moved = 1 if plan.sampler == "poisson" else 2  # an additional client, or a replaced one

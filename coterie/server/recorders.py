@@ -23,6 +23,7 @@ from flwr.common.logger import log
 
 from coterie.files import FileError, read_bytes, read_object
 from coterie.logs import printable
+from coterie.results import RoundRecord
 from coterie.server.config import RunConfig
 from coterie.server.folder import RunFolder
 from coterie.server.settings import RECORDERS
@@ -78,11 +79,10 @@ def recording(folder: RunFolder) -> Iterator[None]:
     opened = [_Recording(name, folder) for name in folder.config.recording.names]
     previous = folder.on_metrics
 
-    def observe(line: Mapping[str, Any]) -> None:
-        released, exact = folder.divided(line)
-        for each in opened:
-            each.add([released], [exact] if exact else [])
-        previous(line)
+    def observe(record: RoundRecord) -> None:
+        for recorder in opened:
+            recorder.add([record])
+        previous(record)
 
     if opened:
         folder.on_metrics = observe
@@ -95,8 +95,8 @@ def recording(folder: RunFolder) -> Iterator[None]:
         raise
     finally:
         folder.on_metrics = previous
-        for each in opened:
-            each.finish(status)
+        for recorder in opened:
+            recorder.finish(status)
 
 
 class _Recording:
@@ -114,10 +114,10 @@ class _Recording:
         except Exception as error:  # of a library, a network or a database
             raise ConfigError(f"recorders: {name} cannot be opened: {_described(error)}") from None
 
-    def add(self, released: Sequence[Mapping[str, Any]], exact: Sequence[Mapping[str, Any]]) -> None:
-        """Write the values of these lines; warn if that fails."""
+    def add(self, records: Sequence[RoundRecord]) -> None:
+        """Write the values of these rounds; warn if that fails."""
         try:
-            self._add(released, exact)
+            self._add(records)
         except Exception as error:
             log(WARNING, "%s cannot record a round now, and later rounds retry it: %s", self._name, _described(error))
 
@@ -130,14 +130,14 @@ class _Recording:
             log(WARNING, "%s did not record the end of the run: %s", self._name, _described(error))
 
     def _add_all(self) -> None:
-        self._add(self._folder.metrics(), self._folder.diagnostics())
+        self._add(self._folder.rounds())
 
-    def _add(self, released: Sequence[Mapping[str, Any]], exact: Sequence[Mapping[str, Any]]) -> None:
-        found = [value for line in released for value in values_of(line)]
+    def _add(self, records: Sequence[RoundRecord]) -> None:
+        values = [value for record in records for value in values_of(record.to_json())]
         if self._exact:
-            found += [value for line in exact for value in values_of(line, self._prefix)]
+            values += [value for record in records for value in values_of(record.exact(), self._prefix)]
         waiting = {(value.name, value.round) for value in self._pending} | self._known
-        self._pending += [value for value in found if (value.name, value.round) not in waiting]
+        self._pending += [value for value in values if (value.name, value.round) not in waiting]
         if self._pending:
             self._series.write(self._pending)
             self._known |= {(value.name, value.round) for value in self._pending}
@@ -155,9 +155,9 @@ def values_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[Value]:
             continue
         inner: Mapping[Any, Any] = {f"{prefix}{key}": value}
         if isinstance(value, Mapping):
-            inner = {f"{prefix}{key}/{name}": each for name, each in value.items()}
+            inner = {f"{prefix}{key}/{name}": entry for name, entry in value.items()}
         elif isinstance(value, list | tuple):
-            inner = {f"{prefix}{key}/{place}": each for place, each in enumerate(value)}
+            inner = {f"{prefix}{key}/{index}": entry for index, entry in enumerate(value)}
         for name, number in inner.items():
             if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
                 yield Value(name, line["round"], float(number), now)
@@ -215,23 +215,23 @@ class _MLflow:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         config, path = folder.config, folder.path.absolute()
-        own = f"sqlite:///{path}/mlflow.db"
-        uri = config.recording.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own
+        default_uri = f"sqlite:///{path}/mlflow.db"
+        uri = config.recording.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or default_uri
         self._client: Any = MlflowClient(uri)
-        place = {"uri-sha256": hashlib.sha256(uri.encode()).hexdigest()}  # a URI may contain a password
-        about = read_object(path / "mlflow.json") if (path / "mlflow.json").exists() else {}
-        if about.get("uri-sha256") == place["uri-sha256"]:
-            self._run = str(about["run"])
+        identity = {"uri-sha256": hashlib.sha256(uri.encode()).hexdigest()}  # a URI may contain a password
+        stored = read_object(path / "mlflow.json") if (path / "mlflow.json").exists() else {}
+        if stored.get("uri-sha256") == identity["uri-sha256"]:
+            self._run = str(stored["run"])
             self._client.update_run(self._run, status="RUNNING")
             return
         name = config.recording.mlflow_experiment
         if (experiment := self._client.get_experiment_by_name(name)) is not None:
             number = experiment.experiment_id
         else:
-            number = self._client.create_experiment(name, (path / "mlflow").as_uri() if uri == own else None)
+            number = self._client.create_experiment(name, (path / "mlflow").as_uri() if uri == default_uri else None)
         self._run = self._client.create_run(number, run_name=folder.path.name).info.run_id
         self._describe(config)
-        folder.write_json("mlflow.json", {**place, "run": self._run})
+        folder.write_json("mlflow.json", {**identity, "run": self._run})
 
     def _describe(self, config: RunConfig) -> None:
         """Log the settings, without paths, addresses and other places."""
@@ -239,19 +239,19 @@ class _MLflow:
 
         values = {name: value for name, value in config.values.items() if not config.declared[name].place}
         settings = [Param(name, str(value)[:_CHARACTERS]) for name, value in values.items()]
-        for part in range(0, len(settings), _PARAMETERS):
-            self._client.log_batch(self._run, params=settings[part : part + _PARAMETERS])
+        for start in range(0, len(settings), _PARAMETERS):
+            self._client.log_batch(self._run, params=settings[start : start + _PARAMETERS])
 
     def known(self) -> set[tuple[str, int]]:
         names = self._client.get_run(self._run).data.metrics
-        return {(name, each.step) for name in names for each in self._client.get_metric_history(self._run, name)}
+        return {(name, metric.step) for name in names for metric in self._client.get_metric_history(self._run, name)}
 
     def write(self, values: Sequence[Value]) -> None:
         from mlflow.entities import Metric
 
         metrics = [Metric(value.name, value.value, value.time, value.round) for value in values]
-        for part in range(0, len(metrics), _METRICS):
-            self._client.log_batch(self._run, metrics=metrics[part : part + _METRICS])
+        for start in range(0, len(metrics), _METRICS):
+            self._client.log_batch(self._run, metrics=metrics[start : start + _METRICS])
 
     def finish(self, status: str, facts: Mapping[str, Any]) -> None:
         for name, value in facts.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from logging import WARNING
 from typing import Any
@@ -19,19 +20,18 @@ from coterie import __version__
 from coterie import models as networks
 from coterie.files import read_bytes
 from coterie.logs import printable
-from coterie.messages import Layout, pack_models, unpack_models
-from coterie.model_card import ModelCard, scaling_of
 from coterie.privacy import Streams
+from coterie.results import Diagnostics, Outcome, RoundRecord, Site, Traffic
 from coterie.server import planning
 from coterie.server.config import RunConfig
 from coterie.server.exporter import serve_metrics
 from coterie.server.folder import RunFolder
-from coterie.server.metrics import OUTSIDE, SCORES, SCORES_OF_CLIENTS, summarise, summarise_records
+from coterie.server.metrics import summarise, summarise_records
 from coterie.server.recorders import recording
 from coterie.strategies import ClusteredStrategy, StrategyError
 from coterie.wire import LabelRequest
-
-_TRAFFIC = ("messages_down", "messages_up", "bytes_down", "bytes_up")
+from coterie.wire.messages import Layout, pack_models, unpack_models
+from coterie.wire.model_card import ModelCard, scaling_of
 
 
 class RunError(RuntimeError):
@@ -48,13 +48,18 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
         RunError: no client's reply could be used in the whole run, or the budget ended it early.
         ConfigError: metrics cannot be served or recorded.
     """
+    return execute(folder, grid).document
+
+
+def execute(folder: RunFolder, grid: Grid) -> Outcome:
+    """:func:`run` that returns the outcome as a record."""
     if folder.failure is not None:
         raise RunError(folder.failure)
     with recording(folder):
         return _run(folder, grid)
 
 
-def _run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
+def _run(folder: RunFolder, grid: Grid) -> Outcome:
     config = folder.config
     streams = Streams(config.seed)
     strategy = make_strategy(config, folder, streams)
@@ -78,19 +83,14 @@ def _run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
     if strategy.statistics.asked and not strategy.statistics.accepted:
         folder.failure = f"no valid reply in the whole run{_most_common(strategy.statistics.dropped)}"
         raise RunError(folder.failure)
-    exact = _diagnostics(config, guarantee, folder, result)
-    if exact is not None:
-        folder.write_json("diagnostics.json", exact)
-    outcome = _result(config, guarantee, folder, result)
-    if sites := _sites(config, _clusters_of(strategy, len(folder.metrics()), _last_evaluation(result)[1])):
-        outcome["sites"] = sites
-    folder.write_json("result.json", outcome)
+    outcome = _outcome(config, strategy, guarantee, folder, _last_evaluation(config, folder, result))
+    folder.write_outcome(outcome)
     if strategy.statistics.dropped:
         log(WARNING, "%s replies were dropped", strategy.statistics.dropped.total())
     if strategy.stopped:
-        done, planned = outcome["rounds"], config.run.rounds
+        done, planned = outcome.rounds, config.run.rounds
         raise RunError(f"the budget is exhausted after {done} of {planned} rounds; models and results are saved")
-    return {**outcome, "diagnostics": exact}
+    return outcome
 
 
 def _card(
@@ -115,7 +115,7 @@ def _card(
         table_schema=config.data.table_schema or None,
         classes=(facts.schema.class_names or None) if facts.schema else None,
         scaling="by the schema of the table" if facts.schema else scaling_of(facts.kind),
-        rounds=len(folder.metrics()),
+        rounds=len(folder.rounds()),
         unit=config.privacy.privacy_unit,
         epsilon=guarantee["epsilon"],
         delta=guarantee["delta"],
@@ -125,18 +125,16 @@ def _card(
     )
 
 
-def _sites(config: RunConfig, clusters: Mapping[int, int]) -> list[dict[str, Any]]:
-    """The clients whose cluster may be published or that have a name, JSON-ready."""
+def _sites(config: RunConfig, clusters: Mapping[int, int]) -> tuple[Site, ...]:
+    """The clients whose cluster may be published or that have a name."""
     names = dict(enumerate(config.client_names))
-    return [
-        {"client": client}
-        | ({"name": names[client]} if client in names else {})
-        | ({"cluster": clusters[client]} if client in clusters else {})
+    return tuple(
+        Site(client=client, name=names.get(client), cluster=clusters.get(client))
         for client in sorted(names.keys() | clusters.keys())
-    ]
+    )
 
 
-def _clusters_of(strategy: ClusteredStrategy, rounds: int, evaluation: Mapping[str, Any]) -> dict[int, int]:
+def _clusters_of(strategy: ClusteredStrategy, rounds: int, scores: Diagnostics) -> dict[int, int]:
     """The cluster of every client, as far as the guarantee allows to publish it.
 
     At record level clients release their labels, or the server computes them from releases. Without privacy, they also
@@ -146,7 +144,7 @@ def _clusters_of(strategy: ClusteredStrategy, rounds: int, evaluation: Mapping[s
         return {}
     sites = dict(strategy.membership(rounds))
     if not strategy.plan.private:
-        sites |= dict(zip(evaluation.get("client_id", ()), evaluation.get("client_cluster", ()), strict=True))
+        sites |= dict(zip(scores.client_id or (), scores.client_cluster or (), strict=True))
     return sites
 
 
@@ -158,8 +156,8 @@ def rounds_of(config: RunConfig) -> int:
 def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> ClusteredStrategy:
     """The configured strategy, wired to the run folder."""
     evaluation = config.evaluation
-    return config.strategy(
-        folder.plan,
+    options = replace(
+        config.strategy_options,
         ledger=folder.ledger,
         streams=streams,
         evaluate="private" if evaluation.evaluate == "private" else "diagnostic",
@@ -169,6 +167,7 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         resume_from=folder.resumed,
         evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
     )
+    return config.strategy(folder.plan, options)
 
 
 def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Layout]:
@@ -198,68 +197,70 @@ def _most_common(dropped: Counter[str], otherwise: str = ": no client replied") 
     return f": {dropped.total()} were dropped, most often ({count} times): {printable(reason)}"
 
 
-def _skipped_rounds(folder: RunFolder, lines: Sequence[Mapping[str, Any]]) -> list[int]:
+def _skipped_rounds(folder: RunFolder, records: Sequence[RoundRecord]) -> list[int]:
     """The rounds that were charged, and that a crash ended before their release, if they are never repeated."""
     if folder.plan.repeats_rounds:
         return []
-    return sorted(folder.ledger.training_rounds - {line["round"] for line in lines})
+    return sorted(folder.ledger.training_rounds - {record.round for record in records})
 
 
-def _last_evaluation(result: Result) -> tuple[int | None, dict[str, Any]]:
-    """The round of the last evaluation, and what it came to; None and nothing without one."""
+def _last_evaluation(config: RunConfig, folder: RunFolder, result: Result) -> RoundRecord:
+    """The last evaluation, of round 0 without one; it is added to its round if a crash prevented that."""
     evaluations = result.evaluate_metrics_clientapp
-    last = max(evaluations, default=None)
-    return last, {} if last is None else dict(evaluations[last])
+    number = max(evaluations, default=0)
+    metrics = dict(evaluations.get(number) or {})
+    records = folder.rounds()
+    if records and records[-1].round == number:
+        folder.amend_last(metrics)
+    return RoundRecord.of({"round": number, **metrics}, noisy=config.evaluation.evaluate == "private")
 
 
-def _diagnostics(
-    config: RunConfig, guarantee: dict[str, Any], folder: RunFolder, result: Result
-) -> dict[str, Any] | None:
+def _diagnostics(config: RunConfig, certified: bool, evaluated: RoundRecord) -> Diagnostics | None:
     """Exact scores of the last evaluation; None where there are none, as under ``evaluate = private``."""
-    last, evaluation = _last_evaluation(result)
-    lines = folder.metrics()
-    if lines and last == lines[-1]["round"]:
-        folder.amend_last(evaluation)
-    if config.evaluation.evaluate == "private":
+    scores = evaluated.scores.last(evaluated.round)
+    if config.evaluation.evaluate == "private" or scores == Diagnostics().last(evaluated.round):
         return None
-    wanted = SCORES if guarantee["certified"] else SCORES + SCORES_OF_CLIENTS
-    exact = {score: evaluation[score] for score in wanted if score in evaluation}
-    if not exact:
-        return None
-    groups = evaluation.get("classes") or len(evaluation.get("group_accuracy", ()))
-    if "confusion" in evaluation:
-        exact["confusion"] = np.reshape(evaluation["confusion"], (-1, groups)).tolist()
-    if groups and config.method.produces == "models":
-        exact["groups"] = groups
-    if config.evaluation.evaluate_clients:
-        exact["evaluated_clients"] = min(config.evaluation.evaluate_clients, config.data.clients)
-    return {"about": OUTSIDE, "round": last, **exact}
+    groups = scores.classes or len(scores.group_accuracy or ())
+    sampled = config.evaluation.evaluate_clients
+    return replace(
+        scores.without_clients() if certified else scores,
+        confusion=scores.confusion and np.reshape(scores.confusion, (-1, groups)).tolist(),
+        groups=groups if groups and config.method.produces == "models" else None,
+        evaluated_clients=min(sampled, config.data.clients) if sampled else None,
+    )
 
 
-def _result(config: RunConfig, guarantee: dict[str, Any], folder: RunFolder, result: Result) -> dict[str, Any]:
-    lines = folder.metrics()
-    training = sum(line["seconds"] for line in lines)
+def _outcome(
+    config: RunConfig,
+    strategy: ClusteredStrategy,
+    guarantee: Mapping[str, Any],
+    folder: RunFolder,
+    evaluated: RoundRecord,
+) -> Outcome:
+    records = folder.rounds()
+    training = sum(record.seconds or 0.0 for record in records)
     peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    evaluation = _last_evaluation(result)[1]
-    shown = ("accuracy", "clients_labelled") if config.evaluation.evaluate == "private" else ("clients_labelled",)
-    return {
-        "strategy": config.run.strategy,
-        "dataset": config.data.dataset,
-        "seed": config.seed,
-        "evaluate": config.evaluation.evaluate,
-        **{key: evaluation[key] for key in shown if key in evaluation},  # a private accuracy is noisy and charged
-        "notes": {key: value for line in lines for key, value in line.get("notes", {}).items()},
-        "epsilon": guarantee["epsilon"],
-        "epsilon_rdp": guarantee["accountants"].get("rdp"),
-        "delta": guarantee["delta"],
-        "certified": guarantee["certified"],
-        "rounds": len(lines),
-        **({"skipped_rounds": skipped} if (skipped := _skipped_rounds(folder, lines)) else {}),
-        **{key: sum(line[key] for line in lines) for key in _TRAFFIC if all(key in line for line in lines)},
-        "charges": len(folder.ledger.charges),
-        "seconds_total": folder.seconds_total,
-        "seconds_training": training,
-        "seconds_per_round": training / len(lines) if lines else None,
-        "peak_rss_mb": peak / 1024,
-        "out": str(folder.path),
-    }
+    return Outcome(
+        strategy=config.run.strategy,
+        dataset=config.data.dataset,
+        seed=config.seed,
+        evaluate=config.evaluation.evaluate,
+        accuracy=evaluated.accuracy,
+        clients_labelled=evaluated.clients_labelled,
+        notes={key: value for record in records for key, value in record.notes.items()},
+        epsilon=guarantee["epsilon"],
+        epsilon_rdp=guarantee["accountants"].get("rdp"),
+        delta=guarantee["delta"],
+        certified=guarantee["certified"],
+        rounds=len(records),
+        skipped_rounds=tuple(_skipped_rounds(folder, records)),
+        **Traffic.total(records),
+        charges=len(folder.ledger.charges),
+        seconds_total=folder.seconds_total,
+        seconds_training=training,
+        seconds_per_round=training / len(records) if records else None,
+        peak_rss_mb=peak / 1024,
+        out=str(folder.path),
+        sites=_sites(config, _clusters_of(strategy, len(records), evaluated.scores)),
+        diagnostics=_diagnostics(config, guarantee["certified"], evaluated),
+    )

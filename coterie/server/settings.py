@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.bounds import MAX_CLUSTERS, ROUNDS, SEED
-from coterie.methods import STRATEGIES
+from coterie.fields import MAX_CLUSTERS, ROUNDS, SEED
 from coterie.settings import AUTO, ConfigError, Settings, setting
+from coterie.strategies.registry import STRATEGIES
 
 
 def _are_names(text: str) -> bool:

@@ -6,7 +6,6 @@ from coterie.rounds import (
     Aggregator,
     Averaging,
     Checkpoint,
-    NullRecorder,
     Phase,
     PointsPhase,
     Recorder,
@@ -15,7 +14,6 @@ from coterie.rounds import (
     UpdatesPhase,
 )
 from coterie.strategies.adaptive_clipping import AdaptiveClipping
-from coterie.strategies.base import ClusteredStrategy, StrategyOptions
 from coterie.strategies.cfl import CFL
 from coterie.strategies.f_cdpfl import FCDPFL
 from coterie.strategies.fedavg import FedAvg
@@ -23,25 +21,34 @@ from coterie.strategies.fedcam import FedCAM
 from coterie.strategies.fedper import FedPer
 from coterie.strategies.fedprox import FedProx
 from coterie.strategies.fesem import FeSEM
+from coterie.strategies.ffcm import FFCM
 from coterie.strategies.ifca import IFCA
+from coterie.strategies.kfed import KFED
 from coterie.strategies.km_cdpfl import KMCDPFL
 from coterie.strategies.lcfl import LCFL, METRICS
 from coterie.strategies.local import Local
 from coterie.strategies.method import Round, Steps
+from coterie.strategies.one_shot import OneShot
+from coterie.strategies.options import StrategyOptions
 from coterie.strategies.oracle import Oracle
+from coterie.strategies.ppfc_gan import PPFCGAN
 from coterie.strategies.rc_dpfl import RCDPFL
 from coterie.strategies.reseeding import Reseeding
 from coterie.strategies.rr_cluster import RRCluster
+from coterie.strategies.strategy import ClusteredStrategy
 
 __all__ = [
     "AGGREGATORS",
     "CFL",
     "CLUSTERERS",
     "FCDPFL",
+    "FFCM",
     "IFCA",
+    "KFED",
     "KMCDPFL",
     "LCFL",
     "METRICS",
+    "PPFCGAN",
     "RCDPFL",
     "AdaptiveClipping",
     "Aggregator",
@@ -54,7 +61,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "Local",
-    "NullRecorder",
+    "OneShot",
     "Oracle",
     "Phase",
     "PointsPhase",

@@ -25,12 +25,20 @@ Deviations from the paper
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from coterie.privacy import MAX_CLIP_NORM, MIN_CLIP_NORM
+import numpy as np
+import numpy.typing as npt
+
+from coterie.privacy import MAX_CLIP_NORM, MIN_CLIP_NORM, Plan
+from coterie.rounds import RunState
 
 #: Quantile of the norms that is assumed before round 1, a public constant.
 INITIAL_NORM = 1.0
+# The clipping norm of the next round, in the arrays of a run.
+_CLIP_NORM = "clip-norm"
 
 
 @dataclass(frozen=True)
@@ -57,5 +65,16 @@ class AdaptiveClipping:
             below: the released share of short updates or gradients; noise may carry it out of [0, 1].
         """
         share = min(max(below, 0.0), 1.0)
-        found = clip_norm * math.exp(-self.rate * (share - self.quantile))
-        return min(max(found, MIN_CLIP_NORM), MAX_CLIP_NORM)
+        updated_norm = clip_norm * math.exp(-self.rate * (share - self.quantile))
+        return min(max(updated_norm, MIN_CLIP_NORM), MAX_CLIP_NORM)
+
+    def adapted(self, state: RunState, below: float) -> RunState:
+        """The state of a run after a round with a released share; see :meth:`__call__`."""
+        clip_norm = self(state.plan.clip_norm, below)
+        arrays = {**state.arrays, _CLIP_NORM: np.array(clip_norm)}
+        return replace(state, plan=state.plan.with_clip_norm(clip_norm), arrays=arrays)
+
+
+def resumed(plan: Plan, arrays: Mapping[str, npt.NDArray[Any]]) -> Plan:
+    """The plan with the clipping norm of a resumed run, if it is adaptive."""
+    return plan.with_clip_norm(float(arrays[_CLIP_NORM])) if _CLIP_NORM in arrays else plan

@@ -20,7 +20,7 @@ near zero, and other clients have updates in different directions: the angles be
     11      ClusteredFederatedLearning(theta*, c_1) and (theta*, c_2)
     12  else theta_i* <- theta* for i in c
 
-Line 10 is exact in O(n^2): its optimum is the cut of the least edge of a maximum spanning tree of the similarities.
+Line 10 is exact in O(n^2): single linkage merges the halves last.
 
 Deviations from the paper
 - All clusters train in parallel, round by round; |D_i| are public weights (equal without privacy).
@@ -44,18 +44,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from logging import WARNING
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.common.logger import log
 
 from coterie.clustering.distances import FloatArray, Indices, cosines
-from coterie.privacy import Plan, ReleasedUpdates
+from coterie.privacy import ReleasedUpdates
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy, StrategyOptions
-from coterie.strategies.method import CheckOptions, Models, Round, Steps
+from coterie.strategies.method import Models, Round, Steps
+from coterie.strategies.strategy import ClusteredStrategy
 
 # Defaults of eps_1, eps_2 and the stopping threshold, in units of the largest update norm of the first round.
 _RELATIVE_THRESHOLDS = (0.2, 0.5, 0.01)
@@ -127,17 +128,13 @@ class CFL(ClusteredStrategy):
     settings_class: ClassVar[type[Settings]] = CFLSettings
     settings: CFLSettings
 
-    def __init__(self, plan: Plan, settings: CFLSettings | None = None, **others: Unpack[StrategyOptions]) -> None:
-        others.setdefault("clusters", 0)
-        super().__init__(plan, settings, **others)
-        self._warned: set[int] = set()
-
-    @classmethod
-    def check(cls, plan: Plan, **options: Unpack[CheckOptions]) -> None:
+    def check(self) -> None:
         """Require full participation: a split compares all clients of a cluster."""
-        super().check(plan, **options)
-        if plan.rate != 1:
-            raise StrategyError(f"cfl compares all clients of a cluster: set sampling-rate to 1, not {plan.rate:g}")
+        super().check()
+        if self.plan.rate != 1:
+            raise StrategyError(
+                f"cfl compares all clients of a cluster: set sampling-rate to 1, not {self.plan.rate:g}"
+            )
 
     def initial_models(self, models: Models) -> Models:
         """One model."""
@@ -148,8 +145,8 @@ class CFL(ClusteredStrategy):
         if number == 1:
             self._store_tree([Node(None, 0, 0)], np.full(self.plan.clients, -1, np.int64))
         yield from self._place_late()
-        before, known, leaf = self.assignments(number), self.nodes, self.state[_LEAF].copy()
-        nodes = known.copy()
+        before, previous, leaf = self.assignments(number), self.nodes, self.state[_LEAF].copy()
+        nodes = previous.copy()
         training = [n for n, node in enumerate(nodes) if node.ended is None]
         of_training = {client: cluster for client, cluster in before.items() if leaf[client] in training}
         released = yield from self.updates(self.training(), models, to=of_training)  # lines 2-3
@@ -161,7 +158,7 @@ class CFL(ClusteredStrategy):
                 continue
             updates, clients = released.updates[rows], released.clients[rows]
             mean = np.average(updates, axis=0, weights=released.weights[rows])
-            models[node.cluster] += self.server_lr * mean  # line 4
+            models[node.cluster] += self.options.server_lr * mean  # line 4
             moved, longest = float(np.linalg.norm(mean)), float(np.linalg.norm(updates, axis=1).max())
             norms[str(node.cluster)] = [moved, longest]
             waits = number <= self.settings.first_split or len(rows) < np.sum(leaf == n)
@@ -181,8 +178,8 @@ class CFL(ClusteredStrategy):
                 nodes += [Node(n, number, node.cluster), Node(n, number, len(models))]  # line 11
                 models = np.concatenate([models, models[node.cluster, None]])
                 self._store_split(models[-1], [_direction(updates[side == half]) for half in (0, 1)])
-        split = len(nodes) > len(known)
-        changed = nodes != known or number == 1 or "late" in self.notes
+        split = len(nodes) > len(previous)
+        changed = nodes != previous or number == 1 or "late" in self.notes
         self._store_tree(nodes, leaf)
         if changed:
             self.notes["tree"] = self._tree_notes()
@@ -199,6 +196,10 @@ class CFL(ClusteredStrategy):
         first, second = self.settings.stationary_norm, self.settings.incongruent_norm
         thresholds = zip((first, second, first), _RELATIVE_THRESHOLDS, strict=True)
         return [factor * unit if norm is None else norm for norm, factor in thresholds]
+
+    @cached_property
+    def _warned(self) -> set[int]:
+        return set()
 
     def _warn(self, cluster: int) -> None:
         """Warn once per cluster that it cannot be split."""
@@ -227,14 +228,14 @@ class CFL(ClusteredStrategy):
     @property
     def nodes(self) -> list[Node]:
         """All clusters, in order of creation: the children of split number s are 2s + 1 and 2s + 2."""
-        found = []
+        nodes = []
         for row in self.state[_TREE].tolist():
             parent, born, cluster, ended, end_reason, similarity = (None if np.isnan(value) else value for value in row)
             whole = [None if value is None else int(value) for value in (parent, cluster, ended)]
-            found.append(
+            nodes.append(
                 Node(whole[0], int(born or 0), whole[1], whole[2], _END_REASONS[int(end_reason or 0)], similarity)
             )
-        return found
+        return nodes
 
     def _store_tree(self, nodes: list[Node], leaf: Indices) -> None:
         """Store the tree and the leaf of every client; -1 for clients without one."""
@@ -309,8 +310,7 @@ class CFL(ClusteredStrategy):
 def bipartition(similarities: FloatArray) -> tuple[Indices, float]:
     """The bipartition with the smallest maximum similarity between the halves, Equation (6), and that similarity.
 
-    Exact in O(n^2): every bipartition cuts an edge of a maximum spanning tree, hence one at least as large as its
-    smallest edge; cutting only the smallest edge attains this bound.
+    Its halves are the last two clusters that single linkage merges.
 
     Args:
         similarities: (n, n), symmetric; n is at least 2.
@@ -318,28 +318,19 @@ def bipartition(similarities: FloatArray) -> tuple[Indices, float]:
     Returns:
         (n,) 0 for the half of the first client, 1 for the other; and the largest similarity between the halves.
     """
-    n = len(similarities)
-    nearest, parent = similarities[0].copy(), np.zeros(n, np.int64)
-    outside = np.arange(n) > 0
-    edges = []  # of Prim's tree, in the order in which it grows
-    while outside.any():
-        new = int(np.where(outside, nearest, -np.inf).argmax())
-        edges.append((float(nearest[new]), int(parent[new]), new))
-        outside[new] = False
-        closer = outside & (similarities[new] > nearest)
-        nearest[closer], parent[closer] = similarities[new, closer], new
-    least = min(edges)
-    side = np.zeros(n, np.int64)
-    for edge in edges:
-        side[edge[2]] = 1 if edge == least else side[edge[1]]
-    return side, least[0]
+    from scipy.cluster.hierarchy import cut_tree, linkage  # slow to import
+
+    pairs = similarities[np.triu_indices(len(similarities), 1)]
+    halves = cut_tree(linkage(pairs.max() - pairs, "single"), 2)[:, 0]
+    side = (halves != halves[0]).astype(np.int64)
+    return side, float(similarities[np.ix_(side == 0, side == 1)].max())
 
 
 def _coherent(similarities: FloatArray, side: Indices, closest: float) -> bool:
     """Whether the mean similarity within each half exceeds the largest similarity between the halves."""
     for half in (0, 1):
-        own = similarities[np.ix_(side == half, side == half)]
-        if len(own) > 1 and not own[~np.eye(len(own), dtype=bool)].mean() > closest + _GAP:
+        within = similarities[np.ix_(side == half, side == half)]
+        if len(within) > 1 and not within[~np.eye(len(within), dtype=bool)].mean() > closest + _GAP:
             return False
     return True
 

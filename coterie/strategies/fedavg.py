@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.method import Models, Round
+from coterie.strategies.strategy import ClusteredStrategy
 
 
 class FedAvg(ClusteredStrategy):

@@ -65,7 +65,7 @@ class FedCAM(IFCA):
 
     def initial_parameters(self, draw: Callable[[], Parameters]) -> Parameters:
         """Line 1: both parts."""
-        return {part + name: values for part in (_GLOBAL, _CLUSTER) for name, values in draw().items()}
+        return {prefix + name: values for prefix in (_GLOBAL, _CLUSTER) for name, values in draw().items()}
 
     def training(self) -> TrainRequest:
         """Lines 5 and 6: the network is a sum."""

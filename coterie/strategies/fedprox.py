@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.bounds import PENALTY_WEIGHT
+from coterie.fields import PENALTY_WEIGHT
 from coterie.settings import Settings, setting
 from coterie.strategies.fedavg import FedAvg
 from coterie.wire import TrainRequest

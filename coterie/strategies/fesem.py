@@ -29,8 +29,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.method import Models, Round
+from coterie.strategies.strategy import ClusteredStrategy
 from coterie.wire import EvaluateRequest, TrainRequest
 
 

@@ -18,7 +18,7 @@ Deviations from the paper
 - Clients send updates instead of models. Their sum is divided by a public divisor D_j instead of the true number of
   members, as client-level privacy requires; without privacy, D_j is that number, as in the paper.
 - Local steps run over shuffled mini-batches for a number of epochs.
-- Rebalancing is part of the mechanism (privacy/mechanisms/rr_cluster.py). Models without clients are re-seeded
+- Rebalancing is part of the mechanism (privacy/mechanisms/rebalancing.py). Models without clients are re-seeded
   (strategies/reseeding.py); Algorithm 1 relies on several restarts instead.
 - With ``clusters = 0``, the number of clusters is found from released histograms (strategies/model_search.py).
 """
@@ -29,8 +29,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.method import Models, Round
+from coterie.strategies.strategy import ClusteredStrategy
 
 
 class IFCA(ClusteredStrategy):

@@ -25,8 +25,8 @@ import numpy as np
 
 from coterie.clustering import k_means_labels
 from coterie.clustering.mixture import project
-from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.method import Models, Round
+from coterie.strategies.strategy import ClusteredStrategy
 
 _LABELS = "labels"
 
@@ -47,16 +47,17 @@ class KMCDPFL(ClusteredStrategy):
         if not len(released.updates):
             return models
         rng = self.streams.stream("k-means", number, self.attempt)
-        found = k_means_labels(project(released.updates), min(len(models), len(released.updates)), rng)  # line 4
+        clusters = k_means_labels(project(released.updates), min(len(models), len(released.updates)), rng)  # line 4
         updated = models.copy()
-        for cluster in np.unique(found):  # line 5
-            members = np.flatnonzero(found == cluster)
+        for cluster in np.unique(clusters):  # line 5
+            members = np.flatnonzero(clusters == cluster)
             total = np.zeros(models.shape[1])
             for i in members:
-                total += released.weights[i] * (models[released.labels[i]] + self.server_lr * released.updates[i])
+                moved = models[released.labels[i]] + self.options.server_lr * released.updates[i]
+                total += released.weights[i] * moved
             updated[cluster] = total / released.weights[members].sum()
         labels = self.state.get(_LABELS, np.zeros(self.plan.clients, np.int64)).copy()
-        labels[released.clients] = found
+        labels[released.clients] = clusters
         self.state = {_LABELS: labels}
         return updated
 

@@ -45,12 +45,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.bounds import CLUSTERS, PENALTY_WEIGHT
 from coterie.clustering.clusterers import CLUSTERERS, check_clusterer, cluster
 from coterie.clustering.distances import (
     FloatArray,
@@ -61,13 +60,13 @@ from coterie.clustering.distances import (
     parameter_distances,
     profile_distances,
 )
-from coterie.messages import losses_layout
-from coterie.privacy import Plan
+from coterie.fields import CLUSTERS, PENALTY_WEIGHT
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy, StrategyOptions
 from coterie.strategies.method import Models, Round, Steps
+from coterie.strategies.strategy import ClusteredStrategy
 from coterie.wire import LossesRequest
+from coterie.wire.messages import losses_layout
 
 _DISTANCES: dict[str, Callable[[Updates], FloatArray]] = {
     "params": parameter_distances,
@@ -126,19 +125,20 @@ class LCFL(ClusteredStrategy):
     settings_class: ClassVar[type[Settings]] = LCFLSettings
     settings: LCFLSettings
 
-    def __init__(self, plan: Plan, settings: LCFLSettings | None = None, **others: Unpack[StrategyOptions]) -> None:
-        super().__init__(plan, settings, **others)
-        warm_up = self.settings.warm_up_rounds
-        if not warm_up < plan.rounds:
-            raise StrategyError(f"warm-up-rounds = {warm_up} must be less than rounds = {plan.rounds}")
+    def check(self) -> None:
+        """Require rounds after the warm-up, a clusterer that takes the number of clusters, and averaging afterwards."""
+        super().check()
+        warm_up, rounds, averaging = self.settings.warm_up_rounds, self.plan.rounds, self.options.averaging
+        if not warm_up < rounds:
+            raise StrategyError(f"warm-up-rounds = {warm_up} must be less than rounds = {rounds}")
         try:
             check_clusterer(self.settings.clusterer, self.clusters or None)
         except ValueError as error:
             raise StrategyError(str(error)) from None
-        if self.averaging.begins_after(plan.rounds) < warm_up:
+        if averaging.begins_after(rounds) < warm_up:
             raise StrategyError(
-                f"average-last = {self.averaging.last:g} begins before the clustering in round {warm_up + 1}: set it "
-                f"to at most {1 - warm_up / plan.rounds:g}"
+                f"average-last = {averaging.last:g} begins before the clustering in round {warm_up + 1}: set it "
+                f"to at most {1 - warm_up / rounds:g}"
             )
 
     def round(self, number: int, models: Models) -> Round:
@@ -195,29 +195,29 @@ class LCFL(ClusteredStrategy):
             distances = profile_distances(losses)
         compared = time.perf_counter() - started
         try:
-            found = cluster(distances, self.settings.clusterer, self.clusters or None)  # line 15
+            clustering = cluster(distances, self.settings.clusterer, self.clusters or None)  # line 15
         except ValueError as error:  # of a user's function
             raise StrategyError(str(error)) from error
-        many = int(found.labels.max()) + 1
-        members = [rows[found.labels == j] for j in range(many)]
-        if self.aggregator.robust:
-            moved = np.stack([self.aggregator(warm.updates[own]) for own in members])
+        many = int(clustering.labels.max()) + 1
+        members = [rows[clustering.labels == j] for j in range(many)]
+        if (aggregator := self.options.aggregator).robust:
+            moved = np.stack([aggregator(warm.updates[indices]) for indices in members])
         else:
-            moved = np.stack([_mean(warm.updates, own, warm.weights) for own in members])
+            moved = np.stack([_mean(warm.updates, indices, warm.weights) for indices in members])
         labels = np.full(self.plan.clients, -1, np.int64)
-        labels[warm.clients[rows]] = found.labels
+        labels[warm.clients[rows]] = clustering.labels
         self.notes = {
             "clusters": many,
             "metric": self.settings.metric,
             "clusterer": self.settings.clusterer,
             "compare_seconds": compared,
-            "silhouettes": {str(k): score for k, score in sorted(found.silhouettes.items())},
+            "silhouettes": {str(k): score for k, score in sorted(clustering.silhouettes.items())},
         }
         if self.settings.metric == "loss":
-            own = columns == rows[:, None]  # the client's own model
+            is_own = columns == rows[:, None]  # the client's own model
             if many == 1 and not self.clusters:
-                _check_similarity(losses, untrained, own)
-            profiles = np.stack([losses[found.labels == j].mean(axis=0) for j in range(many)])
+                _check_similarity(losses, untrained, is_own)
+            profiles = np.stack([losses[clustering.labels == j].mean(axis=0) for j in range(many)])
             best = np.unique(profiles.argmin(axis=1))
             self.state = {_LANDMARKS: start + warm.updates[columns[best]], _PROFILES: profiles[:, best]}
             self.notes["evaluations"] = losses.size + len(rows)
@@ -225,9 +225,10 @@ class LCFL(ClusteredStrategy):
             self.state = {_FIRST: start, _CENTRES: moved}
         self.state[_LABELS] = labels
         self.recorder.save_artifact(
-            "distances", {"matrix": distances.astype(np.float32), "clients": warm.clients[rows], "labels": found.labels}
+            "distances",
+            {"matrix": distances.astype(np.float32), "clients": warm.clients[rows], "labels": clustering.labels},
         )
-        return np.asarray(start + self.server_lr * moved, np.float32)
+        return np.asarray(start + self.options.server_lr * moved, np.float32)
 
     def _compare(self, start: Models, updates: Models, clients: list[int]) -> Steps[tuple[FloatArray, Indices]]:
         """(n, 1 + m) losses of the untrained model and of m of the n trained ones, and the indices of these."""
@@ -249,21 +250,21 @@ class LCFL(ClusteredStrategy):
         Each model is sent once to each client; memory holds the models of one message.
         """
         table = np.full((len(clients), many), np.nan)
-        place = {client: row for row, client in enumerate(clients)}
+        rows = {client: row for row, client in enumerate(clients)}
         for begin in range(0, many, self.settings.models_per_message):
-            part = range(begin, min(begin + self.settings.models_per_message, many))
-            models = np.stack([model(i) for i in part])
-            if len(part) > 1 and models.nbytes > _MAX_BYTES:
+            chunk = range(begin, min(begin + self.settings.models_per_message, many))
+            models = np.stack([model(i) for i in chunk])
+            if len(chunk) > 1 and models.nbytes > _MAX_BYTES:
                 raise StrategyError(
-                    f"models-per-message = {len(part)} leads to messages of {models.nbytes / 1e9:.1f} GB; set it to "
-                    f"{max(1, _MAX_BYTES * len(part) // models.nbytes)} or less"
+                    f"models-per-message = {len(chunk)} leads to messages of {models.nbytes / 1e9:.1f} GB; set it to "
+                    f"{max(1, _MAX_BYTES * len(chunk) // models.nbytes)} or less"
                 )
             self.recorder.report_progress(f"{len(clients)} clients compare {begin} of {many} models")
-            request = LossesRequest(compared=len(part))
+            request = LossesRequest(compared=len(chunk))
             released = yield from self.updates(
-                request, models, clients=clients, joined_late=joined_late, reply_layout=losses_layout(len(part))
+                request, models, clients=clients, joined_late=joined_late, reply_layout=losses_layout(len(chunk))
             )
-            table[[place[client] for client in released.clients.tolist()], begin : part[-1] + 1] = released.updates
+            table[[rows[client] for client in released.clients.tolist()], begin : chunk[-1] + 1] = released.updates
         return table
 
     # ---- late clients -------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ def _mean(updates: Models, rows: Indices, weights: FloatArray) -> FloatArray:
     return np.asarray(total / weights[rows].sum())
 
 
-def _check_similarity(losses: FloatArray, untrained: FloatArray, own: npt.NDArray[np.bool_]) -> None:
+def _check_similarity(losses: FloatArray, untrained: FloatArray, is_own: npt.NDArray[np.bool_]) -> None:
     """Check that clients benefit from each other.
 
     They do not if, for most clients, the best other model improves the loss of the untrained one by less than half of
@@ -312,8 +313,8 @@ def _check_similarity(losses: FloatArray, untrained: FloatArray, own: npt.NDArra
         StrategyError: they do not.
     """
     gains = untrained[:, None] - losses
-    usual = float(np.median(gains[own])) if own.any() else 0.0
-    alone = int(np.sum(np.where(own, -np.inf, gains).max(axis=1) < max(usual, 0.0) / 2))
+    usual = float(np.median(gains[is_own])) if is_own.any() else 0.0
+    alone = int(np.sum(np.where(is_own, -np.inf, gains).max(axis=1) < max(usual, 0.0) / 2))
     if 2 * alone > len(losses):
         raise StrategyError(
             f"no two clients are similar: for {alone} of {len(losses)} clients, the gain from any other client's model "

@@ -1,23 +1,28 @@
-"""Declarations of a method, and the plans and options that it supports."""
+"""What a method declares and defines, its tools, and the plans and options that it supports."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, ClassVar, Literal, TypeAlias, TypedDict, TypeVar
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from flwr.app import Message, MetricRecord
 
-from coterie.bounds import REBALANCE_TRAIN
-from coterie.privacy import Plan
-from coterie.rounds import Aggregator, Averaging, Phase, StrategyError
+from coterie.privacy import Plan, ReleasedSums, ReleasedUpdates
+from coterie.rounds import EvaluationExchange, Phase, Run, StrategyError, SumsPhase, UpdatesPhase
 from coterie.settings import Settings
-from coterie.strategies.reseeding import Reseeding
+from coterie.strategies.model_search import ModelSearch
+from coterie.strategies.options import StrategyOptions
 from coterie.wire import EvaluateRequest, Request, TrainRequest
+from coterie.wire.messages import Layout
 
 T = TypeVar("T")
 Models: TypeAlias = npt.NDArray[np.float32]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
 Parameters: TypeAlias = dict[str, npt.NDArray[np.float32]]
 #: Part of a round: yields phases, receives their releases, returns a result.
 Steps: TypeAlias = Generator[Phase[Any, Any], Any, T]
@@ -25,16 +30,8 @@ Steps: TypeAlias = Generator[Phase[Any, Any], Any, T]
 Round: TypeAlias = Generator[Phase[Any, Any], Any, Models]
 
 
-class CheckOptions(TypedDict, total=False):
-    """Options of :meth:`Method.check`."""
-
-    reseeding: Reseeding | None
-    rebalance_train: str
-    aggregator: Aggregator | None
-
-
-class Method(ABC):
-    """The declarations of a method and its interface; :class:`~coterie.strategies.ClusteredStrategy` runs it."""
+class Declarations:  # large: what a method declares, a line each
+    """Declarations of a method."""
 
     #: Name in configurations, title, and source of the method.
     name: ClassVar[str]
@@ -59,7 +56,7 @@ class Method(ABC):
     memory: ClassVar[bool] = False
     #: Settings of the method only.
     settings_class: ClassVar[type[Settings]] = Settings
-    #: Arguments of the constructor that depend on data and device instead of settings.
+    #: Options that depend on data and device instead of settings: ``true_groups``, ``example_shape``, ``device``.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether all models start equal.
     equal_start: ClassVar[bool] = False
@@ -78,40 +75,58 @@ class Method(ABC):
     #: Published privacy claims that give no guarantee, and why; for certificates without privacy.
     unfounded: ClassVar[tuple[str, ...]] = ()
 
-    plan: Plan
+    @classmethod
+    def max_selections(cls, rounds: int) -> int:
+        """Maximum number of choices of a cluster by loss by one client at record level."""
+        return 0
 
     @classmethod
-    def check(
-        cls,
-        plan: Plan,
-        *,
-        reseeding: Reseeding | None = None,
-        rebalance_train: str = "own",
-        aggregator: Aggregator | None = None,
-    ) -> None:
-        """Check that a method supports a plan and options.
+    def released_losses(cls, clients: int, settings: Settings) -> dict[str, int]:
+        """``compared`` and ``models_per_message`` of :class:`~coterie.privacy.RecordPlan`; empty: neither is used."""
+        return {}
+
+    @classmethod
+    def default_settings(cls, unit: str) -> dict[str, Any]:
+        """Defaults of the method for common settings, by key."""
+        settings: dict[str, Any] = {}
+        if not cls.clustered:
+            settings |= {"clusters": 1, "reseed-every": 0}
+        if "client" not in cls.units or unit == "record":  # all clients take part, and no sizes are released
+            settings |= {"sampling-rate": 1.0, "reseed-every": 0}
+        return settings | ({"clusters": 0} if cls.grows else {}) | dict(cls.defaults)
+
+    @staticmethod
+    def evaluations(rounds: int, every: int) -> int:
+        """Number of evaluations in ``rounds`` rounds: one every ``every`` rounds, and one after the last."""
+        return math.ceil(rounds / every) if every else 0
+
+
+class Method(Declarations, ABC):  # large: what a method may define, and the tools of its rounds
+    """A method; :class:`~coterie.strategies.ClusteredStrategy` runs it and documents the attributes."""
+
+    settings: Settings
+    options: StrategyOptions
+    clusters: int
+    max_clusters: int
+    run: Run
+
+    # ---- to be defined by a method ------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Check that the method supports its plan, options and settings.
 
         Raises:
             StrategyError: it does not.
         """
-        _check_unit(cls, plan)
-        if rebalance_train not in REBALANCE_TRAIN:
-            raise StrategyError(f"rebalance-train must be {' or '.join(REBALANCE_TRAIN)}, not {rebalance_train!r}")
-        if rebalance_train == "assigned" and not (plan.redraws and cls.knows_label):
-            raise StrategyError(
-                "rebalance-train = 'assigned' requires that labels are redrawn before training: use mechanism joint "
-                "(or no privacy), and a method that chooses labels before training"
-            )
-        if not cls.clustered and plan.num_clusters != 1:
-            raise StrategyError(f"clusters = {plan.num_clusters}: {cls.name} trains one model; set it to 1")
-        if plan.rebalance_min and "client" not in cls.units:
-            raise StrategyError(f"{cls.name} does not support rebalancing; set rebalance-min to 0")
-        if not cls.clustered and plan.rebalance_min:
-            raise StrategyError(f"{cls.name} has no clusters to rebalance; set rebalance-min to 0")
-        if reseeding and reseeding.every and not plan.identifier_share and plan.private:
-            raise StrategyError("re-seeding requires released cluster sizes: set identifier_share above 0")
-        if aggregator and aggregator.robust:
-            _check_robust(cls, plan, aggregator.name)
+        if missing := [name for name in self.needs if not getattr(self.options, name)]:
+            raise StrategyError(f"{self.name} requires the option {', '.join(missing)}")
+        _check_unit(self)
+        _check_clusters(self)
+        if self.options.aggregator.robust:
+            _check_robust(self, self.options.aggregator.name)
+        _check_schedule(self)
+        if self.searching:
+            ModelSearch.check(self.plan, self.options.averaging.last)
 
     @abstractmethod
     def round(self, number: int, models: Models) -> Round:
@@ -140,26 +155,6 @@ class Method(ABC):
         """The request for evaluation."""
         return EvaluateRequest()
 
-    @classmethod
-    def max_selections(cls, rounds: int) -> int:
-        """Maximum number of choices of a cluster by loss by one client at record level."""
-        return 0
-
-    @classmethod
-    def released_losses(cls, clients: int, settings: Settings) -> dict[str, int]:
-        """``compared`` and ``models_per_message`` of :class:`~coterie.privacy.RecordPlan`; empty: neither is used."""
-        return {}
-
-    @classmethod
-    def default_settings(cls, unit: str) -> dict[str, Any]:
-        """Defaults of the method for common settings, by key."""
-        found: dict[str, Any] = {}
-        if not cls.clustered:
-            found |= {"clusters": 1, "reseed-every": 0}
-        if "client" not in cls.units or unit == "record":  # all clients take part, and no sizes are released
-            found |= {"sampling-rate": 1.0, "reseed-every": 0}
-        return found | ({"clusters": 0} if cls.grows else {}) | dict(cls.defaults)
-
     def assignments(self, number: int) -> Mapping[int, int] | None:
         """The cluster of every client after round ``number`` if the server assigns it; None if clients choose.
 
@@ -167,14 +162,111 @@ class Method(ABC):
         """
         return None
 
+    def evaluation_due(self, number: int, last: bool) -> bool:
+        """Whether models are evaluated after round ``number``."""
+        every = self.options.evaluate_every
+        return bool(every) and (number % every == 0 or last)
+
+    def evaluated(self, exchange: EvaluationExchange, replies: Iterable[Message]) -> MetricRecord | None:
+        """Diagnostics of the clients, outside every guarantee; or their noisy mean accuracy, which is charged."""
+        private = self.options.evaluate == "private"
+        contents = list(exchange.collect(replies, self.plan.num_clusters, private=private).values())
+        return exchange.release(contents) if private else exchange.metrics(contents)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the method has converged: the run ends before its last planned round."""
+        return False
+
     @property
     def shared(self) -> int:
         """Number of leading coordinates that all clusters share."""
         return 0
 
+    # ---- tools for rounds ---------------------------------------------------------------------------------
 
-def _check_unit(method: type[Method], plan: Plan) -> None:
-    row_wise = getattr(method, "row_wise", None)
+    def sums(self, request: Request, models: Models, to: Mapping[int, int] | None = None) -> Steps[ReleasedSums]:
+        """Send a request to a random cohort; receive the sum of each cluster's updates.
+
+        Args:
+            request: the request.
+            models: (k, d) models for the clients.
+            to: index of the one model that each client receives; other clients get no request. None: each receives all.
+        """
+        return SumsPhase(request, models, to, shared=self.shared).run()
+
+    def updates(
+        self,
+        request: Request,
+        models: Models,
+        to: Mapping[int, int] | None = None,
+        *,
+        clients: Collection[int] | None = None,
+        joined_late: bool = False,
+        reply_layout: Layout | None = None,
+    ) -> Steps[ReleasedUpdates]:
+        """Send a request to clients; receive individual updates, which few mechanisms allow.
+
+        For the arguments see :meth:`sums` and :class:`~coterie.rounds.Phase`.
+        """
+        return UpdatesPhase(request, models, to, clients, joined_late, reply_layout).run()
+
+    def step(self, models: Models, released: ReleasedSums) -> Models:
+        """theta_j + eta S_j / D_j for every cluster; shared coordinates are divided by the size of the cohort."""
+        mean = released.sums / released.divisors[:, None]
+        mean[:, : self.shared] = released.sums[:, : self.shared] / released.cohort
+        return np.asarray(models + self.options.server_lr * mean, dtype=np.float32)
+
+    def step_size(self, number: int) -> float:
+        """Step size of the clients in round ``number``, relative to round 1."""
+        return float(self.run.state.config.get("lr-decay", 1.0)) ** (number - 1)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the next exchange."""
+        return self.run.plan
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of one model."""
+        return self.run.state.layout
+
+    @property
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays of the method between rounds; part of checkpoints."""
+        return self.run.state.arrays
+
+    @state.setter
+    def state(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        self.run.state = replace(self.run.state, arrays=arrays)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """JSON-ready notes on the current round, from released values."""
+        return self.run.state.notes
+
+    @notes.setter
+    def notes(self, notes: dict[str, Any]) -> None:
+        self.run.state = replace(self.run.state, notes=notes)
+
+    @property
+    def present(self) -> list[int]:
+        """Ids of the registered clients."""
+        return sorted(self.run.registry.nodes)
+
+    @property
+    def attempt(self) -> int:
+        """Number of the next charge, so that a repeated round draws fresh randomness."""
+        return self.run.attempt
+
+    @property
+    def searching(self) -> bool:
+        """Whether the run searches for the number of clusters."""
+        return self.searches and not self.clusters
+
+
+def _check_unit(method: Method) -> None:
+    row_wise, plan = getattr(method, "row_wise", None), method.plan
     if plan.unit == "client" and row_wise is None:
         raise StrategyError(
             f"{method.name} does not declare row_wise, as client-level privacy requires: set row_wise = True if a "
@@ -194,7 +286,25 @@ def _check_unit(method: type[Method], plan: Plan) -> None:
         )
 
 
-def _check_robust(method: type[Method], plan: Plan, name: str) -> None:
+def _check_clusters(method: Method) -> None:
+    plan, reseeding = method.plan, method.options.reseeding
+    if method.options.rebalance_train == "assigned" and not (plan.redraws and method.knows_label):
+        raise StrategyError(
+            "rebalance-train = 'assigned' requires that labels are redrawn before training: use mechanism joint "
+            "(or no privacy), and a method that chooses labels before training"
+        )
+    if not method.clustered and plan.num_clusters != 1:
+        raise StrategyError(f"clusters = {plan.num_clusters}: {method.name} trains one model; set it to 1")
+    if plan.rebalance_min and "client" not in method.units:
+        raise StrategyError(f"{method.name} does not support rebalancing; set rebalance-min to 0")
+    if not method.clustered and plan.rebalance_min:
+        raise StrategyError(f"{method.name} has no clusters to rebalance; set rebalance-min to 0")
+    if reseeding and reseeding.every and not plan.identifier_share and plan.private:
+        raise StrategyError("re-seeding requires released cluster sizes: set identifier_share above 0")
+
+
+def _check_robust(method: Method, name: str) -> None:
+    plan = method.plan
     if plan.unit == "client":
         raise StrategyError(
             f"aggregator = {name} requires privacy-unit record or none: client-level noise covers the contribution of "
@@ -209,30 +319,19 @@ def _check_robust(method: type[Method], plan: Plan, name: str) -> None:
         raise StrategyError(f"aggregator = {name} does not use a divisor: set divisor to auto, not {plan.divisor}")
 
 
-def check_schedule(
-    plan: Plan, reseeding: Reseeding | None, averaging: Averaging | None, evaluate: str, evaluations: int, memory: bool
-) -> None:
-    """Check the schedule of averaging and evaluation.
-
-    Args:
-        plan, reseeding, averaging, evaluate: of the run.
-        evaluations: number of evaluations in the run.
-        memory: whether clients keep state between rounds.
-
-    Raises:
-        StrategyError: it does not match the plan.
-    """
-    latest = 1 - (reseeding.until if reseeding else 0.0)
-    if averaging and not 0 <= averaging.last <= latest:
+def _check_schedule(method: Method) -> None:
+    """Check the schedule of averaging and evaluation."""
+    plan, options = method.plan, method.options
+    latest = 1 - (options.reseeding.until if options.reseeding else 0.0)
+    if not 0 <= options.averaging.last <= latest:
         raise StrategyError(
-            f"average-last = {averaging.last:g} must lie between 0 and {latest:g}, so that averaging begins after the "
-            "last re-seeding"
+            f"average-last = {options.averaging.last:g} must lie between 0 and {latest:g}, so that averaging begins "
+            "after the last re-seeding"
         )
-    if evaluate not in ("diagnostic", "private"):
-        raise StrategyError(f"evaluate must be diagnostic or private, not {evaluate!r}")
-    if evaluate == "private" and plan.evaluations < evaluations:
+    evaluations = method.evaluations(plan.rounds, options.evaluate_every)
+    if options.evaluate == "private" and plan.evaluations < evaluations:
         raise StrategyError(f"the plan covers {plan.evaluations} private evaluations; the run has {evaluations}")
-    if evaluate == "private" and memory and not plan.evaluates_memory:
+    if options.evaluate == "private" and method.memory and not plan.evaluates_memory:
         raise StrategyError(
             f"evaluate = 'private': the proof of mechanism {plan.mechanism} with secret participation does not cover "
             "evaluations of clients that keep state between rounds; set participation to visible, or evaluate to off"

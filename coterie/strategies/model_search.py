@@ -36,10 +36,9 @@ import numpy.typing as npt
 
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
+from coterie.rounds.run_state import FloatArray, Models
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-Models = npt.NDArray[np.float32]
 
 RESEED, PRUNE, SPLIT, REMOVE = "reseed", "prune", "split", "remove"
 #: What each check does.
@@ -150,14 +149,14 @@ class ModelSearch:
         sizes, cohort = state[_SUMS] / (plan.rounds // _WINDOWS), plan.rate * plan.clients  # line 3
         before = Found(models, sizes, state[_SPLITS], [], np.arange(len(models)), np.ones(len(models)))
         if action == RESEED:
-            found = self.reseeded(before, cohort, rng)
+            after = self.reseeded(before, cohort, rng)
         else:
-            found = self.without_idle(before, cohort)
+            after = self.without_idle(before, cohort)
             if action == PRUNE:
-                found = self.shrunk(found)
+                after = self.shrunk(after)
             elif action == SPLIT:
-                found = self.split(found, max_clusters, rng)
-        return found, {**state, _SUMS: np.zeros(len(found.models)), _SPLITS: found.splits}
+                after = self.split(after, max_clusters, rng)
+        return after, {**state, _SUMS: np.zeros(len(after.models)), _SPLITS: after.splits}
 
     def reseeded(self, found: Found, cohort: float, rng: np.random.Generator) -> Found:
         """Lines 5 to 7."""

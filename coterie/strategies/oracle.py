@@ -13,23 +13,16 @@ Deviations from the paper: none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Unpack
+from collections.abc import Mapping
+from typing import ClassVar
 
-from coterie.privacy import Plan
 from coterie.rounds import StrategyError
-from coterie.settings import Settings
-from coterie.strategies.base import ClusteredStrategy, StrategyOptions
 from coterie.strategies.method import Models, Round
+from coterie.strategies.strategy import ClusteredStrategy
 
 
 class Oracle(ClusteredStrategy):
-    """One model per true group.
-
-    Args:
-        plan: see :class:`~coterie.strategies.ClusteredStrategy`, as for the other arguments.
-        true_groups: (M,) group of every client.
-    """
+    """One model per true group, from the option ``true_groups``."""
 
     name: ClassVar[str] = "oracle"
     title: ClassVar[str] = "true groups, given in advance; DP-SGD at the clients"
@@ -40,27 +33,21 @@ class Oracle(ClusteredStrategy):
     needs: ClassVar[tuple[str, ...]] = ("true_groups",)
     robust: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        plan: Plan,
-        settings: Settings | None = None,
-        *,
-        true_groups: Sequence[int],
-        **others: Unpack[StrategyOptions],
-    ) -> None:
-        super().__init__(plan, settings, **others)
-        if len(true_groups) != plan.clients or max(true_groups) >= plan.num_clusters:
+    def check(self) -> None:
+        """Require a cluster for every group, and a group for every client."""
+        super().check()
+        groups, clients = self.options.true_groups, self.plan.clients
+        if len(groups) != clients or max(groups) >= self.plan.num_clusters:
             raise StrategyError(
-                f"strategy oracle requires one cluster per true group and the group of each of {plan.clients} clients: "
-                f"set clusters to {max(true_groups) + 1}"
+                f"strategy oracle requires one cluster per true group and the group of each of {clients} clients: "
+                f"set clusters to {max(groups) + 1}"
             )
-        self._groups = dict(enumerate(map(int, true_groups)))
 
     def round(self, number: int, models: Models) -> Round:
         """Lines 3 and 4."""
-        released = yield from self.sums(self.training(), models, to=self._groups)  # line 3
+        released = yield from self.sums(self.training(), models, to=self.assignments(number))  # line 3
         return self.step(models, released)  # line 4
 
     def assignments(self, number: int) -> Mapping[int, int]:
         """Line 1."""
-        return self._groups
+        return dict(enumerate(map(int, self.options.true_groups)))

@@ -45,8 +45,8 @@ from coterie.clustering.mixture import cluster, project, switch_round
 from coterie.privacy import ReleasedUpdates
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy
 from coterie.strategies.method import Models, Round
+from coterie.strategies.strategy import ClusteredStrategy
 
 _PI, _SWITCH = "pi", "switch"
 
@@ -90,7 +90,7 @@ class RCDPFL(ClusteredStrategy):
             rng = self.streams.stream("assignment", number, self.attempt)
             labels = {i: int(rng.choice(len(pi), p=pi)) for i, pi in enumerate(self.state[_PI])}  # lines 10-11
             released = yield from self.sums(self.training(), models, to=labels)  # line 14
-        else:  # lines 13-14: client/records.py
+        else:  # lines 13-14: client/record_level.py
             released = yield from self.sums(replace(self.training(), choose=True), models)
         return self.step(models, released)  # line 15
 

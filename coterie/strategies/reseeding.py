@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from coterie.rounds.run_state import FloatArray, Models
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class Reseeding:
         return self.every > 0 and round % self.every == 0 and round <= self.until * rounds
 
     def __call__(
-        self, models: npt.NDArray[np.float32], shares: FloatArray, rng: np.random.Generator, shared: int = 0
-    ) -> tuple[npt.NDArray[np.float32], FloatArray, list[tuple[int, int]]]:
+        self, models: Models, shares: FloatArray, rng: np.random.Generator, shared: int = 0
+    ) -> tuple[Models, FloatArray, list[tuple[int, int]]]:
         """Re-seeded models, their shares, and pairs (copied model, replaced model).
 
         Args:

@@ -15,7 +15,7 @@ X. Yang, S. Hu, S. Kim, T. Li: Differentially Private Federated Clustering with 
 lines                 where
 ====================  ==================================================================
 4, 5, 6, 11 to 13     the base: strategies/ifca.py, fesem.py or fedcam.py
-7 to 10               the mechanism: privacy/mechanisms/rr_cluster.py, three forms
+7 to 10               the mechanism: privacy/mechanisms/rebalancing.py, three forms
 ====================  ==================================================================
 
 Deviations from the paper
@@ -27,16 +27,15 @@ Deviations from the paper
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 from coterie.privacy import Plan
 from coterie.rounds import StrategyError
 from coterie.settings import Settings, setting
-from coterie.strategies.base import ClusteredStrategy, StrategyOptions
 from coterie.strategies.fedcam import FedCAM
 from coterie.strategies.fesem import FeSEM
 from coterie.strategies.ifca import IFCA
-from coterie.strategies.method import CheckOptions
+from coterie.strategies.strategy import ClusteredStrategy
 
 
 @dataclass(frozen=True)
@@ -62,20 +61,17 @@ class RRCluster(ClusteredStrategy):
     settings_class: ClassVar[type[Settings]] = RRClusterSettings
     settings: RRClusterSettings
 
-    def __new__(
-        cls, plan: Plan, settings: RRClusterSettings | None = None, **options: Unpack[StrategyOptions]
-    ) -> RRCluster:
+    def __new__(cls, plan: Plan, settings: RRClusterSettings | None = None, *_: object, **options: object) -> RRCluster:
         """Create the strategy with the configured base; subclasses have theirs already."""
         on: dict[str, type[Any]] = {"ifca": _RRClusterIFCA, "fesem": _RRClusterFeSEM, "fedcam": _RRClusterFedCAM}
-        found: RRCluster = super().__new__(on[(settings or RRClusterSettings()).base] if cls is RRCluster else cls)
-        return found
+        strategy: RRCluster = super().__new__(on[(settings or RRClusterSettings()).base] if cls is RRCluster else cls)
+        return strategy
 
-    @classmethod
-    def check(cls, plan: Plan, **options: Unpack[CheckOptions]) -> None:
+    def check(self) -> None:
         """Line 10 requires B."""
-        if not plan.rebalance_min:
+        if not self.plan.rebalance_min:
             raise StrategyError("rr-cluster requires rebalance-min of at least 1, or auto; otherwise use its base")
-        super().check(plan, **options)
+        super().check()
 
 
 class _RRClusterIFCA(RRCluster, IFCA):

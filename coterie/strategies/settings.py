@@ -1,44 +1,13 @@
-"""Settings of training and aggregation, common to all methods."""
+"""Settings of aggregation, common to all methods."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.bounds import COUNT, DEVICES, GPU_PRECISIONS, LEARNING_RATE, LOCAL_EPOCHS, REBALANCE_TRAIN, SIZE
-from coterie.models import FEATURES, MODELS
+from coterie.fields import LEARNING_RATE, REBALANCE_TRAIN, SIZE
 from coterie.rounds import AGGREGATORS
 from coterie.settings import Settings, setting
-
-
-@dataclass(frozen=True)
-class TrainingSettings(Settings):
-    """Network and local training."""
-
-    table: ClassVar[str] = "training"
-
-    model: str = setting("mlp-32", "network", choices=sorted(MODELS), custom="model", client=True, tuned=True)
-    features: str = setting(
-        "none",
-        "fixed layer in front of the network",
-        choices=sorted(FEATURES),
-        custom="features",
-        client=True,
-        tuned=True,
-    )
-    local_epochs: int = setting(
-        4, "passes over a client's data in a round", within=LOCAL_EPOCHS, client=True, tuned=True
-    )
-    batch_size: int = setting(7, "examples in a client's mini-batch", within=COUNT, client=True, tuned=True)
-    lr: float = setting(0.2, "step size of a client's SGD", within=LEARNING_RATE, client=True, tuned=True)
-    lr_decay: float = setting(1.0, "factor of lr from round to round", above=0, at_most=1, client=True, tuned=True)
-    device: str = setting("auto", "device on which clients train", choices=DEVICES, client=True, place=True)
-    gpu_precision: str = setting(
-        "float32",
-        "precision of matrix products and convolutions of local training on a GPU, except for DP-SGD",
-        choices=GPU_PRECISIONS,
-        client=True,
-    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from coterie.engine import LocalGrid
-from coterie.messages import (
+from coterie.flower.sizes import PADDING
+from coterie.privacy import RecordPlan
+from coterie.testing.failures import Report
+from coterie.wire import EvaluateRequest, LossesRequest, Request, TrainRequest
+from coterie.wire.messages import (
     CONFIG,
     DIAGNOSTICS,
     EVALUATE,
@@ -30,9 +34,6 @@ from coterie.messages import (
     read_reply,
     unpack_models,
 )
-from coterie.privacy import RecordPlan
-from coterie.testing.failures import Report
-from coterie.wire import PADDING, EvaluateRequest, LossesRequest, Request, TrainRequest
 
 Values: TypeAlias = Mapping[str, Any]
 
@@ -151,9 +152,9 @@ def check_client(
     noise = np.random.default_rng(0).standard_normal((num_clusters, layout.size)).astype(np.float32)
     plans = None if record_plan is None else json.dumps([asdict(record_plan)])
     setting = _Setting(client_app, models[:1] + _SHIFT * noise, layout, train_config or {}, run_config or {}, plans)
-    own = dict(node_config or {"partition-id": 0, "num-partitions": 2})
-    following = {key: value + 1 for key, value in own.items() if key in ("partition-id", "client-id")}
-    node, other = _Node(setting, own, 1), _Node(setting, other_node_config or {**own, **following}, 2)
+    config = dict(node_config or {"partition-id": 0, "num-partitions": 2})
+    following = {key: value + 1 for key, value in config.items() if key in ("partition-id", "client-id")}
+    node, other = _Node(setting, config, 1), _Node(setting, other_node_config or {**config, **following}, 2)
     client = _check_identity(report, node, other)
     _check_training(report, setting, node, client)
     _check_choice(report, setting, node, other)
@@ -168,11 +169,11 @@ def check_client(
 
 
 def _check_identity(report: Report, node: _Node, other: _Node) -> int | None:
-    found: list[Any] = []
-    for each in (node, node, other):
+    client_ids: list[Any] = []
+    for recipient in (node, node, other):
         solution = f"Answer {IDENTITY} with a ConfigRecord {REPLY!r} that holds the integer client-id, 0 to M - 1."
         with report.guarded("identity", IDENTITY, solution):
-            content = each.ask(IDENTITY, RecordDict())
+            content = recipient.ask(IDENTITY, RecordDict())
             record: Any = content.get(REPLY)
             value = record.get("client-id") if isinstance(record, ConfigRecord) else None
             report.require(type(value) is int and value >= 0, "identity", f"client-id is {value!r}", solution)
@@ -181,17 +182,19 @@ def _check_identity(report: Report, node: _Node, other: _Node) -> int | None:
                 report.require(type(flag) is bool, "identity", f"{key} is {flag!r}", "Make it True or False.")
             only = set(content) <= {REPLY} and set(record or ()) <= {"client-id", "repeats", "evaluates"}
             report.require(only, "nothing-else", f"the identity holds {sorted(content)}", "Send nothing else.")
-            found.append(value)
-    if len(found) < 3:
+            client_ids.append(value)
+    if len(client_ids) < 3:
         return None
-    report.require(found[0] == found[1], "identity", f"client-id is {found[0]}, then {found[1]}", "Keep it.")
     report.require(
-        found[0] != found[2],
+        client_ids[0] == client_ids[1], "identity", f"client-id is {client_ids[0]}, then {client_ids[1]}", "Keep it."
+    )
+    report.require(
+        client_ids[0] != client_ids[2],
         "identity-unique",
-        f"two clients have client-id {found[0]}",
+        f"two clients have client-id {client_ids[0]}",
         "Derive it from the node configuration at every message, not once per process.",
     )
-    return found[0] if type(found[0]) is int else None
+    return client_ids[0] if type(client_ids[0]) is int else None
 
 
 def _trained(report: Report, setting: _Setting, node: _Node, request: TrainRequest, **more: Any) -> RecordDict | None:
@@ -362,14 +365,17 @@ def _check_evaluation(report: Report, setting: _Setting, node: _Node) -> None:
             report.require(
                 not extra, "nothing-else", f"evaluation returns {', '.join(extra)}", "Send diagnostics only."
             )
-            found: Any = content.get(DIAGNOSTICS)
+            diagnostics: Any = content.get(DIAGNOSTICS)
             if not report.require(
-                isinstance(found, MetricRecord) and bool(found), "evaluate", f"it holds {sorted(content)}", solution
+                isinstance(diagnostics, MetricRecord) and bool(diagnostics),
+                "evaluate",
+                f"it holds {sorted(content)}",
+                solution,
             ):
                 continue
-            finite = all(np.all(np.isfinite(np.asarray(value, np.float64))) for value in found.values())
+            finite = all(np.all(np.isfinite(np.asarray(value, np.float64))) for value in diagnostics.values())
             report.require(finite, "evaluate", "a diagnostic is NaN or Inf", solution)
-            accuracy, cluster = found.get("accuracy", 0.0), found.get("cluster")
+            accuracy, cluster = diagnostics.get("accuracy", 0.0), diagnostics.get("cluster")
             report.require(0 <= accuracy <= 1, "evaluate", f"accuracy is {accuracy}", "It is a share, in [0, 1].")
             right = cluster in (None, request.cluster) if request.cluster is not None else cluster in (None, *range(k))
             report.require(

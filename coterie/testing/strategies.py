@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.messages import REPLY, UPDATE, Layout, pack_models, pack_update, unpack_models
-from coterie.methods import contract_problems
 from coterie.privacy import (
     Event,
     Joint,
@@ -27,12 +25,14 @@ from coterie.privacy import (
     RecordPlan,
     Streams,
 )
-from coterie.privacy.plan import Summed
-from coterie.rounds import Checkpoint, NullRecorder, StrategyError
+from coterie.privacy.contributions import Summed
+from coterie.rounds import Checkpoint, Recorder, StrategyError
 from coterie.settings import Settings
-from coterie.strategies import ClusteredStrategy
+from coterie.strategies import ClusteredStrategy, StrategyOptions
+from coterie.strategies.registry import contract_problems
 from coterie.testing.failures import Report
 from coterie.testing.toys import CLIENTS, LAYOUT, MALFORMED, Spoil, ToyGrid, honest, malformed
+from coterie.wire.messages import REPLY, UPDATE, Layout, pack_models, pack_update, unpack_models
 
 Models = npt.NDArray[np.float32]
 
@@ -77,7 +77,7 @@ class _InterruptedError(Exception):
     """The run is interrupted after a checkpoint."""
 
 
-class _Recorder(NullRecorder):
+class _Recorder(Recorder):
     def __init__(self, run_: list[_Run], stop_after: int) -> None:
         self._run, self._stop_after = run_, stop_after
 
@@ -160,22 +160,24 @@ def check_strategy(
 
 
 class _Test:
-    def __init__(self, report: Report, kind: type[ClusteredStrategy], settings: Settings | None) -> None:
-        self._report, self._kind, self._settings = report, kind, settings
+    def __init__(self, report: Report, strategy_class: type[ClusteredStrategy], settings: Settings | None) -> None:
+        self._report, self._kind, self._settings = report, strategy_class, settings
 
     def plan(self, unit: str, events: list[str], **numbers: Any) -> Plan:
         """A plan of the unit, with little noise."""
-        kind = self._kind
-        k = 1 if not kind.clustered or kind.grows else 2
+        strategy_class = self._kind
+        k = 1 if not strategy_class.clustered or strategy_class.grows else 2
         shape: dict[str, Any] = {"clients": CLIENTS, "num_clusters": k, "rounds": _ROUNDS, "sampling_rate": 1.0}
-        shape["rebalance_min"] = 1.0 if kind.rebalances else 0.0
+        shape["rebalance_min"] = 1.0 if strategy_class.rebalances else 0.0
         if unit == "none":
             return NoPrivacy(**shape)
         if unit == "client":
             privacy = {"clip_norm": 0.5, "epsilon": math.inf, "delta": 1e-3, "noise_multiplier": 0.5}
             return _WatchedJoint(**{**shape, **privacy, "identifier_share": 0.04, "events": events, **numbers})
-        selections = kind.max_selections(_ROUNDS)
-        losses: dict[str, Any] = kind.released_losses(CLIENTS, self._settings or kind.settings_class())
+        selections = strategy_class.max_selections(_ROUNDS)
+        losses: dict[str, Any] = strategy_class.released_losses(
+            CLIENTS, self._settings or strategy_class.settings_class()
+        )
         one = RecordPlan(
             num_examples=10,
             batch_size=10,
@@ -204,20 +206,18 @@ class _Test:
         )
         if isinstance(ledger, _WatchedLedger):
             ledger.log = events
-        needed = {"true_groups": [i % 2 for i in range(CLIENTS)], "example_shape": (4,), "device": "cpu"}
-        options: dict[str, Any] = {name: needed[name] for name in self._kind.needs}
         kept: list[_Run] = []
-        strategy = self._kind(
-            plan,
-            self._settings,
+        options = StrategyOptions(
             ledger=ledger,
             streams=Streams(0),
             recorder=_Recorder(kept, stop_after),
             registration_timeout=0.0,
             evaluate_every=2,
             resume_from=None if resume is None else resume.checkpoint,
-            **options,
+            true_groups=[i % 2 for i in range(CLIENTS)],
+            example_shape=(4,),
         )
+        strategy = self._kind(plan, self._settings, options=options)
         run = _Run(ToyGrid(spoil), strategy, events=events)
         kept.append(run)
         start, layout = _initial(strategy)
@@ -258,14 +258,17 @@ class _Test:
             "round must yield phases and return (k, d) models.",
         ):
             return
-        right = all(each.ndim == 2 and len(each) and np.isfinite(each).all() for each in run.models)
+        right = all(models.ndim == 2 and len(models) and np.isfinite(models).all() for models in run.models)
         self._report.require(right, "models", f"with {where}: models are not finite", "Return finite (k, d) models.")
 
     def _charges(self, run: _Run, unit: str) -> None:
         if unit != "client":
             return
         rounds = " ".join(run.events).split("round")[:-1]
-        right = all(set(zip(*[iter(each.split())] * 2, strict=False)) == {("charge", "release")} for each in rounds)
+        right = all(
+            set(zip(*[iter(round_events.split())] * 2, strict=False)) == {("charge", "release")}
+            for round_events in rounds
+        )
         charged = run.events.count("charge") == run.grid.trainings
         self._report.require(
             right and charged,
@@ -277,12 +280,12 @@ class _Test:
     def _replies(self, unit: str) -> None:
         if unit == "none":
             without = self.run(unit, malformed("silent"))
-            for kind in MALFORMED:
-                with self._report.guarded("malformed", f"a reply with a wrong {kind}", "Drop it."):
+            for fault in MALFORMED:
+                with self._report.guarded("malformed", f"a reply with a wrong {fault}", "Drop it."):
                     self._report.require(
-                        _same(self.run(unit, malformed(kind)), without),
+                        _same(self.run(unit, malformed(fault)), without),
                         "malformed",
-                        f"a reply with a wrong {kind} changes the models",
+                        f"a reply with a wrong {fault} changes the models",
                         "Do not override the validation of replies; take releases from self.sums or self.updates.",
                     )
         try:
@@ -293,7 +296,7 @@ class _Test:
             problem = f"with privacy-unit {unit}, without replies: {type(error).__name__}: {error}"
             self._report.fail("silent", problem, "Expect releases of zero clients, or raise StrategyError.")
             return
-        finite = all(np.isfinite(each).all() for each in run.models)
+        finite = all(np.isfinite(models).all() for models in run.models)
         self._report.require(finite, "silent", "models are not finite without replies", "Do not divide by counts of 0.")
 
     def _resume(self, unit: str, whole: _Run) -> None:
@@ -310,9 +313,13 @@ class _Test:
 
     def released_only(self) -> None:
         """Compare runs whose releases are equal, but whose client 0 behaves differently."""
-        runs = [self.run("client", each, constant=True) for each in (honest, _other, malformed("silent"))]
+        runs = [self.run("client", spoil, constant=True) for spoil in (honest, _other, malformed("silent"))]
         seen = [
-            [(kind, request, models.tobytes()) for kind, request, models, client in run.grid.requests if client != 0]
+            [
+                (message_type, request, models.tobytes())
+                for message_type, request, models, client in run.grid.requests
+                if client != 0
+            ]
             for run in runs
         ]
         self._report.require(
@@ -348,7 +355,7 @@ def _initial(strategy: ClusteredStrategy) -> tuple[Models, Layout]:
 
     drawn = [strategy.initial_parameters(draw) for _ in range(strategy.plan.num_clusters)]
     layout = Layout.of(drawn[0])
-    return np.stack([layout.flatten(each) for each in drawn]), layout
+    return np.stack([layout.flatten(parameters) for parameters in drawn]), layout
 
 
 def _same(one: _Run, other: _Run) -> bool:

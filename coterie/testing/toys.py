@@ -10,8 +10,8 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from coterie.engine import LocalGrid
-from coterie.messages import DIAGNOSTICS, EVALUATE, IDENTITY, REPLY, Layout, losses_layout, pack_reply
 from coterie.wire import LossesRequest, Request, TrainRequest, read_request
+from coterie.wire.messages import DIAGNOSTICS, EVALUATE, IDENTITY, REPLY, Layout, losses_layout, pack_reply
 
 #: Number of clients; two groups alternate.
 CLIENTS = 6
@@ -56,16 +56,16 @@ class ToyGrid(LocalGrid):
                 yield Message(content, reply_to=message)
 
     def _answer(self, message: Message) -> RecordDict | None:
-        client, kind = message.metadata.dst_node_id - 1, message.metadata.message_type
-        if kind == IDENTITY:
+        client, message_type = message.metadata.dst_node_id - 1, message.metadata.message_type
+        if message_type == IDENTITY:
             return RecordDict({REPLY: ConfigRecord({"client-id": client})})
         try:
-            request, models, layout = read_request(kind, message.content)
+            request, models, layout = read_request(message_type, message.content)
         except (ValueError, KeyError) as error:
-            self.malformed.append(f"{kind}: {error}")
+            self.malformed.append(f"{message_type}: {error}")
             return None
-        self.requests.append((kind, {"client": client, **request.to_record()}, models, client))
-        if kind == EVALUATE:
+        self.requests.append((message_type, {"client": client, **request.to_record()}, models, client))
+        if message_type == EVALUATE:
             return RecordDict(
                 {DIAGNOSTICS: MetricRecord({"accuracy": 0.5, "cluster": request.cluster or 0, "group": 0})}
             )
@@ -76,9 +76,9 @@ def _trained(client: int, request: Request, models: npt.NDArray[np.float32], lay
     signs = 1 if client % 2 == 0 else -1
     target = signs * (1 + 0.1 * client) * np.resize(np.array([1, -1], np.float32), layout.size)
     losses = ((models - target) ** 2).sum(axis=1) if layout.size else np.zeros(len(models), np.float32)
-    known: dict[str, Any] = {"client_id": client, "round": request.round}
+    fields: dict[str, Any] = {"client_id": client, "round": request.round}
     if isinstance(request, LossesRequest):
-        return pack_reply(losses.astype(np.float32), losses_layout(len(models)), label=0, **known)
+        return pack_reply(losses.astype(np.float32), losses_layout(len(models)), label=0, **fields)
     best = int(losses.argmin())
     label = best if request.cluster is None else request.cluster
     redrawn = label
@@ -87,7 +87,7 @@ def _trained(client: int, request: Request, models: npt.NDArray[np.float32], lay
         rng = np.random.default_rng([client, request.round])
         redrawn = int(rng.choice(k, p=np.reshape(request.redraw, (k, k))[label]))
     update = (_STEP * (target - models[best])).astype(np.float32)
-    return pack_reply(update, layout, label=label, redrawn_label=redrawn, **known)
+    return pack_reply(update, layout, label=label, redrawn_label=redrawn, **fields)
 
 
 def malformed(kind: str) -> Spoil:

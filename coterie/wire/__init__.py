@@ -1,29 +1,25 @@
 """What travels between server and clients, as types with bounds."""
 
-from coterie.wire.fields import RequestError
 from coterie.wire.replies import Diagnostics, EvaluationReply, LabelCounts, Summary, summary_of
 from coterie.wire.requests import (
     REQUESTS,
     CentroidsRequest,
     ClientConfig,
-    DataSpec,
     EvaluateRequest,
     GanRequest,
     LabelRequest,
     LossesRequest,
     Request,
+    RequestError,
     TrainRequest,
     digest,
     read_request,
 )
-from coterie.wire.sizes import PADDING, fix_size
 
 __all__ = [
-    "PADDING",
     "REQUESTS",
     "CentroidsRequest",
     "ClientConfig",
-    "DataSpec",
     "Diagnostics",
     "EvaluateRequest",
     "EvaluationReply",
@@ -36,7 +32,6 @@ __all__ = [
     "Summary",
     "TrainRequest",
     "digest",
-    "fix_size",
     "read_request",
     "summary_of",
 ]

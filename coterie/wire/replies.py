@@ -11,9 +11,8 @@ from typing import Annotated, Any, Generic, Self, TypeVar
 
 from flwr.app import MetricRecord
 
-from coterie.bounds import Bounds
-from coterie.messages import ReplyError
-from coterie.wire.fields import Fields, Length, RequestError
+from coterie.fields import Bounds, Fields, Length
+from coterie.wire.messages import ReplyError
 
 _MAX_CLASSES = 10_000
 _MAX_COUNTS = 1_000_000
@@ -26,6 +25,8 @@ Index = Annotated[int, Bounds(0, 1_000_000_000)]
 @dataclass(frozen=True, kw_only=True)
 class Diagnostics(Fields):
     """A reply with diagnostics of one client; :meth:`parse` returns a valid one."""
+
+    error = ReplyError
 
     @classmethod
     def parse(
@@ -49,10 +50,7 @@ class Diagnostics(Fields):
         Raises:
             ReplyError: a field is missing, has another type, or is out of bounds.
         """
-        try:
-            reply = cls.from_record({**record, "client-id": client_id})
-        except RequestError as error:
-            raise ReplyError(str(error)) from None
+        reply = cls.from_record({**record, "client-id": client_id})
         reply.check(num_clusters, num_clients, assigned)
         return reply
 

@@ -12,41 +12,38 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from coterie.bounds import (
+from coterie.datasets.settings import DataSettings
+from coterie.fields import (
     CLIP_NORM,
     CLUSTERS,
-    COUNT,
-    DEVICES,
-    DIRICHLET_ALPHA,
     EMA_DECAY,
     FUZZIFIER,
     GAN_PRECISIONS,
     GAN_SAMPLES,
-    GPU_PRECISIONS,
-    LEARNING_RATE,
-    LOCAL_EPOCHS,
     LOSS_BOUND,
     MAX_CLUSTERS,
     MAX_PLANS,
     MAX_REDRAWN,
-    MAX_SCHEMA,
-    NON_IID_LEVEL,
-    NUM_CLASSES,
     PENALTY_WEIGHT,
     REBALANCE_TRAIN,
     ROUNDS,
     SEED,
-    SIZE,
     Bounds,
+    FieldError,
+    Fields,
+    Length,
+    OneOf,
 )
-from coterie.messages import (
+from coterie.models.settings import TrainingSettings
+from coterie.privacy import PrivacyError, RecordPlan, ReleaseSpec
+from coterie.wire.messages import (
     CENTROIDS,
     CONFIG,
     EVALUATE,
@@ -59,58 +56,38 @@ from coterie.messages import (
     Layout,
     unpack_models,
 )
-from coterie.privacy import PrivacyError, RecordPlan, ReleaseSpec
-from coterie.wire.fields import Fields, Length, OneOf, RequestError
 
 # Rows of a redraw matrix may be off by rounding.
 _ROUNDING = 1e-6
 
-Count = Annotated[int, COUNT]
-Size = Annotated[int, SIZE]
 Clusters = Annotated[int, CLUSTERS]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataSpec(Fields):
-    """Which data a run is on, and how simulated clients share them."""
-
-    dataset: str
-    data_dir: str
-    input_shape: str
-    num_classes: Annotated[int | str, NUM_CLASSES, OneOf(("none",))]
-    features: str
-    clients: Count
-    groups: str
-    shift: str
-    samples_per_client: Size
-    partition_seed: Annotated[int, SEED]
-    dirichlet_alpha: Annotated[float, DIRICHLET_ALPHA]
-    classes_per_client: Size
-    non_iid_level: Annotated[float, NON_IID_LEVEL]
-    validation_clients: Size
-    table_schema: Annotated[str | None, Length(MAX_SCHEMA)] = None
+class RequestError(FieldError):
+    """A request with a field that is missing, of another type, or out of bounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientConfig(DataSpec):
-    """The configuration of a run at its clients: data, network, and how a client trains.
+class ClientConfig(Fields):
+    """The configuration of a run at its clients: the settings that they receive, and what follows from others.
 
     Attributes:
+        data: which data the run is on, and how simulated clients share them.
+        training: network, and how a client trains.
+        partition_seed: seed of the split among simulated clients.
         seed: of a reproducible simulation; None is secret randomness.
         clients_dir: folder in which simulated clients keep their state.
         loss_bound: L, to which the loss of a record is clipped; needed where losses are released.
-        gpu_precision: of matrix products and convolutions on a GPU; None: float32.
     """
 
-    model: str
-    device: Annotated[str, OneOf(DEVICES)]
-    local_epochs: Annotated[int, LOCAL_EPOCHS]
-    batch_size: Count
-    lr: Annotated[float, LEARNING_RATE]
-    seed: Annotated[int | None, SEED]
-    clients_dir: str | None
-    loss_bound: Annotated[float | None, LOSS_BOUND]
-    gpu_precision: Annotated[str | None, OneOf(GPU_PRECISIONS)] = None
+    error = RequestError
+
+    data: DataSettings = field(default_factory=DataSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    partition_seed: Annotated[int, SEED] = 0
+    seed: Annotated[int | None, SEED] = None
+    clients_dir: str | None = None
+    loss_bound: Annotated[float | None, LOSS_BOUND] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +102,7 @@ class Request(Fields):
         cluster: cluster of the one model that was sent; None: all models were sent, and the client chooses.
     """
 
+    error = RequestError
     message_type: ClassVar[str]
 
     round: Annotated[int, Bounds(0, ROUNDS.high)] = 0

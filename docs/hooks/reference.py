@@ -9,7 +9,13 @@ from mkdocs.structure.files import File
 import coterie
 
 #: Modules whose names are public although they list none in ``__all__``.
-MODULES = ("coterie.inference", "coterie.messages", "coterie.methods", "coterie.model_card", "coterie.settings")
+MODULES = (
+    "coterie.inference",
+    "coterie.wire.messages",
+    "coterie.strategies.registry",
+    "coterie.wire.model_card",
+    "coterie.settings",
+)
 
 
 def packages():

@@ -8,9 +8,9 @@ from pathlib import Path
 from mkdocs.structure.files import File
 
 from coterie.bench import markdown
-from coterie.methods import STRATEGIES
 from coterie.server import SETTINGS
 from coterie.settings import AUTO
+from coterie.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -11,7 +11,7 @@ import pytest
 
 from coterie.audit.runs import audit_runs, divisors, quiet
 from coterie.privacy import Joint
-from coterie.privacy.plan import Summed
+from coterie.privacy.contributions import Summed
 from coterie.strategies import ClusteredStrategy
 
 pytestmark = pytest.mark.slow

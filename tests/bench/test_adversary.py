@@ -8,12 +8,12 @@ import pytest
 from flwr.app import ConfigRecord
 
 from coterie.bench.adversary import HostileGrid, choose_attackers, flipped_labels
-from coterie.datasets import federate
-from coterie.messages import Layout, pack_models, unpack_models
+from coterie.datasets import Partition, federate
 from coterie.privacy import NoPrivacy, Streams
 from coterie.server import RunConfig, RunFolder, run
 from coterie.server.metrics import summarise
 from coterie.strategies import Aggregator, FedAvg
+from coterie.wire.messages import Layout, pack_models, unpack_models
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 20
@@ -40,7 +40,7 @@ def test_attackers_are_a_share_of_all_and_depend_on_the_seed_alone():
 
 
 def test_labels_of_attackers_are_flipped_for_a_while_and_no_test_data():
-    data = federate("digits", clients=4, groups="2")
+    data = federate("digits", Partition(clients=4, groups="2"))
     before = [(data.shard(i).y.copy(), data.shard(i).test.y.copy()) for i in range(4)]
     with flipped_labels(data, {1, 2}):
         for i, (train, test) in enumerate(before):
@@ -60,7 +60,7 @@ def moved(attackers, scale, aggregator=None):
         "streams": Streams(0),
         "registration_timeout": 0.0,
         "evaluate_metrics_aggr_fn": summarise,
-        "aggregator": aggregator,
+        "aggregator": aggregator or Aggregator(),
     }
     strategy, grid = FedAvg(plan, **options), HostileGrid(8, attackers, scale)
     result = strategy.start(grid, pack_models(np.zeros((1, 4), np.float32), layout), 1, train_config=ConfigRecord(sent))

@@ -179,17 +179,6 @@ def test_curves_are_drawn_from_every_round_that_was_evaluated(tmp_path):
     result = document(table, done, tuned, command="", device="cpu")
     ((cell,),) = [row["cells"] for row in result["rows"]]
     assert cell["curve"] == [[1, pytest.approx(cell["mean"], abs=1e-3), 0.0]]
-
-    # A run folder from before exact scores had files of their own.
-    (folder,) = (tmp_path / "out" / "runs").iterdir()
-    for released, exact in (("result.json", "diagnostics.json"), ("metrics.jsonl", "diagnostics.jsonl")):
-        both = [json.loads((folder / name).read_text()) for name in (released, exact)]
-        (folder / released).write_text(json.dumps(both[0] | both[1]) + "\n")
-        (folder / exact).unlink()
-    again, _ = run_all(table, tmp_path / "out", places={"data-dir": str(tmp_path)}, jobs=1)
-    assert not (folder / "diagnostics.json").exists()  # it was not run again
-    assert again[0].result["accuracy"] == done[0].result["accuracy"]
-    assert document(table, again, tuned, command="", device="cpu")["rows"] == result["rows"]
     assert draw(result, tmp_path / "curves.png").stat().st_size > 5000
 
 

@@ -280,7 +280,7 @@ def test_lines_have_a_panel_for_every_score_and_panel(tmp_path, monkeypatch):
     cells = [{"mean": float(place), "std": None} for place in range(len(columns))]
     told = {"plot": "lines", "title": "T", "axis": "rate", "columns": columns, "rows": [{"name": "A", "cells": cells}]}
     drawn = []
-    monkeypatch.setattr("coterie.bench.figures.save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("coterie.bench.table_figures.save_figure", lambda figure, path: drawn.append(figure))
     draw(told, tmp_path / "lines.png")
     panels = [axes for axes in drawn[0].axes if axes.lines]
     assert [(axes.get_title("left"), axes.get_ylabel()) for axes in panels] == [

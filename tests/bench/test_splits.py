@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coterie.bench import Cell, Done, document, draw, markdown, read_table
-from coterie.bench.figures import _DRAWINGS
+from coterie.bench.table_figures import _DRAWINGS
 from coterie.report import drawing_style
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -84,7 +84,8 @@ def told(tmp_path, monkeypatch):
                 {"round": number, "accuracy": share, "group_accuracy": [share - 0.125, None] if share else None}
                 for number, share in enumerate(shares, 1)
             ]
-            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            (folder / "metrics.jsonl").write_text("".join(json.dumps({"round": n}) + "\n" for n in (1, 2, 3)))
+            (folder / "diagnostics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             result = {"accuracy": shares[-1], "epsilon": None, "delta": None, "notes": {}}
             if row.name == "CFL":
                 result["notes"] = {"tree": TREE}

@@ -14,10 +14,10 @@ from commands import TINY, assert_refused, document, lines, settings, tree
 from safetensors.numpy import load_file
 
 from coterie.datasets import DATASETS
-from coterie.methods import STRATEGIES
 from coterie.models import GANS, MODELS
 from coterie.server import SETTINGS, RunFolder
 from coterie.settings import flat
+from coterie.strategies.registry import STRATEGIES
 
 RUN_FOLDER = ["checkpoint", "config.toml", "diagnostics.json", "diagnostics.jsonl", "ledger.jsonl"]
 RUN_FOLDER += ["metrics.jsonl", "models"]

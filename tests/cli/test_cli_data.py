@@ -49,7 +49,7 @@ def test_all_errors_are_reported_at_once(coterie, table):
     assert (status, err) == (1, "")
     assert [line.strip() for line in out.splitlines() if "error:" in line] == [
         "error: cells that cannot be read (unexpected end of data), 1 record dropped: row 9",
-        "error: another number of cells than the 2 column names, 1 record dropped: row 10",
+        "error: another number of cells than the 2 column names, 1 record dropped: row 10 (1 cells)",
         "error: column 'age': not a number, 2 records dropped: row 6 (x), 7 (y)",
         "error: column 'outcome': not one of its values, 1 record dropped: row 8 (lost)",
     ]

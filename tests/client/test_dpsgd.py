@@ -16,9 +16,9 @@ from coterie.client import dpsgd, ghost
 from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.client.penalties import Penalty
 from coterie.datasets import Shard, TestSet
-from coterie.messages import Layout
 from coterie.models import ModelError
 from coterie.privacy import PrivacyError, Streams, gaussian
+from coterie.wire.messages import Layout
 
 #: Shape of an example and number of classes for every network; images are small to be quick.
 DATA = {
@@ -438,7 +438,7 @@ import numpy as np
 from coterie import models
 from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.datasets import Shard
-from coterie.messages import Layout
+from coterie.wire.messages import Layout
 size = 6000
 x = np.zeros((60_000, 1, 28, 28), np.float32)[:size]
 net = models.build("cnn-tiny", (1, 28, 28), 10)

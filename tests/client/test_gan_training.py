@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch.nn.functional import softplus
 
-from coterie.client import dpsgd, gans
+from coterie.client import dpsgd
+from coterie.client import gan_training as gans
 from coterie.client.dpsgd import DPSGD, clipped_gradients
-from coterie.client.gans import GANTraining, train_gan_privately, train_gans
-from coterie.messages import Layout
+from coterie.client.gan_training import GANTraining, train_gan_privately, train_gans
 from coterie.models import GANS, ModelError, build_gan
 from coterie.progress import set_progress_sink
+from coterie.wire.messages import Layout
 
 K = 3
 

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from coterie import models as networks
 from coterie.client import dpsgd, ghost
+from coterie.client.backend import Examples
 from coterie.client.dpsgd import DPSGD, clipped_gradients
 from coterie.models import ModelError
 
@@ -44,7 +45,7 @@ def clipped(gradients, clip_norm):
 
 
 def clipping(model, x, loss=squared):
-    return dpsgd._ghost(model, "cpu", x.shape[1:], x.dtype, torch.float32, loss)
+    return dpsgd._ghost(model, Examples(x.shape[1:], x.dtype, torch.float32, "cpu"), loss)
 
 
 def assert_close(found, wanted, tolerance=1e-5):

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from coterie import models as networks
-from coterie.client import LocalTrainingConfig, dpsgd, losses, scores, train, training
+from coterie.client import LocalTrainingConfig, backend, dpsgd, losses, train
 from coterie.client import device as devices
 from coterie.client.dpsgd import DPSGD, train_privately
 from coterie.client.scores import accuracies
 from coterie.datasets import Shard, TestSet
-from coterie.messages import Layout
+from coterie.wire.messages import Layout
 
 SHAPE, CLASSES = (1, 8, 8), 3
 NETWORKS = {"mlp-32": SHAPE, "cnn-tiny": SHAPE, "resnet18-gn": (3, 8, 8), "lstm-char": (10,)}
@@ -93,7 +93,7 @@ def test_losses_of_all_models_in_one_pass(name, device, monkeypatch):
     shards = shards_of(name)
     x, y = shards[1].x, shards[1].y
     each = [(losses(model, layout, one[None], shards), accuracies(model, layout, one[None], x, y)) for one in models]
-    monkeypatch.setattr(scores, "_IMAGE_CHUNK", 4)
+    monkeypatch.setattr(backend, "_IMAGE_CHUNK", 4)
     found = losses(model, layout, models, shards, device), accuracies(model, layout, models, x, y, device)
     np.testing.assert_allclose(found[0], np.concatenate([one for one, _ in each], axis=1), rtol=1e-4)
     np.testing.assert_allclose(found[1], np.concatenate([one for _, one in each]))
@@ -106,8 +106,7 @@ def test_dp_sgd_of_a_cohort(name, clip_norm, device, monkeypatch):
     shards = shards_of(name)
     settings = [DPSGD(len(each.y), 3, 2, 0.1, clip_norm, 0.01, memory_mb=1) for each in shards]
     wanted = train_privately(model, layout, start, shards, rngs(1), rngs(2), settings, batched=False, ghost=False)
-    together = dpsgd._train_batched
-    monkeypatch.setattr(dpsgd, "_train_sequential", lambda *given: together(*given[:-1], dpsgd.clipped_sums_by_vmap))
+    monkeypatch.setattr(dpsgd, "_sums", lambda *given: dpsgd.clipped_sums_by_vmap)
     settings = [dataclasses.replace(own, device=device) for own in settings]
     found = train_privately(model, layout, start, shards, rngs(1), rngs(2), settings, batched=True)
     close(found, wanted, 1e-4)
@@ -145,7 +144,7 @@ class Counts(nn.Module):
 
 def test_a_network_that_vmap_does_not_support_trains_client_after_client(device):
     model = Counts()
-    assert not devices.supports_vmap(model, SHAPE, torch.float32, device)
+    assert not backend.supports_vmap(model, backend.Examples(SHAPE, torch.float32, torch.int64, device))
     layout = Layout.of(dict(model.named_parameters()))
     start = np.random.default_rng(0).normal(0, 0.1, (3, layout.size)).astype(np.float32)
     shards, config = shards_of("mlp-32"), LocalTrainingConfig(2, 4, 0.1)
@@ -170,14 +169,14 @@ def test_data_stay_on_the_gpu_until_memory_is_short(monkeypatch):
 
 def test_a_batch_that_exceeds_the_memory_frees_the_gpu(monkeypatch):
     model, layout, start = start_of("mlp-32")
-    real, freed = training._train_batched, []
+    real, freed = backend.Backend._together, []
 
-    def small(network, layout, start, *others):
+    def small(self, step, layout, start, *others):
         if len(start) > 1:
             raise torch.OutOfMemoryError
-        return real(network, layout, start, *others)
+        return real(self, step, layout, start, *others)
 
-    monkeypatch.setattr(training, "_train_batched", small)
-    monkeypatch.setattr(training, "free_device", lambda: freed.append(1))
+    monkeypatch.setattr(backend.Backend, "_together", small)
+    monkeypatch.setattr(backend, "free_device", lambda: freed.append(1))
     train(model, layout, start, shards_of("mlp-32"), rngs(), LocalTrainingConfig(1, 4, 0.1), batched=True)
     assert freed

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.client import HANDLERS, Client, ClientError, federation, handlers
-from coterie.messages import Layout, pack_models, read_reply
+from coterie.client import Client, ClientError, federation, handle, handlers
 from coterie.models import initialise
 from coterie.server import RunConfig
+from coterie.wire.messages import Layout, pack_models, read_reply
 
 CONFIG = RunConfig({"clients": 20, "seed": 3, "local-epochs": 1})
 
@@ -22,7 +22,7 @@ def content(k=3, **extra):
 
 def replies(clients, **extra):
     message, layout = content(**extra)
-    answers = HANDLERS["train"](message, [Client(i) for i in clients])
+    answers = handle("train", message, [Client(i) for i in clients])
     redraw = np.reshape(extra["redraw"], (3, 3)) if "redraw" in extra else None
     return [
         read_reply(a, client_id=i, round=4, num_clusters=3, layout=layout, redraw=redraw)
@@ -48,7 +48,7 @@ def test_how_labels_are_spread_reaches_the_clients(key, value, classes):
 
 def test_a_reply_holds_the_contract_and_nothing_else():
     message, _ = content()
-    (answer,) = HANDLERS["train"](message, [Client(0)])
+    (answer,) = handle("train", message, [Client(0)])
     assert set(answer) == {"update", "reply"}
     assert set(answer["reply"]) == {"client-id", "round", "label", "redrawn-label"}
 
@@ -64,7 +64,7 @@ def test_redrawn_labels_follow_the_row_of_the_label():
 
 def test_evaluation_is_on_held_out_data_of_the_own_group():
     message, _ = content()
-    answers = HANDLERS["evaluate"](message, [Client(i) for i in range(8)])
+    answers = handle("evaluate", message, [Client(i) for i in range(8)])
     metrics = [a["diagnostics"] for a in answers]
     assert [m["group"] for m in metrics] == [0, 1, 2, 3] * 2
     assert {m["num-examples"] for m in metrics} == {397}
@@ -77,12 +77,12 @@ def test_models_are_evaluated_once_per_test_set_until_they_change(monkeypatch):
     monkeypatch.setattr(handlers, "accuracies", lambda *given: evaluated.append(given[3]) or real(*given))
     monkeypatch.setattr(handlers, "_LATEST", handlers._LatestModels())
     message, other = content()[0], content(k=2)[0]
-    alone = [HANDLERS["evaluate"](message, [Client(client)])[0]["diagnostics"] for client in range(8)]
+    alone = [handle("evaluate", message, [Client(client)])[0]["diagnostics"] for client in range(8)]
     assert len(evaluated) == 4  # groups
-    together = HANDLERS["evaluate"](message, [Client(client) for client in range(8)])
+    together = handle("evaluate", message, [Client(client) for client in range(8)])
     assert [dict(reply["diagnostics"]) for reply in together] == [pytest.approx(dict(reply)) for reply in alone]
     assert len(evaluated) == 4
-    HANDLERS["evaluate"](other, [Client(0)])
+    handle("evaluate", other, [Client(0)])
     assert len(evaluated) == 5
 
 
@@ -92,7 +92,7 @@ def test_unseeded_clients_use_their_own_secret_randomness():
     message, layout = content()
     message["config"] = ConfigRecord({**unseeded.for_clients(), "round": 4})
     first, second = (
-        read_reply(HANDLERS["train"](message, [Client(0)])[0], client_id=0, round=4, num_clusters=3, layout=layout)
+        read_reply(handle("train", message, [Client(0)])[0], client_id=0, round=4, num_clusters=3, layout=layout)
         for _ in range(2)
     )
     assert not np.array_equal(first.update, second.update)
@@ -100,12 +100,12 @@ def test_unseeded_clients_use_their_own_secret_randomness():
 
 def test_only_a_simulated_client_writes_where_a_message_says(tmp_path):
     message, _ = content(assign="nearest", **{"clients-dir": str(tmp_path / "server")})
-    HANDLERS["train"](message, [Client(0)])
-    HANDLERS["train"](message, [Client(1, str(tmp_path / "own"))])
+    handle("train", message, [Client(0)])
+    handle("train", message, [Client(1, str(tmp_path / "own"))])
     written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert written == {"server/client-0.safetensors", "own/client-1.safetensors"}
     with pytest.raises(ClientError, match="state-dir"):
-        HANDLERS["train"](message, [Client(2, "")])
+        handle("train", message, [Client(2, "")])
     (tmp_path / "own" / "client-1.safetensors").write_bytes(b"torn")
     with pytest.raises(ClientError, match="cannot be read"):
-        HANDLERS["train"](message, [Client(1, str(tmp_path / "own"))])
+        handle("train", message, [Client(1, str(tmp_path / "own"))])

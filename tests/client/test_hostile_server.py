@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import re
 import time
 
 import numpy as np
@@ -17,14 +18,15 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from scipy.stats import mannwhitneyu
 
 from coterie.client import ClientError
-from coterie.client.app import app
+from coterie.client.app import app, client_of
 from coterie.client.budget import BUDGET_FILE
-from coterie.datasets import own_shard
+from coterie.datasets import DataError, own_shard
+from coterie.deploy import DeployError, NodeConfig
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, pack_models
 from coterie.models import build_gan, initialise
 from coterie.privacy.ledger import read_ledger
 from coterie.server import RunConfig
+from coterie.wire.messages import Layout, pack_models
 
 SHAPE, CLASSES, N = (1, 4, 4), 2, 24
 NAN = math.nan
@@ -321,40 +323,14 @@ def test_a_refusal_does_not_tell_what_was_spent_elsewhere(tmp_path):
     assert texts[0][1] == "client 0 rejects the request: it exceeds the client's budget"
 
 
-@pytest.mark.parametrize("spent", [0, 2])
-def test_ledgers_that_belonged_to_a_client_id_are_taken_over(tmp_path, spent):
+def test_charges_of_a_client_id_are_never_forgotten(tmp_path):
     world = World(tmp_path / "world", WORLDS["another label"][0])
-    for number in range(1, spent + 1):
-        world.ask("train", {**CHEAP, "round": number})
-    before = world.charges
-    old = tmp_path / "world" / "state" / "client-0.ledger.jsonl"
-    if spent:
-        (tmp_path / "world" / "data" / BUDGET_FILE).rename(old)
-    else:
-        old.parent.mkdir()
-        old.write_text("")
-    world.ask("train", {**CHEAP, "round": 3})
-    assert len(world.charges) == spent + 1
-    for was, now in zip(before, world.charges, strict=False):
-        assert {**was, "taken_over": now.get("taken_over")} == now
-    assert not old.exists()
-    assert old.with_name(old.name + ".taken-over").exists()
-
-
-def test_a_ledger_half_taken_over_is_completed(tmp_path):
-    world = World(tmp_path / "world", WORLDS["another label"][0])
-    for number in (1, 2):
-        world.ask("train", {**CHEAP, "round": number})
+    world.ask("train", {**CHEAP, "round": 1})
     budget = tmp_path / "world" / "data" / BUDGET_FILE
     old = tmp_path / "world" / "state" / "client-0.ledger.jsonl"
     budget.rename(old)
-    world.ask("train", {**CHEAP, "round": 3})
-    kept = old.with_name(old.name + ".taken-over")
-    lines = budget.read_text().splitlines(keepends=True)
-    budget.write_text("".join(lines[:2]))  # a crash after the first of two charges
-    kept.rename(old)
-    world.ask("train", {**CHEAP, "round": 4})
-    assert [line["round"] for line in world.charges] == [1, 2, 4]
+    assert world.ask("train", {**CHEAP, "round": 2})[0] == "error"
+    assert not budget.exists()
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.write_text("no ledger\n"), os.mkfifo, os.mkdir])
@@ -398,24 +374,26 @@ def test_replies_wait_where_the_owner_wants_it(tmp_path):
 @pytest.mark.parametrize(
     ("node", "complaint"),
     [
-        ({"input-shape": ...}, "set both or neither in the node configuration"),
-        ({"input-shape": ..., "num-classes": ...}, "a client with a budget must declare its data"),
+        ({"input-shape": ...}, "set both or neither"),
+        ({"input-shape": ..., "num-classes": ...}, "epsilon requires input-shape and num-classes, or schema"),
         ({"input-shape": "4by4"}, "input-shape = '4by4': must be"),
-        ({"num-classes": "two"}, "num-classes = 'two': must be an integer"),
+        ({"num-classes": "two"}, "num-classes is 'two'; expected an integer"),
         ({"value-range": "1:0"}, "value-range = '1:0': must be"),
         ({"value-range": "0:nan"}, "value-range = '0:nan': must be"),
-        ({"epsilon": 0.0}, "a finite epsilon above 0"),
-        ({"epsilon": math.inf}, "a finite epsilon above 0"),
-        ({"delta": 1.0}, "a delta between 0 and 1"),
-        ({"delta": ...}, "set both or neither in the node configuration"),
-        ({"budget-file": "budget.jsonl"}, "budget-file in the node configuration must be an absolute path"),
+        ({"epsilon": 0.0}, "epsilon is 0.0; expected a finite number"),
+        ({"epsilon": math.inf}, "epsilon is inf; expected a finite number"),
+        ({"delta": 1.0}, "delta is 1.0; expected a finite number"),
+        ({"delta": ...}, "set both or neither"),
+        ({"budget-file": "budget.jsonl"}, "budget-file must be an absolute path"),
     ],
 )
 def test_a_node_configuration_that_makes_no_sense(tmp_path, node, complaint):
     world = World(tmp_path / "world", WORLDS["another label"][0], **node)
     world.node = {key: value for key, value in world.node.items() if value is not Ellipsis}
-    assert complaint in world.ask("train", HONEST)[1]
+    assert world.ask("train", HONEST)[1] == "the node configuration has errors; see the client's own log"
     assert world.charges == []
+    with pytest.raises((DeployError, DataError), match=re.escape(complaint)):
+        client_of(NodeConfig.from_record(world.node))
 
 
 def test_a_budget_file_in_use_by_another_process_is_refused(tmp_path):

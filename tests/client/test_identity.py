@@ -24,10 +24,10 @@ def registered(**node):
 def test_a_node_registers_without_importing_pytorch():
     reply, error = registered(**{"input-shape": "1x4x4", "num-classes": 2})
     assert reply == "{'client-id': 3, 'repeats': True, 'evaluates': False} []", error
-    reply, error = registered(**{"input-shape": "1x4x4", "num-classes": 2, "diagnostics": "true"})
+    reply, error = registered(**{"input-shape": "1x4x4", "num-classes": 2, "diagnostics": True})
     assert reply == "{'client-id': 3, 'repeats': True, 'evaluates': True} []", error
 
 
 def test_a_node_whose_configuration_contradicts_itself_does_not_register():
     reply, error = registered()
-    assert (reply, "must declare its data" in error) == ("", True)
+    assert (reply, "epsilon requires input-shape and num-classes" in error) == ("", True)

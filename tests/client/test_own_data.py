@@ -9,15 +9,16 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 
-from coterie.client import HANDLERS, Client, ClientError, handlers
+from coterie.client import HANDLERS, Client, ClientError, cohort, handle, handlers
 from coterie.client.app import app
-from coterie.client.task import Task
+from coterie.client.cohort import Cohort
 from coterie.datasets import OwnFederation, own_shard
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, pack_models, pack_update, read_reply
 from coterie.models import initialise
 from coterie.server import RunConfig, RunFolder, run
 from coterie.wire import ClientConfig, TrainRequest
+from coterie.wire.messages import Layout, pack_models, pack_update, read_reply
+from coterie.wire.requests import parse_plans
 
 SHAPE = (1, 4, 4)
 OWN = {"dataset": "own", "input-shape": "1x4x4", "num-classes": 2, "model": "linear", "device": "cpu"}
@@ -85,12 +86,19 @@ def test_a_deployed_client_trains_on_its_own_file_and_opens_nothing_that_a_messa
     assert own in touched
     assert not [path for path in touched if path.startswith(str(folder))]
     write(folder / "client-0.npz", 9)  # the same records where a simulated client finds them
-    (simulated,) = HANDLERS["train"](content, [Client(0)])
+    (simulated,) = handle("train", content, [Client(0)])
     np.testing.assert_array_equal(update(simulated, layout), found)
     assert [path for path in touched if path.startswith(str(folder))]  # what this test looks at can be seen
     write(folder / "client-1.npz", 8)
-    (other,) = HANDLERS["train"](content, [Client(1)])
+    (other,) = handle("train", content, [Client(1)])
     assert not np.array_equal(read_reply(other, client_id=1, round=1, num_clusters=1, layout=layout).update, found)
+
+
+def test_a_message_is_parsed_once(folder, monkeypatch):
+    (content, layout), parsed, parse = question(), [], cohort.read_request
+    monkeypatch.setattr(cohort, "read_request", lambda *given, **more: parsed.append(given) or parse(*given, **more))
+    assert update(ask(content, data=str(folder / "client-0.npz")), layout).any()
+    assert len(parsed) == 1
 
 
 def test_own_data_stand_in_for_those_of_any_data_set(tmp_path):
@@ -139,7 +147,7 @@ def test_a_server_chooses_no_code_to_import():
     assert np.any(update(ask(allowed, code="toys:pixels plugged:flip"), layout))
 
 
-@pytest.mark.parametrize("verb", [verb for verb in HANDLERS if verb != "query.identity"])
+@pytest.mark.parametrize("verb", HANDLERS)
 def test_every_verb_is_guarded(verb, monkeypatch):
     LocalGrid(1)
     context = Context(run_id=1, node_id=1, node_config={"client-id": 0}, state=RecordDict(), run_config={})
@@ -166,8 +174,9 @@ def test_what_is_wrong_with_its_data_stays_with_the_client(tmp_path, caplog):
     assert str(refusal.value) == "client 0 failed; see its own log for details"
     assert refusal.value.__cause__ is None
     assert "mine.npz is not a numpy archive" in caplog.text
-    with pytest.raises(ClientError, match="data in the node configuration must be an absolute path"):
+    with pytest.raises(ClientError, match="the node configuration has errors; see the client's own log"):
         ask(question()[0], data="mine.npz")
+    assert "data must be an absolute path" in caplog.text
 
 
 def test_own_records_are_not_cut_in_a_simulation_either(folder):
@@ -175,9 +184,10 @@ def test_own_records_are_not_cut_in_a_simulation_either(folder):
     settings = {**SETTINGS, "strategy": "fedavg", "clusters": 1, "privacy-unit": "record", "samples-per-client": 5}
     config = RunConfig({**settings, "data-dir": str(folder), "batch-size": 5, "delta": 1e-3})
     request = TrainRequest(record_plans=config.plan.record_plans)
-    task = Task.of(ClientConfig.from_record(config.for_clients()), request, [Client(0)])
-    assert isinstance(task.federation, OwnFederation)
-    assert len(task.shard(Client(0)).y) > task.plan(0).num_examples == 5
+    plans, client = parse_plans(request.record_plans), Client(0)
+    own = Cohort(ClientConfig.from_record(config.for_clients()), request, plans, None, None, [client])
+    assert isinstance(own.federation, OwnFederation)
+    assert len(own.shard(client).y) > own.plan(0).num_examples == 5
 
 
 # ---- a client's data never leave it ----------------------------------------------------------------------------------

@@ -8,14 +8,15 @@ import torch
 import toys
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.client import HANDLERS, Client, ClientError, StateFile, federation, gans, points
+from coterie.client import Client, ClientError, StateFile, federation, handle, points, record_level
+from coterie.client import gan_training as gans
 from coterie.client.state import ClientError as Refusal
 from coterie.clustering import fuzzy_c_means, k_means
-from coterie.messages import Layout, PointsSpec, pack_models, read_points
 from coterie.models import autoencoder, build_gan
 from coterie.models.autoencoder import Labeller
 from coterie.privacy import RecordPlan
 from coterie.server import RunConfig
+from coterie.wire.messages import Layout, PointsSpec, pack_models, read_points
 
 SETTINGS = {
     "strategy": "ppfc-gan",
@@ -65,7 +66,7 @@ def read(answer, client, exactly=0):
 
 
 def ask(verb, content, clients):
-    return HANDLERS[verb](content, [Client(i) if isinstance(i, int) else i for i in clients])
+    return handle(verb, content, [Client(i) if isinstance(i, int) else i for i in clients])
 
 
 # ---- train.gan -------------------------------------------------------------------------------------------------------
@@ -166,8 +167,8 @@ def test_the_number_of_samples_is_the_public_one(tmp_path, many):
 
 def test_a_charge_is_on_disk_before_anything_is_drawn(tmp_path, monkeypatch):
     order = []
-    charge, train, stream = points.charge, points.train_gan_privately, points.Streams.stream
-    monkeypatch.setattr(points, "charge", lambda *a: (order.append("charge"), charge(*a))[1])
+    charge, train, stream = record_level.charge, points.train_gan_privately, points.Streams.stream
+    monkeypatch.setattr(record_level, "charge", lambda *a: (order.append("charge"), charge(*a))[1])
     monkeypatch.setattr(points.Streams, "stream", lambda *a: (order.append(a[1]), stream(*a))[1])
     monkeypatch.setattr(points, "train_gan_privately", lambda *a: (order.append("train"), train(*a))[1])
     privately(tmp_path, 0)

@@ -10,11 +10,11 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from coterie.client import ClientError
 from coterie.client.app import app
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, pack_models, read_reply
 from coterie.models import initialise
 from coterie.privacy.ledger import read_ledger
 from coterie.server import RunConfig
 from coterie.wire import TrainRequest
+from coterie.wire.messages import Layout, pack_models, read_reply
 
 SETTINGS = {
     "dataset": "own",

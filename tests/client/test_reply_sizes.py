@@ -12,11 +12,11 @@ from coterie.client import HANDLERS
 from coterie.client.app import app
 from coterie.datasets import own_shard
 from coterie.engine import LocalGrid
-from coterie.messages import CENTROIDS, Layout, pack_models
-from coterie.methods import strategy_class
 from coterie.models import build_gan, initialise
 from coterie.models.autoencoder import Labeller
 from coterie.server import RunConfig
+from coterie.strategies.registry import strategy_class
+from coterie.wire.messages import CENTROIDS, Layout, pack_models
 
 SHAPE, CLASSES, N, K = (1, 4, 4), 2, 24, 100
 LAYOUT = Layout.of(initialise("linear", SHAPE, CLASSES, 0))

@@ -6,12 +6,13 @@ import torch
 from torch import nn
 
 from coterie import models as networks
-from coterie.client import LocalTrainingConfig, losses, penalties, sgd, train, training
-from coterie.client.chains import is_image_chain
+from coterie.client import LocalTrainingConfig, backend, losses, penalties, train
+from coterie.client.backend import Backend, Examples
+from coterie.client.chains import chain_kind
 from coterie.client.penalties import Penalty
 from coterie.client.scores import accuracies
 from coterie.datasets import Shard, TestSet
-from coterie.messages import Layout
+from coterie.wire.messages import Layout
 
 PENALTIES = [Penalty(), *(Penalty(name, 0.5) for name in penalties.PENALTIES)]
 
@@ -67,14 +68,14 @@ def test_the_memory_format_changes_no_update(network, form, monkeypatch):
     config = LocalTrainingConfig(local_epochs=2, batch_size=4, lr=0.1)
 
     def updates():
-        return train(
-            network, layout, start, shards, [np.random.default_rng(i) for i in range(2)], config, batched=False
-        )
+        chosen = Backend(network, Examples((3, 8, 8), torch.float32, torch.int64, "cpu"))
+        rngs = [np.random.default_rng(i) for i in range(2)]
+        return chosen.form, chosen.updates(layout, start, shards, rngs, config, batched=False)
 
-    assert sgd.fast_network(network, (3, 8, 8), "cpu")[1] is getattr(torch, form)
-    fast = updates()
-    monkeypatch.setattr(sgd, "fast_network", lambda model, *given: (model, torch.contiguous_format))
-    plain = updates()
+    chosen, fast = updates()
+    assert chosen is getattr(torch, form)
+    monkeypatch.setattr(backend, "fast_network", lambda model, *given: (model, torch.contiguous_format))
+    _, plain = updates()
     assert np.abs(plain).max() > 0.01
     np.testing.assert_allclose(fast, plain, atol=1e-6)
 
@@ -84,14 +85,14 @@ def test_training_in_parts_equals_training_at_once(at_once, monkeypatch):
     shards = [shard(size, seed=i) for i, size in enumerate([1, 5, 7, 12, 5])]
     hyper, arguments = LocalTrainingConfig(local_epochs=2, batch_size=5, lr=0.1), setup("mlp-32", shards)
     whole = train(*arguments, hyper, batched=True)
-    together, real = [], training._train_batched
+    together, real = [], Backend._together
 
-    def watched(model, layout, start, shards, *others):
-        together.append(len(shards))
-        return real(model, layout, start, shards, *others)
+    def watched(self, step, layout, start, *others):
+        together.append(len(start))
+        return real(self, step, layout, start, *others)
 
-    monkeypatch.setattr(training, "_train_batched", watched)
-    monkeypatch.setattr(training, "_CACHE", at_once * 4 * arguments[1].size)
+    monkeypatch.setattr(Backend, "_together", watched)
+    monkeypatch.setattr(backend, "_CACHE", at_once * 4 * arguments[1].size)
     *first, _ = setup("mlp-32", shards)
     parts = train(*first, [np.random.default_rng(i) for i in range(5)], hyper, batched=True)
     np.testing.assert_allclose(parts, whole, atol=1e-6)
@@ -102,22 +103,32 @@ def test_training_in_parts_equals_training_at_once(at_once, monkeypatch):
 def test_a_batch_that_exceeds_the_memory_of_the_device_is_split(monkeypatch):
     shards = [shard(size, seed=i) for i, size in enumerate([4, 5, 7, 12, 5])]
     hyper, arguments = LocalTrainingConfig(local_epochs=2, batch_size=5, lr=0.1), setup("mlp-32", shards)
-    whole, real = train(*arguments, hyper, batched=True), training._train_batched
+    whole, real = train(*arguments, hyper, batched=True), Backend._together
     sizes = []
 
-    def small(model, layout, start, *others):
+    def small(self, step, layout, start, *others):
         sizes.append(len(start))
         if len(start) > 2:
             raise torch.OutOfMemoryError
-        return real(model, layout, start, *others)
+        return real(self, step, layout, start, *others)
 
-    monkeypatch.setattr(training, "_train_batched", small)
+    monkeypatch.setattr(Backend, "_together", small)
     parts = train(*setup("mlp-32", shards), hyper, batched=True)
     np.testing.assert_allclose(parts, whole, atol=1e-6)
     assert sizes == [5, 3, 2, 1, 2]
-    monkeypatch.setattr(training, "_train_batched", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError))
+    monkeypatch.setattr(Backend, "_together", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError))
     with pytest.raises(torch.OutOfMemoryError):
         train(*setup("mlp-32", shards), hyper, batched=True)
+
+
+def test_the_backend_of_a_network_is_chosen_once(monkeypatch):
+    asked, shards = [], [shard(5)]
+    monkeypatch.setattr(backend, "chain_kind", lambda *given: asked.append(given) or chain_kind(*given))
+    model, layout, start, _, rngs = setup("mlp-32", shards)
+    for _ in range(2):
+        train(model, layout, start, shards, rngs, LocalTrainingConfig(1, 5, 0.1))
+        losses(model, layout, start, shards)
+    assert len(asked) == 1
 
 
 def convolutions(*head, flat, **options):
@@ -153,7 +164,7 @@ def test_gradients_by_hand_equal_autograd(name, penalty, monkeypatch):
 
     plain = updates(batched=False)
     with monkeypatch.context() as patch:
-        patch.delattr(training, "_step")  # unused
+        patch.delattr(backend, "_step_by_vmap")  # unused
         by_hand = updates(batched=True)
     assert np.abs(plain).max() > 0.01
     np.testing.assert_allclose(by_hand, plain, atol=2e-6)
@@ -172,13 +183,13 @@ def test_clients_without_examples_return_no_update(sizes, name):
 @pytest.mark.parametrize(("batch_size", "together"), [(4, [4]), (64, [4]), (100, [2, 2]), (200, []), (256, [])])
 def test_the_images_of_a_step_are_bounded(batch_size, together, monkeypatch):
     shards = [shard(200, seed=i) for i in range(4)]
-    sizes, real = [], training._train_batched
+    sizes, real = [], Backend._together
 
-    def watched(model, layout, start, *others):
+    def watched(self, step, layout, start, *others):
         sizes.append(len(start))
-        return real(model, layout, start, *others)
+        return real(self, step, layout, start, *others)
 
-    monkeypatch.setattr(training, "_train_batched", watched)
+    monkeypatch.setattr(Backend, "_together", watched)
     train(*setup("cnn-tiny", shards), LocalTrainingConfig(1, batch_size, 0.1), batched=True)
     assert sizes == together
 
@@ -195,13 +206,13 @@ def test_the_images_of_a_step_are_bounded(batch_size, together, monkeypatch):
     ],
 )
 def test_other_networks_are_no_image_chains(network):
-    assert not is_image_chain(network, 3)
+    assert chain_kind(network, 3) != "image"
     assert network(torch.zeros(1, 2, 8, 8)).shape == (1, 3)
 
 
 def test_pooling_before_relu_changes_no_bit():
     pooled = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
-    swapped, _ = sgd.fast_network(pooled, (1, 8, 8), "cpu")
+    swapped, _ = backend.fast_network(pooled, (1, 8, 8), "cpu")
     assert [type(layer) for layer in swapped[1:3]] == [nn.MaxPool2d, nn.ReLU]
     assert [type(layer) for layer in pooled[1:3]] == [nn.ReLU, nn.MaxPool2d]  # the original is unchanged
     assert [name for name, _ in swapped.named_parameters()] == [name for name, _ in pooled.named_parameters()]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import coterie.datasets
-from coterie.datasets import DataError, Source, assign_groups, federate, parse_groups
+from coterie.datasets import DataError, Partition, Source, assign_groups, federate, parse_groups
+from coterie.settings import ConfigError
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_every_group_has_a_client(clients, proportions):
 
 
 def test_reused_images_are_shared_out_once_within_each_group(numbered):
-    federation = federate(numbered(True), clients=14, groups="2:1", shift="none")
+    federation = federate(numbered(True), Partition(clients=14, groups="2:1", shift="none"))
     rows = rows_of(federation)
     for group, size in ((0, 9), (1, 5)):
         held = [rows[i] for i in np.flatnonzero(federation.group_of == group)]
@@ -109,7 +110,7 @@ def test_reused_images_are_shared_out_once_within_each_group(numbered):
 
 
 def test_other_images_are_shared_out_once_among_all(numbered):
-    rows = rows_of(federate(numbered(False), clients=14, groups="2", shift="none"))
+    rows = rows_of(federate(numbered(False), Partition(clients=14, groups="2", shift="none")))
     assert sorted(joined(rows)) == list(range(100))
     assert {len(r) for r in rows} == {7, 8}
     assert joined(rows) != list(range(100))
@@ -118,9 +119,9 @@ def test_other_images_are_shared_out_once_among_all(numbered):
 @pytest.mark.parametrize("reuse", [True, False])
 def test_fixed_sample_sizes(numbered, reuse):
     name = numbered(reuse)
-    rows = rows_of(federate(name, clients=10, groups="2", shift="none", samples_per_client=10))
+    rows = rows_of(federate(name, Partition(clients=10, groups="2", shift="none", samples_per_client=10)))
     assert sorted(joined(rows)) == list(range(100))
-    crowded = federate(name, clients=10, groups="2", shift="none", samples_per_client=20)
+    crowded = federate(name, Partition(clients=10, groups="2", shift="none", samples_per_client=20))
     rows = rows_of(crowded)
     orders = []
     for group in (0, 1):
@@ -129,27 +130,27 @@ def test_fixed_sample_sizes(numbered, reuse):
         orders.append(held)
     assert orders[0] != orders[1]
     with pytest.raises(DataError, match="5 clients need 105 training images, but numbered has 100"):
-        federate(name, clients=10, groups="2", shift="none", samples_per_client=21)
+        federate(name, Partition(clients=10, groups="2", shift="none", samples_per_client=21))
 
 
 def test_more_clients_than_images(numbered):
     with pytest.raises(DataError, match="101 clients need 101 training images, but numbered has 100"):
-        federate(numbered(False), clients=101, groups="2")
-    assert federate(numbered(True), clients=200, groups="2").clients == 200
+        federate(numbered(False), Partition(clients=101, groups="2"))
+    assert federate(numbered(True), Partition(clients=200, groups="2")).clients == 200
     with pytest.raises(DataError, match="101 clients need 101"):
-        federate(numbered(True), clients=202, groups="2")
+        federate(numbered(True), Partition(clients=202, groups="2"))
 
 
 def test_the_seed_draws_the_split_and_nothing_else_does(numbered):
     name = numbered(False)
-    first = federate(name, clients=5, groups="1", shift="none", seed=1)
-    again = federate(name, clients=5, groups="1", shift="label-shift", seed=1)
-    other = federate(name, clients=5, groups="1", shift="none", seed=2)
+    first = federate(name, Partition(clients=5, groups="1", shift="none"), seed=1)
+    again = federate(name, Partition(clients=5, groups="1", shift="label-shift"), seed=1)
+    other = federate(name, Partition(clients=5, groups="1", shift="none"), seed=2)
     assert rows_of(first) == rows_of(again) != rows_of(other)
 
 
 def test_train_and_test_of_a_client_share_its_groups_shift(numbered):
-    federation = federate(numbered(True), clients=8, groups="4", shift="label-permutation", seed=5)
+    federation = federate(numbered(True), Partition(clients=8, groups="4", shift="label-permutation"), seed=5)
     for i in range(8):
         shard = federation.shard(i)
         true_train = pixels(shard.x[:, 0, 0, 0]).astype(int) % 10
@@ -159,7 +160,7 @@ def test_train_and_test_of_a_client_share_its_groups_shift(numbered):
 
 
 def test_rotated_shards_are_the_rotated_images(numbered):
-    federation = federate(numbered(True), clients=8, groups="4", shift="rotation")
+    federation = federate(numbered(True), Partition(clients=8, groups="4", shift="rotation"))
     corner = {0: (0, 0), 1: (1, 0), 2: (1, 1), 3: (0, 1)}
     for i in range(8):
         shard = federation.shard(i)
@@ -169,14 +170,14 @@ def test_rotated_shards_are_the_rotated_images(numbered):
 
 
 def test_a_group_shares_one_test_set_and_shards_are_kept(numbered):
-    federation = federate(numbered(True), clients=6, groups="2")
+    federation = federate(numbered(True), Partition(clients=6, groups="2"))
     shards = [federation.shard(i) for i in range(6)]
     assert [s.client_id for s in shards] == list(range(6))
     assert [s.group for s in shards] == federation.group_of.tolist() == [0, 1] * 3
     assert len({id(s.test) for s in shards}) == 2
     assert all(s.test is federation.test_set(s.group) for s in shards)
     assert federation.shard(3) is shards[3]
-    assert federate(numbered(True), groups="2", clients=6) is federation
+    assert federate(numbered(True), Partition(groups="2", clients=6)) is federation
 
 
 def test_bytes_become_fractions_and_the_source_stays(monkeypatch):
@@ -191,7 +192,7 @@ def test_bytes_become_fractions_and_the_source_stays(monkeypatch):
     module = types.ModuleType("bytes_data")
     module.make = lambda: source
     monkeypatch.setitem(sys.modules, "bytes_data", module)
-    federation = federate("bytes_data:make", clients=2, groups="1", shift="none")
+    federation = federate("bytes_data:make", Partition(clients=2, groups="1", shift="none"))
     shard = federation.shard(0)
     assert (shard.x.dtype, shard.y.dtype) == (np.float32, np.int64)
     assert (pixels(shard.x) == 1).all()
@@ -205,18 +206,18 @@ def test_the_transform_comes_after_the_shift_once(numbered):
     def left_half(x):
         return x[..., :1]
 
-    federation = federate(numbered(True), clients=4, groups="4", transform=left_half)
+    federation = federate(numbered(True), Partition(clients=4, groups="4"), transform=left_half)
     assert federation.input_shape == (1, 2, 1)
     # A quarter turn brings the marked upper left pixel to the lower left, a half turn to the lower right.
     assert pixels(federation.shard(1).x[:, 0, 1, 0]).any()
     assert not pixels(federation.shard(2).x).any()
-    doubled = federate(numbered(True), clients=4, groups="4", shift="none", transform=double)
+    doubled = federate(numbered(True), Partition(clients=4, groups="4", shift="none"), transform=double)
     assert sorted(doubled.shard(0).x[:, 0, 0, 0]) == [2 * (2 * i - 1) for i in range(100)]
     assert doubled.shard(0).test.x[:, 0, 0, 0].tolist() == [2 * (2 * i - 1) for i in range(8)]
 
 
 def test_digits_default():
-    federation = federate("digits", clients=500)
+    federation = federate("digits", Partition(clients=500))
     assert (federation.num_groups, federation.num_classes, federation.input_shape) == (4, 10, (1, 8, 8))
     shards = [federation.shard(i) for i in range(500)]
     assert {len(s.y) for s in shards} == {11, 12}
@@ -229,7 +230,7 @@ def test_digits_default():
 
 
 def test_fashion_mnist_of_a_thousand_clients(data_dir):
-    federation = federate("fashion-mnist", clients=1000, data_dir=data_dir)
+    federation = federate("fashion-mnist", Partition(clients=1000), data_dir=data_dir)
     shards = [federation.shard(i) for i in range(1000)]
     assert {s.x.shape for s in shards} == {(60, 1, 28, 28)}
     assert shards[7].test.x.shape == (10_000, 1, 28, 28)
@@ -240,21 +241,26 @@ def test_fashion_mnist_of_a_thousand_clients(data_dir):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"shift": "rotations"}, "unknown shift 'rotations'; did you mean 'rotation'\\?"),
-        ({"seed": -1}, "seed is -1; it must be at least 0"),
-        ({"samples_per_client": -1}, "samples_per_client is -1"),
-        ({"clients": 0}, "without a client"),
+        ({"shift": "rotations"}, "shift = 'rotations': must be label-permutation, .*; did you mean 'rotation'\\?"),
+        ({"samples_per_client": -1}, "samples-per-client = -1: must be an integer"),
+        ({"clients": 0}, "clients = 0: must be an integer"),
+        ({"clients": 3}, "without a client"),
         ({"shift": "label-shift", "groups": "11"}, "10 distinct groups"),
         ({"shift": "rotation-90", "groups": "5"}, "4 distinct groups"),
     ],
 )
 def test_impossible_federations_are_refused_at_once(changes, complaint):
-    with pytest.raises(DataError, match=complaint):
-        federate("digits", **({"clients": 20} | changes))
+    with pytest.raises((DataError, ConfigError), match=complaint):
+        federate("digits", Partition(**({"clients": 20} | changes)))
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(DataError, match="seed is -1; it must be at least 0"):
+        federate("digits", Partition(clients=20), seed=-1)
 
 
 def test_no_such_client():
-    federation = federate("digits", clients=20)
+    federation = federate("digits", Partition(clients=20))
     for client in (-1, 20):
         with pytest.raises(DataError, match=f"client {client} does not exist; clients are numbered from 0 to 19"):
             federation.shard(client)

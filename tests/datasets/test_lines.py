@@ -3,7 +3,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from coterie.datasets import DATASETS, LINES, DataError, federate, load
+from coterie.datasets import DATASETS, LINES, DataError, Partition, federate, load
 
 
 @pytest.mark.parametrize(("name", "deviation"), [("lines-easy", 0.1), ("lines-hard", 1.0)])
@@ -29,7 +29,7 @@ def test_points_never_change():
 
 @pytest.mark.parametrize("groups", ["4", "4:2:1:1"])
 def test_each_group_has_its_line(groups):
-    federation = federate("lines-easy", clients=16, groups=groups, shift="lines")
+    federation = federate("lines-easy", Partition(clients=16, groups=groups, shift="lines"))
     for i in range(16):
         shard = federation.shard(i)
         for part in (shard, shard.test):
@@ -60,4 +60,4 @@ def test_lines_are_well_separated():
 )
 def test_shifts_that_do_not_fit_are_refused(dataset, shift, groups, complaint):
     with pytest.raises(DataError, match=complaint):
-        federate(dataset, clients=20, shift=shift, groups=groups)
+        federate(dataset, Partition(clients=20, shift=shift, groups=groups))

@@ -164,5 +164,11 @@ def test_importing_the_room_imports_neither_torch_nor_our_other_rooms():
         "print(*[m for m in sys.modules if m in ('torch', 'torchvision') or m.startswith('coterie.')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {name.split(".")[1] for name in done.stdout.split() if "." in name} == {"datasets", "files", "plugins"}
+    assert {name.split(".")[1] for name in done.stdout.split() if "." in name} == {
+        "datasets",
+        "fields",
+        "files",
+        "plugins",
+        "settings",
+    }
     assert not {"torch", "torchvision"} & set(done.stdout.split())

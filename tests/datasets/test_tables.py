@@ -66,7 +66,7 @@ def test_numbers_are_scaled_and_categories_are_one_hot_in_the_order_of_the_schem
     read = table("dead,m,70,1", "alive, f ,45.5,2", header="outcome,sex,age,id")
     np.testing.assert_allclose(read.x, [[2, 0, 1], [-0.45, 1, 0]])
     assert (read.x.dtype, read.y.tolist(), read.index.tolist(), read.records) == (np.float32, [1, 0], [0, 1], 2)
-    assert (read.findings, read.missing) == ((), {"age": 0, "sex": 0, "outcome": 0})
+    assert (read.findings, read.missing, read.labelled) == ((), {}, True)
 
 
 def test_numbers_out_of_the_declared_range_are_clamped_and_counted(table):
@@ -164,7 +164,7 @@ def test_real_targets(table):
 def test_a_table_without_labels(table):
     assert table("1,70,f", header="id,age,sex", labelled=False).x.tolist() == [[2, 1, 0]]
     assert table("1,70,f,lost", labelled=False).y.tolist() == [0]
-    assert table("1,70,f", header="id,age,sex", labelled=None).missing.keys() == {"age", "sex"}
+    assert not table("1,70,f", header="id,age,sex", labelled=None).labelled
     assert table("1,70,f,dead", labelled=None).y.tolist() == [1]
     with pytest.raises(DataError, match="has no column 'outcome'"):
         table("1,70,f", header="id,age,sex")
@@ -290,7 +290,7 @@ def test_a_damaged_record_changes_no_other(table, line, what):
 
 
 def test_a_line_that_is_too_long_is_left_out(table, monkeypatch):
-    monkeypatch.setattr("coterie.datasets.files.MAX_LINE", 40)
+    monkeypatch.setattr("coterie.datasets.tables.MAX_LINE", 40)
     read = table("1,70,m,dead", f"2,{'6' * 100},f,dead", "3,50,f,alive")
     assert [each.what for each in read.errors] == ["a line of more than 40 characters"]
     assert read.index.tolist() == [0, 2]
@@ -306,10 +306,10 @@ def test_chunks_are_put_together(table, monkeypatch):
 
 
 def test_limits_of_size(table, monkeypatch):
-    monkeypatch.setattr("coterie.datasets.files.MAX_BYTES", 20)
+    monkeypatch.setattr("coterie.datasets.user_records.MAX_BYTES", 20)
     with pytest.raises(DataError, match="the limit is 5; reduce its size"):
         table("1,70,m,dead")
-    monkeypatch.setattr("coterie.datasets.files.MAX_BYTES", 300)
+    monkeypatch.setattr("coterie.datasets.user_records.MAX_BYTES", 300)
     by = schema(('["f", "m"]', str([*"abcdefghijklmnopqrstuvwxyz"])))
     with pytest.raises(DataError, match="has features of 324 bytes"):
         table(*["1,70,m,dead"] * 3, by=by)
@@ -337,7 +337,9 @@ def test_all_numbers_at_once_are_the_numbers_one_by_one():
             each, at_once = [_number(cell, decimal) for cell in cells], _numbers_at_once(cells, decimal)
             assert (at_once is None) or at_once.tolist() == each
         assert _numbers_at_once(["1", " 2 "], decimal) is not None
-    assert _numbers_at_once([1, 2], ".") is None
+    assert _numbers_at_once([1, 2.5], ".").tolist() == [1, 2.5]
+    for mixed in ([True, 1], [None, 1.0], ["1", 1], [b"1"]):
+        assert _numbers_at_once(mixed, ".") is None
 
 
 # ---- clients ---------------------------------------------------------------------------------------------------------

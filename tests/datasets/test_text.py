@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from coterie.datasets import ALPHABET, DATASETS, DataError, download, federate, load
+from coterie.datasets import ALPHABET, DATASETS, DataError, Partition, download, federate, load
 
 SPEECH = "Now is the winter of our discontent\nMade glorious summer by this sun of York;\n"
 
@@ -68,7 +68,7 @@ def test_the_real_play(data_dir):
     assert source.train_x.shape[1:] == info.shape
     assert source.kind == info.kind
     assert source.train_x.max() < len(ALPHABET)  # nothing in the play is outside the alphabet
-    federation = federate("shakespeare", clients=227, groups="1", shift="none", data_dir=data_dir)
+    federation = federate("shakespeare", Partition(clients=227, groups="1", shift="none"), data_dir=data_dir)
     sizes = [len(federation.shard(i).y) for i in range(227)]
     assert sizes == sorted(sizes, reverse=True)
     assert sum(sizes) == info.train_size

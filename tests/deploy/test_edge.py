@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from servers import free_port, listening, open_port, running, tls, until
 
 from coterie.datasets import DataError, Declared
-from coterie.deploy import Edge, certificates, create, default_state_dir, edge, environment, renew_server
+from coterie.deploy import Edge, NodeConfig, certificates, create, default_state_dir, edge, environment, renew_server
 
 DECLARED = "--epsilon 8 --delta 1e-5 --input-shape 1x28x28 --num-classes 10"
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
@@ -125,7 +125,7 @@ def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
     assert program == argv[0] == sys.executable
     runtime = argv[argv.index("--port") + 1]
     assert argv[1:] == [
-        *("-P", "-m", "coterie.deploy.supernode"),
+        *("-P", "-m", "coterie.flower.supernode"),
         *("--superlink", f"localhost:{port}"),
         *("--root-certificates", str(pki / "ca.crt")),
         *("--auth-supernode-private-key", str(pki / "nodes" / "node-1.key")),
@@ -181,8 +181,9 @@ def test_the_unit_says_what_the_command_takes(coterie, pki, tmp_path):
 
 
 def given(tmp_path, **changes):
-    options = {"superlink": "a:1", "data": Path("d"), "key": Path("k"), "ca": Path("c"), "client_id": 0}
-    return Edge(**options | {"state_dir": tmp_path} | changes)
+    options = {"superlink": "a:1", "key": Path("k"), "ca": Path("c")}
+    node = {"client_id": 0, "data": "/d", "state_dir": str(tmp_path)} | changes.pop("node", {})
+    return Edge(**options, node=NodeConfig(**node), **changes)
 
 
 @pytest.mark.parametrize(
@@ -204,9 +205,10 @@ def given(tmp_path, **changes):
 def test_flower_reads_the_node_config_back(tmp_path, name):
     from flwr.common.config import parse_config_args
 
-    declared = {"input_shape": "1x8x8", "num_classes": 10, "budget_file": tmp_path / "budget"}
+    budget = {"epsilon": 0.5, "delta": 1e-9, "budget_file": str(tmp_path / "budget")}
+    declared = {"data": str(tmp_path / name), "input_shape": "1x8x8", "num_classes": 10}
     numbers = {"n": "3", "x": "1e-3", "flag": "false", "text": "3 apples", "quoted": '"3"', "last": name}
-    node = given(tmp_path, data=tmp_path / name, settings=numbers, epsilon=0.5, delta=1e-9, **declared)
+    node = given(tmp_path, settings=numbers, node=budget | declared)
     assert parse_config_args([node.node_config]) == {
         "client-id": 0,
         "state-dir": str(tmp_path),
@@ -240,15 +242,16 @@ def test_where_state_lies(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "parts"),
     [
-        (["--epsilon", 8], ["--epsilon", "--delta", "both"]),
-        (["--epsilon", 0, "--delta", 0.1], ["--epsilon 0"]),
-        (["--epsilon", "nan", "--delta", 0.1], ["--epsilon nan"]),
-        (["--epsilon", "inf", "--delta", 0.1], ["--epsilon inf"]),
-        (["--epsilon", 1, "--delta", 1], ["--delta 1"]),
-        (["--epsilon", 1, "--delta", 0.1], ["--epsilon requires --input-shape and --num-classes"]),
-        (["--num-classes", 2], ["--input-shape", "--num-classes", "both"]),
-        (["--value-range", "0:1"], ["--value-range requires"]),
-        (["--schema", "s", "--input-shape", "3", "--num-classes", 2], ["--schema declares shape and classes"]),
+        (["--epsilon", 8], ["epsilon and delta", "both"]),
+        (["--epsilon", 0, "--delta", 0.1], ["epsilon is 0.0; expected a finite number in (0, 1e+12]"]),
+        (["--epsilon", "nan", "--delta", 0.1], ["epsilon is nan; expected"]),
+        (["--epsilon", "inf", "--delta", 0.1], ["epsilon is inf; expected"]),
+        (["--epsilon", 1, "--delta", 1], ["delta is 1.0; expected a finite number in (0, 1)"]),
+        (["--epsilon", 1, "--delta", 0.1], ["epsilon requires input-shape and num-classes"]),
+        (["--num-classes", 2], ["input-shape and num-classes", "both"]),
+        (["--value-range", "0:1"], ["value-range requires"]),
+        (["--schema", "s", "--input-shape", "3", "--num-classes", 2], ["schema declares shape and classes"]),
+        (["--set", "reply-seconds=soon"], ["reply-seconds is 'soon'; expected a number"]),
         (["--isolation", "container"], ["--isolation container", "subprocess"]),
         (["--set", "client-id=4"], ["--set client-id", "--client-id"]),
         (["--set", "two words=4"], ["--set two words"]),
@@ -289,7 +292,7 @@ def wrong(coterie, pki, executed):
 def test_data(wrong, machine):
     wrong("--data", "nowhere", "does not exist", data="nowhere")
 
-    def describe(path):
+    def describe(path, declared=None):
         raise DataError("images.npy and labels.npy differ in length: make them again")
 
     machine.describe = describe
@@ -346,7 +349,7 @@ def test_hash_of_the_app(coterie, pki, executed):
     assert f"app        only {'ab' * 32}" in out.splitlines()
     ((program, argv, _),) = executed
     assert program == sys.executable
-    assert argv[1:7] == ["-P", "-m", "coterie.deploy.supernode", "--fab-hash", "ab" * 32, "--superlink"]
+    assert argv[1:7] == ["-P", "-m", "coterie.flower.supernode", "--fab-hash", "ab" * 32, "--superlink"]
 
 
 def test_keys_of_apps(wrong, coterie, pki, tmp_path, executed):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from coterie.engine import LocalGrid, run_on_ray
-from coterie.methods import STRATEGIES
 from coterie.privacy import read_ledger
 from coterie.server import RunConfig, RunFolder, run
+from coterie.strategies.registry import STRATEGIES
 
 CLIENTS = 12
 

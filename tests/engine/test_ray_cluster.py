@@ -135,7 +135,7 @@ def fragile():
         yield running
 
 
-def on_cluster(cluster, path, settings, on_metrics=lambda line: None):
+def on_cluster(cluster, path, settings, on_metrics=lambda record: None):
     """Run; return models and metrics."""
     config = RunConfig({**settings, "ray-address": cluster.address, "client-cpus": 1})
     with closing(RunFolder.create(path, config)) as folder:
@@ -147,7 +147,7 @@ def on_cluster(cluster, path, settings, on_metrics=lambda line: None):
             client_cpus=config.simulation.client_cpus,
             folder=folder.path,
         )
-        return models(path), folder.metrics()
+        return models(path), folder.rounds()
 
 
 def models(path):
@@ -169,13 +169,13 @@ def test_clients_run_on_both_nodes_as_in_the_local_engine(method, cluster, tmp_p
 
 
 def test_a_node_that_dies_costs_replies_of_its_round_only(fragile, tmp_path):
-    def on_metrics(line):
-        if line["round"] == 1:
+    def on_metrics(record):
+        if record.round == 1:
             threading.Timer(1.0, fragile.kill, ["other"]).start()  # a client takes longer
 
     settings = {**SETTINGS, "strategy": "fedavg", "model": "toys:slow", "local-epochs": 5, "rounds": 4}
-    _, lines = on_cluster(fragile, tmp_path / "run", settings, on_metrics)
-    accepted = [line["replies"]["accepted"] for line in lines]
+    _, records = on_cluster(fragile, tmp_path / "run", settings, on_metrics)
+    accepted = [record.replies["accepted"] for record in records]
     assert accepted[1] in (CLIENTS - 2, CLIENTS - 1)  # it had two cores
     assert accepted[0::2] + accepted[3:] == [CLIENTS] * 3
     assert fragile.nodes["head"].poll() is None
@@ -191,8 +191,8 @@ def test_a_client_that_kills_its_process_costs_its_own_reply(cluster, tmp_path):
     own = {"dataset": "own", "input-shape": "2", "num-classes": 2, "data-dir": str(data), "clients": 6}
     settings = {**SETTINGS, **own, "samples-per-client": 0, "strategy": "fedavg", "model": "toys:deadly", "rounds": 6}
     del settings["groups"], settings["shift"]
-    _, lines = on_cluster(cluster, tmp_path / "run", settings)
-    assert [line["replies"]["accepted"] for line in lines] == [5] * 6  # more rounds than the cluster has cores
+    _, records = on_cluster(cluster, tmp_path / "run", settings)
+    assert [record.replies["accepted"] for record in records] == [5] * 6  # more rounds than the cluster has cores
 
 
 def test_every_node_must_have_the_run_folder(cluster, tmp_path):

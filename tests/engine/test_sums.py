@@ -7,10 +7,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from coterie.engine import LocalGrid, SummingGrid
-from coterie.methods import STRATEGIES
 from coterie.privacy.mechanisms import joint
 from coterie.rounds import PartialSums
 from coterie.server import RunConfig, RunError, RunFolder, run
+from coterie.strategies.registry import STRATEGIES
 
 CLIENTS = 12
 CASES = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.datasets import DataError, federate
+from coterie.datasets import DataError, Partition, federate
 
 FOLDER = Path(__file__).parents[2] / "examples" / "flower-datasets"
 
@@ -114,6 +114,6 @@ def test_the_command_of_its_page_runs(example, coterie, monkeypatch, tmp_path):
     status, _, err = coterie(*words.split(), *["--set", "groups=1", "--set", "shift=none", "--out", "run"])
     assert status == 0, err
     assert (tmp_path / "run" / "privacy.json").exists()
-    shard = federate("digits:pathological", clients=20, groups="1", shift="none").shard(3)
+    shard = federate("digits:pathological", Partition(clients=20, groups="1", shift="none")).shard(3)
     assert len(np.unique(shard.y)) <= 3
     assert shard.test.x.shape[1:] == (1, 8, 8)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coterie.privacy.mechanisms import NoPrivacy
 from coterie.testing import check_strategy
 
 FOLDER = Path(__file__).parents[2] / "examples" / "own-strategy"
@@ -46,14 +47,12 @@ def test_momentum_adds_the_last_step(example):
     class Fixed(example.Momentum):
         name, row_wise = "fixed", True
 
-        def __init__(self):
-            self.state, self.settings = {}, example.MomentumSettings(beta=0.25)
-
     def rounds(self, number, models):
         yield
         return models + 1
 
-    strategy, models = Fixed(), np.zeros((1, 2), np.float32)
+    plan = NoPrivacy(clients=1, num_clusters=1, sampling_rate=1.0, rounds=2, noise_multiplier=0.0)
+    strategy, models = Fixed(plan, example.MomentumSettings(beta=0.25)), np.zeros((1, 2), np.float32)
     base = example.IFCA.round
     try:
         example.IFCA.round = rounds

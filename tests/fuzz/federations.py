@@ -9,25 +9,25 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from coterie import rounds
 from coterie.engine import LocalGrid
-from coterie.messages import pack_models, unpack_models
 from coterie.models import autoencoder
-from coterie.one_shot import OneShot
 from coterie.privacy import Streams
-from coterie.rounds import Checkpoint, NullRecorder
+from coterie.rounds import Checkpoint, Recorder
 from coterie.rounds.evaluation import mean_of_clients
 from coterie.server import RunConfig
 from coterie.server.metrics import summarise, summarise_records
 from coterie.server.run import initial_models
-from coterie.strategies import ClusteredStrategy
+from coterie.strategies import ClusteredStrategy, OneShot, loop
 from coterie.wire import Summary
+from coterie.wire.messages import pack_models, unpack_models
 
 CLIENTS = 8
 INTRODUCTION, TRAINING, EVALUATION = "identity_reply", "training", "evaluation"
@@ -263,7 +263,7 @@ def _digest(content: RecordDict) -> str:
     return digest.hexdigest()
 
 
-class _Kept(NullRecorder):
+class _Kept(Recorder):
     """Keeps checkpoints and metrics of a run."""
 
     def __init__(self) -> None:
@@ -317,12 +317,12 @@ class Federation:
         exchange, kept = Exchange(), _Kept()
         wire = Wire(self._computed, target, change, exchange)
         strategy = self._strategy(number, kept, exchange)
-        models, widths = self._start, autoencoder.WIDTHS
-        autoencoder.WIDTHS = SMALL
+        models, widths, opened = self._start, autoencoder.WIDTHS, loop.Exchange
+        autoencoder.WIDTHS, loop.Exchange = SMALL, _watched(exchange)  # type: ignore[misc]
         try:
             result = strategy.start(wire, models, number, timeout=60.0, train_config=self._sent)
         finally:
-            autoencoder.WIDTHS = widths
+            autoencoder.WIDTHS, loop.Exchange = widths, opened  # type: ignore[misc]
             wire.close()
             exchange.dropped = dict(strategy.statistics.dropped)
             exchange.nodes = dict(strategy.registry.nodes)
@@ -347,31 +347,17 @@ class Federation:
         library = self.name.endswith("library metrics")
         strategy = config.strategy(
             self.plan,
-            streams=Streams(0),
-            evaluate="private" if config["evaluate"] == "private" else "diagnostic",
-            evaluate_every=config["evaluate-every"],
-            evaluate_metrics_aggr_fn=mean_of_clients if library else Summary(summary.reply, aggregate),
-            recorder=kept,
-            resume_from=self._checkpoints.get(number - 1) if number > 1 else None,
-            registration_timeout=0.0,
+            replace(
+                config.strategy_options,
+                streams=Streams(0),
+                evaluate="private" if config["evaluate"] == "private" else "diagnostic",
+                evaluate_every=config["evaluate-every"],
+                evaluate_metrics_aggr_fn=mean_of_clients if library else Summary(summary.reply, aggregate),
+                recorder=kept,
+                resume_from=self._checkpoints.get(number - 1) if number > 1 else None,
+                registration_timeout=0.0,
+            ),
         )
-        configure = strategy.configure_train
-
-        def watched(*args: Any) -> Any:
-            messages, opened, added = configure(*args), strategy._open.exchange, []
-            exchange.added.append(added)
-            exchange.asked.append(sorted(opened.batch.messages))
-            clients, contributions = opened.cohort.tolist(), opened._contributions
-            add = contributions.add
-
-            def record(slot: int, label: Any, redrawn_label: Any, update: Any) -> None:
-                add(slot, label, redrawn_label, update)
-                added.append((clients[slot], np.array(update)))
-
-            contributions.add = record
-            return messages
-
-        strategy.configure_train = watched  # type: ignore[method-assign]
         if isinstance(strategy, OneShot):
             cluster = strategy.cluster
 
@@ -383,6 +369,26 @@ class Federation:
 
             strategy.cluster = once  # type: ignore[method-assign]
         return strategy
+
+
+def _watched(seen: Exchange) -> type[rounds.Exchange[Any, Any]]:
+    """Exchanges of training that note who was asked, and what was added to their sums."""
+
+    class Watched(rounds.Exchange[Any, Any]):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            added: list[tuple[int, Any]] = []
+            seen.added.append(added)
+            seen.asked.append(sorted(self.batch.messages))
+            clients, add = self.cohort.tolist(), self._contributions.add
+
+            def record(slot: int, label: Any, redrawn_label: Any, update: Any) -> None:
+                add(slot, label, redrawn_label, update)
+                added.append((clients[slot], np.array(update)))
+
+            self._contributions.add = record
+
+    return Watched
 
 
 def copied(content: RecordDict) -> RecordDict:

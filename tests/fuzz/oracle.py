@@ -1,6 +1,6 @@
 """Which replies are valid, stated a second time: by the contract of the messages, with NumPy and the standard library.
 
-Nothing here calls ``coterie.wire``, ``coterie.messages`` or the strategies, so an error there is not repeated here. The
+Nothing here calls ``coterie.wire`` or the strategies, so an error there is not repeated here. The
 oracle sees the request as it was sent, the reply as it arrives, and the few constants of the run that a request does
 not hold. What a reply holds beyond the contract is ignored, as long as it contributes nothing.
 """

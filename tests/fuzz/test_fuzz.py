@@ -5,11 +5,10 @@ import pytest
 from campaign import Campaign
 from federations import EVALUATION, SETTINGS, TRAINING
 
-from coterie import messages
-from coterie.methods import STRATEGIES
-from coterie.privacy import RecordLevel, plan
+from coterie.privacy import RecordLevel, contributions
 from coterie.rounds import evaluation, exchange, phases
-from coterie.wire import REQUESTS, EvaluationReply
+from coterie.strategies.registry import STRATEGIES
+from coterie.wire import REQUESTS, EvaluationReply, messages
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -82,7 +81,7 @@ def as_it_came(update, clip_norm):
 REPLIES = ["NaN or Inf", "label is", "round is", "expected float32", "parameters are"]
 GONE = {
     **{complaint: (phases, "read_reply", without(complaint), "fedavg", "though invalid") for complaint in REPLIES},
-    "clipping": (plan, "clip_to_unit", as_it_came, "fedavg joint", "models moved by"),
+    "clipping": (contributions, "clip_to_unit", as_it_came, "fedavg joint", "models moved by"),
     "norms": (RecordLevel, "max_update_norm", lambda *_: np.inf, "oracle record", "though invalid"),
     "numbers of points": (messages.PointsSpec, "check", lambda *_: None, "kfed", "though invalid"),
     "clusters and groups": (EvaluationReply, "check", lambda *_: None, "oracle", "though invalid"),

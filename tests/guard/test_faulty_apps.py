@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from coterie.guard import REFUSAL, Guard
 from coterie.guard.report import GUARD, Report
-from coterie.guard.training import GuardedOptimizer
+from coterie.guard.watched_training import GuardedOptimizer
 from coterie.privacy import read_ledger
 from coterie.privacy.ledger import count_events
 
@@ -110,7 +110,7 @@ class World:
             self.changes += any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
             return result
 
-        patch.setattr("coterie.guard.training.Streams", SameStreams)
+        patch.setattr("coterie.guard.watched_training.Streams", SameStreams)
         patch.setattr(GuardedOptimizer, "step", counted)
 
     def answer(self, train, make, reply):

@@ -489,7 +489,7 @@ def test_an_app_that_returns_the_received_model_pays_nothing(site):
 
 def steps_of(model, lr=1.0, noise=1e-9, count=N, batch=N):
     """The sums of gradients of full batches: parameters before minus after."""
-    from coterie.guard.training import Watch, watched
+    from coterie.guard.watched_training import Watch, watched
 
     before = {name: values.clone() for name, values in model.state_dict().items()}
     received = {name: values.numpy().copy() for name, values in before.items()}
@@ -543,7 +543,7 @@ def test_the_noise_has_the_charged_scale_and_ignores_the_apps_seed():
 
 
 def test_batches_are_poisson_samples():
-    from coterie.guard.training import PoissonBatches, Watch
+    from coterie.guard.watched_training import PoissonBatches, Watch
 
     watch = Watch({}, 1000, lambda events: None)
     watch.optimizer = private(net())[1]
@@ -682,7 +682,7 @@ def test_a_message_without_arrays_or_with_two_records_is_refused(site):
 
 def test_outside_the_guard_opacus_is_untouched():
     make = PrivacyEngine.make_private
-    from coterie.guard.training import Watch, watched
+    from coterie.guard.watched_training import Watch, watched
 
     with watched(Watch({}, N, lambda events: None)):
         assert PrivacyEngine.make_private is not make

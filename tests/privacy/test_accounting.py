@@ -11,14 +11,9 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from coterie.privacy import NO_PRIVACY, Event, PrivacyError, calibrate, composed, epsilon
-from coterie.privacy.accountants import (
-    MIN_NOISE,
-    TheoremAccountant,
-    VisibleAccountant,
-    _symmetrised_pld,
-    gaussian_delta,
-)
+from coterie.privacy.accountants import MIN_NOISE, VisibleAccountant, _symmetrised_pld, gaussian_delta
 from coterie.privacy.accounting import min_noise
+from coterie.privacy.comparisons import TheoremAccountant
 
 TABLE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "noise_multipliers.csv"
 

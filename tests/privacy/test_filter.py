@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 from bisect import bisect_left
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -164,16 +163,6 @@ def test_slots_of_other_clients_cost_a_client_nothing():
     found = Filter.pin(slots, 2.0, DELTA)
     one = Filter.pin({Event(1.0, 8.0): 2}, 2.0, DELTA)
     assert found.pinned_delta == pytest.approx(one.pinned_delta)
-
-
-def test_charges_of_an_earlier_version_count_as_fixed_beforehand(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    with ledger(path) as own:
-        own.record(1, {SAMPLED: 8})
-    with ledger(path) as own:
-        own.spend(2, {SAMPLED: 1}, planned={SAMPLED: 2})
-        assert is_within({SAMPLED: 10}, Filter.parse(own.charges[1]["pinned"], 2.0, DELTA).pinned)
-        assert own.events == Counter({SAMPLED: 9})
 
 
 def test_a_budget_without_bound_pins_nothing():

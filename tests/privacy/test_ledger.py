@@ -209,22 +209,6 @@ def test_a_line_that_is_lost_in_the_middle_breaks_the_chain(tmp_path):
         read_ledger(path)
 
 
-def test_a_ledger_without_chains_goes_on_with_them(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    header, *charges = chained(path)
-    old = header + b"".join(line.split(b', "chain"')[0] + b"}\n" for line in charges)
-    path.write_bytes(old)
-    assert len(read_ledger(path)[1]) == 3
-    with contextlib.closing(Ledger(DELTA, path=path)) as ledger:
-        ledger.charge_round(4, EVENT)
-    new = path.read_bytes()
-    assert new.startswith(old)
-    assert len(read_ledger(path)[1]) == 4
-    path.write_bytes(new.replace(b'"round": 2', b'"round": 7'))  # an old line, before the chain
-    with pytest.raises(LedgerError, match="line 5: its chain does not match"):
-        read_ledger(path)
-
-
 @pytest.mark.parametrize("kind", [ClientLedger, Ledger])
 def test_a_ledger_is_a_regular_file(tmp_path, kind):
     os.mkfifo(tmp_path / "fifo")

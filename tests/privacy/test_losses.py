@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coterie.privacy import Event, PrivacyError, RecordLevel, RecordPlan, epsilon, noisy_losses
+from coterie.privacy import Event, Ledger, Permit, PrivacyError, RecordLevel, RecordPlan, epsilon, noisy_losses
 from coterie.wire import EvaluateRequest, LossesRequest, TrainRequest
 
 PLAN = RecordPlan(
@@ -122,6 +122,9 @@ def test_the_server_charges_a_message_of_losses_by_its_models_and_late_clients_n
     assert level.charges(TrainRequest()) == PLAN.part()
     with pytest.raises(PrivacyError, match="does not cover replies to EvaluateRequest"):
         level.charges(EvaluateRequest())
-    paid = level.releases()
-    assert {None} | set(PLAN.part()) | {e for m in range(1, 33) for e in PLAN.losses(m)} <= set(paid)
-    assert not set(PLAN.losses(33)) & set(paid)
+    ledger = Ledger(PLAN.delta)
+    for event in {*PLAN.part(), *(event for models in range(1, 33) for event in PLAN.losses(models))}:
+        assert level.pays(Permit(1, 1, event, 0.0))
+    assert level.pays(ledger.uncharged_permit(1))
+    (too_many,) = PLAN.losses(33)
+    assert not level.pays(Permit(1, 1, too_many, 0.0))

@@ -288,7 +288,7 @@ def test_terms_say_everything(kind):
 @pytest.mark.parametrize("spool", [0, 4 * 6 * 5 - 1, 4 * 6 * 5])
 def test_collected_updates_are_the_same_in_a_file_as_in_memory(spool, monkeypatch):
     """Six slots of five numbers; slots 1 and 4 stay empty, and the others come in another order."""
-    monkeypatch.setattr("coterie.privacy.plan._SPOOL", spool)
+    monkeypatch.setattr("coterie.privacy.contributions._SPOOL", spool)
     p = NoPrivacy(clients=10, num_clusters=3, sampling_rate=1.0, rounds=1)
     collected = p.collected(5, np.array([0, 2, 3, 5, 8, 9]))
     sent = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32) * 1e6  # nothing is clipped
@@ -314,9 +314,9 @@ def test_nothing_else_draws_noise():
 
     Only mechanisms call ``gaussian``, and what draws a client's own noise, after its charge.
     """
-    names = ("banded", "joint", "rr_cluster")
+    names = ("banded", "joint", "rebalancing")
     mechanisms = {"privacy/plan.py", *(f"privacy/mechanisms/{name}.py" for name in names)}
-    clients = {"client/dpsgd.py", "privacy/losses.py", "guard/training.py"}
+    clients = {"client/dpsgd.py", "privacy/losses.py", "guard/watched_training.py"}
     callers = {
         "perturb": {"privacy/plan.py", "audit/mechanisms.py", "audit/streams.py", "testing/strategies.py"},
         "gaussian": mechanisms | clients,
@@ -394,7 +394,7 @@ def test_the_paper_s_identifiers_can_be_left_uncharged_and_the_certificate_says_
     assert uncharged.noise_multiplier_counts == 1.0
     assert uncharged.noise_multiplier_updates == uncharged.noise_multiplier == charged.noise_multiplier
     assert charged.noise_multiplier_counts > 2.9  # what a share of the budget buys
-    extra = set(uncharged.reasons()) - set(charged.reasons())
+    extra = set(uncharged.statement.reasons) - set(charged.statement.reasons)
     assert extra == {"identifiers have noise of deviation 1 that is outside the budget"}
     assert plan_from_terms(uncharged.terms()) == uncharged
     contributions = uncharged.contributions(1, draws=2000)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from coterie.privacy import Event, PrivacyError, calibrate, clip, composed, epsilon, redraw_matrix
-from coterie.privacy.accountants import TheoremAccountant
 from coterie.privacy.clipping import clip_to_unit
+from coterie.privacy.comparisons import TheoremAccountant
 from coterie.privacy.mechanisms import Joint, RRSlot, move_members
 
 # Derandomised: these tests find the same inputs every time, so none of them is flaky.

@@ -22,7 +22,7 @@ from coterie.privacy import (
     calibrate,
     certificate,
 )
-from coterie.privacy.accountants import ACCOUNTANTS
+from coterie.privacy.accounting import ACCOUNTANTS
 from coterie.privacy.mechanisms import IDENTIFIERS
 from coterie.privacy.record import SELECTIONS
 

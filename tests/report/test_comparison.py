@@ -8,10 +8,10 @@ import pandas
 import pytest
 from test_report import CERTIFICATE, RESULT, WITHOUT_PRIVACY, make_run, page, words
 
-from coterie.methods import STRATEGIES
 from coterie.report import ReportError, compare, configuration, read_run, read_runs
 from coterie.report.configuration import differing_settings, has_effect, shown_settings, used_settings
 from coterie.server import SETTINGS, ConfigError, RunConfig
+from coterie.strategies.registry import STRATEGIES
 
 VALUES = {
     ("ifca", 0): (0.81, 0.71, 0.9, 7.99, 20.5),

@@ -9,11 +9,12 @@ import pytest
 from matplotlib.colors import same_color
 from rich.console import Console
 
-from coterie.report import formats, read_outcome, read_run, result_table, write_report
+from coterie.report import formats, read_run, result_table, write_report
+from coterie.report.clustered_records import confusion_rows, describe_points, describe_scores, point_figures
 from coterie.report.plots import CLUSTER_COLOURS
-from coterie.report.points import embed, point_files, read_codes, read_points
 from coterie.report.points_plots import MAX_CLIENTS, MAX_PER_CLIENT, embedding_figure, samples_figure
-from coterie.report.records import confusion_rows, describe_points, describe_scores, point_figures
+from coterie.report.uploaded_points import embed, point_files, read_codes, read_points
+from coterie.results import Outcome
 
 # Clusters in rows: 0 and 1 lie in cluster 2, nothing in cluster 1, class 2 in cluster 0.
 CONFUSION = [[0, 10, 80], [0, 0, 0], [60, 40, 10]]
@@ -252,13 +253,13 @@ def test_the_table_in_the_terminal(tmp_path):
             console.print(result_table(result, {}))
         return capture.get().replace(formats.NBSP, " ")
 
-    text = shown(read_outcome(make_run(tmp_path / "run")))
+    text = shown(read_run(make_run(tmp_path / "run")).result)
     for part in ("0.4322", "0.5000", "0.2568", "70.0 % of records", "1 and 3"):
         assert part in text, part
     assert "Worst group" not in text
     missing = re.compile(r"Clients missing\W+none")
-    assert missing.search(shown({"strategy": "ffcm", "notes": {"missing": []}}))
-    assert not missing.search(shown({"strategy": "ffcm"}))
+    assert missing.search(shown(Outcome(strategy="ffcm", notes={"missing": []})))
+    assert not missing.search(shown(Outcome(strategy="ffcm")))
 
 
 @pytest.mark.parametrize(

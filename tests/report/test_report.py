@@ -22,6 +22,7 @@ from coterie.report import ReportError, formats, privacy_figure, read_run, resul
 from coterie.report.figures import accuracy_graphic, cluster_graphic, epsilon_graphic
 from coterie.report.graphics import THEME
 from coterie.report.sites import read_sites
+from coterie.results import Diagnostics, Outcome
 
 CERTIFICATE: dict[str, Any] = {
     "unit": "client",
@@ -90,10 +91,12 @@ def split(document: dict[str, Any], noisy: bool = False) -> tuple[dict[str, Any]
     return {key: value for key, value in document.items() if key not in exact}, {key: document[key] for key in exact}
 
 
-def with_scores(result: dict[str, Any]) -> dict[str, Any]:
-    """As `coterie run` hands it to the table."""
+def outcome(result: dict[str, Any]) -> Outcome:
+    """As ``coterie run`` passes it to the table."""
     released, exact = split(result)
-    return released | {"diagnostics": exact or None}
+    return replace(
+        Outcome.from_json(released), diagnostics=Diagnostics.from_json(exact) if any(exact.values()) else None
+    )
 
 
 def make_run(
@@ -103,10 +106,9 @@ def make_run(
     torn: str = "",
     certificate: dict[str, Any] | None = CERTIFICATE,
     result: dict[str, Any] | None = RESULT,
-    old: bool = False,
     noisy: bool = False,
 ) -> Path:
-    """``old``: as before exact scores had files of their own; ``noisy``: the accuracy is a private release."""
+    """``noisy``: the accuracy is a private release."""
     folder.mkdir()
     unit = certificate["unit"] if certificate else "client"
     (folder / "config.toml").write_text(
@@ -115,16 +117,15 @@ def make_run(
         "epsilon = 8.0\ndelta = 'auto'\n[versions]\nflwr = '1.39.0'\n[machine]\ngit-commit = 'abc1234'\n"
     )
     lines = [metrics(number) for number in (1, 2, 3, 4)] if lines is None else lines
-    if not old:
-        divided = [split(line, noisy) for line in lines]
-        evaluated = [{"round": line["round"], **exact} for line, exact in divided if any(exact.values())]
-        (folder / "diagnostics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluated))
-        lines = [line for line, _ in divided]
+    divided = [split(line, noisy) for line in lines]
+    evaluated = [{"round": line["round"], **exact} for line, exact in divided if any(exact.values())]
+    (folder / "diagnostics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluated))
+    lines = [line for line, _ in divided]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
     if certificate is not None:
         (folder / "privacy.json").write_text(json.dumps(certificate))
     if result is not None:
-        released, exact = (result, {}) if old else split(result, noisy)
+        released, exact = split(result, noisy)
         (folder / "result.json").write_text(json.dumps(released))
         if any(exact.values()):
             (folder / "diagnostics.json").write_text(json.dumps(exact))
@@ -141,7 +142,7 @@ def words(html: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", html).replace(formats.NBSP, " ").split())
 
 
-def shown(result: dict[str, Any], certificate: dict[str, Any]) -> str:
+def shown(result: Outcome, certificate: dict[str, Any]) -> str:
     console = Console(width=200, file=io.StringIO(), color_system=None)
     with console.capture() as capture:
         console.print(result_table(result, certificate))
@@ -160,29 +161,20 @@ def test_a_finished_run_is_read_as_written(tmp_path):
     assert run.certified
     assert (run.epsilon, run.delta) == (7.993, 2e-5)
     assert run.rounds[1].reseeded == ((0, 1),)
-    assert run.rounds[1].group_accuracy == pytest.approx((0.2, 0.48))
-    assert run.rounds[2].accuracy is None
-    assert run.outcome["accuracy"] == 0.8124
-    assert run.diagnostics == {key: RESULT[key] for key in EXACT}
-    assert not run.result.keys() & set(EXACT)
+    assert run.rounds[1].scores.group_accuracy == pytest.approx((0.2, 0.48))
+    assert run.rounds[2].mean_accuracy is None
+    assert run.scores.accuracy == 0.8124
+    assert run.result == outcome(RESULT)
+    assert run.result.accuracy is None
     assert run.machine == {"git-commit": "abc1234"}
 
 
-def test_a_run_folder_of_the_old_layout_is_read_the_same(tmp_path):
-    """Exact scores used to stand in result.json and metrics.jsonl."""
-    (tmp_path / "old").mkdir()
-    new, old = make_run(tmp_path / "demo"), make_run(tmp_path / "old" / "demo", old=True)
-    assert sorted(file.name for file in old.iterdir()) == [
-        *("config.toml", "metrics.jsonl", "privacy.json", "result.json")
-    ]
-    ours, theirs = read_run(new), read_run(old)
-    assert (theirs.result, theirs.diagnostics, theirs.rounds) == (ours.result, ours.diagnostics, ours.rounds)
-    assert page(old) == page(new)
-    assert report.read_outcome(old) == report.read_outcome(new)
-    quiet = private_run(tmp_path / "quiet"), private_run(tmp_path / "old" / "quiet", old=True)
-    assert read_run(quiet[1]).result == read_run(quiet[0]).result
-    assert read_run(quiet[1]).result["accuracy"] == 0.8124  # noisy, and so released
-    assert page(quiet[1]) == page(quiet[0])
+def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
+    folder = make_run(tmp_path / "old")
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("flwr =", "coterie = '0.1.0'\nflwr ="))
+    with pytest.raises(ReportError, match=r"old was written by Coterie 0\.1\.0; this version reads folders of 0\.2"):
+        read_run(folder)
 
 
 def test_scores_of_a_round_that_was_cut_short_are_left_out(tmp_path):
@@ -190,8 +182,8 @@ def test_scores_of_a_round_that_was_cut_short_are_left_out(tmp_path):
     with (folder / "diagnostics.jsonl").open("a") as file:
         file.write('{"round": 4, "accuracy": 0.9}\n{"round": 6, "acc')
     run = read_run(folder)
-    assert [r.number for r in run.rounds] == [1, 2]
-    assert (run.unreadable_lines, run.outcome["accuracy"]) == (1, 0.4)
+    assert [r.round for r in run.rounds] == [1, 2]
+    assert (run.unreadable_lines, run.scores.accuracy) == (1, 0.4)
 
 
 def test_exact_scores_stand_apart_from_what_epsilon_covers(tmp_path):
@@ -236,8 +228,8 @@ def test_an_unfinished_run_is_read_as_far_as_it_got(tmp_path):
     assert not run.certified
     assert run.unreadable_lines == 1
     assert run.epsilon == pytest.approx(5.993)
-    assert run.outcome["accuracy"] == pytest.approx(0.4)
-    assert (run.outcome["rounds"], run.outcome["groups"]) == (3, 2)
+    assert run.scores.accuracy == pytest.approx(0.4)
+    assert (run.outcome.rounds, run.scores.groups) == (3, 2)
     text = words(page(folder))
     assert "This run is unfinished: 3 of 4 rounds." in text
     assert "1 unreadable line of metrics.jsonl or diagnostics.jsonl was skipped." in text
@@ -261,8 +253,8 @@ def test_a_run_without_any_round_still_makes_a_page(tmp_path):
 def test_a_repeated_round_counts_once_with_its_last_line(tmp_path):
     lines = [metrics(1), metrics(2), metrics(2, accuracy=0.9), metrics(3)]
     rounds = read_run(make_run(tmp_path / "resumed", lines=lines)).rounds
-    assert [r.number for r in rounds] == [1, 2, 3]
-    assert rounds[1].accuracy == 0.9
+    assert [r.round for r in rounds] == [1, 2, 3]
+    assert rounds[1].mean_accuracy == 0.9
 
 
 @pytest.mark.parametrize(
@@ -361,7 +353,7 @@ def test_what_others_see_is_not_said_to_cost_less(tmp_path):
     assert "Against an adversary" not in words(page(make_run(tmp_path / "paper", certificate=certificate)))
 
 
-def private_run(folder: Path, old: bool = False) -> Path:
+def private_run(folder: Path) -> Path:
     """Only the noisy mean of all clients was released."""
     nothing = dict.fromkeys(("worst_group_accuracy", "group_accuracy", "clustering_accuracy", "groups_found"))
     result = RESULT | nothing | {"evaluate": "private", "groups": None, "epsilon_rdp": 9.4}
@@ -369,7 +361,7 @@ def private_run(folder: Path, old: bool = False) -> Path:
         {key: value for key, value in metrics(number, epsilon_rdp=3.0 * number).items() if key not in nothing}
         for number in (1, 2, 3, 4)
     ]
-    make_run(folder, lines=lines, result=result, old=old, noisy=True)
+    make_run(folder, lines=lines, result=result, noisy=True)
     config = folder / "config.toml"
     config.write_text(
         config.read_text().replace("[versions]", "evaluate = 'private'\nevaluate-noise = 0.01\n[versions]")
@@ -393,11 +385,11 @@ def test_a_private_evaluation_is_called_a_noisy_mean(tmp_path):
     assert figure.axes[0].get_ylabel() == "noisy mean accuracy"
     assert len(figure.axes[0].lines) == 1
     assert "81.2 % (noisy)" in words(page(folder, tmp_path / "open"))
-    table = shown(report.read_outcome(folder), CERTIFICATE)
+    table = shown(run.result, CERTIFICATE)
     assert "Noisy mean accuracy │ 81.2 %" in table
     assert "Worst group" not in table
     assert "exact" not in table
-    assert "Noisy" not in shown(with_scores(RESULT), CERTIFICATE)
+    assert "Noisy" not in shown(outcome(RESULT), CERTIFICATE)
 
 
 def test_an_uncertified_run_says_why_and_claims_nothing(tmp_path):
@@ -610,24 +602,24 @@ def test_what_is_no_picture_is_refused_by_name(tmp_path):
 
 
 def test_the_table_shows_what_matters():
-    text = shown(with_scores(RESULT), CERTIFICATE)
+    text = shown(outcome(RESULT), CERTIFICATE)
     for value in ("ifca · digits", "81.2 %", "73.1 %", "1 of 2", "98.8 %", "3 min 20 s", "512 MB", "yes"):
         assert value in text, value
     assert "ε = 8.00, δ = 2×10⁻⁵ (add/remove one client)" in text
     caption = "exact diagnostics: outside the guarantee"
     assert text.index("Clustering accuracy") < text.index(caption) < text.index("Privacy")
-    assert caption not in shown(with_scores(RESULT), WITHOUT_PRIVACY)
-    assert caption not in shown(with_scores(dict.fromkeys(RESULT)) | {"diagnostics": None}, CERTIFICATE)
+    assert caption not in shown(outcome(RESULT), WITHOUT_PRIVACY)
+    assert caption not in shown(outcome(dict.fromkeys(RESULT)), CERTIFICATE)
 
 
 def test_the_table_says_why_a_run_is_not_certified():
-    text = shown(RESULT, CERTIFICATE | {"certified": False, "reasons": ["[bold]true counts[/bold]"]})
+    text = shown(outcome(RESULT), CERTIFICATE | {"certified": False, "reasons": ["[bold]true counts[/bold]"]})
     assert "no: [bold]true counts[/bold]" in text
-    assert "none, ε = ∞: privacy-unit = none" in shown(RESULT, WITHOUT_PRIVACY)
+    assert "none, ε = ∞: privacy-unit = none" in shown(outcome(RESULT), WITHOUT_PRIVACY)
 
 
 def test_the_table_survives_empty_files():
-    assert "none, ε = ∞" in shown({}, {})
+    assert "none, ε = ∞" in shown(Outcome(), {})
 
 
 @pytest.mark.parametrize(
@@ -730,18 +722,21 @@ def test_clusters_alone_are_released_and_accuracies_alone_are_exact(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sites", "accuracy"),
+    ("sites", "accuracy", "reason"),
     [
-        ("many", "good"),
-        ([1, "a", None, {}, {"client": -1}, {"client": True}, {"client": "0"}], [None, "x", True, [0.5]]),
-        ({"client": 0}, {"0": 0.5}),
-        ([{"client": 0, "cluster": "1", "name": ["x"]}], []),
+        ("many", None, r"result\.json cannot be read: sites is 'many'; expected a list"),
+        ([1], None, "sites is 1; expected an object"),
+        ([{"cluster": 0}], None, "'client'"),
+        ([{"client": True}], None, "client is True; expected an integer"),
+        ([{"client": 0, "name": ["x"]}], None, r"name is \['x'\]; expected a string"),
+        (SITES, "good", r"diagnostics\.json cannot be read: client_id is 'good'; expected a list"),
+        (SITES, [True], "client_accuracy is True; expected a number"),
     ],
 )
-def test_sites_of_another_form_are_left_out(tmp_path, sites, accuracy):
-    run = read_run(with_sites(tmp_path / "run", sites, accuracy))
-    assert [(site.label, site.cluster, site.accuracy) for site in read_sites(run)] in ([], [("client 0", None, None)])
-    page(tmp_path / "run")
+def test_sites_of_another_form_are_refused(tmp_path, sites, accuracy, reason):
+    folder = with_sites(tmp_path / "run", sites, accuracy)
+    with pytest.raises(ReportError, match=rf"{reason}.*restore it from a copy"):
+        read_run(folder)
 
 
 def test_a_name_cannot_take_over_the_page(tmp_path):
@@ -752,21 +747,13 @@ def test_a_name_cannot_take_over_the_page(tmp_path):
     assert "\u202e" not in html
 
 
-def test_accuracies_of_older_runs_are_those_of_all_clients_only(tmp_path):
-    folder = make_run(tmp_path / "old", certificate=WITHOUT_PRIVACY)
-    exact = json.loads((folder / "diagnostics.json").read_text())
-    for many, expected in ((500, 500), (200, 0)):
-        (folder / "diagnostics.json").write_text(json.dumps(exact | {"client_accuracy": [0.5] * many}))
-        assert len(read_sites(read_run(folder))) == expected
-
-
 def test_exact_scores_of_evaluated_clients_have_their_ids(tmp_path):
     folder = make_run(tmp_path / "run", certificate=WITHOUT_PRIVACY)
     exact = json.loads((folder / "diagnostics.json").read_text())
-    exact |= {"client_id": [4, 7, "x"], "client_accuracy": [0.25, 0.75, 0.5], "client_cluster": [1, None, 0]}
+    exact |= {"client_id": [4, 7], "client_accuracy": [0.25, 0.75], "client_cluster": [1, 0]}
     (folder / "diagnostics.json").write_text(json.dumps(exact))
     found = [(site.client, site.cluster, site.accuracy) for site in read_sites(read_run(folder))]
-    assert found == [(4, 1, 0.25), (7, None, 0.75)]
+    assert found == [(4, 1, 0.25), (7, 0, 0.75)]
 
 
 def test_of_many_sites_the_worst_are_listed_and_the_others_folded(tmp_path):

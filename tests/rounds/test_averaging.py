@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from coterie.messages import Layout, pack_models, unpack_models
 from coterie.privacy import NoPrivacy
 from coterie.strategies import Averaging, Checkpoint, FedAvg, Reseeding, StrategyError
+from coterie.wire.messages import Layout, pack_models, unpack_models
 
 LAYOUT = Layout(("w",), ((1,),))
 PLAN = NoPrivacy(clients=1, num_clusters=1, sampling_rate=1.0, rounds=10)

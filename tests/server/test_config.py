@@ -8,12 +8,12 @@ import pytest
 import tomli_w
 
 from coterie.cli.run import settings_of
-from coterie.methods import STRATEGIES
 from coterie.server import SETTINGS, ConfigError, RunConfig, planning
 from coterie.server.config import COMMON, combined
 from coterie.server.planning import participation_warnings
 from coterie.settings import flat, nested
 from coterie.strategies.fedprox import FedProxSettings
+from coterie.strategies.registry import STRATEGIES
 
 
 def message(values):
@@ -176,7 +176,7 @@ def test_fedavg_has_one_model_and_nothing_to_release_counts_for(values):
         ({"strategy": "ppfc-gan", "privacy-unit": "auto", "delta": 1e-5}, "privacy.delta = 1e-05: ppfc-gan has no"),
         ({"strategy": "cfl", "noise-multiplier": 2}, "privacy.noise-multiplier = 2: cfl has no privacy by default"),
         ({"strategy": "kfed", "epsilon": 2}, "privacy.epsilon = 2: kfed has no privacy; leave it out"),
-        ({"clip": 1}, "unknown setting 'clip': it is now 'clip-norm'"),
+        ({"clip": 1}, "unknown setting 'clip'"),
         ({"privacy": {"epsilonn": 1}}, "unknown setting 'privacy.epsilonn'; did you mean 'privacy.epsilon'"),
     ],
 )
@@ -234,13 +234,10 @@ def test_explicit_settings_win_over_the_method_the_data_set_and_the_default(valu
     assert RunConfig(values)[name] == value
 
 
-def test_folders_of_earlier_versions_are_read():
-    old = {"strategy": "fedprox", "clusters": 1, "respawn-every": 0, "clip": 0.5, "proximal-mu": 0.3, "landmarks": 0}
-    old |= {"within": "fedavg", "wait": 30.0, "seed": "none", "num-classes": "none", "identifiers": "gaussian"}
-    config = RunConfig.stored(old)
-    assert (config["clip-norm"], config["registration-timeout"], config.seed) == (0.5, 30.0, None)
+def test_a_stored_configuration_is_read_without_the_settings_of_other_methods():
+    config = RunConfig({"strategy": "fedprox", "clusters": 1, "proximal-mu": 0.3})
+    assert RunConfig.stored({**config.values, "lcfl.landmarks": 0}) == config
     assert config.options == FedProxSettings(proximal_mu=0.3)
-    assert RunConfig.stored(config.values) == config
 
 
 @pytest.mark.parametrize(("mechanism", "share", "accountant"), [("rr-slot", 0.2, "pld"), ("paper", 0.2, "theorem-4.2")])
@@ -514,7 +511,7 @@ def test_a_schema_determines_shape_and_classes_and_stays_with_the_run(schema_fil
     assert again == config
     assert again.facts.schema == config.facts.schema
     assert again.for_clients()["table-schema"] == str(config.facts.schema)
-    assert "table-schema" not in RunConfig(OWN).for_clients()
+    assert RunConfig(OWN).for_clients()["table-schema"] == ""
     schema_file.write_text(SCHEMA.replace("mean = 50", "mean = 51"))
     assert list(RunConfig(OWN_TABLES).differences(config)) == ["data.table-schema"]
     target = SCHEMA.replace("[label]", "[target]").replace('classes = ["a", "b", "c"]', "scale = 7")

@@ -7,8 +7,8 @@ import pytest
 
 from coterie.client import handlers
 from coterie.engine import LocalGrid
-from coterie.messages import DIVERGED
 from coterie.server import RunConfig, RunError, RunFolder, run
+from coterie.wire.messages import DIVERGED
 
 SETTINGS = {
     "dataset": "own",

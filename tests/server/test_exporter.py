@@ -14,6 +14,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from coterie.engine import LocalGrid
 from coterie.logs import read_rounds
+from coterie.results import RoundRecord
 from coterie.server import ConfigError, RunConfig, RunFolder
 from coterie.server.app import app, open_folder
 from coterie.server.exporter import serve_metrics
@@ -57,9 +58,10 @@ def test_prometheus_reads_the_run_while_it_lasts(folder, port):
         about = {info[0]: 1.0, "coterie_rounds": 2.0, "coterie_epsilon_budget": float("inf")}
         assert before == about | {"coterie_round": 0.0}
         first = {"round": 1, "epsilon": float("inf"), "accuracy": 0.5, "clients_present": 9, "seconds": 1.0}
-        run.on_metrics(first | {"replies": {"asked": 9, "accepted": 5, "dropped": {"a": 1, "b": 2}}})
+        replies = {"asked": 9, "accepted": 5, "dropped": {"a": 1, "b": 2}}
+        run.on_metrics(RoundRecord.of(first | {"replies": replies}))
         second = {"round": 2, "epsilon": float("inf"), "clients_present": 8, "seconds": 1.0}
-        run.on_metrics(second | {"replies": {"asked": 8, "accepted": 8, "dropped": {}}})
+        run.on_metrics(RoundRecord.of(second | {"replies": {"asked": 8, "accepted": 8, "dropped": {}}}))
         assert scrape(port) == about | {
             "coterie_round": 2.0,
             "coterie_epsilon": float("inf"),
@@ -68,7 +70,7 @@ def test_prometheus_reads_the_run_while_it_lasts(folder, port):
             'coterie_replies_total{result="accepted"}': 13.0,
             'coterie_replies_total{result="dropped"}': 3.0,
         }
-    assert [line["round"] for line in seen] == [1, 2]
+    assert [record.round for record in seen] == [1, 2]
     assert run.on_metrics is observer
     assert_closed(port)
 
@@ -77,7 +79,7 @@ def test_prometheus_reads_the_run_while_it_lasts(folder, port):
 def test_prometheus_reads_what_an_accuracy_is(folder, port, evaluate, word):
     run = folder(metrics_port=port, evaluate=evaluate, clients=2000)
     with serve_metrics(run, 2):
-        run.on_metrics({"round": 1, "epsilon": 0.5, "accuracy": 0.5})
+        run.on_metrics(RoundRecord(round=1, epsilon=0.5, accuracy=0.5))
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             (text,) = [line for line in answer.read().decode().splitlines() if "HELP coterie_accuracy" in line]
     assert word in text

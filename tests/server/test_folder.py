@@ -1,6 +1,7 @@
 """The run folder: never overwrites, resumes what it stored, keeps released values only."""
 
 import json
+import re
 import tomllib
 from contextlib import closing
 from dataclasses import replace
@@ -8,15 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tomli_w
+from commands import lines
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from coterie.messages import Layout
-from coterie.model_card import ModelCard
 from coterie.privacy import BudgetError, Event, LedgerError, epsilon
+from coterie.results import RoundRecord
 from coterie.server import FolderError, RunConfig, RunFolder, planning
-from coterie.settings import RENAMED, flat
 from coterie.strategies import Checkpoint
+from coterie.wire.messages import Layout
+from coterie.wire.model_card import ModelCard
 
 SETTINGS = {"clients": 20, "clusters": 2, "rounds": 6, "epsilon": 4.0, "model": "linear"}
 LAYOUT = Layout(("weight", "bias"), ((2, 3), (2,)))  # not in alphabetical order, as safetensors keeps them
@@ -207,8 +209,8 @@ def test_metrics_after_the_checkpoint_are_forgotten(folder, path):
     folder.close()
     again = RunFolder.resume(path, {})
     again.close()
-    assert [line["round"] for line in again.metrics()] == [1, 2, 3]
-    assert again.metrics()[2] == {"round": 3, "epsilon": 0.3}  # the full line stays, not the checkpoint's
+    assert [record.round for record in again.rounds()] == [1, 2, 3]
+    assert again.rounds()[2] == RoundRecord(round=3, epsilon=0.3)  # the full line stays, not the checkpoint's
 
 
 def test_without_a_checkpoint_all_metrics_are_forgotten_but_no_charge(folder, path):
@@ -217,7 +219,7 @@ def test_without_a_checkpoint_all_metrics_are_forgotten_but_no_charge(folder, pa
     folder.close()
     again = RunFolder.resume(path, {})
     again.close()
-    assert again.metrics() == []
+    assert again.rounds() == []
     assert len(again.ledger.charges) == 1
 
 
@@ -232,8 +234,8 @@ def test_the_last_line_is_restored_from_the_checkpoint(folder, path, torn):
         file.write(torn)
     again = RunFolder.resume(path, {})
     again.close()
-    assert [line["round"] for line in again.metrics()] == [1, 2, 3]
-    assert again.metrics()[2] == {"round": 3, "epsilon": None, "seconds": 0.5, "histogram": [1.0, 2.0]}
+    assert [record.round for record in again.rounds()] == [1, 2, 3]
+    assert again.rounds()[2] == RoundRecord(round=3, seconds=0.5, histogram=(1.0, 2.0))
 
 
 def test_a_finished_round_is_a_line_and_reaches_the_observer(folder, path):
@@ -241,22 +243,22 @@ def test_a_finished_round_is_a_line_and_reaches_the_observer(folder, path):
     folder.on_metrics = seen.append
     folder.round_finished({"round": 1, "epsilon": float("inf"), "accuracy": 0.5, "client_loss": [1.0]})
     text = (path / "metrics.jsonl").read_text()
-    assert json.loads(text, parse_constant=pytest.fail) == {"round": 1, "epsilon": None}
+    assert json.loads(text, parse_constant=pytest.fail) == RoundRecord(round=1).to_json()
     assert json.loads((path / "diagnostics.jsonl").read_text()) == {"round": 1, "accuracy": 0.5}
-    assert [(line["round"], line["accuracy"]) for line in seen] == [(1, 0.5)]
+    assert [(record.round, record.mean_accuracy) for record in seen] == [(1, 0.5)]
 
 
-def test_what_is_not_known_to_be_released_is_a_diagnostic(folder):
-    folder.round_finished({"round": 1, "epsilon": 0.1, "notes": {}, "something_new": 0.25})
-    assert folder.metrics() == [{"round": 1, "epsilon": 0.1, "notes": {}}]
-    assert folder.diagnostics() == [{"round": 1, "something_new": 0.25}]
+def test_what_is_not_known_to_be_released_is_a_diagnostic(folder, path):
+    folder.round_finished({"round": 1, "epsilon": 0.1, "notes": {"a": 1}, "something_new": 0.25})
+    assert lines(path / "metrics.jsonl") == [RoundRecord(round=1, epsilon=0.1, notes={"a": 1}).to_json()]
+    assert lines(path / "diagnostics.jsonl") == [{"round": 1, "something_new": 0.25}]
 
 
 def test_a_private_accuracy_is_a_released_value(tmp_path):
     with closing(RunFolder.create(tmp_path / "run", RunConfig({"evaluate": "private"}))) as folder:
         folder.round_finished({"round": 1, "epsilon": 0.1, "accuracy": 0.5})
-        assert folder.metrics() == [{"round": 1, "epsilon": 0.1, "accuracy": 0.5}]
-        assert folder.diagnostics() == []
+        assert folder.rounds() == [RoundRecord(round=1, epsilon=0.1, accuracy=0.5)]
+        assert not (folder.path / "diagnostics.jsonl").exists()
 
 
 def test_diagnostics_after_the_checkpoint_are_forgotten(folder, path):
@@ -269,28 +271,17 @@ def test_diagnostics_after_the_checkpoint_are_forgotten(folder, path):
         file.write('{"round": 5, "acc')
     again = RunFolder.resume(path, {})
     again.close()
-    assert [line["round"] for line in again.diagnostics()] == [1, 2, 3]
+    assert [line["round"] for line in lines(path / "diagnostics.jsonl")] == [1, 2, 3]
 
 
-def test_a_run_of_the_old_layout_resumes_in_the_new_one(folder, path):
-    charge(folder, 4)
-    old = [{"round": 1, "epsilon": 0.1}, {"round": 2, "epsilon": 0.2, "accuracy": 0.5, "groups_found": 2}]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
-    folder.checkpoint(state(2), {"round": 2})
-    folder.close()
-    again = RunFolder.resume(path, {})
-    again.close()
-    assert again.metrics() == [{"round": 1, "epsilon": 0.1}, {"round": 2, "epsilon": 0.2}]
-    assert again.diagnostics() == [{"round": 2, "accuracy": 0.5, "groups_found": 2}]
-
-
-def test_an_evaluation_that_a_crash_kept_back_is_added_once(folder):
+def test_an_evaluation_that_a_crash_kept_back_is_added_once(folder, path):
     folder.round_finished({"round": 1, "epsilon": 0.1, "accuracy": 0.4})
     folder.round_finished({"round": 2, "epsilon": 0.2})
     for _ in range(2):
         folder.amend_last({"accuracy": 0.5, "client_loss": [1.0]})
-    assert folder.metrics() == [{"round": 1, "epsilon": 0.1}, {"round": 2, "epsilon": 0.2}]
-    assert folder.diagnostics() == [{"round": 1, "accuracy": 0.4}, {"round": 2, "accuracy": 0.5}]
+    first, second = RoundRecord(round=1, epsilon=0.1), RoundRecord(round=2, epsilon=0.2)
+    assert lines(path / "metrics.jsonl") == [first.to_json(), second.to_json()]
+    assert lines(path / "diagnostics.jsonl") == [{"round": 1, "accuracy": 0.4}, {"round": 2, "accuracy": 0.5}]
 
 
 def test_automatic_evaluation_is_resolved_once(tmp_path):
@@ -401,19 +392,12 @@ def test_runs_with_a_budget_file_charge_it_and_certify_what_all_have_spent(tmp_p
         folder.ledger.charge_round(4, folder.plan.event())
 
 
-def test_a_folder_of_an_earlier_version_resumes_with_present_names_and_defaults(path, monkeypatch):
-    """One flat table, names of old, options of all methods, and no aggregator."""
-
+def test_a_folder_lacks_settings_that_a_later_version_adds(path, monkeypatch):
     now = planning.about
 
     def header(config):
         about = now(config)
-        about["tuned"] = {old(name): value for name, value in about["tuned"].items() if "aggregator" not in name}
-        return about | {"public": {old(name): value for name, value in about["public"].items()}}
-
-    def old(name):
-        key = name.rpartition(".")[2]
-        return {new: before for before, new in RENAMED.items()}.get(key, key)
+        return about | {"tuned": {name: value for name, value in about["tuned"].items() if "aggregator" not in name}}
 
     with monkeypatch.context() as patched:
         patched.setattr(planning, "about", header)
@@ -421,10 +405,17 @@ def test_a_folder_of_an_earlier_version_resumes_with_present_names_and_defaults(
             charge(before, 3)
             before.checkpoint(state(), {"round": 3})
     document = tomllib.loads((path / "config.toml").read_text())
-    flat_table = {old(name): value for name, value in flat(document["config"]).items() if "aggregator" not in name}
-    flat_table |= {"seed": "none", "landmarks": 0, "proximal-mu": 0.1, "device-failures": 0.0}
-    (path / "config.toml").write_text(tomli_w.dumps({**document, "config": flat_table}))
+    del document["config"]["aggregation"]
+    (path / "config.toml").write_text(tomli_w.dumps(document))
     with closing(RunFolder.resume(path, {})) as again:
         assert again.config["aggregator"] == "mean"
     with pytest.raises(FolderError, match="lr was"):
         RunFolder.resume(path, {"lr": 0.1})
+
+
+def test_a_folder_of_an_earlier_version_is_refused(path):
+    RunFolder.create(path, RunConfig(SETTINGS)).close()
+    config = path / "config.toml"
+    config.write_text(re.sub(r'coterie = ".*"', 'coterie = "0.1.0"', config.read_text()))
+    with pytest.raises(FolderError, match=r"written by Coterie 0\.1\.0; .* start a new run with another --out"):
+        RunFolder.resume(path, {})

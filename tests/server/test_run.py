@@ -9,9 +9,9 @@ from safetensors.numpy import load_file
 
 from coterie.client import HANDLERS
 from coterie.engine import LocalGrid
-from coterie.messages import TRAIN, UPDATE, pack_update, unpack_models
 from coterie.privacy import Event, Plan, epsilon
 from coterie.server import RunConfig, RunError, RunFolder, run
+from coterie.wire.messages import TRAIN, UPDATE, pack_update, unpack_models
 
 # Rebalancing, so that the released histogram matters for what comes after a resume.
 SETTINGS = {
@@ -65,8 +65,8 @@ def lines(path, name):
 def interrupt(after):
     """Makes a folder's run stop as by Ctrl-C once a round is finished."""
 
-    def observe(line):
-        if line["round"] == after:
+    def observe(record):
+        if record.round == after:
             raise KeyboardInterrupt
 
     def prepare(folder):
@@ -365,7 +365,7 @@ def test_a_reply_that_is_no_good_contributes_nothing_and_the_run_goes_on(tmp_pat
 
 @pytest.mark.parametrize("seed", ["auto", 7])
 def test_when_all_clients_fail_every_round_is_charged_and_the_run_is_an_error(tmp_path, monkeypatch, seed):
-    def fail(content, clients):
+    def fail(cohort):
         raise OSError("the disk is gone")
 
     monkeypatch.setitem(HANDLERS, TRAIN, fail)
@@ -378,7 +378,7 @@ def test_when_all_clients_fail_every_round_is_charged_and_the_run_is_an_error(tm
 
 
 def test_resuming_a_run_that_failed_does_not_make_it_a_success(tmp_path, monkeypatch):
-    monkeypatch.setitem(HANDLERS, TRAIN, lambda content, clients: 1 / 0)
+    monkeypatch.setitem(HANDLERS, TRAIN, lambda cohort: 1 / 0)
     path = tmp_path / "run"
     for settings in (SETTINGS, None):
         with pytest.raises(RunError, match="no valid reply in the whole run"):

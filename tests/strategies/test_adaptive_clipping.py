@@ -62,17 +62,17 @@ def test_a_client_moves_the_whole_release_by_at_most_the_claim():
         one = released(plan, [np.array([0.6, 0.8]) * scale])
         moved = np.linalg.norm(one.sums - none.sums) / (plan.clip_norm * plan.noise_multiplier_updates)
         counted = abs(one.histogram[0] - none.histogram[0]) / plan.noise_multiplier_counts
-        short = abs(one.below - none.below) * CLIENTS / plan.noise_of_norms
+        short = abs(one.below - none.below) * CLIENTS / plan.split.norms
         shift = math.sqrt(moved**2 + counted**2 + short**2)
         assert shift <= 1 / plan.noise_multiplier * (1 + 1e-9)
-        assert short == pytest.approx(0.5 / plan.noise_of_norms)
+        assert short == pytest.approx(0.5 / plan.split.norms)
     assert shift == pytest.approx(1 / plan.noise_multiplier, rel=1e-5)
 
 
 def test_its_noise_is_the_planned_one():
     plan = adaptive(noise=2.0)
     shares = [released(plan, [], seed).below for seed in range(2000)]
-    assert np.std(shares) == pytest.approx(plan.noise_of_norms / CLIENTS, rel=4 / math.sqrt(2 * 2000))
+    assert np.std(shares) == pytest.approx(plan.split.norms / CLIENTS, rel=4 / math.sqrt(2 * 2000))
 
 
 def test_the_cost_of_a_round_does_not_depend_on_it():

@@ -13,13 +13,13 @@ from scipy.stats import trim_mean
 from test_base import CLIENTS, LAYOUT, Stub, nothing, private
 from toys import UP
 
-from coterie.messages import pack_models, pack_update, unpack_models
-from coterie.methods import STRATEGIES
 from coterie.privacy import Joint, Paper, RecordLevel, RecordPlan, ReleasedUpdates, RRSlot, Streams
 from coterie.rounds import aggregation
 from coterie.rounds.aggregation import krum, krum_scores, median, multi_krum, trimmed_mean
 from coterie.server import ConfigError, RunConfig
 from coterie.strategies import AGGREGATORS, IFCA, Aggregator, FedAvg, StrategyError
+from coterie.strategies.registry import STRATEGIES
+from coterie.wire.messages import pack_models, pack_update, unpack_models
 
 ROBUST = [name for name in AGGREGATORS if name != "mean"]
 MAX_FILE_BYTES = float(np.finfo(np.float32).max)
@@ -193,7 +193,7 @@ def moved(grid, aggregator=None, plan=None, method=FedAvg, rounds=1, **options):
         "streams": Streams(0),
         "evaluate_every": 0,
         "registration_timeout": 0.0,
-        "aggregator": aggregator,
+        "aggregator": aggregator or Aggregator(),
     } | options
     strategy = method(plan or nothing(), **options)
     k = strategy.plan.num_clusters

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from toys import UP, Correlated
 
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, pack_models, pack_update, unpack_models
-from coterie.methods import STRATEGIES
 from coterie.privacy import (
     Joint,
     Ledger,
@@ -29,8 +28,19 @@ from coterie.privacy import (
 )
 from coterie.privacy.ledger import event_of
 from coterie.server import RunConfig, RunFolder
-from coterie.strategies import IFCA, Checkpoint, ClusteredStrategy, FedAvg, Reseeding, StrategyError, SumsPhase
+from coterie.strategies import (
+    IFCA,
+    Checkpoint,
+    ClusteredStrategy,
+    FedAvg,
+    Reseeding,
+    StrategyError,
+    StrategyOptions,
+    SumsPhase,
+)
+from coterie.strategies.registry import STRATEGIES
 from coterie.wire import TrainRequest
+from coterie.wire.messages import Layout, pack_models, pack_update, unpack_models
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
 CLIENTS = 8
@@ -443,6 +453,67 @@ def test_start_calls_overridden_hooks():
     np.testing.assert_allclose(moved, 2 * UP)
 
 
+class Twice(FedAvg):
+    """Two exchanges in a round."""
+
+    def round(self, number, models):
+        first = yield from self.sums(self.training(), models)
+        models = self.step(models, first)
+        return self.step(models, (yield from self.sums(self.training(), models)))
+
+
+class TwiceByHooks(Twice):
+    def aggregate_train(self, server_round, replies):
+        return super().aggregate_train(server_round, replies)
+
+
+class Foreign(Twice):
+    """A subclass whose models come from another place."""
+
+    def aggregate_train(self, server_round, replies):
+        list(replies)
+        return pack_models(np.full((1, 4), server_round, np.float32), LAYOUT), None
+
+
+def test_the_loop_and_the_hooks_release_the_same():
+    plan = private(rounds=2)
+    plain, strategy = start(Stub(), plan, Twice, rounds=2)
+    hooked, other = start(Stub(), plan, TwiceByHooks, rounds=2)
+    np.testing.assert_array_equal(plain, hooked)
+    assert len(strategy.ledger.charges) == len(other.ledger.charges) == 4
+    assert strategy.statistics.accepted == other.statistics.accepted == 4 * CLIENTS
+
+
+def test_a_subclass_may_aggregate_itself():
+    grid = Stub()
+    moved, strategy = start(grid, nothing(rounds=3), Foreign, rounds=3)
+    assert moved.tolist() == [3.0] * 4
+    assert grid.asked == [*range(CLIENTS)] * 3
+    assert strategy.statistics.accepted == 0
+
+
+def test_options_are_one_object_or_keywords():
+    options = StrategyOptions(server_lr=2.0, evaluate_every=0)
+    assert FedAvg(nothing(), None, options, evaluate_every=3).options == replace(options, evaluate_every=3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sever_lr'"):
+        FedAvg(nothing(), sever_lr=2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("oracle", "true_groups"), ("kfed", "example_shape"), ("ffcm", "clusters")]
+)
+def test_an_option_that_a_method_needs_is_named(name, option):
+    options = {"example_shape": (2,)} if option == "clusters" else {}
+    with pytest.raises(StrategyError, match=f"{name} requires the option {option}"):
+        STRATEGIES[name](nothing(), **options)
+
+
+@pytest.mark.parametrize("name", ["plan", "layout", "histogram", "stopped"])
+def test_the_state_of_a_run_is_not_written_from_outside(name):
+    with pytest.raises(AttributeError):
+        setattr(FedAvg(nothing()), name, None)
+
+
 def correlated():
     shape = {"clients": CLIENTS, "num_clusters": 1, "sampling_rate": 1.0, "rounds": 3}
     return Correlated(**shape)
@@ -466,14 +537,14 @@ def test_the_state_of_a_mechanism_never_reaches_the_disk(tmp_path):
         ledger = plan.ledger(tmp_path / "ledger.jsonl")
         _, strategy = start(Stub(), plan, rounds=3, recorder=folder, ledger=ledger)
         ledger.close()
-    last = strategy.mechanism_state["last"].ravel()
+    last = strategy.run.mechanism_state["last"].ravel()
     forms = {value.astype(kind).tobytes() for value in last for kind in (np.float32, np.float64)}
     forms |= {repr(float(value)).encode() for value in last}
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) >= 4
     assert not [form for form in forms for content in files if form in content]
     resumed = FedAvg(plan, recorder=Kept(), resume_from=Checkpoint(3, np.zeros((1, 4), np.float32), LAYOUT, None))
-    assert resumed.mechanism_state == {"last": 0.0, "rounds": 0}
+    assert resumed.run.mechanism_state == {"last": 0.0, "rounds": 0}
 
 
 # ---- who is there ----------------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from toys import strategy_of
 
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, pack_models, pack_update, unpack_models
-from coterie.methods import STRATEGIES
 from coterie.privacy import Joint, NoPrivacy, Streams
 from coterie.strategies import CFL, StrategyError
 from coterie.strategies.cfl import bipartition
+from coterie.strategies.registry import STRATEGIES
+from coterie.wire.messages import Layout, pack_models, pack_update, unpack_models
 
 LAYOUT = Layout(("w",), ((4,),))
 FOUR = 10 * np.eye(4)[np.arange(12) % 4]  # clients 0, 4, 8 have one optimum, 1, 5, 9 another, ...
@@ -123,6 +123,29 @@ def test_the_bipartition_is_the_best_of_all(n):
         assert side[0] == 0
         assert set(side) == {0, 1}
         assert similarities[np.ix_(side == 0, side == 1)].max() == closest == by_brute_force(similarities)
+
+
+def by_spanning_tree(similarities):
+    """Cut the least edge of a maximum spanning tree, which Prim's algorithm grows."""
+    inside, edges = [0], []
+    while len(inside) < len(similarities):
+        outside = np.setdiff1d(np.arange(len(similarities)), inside)
+        row, column = np.unravel_index(similarities[np.ix_(inside, outside)].argmax(), (len(inside), len(outside)))
+        edges.append((similarities[inside[row], outside[column]], inside[row], outside[column]))
+        inside.append(outside[column])
+    least, side = min(edges), np.zeros(len(similarities), int)
+    for edge in edges:
+        side[edge[2]] = 1 if edge == least else side[edge[1]]
+    return side, least[0]
+
+
+def test_the_bipartition_cuts_the_least_edge_of_a_maximum_spanning_tree():
+    rng = np.random.default_rng(0)
+    for n in rng.integers(2, 40, 50):
+        similarities = rng.uniform(-1, 1, (n, n))
+        similarities = (similarities + similarities.T) / 2
+        (side, closest), (expected, least) = bipartition(similarities), by_spanning_tree(similarities)
+        assert (side.tolist(), closest) == (expected.tolist(), least)
 
 
 # ---- a run ---------------------------------------------------------------------------------------------------

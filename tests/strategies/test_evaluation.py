@@ -9,7 +9,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from test_base import CLIENTS, ZERO, Kept, Stub, nothing
 
 from coterie.privacy import Streams
-from coterie.rounds.evaluation import SERVER_KEYS, mean_of_clients
+from coterie.results import RoundRecord
+from coterie.rounds.evaluation import mean_of_clients
 from coterie.server.metrics import summarise
 from coterie.strategies import FedAvg
 
@@ -75,11 +76,13 @@ def test_one_bad_evaluation_costs_one_evaluation(kind):
 
 def test_an_evaluation_is_of_the_model_that_the_client_was_assigned():
     class Split(FedAvg):
+        clustered = True
+
         def assignments(self, number):
             return dict.fromkeys(range(CLIENTS), 0)
 
-    strategy = Split(nothing(), registration_timeout=0.0, evaluate_metrics_aggr_fn=summarise)
-    strategy.plan = nothing(num_clusters=2)  # so that cluster 1 is one of the run
+    plan = nothing(num_clusters=2)  # so that cluster 1 is one of the run
+    strategy = Split(plan, registration_timeout=0.0, evaluate_metrics_aggr_fn=summarise)
     grid = Evaluated(reported(cluster=1))
     strategy.configure_train(1, ZERO, ConfigRecord(), grid)
     messages = strategy.configure_evaluate(1, ZERO, ConfigRecord(), grid)
@@ -113,7 +116,7 @@ def test_scalars_of_other_apps_are_averaged():
     assert metrics["n"] == 2
 
 
-@pytest.mark.parametrize("key", sorted(SERVER_KEYS))
+@pytest.mark.parametrize("key", sorted(RoundRecord.server_keys()))
 def test_a_client_cannot_set_what_the_server_computes(key):
     _, _, honest = run(Evaluated())
     _, _, lines = run(Evaluated(reported(**{key: 0.001})))

@@ -11,11 +11,11 @@ from test_toy import LAYOUT as PIXELS
 from toys import UP, strategy_of
 
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, losses_layout, pack_models, pack_update, unpack_models
 from coterie.privacy import Joint, NoPrivacy, Streams
 from coterie.server.metrics import summarise
 from coterie.strategies import LCFL, Averaging, StrategyError, lcfl
 from coterie.strategies.lcfl import LCFLSettings
+from coterie.wire.messages import Layout, losses_layout, pack_models, pack_update, unpack_models
 
 #: c_i of seven clients: A, B, A, B, A, B, B.
 OPTIMA = np.array([1.0, -2.0, 1.2, -2.1, 1.1, -1.9, -2.4])[:, None]

@@ -12,13 +12,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from test_toy import APART, CLIENTS, CONFIG, LAYOUT, LR, towards
 from toys import UP, strategy_of
 
-from coterie.client import HANDLERS, Client
+from coterie.client import Client, handle
 from coterie.client.app import _handle
 from coterie.client.budget import spend
+from coterie.client.cohort import Cohort
 from coterie.client.state import ClientError
-from coterie.client.task import Task
 from coterie.engine import LocalGrid
-from coterie.messages import pack_models, pack_update, unpack_models
 from coterie.privacy import (
     ClientLedger,
     Event,
@@ -38,6 +37,8 @@ from coterie.privacy.ledger import event_of, read_ledger
 from coterie.server.metrics import summarise
 from coterie.strategies import FCDPFL, KMCDPFL, LCFL, RCDPFL, Aggregator, FedAvg, Oracle, StrategyError
 from coterie.wire import ClientConfig, LossesRequest, TrainRequest
+from coterie.wire.messages import pack_models, pack_update, unpack_models
+from coterie.wire.requests import parse_plans
 
 RECORDS = 5
 GROUPS = [0, 1] * 4
@@ -395,8 +396,8 @@ def test_what_a_client_does_is_what_it_was_charged_for(tmp_path, monkeypatch):
         chosen.append((losses.shape, bound, epsilon))
         return 0
 
-    monkeypatch.setattr("coterie.client.records.by_dpsgd", train_nothing)
-    monkeypatch.setattr("coterie.client.records.noisy_argmin", choose_nothing)
+    monkeypatch.setattr("coterie.client.record_level.by_dpsgd", train_nothing)
+    monkeypatch.setattr("coterie.client.record_level.noisy_argmin", choose_nothing)
     # All updates are equal, so there are no groups: told two, the mixture takes the first it finds.
     terms = client_plan(rounds=3, choices=2)
     terms = replace(
@@ -426,7 +427,7 @@ def test_gradients_and_the_number_of_short_ones_share_the_charged_noise(tmp_path
         done.append(settings[0])
         return np.zeros_like(start)
 
-    monkeypatch.setattr("coterie.client.records.by_dpsgd", train_nothing)
+    monkeypatch.setattr("coterie.client.record_level.by_dpsgd", train_nothing)
     terms = client_plan(rounds=3, choices=2, clip_share=0.2, clip_factor=0.8, first_noise_multiplier=0.3, noise=0.1)
     train(RCDPFL, plan(2, plans=[replace(terms, batch_size=2, local_epochs=3)]), np.zeros((1, 4)), tmp_path, rounds=3)
     _, charges = read_ledger(tmp_path / "client-0.ledger.jsonl")
@@ -447,7 +448,7 @@ def test_a_charge_is_on_disk_before_anything_is_drawn(draw, tmp_path, monkeypatc
         charged.append(len(read_ledger(tmp_path / "client-0.ledger.jsonl")[1]))
         raise RuntimeError("the power went out")
 
-    monkeypatch.setattr(f"coterie.client.records.{draw}", power_cut)
+    monkeypatch.setattr(f"coterie.client.record_level.{draw}", power_cut)
     _, _, strategy = train(FCDPFL, plan(2, choices=1), APART, tmp_path)
     assert charged[0] == 2  # the gradients and the choice
     assert min(charged[1:]) > 2  # asked again alone, it was charged again before it drew
@@ -457,9 +458,10 @@ def test_a_charge_is_on_disk_before_anything_is_drawn(draw, tmp_path, monkeypatc
 def test_no_record_of_a_real_client_makes_room_for_another(tmp_path):
     """Cut to N records, a client that holds more would put another one in a removed one's place."""
     terms = plan(2, plans=[replace(client_plan(), num_examples=3, batch_size=3, first_batch_size=3)])
-    task = Task.of(ClientConfig.from_record({**CONFIG, "groups": "4:4"}), TrainRequest(record_plans=terms.record_plans))
-    assert len(task.shard(Client(0)).y) == 3  # a simulated one is given no more
-    assert len(task.shard(Client(0, str(tmp_path))).y) == RECORDS
+    config, plans = ClientConfig.from_record({**CONFIG, "groups": "4:4"}), parse_plans(terms.record_plans)
+    cohort = Cohort(config, TrainRequest(), plans, None, None, [Client(0)])
+    assert len(cohort.shard(Client(0)).y) == 3  # a simulated one is given no more
+    assert len(cohort.shard(Client(0, str(tmp_path))).y) == RECORDS
 
 
 def test_a_release_at_record_level_must_be_paid_for():
@@ -469,13 +471,13 @@ def test_a_release_at_record_level_must_be_paid_for():
     level.release(paid, contributions, Streams(0), 1)
     with pytest.raises(LedgerError, match="already used"):
         level.release(paid, contributions, Streams(0), 1)
-    with pytest.raises(LedgerError, match="not for"):
+    with pytest.raises(LedgerError, match="no release of round 2"):
         level.release(ledger.charge_round(2, Event(0.5, 3.0)), contributions, Streams(0), 2)
 
 
 @pytest.mark.parametrize("half", [{"epsilon": 2.0}, {"delta": 1e-5}])
 def test_half_a_budget_is_refused(half):
-    with pytest.raises(ClientError, match="set both or neither in the node configuration"):
+    with pytest.raises(ClientError, match="the node configuration has errors"):
         _handle(None, SimpleNamespace(node_config={"client-id": 1, **half}))
 
 
@@ -521,7 +523,7 @@ def tell(plans, models, bound=1.0, client=None, **changed):
         del config["seed"]
     models = np.asarray(models, np.float32)
     content = RecordDict({"models": pack_models(models, LAYOUT), "config": ConfigRecord(config)})
-    answers = HANDLERS["query.losses"](content, [client] if client else [Client(0), Client(1)])
+    answers = handle("query.losses", content, [client] if client else [Client(0), Client(1)])
     return [a if isinstance(a, ClientError) else a["update"]["losses"].numpy() for a in answers]
 
 
@@ -628,7 +630,7 @@ def test_losses_are_charged_on_disk_before_they_are_drawn(tmp_path, monkeypatch)
         charged.append(len(read_ledger(tmp_path / "client-0.ledger.jsonl")[1]))
         raise RuntimeError("the power went out")
 
-    monkeypatch.setattr("coterie.client.records.noisy_losses", power_cut)
+    monkeypatch.setattr("coterie.client.record_level.noisy_losses", power_cut)
     with pytest.raises(RuntimeError):
         tell([client_plan(compared=2)], APART, **{"clients-dir": str(tmp_path)})
     assert charged == [1]

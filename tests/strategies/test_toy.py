@@ -1,6 +1,7 @@
 """Every strategy x rebalancing x mechanism on a toy with a known answer, through the local engine."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,36 +11,23 @@ from toys import UP, strategy_of
 from coterie.client import StateFile
 from coterie.client.handlers import _assign
 from coterie.datasets import assign_groups
+from coterie.datasets.settings import DataSettings
 from coterie.engine import LocalGrid
-from coterie.messages import Layout, pack_models, read_reply, unpack_models
-from coterie.methods import STRATEGIES
+from coterie.models.settings import TrainingSettings
 from coterie.privacy import PLANS, NoPrivacy, Streams
 from coterie.server.metrics import summarise
 from coterie.strategies import IFCA, Aggregator, FedAvg, FedCAM, FedPer, FedProx, FeSEM, Local, Reseeding, StrategyError
+from coterie.strategies.registry import STRATEGIES
+from coterie.wire import ClientConfig
+from coterie.wire.messages import Layout, pack_models, read_reply, unpack_models
 
 LAYOUT = Layout(("output.weight", "output.bias"), ((2, 1), (2,)))
 LR, CLIENTS = 0.2, 8
-CONFIG = {
-    "dataset": "toys:pixels",
-    "data-dir": "",
-    "input-shape": "",
-    "num-classes": "none",
-    "features": "none",
-    "model": "linear",
-    "shift": "label-shift",
-    "clients": CLIENTS,
-    "samples-per-client": 5,
-    "dirichlet-alpha": 0.0,
-    "classes-per-client": 0,
-    "non-iid-level": -1.0,
-    "validation-clients": 0,
-    "partition-seed": 0,
-    "local-epochs": 1,
-    "batch-size": 5,
-    "lr": LR,
-    "device": "cpu",
-    "seed": 0,
-}
+CONFIG = ClientConfig(
+    data=DataSettings(dataset="toys:pixels", clients=CLIENTS, shift="label-shift", samples_per_client=5),
+    training=TrainingSettings(model="linear", local_epochs=1, batch_size=5, lr=LR, device="cpu"),
+    seed=0,
+).to_record()
 APART = np.stack([UP, -UP]).astype(np.float32)  # cluster 0 suits group 0, cluster 1 group 1
 
 
@@ -358,7 +346,7 @@ def test_fedcam_s_global_part_is_one_sum_over_all(tmp_path):
     np.testing.assert_array_equal(noisy[0, :4], noisy[1, :4])  # noised once
     assert abs(noisy[0, :4]).max() > 0.01
     different = FedCAM(plan("none", 2), streams=Streams(0))
-    different.layout = layout
+    different.run.state = replace(different.run.state, layout=layout)
     initial = different.initial_models(np.arange(16, dtype=np.float32).reshape(2, 8))
     np.testing.assert_array_equal(initial, [[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 12, 13, 14, 15]])
     reseeded, _, moves = Reseeding()(initial, np.array([8.0, 0.0]), np.random.default_rng(0), shared=4)

@@ -8,13 +8,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 
 from coterie.client.app import app as coterie_s
-from coterie.messages import Layout, pack_reply, unpack_models
 from coterie.models import initialise
 from coterie.privacy import RecordPlan, read_ledger
 from coterie.server import RunConfig
 from coterie.testing import ConformanceError, check_client
 from coterie.testing.clients import CLIENT_ITEMS
 from coterie.wire import TrainRequest, read_request
+from coterie.wire.messages import Layout, pack_reply, unpack_models
 
 INITIAL = ArrayRecord({"w": Array(np.ones((2, 2), np.float32)), "b": Array(np.zeros(2, np.float32))})
 NODE = {"partition-id": 3}

@@ -6,12 +6,12 @@ import numpy as np
 import plugged
 import pytest
 
-from coterie.messages import pack_models, unpack_models
-from coterie.methods import STRATEGIES
 from coterie.privacy import BudgetError
 from coterie.strategies import FedAvg
+from coterie.strategies.registry import STRATEGIES
 from coterie.testing import ConformanceError, check_strategy
 from coterie.testing.strategies import STRATEGY_ITEMS
+from coterie.wire.messages import pack_models, unpack_models
 
 
 @pytest.mark.parametrize("name", [n for n, method in STRATEGIES.items() if method.produces == "models"])
@@ -97,9 +97,7 @@ class Uncharged(Bad):
 
     def aggregate_train(self, server_round, replies):
         contents = [reply.content for reply in replies if reply.has_content()]
-        self.close_exchange(type(self._open.exchange))
-        round_, self._open.round, self._open.phase = self._open.round, None, None
-        round_.close()
+        self.open_exchange = None
         sent = [unpack_models(content["update"])[0] for content in contents]
         return pack_models(np.mean(sent, axis=0), self.layout), None
 
@@ -142,7 +140,6 @@ class Swallowing(Bad):
         try:
             return super().aggregate_train(server_round, replies)
         except BudgetError:
-            self._open = type(self._open)()
             return pack_models(np.zeros((1, self.layout.size), np.float32), self.layout), None
 
 

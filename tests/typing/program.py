@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.datasets import Source, federate
+from coterie.datasets import Partition, Source, federate
 from coterie.privacy import Joint, RecordPlan, read_ledger
 from coterie.settings import Settings, setting
 from coterie.strategies import CFL, IFCA, LCFL, ClusteredStrategy, Reseeding, Round, StrategyOptions
@@ -56,10 +56,10 @@ def strategies(folder: str) -> list[ClusteredStrategy]:
     ).noise_multiplier
     ledger = plan.ledger(Path(folder) / "ledger.jsonl", seed=None)
     again = plan.ledger(folder + "/other.jsonl", tuned={"noise": noise})
-    options: StrategyOptions = {"server_lr": 1.5, "min_clients": 3, "ledger": again}
+    options = StrategyOptions(server_lr=1.5, min_clients=3, ledger=again)
     return [
         IFCA(plan, reseeding=Reseeding(), ledger=ledger),
-        Momentum(plan, MomentumSettings(beta=0.9), **options),
+        Momentum(plan, MomentumSettings(beta=0.9), options),
         LCFL(plan, clusters=2),
         CFL(plan, evaluate_every=0),
     ]
@@ -81,5 +81,5 @@ def other(client_app: ClientApp) -> Source:
     check_strategy(Momentum, settings=MomentumSettings(0.1))
     check_client(client_app, ArrayRecord({}), node_config={"partition-id": 0})
     RecordPlan.calibrated(num_examples=100, batch_size=10, rounds=5, epsilon=8.0, delta=1e-4)
-    shard = federate("digits", clients=4, data_dir=Path("data")).shard(0)
+    shard = federate("digits", Partition(clients=4), data_dir=Path("data")).shard(0)
     return Source("mine", shard.x, shard.y, shard.test.x, shard.test.y, 10)

@@ -3,8 +3,8 @@
 import pytest
 from flwr.app import MetricRecord
 
-from coterie.messages import ReplyError
 from coterie.wire import EvaluationReply, LabelCounts, summary_of
+from coterie.wire.messages import ReplyError
 
 VALID = {"accuracy": 0.5, "loss": 1.25, "cluster": 1, "group": 3, "num-examples": 10}
 COUNTS = {"classes": 2, "confusion": [5, 0, 1, 2**40 - 1, 0, 0]}

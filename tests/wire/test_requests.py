@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.bounds import Bounds
-from coterie.messages import Layout, pack_models
+from coterie.fields import Bounds, Fields, Length, OneOf
 from coterie.server import RunConfig
 from coterie.wire import REQUESTS, ClientConfig, RequestError, TrainRequest, digest
-from coterie.wire.fields import Fields, Length, OneOf
+from coterie.wire.messages import Layout, pack_models
 from coterie.wire.requests import parse_plans
 
 CONFIG = {"round": 1}
@@ -26,6 +25,8 @@ OF_VERBS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Example(Fields):
+    error = RequestError
+
     many: Annotated[int, Bounds(1, 10)]
     step: Annotated[float, Bounds(0, 1, above=True)]
     word: Annotated[str, OneOf(("a", "b"))]
@@ -86,10 +87,9 @@ def test_a_missing_value_has_no_default(key):
 def test_the_configuration_of_a_run_is_read_and_every_field_is_needed():
     config = RunConfig({}).for_clients()
     read = ClientConfig.from_record(config)
-    assert (read.lr, read.seed, read.clients_dir) == (config["lr"], None, None)
-    optional = {"loss-bound", "gpu-precision"}
-    assert read.gpu_precision == "float32"
-    for key in config.keys() - {"lr-decay"} - optional:
+    assert (read.training.lr, read.seed, read.clients_dir) == (config["lr"], None, None)
+    assert read.to_record() == config
+    for key in config.keys() - {"loss-bound"}:
         with pytest.raises(RequestError, match=f"{key} is missing"):
             ClientConfig.from_record({name: value for name, value in config.items() if name != key})
 

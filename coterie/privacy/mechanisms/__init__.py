@@ -7,7 +7,7 @@ from typing import Any
 from coterie.privacy.mechanisms.banded import PARTICIPATION, Banded
 from coterie.privacy.mechanisms.dp_sgd import WEIGHTS, RecordLevel
 from coterie.privacy.mechanisms.joint import Joint, NoPrivacy
-from coterie.privacy.mechanisms.rr_cluster import IDENTIFIERS, Paper, RRSlot, move_members, redraw_matrix
+from coterie.privacy.mechanisms.rebalancing import IDENTIFIERS, Paper, RRSlot, move_members, redraw_matrix
 from coterie.privacy.plan import Plan
 
 #: Plans by the name of their mechanism.

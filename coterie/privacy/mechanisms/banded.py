@@ -30,20 +30,20 @@ Differences from the papers
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections import deque
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, NoReturn, Self, Unpack
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 
 from coterie.privacy.accountants import Event, PrivacyError
-from coterie.privacy.accounting import calibrate
-from coterie.privacy.ledger import LedgerError, Permit
+from coterie.privacy.contributions import Summed
 from coterie.privacy.mechanisms.factorization import MAX_OPTIMISED, banded_matrix, prefix_errors
-from coterie.privacy.plan import Contributions, IntArray, MechanismOutput, Plan, PlanNumbers, ReleasedSums, Summed
-from coterie.privacy.randomness import FloatArray, Streams, gaussian
+from coterie.privacy.plan import Plan
+from coterie.privacy.randomness import FloatArray, gaussian
+from coterie.privacy.releases import IntArray, MechanismOutput
+from coterie.privacy.statement import Statement
 
 #: Who knows which clients of a slot take part: everyone, or the server alone.
 PARTICIPATION = ("visible", "secret")
@@ -169,22 +169,19 @@ class Banded(Plan):
                 )
 
     @classmethod
-    def calibrated(cls, *, rounds: int, epsilon: float, delta: float, **numbers: Unpack[PlanNumbers]) -> Self:
+    def calibrated(cls, **numbers: Any) -> Self:
         """Return the plan with the smallest noise; see :meth:`Plan.calibrated`.
 
         With secret participation and without ``min_separation``, b is that of the least error of the models.
         """
         make = super().calibrated
-        plan = make(rounds=rounds, epsilon=epsilon, delta=delta, **numbers)
+        plan = make(**numbers)
         if plan.participation == "visible" or plan.min_separation:
             return plan
-        most = min(plan._most_slots, plan.clients, rounds)
+        most = min(plan._most_slots, plan.clients, plan.rounds)
         chosen = sorted({round(most ** (step / 6)) for step in range(7)})
-        plans = [
-            make(rounds=rounds, epsilon=epsilon, delta=delta, **{**numbers, "min_separation": slots})
-            for slots in chosen
-        ]
-        return min(plans, key=lambda each: each.model_noise)
+        plans = [make(**{**numbers, "min_separation": slots}) for slots in chosen]
+        return min(plans, key=lambda candidate: candidate.model_noise)
 
     @property
     def model_noise(self) -> float:
@@ -221,31 +218,17 @@ class Banded(Plan):
         rate = 1.0 if self.participation == "visible" else min(self.sampling_rate * self.slots, 1.0)
         return Event(rate, self.noise_multiplier, self.sampler)
 
+    def slot(self, number: int) -> int:
+        """Return the slot of a round."""
+        return (number - 1) % self.slots
+
     def round_event(self, number: int) -> Event:
-        """The same, for the slot of a round."""
-        return replace(self.event(), slot=(number - 1) % self.slots, slots=self.slots)
+        """The event of one contribution in the slot of a round."""
+        return replace(self.event(), slot=self.slot(number), slots=self.slots)
 
-    def releases(self) -> Collection[Event | None]:
-        """Events of all slots."""
-        return {self.round_event(number) for number in range(1, self.slots + 1)}
-
-    def planned(self) -> Counter[Event]:
-        """All events of the run."""
-        rounds = Counter(self.round_event(number) for number in range(1, self.rounds + 1))
-        return rounds + Counter(self._evaluations(self.evaluations))
-
-    def noise_for(self, rounds: int, besides: Mapping[Event, int] | None = None) -> float:
-        """Return the noise multiplier at which a client's ceil(rounds / b) contributions fit the budget."""
-        event = self.event()
-        return calibrate(
-            self.epsilon,
-            self.delta,
-            event.sampling_rate,
-            -(-rounds // self.slots),
-            sampler=self.sampler,
-            spent=besides or {},
-            accountant=self.accountant,
-        )
+    def participations(self, rounds: int) -> int:
+        """A client contributes at most ceil(rounds / b) times."""
+        return -(-rounds // self.slots)
 
     @property
     def evaluates_memory(self) -> bool:
@@ -256,7 +239,7 @@ class Banded(Plan):
 
     def sample(self, rng: np.random.Generator, number: int) -> IntArray:
         """Line 4."""
-        inside = np.flatnonzero(slots_of(self.clients, self.slots) == (number - 1) % self.slots)
+        inside = np.flatnonzero(slots_of(self.clients, self.slots) == self.slot(number))
         rate = self.event().sampling_rate
         return inside if rate == 1 else inside[rng.random(len(inside)) < rate]
 
@@ -273,25 +256,11 @@ class Banded(Plan):
         if isinstance(state, CorrelatedNoise):
             state.rearrange(origins, factors, shared)
 
-    def release(
-        self,
-        permit: Permit,
-        contributions: Contributions,
-        streams: Streams,
-        attempt: int,
-        redraw: FloatArray | None = None,
-        state: object | None = None,
-    ) -> ReleasedSums:
-        """Release the noisy sums of the permit's round; see :meth:`Plan.release`.
-
-        Raises:
-            LedgerError: the permit was already used, or is for another event or another slot.
-        """
-        if permit.event != self.round_event(permit.round):
-            raise LedgerError(f"charge {permit.charge} is not for the slot of round {permit.round}")
+    def state_of(self, state: object | None, number: int) -> CorrelatedNoise:
+        """Return the rows of noise, at that of a round."""
         noise = state if isinstance(state, CorrelatedNoise) else self.new_state()
-        noise.move_to(permit.round - 1)
-        return super().release(permit, contributions, streams, attempt, redraw, noise)
+        noise.move_to(number - 1)
+        return noise
 
     def perturb(
         self,
@@ -313,10 +282,11 @@ class Banded(Plan):
     # ---- for the certificate ------------------------------------------------------------------------------
 
     @property
-    def unprotected(self) -> str:
-        """What the guarantee does not hide."""
-        attendance = "whether a client replies, which must not depend on its data"
-        return attendance if self.event().sampling_rate == 1 else f"{super().unprotected}; {attendance}"
+    def statement(self) -> Statement:
+        """The joint mechanism's, and what participation shows."""
+        stated, attendance = super().statement, "whether a client replies, which must not depend on its data"
+        secret = self.event().sampling_rate < 1
+        return replace(stated, outside=(f"{stated.outside[0]}; {attendance}" if secret else attendance,))
 
 
 @lru_cache(maxsize=8)
@@ -330,6 +300,6 @@ def slots_of(clients: int, slots: int) -> IntArray:
     hashes = ids * np.uint64(0x9E3779B97F4A7C15)
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    found = np.empty(clients, np.int64)
-    found[np.argsort(hashes ^ (hashes >> np.uint64(31)), kind="stable")] = np.arange(clients) % slots
-    return found
+    slot_of_client = np.empty(clients, np.int64)
+    slot_of_client[np.argsort(hashes ^ (hashes >> np.uint64(31)), kind="stable")] = np.arange(clients) % slots
+    return slot_of_client

@@ -13,19 +13,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.privacy.accountants import Event, PrivacyError
-from coterie.privacy.ledger import Ledger
-from coterie.privacy.plan import Collected, Contributions, IntArray, LedgerHeader, MechanismOutput, Plan
+from coterie.privacy.contributions import Collected, Contributions
+from coterie.privacy.ledger import Ledger, Permit
+from coterie.privacy.plan import Plan
 from coterie.privacy.randomness import FloatArray
-from coterie.privacy.record import PricedRequest, RecordPlan
+from coterie.privacy.record import RecordPlan
+from coterie.privacy.releases import IntArray, MechanismOutput
+from coterie.privacy.statement import PricedRequest, Statement
 
 #: Weights of the clients of a cluster: their public numbers of records, or equal.
 WEIGHTS = ("examples", "equal")
@@ -34,11 +36,11 @@ WEIGHTS = ("examples", "equal")
 class Weighted(Contributions):
     """Sums of w_i times the update, and of w_i, by label, with public weights w_i."""
 
-    def __init__(self, plan: RecordLevel, size: int) -> None:
-        super().__init__(plan, size)
-        self.weights = plan.weight_of_clients()
-        self.sums = np.zeros((plan.num_clusters, size))
-        self.totals = np.zeros(plan.num_clusters)
+    def __init__(self, size: int, num_clusters: int, weights: FloatArray) -> None:
+        super().__init__(size)
+        self.weights = weights
+        self.sums = np.zeros((num_clusters, size))
+        self.totals = np.zeros(num_clusters)
 
     def add(self, slot: int, label: Any, redrawn_label: Any, update: npt.ArrayLike) -> None:
         """Add to both sums; all clients participate, so a slot is a client."""
@@ -63,7 +65,7 @@ class RecordLevel(Plan):
     unit: ClassVar[str] = RecordPlan.unit
     adjacency: ClassVar[str] = RecordPlan.adjacency
     sampler: ClassVar[str] = RecordPlan.sampler
-    accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp", "opacus-rdp", "opacus-prv")
+    accountants: ClassVar[tuple[str, ...]] = RecordPlan.accountants
     clients_keep_ledgers: ClassVar[bool] = True
     adapts_clipping: ClassVar[bool] = True
 
@@ -98,6 +100,11 @@ class RecordLevel(Plan):
         """The plan with the largest budget, which the run's ledger charges."""
         return _largest(self.client_plans[: self.clients])
 
+    @property
+    def units(self) -> int:
+        """N of such a client."""
+        return self.worst.num_examples
+
     def of_client(self, client: int) -> RecordPlan:
         """Return the plan of a client."""
         return self.client_plans[client % len(self.client_plans)]
@@ -113,12 +120,12 @@ class RecordLevel(Plan):
             return np.ones(self.clients)
         return np.array([float(self.of_client(client).num_examples) for client in range(self.clients)])
 
-    def ledger(self, path: str | Path | None = None, **about: Unpack[LedgerHeader]) -> Ledger:
+    def ledger(self, path: str | Path | None = None, **about: Any) -> Ledger:
         """Create the ledger of a client with the largest budget; its first line contains the plans of all clients."""
         worst = self.worst
         profiles = [
-            {"clients": len(range(place, self.clients, len(self.client_plans))), "plan": plan.terms()}
-            for place, plan in enumerate(self.client_plans[: self.clients])
+            {"clients": len(range(index, self.clients, len(self.client_plans))), "plan": plan.terms()}
+            for index, plan in enumerate(self.client_plans[: self.clients])
         ]
         shared = {"clients": self.clients, "num_clusters": self.num_clusters, "weights": self.weights}
         public = {**about.pop("public", {}), **shared}
@@ -145,18 +152,21 @@ class RecordLevel(Plan):
 
     def contributions(self, size: int, draws: int = 1, shared: int = 0) -> Weighted:
         """Create weighted sums, computed on arrival."""
-        return Weighted(self, size)
+        return Weighted(size, self.num_clusters, self.weight_of_clients())
 
     def collected(self, size: int, cohort: IntArray) -> Collected:
         """Create the container for single updates, which are private when they leave the client."""
-        return Collected(self, size, cohort, self.weight_of_clients()[cohort])
+        return Collected(size, cohort, self.weight_of_clients()[cohort])
 
-    def releases(self) -> Collection[Event | None]:
-        """Events of steps, selections and losses; None for late clients, charged in their own ledgers only."""
-        worst = self.worst
-        paid = {event for first in (True, False) for event in worst.part(first=first, chooses=True)}
-        sizes = range(1, worst.models_per_message + 1) if worst.compared else ()
-        return {None} | paid | {event for models in sizes for event in worst.losses(models)}
+    def planned(self) -> Counter[Event]:
+        """All events of such a client."""
+        return self.worst.planned()
+
+    def pays(self, permit: Permit) -> bool:
+        """Whether a permit is for steps, a selection or losses; without an event, clients alone are charged."""
+        worst, event = self.worst, permit.event
+        steps = {event for first in (True, False) for event in worst.part(first=first)}
+        return event is None or event in steps | worst.choices_and_losses()
 
     def perturb(
         self,
@@ -170,9 +180,14 @@ class RecordLevel(Plan):
         totals = contributions.totals
         return MechanismOutput(contributions.sums[None], None, np.where(totals > 0, totals, 1.0)[None])
 
-    def reasons(self) -> list[str]:
-        """Reasons why runs of this plan are never certified."""
-        return self.worst.reasons()
+    def noises(self) -> dict[str, float | None]:
+        """Return the noise multiplier of round 1."""
+        return {"first_noise_multiplier": self.worst.noise(True)}
+
+    @property
+    def statement(self) -> Statement:
+        """That of the plan with the largest budget."""
+        return self.worst.statement
 
 
 def _largest(plans: tuple[RecordPlan, ...]) -> RecordPlan:

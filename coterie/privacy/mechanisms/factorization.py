@@ -58,10 +58,10 @@ def banded_matrix(rounds: int, bands: int) -> FloatArray:
         value, gradient = error(free)
         return value, gradient[inside]
 
-    found = minimize(objective, start[inside], jac=True, method="L-BFGS-B", options={"maxiter": iterations})
+    solution = minimize(objective, start[inside], jac=True, method="L-BFGS-B", options={"maxiter": iterations})
     best = np.zeros((rounds, bands))
-    best[inside] = found.x
-    return _normalised(best) if found.fun < error(start)[0] else start
+    best[inside] = solution.x
+    return _normalised(best) if solution.fun < error(start)[0] else start
 
 
 def dense(bands: FloatArray) -> FloatArray:

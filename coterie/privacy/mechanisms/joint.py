@@ -28,8 +28,10 @@ from typing import ClassVar
 import numpy as np
 
 from coterie.privacy.accountants import PrivacyError
-from coterie.privacy.plan import Collected, IntArray, MechanismOutput, Plan, Summed
+from coterie.privacy.contributions import Collected, Summed
+from coterie.privacy.plan import Plan
 from coterie.privacy.randomness import FloatArray, gaussian
+from coterie.privacy.releases import IntArray, MechanismOutput
 
 # Largest norm of an unclipped update: its square, and sums of many updates, are finite in float32.
 _MAX_NORM = 1e18
@@ -102,4 +104,4 @@ class NoPrivacy(Joint):
 
     def collected(self, size: int, cohort: IntArray) -> Collected:
         """Create the container for single updates with equal weights."""
-        return Collected(self, size, cohort, np.ones(len(cohort)))
+        return Collected(size, cohort, np.ones(len(cohort)))

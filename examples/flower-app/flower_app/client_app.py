@@ -8,8 +8,8 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch.nn.functional import cross_entropy
 
-from coterie.messages import pack_reply
 from coterie.wire import read_request
+from coterie.wire.messages import pack_reply
 from flower_app.task import Net, load_partition
 
 app = ClientApp()

@@ -1,0 +1,326 @@
+"""Training and evaluation of one network on one device: the fastest way is chosen once, then cached.
+
+The ClientApp trains one client per call, the local engine a whole cohort. One client after the other is the reference.
+Several clients at once have equal results up to rounding: chains of common layers by hand
+(:mod:`coterie.client.chains`), other networks by ``torch.func.vmap``. :mod:`coterie.client.dpsgd` trains with
+record-level privacy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.utils.rnn import pad_sequence
+
+from coterie.client.chains import chain_kind, chain_outputs, step_of_chain
+from coterie.client.device import free_device, on_device, products
+from coterie.client.sgd import LocalTrainingConfig, Schedule, Step, descend, example_loss, schedule
+from coterie.datasets import Shard
+from coterie.wire.messages import Layout
+
+# Bytes of models in one batch on a CPU, and images in one step of image chains: larger batches do not fit its cache.
+_CACHE = 2_600_000
+_IMAGES = 256
+# Examples per forward pass; bounds memory.
+_CHUNK = 4096
+# The same, for all models together, of convolutional networks on a CPU, whose activations then fit its cache.
+_IMAGE_CHUNK = 128
+
+Vectors: TypeAlias = npt.NDArray[np.float32]
+
+
+class Examples(NamedTuple):
+    """Shape of an example, types of examples and targets, and their device: what a backend depends on."""
+
+    shape: tuple[int, ...]
+    x: torch.dtype
+    y: torch.dtype
+    device: str
+
+    @classmethod
+    def of(cls, x: npt.NDArray[Any], y: npt.NDArray[Any], device: str) -> Examples:
+        """Describe these examples and targets."""
+        return cls(x.shape[1:], torch.as_tensor(x[:0]).dtype, torch.as_tensor(y[:0]).dtype, device)
+
+
+def train(
+    model: nn.Module,
+    layout: Layout,
+    start: Vectors,
+    shards: Sequence[Shard],
+    rngs: Sequence[np.random.Generator],
+    config: LocalTrainingConfig,
+    *,
+    batched: bool | None = None,
+) -> Vectors:
+    """Train all clients, and return their updates (trained minus start).
+
+    Args:
+        model: the network; its own parameters are not used.
+        layout: of its parameters.
+        start: (n, d) initial parameters of each client.
+        shards: the n clients' data.
+        rngs: n generators, for the order of examples.
+        config: hyper-parameters.
+        batched: whether clients train at once instead of one after the other; None: chains, and all networks on a GPU.
+
+    Returns:
+        (n, d) float32 updates.
+    """
+    backend = backend_of(model, Examples.of(shards[0].x, shards[0].y, config.device))
+    with products(config.precision, config.device):
+        return backend.updates(layout, start, shards, rngs, config, backend.batched if batched is None else batched)
+
+
+@lru_cache(maxsize=8)
+def backend_of(model: nn.Module, examples: Examples) -> Backend:
+    """Return the backend of a network; its parameters are not used."""
+    return Backend(model, examples)
+
+
+class Backend:
+    """A network on a device.
+
+    Attributes:
+        model: the network as it was built.
+        network: a copy that computes the same outputs faster.
+        form: memory format of its examples.
+        chain: "linear" or "image" (:func:`~coterie.client.chains.chain_kind`); None for other networks.
+        batched: whether several clients at once are known to train faster than one after the other.
+    """
+
+    def __init__(self, model: nn.Module, examples: Examples) -> None:
+        self.model, self._examples = model, examples
+        self.chain = chain_kind(model, len(examples.shape))
+        self.network, self.form = fast_network(model, examples.shape, examples.device)
+        self._on_cpu = examples.device == "cpu"
+        self.batched = self.chain is not None or not self._on_cpu
+
+    @cached_property
+    def _supports_vmap(self) -> bool:
+        return supports_vmap(self.network, self._examples)
+
+    def _step(self, precision: str) -> Step | None:
+        """Return the step of several clients at once: by hand if it has no mixed precision; None: not supported."""
+        if self.chain and not self._examples.y.is_floating_point and precision != "bfloat16":
+            return step_of_chain
+        return _step_by_vmap if self._supports_vmap else None
+
+    def updates(
+        self,
+        layout: Layout,
+        start: Vectors,
+        shards: Sequence[Shard],
+        rngs: Sequence[np.random.Generator],
+        config: LocalTrainingConfig,
+        batched: bool,
+    ) -> Vectors:
+        """Return (n, d) updates; see :func:`train`."""
+        count = self._clients_at_once(layout, shards, config) if batched else 1
+        alone = not batched or (count == 1 and self.chain == "image")  # has only one group
+        step = None if alone else self._step(config.precision)
+        if step is None:
+            return self._one_after_the_other(layout, start, shards, rngs, config)
+        schedules = [schedule(rng, len(shard.y), config) for shard, rng in zip(shards, rngs, strict=True)]
+        order = np.argsort([len(shard.y) for shard in shards], kind="stable")  # similar sizes train together
+        groups = deque(np.array_split(order, -(-len(order) // count)))
+        updates = np.empty_like(start)
+        while groups:
+            group = groups.popleft()
+            data = [shards[i] for i in group], [schedules[i] for i in group]
+            try:
+                updates[group] = self._together(step, layout, start[group], *data, config)
+            except torch.OutOfMemoryError:
+                if len(group) == 1:
+                    raise
+                free_device()
+                groups.extendleft(reversed(np.array_split(group, 2)))
+        return updates
+
+    def _clients_at_once(self, layout: Layout, shards: Sequence[Shard], config: LocalTrainingConfig) -> int:
+        if not self._on_cpu:
+            return len(shards)
+        count = _CACHE // max(4 * layout.size, 1)
+        if self.chain == "image":
+            most = max(len(shard.y) for shard in shards)
+            count = min(count, _IMAGES // max(1, min(config.batch_size, most)))
+        return max(1, min(count, len(shards)))
+
+    def _one_after_the_other(
+        self,
+        layout: Layout,
+        start: Vectors,
+        shards: Sequence[Shard],
+        rngs: Sequence[np.random.Generator],
+        config: LocalTrainingConfig,
+    ) -> Vectors:
+        updates, model = np.empty_like(start), self.network
+        parameters = dict(model.named_parameters())
+        for i, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
+            x, y = on_device(shard, config.device)
+            x = x.contiguous(memory_format=self.form)
+            with torch.no_grad():
+                anchors = [torch.as_tensor(value, device=config.device) for value in layout.split(start[i]).values()]
+                for value, anchor in zip(parameters.values(), anchors, strict=True):
+                    value.copy_(anchor)
+            for batch in schedule(rng, len(shard.y), config):
+                index = torch.as_tensor(batch, device=config.device)
+                loss = example_loss(model(x[index]), y[index]).mean()
+                gradients = torch.autograd.grad(loss, list(parameters.values()))
+                descend(parameters.values(), gradients, anchors, config)
+            trained = layout.flatten({name: value.detach().cpu() for name, value in parameters.items()})
+            updates[i] = trained - start[i]
+        return updates
+
+    def _together(
+        self,
+        step: Step,
+        layout: Layout,
+        start: Vectors,
+        shards: Sequence[Shard],
+        schedules: Sequence[Schedule],
+        config: LocalTrainingConfig,
+    ) -> Vectors:
+        vectors = torch.tensor(start, device=config.device)
+        anchors = layout.split(vectors.clone() if config.penalty.weight else vectors)
+        x, y, _ = padded(shards, config.device)
+        rows = torch.arange(len(shards), device=config.device)[:, None]
+        for index, weight in _padded_schedules(schedules, config.device):
+            step(self.network, layout.split(vectors), anchors, (x[rows, index], y[rows, index], weight), config)
+        return vectors.cpu().numpy() - start
+
+    def outputs(
+        self, layout: Layout, models: Vectors, x: npt.NDArray[np.float32]
+    ) -> Iterator[tuple[slice, Iterable[Tensor]]]:
+        """Yield chunks of examples, and the outputs of each model for them.
+
+        Args:
+            layout: of the parameters.
+            models: (k, d) parameters.
+            x: (n, *shape) examples.
+        """
+        device, k = self._examples.device, len(models)
+        parameters = layout.split(torch.as_tensor(models, device=device))
+        together = k > 1 and (self.chain == "image" or (not self._on_cpu and self._supports_vmap))
+        if not together:
+            parameters_by_model = [
+                {name: _in_form(value[i], self.form) for name, value in parameters.items()} for i in range(k)
+            ]
+        chunk = max(1, _IMAGE_CHUNK // k) if self._on_cpu and is_convolutional(self.network) else _CHUNK
+
+        def output(values: dict[str, Tensor], xb: Tensor) -> Any:
+            return functional_call(self.network, values, (xb,))
+
+        for begin in range(0, len(x), chunk):
+            rows = slice(begin, begin + chunk)
+            xb = torch.as_tensor(x[rows], device=device).contiguous(memory_format=self.form)
+            if not together:
+                yield rows, (output(one, xb) for one in parameters_by_model)
+            elif self.chain == "image":
+                yield rows, chain_outputs(self.network, parameters, xb)
+            else:  # small networks do not fill a GPU
+                yield rows, vmap(output, in_dims=(0, None))(parameters, xb)
+
+
+def _step_by_vmap(
+    model: nn.Module,
+    parameters: dict[str, Tensor],
+    anchors: dict[str, Tensor],
+    batch: tuple[Tensor, Tensor, Tensor],
+    config: LocalTrainingConfig,
+) -> None:
+    """Take one step of SGD of every client: of (n, *shape) parameters of any network, in place."""
+    x, y, weight = batch
+    for value in parameters.values():
+        value.requires_grad_()
+    output = vmap(lambda one, xb: functional_call(model, one, (xb,)))(parameters, x)
+    losses = example_loss(output.flatten(0, 1), y.flatten())
+    # A client's loss depends on its own parameters only, so the gradient of the sum holds every client's gradient.
+    gradients = torch.autograd.grad((losses * weight.flatten()).sum(), list(parameters.values()))
+    descend(parameters.values(), gradients, anchors.values(), config, running=weight.any(dim=1))
+
+
+def padded(shards: Sequence[Shard], device: str) -> tuple[Tensor, Tensor, list[int]]:
+    """Return (n, m, *shape) examples and (n, m) labels, padded with zeros, and the true sizes."""
+    pairs = [on_device(shard, device) for shard in shards]
+    x, y = ([pair[i] for pair in pairs] for i in range(2))
+    sizes = [len(shard.y) for shard in shards]
+    if len(set(sizes)) == 1:
+        return torch.stack(x), torch.stack(y), sizes
+    return pad_sequence(x, batch_first=True), pad_sequence(y, batch_first=True), sizes
+
+
+def _padded_schedules(schedules: Sequence[Schedule], device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (n, b) indices of every step, and weights that average over each true batch and are 0 on padding."""
+    steps = max(map(len, schedules))
+    width = max((len(batch) for batches in schedules for batch in batches), default=0)
+    index = np.zeros((steps, len(schedules), width), np.int64)
+    weight = np.zeros((steps, len(schedules), width), np.float32)
+    for i, batches in enumerate(schedules):
+        for step, batch in enumerate(batches):
+            index[step, i, : len(batch)] = batch
+            weight[step, i, : len(batch)] = 1 / len(batch)
+    return zip(torch.as_tensor(index, device=device), torch.as_tensor(weight, device=device), strict=True)
+
+
+def fast_network(model: nn.Module, shape: tuple[int, ...], device: str) -> tuple[nn.Module, torch.memory_format]:
+    """Return a copy of the network that computes the same outputs faster, and the memory format of its examples.
+
+    Convolutions and pooling on a CPU are up to 1.7 times as fast with channels last, and ReLU is cheaper after
+    max-pooling than before it. Networks that reshape images by ``view`` do not support channels last.
+    """
+    model = copy.deepcopy(model).to(device)
+    if device != "cpu" or len(shape) != 3 or not is_convolutional(model):
+        return model, torch.contiguous_format
+    _pool_first(model)
+    last = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    try:
+        with torch.no_grad():
+            last.eval()(torch.zeros(2, *shape).contiguous(memory_format=torch.channels_last))
+    except RuntimeError:
+        return model, torch.contiguous_format
+    return last.train(model.training), torch.channels_last
+
+
+def is_convolutional(model: nn.Module) -> bool:
+    """Whether a network has two-dimensional convolutions."""
+    return any(isinstance(layer, nn.Conv2d) for layer in model.modules())
+
+
+def _pool_first(model: nn.Module) -> None:
+    """Swap each ReLU and the max-pooling after it: outputs and gradients are the same."""
+    for module in model.modules():
+        if type(module) is nn.Sequential:
+            for i in range(len(module) - 1):
+                if (
+                    type(module[i]) is nn.ReLU
+                    and type(module[i + 1]) is nn.MaxPool2d
+                    and not module[i + 1].return_indices
+                ):
+                    module[i], module[i + 1] = module[i + 1], module[i]
+
+
+def supports_vmap(model: nn.Module, examples: Examples) -> bool:
+    """Whether ``torch.func.vmap`` can compute several models of this network at once."""
+    model = copy.deepcopy(model).to(examples.device)
+    models = {name: torch.stack([value.detach()] * 2) for name, value in model.named_parameters()}
+    x = torch.zeros(2, 2, *examples.shape, dtype=examples.x, device=examples.device)
+    try:
+        vmap(lambda one, xb: functional_call(model, one, (xb,)))(models, x)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _in_form(value: Tensor, form: torch.memory_format) -> Tensor:
+    """Return weights of convolutions with strides of this format, also those of one channel."""
+    return torch.empty_like(value, memory_format=form).copy_(value) if value.dim() == 4 else value

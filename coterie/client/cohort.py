@@ -1,0 +1,256 @@
+"""The clients of a message and its content: their data and state, the network, and the received models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flwr.app import RecordDict
+from torch import nn
+
+from coterie import models as networks
+from coterie.client.identity import Client
+from coterie.client.layers import Additive, Layers, Vectors
+from coterie.client.penalties import Penalty
+from coterie.client.scores import losses
+from coterie.client.sgd import LocalTrainingConfig
+from coterie.client.state import ClientError, StateFile
+from coterie.datasets import OWN_DATA, Federation, OwnFederation, Partition, Shard, facts, federate, own_federation
+from coterie.privacy import RecordPlan
+from coterie.wire import ClientConfig, Request, TrainRequest, read_request
+from coterie.wire.messages import CONFIG, Layout
+from coterie.wire.requests import parse_plans
+
+LAST_LABEL, LABELS, OWN = "label", "labels", "own"
+# Batch size of a full batch, which exceeds any number of records.
+_FULL_BATCH = 2**31
+
+Labels = npt.NDArray[np.int64]
+
+_BUDGET_MISMATCH = (
+    "this client has its own budget, which requires record-level privacy: request rejected (set privacy-unit = "
+    "record, or remove epsilon from its node configuration)"
+)
+
+
+def federation(config: Mapping[str, Any], clients: Sequence[Client] = ()) -> Federation | OwnFederation:
+    """Load the clients' data of a configuration; cached between calls.
+
+    Args:
+        config: configuration of the run; its data set is partitioned unless clients have their own data.
+        clients: clients whose own data, if any, are read with the shape and classes of the run.
+
+    Raises:
+        DataError: the data are not available.
+    """
+    return _federation(ClientConfig.from_record(config), clients)
+
+
+def _federation(config: ClientConfig, clients: Sequence[Client]) -> Federation | OwnFederation:
+    spec = config.data
+    transform, folder = networks.features(config.training.features), spec.data_dir or None
+    paths = {client.client_id: client.data for client in clients if client.data}
+    if paths or spec.dataset == OWN_DATA:
+        data_facts = facts(spec.dataset, spec.input_shape, spec.num_classes, folder, spec.table_schema)
+        if paths:
+            deployed = {client.client_id: client.declared for client in clients if client.deployed}
+            return OwnFederation(paths, data_facts, transform, deployed)
+        return own_federation(folder or os.environ.get("COTERIE_DATA"), spec.clients, data_facts, transform)
+    partition = Partition(**{name: getattr(spec, name) for name in Partition.declared()})
+    return federate(spec.dataset, partition, seed=config.partition_seed, data_dir=folder, transform=transform)
+
+
+_plans = lru_cache(maxsize=4)(parse_plans)
+
+
+@lru_cache(maxsize=4)
+def _network(name: str, input_shape: tuple[int, ...], num_classes: int, additive: bool) -> nn.Module:
+    if additive:
+        return Additive(*(networks.build(name, input_shape, num_classes) for _ in range(2)))
+    return networks.build(name, input_shape, num_classes)
+
+
+@lru_cache(maxsize=4)
+def _initial_own(layers: Layers, name: str, input_shape: tuple[int, ...], num_classes: int) -> Vectors:
+    """Return the (D - d,) initial personal layers, equal for all clients and public."""
+    return layers.own.flatten(networks.initialise(name, input_shape, num_classes, 0))
+
+
+def torch_device(name: str) -> str:
+    """Return the torch device of the setting `device`."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
+
+
+@dataclass(frozen=True)
+class Cohort:  # large: what handlers read of a message, each computed once
+    """The clients of one message, and its content. Data and network are loaded on first use.
+
+    Attributes:
+        config: the run's configuration.
+        request: of the server.
+        plans: record-level plans, assigned to clients 0, 1, ... cyclically; empty: no record-level privacy.
+        models: (k, d) parameters of the received models.
+        layout: of these parameters.
+        clients: the n clients that received the message.
+    """
+
+    config: ClientConfig
+    request: Request
+    plans: tuple[RecordPlan, ...]
+    models: Vectors
+    layout: Layout
+    clients: Sequence[Client]
+
+    @classmethod
+    def of(cls, message_type: str, content: RecordDict, clients: Sequence[Client], *, finite: bool = False) -> Cohort:
+        """Parse a message.
+
+        Args:
+            message_type: a key of :data:`~coterie.wire.requests.REQUESTS`.
+            content: the message.
+            clients: the clients that received it.
+            finite: whether models with NaN or Inf are rejected.
+
+        Raises:
+            RequestError: a field is missing, has another type, or is out of bounds; the penalty is unknown; or the
+                models are not 0 to k - 1.
+        """
+        request, models, layout = read_request(message_type, content, finite=finite)
+        config = ClientConfig.from_record(content[CONFIG])
+        if isinstance(request, TrainRequest):
+            Penalty.of(request)
+        return cls(config, request, _plans(request.record_plans), models, layout, clients)
+
+    @property
+    def train_request(self) -> TrainRequest:
+        """The request, if it is one to train; otherwise one without options."""
+        return self.request if isinstance(self.request, TrainRequest) else TrainRequest()
+
+    @cached_property
+    def local_training(self) -> LocalTrainingConfig:
+        """Hyper-parameters of local training."""
+        local, request = self.config.training, self.train_request
+        device = torch_device(local.device)
+        batch_size = _FULL_BATCH if request.first_batch and not self.plans else local.batch_size
+        precision = local.gpu_precision if device == "cuda" else "float32"
+        penalty = Penalty.of(request)
+        return LocalTrainingConfig(local.local_epochs, batch_size, local.lr, device, penalty, precision)
+
+    @cached_property
+    def federation(self) -> Federation | OwnFederation:
+        """The data of all clients; of clients with their own data, only theirs."""
+        return _federation(self.config, self.clients)
+
+    @cached_property
+    def model_spec(self) -> tuple[str, tuple[int, ...], int]:
+        """Name of the network, shape of an example, number of classes."""
+        return self.config.training.model, self.federation.input_shape, self.federation.num_classes
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The configured network; its parameters are not used."""
+        return _network(*self.model_spec, self.request.additive)
+
+    @property
+    def batched(self) -> bool | None:
+        """True if all clients train fastest in one batch, as is known by the network's name; None: see ``train``."""
+        info = networks.MODELS.get(self.config.training.model)
+        return True if info and info.batched else None
+
+    @cached_property
+    def layers(self) -> Layers:
+        """How the received models fit the configured network."""
+        return Layers.of(self.network, self.layout)
+
+    def plan(self, client_id: int) -> RecordPlan:
+        """Return the client's record-level plan."""
+        return self.plans[client_id % len(self.plans)]
+
+    @cached_property
+    def shards(self) -> Sequence[Shard]:
+        """The data of every client."""
+        return [self.shard(client) for client in self.clients]
+
+    def shard(self, client: Client) -> Shard:
+        """The client's data. At record level a simulated client has no more records than its plan states.
+
+        A deployed client, and one with its own data, uses all records: truncation would replace a removed record by
+        another one.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        shard = self.federation.shard(client.client_id)
+        cut = self.plans and client.folder is None and isinstance(self.federation, Federation)
+        most = self.plan(client.client_id).num_examples if cut else len(shard.y)
+        return shard if len(shard.y) <= most else replace(shard, x=shard.x[:most], y=shard.y[:most])
+
+    def rngs(self) -> list[np.random.Generator]:
+        """Return a generator for each client in this round, independent of all other clients."""
+        seed, number = self.config.seed, self.request.round
+        keys = [None if seed is None else [seed, number, client.client_id] for client in self.clients]
+        return [np.random.default_rng(key) for key in keys]
+
+    @property
+    def budget_errors(self) -> list[ClientError]:
+        """One error per client if a client has a budget and the request has no record-level plan; otherwise empty."""
+        paid = self.plans or not any(client.budget for client in self.clients)
+        return [] if paid else [ClientError(_BUDGET_MISMATCH)] * len(self.clients)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether clients keep state between rounds."""
+        return bool(self.layers.own.names) or self.request.assign == "nearest"
+
+    @cached_property
+    def folders(self) -> list[Path | None]:
+        """The state folder of each client."""
+        named = [self.config.clients_dir if client.folder is None else client.folder for client in self.clients]
+        return [Path(folder) if folder else None for folder in named]
+
+    @cached_property
+    def state_files(self) -> list[StateFile]:
+        """The state file of each client."""
+        return [StateFile(folder, c.client_id) for folder, c in zip(self.folders, self.clients, strict=True)]
+
+    @cached_property
+    def states(self) -> list[dict[str, np.ndarray]]:
+        """The state of each client; empty if the method needs none."""
+        return [file.read() for file in self.state_files] if self.is_stateful else [{} for _ in self.clients]
+
+    @property
+    def own(self) -> Vectors:
+        """(n, D - d) personal layers of each client."""
+        if not self.layers.own.names:
+            return np.zeros((len(self.clients), 0), np.float32)
+        initial = _initial_own(self.layers, *self.model_spec)
+        return np.stack([state.get(OWN, initial) for state in self.states])
+
+    def choose(self) -> Labels:
+        """Return the (n,) index of the model with the smallest loss on each client's training data."""
+        if len(self.models) == 1:
+            return np.zeros(len(self.clients), np.int64)
+        return np.asarray(self.losses.argmin(axis=1))
+
+    @cached_property
+    def losses(self) -> npt.NDArray[np.float64]:
+        """(n, k) mean loss of every model on each client's training data."""
+        return losses(self.network, self.layers.whole, self.models, self.shards, self.local_training.device)
+
+    def labels(self, chosen: Labels) -> Labels:
+        """Return the clusters of the received models with these indices."""
+        return chosen if self.request.cluster is None else np.full(len(chosen), self.request.cluster, np.int64)
+
+    def last_labels(self, otherwise: Labels) -> Labels:
+        """Return the (n,) last label of each client, or ``otherwise`` if it has none."""
+        last = np.array([int(state[LAST_LABEL][0]) if LAST_LABEL in state else -1 for state in self.states])
+        return np.asarray(np.where((0 <= last) & (last < len(self.models)), last, otherwise))

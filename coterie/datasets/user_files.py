@@ -1,0 +1,86 @@
+"""Read a user's file or folder: an archive, a table, a folder of images, or a folder of training and test data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from coterie.datasets.archives import read_archive
+from coterie.datasets.image_folders import read_images
+from coterie.datasets.schema import TableSchema
+from coterie.datasets.sources import DataError
+from coterie.datasets.tables import table_records
+from coterie.datasets.user_records import TABLE_SUFFIXES, Records, Shape, need_regular
+
+#: Functions that read training and, if present, test records from a file, by suffix.
+Readers: TypeAlias = "Mapping[str, Callable[[Path, bool], tuple[Records, Records | None]]]"
+
+#: File readers by suffix.
+READERS: Readers = {".npz": read_archive, **dict.fromkeys(TABLE_SUFFIXES, table_records)}
+
+
+def read(
+    path: Path, shape: Shape | None, schema: TableSchema | None = None, *, need_targets: bool = True
+) -> tuple[Records, Records | None]:
+    """Read the training records and, if present, the test records.
+
+    Args:
+        path: a file or a folder.
+        shape: (C, H, W) to which images are converted, or (F,); None only inspects images.
+        need_targets: whether records must have labels or targets. Otherwise an archive may lack `y`, a table the
+            column, and a folder may hold images without folders of classes.
+        schema: of the table; None: any format, and the columns of a table are numbers.
+
+    Raises:
+        DataError: the path does not exist or cannot be read.
+    """
+    root = path.expanduser()
+    readers = READERS if schema is None else dict.fromkeys(TABLE_SUFFIXES, partial(table_records, schema=schema))
+    try:
+        if not root.is_dir():
+            return _file(root, readers, need_targets)
+        train, test = find(root, "train"), find(root, "test")
+        if train is None and test is None:
+            return read_images(root, root, shape, need_targets), None
+        if train is None:
+            raise DataError(f"{root} contains test data but no training data; add train.* or the folder train")
+        return _part(train, root, shape, readers), None if test is None else _part(test, root, shape, readers)
+    except OSError as error:
+        raise DataError(f"{error.filename or root} cannot be read: {error.strerror or error}") from None
+
+
+def find(folder: Path, stem: str) -> Path | None:
+    """Find the data named `stem` in a folder; None if there are none.
+
+    Raises:
+        DataError: there are several matches.
+    """
+    paths = [path for suffix in READERS if (path := folder / f"{stem}{suffix}").exists()]
+    paths += [folder / stem] if (folder / stem).is_dir() else []
+    if len(paths) > 1:
+        raise DataError(f"{folder} contains {' and '.join(path.name for path in paths)}; keep one of them")
+    return paths[0] if paths else None
+
+
+def _file(path: Path, readers: Readers, need_targets: bool = True) -> tuple[Records, Records | None]:
+    forms = f"{', '.join(readers)}, a folder of images, or a folder of train.* and test.*"
+    if not path.exists():
+        raise DataError(f"{path} does not exist; supported data: {forms}")
+    if path.suffix.lower() not in readers:
+        raise DataError(f"{path}: unsupported file type {path.suffix or '(no suffix)'}; supported data: {forms}")
+    need_regular(path)
+    return readers[path.suffix.lower()](path, need_targets)
+
+
+def _part(path: Path, home: Path, shape: Shape | None, readers: Readers) -> Records:
+    """Read `train` or `test` of the folder `home`."""
+    if path.is_dir():
+        return read_images(path, home, shape)
+    records, more = _file(path, readers)
+    if more is not None:
+        raise DataError(
+            f"{path} contains x_test and y_test, but {home} has separate test data; keep only one of the two"
+        )
+    return records

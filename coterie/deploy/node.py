@@ -1,0 +1,77 @@
+"""The configuration of a client's node: its data, its identity, and its privacy budget."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Annotated
+
+from coterie.deploy.errors import DeployError
+from coterie.fields import COUNT, EPSILON, SIZE, Bounds, Fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig(Fields):  # large: one field per key
+    """What the owner of a client's data writes into the node configuration; the server cannot read or change it.
+
+    Attributes:
+        client_id: id of the client, 0 to the number of clients - 1.
+        state_dir: folder of its state; None: it keeps none.
+        data: its data, a folder or a file; None: those of the run.
+        epsilon: its privacy budget over all runs; None: that of each run's plan.
+        delta: of the budget.
+        diagnostics: whether a client with a budget may be evaluated, exactly and outside its budget.
+        input_shape: declared shape of an example, such as `1x28x28`, or `16`.
+        num_classes: declared number of classes; 0 for real targets.
+        value_range: minimum and maximum to which vectors are clamped, such as `0:1`.
+        schema: file with the schema of its table, which declares shape and classes.
+        budget_file: file that records its privacy spending; None: beside the data.
+        code: names of data sets and networks that a server may choose although they are not Coterie's.
+        reply_seconds: least time of a reply, so that its time reveals less.
+
+    Raises:
+        DeployError: a value is out of bounds, or fields contradict each other.
+    """
+
+    error = DeployError
+
+    client_id: Annotated[int, SIZE]
+    state_dir: str | None = None
+    data: str | None = None
+    epsilon: Annotated[float | None, EPSILON] = None
+    delta: Annotated[float | None, Bounds(0, 1, above=True, below=True)] = None
+    diagnostics: bool = False
+    input_shape: str | None = None
+    num_classes: Annotated[int | None, Bounds(0, COUNT.high)] = None
+    value_range: str | None = None
+    schema: str | None = None
+    budget_file: str | None = None
+    code: str | None = None
+    reply_seconds: Annotated[float | None, Bounds(0, 1e6)] = None
+
+    def __post_init__(self) -> None:
+        self.to_record()
+        for problem in self._problems():
+            raise DeployError(problem)
+
+    def _problems(self) -> list[str]:
+        shape, classes = self.input_shape is not None, self.num_classes is not None
+        rules = {
+            "epsilon and delta form one budget: set both or neither": (self.epsilon is None) != (self.delta is None),
+            "input-shape and num-classes declare the data: set both or neither": shape != classes,
+            "schema declares shape and classes: leave out input-shape, num-classes and value-range": (
+                self.schema is not None and (shape or classes or self.value_range is not None)
+            ),
+            "value-range requires input-shape and num-classes": self.value_range is not None and not shape,
+            "epsilon requires input-shape and num-classes, or schema: without them, a server could infer the shape of "
+            "the data from rejected requests": bool(self.epsilon and self.data and not shape and not self.schema),
+        }
+        paths = {"data": self.data, "schema": self.schema, "budget-file": self.budget_file}
+        relative = [key for key, path in paths.items() if path is not None and not os.path.isabs(path)]
+        broken = [problem for problem, applies in rules.items() if applies]
+        return broken + [f"{key} must be an absolute path" for key in relative]
+
+    @property
+    def budget(self) -> tuple[float, float] | None:
+        """Epsilon and delta; None: no budget."""
+        return None if self.epsilon is None or self.delta is None else (self.epsilon, self.delta)

@@ -1,0 +1,253 @@
+"""Fields of what comes from another machine or a file: each is declared once, with its type and bounds.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Question(Fields):
+        round: Annotated[int, Bounds(0, 1_000_000)]
+        precision: Annotated[str | None, OneOf(("float32", "bfloat16"))] = None
+
+:meth:`Fields.from_record` reads the object from a mapping whose keys are the fields' names in kebab-case. A missing key
+is an error unless the field may be None or is a flag: then its absence has that one meaning. No number has a default.
+
+The end of this module holds the bounds that a run's settings (:mod:`coterie.settings`) and the requests to its clients
+share, so that no setting passes the server's check and fails the client's.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
+
+#: Characters of a text, and of the schema of tables.
+MAX_TEXT, MAX_SCHEMA = 4096, 2**20
+# Characters of a value in an error.
+_LONGEST_SHOWN = 60
+_NOUNS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+
+
+class FieldError(ValueError):
+    """A field is missing, of another type, or out of bounds."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """A closed range of finite numbers; ``above`` and ``below`` leave out its ends."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        least = self.low < value if self.above else self.low <= value  # NaN is not in it
+        most = value < self.high if self.below else value <= self.high
+        return least and most and (isinstance(value, int) or math.isfinite(value))
+
+    def __str__(self) -> str:
+        return f"{'(' if self.above else '['}{_text(self.low)}, {_text(self.high)}{')' if self.below else ']'}"
+
+    @property
+    def in_words(self) -> str:
+        """The finite ends, such as "above 0 and at most 1"."""
+        ends = {"above" if self.above else "at least": self.low, "below" if self.below else "at most": self.high}
+        return " and ".join(f"{name} {_text(end)}" for name, end in ends.items() if math.isfinite(end))
+
+
+def _text(end: float) -> str:
+    return str(end) if isinstance(end, int) else f"{end:g}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The allowed values of a string."""
+
+    choices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Length:
+    """Maximum number of entries of a list, or of characters of a string."""
+
+    maximum: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Type and limits of a value.
+
+    Attributes:
+        types: allowed types; an int is also a float.
+        optional: whether it may be absent.
+        many: whether it is a list of such values.
+        bounds: range of a number.
+        choices: allowed strings; empty: any.
+        longest: maximum number of entries of a list, and of characters of a string.
+    """
+
+    types: tuple[type, ...]
+    optional: bool = False
+    many: bool = False
+    bounds: Bounds = Bounds()
+    choices: tuple[str, ...] = ()
+    longest: float = MAX_TEXT
+
+    @classmethod
+    def of(cls, hint: Any) -> Kind:
+        """The kind that an annotation describes."""
+        hint, *limits = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        present = tuple(value_type for value_type in kinds if value_type is not types.NoneType)
+        many = get_origin(present[0]) is tuple
+        return cls(
+            types=get_args(present[0])[:1] if many else present,
+            optional=len(present) < len(kinds),
+            many=many,
+            bounds=next((limit for limit in limits if isinstance(limit, Bounds)), Bounds()),
+            choices=next((limit.choices for limit in limits if isinstance(limit, OneOf)), ()),
+            longest=next((limit.maximum for limit in limits if isinstance(limit, Length)), MAX_TEXT),
+        )
+
+    def read(self, key: str, record: Mapping[str, Any]) -> Any:
+        """Return the value of a key.
+
+        Raises:
+            FieldError: it is missing, has another type, or is out of bounds.
+        """
+        if key in record:
+            return self._list(key, record[key]) if self.many else self._checked(key, record[key])
+        if not self.optional and self.types != (bool,):
+            raise FieldError(f"{key} is missing")
+        return None if self.optional else False
+
+    def _list(self, key: str, values: Any) -> tuple[Any, ...]:
+        if not isinstance(values, list | tuple) or len(values) > self.longest:
+            raise FieldError(f"{key} must be a list of at most {self.longest} entries")
+        return tuple(self._checked(key, value) for value in values)
+
+    def _checked(self, key: str, value: Any) -> Any:
+        shown = repr(value)[:_LONGEST_SHOWN]
+        if float in self.types and type(value) is int:
+            value = _as_float(value)
+        if type(value) not in self.types:
+            raise FieldError(
+                f"{key} is {shown}; expected {' or '.join(_NOUNS[value_type] for value_type in self.types)}"
+            )
+        if isinstance(value, str):
+            self._check_text(key, value)
+        elif value not in self.bounds:
+            noun = "a finite number" if type(value) is float else "an integer"
+            limits = "" if self.bounds == Bounds() else f" in {self.bounds}"
+            raise FieldError(f"{key} is {shown}; expected {noun}{limits}")
+        return value
+
+    def _check_text(self, key: str, text: str) -> None:
+        if self.choices and text not in self.choices:
+            raise FieldError(f"{key} is {repr(text)[:_LONGEST_SHOWN]}; expected one of {', '.join(self.choices)}")
+        if len(text) > self.longest:
+            raise FieldError(f"{key} has {len(text)} characters; expected at most {self.longest}")
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+class Fields:
+    """Base of frozen dataclasses that are read by :meth:`from_record`.
+
+    A field is a value, a list, or itself an object with `from_record` and `to_record`; its keys are in the same record.
+    """
+
+    #: The error of :meth:`from_record`.
+    error: ClassVar[type[ValueError]] = FieldError
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read every field; other keys of ``record`` are ignored.
+
+        Raises:
+            ValueError: an :attr:`error`: a key is missing, or its value has another type or is out of bounds.
+        """
+        try:
+            return cls(
+                **{
+                    name: field.read(key_of(name), record) if isinstance(field, Kind) else field.from_record(record)
+                    for name, field in cls._kinds().items()
+                }
+            )
+        except FieldError as error:
+            raise cls.error(str(error)) from None
+
+    def to_record(self) -> dict[str, Any]:
+        """Values of a ConfigRecord from which :meth:`from_record` reads the same object.
+
+        Raises:
+            ValueError: an :attr:`error`: a field has another type or is out of bounds.
+        """
+        record: dict[str, Any] = {}
+        try:
+            for name, field in self._kinds().items():
+                value, key = getattr(self, name), key_of(name)
+                if not isinstance(field, Kind):
+                    record |= value.to_record()
+                elif value is not None:
+                    record[key] = list(value) if isinstance(value, tuple) else value
+                    field.read(key, record)
+        except FieldError as error:
+            raise self.error(str(error)) from None
+        return record
+
+    @classmethod
+    def keys(cls) -> frozenset[str]:
+        """The key of every value."""
+        return frozenset(
+            key
+            for name, field in cls._kinds().items()
+            for key in ([key_of(name)] if isinstance(field, Kind) else field.keys())
+        )
+
+    @classmethod
+    @cache
+    def _kinds(cls) -> dict[str, Any]:
+        """The kind of every field, or the class of one that is an object."""
+        hints = get_type_hints(cls, include_extras=True)
+        return {
+            field.name: hint if hasattr(hint := hints[field.name], "from_record") else Kind.of(hint)
+            for field in fields(cls)  # type: ignore[arg-type]
+            if field.init
+        }
+
+
+def key_of(name: str) -> str:
+    """Return the key of a field: its name in kebab-case."""
+    return name.replace("_", "-")
+
+
+#: Record-level plans in one request.
+MAX_PLANS = 10_000
+MAX_CLUSTERS = 10_000
+#: Clusters among which clients redraw their labels, whose matrix of probabilities is part of a request.
+MAX_REDRAWN = 100
+
+COUNT, SIZE = Bounds(1, 1_000_000_000), Bounds(0, 1_000_000_000)
+ROUNDS = Bounds(1, 1_000_000)
+SEED = Bounds(0, 2**63 - 1)
+CLUSTERS = Bounds(1, MAX_CLUSTERS)
+LOCAL_EPOCHS = Bounds(1, 10_000)
+LEARNING_RATE = Bounds(0, 1e3, above=True)
+CLIP_NORM = Bounds(1e-6, 1e6)
+LOSS_BOUND = Bounds(1e-6, 1e6)
+EPSILON = Bounds(0, 1e12, above=True)
+PENALTY_WEIGHT = Bounds(0, 1e6)
+GAN_SAMPLES = Bounds(0, 10_000_000)
+EMA_DECAY = Bounds(0, 0.9999)
+FUZZIFIER = Bounds(1, 100, above=True)
+
+GAN_PRECISIONS = ("float32", "bfloat16")
+#: Model that a client trains after rebalancing changed its label.
+REBALANCE_TRAIN = ("own", "assigned")

@@ -1,0 +1,110 @@
+"""All code that replaces or calls private parts of Flower, one module for each program or object.
+
+:data:`PRIVATE` lists these parts. `tests/flower/test_private_parts.py` compares them with the installed version, so
+that it fails first where another version differs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class PrivatePart(NamedTuple):
+    """A part of Flower without a public interface.
+
+    Attributes:
+        name: dotted name in Flower.
+        parameters: names of its parameters, as far as Coterie relies on them.
+        user: module below `coterie` that replaces or calls it.
+        reason: what Coterie does with it, and why.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    user: str
+    reason: str
+
+
+_BACKOFF = "shortens the first pause before Flower asks again for the content of a message"
+_PULL = "pins the app of a run, and polls sooner during a run"
+_WAKE = "ends the wait for a task or a reply when there is one"
+_INFLATE = "pulls replies one by one, so that a malformed reply loses no other"
+
+#: What Coterie replaces, or calls although it is private.
+PRIVATE = (
+    PrivatePart(
+        "flwr.supercore.inflatable.inflatable_utils.pull_objects", ("initial_backoff",), "flower.backoff", _BACKOFF
+    ),
+    PrivatePart(
+        "flwr.supercore.inflatable.inflatable_utils.pull_and_inflate_object_from_tree",
+        ("initial_backoff",),
+        "flower.backoff",
+        _BACKOFF,
+    ),
+    PrivatePart(
+        "flwr.supernode.start_client_internal._pull_and_store_message",
+        ("state", "object_store", "receive", "get_run", "get_fab"),
+        "flower.supernode",
+        _PULL,
+    ),
+    PrivatePart(
+        "flwr.supernode.start_client_internal._insert_message",
+        ("msg", "state", "store"),
+        "flower.supernode",
+        "replies with an error to a run whose app is not the pinned one",
+    ),
+    PrivatePart("flwr.supernode.start_client_internal.FAB_VERIFICATION_ERROR", (), "flower.supernode", "that error"),
+    PrivatePart(
+        "flwr.supernode.start_client_internal._push_messages", (), "flower.supernode", "runs after the wait that ends"
+    ),
+    PrivatePart("flwr.supernode.start_client_internal.time.sleep", (), "flower.supernode", _WAKE),
+    PrivatePart(
+        "flwr.supernode.start_client_internal.subprocess.Popen",
+        ("args",),
+        "flower.supernode",
+        "starts Coterie's SuperExec, which imports PyTorch once",
+    ),
+    PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.acquire_task", (), "flower.supernode", _WAKE),
+    PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.push_messages", (), "flower.supernode", _WAKE),
+    PrivatePart("flwr.supernode.servicer.runtime.runtime_handlers.push_object", (), "flower.supernode", _WAKE),
+    PrivatePart(
+        "flwr.supercore.superexec.run_superexec.get_executor", (), "flower.superexec", "forks a process for a message"
+    ),
+    PrivatePart(
+        "flwr.supercore.superexec.run_superexec.time.sleep", (), "flower.superexec", "starts a message without a pause"
+    ),
+    PrivatePart(
+        "flwr.supernode.runtime.run_clientapp.install_from_fab",
+        (),
+        "flower.clientapp",
+        "uses an app that is already imported",
+    ),
+    PrivatePart(
+        "flwr.supernode.runtime.run_clientapp.get_load_client_app_fn",
+        (),
+        "flower.clientapp",
+        "gives random generators new seeds after the import of an app",
+    ),
+    PrivatePart("flwr.superlink.grid.http_grid.HttpGrid.pull_messages", ("message_ids",), "flower.grid", _INFLATE),
+    PrivatePart("flwr.superlink.grid.http_grid.HttpGrid.push_messages", ("messages",), "flower.grid", "calls it again"),
+    PrivatePart(
+        "flwr.superlink.grid.http_grid.HttpGrid.send_and_receive",
+        ("messages", "timeout"),
+        "flower.grid",
+        "sends lost requests again",
+    ),
+    PrivatePart(
+        "flwr.supercore.task_identity.TaskIdentity",
+        (),
+        "engine.in_process",
+        "names the sender of messages in a simulation",
+    ),
+    PrivatePart(
+        "flwr.server.superlink.fleet.vce.backend.raybackend.BasicActorPool",
+        ("actor_type", "client_resources", "actor_kwargs"),
+        "engine.ray",
+        "replaces actors that died",
+    ),
+    PrivatePart("flwr.common.serde.recorddict_to_proto", (), "client.reply_cache", "stores a reply as Flower sends it"),
+    PrivatePart("flwr.common.serde.recorddict_from_proto", (), "client.reply_cache", "reads it"),
+)

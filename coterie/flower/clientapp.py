@@ -1,0 +1,145 @@
+"""The process of one message: a fork of a process that has imported :data:`LIBRARIES`, and perhaps an app's code.
+
+The child fetches the app (FAB) from its SuperNode, installs it and imports its code from there, as Flower's program
+``flwr-clientapp`` does, unless its parent has imported the code of this very FAB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from coterie.generators import collect_generators, reseed_generators
+
+#: Third-party modules that Flower and Coterie's ClientApp import for a training request.
+LIBRARIES = (
+    "flwr.supernode.runtime.run_clientapp",
+    "flwr.clientapp",
+    "httpcore",
+    "h11",
+    "torch",
+    "dp_accounting.pld",
+    "dp_accounting.rdp",
+    "scipy.stats",
+    "randomgen",
+    "safetensors.numpy",
+)
+# Modules that Coterie's ClientApp imports when a message needs them.
+_LAZY = ("coterie.client.handlers", "coterie.client.reply_cache", "coterie.client.dpsgd")
+
+
+def preload() -> None:
+    """Import the libraries; an app that needs a missing one reports the error."""
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            import_module(name)
+
+
+@dataclass(frozen=True)
+class App:
+    """An installed app.
+
+    ``fab_hash`` is the SHA-256 of its FAB in hexadecimal, ``folder`` holds its code.
+    """
+
+    fab_hash: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An app whose code this process has imported, and the random generators that the import created."""
+
+    app: App
+    generators: Sequence[object]
+
+
+def load(app: App) -> Loaded | None:
+    """Import the code of an app that messages of its runs will execute.
+
+    Returns None if this process must not be forked, because the import has started a thread.
+    """
+    from flwr.clientapp.client_app import LoadClientAppError
+    from flwr.common.config import get_project_config
+    from flwr.supercore.object_ref import load_app
+
+    reseed_generators()
+    _forget("coterie")
+    config = get_project_config(app.folder)
+    with collect_generators() as generators:
+        load_app(config["tool"]["flwr"]["app"]["components"]["clientapp"], LoadClientAppError, app.folder)
+        for name in _LAZY:
+            with contextlib.suppress(ImportError):
+                import_module(name)
+    return Loaded(app, generators) if _single_threaded() else None
+
+
+def _single_threaded() -> bool:
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:  # not Linux
+        return threading.active_count() == 1
+
+
+def run(options: Mapping[str, Any], loaded: Loaded | None, installed: Callable[[App | None], None]) -> None:
+    """Run the ClientApp for one message.
+
+    All children start with the state of their parent. All random generators therefore get new seeds from the operating
+    system, and modules that are not from the message's app are forgotten: the app may have modules of their names.
+
+    Args:
+        options: those of Flower's `run_clientapp`.
+        loaded: the app that this process has imported, if any.
+        installed: called before any code of the message's app runs, with the app if it is not ``loaded``.
+    """
+    from flwr.supernode.runtime import run_clientapp as flower
+
+    reseed_generators()
+    if loaded is None:
+        _forget("coterie")
+    install, loader = vars(flower)["install_from_fab"], vars(flower)["get_load_client_app_fn"]
+
+    def install_once(fab: bytes, **how: Any) -> Path:
+        fab_hash = hashlib.sha256(fab).hexdigest()
+        if loaded is not None:
+            if loaded.app.fab_hash == fab_hash and os.path.isdir(loaded.app.folder):
+                installed(None)
+                return Path(loaded.app.folder)
+            _forget_app(loaded.app)
+        folder = Path(install(fab, **how))
+        installed(App(fab_hash, str(folder)))
+        return folder
+
+    def loader_that_reseeds(**how: Any) -> Callable[..., Any]:
+        def load_client_app(*fab: str) -> Any:
+            with collect_generators() as generators:
+                client_app = loader(**how)(*fab)
+            reseed_generators([*generators, *(loaded.generators if loaded else ())])
+            return client_app
+
+        return load_client_app
+
+    vars(flower).update(install_from_fab=install_once, get_load_client_app_fn=loader_that_reseeds)
+    flower.run_clientapp(**options)
+
+
+def _forget(package: str) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
+
+
+def _forget_app(app: App) -> None:
+    """Remove an app's modules and its folder from what Python searches."""
+    folder = app.folder + os.sep
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    for name in {name.partition(".")[0] for name, file in files.items() if file and file.startswith(folder)}:
+        _forget(name)
+    sys.path[:] = [path for path in sys.path if path != app.folder]

@@ -1,0 +1,225 @@
+"""Flower's SuperExec for a client, with a short start of the ClientApp.
+
+Flower's SuperExec starts the program ``flwr-clientapp`` for every message, which imports Flower and PyTorch each time.
+This one imports them once, and forks the process of a message (:mod:`coterie.flower.clientapp`). A message still has a
+process of its own, which ends with it: nothing of it is there for the next one, and a crash costs one message.
+
+A SuperExec has threads, and a fork of a process with threads is not safe. A server process therefore does the forking:
+it is itself forked before any thread starts, and receives the options of each ClientApp through an anonymous pipe,
+which no other user can open. It shares its memory with the SuperExec, and ends with it.
+
+The process of a first message reports which app it has installed. The server then forks a template process, which
+imports the code of this app, and forks the processes of later messages. They import nothing; one whose message is for
+another app forgets the code, installs its own app, and reports it: the template is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from logging import ERROR
+from multiprocessing import active_children, get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
+from typing import Any
+
+from flwr.supercore import log
+from flwr.supercore.cli.flower_superexec import flower_superexec
+from flwr.supercore.constant import ExecutorType, TaskType
+from flwr.supercore.superexec import run_superexec as flower
+from flwr.supercore.superexec.executor import ExecutionSpec, Executor, LaunchResult, SubprocessExecutor
+from flwr.supercore.tls import validate_and_resolve_root_certificates
+
+from coterie.flower import clientapp
+from coterie.flower.clientapp import App, Loaded
+
+# Seconds between two requests to the SuperNode for a message, at least; Flower waits 1 s after each. The SuperNode of
+# `coterie client` answers when there is one, or after 1 s.
+_POLL_SECONDS = 0.5
+_FORK = get_context("fork")
+_INSTALLED, _LOADED = "installed", "loaded"  # reports
+
+
+class ForkingExecutor(SubprocessExecutor):
+    """Flower's executor, but ClientApps are forked. Create it before any thread starts."""
+
+    def __init__(self) -> None:
+        requests, self._requests = _FORK.Pipe(duplex=False)
+        self._server = _FORK.Process(target=_serve, args=(requests, self._requests))
+        self._server.start()
+        requests.close()
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        """Start the process of a task: a program of Flower's for other apps, and if the server process was killed."""
+        if spec.task_type is not TaskType.CLIENT_APP:
+            return super().launch(spec)
+        options = {
+            "runtime_api_address": spec.runtime_api_address,
+            "token": spec.token,  # on a command line, other users could read it
+            "insecure": spec.insecure,
+            "certificates": validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure),
+            "parent_pid": spec.parent_pid,
+            "runtime_dependency_install": spec.runtime_dependency_install,
+        }
+        try:
+            self._requests.send(options)
+        except OSError:
+            return super().launch(spec)
+        return LaunchResult.accepted()
+
+    def close(self) -> None:
+        """End the server process and the processes of all messages."""
+        self._requests.close()
+
+
+class _Server:
+    """Forks the process of each message, or has the template of the current app do it."""
+
+    def __init__(self, requests: Connection) -> None:
+        self._requests = requests
+        self._reports, self._report = _FORK.Pipe(duplex=False)  # by ClientApps and templates, of apps
+        self._app: App | None = None
+        self._template: Connection | None = None  # requests for the template of this app
+        self._ready = False  # whether it has imported the code
+        self._importer: BaseProcess | None = None
+
+    def serve(self) -> None:
+        """Serve until the other end of ``requests`` is closed; then end all processes."""
+        while True:
+            ready = wait([self._requests, self._reports])
+            if self._reports in ready:
+                self._on_report(*json.loads(self._reports.recv_bytes()))
+                continue
+            try:
+                options = self._requests.recv()
+            except EOFError:
+                break
+            self._launch(options)
+        if self._template is not None:
+            self._template.close()
+        for process in active_children():
+            if process is not self._importer:  # which ends its own children
+                process.terminate()
+
+    def _launch(self, options: dict[str, Any]) -> None:
+        if self._template is not None and self._ready:
+            try:
+                self._template.send(options)
+                return
+            except OSError:  # it was killed
+                self._retire()
+        _fork(options, None, self._report, [self._requests, self._reports])
+
+    def _on_report(self, event: str, fab_hash: str, folder: str) -> None:
+        app = App(fab_hash, folder)
+        if event == _LOADED:
+            self._ready |= app == self._app
+        elif app != self._app:
+            self._retire()
+            requests, self._template = _FORK.Pipe(duplex=False)
+            unused = [self._requests, self._reports, self._template]
+            self._importer = _FORK.Process(target=_import_and_fork, args=(app, requests, self._report, unused))
+            self._importer.start()
+            requests.close()
+            self._app = app
+
+    def _retire(self) -> None:
+        """Let the template end when its messages have."""
+        if self._template is not None:
+            with contextlib.suppress(OSError):
+                self._template.send(None)
+            self._template.close()
+        self._app, self._template, self._importer, self._ready = None, None, None, False
+
+
+def _serve(requests: Connection, other_end: Connection) -> None:
+    other_end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the SuperExec handles it, and closes its end
+    _Server(requests).serve()
+
+
+def _import_and_fork(app: App, requests: Connection, report: Connection, unused: Sequence[Connection]) -> None:
+    """Import the app's code, report it, and fork the process of each message."""
+    for connection in unused:
+        connection.close()
+    loaded = clientapp.load(app)
+    if loaded is None:
+        return
+    _send(report, _LOADED, app)
+    while True:
+        try:
+            options = requests.recv()
+        except EOFError:
+            break
+        if options is None:
+            return  # Python waits for the processes of messages
+        _fork(options, loaded, report, [requests])
+    for process in active_children():
+        process.terminate()
+
+
+def _fork(options: dict[str, Any], loaded: Loaded | None, report: Connection, unused: Sequence[Connection]) -> None:
+    try:
+        _FORK.Process(target=_run, args=(options, loaded, report, unused)).start()
+    except OSError as error:  # out of memory; Flower reports the message as failed after a while
+        log(ERROR, "cannot start the ClientApp: %s", error)
+
+
+def _run(options: dict[str, Any], loaded: Loaded | None, report: Connection, unused: Sequence[Connection]) -> None:
+    for connection in unused:
+        connection.close()
+
+    def installed(app: App | None) -> None:
+        if app is not None:
+            _send(report, _INSTALLED, app)
+        report.close()
+
+    clientapp.run(options, loaded, installed)
+
+
+def _send(report: Connection, event: str, app: App) -> None:
+    """Report as JSON: the code of an app runs in processes that hold this connection, and a pickle could be code."""
+    report.send_bytes(json.dumps([event, app.fab_hash, app.folder]).encode())
+
+
+def _executor_for(
+    forking: Executor, others: Callable[..., Executor], executor_type: ExecutorType, *arguments: Any, **options: Any
+) -> Executor:
+    return forking if executor_type is ExecutorType.SUBPROCESS else others(executor_type, *arguments, **options)
+
+
+class Pace:
+    """Sleeps until the given seconds have passed since it last returned."""
+
+    def __init__(self) -> None:
+        self._latest = -math.inf
+
+    def __call__(self, seconds: float) -> None:
+        time.sleep(max(0.0, self._latest + seconds - time.monotonic()))
+        self._latest = time.monotonic()
+
+
+def main() -> None:
+    """Run the SuperExec; the flags in ``sys.argv`` are those of ``flower-superexec``."""
+    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(_POLL_SECONDS))
+    vars(flower)["time"] = SimpleNamespace(sleep=Pace())
+    clientapp.preload()
+    executor = ForkingExecutor()
+    vars(flower)["get_executor"] = partial(_executor_for, executor, vars(flower)["get_executor"])
+    sys.argv[0] = "flower-superexec"
+    try:
+        flower_superexec()
+    finally:
+        executor.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Flower's SuperNode with a short reaction time: ``python -m coterie.flower.supernode [--fab-hash HASH] FLAGS...``.
+
+It starts :mod:`coterie.flower.superexec` instead of Flower's SuperExec. For 15 s after a message, it polls the
+SuperLink more often than Flower's SuperNode does. A request of the SuperExec for a task is answered when there is one,
+and a reply is sent on as soon as the ClientApp has pushed it; Flower's programs poll each other for both.
+
+The SuperLink delivers a run's app, a FAB, to the SuperNode, which hands it to the ClientApp's process. There it is
+installed, and its code runs instead of any package of the same name. ``HASH`` is SHA-256 of the one FAB that is
+accepted; messages of any other run are answered with Flower's error INVALID_FAB, before their FAB is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import inspect
+import math
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial, wraps
+from logging import ERROR
+from types import SimpleNamespace
+from typing import Any
+
+from flwr.app import Message
+from flwr.common.constant import APP_DIR, FAB_HASH_TRUNCATION
+from flwr.supercore import log
+from flwr.supercore.fab import Fab
+from flwr.supercore.run import Run
+from flwr.supercore.utils import get_flwr_home
+from flwr.supernode import start_client_internal as flower
+
+from coterie.deploy.app_bundle import checked_hash, describe
+from coterie.deploy.edge import SUPEREXEC
+from coterie.deploy.errors import DeployError
+from coterie.flower import backoff
+
+# Seconds between two requests to the SuperLink for a message, at least; and seconds that Flower's SuperNode waits. In
+# between, a fifth of the time since the latest message, so that idle nodes do not load the SuperLink.
+_MIN_POLL, _FLOWERS_POLL = 0.5, 3.0
+# Seconds that a request of the SuperExec waits for a task; the end of the SuperNode waits for this request.
+_LONG_POLL = 1.0
+#: What this module needs of Flower's function that receives a message and the app that it is for.
+_NEEDED = {"state", "object_store", "receive", "get_run", "get_fab"}
+
+
+class RefusedError(Exception):
+    """A run's app is not the pinned one; the message names its hash."""
+
+
+def pin(expected: str) -> None:
+    """Restrict this process's SuperNode to one FAB.
+
+    Args:
+        expected: SHA-256 of the FAB, in hexadecimal.
+
+    Raises:
+        DeployError: this version of Flower is not supported.
+    """
+    pull = getattr(flower, "_pull_and_store_message", None)
+    if pull is None or not set(inspect.signature(pull).parameters) >= _NEEDED:
+        raise DeployError("--fab-hash: not supported with this version of flwr; install flwr 1.39")
+    flower._pull_and_store_message = guarded(pull, expected)
+
+
+def guarded(pull: Callable[..., int | None], expected: str) -> Callable[..., int | None]:
+    """Wrap Flower's ``pull`` to reply with an error if the run's FAB is not the expected one."""
+
+    def pull_pinned(
+        *,
+        receive: Callable[[], tuple[Message, Any] | None],
+        get_run: Callable[[int], Run],
+        get_fab: Callable[[str, int], Fab],
+        **others: Any,
+    ) -> int | None:
+        received: list[Message] = []
+        runs: list[Run] = []
+
+        def receive_one() -> tuple[Message, Any] | None:
+            if (pair := receive()) is not None:
+                received.append(pair[0])
+            return pair
+
+        def get_one_run(run_id: int) -> Run:
+            runs.append(get_run(run_id))
+            return runs[-1]
+
+        def get_pinned(fab_hash: str, run_id: int) -> Fab:
+            if fab_hash != expected:
+                raise RefusedError(f"its FAB has the hash {fab_hash}")
+            fab = get_fab(fab_hash, run_id)
+            if (digest := hashlib.sha256(fab.content).hexdigest()) != expected:
+                raise RefusedError(f"the SuperLink sent a FAB with the hash {digest} instead")
+            app = describe(fab.content)
+            if (runs[-1].fab_id, runs[-1].fab_version) != (app.id, app.version):
+                # Flower looks for an installed app by the names that the SuperLink gives
+                raise RefusedError(f"the SuperLink names it {runs[-1].fab_id} {runs[-1].fab_version}")
+            return fab
+
+        try:
+            return pull(receive=receive_one, get_run=get_one_run, get_fab=get_pinned, **others)
+        except RefusedError as refused:
+            (message,) = received
+            run_id = message.metadata.run_id
+            log(ERROR, "run %s rejected: %s; --fab-hash allows only %s", run_id, refused, expected)
+            reply = Message(flower.FAB_VERIFICATION_ERROR, reply_to=message)
+            flower._insert_message(reply, others["state"], others["object_store"])
+            return run_id
+
+    return pull_pinned
+
+
+def forget_installed(expected: str) -> None:
+    """Remove an installation named like the pinned app: Flower would reuse it, and names hold only 8 hash digits."""
+    for folder in (get_flwr_home() / APP_DIR).glob(f"*.{expected[:FAB_HASH_TRUNCATION]}"):
+        shutil.rmtree(folder)
+
+
+def shorten_start() -> None:
+    """Have Flower start :mod:`coterie.flower.superexec` where it starts the program flower-superexec."""
+
+    def popen(command: list[str]) -> subprocess.Popen[bytes]:
+        program, *flags = command
+        return subprocess.Popen([*SUPEREXEC, *flags] if program == "flower-superexec" else command)
+
+    vars(flower)["subprocess"] = SimpleNamespace(Popen=popen)
+
+
+def shorten_waits() -> None:
+    """End the waits for a task and for a reply when there is one; another version of Flower keeps its own waits."""
+    from flwr.supernode.servicer.runtime import runtime_handlers
+
+    handlers, main = vars(runtime_handlers), vars(flower)
+    if not {"acquire_task", "push_messages", "push_object"} <= handlers.keys() or "_push_messages" not in main:
+        return
+    task, pushed = threading.Event(), threading.Event()
+    handlers["acquire_task"] = waiting(handlers["acquire_task"], task)
+    main["_pull_and_store_message"] = announced(main["_pull_and_store_message"], task)
+    for name in ("push_messages", "push_object"):
+        handlers[name] = announced(handlers[name], pushed)
+    main["time"] = SimpleNamespace(sleep=partial(_wait, pushed))
+
+
+def waiting(acquire: Callable[..., Any], task: threading.Event) -> Callable[..., Any]:
+    """Wrap Flower's ``acquire``: without a task, it waits for the event, at most 1 s, and looks once more."""
+
+    def acquire_when_there(*arguments: Any) -> Any:
+        task.clear()
+        acquired = acquire(*arguments)
+        return acquired if acquired.token or not task.wait(_LONG_POLL) else acquire(*arguments)
+
+    return acquire_when_there
+
+
+def announced(step: Callable[..., Any], event: threading.Event) -> Callable[..., Any]:
+    """Wrap a function of Flower's to set the event when it returns anything but None."""
+
+    @wraps(step)
+    def step_and_announce(*arguments: Any, **options: Any) -> Any:
+        if (result := step(*arguments, **options)) is not None:
+            event.set()
+        return result
+
+    return step_and_announce
+
+
+def _wait(event: threading.Event, seconds: float) -> None:
+    event.wait(seconds)
+    event.clear()
+
+
+def shorten_polls() -> None:
+    """Have Flower ask for messages more often during a run; another version of Flower keeps its own interval."""
+    if (pull := getattr(flower, "_pull_and_store_message", None)) is not None:
+        vars(flower)["_pull_and_store_message"] = eager(pull)
+
+
+def eager(pull: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Wrap Flower's ``pull`` to repeat it sooner than Flower does while it returns no message."""
+    latest = -math.inf
+
+    def pull_soon(**options: Any) -> int | None:
+        nonlocal latest
+        while (run_id := pull(**options)) is None:
+            pause = max(_MIN_POLL, (time.monotonic() - latest) / 5)
+            if pause >= _FLOWERS_POLL:
+                return None
+            time.sleep(pause)
+        latest = time.monotonic()
+        return run_id
+
+    return pull_soon
+
+
+def main(arguments: list[str]) -> None:
+    """Run the SuperNode; arguments other than --fab-hash are passed to Flower's."""
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--fab-hash")
+    options, flags = parser.parse_known_args(arguments)
+    try:
+        if options.fab_hash is not None:
+            expected = checked_hash(options.fab_hash)
+            pin(expected)
+            forget_installed(expected)
+    except (DeployError, OSError) as error:
+        sys.exit(f"error: {error}")
+    shorten_start()
+    backoff.shorten()
+    shorten_waits()
+    shorten_polls()
+    sys.argv = ["flower-supernode", *flags]
+    flower_supernode()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,102 @@
+"""Result table of a run in the terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from coterie.report import formats
+from coterie.report.runs import clusters_records
+from coterie.results import Diagnostics, Outcome
+
+
+def result_table(outcome: Outcome, certificate: Mapping[str, Any]) -> Table:
+    """Return the table of scores and privacy guarantee for a terminal.
+
+    Args:
+        outcome: the result.
+        certificate: `privacy.json`; empty if there is none, which means no privacy.
+
+    Rich markup in either is not interpreted.
+    """
+    table = Table(
+        title=Text(" · ".join(name or formats.MISSING for name in (outcome.strategy, outcome.dataset))),
+        title_style="bold",
+        title_justify="left",
+        box=box.ROUNDED,
+        show_header=False,
+        pad_edge=True,
+    )
+    scores = outcome.diagnostics or Diagnostics()
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in _scores(outcome, scores):
+        table.add_row(label, value)
+    if outcome.diagnostics and (certificate.get("unit") or "none") != "none":
+        table.add_row("", Text("exact diagnostics: outside the guarantee", "yellow"))
+    if scores.evaluated_clients:
+        table.add_row("", Text(f"of {scores.evaluated_clients} clients, drawn at random"))
+    if mixture := formats.mixture(outcome.notes):
+        table.add_row("Mixture", mixture)
+    table.add_section()
+    for label, value in _privacy(certificate):
+        table.add_row(label, value)
+    table.add_section()
+    table.add_row("Rounds", Text(_timing(outcome)))
+    return table
+
+
+def _scores(outcome: Outcome, scores: Diagnostics) -> list[tuple[str, str | Text]]:
+    if clusters_records(outcome.strategy):
+        return _record_scores(outcome, scores)
+    if outcome.evaluate == "private":  # the only released score
+        return [("Noisy mean accuracy", Text(formats.percent(outcome.accuracy), "bold"))]
+    groups = scores.group_accuracy or ()
+    return [
+        ("Accuracy", Text(formats.percent(scores.accuracy), "bold")),
+        ("Worst group", formats.percent(scores.worst_group_accuracy)),
+        *([("Each group", ", ".join(map(formats.percent, groups)))] if groups else []),
+        ("Clusters found", formats.of_total(scores.groups_found, scores.groups)),
+        ("Clustering accuracy", formats.percent(scores.clustering_accuracy)),
+    ]
+
+
+def _record_scores(outcome: Outcome, scores: Diagnostics) -> list[tuple[str, str | Text]]:
+    """Return scores of record clusters against classes, and the clients without a reply."""
+    missing = outcome.notes.get("missing")
+    missing_text = formats.MISSING if missing is None else formats.listed(missing) if missing else "none"
+    return [
+        ("NMI", Text(formats.index(scores.nmi), "bold")),
+        ("Kappa", formats.index(scores.kappa)),
+        ("Adjusted Rand", formats.index(scores.ari)),
+        ("Accuracy", f"{formats.percent(scores.accuracy)} of records, with clusters matched to classes"),
+        ("Clients missing", missing_text),
+    ]
+
+
+def _privacy(certificate: Mapping[str, Any]) -> list[tuple[str, Text]]:
+    unit = certificate.get("unit") or "none"
+    reasons = "; ".join(map(str, certificate.get("reasons") or ()))
+    if unit == "none":
+        return [("Privacy", Text.assemble(("none, ε = ∞", "bold yellow"), reasons and f": {reasons}"))]
+    loss = f"ε = {formats.epsilon(certificate.get('epsilon'))}, δ = {formats.number(certificate.get('delta'))}"
+    adjacency = certificate.get("adjacency") or f"per {unit}"
+    rows = [("Privacy", Text(f"{loss} ({adjacency})"))]
+    if certificate.get("certified"):
+        return [*rows, ("Certified", Text("yes", "bold green"))]
+    reasons = reasons or "no reason was recorded"
+    return [*rows, ("Certified", Text.assemble(("no", "bold yellow"), f": {reasons}"))]
+
+
+def _timing(outcome: Outcome) -> str:
+    parts = [
+        f"{formats.number(outcome.rounds)} in {formats.duration(outcome.seconds_training)}",
+        f"{formats.duration(outcome.seconds_per_round)} each",
+    ]
+    if outcome.seconds_total is not None:
+        parts.append(f"{formats.duration(outcome.seconds_total)} in total")
+    if outcome.peak_rss_mb is not None:
+        parts.append(f"peak memory {outcome.peak_rss_mb:.0f} MB")
+    return ", ".join(parts)

@@ -1,0 +1,103 @@
+"""Simulate a run with its clients on this machine or on a Ray cluster.
+
+No engine knows of runs, and a deployed server needs no engine: both are imported where a simulation starts.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import TYPE_CHECKING
+
+from coterie.server.config import RunConfig
+from coterie.server.folder import RunFolder
+from coterie.server.run import execute
+from coterie.settings import ConfigError
+
+if TYPE_CHECKING:
+    from coterie.datasets import Federation, OwnFederation
+    from coterie.results import Outcome
+
+
+def prepare(config: RunConfig, engine: str = "local", cores: int | None = None) -> None:
+    """Check engine, data and device before the run starts; clients then use the loaded data.
+
+    Args:
+        config: of the run.
+        engine: "local" or "ray".
+        cores: as for :func:`simulate`.
+
+    Raises:
+        ConfigError: a setting does not suit the engine or this machine.
+        DataError: the data cannot be loaded.
+        ModelError: the network does not support DP-SGD, which the run needs.
+    """
+    from coterie.datasets import OWN_DATA
+    from coterie.engine import start_server, workers_for
+
+    if engine != "ray":
+        config.simulation.check_unused("with the local engine; use --engine ray, or leave it out")
+        if workers_for(config.trainings, config.training.device, cores or _cores()):
+            start_server()  # it imports PyTorch while this process does
+    from coterie.client import federation
+
+    data = federation(config.for_clients())
+    if config.data.dataset == OWN_DATA:
+        for client in range(data.clients):
+            data.shard(client)
+    if config.privacy.privacy_unit == "record" and config.method.produces == "models":
+        _check_per_record(config, data)
+    if config.training.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("device = 'cuda': PyTorch finds no GPU on this machine; use auto or cpu")
+
+
+def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None) -> Outcome:
+    """Run with simulated clients.
+
+    Args:
+        folder: the open folder of the run, which stays open.
+        engine: "local" or "ray".
+        cores: cores of this machine for clients of the local engine; None: all.
+
+    Raises:
+        RunError: see :func:`coterie.server.run`.
+        EngineError: the Ray engine cannot be used.
+    """
+    from coterie.client import torch_device
+    from coterie.engine import SummingGrid, run_on_ray, workers_for
+
+    config = folder.config
+    gc.freeze()  # collecting the garbage of all imported libraries would take as long as some rounds
+    if engine == "local":
+        workers = workers_for(config.trainings, torch_device(config.training.device), cores or _cores())
+        grid = SummingGrid(config.data.clients, workers, folder.report_progress)
+        try:
+            return execute(folder, grid)
+        finally:
+            grid.close()
+    outcomes: list[Outcome] = []
+    run_on_ray(
+        lambda grid: outcomes.append(execute(folder, grid)),
+        config.data.clients,
+        address=config.simulation.ray_address,
+        client_cpus=config.simulation.client_cpus,
+        folder=folder.path,
+    )
+    return outcomes[0]
+
+
+def _check_per_record(config: RunConfig, data: Federation | OwnFederation) -> None:
+    """Check that the network of a user supports DP-SGD; Coterie's own are known to."""
+    from coterie.models import MODELS, build
+
+    if config.training.model not in MODELS:
+        from coterie.client.dpsgd import check_supported
+
+        check_supported(build(config.training.model, *config.examples), data)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,377 @@
+"""The loop of a run: exchanges, checkpoints and evaluations, until the last round or the end of the budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from logging import WARNING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from coterie.privacy import BudgetError, Event, Summed, epsilon
+from coterie.rounds import Checkpoint, EvaluationExchange, Exchange, PartialSums, Run, StrategyError, SupportsSums
+from coterie.strategies.method import Method, Models
+from coterie.strategies.post_processing import finish_round
+from coterie.wire.messages import DIVERGED, pack_models, unpack_models
+
+if TYPE_CHECKING:
+    from coterie.strategies.strategy import ClusteredStrategy
+
+#: Flower's transport errors: the node or its process is gone, or the time is over.
+TRANSPORT_ERRORS = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
+# Attempts to receive a reply from silent clients, where too few replies come.
+_ATTEMPTS = 3
+# Rounds without any finite update after which a run ends, and the largest parameter of a model that did not diverge.
+_HOPELESS, _LARGEST = 3, 1e9
+
+
+def run_rounds(
+    strategy: ClusteredStrategy,
+    grid: Grid,
+    initial_arrays: ArrayRecord,
+    num_rounds: int,
+    timeout: float,
+    train_config: ConfigRecord,
+    evaluate_config: ConfigRecord,
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+) -> Result:
+    """Run all rounds after the last checkpoint; see ``ClusteredStrategy.start``."""
+    run, recorder = strategy.run, strategy.recorder
+    models, mean, first = _starting_point(strategy, initial_arrays)
+    _recalibrate(strategy, first, num_rounds)
+    run.registry.wait_for_all(grid)
+    _warn_of_refused_evaluation(strategy)
+    result = Result()
+    last, diverged = first, False
+
+    def evaluate(number: int) -> dict[str, Any]:
+        metrics = _evaluate(strategy, grid, number, result.arrays, evaluate_config, timeout)
+        if metrics is not None:
+            result.evaluate_metrics_clientapp[number] = metrics
+        return dict(metrics or {})
+
+    result.arrays = pack_models(models if mean is None else mean, run.state.layout)
+    try:
+        numbers = _rounds_to_run(run, first, num_rounds)
+        for number in numbers:
+            if strategy.finished:
+                break
+            started = time.perf_counter()
+            _require_clients(strategy, grid, number)
+            models, metrics = _train(strategy, grid, number, models, train_config, timeout)
+            run.state = run.state.resized(len(models))
+            mean = strategy.options.averaging(mean, models, number, num_rounds)
+            result.arrays = pack_models(models if mean is None else mean, run.state.layout)
+            line = _line(run, number, metrics) | {"seconds": time.perf_counter() - started}
+            state = run.state
+            recorder.checkpoint(Checkpoint(number, models, state.layout, state.histogram, mean, state.arrays), line)
+            last = number
+            if metrics is not None:
+                result.train_metrics_clientapp[number] = metrics
+            if strategy.evaluation_due(number, last=number == numbers[-1] or strategy.finished):
+                line |= evaluate(number)
+            if evaluate_fn and (central := evaluate_fn(number, result.arrays)) is not None:
+                result.evaluate_metrics_serverapp[number] = central
+            line |= _participation(run) | {"seconds": time.perf_counter() - started}
+            recorder.round_finished(line)
+            diverged = _check_divergence(run, models, number, number - first, diverged)
+        if last == first and strategy.evaluation_due(first, last=True):  # killed before the last evaluation
+            evaluate(first)
+    except BudgetError as refused:
+        run.state = replace(run.state, stopped=str(refused))
+        log(WARNING, "stopped by the budget: %s", refused)
+    return result
+
+
+# ---- the exchanges of a round -----------------------------------------------------------------------------
+
+
+class TrainingRound:
+    """One round of a method, to iterate over its exchanges and to collect the replies of each.
+
+    Args:
+        method: whose generator yields the phases.
+        number: of the round.
+        models: (k, d).
+
+    Attributes:
+        models: after the last exchange, the (k', d) new models.
+        metrics: after the last exchange, those of the round.
+    """
+
+    def __init__(self, method: Method, number: int, models: Models) -> None:
+        self._method, self._number = method, number
+        self.models, self.metrics = models, MetricRecord()
+
+    def __iter__(self) -> Iterator[Exchange[Any, Any]]:
+        steps = self._method.round(self._number, self.models)
+        phase = next(steps)
+        while True:
+            exchange = Exchange(self._method.run, phase, self._number)
+            yield exchange
+            released = exchange.release()
+            try:
+                phase = steps.send(released)
+            except StopIteration as stop:
+                self.models, self.metrics = finish_round(self._method, self._number, stop.value, released)
+                return
+
+
+def client_config(config: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """The configuration for clients in round ``number``, whose step size decays from round to round."""
+    if "lr" not in config:
+        return dict(config)
+    return {**config, "lr": config["lr"] * float(config.get("lr-decay", 1.0)) ** (number - 1)}
+
+
+def open_evaluation(method: Method, number: int, models: Models, config: ConfigRecord) -> EvaluationExchange:
+    """An evaluation of models by the registered clients, or by those that evaluate."""
+    run, options = method.run, method.options
+    run.state = replace(run.state, config=dict(config))
+    clients = method.present
+    if options.evaluate != "private" and 0 < options.evaluate_clients < len(clients):
+        present = [client for client in run.evaluation_order if client in run.registry.nodes]
+        clients = sorted(present[: options.evaluate_clients])
+    aggregate = options.evaluate_metrics_aggr_fn
+    return EvaluationExchange(run, method.evaluation(), number, models, method.assignments(number), aggregate, clients)
+
+
+def _train(
+    strategy: ClusteredStrategy, grid: Grid, number: int, models: Models, config: ConfigRecord, timeout: float
+) -> tuple[Models, MetricRecord | None]:
+    """Run the exchanges of a round; return its models and metrics."""
+    if strategy.overrides("configure_train", "aggregate_train"):
+        return _train_by_hooks(strategy, grid, number, models, config, timeout)
+    strategy.run.state = replace(strategy.run.state, config=client_config(config, number))
+    training = TrainingRound(strategy, number, models)
+    for exchange in training:
+        exchange.collect(_replies(strategy, grid, exchange, exchange.batch.messages.values(), timeout))
+    return training.models, training.metrics
+
+
+def _train_by_hooks(
+    strategy: ClusteredStrategy, grid: Grid, number: int, models: Models, config: ConfigRecord, timeout: float
+) -> tuple[Models, MetricRecord | None]:
+    arrays = pack_models(models, strategy.layout)
+    while True:
+        messages = strategy.configure_train(number, arrays, config, grid)
+        if strategy.open_exchange is None:  # a subclass that sends messages of its own
+            replies = _send(grid, messages, timeout)
+        else:
+            replies = _replies(strategy, grid, strategy.open_exchange, messages, timeout)
+        updated, metrics = strategy.aggregate_train(number, replies)
+        if updated is not None:
+            models, layout = unpack_models(updated)
+            strategy.run.state = replace(strategy.run.state, layout=layout)
+            return models, metrics
+
+
+def _evaluate(
+    strategy: ClusteredStrategy, grid: Grid, number: int, arrays: ArrayRecord, config: ConfigRecord, timeout: float
+) -> MetricRecord | None:
+    """The metrics of an evaluation; None without any."""
+    if strategy.overrides("configure_evaluate", "aggregate_evaluate"):
+        messages = strategy.configure_evaluate(number, arrays, config, grid)
+        return strategy.aggregate_evaluate(number, _send(grid, messages, timeout))
+    exchange = open_evaluation(strategy, number, unpack_models(arrays)[0], config)
+    return strategy.evaluated(exchange, _send(grid, exchange.batch.messages.values(), timeout))
+
+
+def _replies(
+    strategy: ClusteredStrategy, grid: Grid, exchange: Exchange[Any, Any], messages: Iterable[Message], timeout: float
+) -> Iterator[Message]:
+    """Replies in order of arrival; silent clients receive the request again if replies are too few.
+
+    Partial sums of simulated clients are merged into the exchange, unless a subclass reads the replies.
+
+    Raises:
+        StrategyError: too few replies after all attempts.
+    """
+    messages, batch, number = list(messages), exchange.batch, exchange.request.round
+    min_replies, client_level = strategy.options.min_replies, strategy.plan.unit == "client"
+    least = 0 if client_level else math.ceil(min_replies * len(messages) - 1e-9)
+    new_sums = None if strategy.overrides("aggregate_train") else exchange.new_sums
+    silent = set(batch.messages)
+    for attempt in range(1, _ATTEMPTS + 1):
+        for reply in _received(grid, messages, timeout, new_sums):
+            if isinstance(reply, PartialSums):
+                silent -= exchange.merge(reply)
+                continue
+            if least and reply.has_error() and reply.error.code in TRANSPORT_ERRORS:
+                continue
+            if (client := batch.client_of(reply)) is not None:
+                silent.discard(client)
+            yield reply
+        short = least - (len(batch.messages) - len(silent))
+        if short <= 0:
+            return
+        log(WARNING, "round %s, attempt %s: no reply from clients %s", number, attempt, sorted(silent))
+        if attempt < _ATTEMPTS:
+            strategy.registry.wait_for(grid, short, among=silent)
+            messages = batch.repeat(silent)
+    raise StrategyError(
+        f"round {number}: no reply from clients {sorted(silent)} after {_ATTEMPTS} attempts, with min-replies = "
+        f"{min_replies:g}; completed rounds are saved: check the clients, then resume"
+    )
+
+
+def _received(
+    grid: Grid, messages: Iterable[Message], timeout: float, new_sums: Callable[[], Summed] | None
+) -> Iterable[Message | PartialSums]:
+    if new_sums is not None and isinstance(grid, SupportsSums):
+        return grid.send_and_sum(_timed(messages, timeout), new_sums)
+    return _send(grid, messages, timeout)
+
+
+def _send(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterable[Message]:
+    return grid.send_and_receive(_timed(messages, timeout), timeout=timeout)
+
+
+def _timed(messages: Iterable[Message], timeout: float) -> list[Message]:
+    """The messages, which expire after ``timeout`` seconds."""
+    messages = list(messages)
+    for message in messages:
+        message.metadata.ttl = timeout
+    return messages
+
+
+# ---- before and after rounds ------------------------------------------------------------------------------
+
+
+def _starting_point(strategy: ClusteredStrategy, initial_arrays: ArrayRecord) -> tuple[Models, Models | None, int]:
+    """Models, their mean, and the last completed round."""
+    run, checkpoint = strategy.run, strategy.options.resume_from
+    models, layout = unpack_models(initial_arrays)
+    run.state = replace(run.state, layout=layout)
+    models = strategy.initial_models(models)
+    if checkpoint is not None:
+        run.state = replace(run.state, layout=checkpoint.layout).resized(len(checkpoint.models))
+        return checkpoint.models, checkpoint.mean, checkpoint.round
+    if run.plan.clients_keep_ledgers:  # after a crash in round 1, clients receive the same request again
+        strategy.recorder.checkpoint(Checkpoint(0, models, layout, None, None, {}), {})
+    return models, None, 0
+
+
+def _rounds_to_run(run: Run, done: int, rounds: int) -> list[int]:
+    """The rounds after ``done``, without those that a crash ended after their charge, if these must not be repeated."""
+    remaining = range(done + 1, rounds + 1)
+    if run.plan.repeats_rounds:
+        return list(remaining)
+    if lost := run.ledger.training_rounds.intersection(remaining):
+        log(
+            WARNING,
+            "round(s) %s are skipped: they were charged before a crash, and their clients cannot contribute again; "
+            "epsilon and noise stay as planned",
+            ", ".join(map(str, sorted(lost))),
+        )
+    return [number for number in remaining if number not in lost]
+
+
+def _recalibrate(strategy: ClusteredStrategy, done: int, rounds: int) -> None:
+    """After a crash that wasted charges: recalibrate the noise of the remaining rounds to the budget."""
+    plan, spent, remaining = strategy.plan, strategy.ledger.events, rounds - done
+    if plan.clients_keep_ledgers:  # every client has its own ledger, and drops out when its budget is spent
+        return
+    if not plan.repeats_rounds:  # every planned round is charged once
+        return
+    if strategy.options.evaluate == "private" and (every := strategy.options.evaluate_every):
+        spent += Counter({plan.evaluation_event(): strategy.evaluations(rounds, every) - done // every})
+
+    def over(events: Counter[Event]) -> bool:
+        return epsilon(events, plan.delta, plan.accountant) > plan.epsilon * (1 + 1e-9)
+
+    wasted = len(strategy.ledger.charges) > done and remaining > 0
+    if not wasted or over(plan.planned()) or not over(spent + Counter({plan.event(): remaining})):
+        return
+    noise = plan.noise_for(remaining, spent)
+    log(
+        WARNING,
+        "charges were lost in a crash; to stay within epsilon = %g, the remaining %s round(s) use noise multiplier "
+        "%.3f instead of %.3f",
+        plan.epsilon,
+        remaining,
+        noise,
+        plan.noise_multiplier,
+    )
+    strategy.run.state = replace(strategy.run.state, plan=plan.recalibrated(noise))
+
+
+def _warn_of_refused_evaluation(strategy: ClusteredStrategy) -> None:
+    """Warn before the first round if the run evaluates and clients have announced that they refuse."""
+    refusing, registered = strategy.registry.unevaluated, len(strategy.registry.nodes)
+    if refusing and strategy.options.evaluate_every:
+        some = ", ".join(map(str, sorted(refusing)[:10])) + (", ..." if len(refusing) > 10 else "")
+        log(
+            WARNING,
+            "%s of %s registered clients refuse evaluation, which their own budgets do not cover (clients %s); scores "
+            "are of the others: set evaluate = off, or diagnostics = true in their node configurations",
+            len(refusing),
+            registered,
+            some,
+        )
+
+
+def _require_clients(strategy: ClusteredStrategy, grid: Grid, number: int) -> None:
+    """Update the registered clients before a round.
+
+    Raises:
+        StrategyError: fewer than ``min_clients`` are registered. At client level it applies to round 1 only.
+    """
+    registry = strategy.registry
+    enough = registry.wait_for(grid, strategy.options.min_clients)
+    if not enough and (strategy.plan.unit != "client" or not strategy.ledger.charges):
+        raise StrategyError(
+            f"round {number}: {len(registry.nodes)} clients are registered after {registry.wait:g} s, fewer than "
+            f"min-clients = {strategy.options.min_clients}; completed rounds are saved: check the clients, then resume"
+        )
+
+
+def _line(run: Run, number: int, metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Metrics of a round, from released values."""
+    line: dict[str, Any] = {"round": number, **(metrics or {})}
+    moves = line.pop("reseeded", [])
+    line["reseeded"] = [moves[i : i + 2] for i in range(0, len(moves), 2)]  # pairs: from, to
+    if run.state.notes:
+        line["notes"] = run.state.notes
+        run.state = replace(run.state, notes={})
+    return line
+
+
+def _check_divergence(run: Run, models: Models, number: int, done: int, diverged: bool) -> bool:
+    """Return whether models diverged in this round or before, with a warning for the first; no reply ends a run alone.
+
+    Raises:
+        StrategyError: no client gave a valid reply in `_HOPELESS` rounds because training diverged. At client level,
+            where rounds are released regardless of replies, the run goes on.
+    """
+    statistics = run.statistics
+    hopeless = run.plan.unit != "client" and done >= _HOPELESS and not statistics.accepted
+    if hopeless and any(reason.endswith(DIVERGED) for reason in statistics.dropped):
+        raise StrategyError(f"round {number}: no client has sent a valid update")
+    largest = float(np.abs(models).max(initial=0.0))
+    if diverged or largest <= _LARGEST:
+        return diverged
+    log(WARNING, "round %s: a parameter of the models is %.3g: %s", number, largest, DIVERGED)
+    return True
+
+
+def _participation(run: Run) -> dict[str, Any]:
+    """Clients, replies and traffic of a round; nothing at client level, where cohorts are secret."""
+    counts = run.statistics.next_round()
+    if run.plan.unit == "client":
+        return {}
+    return {**counts, "clients_present": len(run.registry.nodes)}

@@ -1,0 +1,248 @@
+"""One-shot clustering of records, the base of PPFC-GAN, k-FED and FFCM.
+
+     1  every client i sends points X_i, computed from its records
+     2  the server clusters the union of all X_i: an encoder (or none) and k centroids
+     3  clients download these, and label every record with the nearest centroid
+
+Details
+- Clients without a valid reply before the deadline are ignored; the notes list them.
+- The run folder stores points on arrival. A resumed run sends the request to the remaining clients only.
+- Labels stay at the clients. With exact diagnostics, clients report numbers of records by label and class.
+- Device failures can be simulated: a random subset of clients receives no request. All clients label their records.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from logging import WARNING
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Message, MetricRecord
+from flwr.common.logger import log
+
+from coterie.rounds import EvaluationExchange, PointsPhase, StrategyError
+from coterie.settings import Settings, setting
+from coterie.strategies.method import Models, Parameters, Round
+from coterie.strategies.strategy import ClusteredStrategy
+from coterie.wire import LabelRequest, Request
+from coterie.wire.messages import Layout, PointsSpec
+
+if TYPE_CHECKING:
+    from coterie.models.autoencoder import Labeller
+
+FloatArray = npt.NDArray[np.float32]
+
+# Number of points whose codes and labels the run folder stores, for figures.
+_SHOWN = 2000
+_GATHERED, _CODES, _FAILED, _TRAFFIC = "gathered", "codes", "failures", "traffic"
+
+
+@dataclass(frozen=True)
+class OneShotSettings(Settings):
+    """Settings of every method that clusters records."""
+
+    device_failures: float = setting(
+        0.0, "simulated share of clients that fail before they reply", at_least=0, at_most=0.99
+    )
+    upload_limit: int = setting(256, "maximum size of the points of one client, in megabytes", at_least=1)
+
+
+class OneShot(ClusteredStrategy):
+    """One round: points of every client, one clustering of all, labels at the clients.
+
+    The plan is of one round and one model. Required options: ``clusters``, the number of clusters of records, k, and
+    ``example_shape``.
+    """
+
+    clustered: ClassVar[bool] = False
+    produces: ClassVar[Literal["models", "labels"]] = "labels"
+    units: ClassVar[tuple[str, ...]] = ("none",)
+    settings: OneShotSettings
+    needs: ClassVar[tuple[str, ...]] = ("example_shape",)
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "clusters": 10,
+        "rounds": 1,
+        "clients": 10,
+        "groups": "1",
+        "shift": "none",
+        "non-iid-level": 0.5,
+        "evaluate-every": 1,
+    }
+    #: Settings of the server, which do not affect the points that clients upload.
+    server_settings: ClassVar[tuple[str, ...]] = ()
+    #: Artifacts with the uploaded points.
+    upload_artifacts: ClassVar[tuple[str, ...]] = ("points-*", _TRAFFIC)
+
+    def check(self) -> None:
+        """Require one round of all clients, and points that fit into a message."""
+        super().check()
+        plan = self.plan
+        if self.options.clusters is None:
+            raise StrategyError(f"{self.name} requires the option clusters")
+        if plan.rounds != 1:
+            raise StrategyError(f"{self.name} requires exactly one round, not {plan.rounds}: set rounds to 1")
+        if plan.rate != 1:
+            raise StrategyError(
+                f"{self.name} requires the participation of all clients: set sampling-rate to 1, not {plan.rate:g}"
+            )
+        if not self.max_points:
+            raise StrategyError(
+                f"upload-limit = {self.settings.upload_limit} MB is smaller than one record of shape {self.shape}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a record."""
+        return tuple(int(size) for size in self.options.example_shape)
+
+    @property
+    def max_points(self) -> int:
+        """Maximum number of points of one client."""
+        return self.settings.upload_limit * 2**20 // (4 * int(np.prod(self.shape)))
+
+    @property
+    def encoder(self) -> str:
+        """Name of the encoder of :class:`~coterie.wire.LabelRequest`."""
+        return "none"
+
+    # ---- to be implemented by a method --------------------------------------------------------------------
+
+    @abstractmethod
+    def request(self) -> Request:
+        """The request for points."""
+
+    def reply_spec(self) -> PointsSpec:
+        """Bounds of a reply."""
+        return PointsSpec(self.shape, self.max_points)
+
+    @abstractmethod
+    def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
+        """Line 2, from the (n_i, *shape) points of all clients with a reply."""
+
+    # ---- the round ----------------------------------------------------------------------------------------
+
+    def initial_parameters(self, draw: Callable[..., Parameters]) -> Parameters:
+        """None: the first request contains no model."""
+        return {}
+
+    def evaluation(self) -> LabelRequest:
+        """The request for labels, with counts if the run is evaluated."""
+        counts = bool(self.options.evaluate_every)
+        return LabelRequest(labels=self.clusters, encoder=self.encoder, release_counts=counts)
+
+    def evaluation_due(self, number: int, last: bool) -> bool:
+        """After the round: clients always label their records."""
+        return last
+
+    def round(self, number: int, models: Models) -> Round:
+        """Lines 1 and 2."""
+        points = self._load_points()
+        self.statistics.accepted += len(points)
+        traffic = self.recorder.load_artifact(_TRAFFIC) or {}
+        self.statistics.traffic.update({name: int(count) for name, count in traffic.items()})
+        complete = self.recorder.load_artifact(_GATHERED) is not None  # and charged
+        clients = [] if complete else sorted(set(range(self.plan.clients)) - set(points) - self._failed())
+        arrived = set(points)
+
+        def on_points_received(client: int, received: FloatArray) -> None:
+            self._save_points(client, received)
+            arrived.add(client)
+            self.recorder.report_progress(f"points of {len(arrived)} of {self.plan.clients} clients")
+
+        phase = PointsPhase(
+            self.request(),
+            models,
+            clients=clients,
+            joined_late=complete,
+            reply_spec=self.reply_spec(),
+            on_points_received=on_points_received,
+        )
+        released = yield from phase.run()  # line 1
+        points |= released.points
+        many = sum(map(len, points.values()))
+        if many < self.clusters:
+            raise StrategyError(
+                f"{len(points)} of {self.plan.clients} clients sent {many} points, too few for {self.clusters} clusters"
+            )
+        self.recorder.save_artifact(_GATHERED, {"clients": np.array(sorted(points))})
+        points = dict(sorted(points.items()))
+        missing = sorted(set(range(self.plan.clients)) - set(points))
+        self.notes |= {
+            "missing": missing,
+            "points": {str(client): len(client_points) for client, client_points in points.items()},
+        }
+        if missing:
+            log(
+                WARNING,
+                "clients %s sent no points; clustering the points of the other clients",
+                ", ".join(map(str, missing)),
+            )
+        labeller = self.cluster(points)  # line 2
+        self._save_codes(points, labeller)
+        learned = {name: value.detach().numpy() for name, value in labeller.named_parameters()}
+        self.run.state = replace(self.run.state, layout=Layout.of(learned))
+        return self.layout.flatten(learned)[None]
+
+    def evaluated(self, exchange: EvaluationExchange, replies: Iterable[Message]) -> MetricRecord:
+        """Line 3: the number of clients that labelled their records, and the scores of those that report counts."""
+        contents = exchange.collect(replies, self.clusters, optional=True)
+        scores = exchange.metrics([content for content in contents.values() if content is not None]) or MetricRecord()
+        scores["clients_labelled"] = len(contents)
+        return scores
+
+    # ---- stored points and codes --------------------------------------------------------------------------
+
+    def _failed(self) -> set[int]:
+        """Clients with simulated device failures; a resumed run has the same ones."""
+        many, failed = round(self.settings.device_failures * self.plan.clients), self.recorder.load_artifact(_FAILED)
+        if not many:
+            return set()
+        if failed is None:
+            drawn = self.streams.stream("failures", 1).choice(self.plan.clients, many, replace=False)
+            failed = {"clients": np.sort(drawn)}
+            self.recorder.save_artifact(_FAILED, failed)
+        return set(failed["clients"].tolist())
+
+    def _load_points(self) -> dict[int, FloatArray]:
+        """Points received before the run was interrupted."""
+        stored = {client: self.recorder.load_artifact(_artifact(client)) for client in range(self.plan.clients)}
+        return {client: arrays["points"] for client, arrays in stored.items() if arrays}
+
+    def _save_points(self, client: int, points: FloatArray) -> None:
+        """Store points on arrival, so that no client receives the request twice."""
+        self.recorder.save_artifact(_artifact(client), {"points": points})
+        traffic = {name: np.array(count) for name, count in self.statistics.traffic.items()}
+        self.recorder.save_artifact(_TRAFFIC, traffic)
+
+    def _save_codes(self, points: Mapping[int, FloatArray], labeller: Labeller) -> None:
+        """Store codes and labels of a sample of points."""
+        import torch
+
+        owners = np.repeat(list(points), [len(client_points) for client_points in points.values()])
+        every = np.concatenate(list(points.values()))
+        some = self.streams.stream("shown", 1).permutation(len(every))[:_SHOWN]
+        with torch.no_grad():
+            codes = labeller.encoder(torch.as_tensor(every[some]))
+        self.recorder.save_artifact(
+            _CODES,
+            {
+                "points": every[some],
+                "codes": codes.numpy(),
+                "labels": labeller.label(every[some]),
+                "clients": owners[some],
+                "centroids": labeller.centroids.detach().numpy(),
+            },
+        )
+
+
+def _artifact(client: int) -> str:
+    return f"points-{client:04d}"
+
+
+def union(points: Mapping[int, FloatArray]) -> FloatArray:
+    """(n, *shape) points of all clients."""
+    return np.concatenate(list(points.values()))

@@ -1,0 +1,88 @@
+"""Options of every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import MetricRecord
+
+from coterie.fields import REBALANCE_TRAIN
+from coterie.privacy import Ledger, Streams
+from coterie.rounds import Aggregator, Averaging, Checkpoint, Recorder, StrategyError, mean_of_clients
+from coterie.strategies.adaptive_clipping import AdaptiveClipping
+from coterie.strategies.reseeding import Reseeding
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyOptions:  # large: the keywords of every strategy's constructor, declared once
+    """Options of every strategy, which constructors also take by keyword.
+
+    Attributes:
+        clusters: number of clusters; 0: determined by the method, with the plan's as the maximum where it searches for
+            it (``searches``); None: that of the plan, or 0 if it grows during a run (``grows``).
+        ledger: records charges; None keeps them in memory.
+        streams: randomness; None is secret randomness.
+        server_lr: eta, step size of the server.
+        reseeding: schedule of re-seeding models without clients; None: never.
+        clipping: how the clipping norm follows released shares of norms, with a plan that has a ``clip_share``, whose
+            ``clip_norm`` is that of round 1.
+        averaging: the released models to average; by default, a run returns the last ones.
+        aggregator: aggregator of a cluster's updates. Others than the mean require a plan without privacy or at record
+            level.
+        rebalance_train: model that a client trains if rebalancing changes its cluster: of its "own" cluster or of the
+            "assigned" one; the latter requires clients that redraw their labels.
+        evaluate: "diagnostic", exact and outside every guarantee, or "private", noisy and charged; the plan must then
+            include as many ``evaluations`` as :meth:`ClusteredStrategy.evaluations` returns.
+        evaluate_every: number of rounds between evaluations; the last round is always evaluated. 0: never.
+        evaluate_clients: number of clients that evaluate exactly, drawn once at random; 0: all.
+        recorder: stores checkpoints and metrics.
+        resume_from: a checkpoint of the same run.
+        evaluate_metrics_aggr_fn: aggregates evaluation replies to one MetricRecord; default: mean over clients of every
+            scalar. A :class:`~coterie.wire.Summary` receives valid replies only. If it raises, the evaluation has no
+            metrics.
+        registration_timeout: seconds to wait for all M clients before round 1, and later for the clients that a round
+            requires.
+        min_clients: number of registered clients that a round requires. At client level it applies to round 1 only:
+            later the end of a run would reveal how many clients are present.
+        min_replies: share of the requested replies that a round requires; clients without a reply receive the request a
+            few more times. Not available at client level, where every round is charged and released regardless of
+            replies.
+        true_groups: (M,) group of every client, for methods that need it (``needs``).
+        example_shape: shape of a record, for methods that need it.
+        device: device on which the server trains, for methods that need it.
+
+    Raises:
+        StrategyError: a value is none of the listed ones.
+    """
+
+    clusters: int | None = None
+    ledger: Ledger | None = None
+    streams: Streams | None = None
+    server_lr: float = 1.0
+    reseeding: Reseeding | None = None
+    clipping: AdaptiveClipping = field(default_factory=AdaptiveClipping)
+    averaging: Averaging = field(default_factory=Averaging)
+    aggregator: Aggregator = field(default_factory=Aggregator)
+    rebalance_train: str = "own"
+    evaluate: str = "diagnostic"
+    evaluate_every: int = 1
+    evaluate_clients: int = 0
+    recorder: Recorder = field(default_factory=Recorder)
+    resume_from: Checkpoint | None = None
+    evaluate_metrics_aggr_fn: Callable[[Sequence[Any]], MetricRecord] = mean_of_clients
+    registration_timeout: float = 60.0
+    min_clients: int = 0
+    min_replies: float = 0.0
+    true_groups: Sequence[int] = ()
+    example_shape: Sequence[int] = ()
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.clusters is not None and self.clusters < 0:
+            raise StrategyError(f"clusters must be at least 0, not {self.clusters}")
+        if self.rebalance_train not in REBALANCE_TRAIN:
+            raise StrategyError(f"rebalance-train must be {' or '.join(REBALANCE_TRAIN)}, not {self.rebalance_train!r}")
+        if self.evaluate not in ("diagnostic", "private"):
+            raise StrategyError(f"evaluate must be diagnostic or private, not {self.evaluate!r}")

@@ -1,0 +1,198 @@
+"""Base class of all strategies: a run, its certificate, and Flower's hooks for those who call or override them.
+
+A method (one file per paper) defines a round, which yields phases; each phase is one exchange of
+:mod:`coterie.rounds`. :meth:`ClusteredStrategy.start` runs the rounds. :mod:`coterie.strategies.method` documents the
+declarations of a method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from logging import INFO
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from coterie.privacy import Plan, Streams, certificate
+from coterie.rounds import ClientRegistry, EvaluationExchange, Exchange, Run, RunState, StrategyError
+from coterie.settings import Settings
+from coterie.strategies import adaptive_clipping
+from coterie.strategies.loop import TrainingRound, client_config, open_evaluation, run_rounds
+from coterie.strategies.method import FloatArray, Method
+from coterie.strategies.options import StrategyOptions
+from coterie.wire.messages import pack_models, unpack_models
+
+
+class ClusteredStrategy(Method, Strategy):
+    """A Flower ``Strategy`` that trains one model per cluster under a privacy plan. Each run needs its own instance.
+
+    Args:
+        plan: participation, per-round release and privacy cost; also M, k and T.
+        settings: of the method, a :attr:`settings_class`; None: its defaults.
+        options: of the run.
+        keywords: further options, by name, as fields of :class:`StrategyOptions`.
+
+    Attributes:
+        run: the run and its state.
+        clusters: the resolved number of clusters; 0: determined by the method.
+        max_clusters: number of clusters of the plan.
+        ledger, streams, registry, statistics: of the run.
+        recorder: of the options.
+        open_exchange: of the hooks, from ``configure_train`` to ``aggregate_train``.
+
+    Raises:
+        StrategyError: the method does not support the plan's unit, rebalancing, number of clusters, or an option.
+    """
+
+    def __init__(
+        self, plan: Plan, settings: Settings | None = None, options: StrategyOptions | None = None, **keywords: object
+    ) -> None:
+        self.settings = settings or self.settings_class()
+        if type(self.settings) is not self.settings_class:
+            raise StrategyError(f"{self.name} requires {self.settings_class.__name__}, not {type(settings).__name__}")
+        self.options = options = replace(options or StrategyOptions(), **keywords)  # type: ignore[arg-type]
+        self.max_clusters = plan.num_clusters
+        unset = 0 if self.grows else self.max_clusters
+        self.clusters = unset if options.clusters is None else options.clusters
+        checkpoint = options.resume_from
+        arrays = dict(checkpoint.state) if checkpoint else {}
+        self.run = Run(
+            ledger=options.ledger or plan.ledger(),
+            streams=options.streams or Streams(),
+            registry=ClientRegistry(plan.clients, options.registration_timeout),
+            aggregator=options.aggregator,
+            rebalance_train=options.rebalance_train,
+            state=RunState(
+                adaptive_clipping.resumed(plan, arrays),
+                histogram=checkpoint.histogram if checkpoint else None,
+                arrays=arrays,
+            ),
+        )
+        self.ledger, self.streams = self.run.ledger, self.run.streams
+        self.registry, self.statistics = self.run.registry, self.run.statistics
+        self.recorder = options.recorder
+        self.open_exchange: Exchange[Any, Any] | None = None
+        self._evaluation: EvaluationExchange | None = None
+        self.check()
+
+    # ---- a run --------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run all rounds, with the signature and result of ``flwr.serverapp.strategy.Strategy.start``.
+
+        ``num_rounds`` must not exceed the plan's rounds, which determine the noise. Clients receive the configs. If
+        the ledger rejects a charge, the run ends: the result has the latest models, :attr:`stopped` the reason. Hooks
+        that a subclass overrides are called.
+
+        Raises:
+            StrategyError: more rounds than planned.
+        """
+        if num_rounds > self.plan.rounds:
+            raise StrategyError(f"num_rounds = {num_rounds} exceeds the {self.plan.rounds} rounds of the plan")
+        self.summary()
+        train = train_config or ConfigRecord()
+        return run_rounds(self, grid, initial_arrays, num_rounds, timeout, train, evaluate_config or train, evaluate_fn)
+
+    def certificate(self) -> dict[str, Any]:
+        """The certificate of the run so far, JSON-ready, derived from the ledger; see docs/privacy.md.
+
+        Its epsilon covers the charges made and the remaining planned rounds. A run with a seed is not certified.
+        """
+        exact = self.options.evaluate == "diagnostic" and self.options.evaluate_every
+        header = {
+            "diagnostics": ["what clients send in evaluations, exact, and its means"] if exact else [],
+            "unfounded": list(self.unfounded),
+            **self.plan.ledger().header,
+            **self.ledger.header,
+        }
+        if not self.streams.secret:
+            header["seed"] = self.streams.seed
+        return certificate(header, self.ledger.charges)
+
+    @property
+    def stopped(self) -> str | None:
+        """Reason why the run ended before its last round; None otherwise."""
+        return self.run.state.stopped
+
+    @property
+    def histogram(self) -> FloatArray | None:
+        """(k,) running mean of released histograms; None before the first."""
+        return self.run.state.histogram
+
+    def membership(self, number: int) -> Mapping[int, int]:
+        """The cluster of each client after round ``number``: assigned, or of its latest released label.
+
+        Empty at client level, where labels are not released.
+        """
+        if self.plan.unit == "client":
+            return {}
+        assigned = self.assignments(number)
+        return self.statistics.labels if assigned is None else assigned
+
+    # ---- Flower's hooks -----------------------------------------------------------------------------------
+
+    def overrides(self, *hooks: str) -> bool:
+        """Whether a subclass defines one of these hooks itself."""
+        return any(getattr(type(self), hook) is not getattr(ClusteredStrategy, hook) for hook in hooks)
+
+    def summary(self) -> None:
+        """Log the method and the plan."""
+        log(INFO, "%s: %s", self.name, self.title)
+        log(INFO, "\t%s", self.plan)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Messages of the method's next phase to a newly sampled cohort."""
+        models, layout = unpack_models(arrays)
+        self.run.state = replace(self.run.state, layout=layout, config=client_config(config, server_round))
+        if not self.registry.nodes:
+            self.registry.wait_for_all(grid)
+        if self.open_exchange is None or self.open_exchange.request.round != server_round:
+            self._round = TrainingRound(self, server_round, models)
+            self._exchanges: Iterator[Exchange[Any, Any]] = iter(self._round)
+            self.open_exchange = next(self._exchanges)
+        return list(self.open_exchange.batch.messages.values())
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Validate and clip replies on arrival, then charge, release and update.
+
+        The models are None while phases of this round remain.
+        """
+        exchange, self.open_exchange = self.open_exchange, None
+        if exchange is None:
+            raise StrategyError("aggregate_train was called before configure_train")
+        exchange.collect(replies)
+        self.open_exchange = next(self._exchanges, None)
+        if self.open_exchange is not None:
+            return None, None
+        return pack_models(self._round.models, self.layout), self._round.metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Messages with all k models, or each client's own, to every registered client."""
+        models, layout = unpack_models(arrays)
+        self.run.state = replace(self.run.state, layout=layout)
+        self._evaluation = open_evaluation(self, server_round, models, config)
+        return list(self._evaluation.batch.messages.values())
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """What :meth:`evaluated` returns; None if a subclass has messages of its own."""
+        exchange, self._evaluation = self._evaluation, None
+        return None if exchange is None else self.evaluated(exchange, replies)

@@ -1,0 +1,99 @@
+"""The card of a trained model: what it expects and what it cost in privacy. It is stored inside the model's file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from coterie.fields import MAX_SCHEMA, Bounds, Fields, Length, OneOf
+
+# Longest JSON text of a card, and most entries of a list in it.
+_MAX_TEXT, _MAX_NAMES = 1 << 24, 100_000
+#: Largest number of values of an example.
+MAX_EXAMPLE = 1 << 24
+
+
+class CardError(ValueError):
+    """The metadata of a model file are no card."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard(Fields):  # large: one field per key
+    """What a model expects, how it was trained, and what it cost in privacy.
+
+    Attributes:
+        strategy: the method.
+        dataset: the data set.
+        model: name of the network, or ``module:function``.
+        features: name of the fixed features that precede the network.
+        kind: "images", "vectors" or "tokens".
+        shape: shape of an example, before the features.
+        num_classes: number of classes; 0 for real targets.
+        cluster: index of this model; 0 if the method clusters records.
+        clusters: number of clusters; each has a model unless the method clusters records.
+        additive: whether the network is the sum of a global and a cluster's network (FedCAM).
+        encoder: name of the encoder if the method clusters records; None if it trains models.
+        columns: names of the features of a table, in order; None: unknown.
+        table_schema: schema by which tables are read, as text; None: their columns are the features.
+        classes: names of the classes, in order; None: they are numbers.
+        scaling: how records are scaled before the features, in words.
+        rounds: rounds of training.
+        unit: privacy unit, "client", "record" or "none".
+        epsilon: privacy loss; None: unbounded.
+        delta: the δ of ``epsilon``; None without privacy.
+        certified: whether the run is certified.
+        certificate: SHA-256 of the run's privacy.json, hexadecimal.
+        version: version of Coterie.
+    """
+
+    error = CardError
+
+    strategy: str
+    dataset: str
+    model: str
+    features: str
+    kind: Annotated[str, OneOf(("images", "vectors", "tokens"))]
+    shape: Annotated[tuple[int, ...], Bounds(1, MAX_EXAMPLE), Length(3)]
+    num_classes: Annotated[int, Bounds(0, MAX_EXAMPLE)]
+    cluster: Annotated[int, Bounds(0, 1_000_000)]
+    clusters: Annotated[int, Bounds(1, 1_000_000)]
+    additive: bool = False
+    encoder: str | None = None
+    columns: Annotated[tuple[str, ...] | None, Length(_MAX_NAMES)] = None
+    table_schema: Annotated[str | None, Length(MAX_SCHEMA)] = None
+    classes: Annotated[tuple[str, ...] | None, Length(_MAX_NAMES)] = None
+    scaling: str
+    rounds: Annotated[int, Bounds(0, 1_000_000)]
+    unit: Annotated[str, OneOf(("client", "record", "none"))]
+    epsilon: Annotated[float | None, Bounds(0, 1e300)] = None
+    delta: Annotated[float | None, Bounds(0, 1)] = None
+    certified: bool = False
+    certificate: Annotated[str, Length(64)]
+    version: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the card as stored."""
+        return self.to_record()
+
+    @classmethod
+    def parse(cls, text: str) -> ModelCard:
+        """Read a card, which may come from anyone.
+
+        Raises:
+            CardError: the text is not a card, or a value is out of bounds.
+        """
+        try:
+            record = json.loads(text) if len(text) <= _MAX_TEXT else None
+            if not isinstance(record, dict):
+                raise CardError("it is not a JSON object")
+            return cls.from_record(record)
+        except (ValueError, RecursionError) as error:
+            raise CardError(str(error)) from None
+
+
+def scaling_of(kind: str) -> str:
+    """Describe how records of a kind are scaled, whatever the run."""
+    if kind == "images":
+        return "pixels 0..255, or fractions in [0, 1], to [-1, 1]"
+    return "none"
