@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Required, Self, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -36,6 +36,40 @@ R = TypeVar("R")
 
 #: Ways to divide a cluster's noisy sum.
 DIVISORS = ("fixed", "released")
+
+
+class PlanNumbers(TypedDict, total=False):
+    """Arguments of :meth:`Plan.calibrated`; see the attributes of :class:`Plan` and of its subclasses."""
+
+    clients: Required[int]
+    num_clusters: Required[int]
+    sampling_rate: Required[float]
+    rounds: Required[int]
+    epsilon: Required[float]
+    delta: Required[float]
+    clip_norm: Required[float]
+    identifier_share: float
+    clip_share: float
+    clip_factor: float
+    rebalance_min: float
+    divisor: str
+    evaluations: int
+    evaluation_noise: float
+    accountant: str
+    identifiers: str
+    identifier_noise: float
+    participation: str
+    min_separation: int
+
+
+class LedgerHeader(TypedDict, total=False):
+    """Entries of a ledger's first line beside the plan; see :func:`~coterie.privacy.certificate`."""
+
+    seed: int | None
+    diagnostics: Sequence[str]
+    public: Mapping[str, Any]
+    tuned: Mapping[str, Any]
+    unfounded: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +164,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             )
 
     @classmethod
-    def calibrated(cls, **numbers: Any) -> Self:
+    def calibrated(cls, **numbers: Unpack[PlanNumbers]) -> Self:
         """Return the plan with the smallest noise whose rounds and evaluations cost at most (epsilon, delta).
 
         Args:
@@ -140,11 +174,11 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             PrivacyError: a parameter is invalid, or no noise suffices.
         """
         defaults = {"identifier_share": cls.default_identifier_share, "accountant": cls.accountants[0]}
-        sketch = cls(noise_multiplier=1.0, **{**defaults, **numbers})
+        sketch = cls(noise_multiplier=1.0, **cast(dict[str, Any], {**defaults, **numbers}))
         evaluations = Counter({sketch.evaluation_event(): sketch.evaluations})
         return sketch.recalibrated(sketch.noise_for(sketch.rounds, +evaluations))
 
-    def ledger(self, path: str | Path | None = None, **about: Any) -> Ledger:
+    def ledger(self, path: str | Path | None = None, **about: Unpack[LedgerHeader]) -> Ledger:
         """Create a ledger for this plan, in memory or in ``path``.
 
         Its header contains the plan and ``about``, as :func:`~coterie.privacy.certificate` describes.

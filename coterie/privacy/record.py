@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar, Required, TypedDict, Unpack, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,30 @@ _MIN_CLIP_SHARE, _MAX_CLIP_SHARE, _MIN_CLIP_FACTOR = 1e-4, 0.5, 1e-3
 
 #: Ways for a client to choose a cluster by its losses.
 SELECTIONS = ("none", "gumbel", "exact")
+
+
+class RecordNumbers(TypedDict, total=False):
+    """Arguments of :meth:`RecordPlan.calibrated`; see the attributes of :class:`RecordPlan`."""
+
+    num_examples: Required[int]
+    batch_size: Required[int]
+    rounds: Required[int]
+    epsilon: Required[float]
+    delta: Required[float]
+    noise_multiplier: float
+    clip_norm: float
+    clip_share: float
+    clip_factor: float
+    first_batch_size: int | None
+    first_noise_multiplier: float | None
+    local_epochs: int
+    selection: str
+    selections: int
+    selection_epsilon: float
+    compared: int
+    loss_noise: float
+    models_per_message: int
+    accountant: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +166,7 @@ class RecordPlan(Guarantee):
         return plan
 
     @classmethod
-    def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Any) -> RecordPlan:
+    def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Unpack[RecordNumbers]) -> RecordPlan:
         """Return the plan with the smallest noise whose total cost is at most (epsilon, delta).
 
         By default, one z for all rounds is calibrated. If ``first_noise_multiplier`` is given, z of the other rounds

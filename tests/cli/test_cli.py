@@ -336,8 +336,8 @@ def test_keys_are_listed_with_their_defaults(coterie):
         ["frob"],
         ["run", "--frob"],
         ["run", "--seed", "x"],
-        ["privacy", "noise"],
-        ["privacy", "epsilon", "--rounds", "0"],
+        ["privacy", "noise", "--frob"],
+        ["privacy", "epsilon", "--rounds", "x"],
     ],
     ids=" ".join,
 )

@@ -33,14 +33,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self, Unpack
 
 import numpy as np
 
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.contributions import Summed
 from coterie.privacy.mechanisms.factorization import MAX_OPTIMISED, banded_matrix, prefix_errors
-from coterie.privacy.plan import Plan
+from coterie.privacy.plan import Plan, PlanNumbers
 from coterie.privacy.randomness import FloatArray, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput
 from coterie.privacy.statement import Statement
@@ -169,7 +169,7 @@ class Banded(Plan):
                 )
 
     @classmethod
-    def calibrated(cls, **numbers: Any) -> Self:
+    def calibrated(cls, **numbers: Unpack[PlanNumbers]) -> Self:
         """Return the plan with the smallest noise; see :meth:`Plan.calibrated`.
 
         With secret participation and without ``min_separation``, b is that of the least error of the models.

@@ -15,7 +15,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.contributions import Collected, Contributions
 from coterie.privacy.ledger import Ledger, Permit
-from coterie.privacy.plan import Plan
+from coterie.privacy.plan import LedgerHeader, Plan
 from coterie.privacy.randomness import FloatArray
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.releases import IntArray, MechanismOutput
@@ -120,7 +120,7 @@ class RecordLevel(Plan):
             return np.ones(self.clients)
         return np.array([float(self.of_client(client).num_examples) for client in range(self.clients)])
 
-    def ledger(self, path: str | Path | None = None, **about: Any) -> Ledger:
+    def ledger(self, path: str | Path | None = None, **about: Unpack[LedgerHeader]) -> Ledger:
         """Create the ledger of a client with the largest budget; its first line contains the plans of all clients."""
         worst = self.worst
         profiles = [
