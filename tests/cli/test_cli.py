@@ -337,7 +337,7 @@ def test_keys_are_listed_with_their_defaults(coterie):
         ["run", "--frob"],
         ["run", "--seed", "x"],
         ["privacy", "noise", "--frob"],
-        ["privacy", "epsilon", "--rounds", "x"],
+        ["privacy", "epsilon", "--frob"],
     ],
     ids=" ".join,
 )
