@@ -5,7 +5,11 @@ The attacks target mechanisms, samplers and noise, whole runs of a server, clien
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 
 from coterie.audit.findings import LOSSES, Finding
 from coterie.privacy import MECHANISMS, Streams
@@ -20,6 +24,7 @@ PARTS = {
 }
 #: Default number of draws per world.
 DRAWS = 100_000
+_LONGEST_FIRST = ("ledgers", "runs", "records", "mechanisms", "randomness")
 
 
 def audit(
@@ -28,7 +33,7 @@ def audit(
     seed: int = 0,
     parts: Sequence[str] = tuple(PARTS),
 ) -> list[Finding]:
-    """Run the attacks of ``parts``, in a minute on two cores at the default number of draws.
+    """Run the attacks of ``parts``, each in a process of its own, in 90 seconds on two cores by default.
 
     Args:
         mechanisms: mechanisms to attack in the parts "mechanisms" and "randomness".
@@ -36,28 +41,38 @@ def audit(
         seed: seed of the attacks and their targets, except for keys and the ClientApp, whose randomness is secret.
         parts: keys of :data:`PARTS`.
     """
-    from coterie.audit.mechanisms import audit_mechanisms
-    from coterie.audit.randomness import audit_randomness
+    attack = partial(_attack, mechanisms=mechanisms, draws=draws, seed=seed)
+    if len(parts) == 1:
+        return attack(parts[0])
+    workers = max(1, min(len(parts), os.cpu_count() or 1))
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        by_part = {part: pool.submit(attack, part) for part in sorted(parts, key=_LONGEST_FIRST.index)}
+        return [finding for part in parts for finding in by_part[part].result()]
 
-    streams, findings = Streams(seed), []
-    if "mechanisms" in parts:
-        findings += audit_mechanisms(mechanisms, draws, streams)
-    if "randomness" in parts:
-        findings += audit_randomness(mechanisms, streams)
-    if "runs" in parts:
-        from coterie.audit.runs import audit_runs  # torch and Flower
 
-        findings += audit_runs(seed, draws // 250)
-    if "records" in parts:
+def _attack(part: str, mechanisms: Sequence[str], draws: int, seed: int) -> list[Finding]:
+    """Run the attacks of one part; modules are imported where they are used, because torch and Flower are slow."""
+    streams = Streams(seed)
+    if part == "mechanisms":
+        from coterie.audit.mechanisms import audit_mechanisms
+
+        return audit_mechanisms(mechanisms, draws, streams)
+    if part == "randomness":
+        from coterie.audit.randomness import audit_randomness
+
+        return audit_randomness(mechanisms, streams)
+    if part == "runs":
+        from coterie.audit.runs import audit_runs
+
+        return audit_runs(seed, draws // 250)
+    if part == "records":
         from coterie.audit.clientapp import audit_client_app
         from coterie.audit.records import audit_records
 
-        findings += [*audit_records(streams, draws // 5), *audit_client_app(draws // 400)]
-    if "ledgers" in parts:
-        from coterie.audit.adaptive import audit_adaptive_servers
+        return [*audit_records(streams, draws // 5), *audit_client_app(draws // 400)]
+    from coterie.audit.adaptive import audit_adaptive_servers
 
-        findings += audit_adaptive_servers(streams, draws // 10_000)
-    return findings
+    return audit_adaptive_servers(streams, draws // 10_000)
 
 
 __all__ = ["DRAWS", "LOSSES", "PARTS", "Finding", "audit"]
