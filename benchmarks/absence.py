@@ -1,4 +1,4 @@
-"""Accuracy of the demo if clients are absent: `python benchmarks/absence.py [--seeds 3] [--out FILE.csv]`.
+"""Accuracy of the demo if clients are absent: `python benchmarks/absence.py [--seeds 3] [--rounds 80]`.
 
 In every round, each client that is asked is absent with the same probability, independently of its data; its
 contribution is zero. Divisors are public numbers and do not change. Prints a table; ``--out`` writes a line per run.
@@ -21,7 +21,7 @@ from coterie.server import RunConfig, RunFolder, run
 from coterie.wire.messages import TRAIN
 
 SHARES = (0.0, 0.1, 0.2, 0.3)
-MECHANISMS = {
+MECHANISMS: dict[str, dict[str, Any]] = {
     "joint, secret participation": {"mechanism": "joint"},
     "joint, visible participation": {"mechanism": "joint", "noise-multiplier": 2.557071},
     "banded, visible participation": {"mechanism": "banded"},
@@ -43,10 +43,11 @@ class Absent(SummingGrid):
         return super().send_and_sum(trained, new_sums)
 
 
-def accuracy(settings: dict[str, Any], share: float, seed: int) -> float:
+def accuracy(settings: dict[str, Any], share: float, seed: int, rounds: int = 80) -> float:
     """Mean accuracy of the demo's clients at the end."""
     with tempfile.TemporaryDirectory() as place:
-        folder = RunFolder.create(Path(place) / "run", RunConfig({**settings, "seed": seed, "evaluate-every": 80}))
+        config = RunConfig({**settings, "seed": seed, "rounds": rounds, "evaluate-every": rounds})
+        folder = RunFolder.create(Path(place) / "run", config)
         try:
             return float(run(folder, Absent(folder.config["clients"], share, seed))["diagnostics"]["accuracy"])
         finally:
@@ -57,6 +58,7 @@ def main() -> None:
     """Run all settings, and print means and deviations."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=80)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -66,7 +68,7 @@ def main() -> None:
     for name, settings in MECHANISMS.items():
         row = []
         for share in SHARES:
-            found = [accuracy(settings, share, seed) for seed in range(options.seeds)]
+            found = [accuracy(settings, share, seed, options.rounds) for seed in range(options.seeds)]
             lines += [(name, share, seed, round(value, 6)) for seed, value in enumerate(found)]
             spread = f" ± {100 * statistics.stdev(found):.2f}" if len(found) > 1 else ""
             row.append(f"{100 * statistics.mean(found):.2f}{spread}")

@@ -66,7 +66,8 @@ class Text(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Classify by the last state."""
-        return self.output(self.lstm(self.embedding(tokens))[0][:, -1])
+        logits: Tensor = self.output(self.lstm(self.embedding(tokens))[0][:, -1])
+        return logits
 
 
 #: Networks and shapes of a record; tokens have one dimension.

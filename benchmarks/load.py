@@ -119,9 +119,9 @@ def program(pid: int) -> str:
     return next(iter(found + [Path(word).name for word in line.split() if "/fl" in word]), "superlink")
 
 
-def cpu() -> collections.Counter[str]:
+def cpu() -> dict[str, float]:
     """CPU seconds of this process's descendants so far, by program."""
-    found: collections.Counter[str] = collections.Counter()
+    found: dict[str, float] = collections.defaultdict(float)
     for pid, seconds in descendants():
         with contextlib.suppress(OSError):
             found[program(pid)] += seconds
@@ -340,7 +340,7 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
                 federation.come(int(name[5:]))
         ended = time.monotonic()
         seconds = [round(float(str(line["seconds"])), 1) for line in lines]
-        used = cpu() - used
+        used = {name: more for name, now in cpu().items() if (more := now - used.get(name, 0.0)) > 0}
         replies = {i: federation.replies(i) for i in range(chosen.nodes)}
         took = {i: set(there) for i, there in replies.items()}
         window = {int(str(line["round"])) for line in lines[-chosen.window :]}

@@ -42,7 +42,7 @@ MOST = 1000
 AVERAGES = (0.0, 0.99, 0.995, 0.998)
 
 
-def samples(name: str, records: list[np.ndarray], epochs: int, batched: bool = False, **how: Any) -> list:
+def samples(name: str, records: list[np.ndarray], epochs: int, batched: bool = False, **how: Any) -> list[np.ndarray]:
     """Of a GAN of every client."""
     shape = records[0].shape[1:]
     network = build_gan(name, shape, 10)

@@ -88,6 +88,7 @@ def measured(cell: Cell) -> float | None:
 
     from coterie.bench.adversary import HostileGrid, choose_attackers, flipped_labels
     from coterie.client import federation
+    from coterie.datasets import Federation
     from coterie.server import RunConfig, RunError, RunFolder, run
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -104,6 +105,7 @@ def measured(cell: Cell) -> float | None:
     )
     attackers = choose_attackers(config["clients"], cell.share, cell.seed)
     data = federation(config.for_clients())
+    assert isinstance(data, Federation)
     poisoned = flipped_labels(data, attackers) if cell.attack == "label-flip" else nullcontext()
     grid = HostileGrid(config["clients"], attackers, SCALE if cell.attack == "sign-flip" else 0.0)
     with tempfile.TemporaryDirectory() as place, poisoned:
@@ -124,7 +126,7 @@ def read(path: Path) -> dict[Cell, float | None]:
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if None not in row.values()]
     return {
-        Cell(*(row[name] for name in Cell._fields[:4]), float(row["share"]), int(row["seed"])): (
+        Cell(row["unit"], row["strategy"], row["aggregator"], row["attack"], float(row["share"]), int(row["seed"])): (
             float(row["accuracy"]) if row["accuracy"] else None
         )
         for row in rows

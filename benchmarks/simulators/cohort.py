@@ -73,11 +73,11 @@ def compare(chosen: argparse.Namespace) -> dict[str, Any]:
 
     _, plain = once(False)
     _, fast = once(True)
-    seconds = {False: [], True: []}
+    seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(chosen.repeat):
         for batched in (False, True):
             seconds[batched].append(once(batched)[0])
-    sequential, batched = statistics.median(seconds[False]), statistics.median(seconds[True])
+    sequential, together = statistics.median(seconds[False]), statistics.median(seconds[True])
     return {
         "workload": "cohort",
         "model": chosen.model,
@@ -87,7 +87,7 @@ def compare(chosen: argparse.Namespace) -> dict[str, Any]:
         "torch": torch.__version__,
         "clients": clients,
         "seconds_sequential": sequential,
-        "seconds_batched": batched,
-        "times_faster": sequential / batched,
+        "seconds_batched": together,
+        "times_faster": sequential / together,
         "largest_difference": float(np.abs(plain - fast).max()),
     }

@@ -48,7 +48,8 @@ class Tree:
             if entry.name.isdigit():
                 with suppress(OSError, IndexError):
                     stats[int(entry.name)] = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-        found, level = {}, [self._root]
+        found: dict[int, list[str]] = {}
+        level = [self._root]
         while level:
             found |= {pid: stats[pid] for pid in level if pid in stats}
             level = [pid for pid, stat in stats.items() if int(stat[1]) in level and pid not in found]

@@ -17,6 +17,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
+from flwr.serverapp import Grid
 from safetensors.numpy import load_file
 from task import Task, report
 
@@ -54,7 +55,11 @@ def main() -> None:
                 getattr(record, "round", None) or record["round"]
             )  # a dictionary in earlier versions
             if chosen.engine == "ray":
-                run_on_ray(lambda grid: run(made, grid), config.data.clients, **_cpus())
+
+                def alone(grid: Grid) -> None:
+                    run(made, grid)
+
+                run_on_ray(alone, config.data.clients, **_cpus())
             else:
                 cores = len(os.sched_getaffinity(0))
                 first = config.batched if hasattr(config, "batched") else config.trainings  # batched: earlier versions
@@ -66,10 +71,11 @@ def main() -> None:
                 finally:
                     grid.close()
         models = [load_file(file) for file in sorted(Path(folder).glob("run/models/*.safetensors"))]
-    np.savez(chosen.result, **{name: np.stack([model[name] for model in models]) for name in models[0]})
+    found: dict[str, Any] = {name: np.stack([model[name] for model in models]) for name in models[0]}
+    np.savez(chosen.result, **found)
 
 
-def _cpus() -> dict[str, int]:
+def _cpus() -> dict[str, Any]:
     """One core for each client, where this version of Coterie can say so; two otherwise."""
     import inspect
 

@@ -10,6 +10,7 @@ import multiprocessing
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ class Trainer:
                     parameter.copy_(value)
             for batch in self.task.batches(number, client, len(self.y[client])):
                 optimizer.zero_grad()
-                cross_entropy(self.network(self.x[client][batch]), self.y[client][batch]).backward()
+                torch.autograd.backward(cross_entropy(self.network(self.x[client][batch]), self.y[client][batch]))
                 optimizer.step()
             with torch.no_grad():
                 update = [p - value for p, value in zip(self.parameters, model, strict=True)]
@@ -97,9 +98,10 @@ def main() -> None:
         report(number)
     for pipe in pipes:
         pipe.send(None)
-    np.savez(
-        chosen.result, **{name: v.cpu().numpy()[None] for name, v in zip(trainer.names, trainer.model, strict=True)}
-    )
+    found: dict[str, Any] = {
+        name: value.cpu().numpy()[None] for name, value in zip(trainer.names, trainer.model, strict=True)
+    }
+    np.savez(chosen.result, **found)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Task:
     def write(self, folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
         """Write both files."""
         (folder / "task.json").write_text(json.dumps(asdict(self)))
-        np.savez(folder / "data.npz", **arrays)
+        np.savez(folder / "data.npz", **dict[str, Any](arrays))
 
     @classmethod
     def read(cls, folder: Path) -> tuple[Task, dict[str, np.ndarray]]:

@@ -92,7 +92,7 @@ def write(folder: Path, values: dict[str, Any]) -> Callable[[dict[str, np.ndarra
         scale=config.server_lr / (plan.sampling_rate * plan.clients),
         seed=int(config.seed or 0),
         device=training.device,
-        cohorts=[plan.sample(streams.stream("cohort", number, 0)).tolist() for number in range(1, rounds + 1)],
+        cohorts=[plan.sample(streams.stream("cohort", t, 0), t).tolist() for t in range(1, rounds + 1)],
         settings=values,
     )
     sizes = {len(shard.y) for shard in shards}

@@ -1,0 +1,111 @@
+"""Every file of benchmarks/ runs, with tiny numbers; every folder of examples/ has a test."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+TINY = {
+    "absence.py": "--seeds 1 --rounds 5",
+    "dpsgd.py": "--networks cnn --batches 4 --repeat 1",
+    "one_shot.py": "speed",
+    "streaming.py": "--replies 1 --parameters 1000 --workers 0",
+}
+#: The files whose tests are below, or in another file.
+ELSEWHERE = {
+    "gpu_check.py": "bench/test_benchmarks.py",
+    "load.py": "test_documented_commands.py",
+    "page.py": "bench/test_results.py",
+    "robustness.py": "bench/test_benchmarks.py",
+    "screenshots.py": "bench/test_benchmarks.py",
+    "speed.py": "bench/test_benchmarks.py",
+}
+
+
+def test_every_benchmark_and_example_has_a_test():
+    assert TINY.keys() | ELSEWHERE.keys() == {path.name for path in BENCHMARKS.glob("*.py")}
+    assert all(name.removesuffix(".py") in (ROOT / "tests" / file).read_text() for name, file in ELSEWHERE.items())
+    examples = {folder.name.replace("-", "_") for folder in (ROOT / "examples").iterdir() if folder.is_dir()}
+    assert examples == {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "examples").glob("test_*.py")}
+
+
+def run(file, *words, folder, **variables):
+    command = [sys.executable, BENCHMARKS / file, *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", TINY)
+def test_a_benchmark_runs(file, tmp_path):
+    assert run(file, *TINY[file].split(), folder=tmp_path)
+
+
+@pytest.mark.slow
+def test_gans_of_real_records_are_measured(tmp_path, data_dir):
+    words = ["gans", "--epochs", "1", "--clients", "1"]
+    assert run("one_shot.py", *words, folder=tmp_path, COTERIE_DATA=data_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "only", "measured"),
+    [
+        ("mlp", "in process", {"coterie, in process"}),
+        ("mlp", "plain loop", {"plain loop", "plain loop, 2 processes"}),
+        ("demo", "in process", {"coterie, in process"}),
+    ],
+)
+def test_simulators_are_compared(workload, only, measured, tmp_path):
+    words = ["--workload", workload, "--clients", "20", "--rounds", "2", "--repeat", "1", "--only", only]
+    found = json.loads(run("speed.py", *words, folder=tmp_path))["competitors"]
+    assert found.keys() == measured
+    assert all(row["seconds_per_round"] > 0 for row in found.values())
+
+
+@pytest.mark.slow
+def test_a_simulator_that_is_not_installed_is_skipped_with_a_reason(tmp_path):
+    words = ["--workload", "mlp", "--clients", "20", "--rounds", "2", "--repeat", "1", "--only", "pfl", "fluke"]
+    found = json.loads(run("speed.py", *words, folder=tmp_path))["competitors"]
+    assert {"pfl", "fluke"} <= found.keys()
+    assert all(row.keys() == {"skipped"} or row["seconds_per_round"] > 0 for row in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--private"]])
+def test_a_cohort_trains_both_ways(more, tmp_path):
+    words = ["--workload", "cohort", "--clients", "2", "--repeat", "1"]
+    found = json.loads(run("speed.py", *words, *more, folder=tmp_path))
+    assert found["largest_difference"] < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ["label-flip", "sign-flip"])
+def test_one_run_of_the_robustness_table(attack):
+    benchmark = runpy.run_path(str(BENCHMARKS / "robustness.py"))
+    benchmark["BASE"]["rounds"] = 1
+    cell = benchmark["Cell"]("none", "fedavg", "median", attack, 0.3, 0)
+    assert 0 <= benchmark["measured"](cell) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the check of a GPU runs for minutes: make gpu-check")
+def test_gpu_check_needs_a_gpu(tmp_path):
+    command = [sys.executable, BENCHMARKS / "gpu_check.py", "--out", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "error: PyTorch finds no GPU on this machine\n")
+
+
+@pytest.mark.slow
+def test_screenshots_import_what_they_need():
+    """They take a minute and replace pictures of the documentation."""
+    assert callable(runpy.run_path(str(BENCHMARKS / "screenshots.py"))["main"])
