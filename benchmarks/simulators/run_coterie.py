@@ -21,9 +21,8 @@ from flwr.serverapp import Grid
 from safetensors.numpy import load_file
 from task import Task, report
 
-import coterie.engine
 from coterie.client import federation
-from coterie.engine import run_on_ray, workers_for
+from coterie.engine import SummingGrid, run_on_ray, workers_for
 from coterie.server import RunConfig, RunFolder, run
 
 
@@ -51,9 +50,7 @@ def main() -> None:
     gc.freeze()
     with tempfile.TemporaryDirectory() as folder:
         with closing(RunFolder.create(Path(folder) / "run", config)) as made:
-            made.on_metrics = lambda record: report(
-                getattr(record, "round", None) or record["round"]
-            )  # a dictionary in earlier versions
+            made.on_metrics = lambda record: report(record.round)
             if chosen.engine == "ray":
 
                 def alone(grid: Grid) -> None:
@@ -62,10 +59,8 @@ def main() -> None:
                 run_on_ray(alone, config.data.clients, **_cpus())
             else:
                 cores = len(os.sched_getaffinity(0))
-                first = config.batched if hasattr(config, "batched") else config.trainings  # batched: earlier versions
-                by_default = workers_for(first, config.training.device, cores)
-                kind = getattr(coterie.engine, "SummingGrid", None) or coterie.engine.LocalGrid  # of earlier versions
-                grid = kind(config.data.clients, by_default if chosen.workers is None else chosen.workers)
+                workers = workers_for(config.trainings, config.training.device, cores)
+                grid = SummingGrid(config.data.clients, workers if chosen.workers is None else chosen.workers)
                 try:
                     run(made, grid)
                 finally:
