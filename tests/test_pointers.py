@@ -53,3 +53,13 @@ def test_every_pointer_resolves():
 )
 def test_what_resolves(pointer, there):
     assert resolves(*pointer.split("::")) == there
+
+
+def test_every_answer_of_the_architecture_page_names_one_or_two_files():
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("| Question | Answer |\n| --- | --- |\n")[2]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+    assert len(rows) >= 10
+    for question, answer in rows:
+        paths = re.findall(r"`([\w/]+\.py|[\w/]+/)`", answer)
+        assert 1 <= len(paths) <= 2 or "](privacy.md)" in answer, question
+        assert all((ROOT / "coterie" / path).exists() for path in paths), question
