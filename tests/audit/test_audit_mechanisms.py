@@ -13,6 +13,7 @@ from coterie.audit import LOSSES, audit
 from coterie.audit.mechanisms import attacks, coupled_attacks, divisor_attacks
 from coterie.audit.streams import measured_plans, stream_attacks
 from coterie.privacy import Joint, RRSlot, clipping
+from coterie.privacy import contributions as sums
 from coterie.privacy import plan as plans
 from coterie.privacy.mechanisms import joint
 from coterie.privacy.randomness import gaussian
@@ -79,7 +80,7 @@ def test_a_fifth_less_noise_is_found(monkeypatch):
 
 @pytest.mark.parametrize("mechanism", ["joint", "rr-slot"])
 def test_a_forgotten_clip_is_found(monkeypatch, mechanism):
-    monkeypatch.setattr(plans, "clip_to_unit", lambda rows, clip_norm: np.array(rows))
+    monkeypatch.setattr(sums, "clip_to_unit", lambda rows, clip_norm: np.array(rows))
     assert broken(mechanism)
 
 

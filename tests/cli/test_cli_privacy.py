@@ -208,18 +208,19 @@ def test_nonsense_is_refused(coterie, tmp_path, words, parts):
 
 
 @pytest.mark.slow
-def test_questions_about_privacy_wait_for_neither_torch_nor_flower(tmp_path):
-    calls = [
-        ["privacy", "noise", "--epsilon", "4", *SETTING],
-        ["privacy", "epsilon", "--noise-multiplier", "1", *SETTING],
-        ["privacy", "curve", "--noise-multiplier", "1", *SETTING, "--json"],
-        ["privacy", "check", "nowhere"],
-        ["audit", "--mechanism", "joint", "--draws", "1000"],
-    ]
+def test_questions_about_privacy_do_not_wait_for_torch(tmp_path):
+    """`noise` and `epsilon` build the plan of a run, whose strategies are Flower's."""
+    calls = {
+        ("privacy", "curve", "--noise-multiplier", "1", *SETTING, "--json"): [],
+        ("privacy", "check", "nowhere"): [],
+        ("audit", "--mechanism", "joint", "--draws", "1000"): [],
+        ("privacy", "noise", "--epsilon", "4", *SETTING): ["flwr"],
+        ("privacy", "epsilon", "--noise-multiplier", "1", *SETTING): ["flwr"],
+    }
     code = f"""
 import sys
 from coterie.cli import main
-for words in {calls!r}:
+for words in {[*calls]!r}:
     sys.argv = ["coterie", *words]
     try:
         main()
@@ -229,7 +230,7 @@ for words in {calls!r}:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     loaded = [line for line in done.stderr.splitlines() if not line.startswith("error:")]
-    assert loaded == [f"{words} []" for words in calls]
+    assert loaded == [f"{words} {modules}" for words, modules in calls.items()]
 
 
 # ---- curve ------------------------------------------------------------------------------------------------

@@ -315,7 +315,8 @@ def test_only_the_pinned_app_runs(tmp_path):
 DESCRIBED = """
 import sys, types
 own = sys.modules["coterie.datasets.own"] = types.ModuleType("coterie.datasets.own")
-own.describe, own.Declared = lambda path: "12 images", None
+own.describe = lambda path, declared: "12 images"
+own.Declared = types.SimpleNamespace(of=lambda *words: None)
 from coterie.cli import main
 main()
 """

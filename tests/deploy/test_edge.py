@@ -507,7 +507,8 @@ def test_a_server_out_of_its_time(coterie, pki, tmp_path, clock, days, parts):
 CLIENT = """
 import sys, types
 own = sys.modules["coterie.datasets.own"] = types.ModuleType("coterie.datasets.own")
-own.describe, own.Declared = lambda path: "12 images", None
+own.describe = lambda path, declared: "12 images"
+own.Declared = types.SimpleNamespace(of=lambda *words: None)
 from coterie.cli import main
 main()
 """
