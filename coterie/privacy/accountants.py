@@ -10,7 +10,7 @@ import copy
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -33,6 +33,8 @@ _MAX_STEPS = 2**16
 _ROUND_OFF = 1e-16
 # Mass of a privacy loss distribution that may be treated as infinite loss, per event.
 _TAIL = 1e-15
+# Share of delta above which these errors make the bound of another accountant worth computing.
+_MAX_ERROR = 1e-2
 # Epsilon above which exp(-epsilon) is not computed.
 _LARGE = 600.0
 #: Smallest useful noise multiplier; below it the grid of losses does not fit in memory.
@@ -161,6 +163,9 @@ class PldAccountant(Accountant):
 
     The grid is a function of the events, so the same events have the same cost in any order. If a further event
     changes the grid, all events are composed again.
+
+    Where the grid cannot resolve the losses, or rounding errors amount to a share of delta, the cost is the smaller of
+    this bound and that of :class:`RdpAccountant`, which has neither error. Elsewhere RDP is never tighter.
     """
 
     def __init__(self) -> None:
@@ -171,7 +176,7 @@ class PldAccountant(Accountant):
 
     def _compose(self, event: Event, count: int) -> None:
         self._events = self._events + Counter({event: count})
-        grid = _grid_for([(self._seen(event), count) for event, count in self._events.items()])
+        grid = _grid_for(self._resolved())
         added = [(event, count)]
         if grid != self._grid:
             self._pld, self._grid = None, grid
@@ -184,17 +189,32 @@ class PldAccountant(Accountant):
     def _epsilon(self, delta: float) -> float:
         if self._pld is None:
             return 0.0
-        delta -= _ROUND_OFF * self._events.total()
-        return _epsilon_of(self._pld, delta) if delta > 0 else math.inf
+        rounded = delta - _ROUND_OFF * self._events.total()
+        cost = _epsilon_of(self._pld, rounded) if rounded > 0 else math.inf
+        return min(cost, self._renyi().epsilon(delta)) if self._is_coarse(delta) else cost
 
     def _delta(self, epsilon: float) -> float:
         if self._pld is None:
             return 0.0
-        return float(self._pld.get_delta_for_epsilon(epsilon)) + _ROUND_OFF * self._events.total()
+        delta = float(self._pld.get_delta_for_epsilon(epsilon)) + _ROUND_OFF * self._events.total()
+        return min(delta, self._renyi().delta(epsilon)) if self._is_coarse(delta) else delta
 
-    def _seen(self, event: Event) -> Event:
-        """Return the release whose losses the grid must resolve."""
-        return event
+    def _is_coarse(self, delta: float) -> bool:
+        """Whether the grid exceeds the standard deviation of the losses, or errors exceed a share of ``delta``."""
+        if self._grid > _root_mean_square(self._events):
+            return True
+        return (_ROUND_OFF + _TAIL) * self._events.total() > _MAX_ERROR * delta
+
+    def _renyi(self) -> Accountant:
+        """Return the same events by RDP."""
+        other = RdpAccountant()
+        for event, count in self._events.items():
+            other.compose(event, count)
+        return other
+
+    def _resolved(self) -> Mapping[Event, int]:
+        """Return the releases whose losses the grid must resolve."""
+        return self._events
 
     def _one(self, event: Event, grid: float) -> Any:
         return _pld_of(event, grid)
@@ -222,26 +242,38 @@ class VisibleAccountant(PldAccountant):
     reveals the case.
     """
 
-    def _seen(self, event: Event) -> Event:
-        return Event(1.0, event.noise_multiplier, event.sampler)
+    def _is_coarse(self, delta: float) -> bool:
+        """Never: :class:`RdpAccountant` assumes that participation is secret."""
+        return False
+
+    def _resolved(self) -> Mapping[Event, int]:
+        releases: Counter[Event] = Counter()
+        for event, count in self._events.items():
+            releases[replace(event, sampling_rate=1.0)] += count
+        return releases
 
     def _one(self, event: Event, grid: float) -> Any:
         from dp_accounting.pld import privacy_loss_distribution as pld
 
         nothing = pld.identity(value_discretization_interval=grid)
-        return _pld_of(self._seen(event), grid).compute_mixture(nothing, event.sampling_rate)
+        return _pld_of(replace(event, sampling_rate=1.0), grid).compute_mixture(nothing, event.sampling_rate)
 
 
-def _grid_for(events: Sequence[tuple[Event, int]]) -> float:
+def _grid_for(events: Mapping[Event, int]) -> float:
     """Return the step of the grid on which these events are composed: ``_GRID``, or a half, a quarter, ... of it.
 
     Rounding one loss up to a step of h adds about h^2 / 6 to its variance, so h is at most a quarter of the root mean
     square of the losses' standard deviations, unless this would require too many steps for the range of the losses.
     """
-    variance = math.fsum(count * _deviation(event) ** 2 for event, count in events) / sum(n for _, n in events)
-    least = max(_longest_loss(event) for event, _ in events) / _MAX_STEPS
-    step = max(math.sqrt(variance) / _STEPS_PER_DEVIATION, least, _GRID * 2.0**-_HALVINGS)
+    least = max(_longest_loss(event) for event in events) / _MAX_STEPS
+    step = max(_root_mean_square(events) / _STEPS_PER_DEVIATION, least, _GRID * 2.0**-_HALVINGS)
     return _GRID * 2.0 ** min(0, math.floor(math.log2(step / _GRID)))
+
+
+def _root_mean_square(events: Mapping[Event, int]) -> float:
+    """Return the root mean square of the approximate standard deviations of the losses of these events."""
+    variance = math.fsum(count * _deviation(event) ** 2 for event, count in events.items()) / sum(events.values())
+    return math.sqrt(variance)
 
 
 def _deviation(event: Event) -> float:

@@ -5,7 +5,8 @@ An :class:`~coterie.privacy.accountants.Event` describes a release; an accountan
 ==================== ============================================================ =========================
 name                 method                                                       samplers
 ==================== ============================================================ =========================
-pld                  privacy loss distributions on a grid, rounded up             poisson, fixed
+pld                  privacy loss distributions on a grid, rounded up; rdp where  poisson, fixed
+                     that is smaller, as at a tiny delta
 rdp                  Renyi orders 1.1 to 1024, converted by Canonne et al.        poisson, fixed
 opacus-rdp           the same through Opacus' table of orders                     poisson
 opacus-prv           privacy random variables (arXiv:2106.02848), error 0.01      poisson
@@ -243,7 +244,7 @@ def _calibrated(
         raise PrivacyError(
             f"no noise reaches epsilon {target_epsilon:g} at delta {delta:g} with {rounds} rounds at sampling "
             f"rate {sampling_rate:g}{' after what was already spent' if spent else ''}: "
-            "use fewer rounds, a lower sampling rate, or a larger epsilon"
+            "use fewer rounds, a lower sampling rate, or a larger epsilon or delta"
         )
     return noise
 

@@ -62,7 +62,9 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "epsilon": _finite(cost),
         "epsilon_budget": _finite(plan.epsilon),
         "delta": delta if plan.private else None,
-        "accountant": accountant_title(plan.accountant),
+        "accountant": accountant_title(
+            "rdp" if 0 < cost == by_accountant.get("rdp", 0.0) < math.inf else plan.accountant
+        ),
         "accountants": {name: _finite(value) for name, value in by_accountant.items()},
         "epsilon_participation_visible": _finite(max(profile.visible(delta) for profile in profiles)),
         "profiles": [profile.described(delta) for profile in profiles] if plan.unit == "record" else [],

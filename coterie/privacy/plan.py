@@ -254,25 +254,34 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
 
     def planned(self) -> Counter[Event]:
         """All events of the run."""
-        rounds = Counter(self.round_event(number) for number in range(1, self.rounds + 1))
-        return rounds + Counter({self.evaluation_event(): self.evaluations})
+        return self.events_of(1, self.rounds) + Counter({self.evaluation_event(): self.evaluations})
+
+    def events_of(self, first: int, last: int) -> Counter[Event]:
+        """All events of the rounds ``first`` to ``last``; slots take turns."""
+        period = self.round_event(first).slots or 1
+        return Counter(
+            {
+                self.round_event(number): (last - number) // period + 1
+                for number in range(first, min(first + period, last + 1))
+            }
+        )
 
     def expected(self, charges: Sequence[Mapping[str, Any]], plan: Self) -> Counter[Event]:
         """Return the charges of a run and its remaining planned events, as far as the budget allows."""
         charged = count_events(charges)
         evaluated = charged[self.evaluation_event()] if self.evaluations else 0
         training = charged.total() - evaluated
-        remaining = [self.round_event(number) for number in range(training + 1, self.rounds + 1)]
+        remaining = max(0, self.rounds - training)
 
         def after(rounds: int) -> Counter[Event]:
-            return charged + Counter(remaining[:rounds])
+            return charged + self.events_of(training + 1, training + rounds)
 
-        planned = after(self.rounds) + Counter({self.evaluation_event(): max(0, self.evaluations - evaluated)})
+        planned = after(remaining) + Counter({self.evaluation_event(): max(0, self.evaluations - evaluated)})
         if self.budget.covers(planned):
             return planned
         # More events are planned than the budget allows. The ledger rejects what does not fit, which depends on public
         # values only.
-        return after(bisect_left(range(1, len(remaining) + 1), True, key=lambda n: not self.budget.covers(after(n))))
+        return after(bisect_left(range(1, remaining + 1), True, key=lambda n: not self.budget.covers(after(n))))
 
     def participations(self, rounds: int) -> int:
         """The largest number of ``rounds`` to which a client contributes."""

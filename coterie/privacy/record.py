@@ -200,7 +200,7 @@ class RecordPlan(Guarantee):
         if noise is None:
             raise PrivacyError(
                 f"no {free.replace('_', ' ')} reaches epsilon {plan.epsilon:g} at delta {plan.delta:g} with the fixed "
-                "events: use fewer rounds, smaller batches, or a larger epsilon"
+                "events: use fewer rounds, smaller batches, or a larger epsilon or delta"
             )
         return at(noise)
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from coterie.fields import MAX_SCHEMA, Bounds, Fields, Length, OneOf
+from coterie.fields import MAX_SCHEMA, ROUNDS, Bounds, Fields, Length, OneOf
 
 # Longest JSON text of a card, and most entries of a list in it.
 _MAX_TEXT, _MAX_NAMES = 1 << 24, 100_000
@@ -64,7 +64,7 @@ class ModelCard(Fields):  # large: one field per key
     table_schema: Annotated[str | None, Length(MAX_SCHEMA)] = None
     classes: Annotated[tuple[str, ...] | None, Length(_MAX_NAMES)] = None
     scaling: str
-    rounds: Annotated[int, Bounds(0, 1_000_000)]
+    rounds: Annotated[int, Bounds(0, ROUNDS.high)]
     unit: Annotated[str, OneOf(("client", "record", "none"))]
     epsilon: Annotated[float | None, Bounds(0, 1e300)] = None
     delta: Annotated[float | None, Bounds(0, 1)] = None

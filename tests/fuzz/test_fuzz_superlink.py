@@ -136,9 +136,11 @@ class Nodes:
                 with contextlib.suppress(Exception):  # what Flower cannot carry, or its SuperLink refuses
                     self._send(message, delivery, node, send, push)
                     self.changed += 1
+                    if delivery.reply_to is not None:  # it answers no message
+                        continue
                     if not sent and verb == "evaluate" and self._is_valid(message, delivery.content, client):
                         self.valid.add((message.content["config"]["round"], client))
-                    sent = sent or delivery.reply_to is None
+                    sent = True
         if not sent:
             content = honest if client < HONEST or verb == "query.identity" else Error(1, "nothing could be sent")
             self._push(Message(content, reply_to=message), node, send, push)

@@ -2,6 +2,8 @@
 
 import csv
 import math
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from coterie.privacy import NO_PRIVACY, Event, PrivacyError, calibrate, composed, epsilon
+from coterie.privacy import NO_PRIVACY, Banded, Event, Joint, PrivacyError, calibrate, certificate, composed, epsilon
 from coterie.privacy.accountants import MIN_NOISE, VisibleAccountant, _symmetrised_pld, gaussian_delta
 from coterie.privacy.accounting import min_noise
 from coterie.privacy.comparisons import TheoremAccountant
@@ -179,10 +181,65 @@ def test_the_rounding_of_very_many_rounds_never_makes_them_cheaper(rounds, delta
     assert epsilon({Event(1.0, 1e4): rounds}, delta) >= exact
 
 
-def test_a_delta_that_rounding_alone_may_reach_has_no_epsilon():
-    """A Fourier transform may lose 1e-16 of the mass of every event."""
-    assert epsilon({Event(1.0, 1e4): 100_000}, 0.9e-11) == math.inf
-    assert epsilon({Event(1.0, 1e4): 100_000}, 1.2e-11) < math.inf
+@pytest.mark.parametrize(
+    ("q", "z", "rounds", "delta"),
+    [
+        (1.0, 1e4, 100_000, 0.9e-11),  # a Fourier transform may lose 1e-16 of the mass of every event
+        (0.00033, 4.0, 10_000, 1.13e-18),
+        (1e-6, 1e4, 10_000_000, 1e-9),  # losses below the finest grid
+        (0.01, 1.0, 10_000, 1e-12),
+        (0.1, 0.7, 100, 1e-30),
+        (0.5, 3.0, 1, 1e-17),
+    ],
+)
+def test_at_a_tiny_delta_the_smaller_bound_counts(q, z, rounds, delta):
+    events = {Event(q, z): rounds}
+    assert epsilon(events, delta) == epsilon(events, delta, "rdp") < math.inf
+
+
+@pytest.mark.parametrize("delta", [1e-14, 1e-12, 1e-10, 1e-8, 1e-6, 1e-3])
+@pytest.mark.parametrize("sampler", ["poisson", "fixed"])
+def test_no_valid_bound_is_smaller_than_that_of_pld(sampler, delta):
+    for q, z, rounds in ((1.0, 5.0, 50), (0.1, 1.0, 1000), (0.01, 0.6, 5000)):
+        events = {Event(q, z, sampler): rounds}
+        assert epsilon(events, delta) <= epsilon(events, delta, "rdp")
+
+
+def test_at_a_tiny_delta_visible_participation_is_never_cheaper_than_secret():
+    visible = VisibleAccountant()
+    visible.compose(Event(0.1, 4.0), 10_000)
+    assert visible.epsilon(1e-18) >= epsilon({Event(0.1, 4.0): 10_000}, 1e-18)
+
+
+@pytest.mark.parametrize("delta", [1e-18, 1e-30])
+def test_noise_is_calibrated_at_a_tiny_delta(delta):
+    noise = calibrate(8.0, delta, 0.1, 100)
+    assert epsilon({Event(0.1, noise): 100}, delta) <= 8.0 < epsilon({Event(0.1, noise / 1.01): 100}, delta)
+
+
+def test_the_certificate_names_the_bound_that_counts():
+    plan = Joint.calibrated(
+        clients=100, num_clusters=2, sampling_rate=0.1, rounds=20, clip_norm=1.0, epsilon=8.0, delta=1e-18
+    )
+    assert certificate(plan.ledger().header, [])["accountant"].endswith(", RDP")
+    assert certificate(replace(plan, delta=1e-5).ledger().header, [])["accountant"].endswith(", PLD")
+
+
+@pytest.mark.parametrize("mechanism", [Joint, Banded])
+def test_events_of_many_rounds_are_counted_at_once(mechanism):
+    plan = mechanism(
+        clients=50,
+        num_clusters=2,
+        sampling_rate=0.25,
+        rounds=9,
+        clip_norm=1.0,
+        epsilon=1.0,
+        delta=1e-4,
+        noise_multiplier=1.0,
+    )
+    for first, last in ((1, 9), (3, 8), (9, 9), (5, 4)):
+        one_by_one = Counter(plan.round_event(number) for number in range(first, last + 1))
+        assert plan.events_of(first, last) == one_by_one
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
