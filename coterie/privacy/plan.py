@@ -38,7 +38,7 @@ R = TypeVar("R")
 DIVISORS = ("fixed", "released")
 
 
-class PlanNumbers(TypedDict, total=False):
+class PlanNumbers(TypedDict, total=False):  # large: the arguments of every plan
     """Arguments of :meth:`Plan.calibrated`; see the attributes of :class:`Plan` and of its subclasses."""
 
     clients: Required[int]

@@ -54,7 +54,7 @@ _MIN_CLIP_SHARE, _MAX_CLIP_SHARE, _MIN_CLIP_FACTOR = 1e-4, 0.5, 1e-3
 SELECTIONS = ("none", "gumbel", "exact")
 
 
-class RecordNumbers(TypedDict, total=False):
+class RecordNumbers(TypedDict, total=False):  # large: the arguments of every plan
     """Arguments of :meth:`RecordPlan.calibrated`; see the attributes of :class:`RecordPlan`."""
 
     num_examples: Required[int]
