@@ -246,6 +246,7 @@ EPSILON = Bounds(0, 1e12, above=True)
 PENALTY_WEIGHT = Bounds(0, 1e6)
 GAN_SAMPLES = Bounds(0, 10_000_000)
 EMA_DECAY = Bounds(0, 0.9999)
+FEATURE_RANGE = Bounds(1e-6, 1e6)
 FUZZIFIER = Bounds(1, 100, above=True)
 
 GAN_PRECISIONS = ("float32", "bfloat16")

@@ -53,6 +53,7 @@ class GANTraining:
         device: torch device.
         average: a, decay of the moving average; at step k at most (k - 1) / (k + 9), so that early steps fade.
         precision: of matrix products, "float32" or "bfloat16" (torch.autocast); DP-SGD always uses float32.
+        feature_range: r; records lie in [-r, r].
     """
 
     info: GANInfo
@@ -63,6 +64,7 @@ class GANTraining:
     device: str = "cpu"
     average: float = 0.0
     precision: str = "float32"
+    feature_range: float = 1.0
 
     def batch(self, records: int) -> int:
         """Batch size of a client with this number of records."""
@@ -107,23 +109,18 @@ class GANTraining:
             return ClientError("a GAN requires at least 2 records; this client has fewer")
         if not self.info.records_apart and self.batch(len(x)) < 2:
             return ClientError(f"gan {self.info.name} normalises over a batch: set batch-size to at least 2")
-        if not (x.min() >= -1 and x.max() <= 1):
-            return ClientError(
-                f"records must lie in [-1, 1], the range of the GAN, not in [{x.min():g}, {x.max():g}]: scale them by "
-                "public constants"
-            )
         return None
 
     def to_generator_range(self, x: npt.NDArray[np.float32]) -> Tensor:
-        """Scale records from [-1, 1] to the range of the generator."""
+        """Scale records from [-r, r] to the range of the generator."""
         low = self.info.low
-        return torch.as_tensor((x + 1) / 2 * (1 - low) + low, device=self.device)
+        return torch.as_tensor((x / self.feature_range + 1) / 2 * (1 - low) + low, device=self.device)
 
     def from_generator_range(self, made: Tensor) -> Samples:
-        """Scale generated records to [-1, 1]."""
+        """Scale generated records to [-r, r]."""
         low = self.info.low
         scaled = (made.cpu().numpy() - low) / (1 - low) * 2 - 1
-        return np.asarray(np.clip(scaled, -1, 1), np.float32)
+        return np.asarray(self.feature_range * np.clip(scaled, -1, 1), np.float32)
 
 
 def train_gans(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from logging import WARNING
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.common.logger import log
 from torch import nn
 
 from coterie import models as networks
@@ -38,6 +40,7 @@ def gan(cohort: Cohort) -> list[ReplyOrError]:
     if request.gan not in networks.GANS:
         raise RequestError(f"gan is {request.gan[:60]!r}; expected one of {', '.join(networks.GANS)}")
     network = _gan(request.gan, cohort.federation.input_shape, request.labels)
+    records = _clamped(cohort, request.feature_range)
     config = GANTraining(
         networks.GANS[request.gan],
         request.labels,
@@ -47,17 +50,18 @@ def gan(cohort: Cohort) -> list[ReplyOrError]:
         training.device,
         request.average,
         request.precision,
+        request.feature_range,
     )
     if cohort.plans:
-        return [_reply(cohort, i, _privately(cohort, i, network, config)) for i in range(len(clients))]
-    refusals = [config.check(shard.x) for shard in cohort.shards]
+        return [_reply(cohort, i, _privately(cohort, i, records[i], network, config)) for i in range(len(clients))]
+    refusals = [config.check(x) for x in records]
     fit = [i for i, refusal in enumerate(refusals) if refusal is None]
     rngs = cohort.rngs()
     trained = train_gans(
         network,
         cohort.layout,
         cohort.models[0],
-        [cohort.shards[i].x for i in fit],
+        [records[i] for i in fit],
         [rngs[i] for i in fit],
         config,
         clients=[clients[i].client_id for i in fit],
@@ -67,7 +71,9 @@ def gan(cohort: Cohort) -> list[ReplyOrError]:
     return [refusal or _reply(cohort, i, made[i]) for i, refusal in enumerate(refusals)]
 
 
-def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, config: GANTraining) -> Samples | ClientError:
+def _privately(
+    cohort: Cohort, i: int, x: Samples, network: nn.ModuleDict, config: GANTraining
+) -> Samples | ClientError:
     """Return samples of one client; the charge precedes the noise."""
     key = charge_reply(cohort, i)
     if isinstance(key, ClientError):
@@ -84,9 +90,7 @@ def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, config: GANTraini
         device=config.device,
     )
     coins, noises, latents = (streams.stream(name, *key) for name in ("batches", "gradients", "latents"))
-    return train_gan_privately(
-        network, cohort.layout, cohort.models[0], cohort.shard(client).x, coins, noises, latents, config, private
-    )
+    return train_gan_privately(network, cohort.layout, cohort.models[0], x, coins, noises, latents, config, private)
 
 
 def centroids(cohort: Cohort) -> list[ReplyOrError]:
@@ -96,8 +100,8 @@ def centroids(cohort: Cohort) -> list[ReplyOrError]:
     request = cohort.request
     assert isinstance(request, CentroidsRequest)
     replies: list[ReplyOrError] = []
-    for i, (shard, rng) in enumerate(zip(cohort.shards, cohort.rngs(), strict=True)):
-        x = shard.x.reshape(len(shard.y), -1)
+    for i, (records, rng) in enumerate(zip(_clamped(cohort, request.feature_range), cohort.rngs(), strict=True)):
+        x = records.reshape(len(records), -1)
         k = min(request.local_centroids, len(x))
         if request.local == "fuzzy-c-means":
             if request.fuzzifier is None:
@@ -106,7 +110,7 @@ def centroids(cohort: Cohort) -> list[ReplyOrError]:
         else:
             client_centroids = k_means(x, k, rng)
         low, high = float(x.min()), float(x.max())  # rounding can move a mean out of the range
-        replies.append(_reply(cohort, i, np.clip(client_centroids, low, high).reshape(-1, *shard.x.shape[1:])))
+        replies.append(_reply(cohort, i, np.clip(client_centroids, low, high).reshape(-1, *records.shape[1:])))
     return replies
 
 
@@ -132,6 +136,20 @@ def label(cohort: Cohort) -> list[ReplyOrError]:
             reply[DIAGNOSTICS] = _counts(client, labels, shard.y, request.labels, cohort.federation.num_classes)
         replies.append(reply)
     return replies
+
+
+def _clamped(cohort: Cohort, feature_range: float) -> list[Samples]:
+    """Return every client's records, clamped to [-r, r]; the log of a client states how many values lie outside."""
+    for client, shard in zip(cohort.clients, cohort.shards, strict=True):
+        outside = np.count_nonzero(np.abs(shard.x) > feature_range)
+        if outside:
+            log(
+                WARNING,
+                "client %s: %.3g %% of the features lie outside [-%g, %g] and are clamped: scale them, or set "
+                "feature-range",
+                *(client.client_id, 100 * outside / shard.x.size, feature_range, feature_range),
+            )
+    return [np.clip(shard.x, -feature_range, feature_range) for shard in cohort.shards]
 
 
 def _counts(client: Client, labels: Labels, classes: Labels, k: int, num_classes: int) -> MetricRecord:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from logging import INFO, WARNING
 from pathlib import Path
@@ -32,7 +32,7 @@ from flwr.common.logger import log
 
 from coterie.datasets.catalog import DATASETS, load
 from coterie.datasets.federation import Federation, Shard, Transform, centred, fractions
-from coterie.datasets.schema import TableSchema
+from coterie.datasets.schema import TYPICAL, TableSchema
 from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source
 from coterie.datasets.split import Split
@@ -55,12 +55,14 @@ class Facts:
         shape: shape of an example, before fixed features.
         num_classes: number of classes; 0 for real targets.
         schema: of tables; None: labels and features are numbers, see the module.
+        feature_range: public bound on the absolute value of a feature, to which methods that need one clamp.
     """
 
     kind: str
     shape: Shape
     num_classes: int
     schema: TableSchema | None = None
+    feature_range: float = field(default=1.0, compare=False)
 
     def __str__(self) -> str:
         sizes = "x".join(map(str, self.shape))
@@ -132,11 +134,12 @@ def facts(
     if dataset == OWN_DATA:
         if table_schema:
             schema = TableSchema.parse(table_schema)
-            return Facts("vectors", (schema.num_features,), schema.num_classes, schema)
+            return Facts("vectors", (schema.num_features,), schema.num_classes, schema, schema.reach or TYPICAL)
         shape = _shape(input_shape)
         if num_classes is None:
             raise DataError("num-classes is missing: set the number of classes, or 0 for real targets")
-        return Facts("images" if len(shape) == 3 else "vectors", shape, num_classes)
+        images = len(shape) == 3
+        return Facts("images", shape, num_classes) if images else Facts("vectors", shape, num_classes, None, TYPICAL)
     if dataset in DATASETS:
         info = DATASETS[dataset]
         return Facts(info.kind, info.shape, info.num_classes)

@@ -40,12 +40,15 @@ from pathlib import Path
 from typing import Any
 
 from coterie.datasets.sources import DataError
+from coterie.fields import FEATURE_RANGE
 from coterie.files import FileError, read_text
 
 #: Characters of a schema, and its numbers of columns and of features.
 MAX_CHARACTERS, MAX_COLUMNS, MAX_FEATURES = 2**20, 10_000, 100_000
 #: Largest scaled value that is not called unscaled.
 LARGEST = 30.0
+#: Absolute value that features of scaled records hardly exceed.
+TYPICAL = 3.0
 _VERSION = 1
 _MAX_NAME = 200
 _MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
@@ -214,6 +217,12 @@ class TableSchema:
     def feature_names(self) -> tuple[str, ...]:
         """Name of every feature, in order."""
         return tuple(name for column in self.columns for name in column.feature_names)
+
+    @property
+    def reach(self) -> float:
+        """Largest absolute value of a feature, at least 1; 0 if a column of numbers declares no range."""
+        reaches = [column.reach for column in self.columns if column.kind == "number"]
+        return min(max(1.0, *reaches), FEATURE_RANGE.high) if all(reaches) else 0.0
 
     @cached_property
     def num_features(self) -> int:

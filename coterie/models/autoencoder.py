@@ -87,6 +87,14 @@ class Labeller(nn.Module):
 ENCODERS = {"sae": True, "sae-relu": False}
 
 
+@torch.no_grad()
+def scaled_input(labeller: Labeller, factor: float) -> Labeller:
+    """Return the labeller of examples x that equals this one at x * factor; it has a linear layer."""
+    first = next(layer for layer in labeller.encoder if isinstance(layer, nn.Linear))
+    first.weight *= factor
+    return labeller
+
+
 def folded(encoder: nn.Sequential) -> list[nn.Linear]:
     """Return linear layers equivalent to ``encoder`` in evaluation mode, with batch normalisation folded in."""
     layers: list[nn.Linear] = []

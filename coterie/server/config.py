@@ -386,6 +386,7 @@ class RunConfig:  # large: the tables of settings and all that follows from seve
         facts_of: dict[str, Callable[[], Any]] = {
             "true_groups": lambda: self.data.group_of()[: self.data.clients].tolist(),
             "example_shape": lambda: self.examples[0],
+            "feature_range": lambda: self.facts.feature_range,
             "device": lambda: self.training.device,
         }
         return StrategyOptions(

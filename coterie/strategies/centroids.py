@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -47,11 +47,13 @@ class LocalCentroids(OneShot):
 
     def request(self) -> CentroidsRequest:
         """The number of centroids and the clustering algorithm."""
-        return CentroidsRequest(local=self.local, local_centroids=self.local_centroids)
+        return CentroidsRequest(
+            local=self.local, local_centroids=self.local_centroids, feature_range=self.feature_range
+        )
 
     def reply_spec(self) -> PointsSpec:
         """At most the requested number of centroids; fewer if a client has fewer records."""
-        return PointsSpec(self.shape, min(self.max_points, self.local_centroids))
+        return replace(super().reply_spec(), max_points=min(self.max_points, self.local_centroids))
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
         """(k, F) centroids of the centroids of all clients."""

@@ -56,7 +56,8 @@ class Declarations:  # large: what a method declares, a line each
     memory: ClassVar[bool] = False
     #: Settings of the method only.
     settings_class: ClassVar[type[Settings]] = Settings
-    #: Options that depend on data and device instead of settings: ``true_groups``, ``example_shape``, ``device``.
+    #: Options that depend on data and device instead of settings: ``true_groups``, ``example_shape``,
+    #: ``feature_range``, ``device``.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether all models start equal.
     equal_start: ClassVar[bool] = False

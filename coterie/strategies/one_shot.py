@@ -24,6 +24,7 @@ import numpy.typing as npt
 from flwr.app import Message, MetricRecord
 from flwr.common.logger import log
 
+from coterie.fields import FEATURE_RANGE
 from coterie.rounds import EvaluationExchange, PointsPhase, StrategyError
 from coterie.settings import Settings, setting
 from coterie.strategies.method import Models, Parameters, Round
@@ -48,6 +49,12 @@ class OneShotSettings(Settings):
     device_failures: float = setting(
         0.0, "simulated share of clients that fail before they reply", at_least=0, at_most=0.99
     )
+    feature_range: float | None = setting(
+        None,
+        "r: features are clamped to [-r, r] before they are clustered; auto: 1, for own vectors as the schema's ranges "
+        "imply, otherwise 3",
+        within=FEATURE_RANGE,
+    )
     upload_limit: int = setting(256, "maximum size of the points of one client, in megabytes", at_least=1)
 
 
@@ -62,7 +69,7 @@ class OneShot(ClusteredStrategy):
     produces: ClassVar[Literal["models", "labels"]] = "labels"
     units: ClassVar[tuple[str, ...]] = ("none",)
     settings: OneShotSettings
-    needs: ClassVar[tuple[str, ...]] = ("example_shape",)
+    needs: ClassVar[tuple[str, ...]] = ("example_shape", "feature_range")
     defaults: ClassVar[Mapping[str, Any]] = {
         "clusters": 10,
         "rounds": 1,
@@ -100,6 +107,11 @@ class OneShot(ClusteredStrategy):
         return tuple(int(size) for size in self.options.example_shape)
 
     @property
+    def feature_range(self) -> float:
+        """r, the public bound on the absolute value of a feature."""
+        return self.settings.feature_range or self.options.feature_range
+
+    @property
     def max_points(self) -> int:
         """Maximum number of points of one client."""
         return self.settings.upload_limit * 2**20 // (4 * int(np.prod(self.shape)))
@@ -117,7 +129,7 @@ class OneShot(ClusteredStrategy):
 
     def reply_spec(self) -> PointsSpec:
         """Bounds of a reply."""
-        return PointsSpec(self.shape, self.max_points)
+        return PointsSpec(self.shape, self.max_points, low=-self.feature_range, high=self.feature_range)
 
     @abstractmethod
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:

@@ -51,6 +51,7 @@ class StrategyOptions:  # large: the keywords of every strategy's constructor, d
             replies.
         true_groups: (M,) group of every client, for methods that need it (``needs``).
         example_shape: shape of a record, for methods that need it.
+        feature_range: public bound on the absolute value of a feature, for methods that need it.
         device: device on which the server trains, for methods that need it.
 
     Raises:
@@ -77,6 +78,7 @@ class StrategyOptions:  # large: the keywords of every strategy's constructor, d
     min_replies: float = 0.0
     true_groups: Sequence[int] = ()
     example_shape: Sequence[int] = ()
+    feature_range: float = 1.0
     device: str = "cpu"
 
     def __post_init__(self) -> None:

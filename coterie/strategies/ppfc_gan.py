@@ -29,7 +29,7 @@ Details
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -93,7 +93,7 @@ class PPFCGANSettings(OneShotSettings):
     )
     dcn_noise: float = setting(
         0.4,
-        "standard deviation of the noise that the autoencoder learns to remove; data lie in [-1, 1]",
+        "standard deviation of the noise that the autoencoder learns to remove; relative to feature-range",
         at_least=0,
         at_most=1e3,
         tuned=True,
@@ -128,7 +128,7 @@ class PPFCGAN(OneShot):
     )
     settings_class: ClassVar[type[Settings]] = PPFCGANSettings
     settings: PPFCGANSettings
-    needs: ClassVar[tuple[str, ...]] = ("example_shape", "device")
+    needs: ClassVar[tuple[str, ...]] = (*OneShot.needs, "device")
     defaults: ClassVar[Mapping[str, Any]] = {**OneShot.defaults, "local-epochs": 200, "batch-size": 64}
     unfounded: ClassVar[tuple[str, ...]] = (
         "epsilon is infinite: PPFC-GAN's lemma gives no usable bound (a delta of the order of samples over records, "
@@ -177,15 +177,17 @@ class PPFCGAN(OneShot):
             samples=self.settings.synthetic_samples,
             average=self.settings.ema_decay,
             precision=self.settings.precision,
+            feature_range=self.feature_range,
         )
 
     def reply_spec(self) -> PointsSpec:
         """Line 4."""
-        return PointsSpec(self.shape, self.max_points, num_points=self.settings.synthetic_samples)
+        return replace(super().reply_spec(), num_points=self.settings.synthetic_samples)
 
     def cluster(self, points: Mapping[int, FloatArray]) -> Labeller:
         """Line 5."""
         from coterie.clustering.dcn import DCN  # imports torch
+        from coterie.models.autoencoder import scaled_input
 
         every = union(points)
         least = _COLLAPSED_SHARE * _mean_deviation(every)
@@ -215,13 +217,13 @@ class PPFCGAN(OneShot):
             device=self.options.device,
         )
         labeller = network.fit(
-            every,
+            every / self.feature_range,
             state=self.recorder.load_artifact(_STATE),
             keep=lambda state: self.recorder.save_artifact(_STATE, state),
             progress=self.recorder.report_progress,
         )
         self.recorder.save_artifact(_STATE, {})
-        return labeller
+        return scaled_input(labeller, 1 / self.feature_range)
 
 
 def _mean_deviation(points: FloatArray) -> float:

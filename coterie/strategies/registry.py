@@ -17,7 +17,7 @@ from coterie.strategies import ClusteredStrategy, StrategyError
 
 _UNITS = ("client", "record", "none")
 #: Options that depend on data and device, which a method may need (``Declarations.needs``).
-NEEDS = ("true_groups", "example_shape", "device")
+NEEDS = ("true_groups", "example_shape", "feature_range", "device")
 
 
 def _declared() -> Iterator[type[ClusteredStrategy]]:

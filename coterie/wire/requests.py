@@ -24,6 +24,7 @@ from coterie.fields import (
     CLIP_NORM,
     CLUSTERS,
     EMA_DECAY,
+    FEATURE_RANGE,
     FUZZIFIER,
     GAN_PRECISIONS,
     GAN_SAMPLES,
@@ -198,6 +199,7 @@ class GanRequest(Request):
     samples: Annotated[int, GAN_SAMPLES]
     average: Annotated[float, EMA_DECAY]
     precision: Annotated[str, OneOf(GAN_PRECISIONS)]
+    feature_range: Annotated[float, FEATURE_RANGE]
 
     @property
     def release_spec(self) -> ReleaseSpec:
@@ -213,6 +215,7 @@ class CentroidsRequest(Request):
 
     local: Annotated[str, OneOf(("k-means", "fuzzy-c-means"))]
     local_centroids: Clusters
+    feature_range: Annotated[float, FEATURE_RANGE]
     fuzzifier: Annotated[float | None, FUZZIFIER] = None
 
 

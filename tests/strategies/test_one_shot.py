@@ -694,9 +694,13 @@ def test_ffcm_is_k_means_of_all_centroids():
 @pytest.mark.parametrize(("asked", "sent"), [(0, 3), (2, 2)])
 def test_what_clients_are_asked_for(asked, sent):
     own = {"example_shape": (4,), "clusters": 3, "local_centroids": asked}
-    assert strategy_of(KFED, nothing(), **own).request() == CentroidsRequest(local="k-means", local_centroids=sent)
+    assert strategy_of(KFED, nothing(), **own).request() == CentroidsRequest(
+        local="k-means", local_centroids=sent, feature_range=1.0
+    )
     fuzzy = strategy_of(FFCM, nothing(), **own, fuzzifier=1.7)
-    assert fuzzy.request() == CentroidsRequest(local="fuzzy-c-means", local_centroids=sent, fuzzifier=1.7)
+    assert fuzzy.request() == CentroidsRequest(
+        local="fuzzy-c-means", local_centroids=sent, feature_range=1.0, fuzzifier=1.7
+    )
     assert fuzzy.evaluation() == LabelRequest(labels=3, encoder="none", release_counts=True)
     gan = strategy_of(
         PPFCGAN,
@@ -708,7 +712,9 @@ def test_what_clients_are_asked_for(asked, sent):
         precision="bfloat16",
         evaluate_every=0,
     )
-    assert gan.request() == GanRequest(gan="gan-pendigits-gn", labels=3, samples=9, average=0.9, precision="bfloat16")
+    assert gan.request() == GanRequest(
+        gan="gan-pendigits-gn", labels=3, samples=9, average=0.9, precision="bfloat16", feature_range=1.0
+    )
     assert gan.evaluation() == LabelRequest(labels=3, encoder="sae", release_counts=False)
 
 
