@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-# Examples that are kept of each loss.
-_EXAMPLES = 3
+#: Examples that are kept of each loss.
+MAX_EXAMPLES = 3
 # Classes differ in their losses if their shares do by this much, and the larger one consists of this many records.
 _DIFFERENCE, _FEWEST = 0.1, 5
 
@@ -21,7 +21,7 @@ class Loss:
         reason: such as "unsupported file type .dcm".
         unit: "record", or "file" if it was not read, and so may hold several records.
         count: number of records or files.
-        effect: "left out", or "clamped" for records that are used with other values.
+        effect: "left out"; or, of records that are used, such as "clamped".
         examples: their first names or rows.
         classes: number by class, of those whose class is known.
     """
@@ -38,7 +38,7 @@ class Loss:
         return replace(
             self,
             count=self.count + other.count,
-            examples=(self.examples + other.examples)[:_EXAMPLES],
+            examples=(self.examples + other.examples)[:MAX_EXAMPLES],
             classes=Counter(self.classes) + Counter(other.classes),
         )
 
@@ -143,7 +143,7 @@ def unequal_losses(kept: Mapping[str, int], lost: Mapping[str, int]) -> str:
 
 def _total(same: Iterable[Loss]) -> Loss:
     first, *others = same
-    total = replace(first, examples=first.examples[:_EXAMPLES])
+    total = replace(first, examples=first.examples[:MAX_EXAMPLES])
     for loss in others:
         total += loss
     return total

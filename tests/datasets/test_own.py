@@ -252,7 +252,7 @@ def broken_picture(path):
 
 def deep_picture(path):
     write_pictures(path, X, Y)
-    Image.fromarray(np.full((6, 5), 60_000, np.uint16)).save(path / "0" / "deep.png")
+    Image.fromarray(np.full((6, 5), 0.5, np.float32)).save(path / "0" / "deep.tif")
     return path
 
 
@@ -361,7 +361,7 @@ FOLDERS = {
     "has no array 'y'; expected x, y$": lambda p: folder(p / "b", ("a.npz", {"x": X})) / "a.npz",
     "has no array 'y_test'; expected x, y, x_test, y_test": lambda p: write_npz(p / "a", X, Y, x_test=X),
     "own/0/broken.png is not a (readable|supported) image": lambda p: broken_picture(p / "own"),
-    "deep.png has more than 8 bits per pixel": lambda p: deep_picture(p / "own"),
+    "deep.tif has more than 16 bits per pixel": lambda p: deep_picture(p / "own"),
     r"own/bird: unknown class 'bird'; .* in classes.txt \(not found\)": lambda p: unnamed_class(p / "own"),
     r"'bird'; .* \(it lists cat, dog\)": lambda p: unnamed_class(p / "own", "cat\ndog"),
     "classes.txt contains duplicate class names": lambda p: unnamed_class(p / "own", "bird\nbird"),
