@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coterie.datasets import Finding
 
 #: Examples that are kept of each loss.
 MAX_EXAMPLES = 3
@@ -24,6 +27,7 @@ class Loss:
         effect: "left out"; or, of records that are used, such as "clamped".
         examples: their first names or rows.
         classes: number by class, of those whose class is known.
+        by_rule: whether a schema or a declaration demands it.
     """
 
     reason: str
@@ -32,6 +36,7 @@ class Loss:
     effect: str = "left out"
     examples: tuple[str, ...] = ()
     classes: Mapping[str, int] = field(default_factory=dict)
+    by_rule: bool = False
 
     def __add__(self, other: Loss) -> Loss:
         """Return both as one loss; the reason is that of the first."""
@@ -43,7 +48,8 @@ class Loss:
         )
 
     def __str__(self) -> str:
-        text = f"{self.reason}: {self.count:,} {self.unit}{'s' * (self.count != 1)} {self.effect}"
+        text = f"{self.reason}, {self.count:,} {self.unit}{'s' * (self.count != 1)} {self.effect}"
+        text += " by rule" * self.by_rule
         if self.classes:
             text += f" ({_by_class(self.classes)})"
         return text + (f", such as {', '.join(self.examples)}" if self.examples else "")
@@ -74,9 +80,9 @@ class LeftOut:
             records: number of records left out, if a record may have several losses; None: each has one.
             classes: the same by class; None: each record or file has one loss.
         """
-        merged: dict[tuple[str, str, str], list[Loss]] = {}
+        merged: dict[tuple[str, str, str, bool], list[Loss]] = {}
         for loss in losses:
-            merged.setdefault((loss.reason, loss.unit, loss.effect), []).append(loss)
+            merged.setdefault((loss.reason, loss.unit, loss.effect, loss.by_rule), []).append(loss)
         every = tuple(_total(same) for same in merged.values())
         out = [loss for loss in every if loss.effect == "left out"]
         if records is None:
@@ -84,6 +90,16 @@ class LeftOut:
         if classes is None:
             classes = sum((Counter(loss.classes) for loss in out), Counter())
         return cls(every, records, dict(classes))
+
+    @classmethod
+    def of_findings(cls, findings: Iterable[Finding], records: int) -> LeftOut:
+        """Return the account of a table.
+
+        Args:
+            findings: see :func:`coterie.datasets.read_table`.
+            records: number of records that they leave out, of which some may have several findings.
+        """
+        return cls.of([_loss_of(finding) for finding in findings], records)
 
     @property
     def files(self) -> int:
@@ -115,6 +131,7 @@ class LeftOut:
                 "effect": loss.effect,
                 "examples": list(loss.examples),
                 "classes": dict(loss.classes),
+                "by-rule": loss.by_rule,
             }
             for loss in self.losses
         ]
@@ -139,6 +156,14 @@ def unequal_losses(kept: Mapping[str, int], lost: Mapping[str, int]) -> str:
         return ""
     worst, best = (f"{lost.get(name, 0):,} of {totals[name]:,} of class {name}" for name in (most, least))
     return f"losses differ between classes: {worst} are left out, and {best}; models learn from what remains"
+
+
+def _loss_of(finding: Finding) -> Loss:
+    reason = f"column {finding.column!r}: {finding.what}" if finding.column else finding.what
+    rows = [f"row {row}" + f" ({value})" * bool(value) for row, value in zip(finding.rows, finding.values, strict=True)]
+    classes = {name: number for name, number in getattr(finding, "by_class", {}).items() if name}
+    effect = "left out" if finding.effect == "dropped" else finding.effect
+    return Loss(reason, "record", finding.count, effect, tuple(rows), classes, finding.expected)
 
 
 def _total(same: Iterable[Loss]) -> Loss:

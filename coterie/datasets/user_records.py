@@ -65,16 +65,13 @@ class Records:
             return self, self
         train = self._only(~self.held_out)
         test = replace(self._only(self.held_out), problems=(), notes=(), left_out=LeftOut())
-        if not len(train.y):
-            problem = f"{self.where}: all {len(self.y)} records are held out; add records or test data"
-            train = replace(train, problems=(*train.problems, problem))
         return train, test
 
     def fitted(self, shape: Shape, num_classes: int, span: tuple[float, float] | None = None) -> Records:
         """Convert to the run's format: `x` is (n, *shape), `y` int64 labels or float32 targets.
 
         Images are uint8, or float32 in [0, 1]; vectors are float32. Records without a valid target are dropped,
-        and pixels are clamped, which `problems` lists. Vectors are clamped to a `span`, which `notes` lists. Each
+        and pixels are clamped, which `problems` lists. Vectors are clamped to a `span`. `left_out` lists all. Each
         record is processed independently of all others.
 
         Args:
@@ -120,9 +117,7 @@ class Records:
     def _clamped(self, low: float, high: float) -> Records:
         """Clamp vectors to the range that their owner declares."""
         right = np.clip(self.x, low, high)
-        records, first = self._changed(right, f"number out of the declared range {low:g}:{high:g}")
-        note = f"{self.where}: a number is {first:g}; the declared range is {low:g}:{high:g}"
-        return replace(records, notes=(*self.notes, note)) if records is not self else self
+        return self._changed(right, f"number out of the declared range {low:g}:{high:g}", by_rule=True)[0]
 
     def _clamped_pixels(self) -> Records:
         right = np.floor(np.clip(self.x, 0, 255)) if self.whole else np.clip(self.x, 0, 1)
@@ -134,13 +129,13 @@ class Records:
         )
         return replace(records, problems=(*self.problems, problem)) if records is not self else self
 
-    def _changed(self, right: Array, reason: str) -> tuple[Records, float]:
+    def _changed(self, right: Array, reason: str, by_rule: bool = False) -> tuple[Records, float]:
         """Return the records with these examples, and an account of the change; and the first value that differs."""
         wrong = self.x != right
         if not wrong.any():
             return self, math.nan
         rows = wrong.reshape(len(wrong), -1).any(axis=1)
-        loss = Loss(reason, count=int(rows.sum()), effect="clamped", classes=self._only(rows).counts())
+        loss = Loss(reason, count=int(rows.sum()), effect="clamped", classes=self._only(rows).counts(), by_rule=by_rule)
         return replace(self, x=right, left_out=self.left_out + LeftOut.of([loss])), float(self.x[wrong][0])
 
     def only_labels(self) -> Records:

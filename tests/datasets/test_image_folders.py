@@ -61,53 +61,53 @@ def links_in_a_circle(home):
 LEFT_OUT = {
     "dicom": (
         lambda home: [touch(home / "1" / f"{i}.dcm", bytes(128) + b"DICM") for i in range(4)],
-        ["unsupported file type .dcm: 4 files left out (4 of class 1), such as 1/0.dcm, 1/1.dcm, 1/2.dcm"],
+        ["unsupported file type .dcm, 4 files left out (4 of class 1), such as 1/0.dcm, 1/1.dcm, 1/2.dcm"],
     ),
     "a folder for each patient": (
         lambda home: [save(home / "1" / f"patient-{i}" / "a.png", i) for i in range(2)],
         [
-            "in a folder below that of its class: 2 files left out (2 of class 1), such as 1/patient-0/a.png, "
+            "in a folder below that of its class, 2 files left out (2 of class 1), such as 1/patient-0/a.png, "
             "1/patient-1/a.png"
         ],
     ),
     "a copy": (
         lambda home: save(home / "0" / "0.png.bak", 0),
         [
-            "unsupported file type .bak with the content of a PNG image: 1 file left out (1 of class 0), such as "
+            "unsupported file type .bak with the content of a PNG image, 1 file left out (1 of class 0), such as "
             "0/0.png.bak"
         ],
     ),
     "no image without a suffix": (
         lambda home: touch(home / "0" / "README"),
-        ["unsupported file type (no suffix): 1 file left out (1 of class 0), such as 0/README"],
+        ["unsupported file type (no suffix), 1 file left out (1 of class 0), such as 0/README"],
     ),
     "loose images": (
         lambda home: save(home / "a.png", 1),
-        ["image in no folder of a class: 1 file left out, such as a.png"],
+        ["image in no folder of a class, 1 file left out, such as a.png"],
     ),
     "an archive": (
         lambda home: touch(home / "1.zip"),
-        ["archive .zip, which is not unpacked: 1 file left out, such as 1.zip"],
+        ["archive .zip, which is not unpacked, 1 file left out, such as 1.zip"],
     ),
     "a table": (
         lambda home: touch(home / "labels.csv"),
-        ["unsupported file type .csv: 1 file left out, such as labels.csv"],
+        ["unsupported file type .csv, 1 file left out, such as labels.csv"],
     ),
     "a hidden image": (
         lambda home: save(home / "1" / ".a.png", 3),
-        ["hidden file: 1 file left out (1 of class 1), such as 1/.a.png"],
+        ["hidden file, 1 file left out (1 of class 1), such as 1/.a.png"],
     ),
     "a hidden folder": (
         lambda home: save(home / ".trash" / "a.png", 3),
-        ["in a hidden folder: 1 file left out, such as .trash/a.png"],
+        ["in a hidden folder, 1 file left out, such as .trash/a.png"],
     ),
     "a named pipe": (
         lambda home: os.mkfifo(home / "1" / "pipe"),
-        ["not a regular file: 1 file left out (1 of class 1), such as 1/pipe"],
+        ["not a regular file, 1 file left out (1 of class 1), such as 1/pipe"],
     ),
     "links in a circle": (
         links_in_a_circle,
-        ["in a folder below that of its class: 2 files left out (2 of class 1), such as 1/a/again, 1/a/note"],
+        ["in a folder below that of its class, 2 files left out (2 of class 1), such as 1/a/again, 1/a/note"],
     ),
     "files of the system": (
         lambda home: [touch(home / "1" / name) for name in ("Thumbs.db", ".DS_Store", "._0.png", "desktop.ini")],
@@ -134,9 +134,9 @@ def test_images_of_an_unknown_class_and_broken_ones_are_records(home):
     records, _ = read(home, (1, 9, 9))
     assert (records.left_out.records, records.left_out.files, len(records.problems)) == (4, 1, 2)
     assert lines(records) == [
-        "image that cannot be read: 1 record left out (1 of class 0), such as 0/broken.png",
-        "unknown class 'val': 3 records left out, such as val/0.png, val/1.png, val/2.png",
-        "unsupported file type .txt: 1 file left out, such as val/note.txt",
+        "image that cannot be read, 1 record left out (1 of class 0), such as 0/broken.png",
+        "unknown class 'val', 3 records left out, such as val/0.png, val/1.png, val/2.png",
+        "unsupported file type .txt, 1 file left out, such as val/note.txt",
     ]
 
 
@@ -144,7 +144,7 @@ def test_labels_that_the_run_lacks_are_in_the_account(home):
     (home / "1").rename(home / "7")
     (records, _) = read(home, (1, 9, 9))
     assert lines(records.fitted((1, 9, 9), 2)) == [
-        "label that is not one of 2 classes: 4 records left out (4 of class 7)"
+        "label that is not one of 2 classes, 4 records left out (4 of class 7)"
     ]
 
 
@@ -154,7 +154,7 @@ def test_dark_scans_are_named_and_used(home):
     records, _ = read(home, (1, 9, 9))
     assert (len(records.y), records.left_out.records) == (11, 0)
     assert (
-        "image of 16 bits without a value above 4,095 of 65,535: 3 records nearly black (3 of class 1)"
+        "image of 16 bits without a value above 4,095 of 65,535, 3 records nearly black (3 of class 1)"
         in lines(records)[0]
     )
 
@@ -171,9 +171,9 @@ def test_what_lies_beside_train_and_test(home, tmp_path):
     records, test = read(site, (1, 9, 9))
     assert test is None
     assert lines(records) == [
-        "archive .zip, which is not unpacked: 1 file left out, such as more.zip",
-        "unsupported file type .txt: 1 file left out, such as test.txt",
-        "in a folder 'val': 3 files left out, such as val/0/0.png, val/0/1.png, val/0/2.png",
+        "archive .zip, which is not unpacked, 1 file left out, such as more.zip",
+        "unsupported file type .txt, 1 file left out, such as test.txt",
+        "in a folder 'val', 3 files left out, such as val/0/0.png, val/0/1.png, val/0/2.png",
     ]
 
 

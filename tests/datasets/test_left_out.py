@@ -14,9 +14,9 @@ def test_losses_of_one_reason_are_one_line():
     ]
     account = LeftOut.of([*losses, Loss("missing", count=3, examples=("row 4",)), Loss("above 9", effect="clamped")])
     assert [str(loss) for loss in account.losses] == [
-        "unsupported file type .dcm: 1,200 files left out (1,200 of class 1), such as 1/0.dcm, 1/1.dcm, 1/2.dcm",
-        "missing: 3 records left out, such as row 4",
-        "above 9: 1 record clamped",
+        "unsupported file type .dcm, 1,200 files left out (1,200 of class 1), such as 1/0.dcm, 1/1.dcm, 1/2.dcm",
+        "missing, 3 records left out, such as row 4",
+        "above 9, 1 record clamped",
     ]
     assert (account.records, account.files, account.classes) == (3, 1200, {"1": 1200})
     assert str(account) == "3 records and 1,200 files"
@@ -45,7 +45,7 @@ def test_clamped_records_are_not_left_out():
 def test_a_sum_merges_reasons_and_keeps_the_first_examples():
     one, other = (LeftOut.of([Loss("missing", count=2, examples=(f"{part} row 2",))]) for part in ("train", "test"))
     assert [str(loss) for loss in (one + other).losses] == [
-        "missing: 4 records left out, such as train row 2, test row 2"
+        "missing, 4 records left out, such as train row 2, test row 2"
     ]
 
 
@@ -63,6 +63,7 @@ def test_json_states_all_of_it():
                 "effect": "left out",
                 "examples": ["row 2"],
                 "classes": {"a": 2},
+                "by-rule": False,
             }
         ],
     }

@@ -489,7 +489,8 @@ def test_records_that_do_not_fit_are_left_out_and_the_others_stay(tmp_path, capl
         own = kept(tmp_path / name)
         assert len(rows(own)) == others
         assert set(own.y) <= {0, 1, 2, 3}
-        assert f"client 0: some records are dropped or clamped; the first problem is: {tmp_path / name}" in caplog.text
+        assert f"client 0: {others} usable records: " in caplog.text
+        assert f"the first problem is: {tmp_path / name}" in caplog.text
         with pytest.raises(DataError):
             shard(tmp_path / name)
     write_npz(tmp_path / "archive", np.where(np.arange(12)[:, None, None, None] == 1, np.nan, X / 255), Y)
@@ -554,9 +555,9 @@ def declared(input_shape, num_classes, value_range=None):
 
 def test_what_the_owner_declares_is_checked_before_a_run(tmp_path):
     write_npz(tmp_path / "own", X.astype(int), np.where(np.arange(12) == 5, 9, Y))
-    assert "dropped or clamped: " in describe(str(tmp_path / "own.npz"), declared("1x6x5", 4))
+    assert "1 record left out (1 of class 9)" in describe(str(tmp_path / "own.npz"), declared("1x6x5", 4))
     assert "a label is 9" in describe(str(tmp_path / "own.npz"), declared("1x6x5", 4))
-    assert "dropped" not in describe(str(tmp_path / "own.npz"), declared("1x6x5", 10))
+    assert "left out" not in describe(str(tmp_path / "own.npz"), declared("1x6x5", 10))
     with pytest.raises(DataError, match="but the run expects 1x5x5"):
         describe(str(tmp_path / "own.npz"), declared("1x5x5", 10))
     for shape, classes, span in (("1x6", 4, None), ("4", 2, "1"), ("4", 2, "1:1")):
