@@ -392,8 +392,8 @@ MUTATIONS = [
     Mutation(
         "data that do not fit are refused by a deployed client",
         "coterie/datasets/own.py",
-        "strict=client_id not in self._deployed,",
-        "strict=True,",
+        "shard = read(strict=simulated)",
+        "shard = read(strict=True)",
         f"{_HOSTILE}::test_whether_a_request_is_answered_and_what_it_costs_depends_on_no_record",
     ),
     Mutation(

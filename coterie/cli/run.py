@@ -33,7 +33,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     from coterie.settings import ConfigError
 
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -207,6 +207,18 @@ class Cohort:  # large: what handlers read of a message, each computed once
         return [] if paid else [ClientError(_BUDGET_MISMATCH)] * len(self.clients)
 
     @property
+    def empty_site_errors(self) -> dict[int, ClientError]:
+        """An error for each simulated client whose own data have no training records, by client id.
+
+        A deployed client, and every client at record level, replies as if it had some: the server must not learn that.
+        """
+        simulated = [client for client in self.clients if client.folder is None]
+        if self.plans or not simulated or not isinstance(self.federation, OwnFederation):
+            return {}
+        empty = [client.client_id for client in simulated if not len(self.shard(client).y)]
+        return {number: ClientError(f"client {number} has no training records") for number in empty}
+
+    @property
     def is_stateful(self) -> bool:
         """Whether clients keep state between rounds."""
         return bool(self.layers.own.names) or self.request.assign == "nearest"

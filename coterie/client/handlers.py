@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from logging import WARNING
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,7 @@ _EVALUATION_NOT_COVERED = (
 )
 
 ReplyOrError: TypeAlias = RecordDict | ClientError
+_Reply = TypeVar("_Reply")
 #: Accuracy, training loss and number of test examples of a client.
 Score: TypeAlias = tuple[float, float, int]
 
@@ -66,7 +67,19 @@ def handle(message_type: str, content: RecordDict, clients: Sequence[Client]) ->
     """
     if message_type == IDENTITY:
         return [identity_reply(client) for client in clients]
-    return HANDLERS[message_type](Cohort.of(message_type, content, clients))
+    return _of_clients_with_records(HANDLERS[message_type], Cohort.of(message_type, content, clients))
+
+
+def _of_clients_with_records(
+    handler: Callable[[Cohort], Sequence[_Reply]], cohort: Cohort
+) -> Sequence[_Reply | ClientError]:
+    """Return the replies of these clients, which are errors for those that have nothing to train on."""
+    errors = cohort.empty_site_errors
+    if not errors:
+        return handler(cohort)
+    others = [client for client in cohort.clients if client.client_id not in errors]
+    replies = iter(handler(replace(cohort, clients=others)) if others else ())
+    return [errors.get(client.client_id) or next(replies) for client in cohort.clients]
 
 
 def _train(cohort: Cohort) -> list[ReplyOrError]:
@@ -95,11 +108,15 @@ def train_and_sum(content: RecordDict, clients: Sequence[Client], sums: Summed) 
     if cohort.budget_errors:
         return list(cohort.budget_errors)
     assert not cohort.plans  # noisy updates are not summed before the server has validated them
-    labels, redrawn, updates = train_without_dp(cohort)
-    kept = _acceptable(cohort, updates, sums.plan)
-    sums.add_rows(labels[kept], redrawn[kept], updates[kept])
-    rows = zip(clients, labels, redrawn, updates, strict=True)
-    return [None if summed else _reply(cohort, *row) for summed, row in zip(kept, rows, strict=True)]
+
+    def add(cohort: Cohort) -> list[RecordDict | None]:
+        labels, redrawn, updates = train_without_dp(cohort)
+        kept = _acceptable(cohort, updates, sums.plan)
+        sums.add_rows(labels[kept], redrawn[kept], updates[kept])
+        rows = zip(cohort.clients, labels, redrawn, updates, strict=True)
+        return [None if summed else _reply(cohort, *row) for summed, row in zip(kept, rows, strict=True)]
+
+    return list(_of_clients_with_records(add, cohort))
 
 
 def _acceptable(cohort: Cohort, updates: Vectors, plan: Plan) -> npt.NDArray[np.bool_]:

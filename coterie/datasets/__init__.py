@@ -1,14 +1,15 @@
 """Data sets, the distribution shifts that define hidden client groups, and the partition among clients."""
 
 from coterie.datasets.catalog import DATASETS, download, load
+from coterie.datasets.client_records import DataReport, describe, report
 from coterie.datasets.federation import Federation, Shard, TestSet, federate
+from coterie.datasets.left_out import LeftOut, Loss
 from coterie.datasets.own import (
     OWN_DATA,
     Declared,
     Facts,
     LocalRecords,
     OwnFederation,
-    describe,
     facts,
     local_records,
     own_federation,
@@ -28,12 +29,15 @@ __all__ = [
     "OWN_DATA",
     "SHIFTS",
     "DataError",
+    "DataReport",
     "DatasetInfo",
     "Declared",
     "Facts",
     "Federation",
     "Finding",
+    "LeftOut",
     "LocalRecords",
+    "Loss",
     "OwnFederation",
     "Partition",
     "SchemaError",
@@ -54,4 +58,5 @@ __all__ = [
     "own_shard",
     "parse_groups",
     "read_table",
+    "report",
 ]

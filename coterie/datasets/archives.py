@@ -10,8 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from coterie.datasets import user_records
+from coterie.datasets.left_out import LeftOut, Loss
 from coterie.datasets.sources import DataError
-from coterie.datasets.user_records import NOT_NUMERIC, Array, Records, is_held_out, need_at_most, shortened, sizes_text
+from coterie.datasets.user_records import (
+    NOT_NUMERIC,
+    Array,
+    Records,
+    class_counts,
+    is_held_out,
+    need_at_most,
+    shortened,
+    sizes_text,
+)
 
 _MAX_HEADER_BYTES = 64 * 2**10
 
@@ -90,13 +100,18 @@ def _records(where: str, x: Array, y: Array | None) -> Records:
     if not whole:
         with np.errstate(over="ignore"):  # values outside the float32 range become infinite
             x = x.astype(np.float32)
+    losses = LeftOut()
     good = np.isfinite(x).reshape(len(x), math.prod(x.shape[1:])).all(axis=1) & np.isfinite(y)
     if not good.all():
         problems += (
             f"{where}: record {good.argmin()}, counted from 0, has NaN, infinite or missing values; fix or remove it",
         )
-        x, y = x[good], y[good]
+        first = f"record {good.argmin()}"
+        loss = Loss(
+            "NaN, infinite or missing value", "record", int((~good).sum()), "left out", (first,), class_counts(y[~good])
+        )
+        x, y, losses = x[good], y[good], LeftOut.of([loss])
     images = (1, *x.shape[1:])[-3:] if x.ndim in (3, 4) else None
     what = f"images of {sizes_text(images)}" if images else f"records of {sizes_text(x.shape[1:])}"
     held_out = np.fromiter(map(is_held_out, x, y), bool, len(y))
-    return Records(where, what, x, y, held_out, whole, None, problems, has_targets)
+    return Records(where, what, x, y, held_out, whole, None, problems, has_targets, left_out=losses)

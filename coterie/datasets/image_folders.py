@@ -1,14 +1,16 @@
-"""Read folders of images, one folder per class."""
+"""Read folders of images, one folder per class, with an account of all files that are left out."""
 
 from __future__ import annotations
 
-import io
-import warnings
+import codecs
+import unicodedata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from coterie.datasets import folder_entries
+from coterie.datasets.image_files import IMAGE_SUFFIXES, read_image
+from coterie.datasets.left_out import LeftOut, Loss
 from coterie.datasets.sources import DataError
 from coterie.datasets.user_records import (
     SUFFIXES,
@@ -18,19 +20,11 @@ from coterie.datasets.user_records import (
     is_held_out,
     need_at_most,
     need_regular,
-    shortened,
     sizes_text,
 )
 
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-_CLASSES = "classes.txt"
-# Pillow's format names. Pillow detects formats by content and would pass PostScript files to Ghostscript.
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
-#: Largest number of pixels of an image, checked before they are loaded. Pillow uses up to 16 bytes per pixel (WEBP), 4
-#: in a file.
-MAX_PIXELS = 32_000_000
-_MAX_PICTURE_BYTES = 4 * MAX_PIXELS
-_MAX_EXIF_BYTES = 64 * 2**10
+#: List of the class names of a run.
+CLASSES = "classes.txt"
 _MAX_CLASSES_BYTES = 2**20
 
 
@@ -43,45 +37,113 @@ def read_images(folder: Path, home: Path, shape: Shape | None, need_targets: boo
         raise DataError(
             f"{folder} contains images, which have 1 or 3 channels, but the run expects {sizes_text(shape)}"
         )
-    names = _class_names(home / _CLASSES)
-    x, y, held_out, sizes, problems = [], [], [], set(), []
-    subfolders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    names = _class_names(home / CLASSES)
+    entries = sorted(entry for entry in folder.iterdir() if entry.name != CLASSES)
+    subfolders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     has_targets = need_targets or bool(subfolders)
-    for subfolder in subfolders if has_targets else [folder]:
-        for file in sorted(subfolder.iterdir()):
-            if file.suffix.lower() not in _PICTURES or file.name.startswith("."):
-                continue
-            try:
-                label = _label(subfolder, names) if has_targets else 0
-                original, asked = _picture(file, shape)
-            except DataError as error:
-                problems.append(str(error))
-                continue
-            x.append(asked)
-            y.append(label)
-            held_out.append(is_held_out(original, label))
-            sizes.add(original.shape)
-    if not x:
-        problems.append(
-            f"{folder} contains neither images in one folder per class, such as {folder}/0/*.png (supported: "
-            f"{', '.join(_PICTURES)}), nor train{', train'.join(SUFFIXES)}, nor the folder train"
+    reader = _Reader(folder, shape)
+    if has_targets:
+        for subfolder in subfolders:
+            reader.read_class(subfolder, names)
+        reader.leave_out([entry for entry in entries if entry not in subfolders])
+    else:
+        reader.read_files(entries, 0)
+    return reader.records(has_targets, tuple(names or ()))
+
+
+class _Reader:
+    """Collects the images of a folder, and what it leaves out."""
+
+    def __init__(self, folder: Path, shape: Shape | None) -> None:
+        self._folder, self._shape = folder, shape
+        self._x: list[Array] = []
+        self._y: list[int] = []
+        self._held_out: list[bool] = []
+        self._sizes: set[Shape] = set()
+        self._problems: list[str] = []
+        self._losses: list[Loss] = []
+
+    def read_class(self, subfolder: Path, names: list[str] | None) -> None:
+        """Read a folder of one class; images of an unknown class are left out."""
+        entries = sorted(subfolder.iterdir())
+        try:
+            label = _label(subfolder, names)
+        except DataError as error:
+            images = [entry for entry in entries if folder_entries.is_image(entry)]
+            self._problems += [str(error)] * bool(images)
+            self._losses += [Loss(f"unknown class {_name(subfolder)!r}", examples=self._named(file)) for file in images]
+            self.leave_out([entry for entry in entries if entry not in images])
+        else:
+            self.read_files(entries, label, names[label] if names else str(label))
+
+    def read_files(self, entries: list[Path], label: int, class_name: str = "") -> None:
+        """Read images of one class."""
+        for entry in entries:
+            if folder_entries.is_image(entry):
+                self._read(entry, label, class_name)
+            else:
+                self.leave_out([entry], class_name)
+
+    def leave_out(self, entries: list[Path], class_name: str = "") -> None:
+        """Account for files and folders that are not read."""
+        for entry in entries:
+            self._losses += folder_entries.losses_of(entry, self._folder, class_name)
+
+    def records(self, has_targets: bool, class_names: tuple[str, ...]) -> Records:
+        """Return all images that were read."""
+        if not self._x:
+            self._problems.append(
+                f"{self._folder} contains neither images in one folder per class, such as {self._folder}/0/*.png "
+                f"(supported: {', '.join(IMAGE_SUFFIXES)}), nor train{', train'.join(SUFFIXES)}, nor the folder train"
+            )
+        sizes = [sizes_text(size) for size in self._sizes]
+        return Records(
+            where=str(self._folder),
+            what=f"images of {sizes[0]}" if len(sizes) == 1 else "images of different sizes",
+            x=np.stack(self._x) if self._x else np.zeros((0, *(self._shape or (0,))), np.uint8),
+            y=np.array(self._y, float),
+            held_out=np.array(self._held_out, bool),
+            whole=True,
+            labelled=True if has_targets else None,
+            problems=tuple(self._problems),
+            has_targets=has_targets,
+            left_out=LeftOut.of(self._losses),
+            class_names=class_names,
         )
-    what = f"images of {sizes_text(sizes.pop())}" if len(sizes) == 1 else "images of different sizes"
-    pixels = np.stack(x) if x else np.zeros((0, *(shape or (0,))), np.uint8)
-    every = np.array(held_out, bool)
-    labelled = True if has_targets else None
-    return Records(str(folder), what, pixels, np.array(y, float), every, True, labelled, tuple(problems), has_targets)
+
+    def _read(self, file: Path, label: int, class_name: str) -> None:
+        classes = {class_name: 1} if class_name else {}
+        try:
+            image = read_image(file, self._shape)
+        except DataError as error:
+            self._problems.append(str(error))
+            self._losses.append(Loss("image that cannot be read", examples=self._named(file), classes=classes))
+            return
+        if image.is_dark:
+            reason = "image of 16 bits without a value above 4,095 of 65,535"
+            self._losses.append(Loss(reason, effect="nearly black", examples=self._named(file), classes=classes))
+        self._x.append(image.pixels)
+        self._y.append(label)
+        self._held_out.append(is_held_out(image.original, label))
+        self._sizes.add(image.original.shape)
+
+    def _named(self, file: Path) -> tuple[str]:
+        return (str(file.relative_to(self._folder)),)
 
 
 def _class_names(path: Path) -> list[str] | None:
+    """Return the names in `classes.txt`, in Unicode's composed form (NFC); None without that file."""
     if not path.exists():
         return None
     need_regular(path)
     need_at_most(_MAX_CLASSES_BYTES, path.stat().st_size, str(path), "holds")
+    content = path.read_bytes()
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:
-        names = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+        lines = unicodedata.normalize("NFC", content.decode(encoding)).splitlines()
     except ValueError as error:
         raise DataError(f"{path} is not a text file ({error}); write one class name per line") from None
+    names = [line.strip() for line in lines if line.strip()]
     if len(set(names)) < len(names):
         raise DataError(
             f"{path} contains duplicate class names; each line is the name of one class, in the order 0, 1, ..."
@@ -90,70 +152,17 @@ def _class_names(path: Path) -> list[str] | None:
 
 
 def _label(subfolder: Path, names: list[str] | None) -> int:
-    if names is not None and subfolder.name in names:
-        return names.index(subfolder.name)
-    if names is None and subfolder.name.isdecimal():
-        return int(subfolder.name)
+    name = _name(subfolder)
+    if names is not None and name in names:
+        return names.index(name)
+    if names is None and name.isdecimal():
+        return int(name)
     listed = "not found" if names is None else f"it lists {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
     raise DataError(
-        f"{subfolder}: unknown class {subfolder.name!r}; name folders 0, 1, ..., or list all class names of the run, "
-        f"one per line and in the same order for all clients, in {_CLASSES} ({listed})"
+        f"{subfolder}: unknown class {name!r}; name folders 0, 1, ..., or list all class names of the run, "
+        f"one per line and in the same order for all clients, in {CLASSES} ({listed})"
     )
 
 
-def _picture(file: Path, shape: Shape | None) -> tuple[Array, Array]:
-    """Read an image, uint8 (C, H, W), in its own shape and in the requested one; (0,) if no shape is requested."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    need_regular(file)
-    need_at_most(_MAX_PICTURE_BYTES, file.stat().st_size, str(file), "holds")
-    try:
-        with warnings.catch_warnings(), _Bounded(file) as raw:
-            warnings.simplefilter("ignore")  # Pillow warns about skipped metadata
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image: Image.Image = Image.open(raw, formats=_FORMATS)
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise Image.DecompressionBombError(f"{width:,} x {height:,}")
-            if len(image.info.get("exif", b"")) > _MAX_EXIF_BYTES:
-                raise ValueError(f"its Exif data exceed {_MAX_EXIF_BYTES:,} bytes")
-            ImageOps.exif_transpose(image, in_place=True)
-            image.load()
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{file} has too many pixels ({error}); the limit is {MAX_PIXELS:,}; reduce its size") from None
-    except UnidentifiedImageError:
-        raise DataError(f"{file} is not a readable image: it is none of {', '.join(_FORMATS)}") from None
-    except Exception as error:  # Pillow raises arbitrary errors for corrupt images
-        raise DataError(f"{file} is not a readable image ({shortened(error)}); replace or remove it") from None
-    if image.mode in ("I", "F") or ";" in image.mode:
-        raise DataError(
-            f"{file} has more than 8 bits per pixel channel (Pillow mode {image.mode}); convert it to 8 bits"
-        )
-    image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-    original = _channels_first(image)
-    if shape is None:
-        return original, np.zeros(0, np.uint8)
-    image = image.convert("L" if shape[0] == 1 else "RGB")
-    if image.size != (shape[2], shape[1]):
-        image = image.resize((shape[2], shape[1]), Image.Resampling.BILINEAR)
-    return original, _channels_first(image)
-
-
-class _Bounded(io.FileIO):
-    """A file that limits reads to twice its size: many tags of a TIFF may refer to the same bytes."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._left = 2 * path.stat().st_size + 2**20
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(-1 if size is None else size)
-        self._left -= len(data)
-        if self._left < 0:
-            raise ValueError("parts of the file are referenced repeatedly")
-        return data
-
-
-def _channels_first(image: Any) -> Array:
-    pixels = np.asarray(image, np.uint8)
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+def _name(subfolder: Path) -> str:
+    return unicodedata.normalize("NFC", subfolder.name)

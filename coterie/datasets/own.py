@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -31,19 +31,21 @@ import numpy.typing as npt
 from flwr.common.logger import log
 
 from coterie.datasets.catalog import DATASETS, load
+from coterie.datasets.client_records import EmptySiteError, Parts, usable_records
 from coterie.datasets.federation import Federation, Shard, Transform, centred, fractions
+from coterie.datasets.left_out import LeftOut
 from coterie.datasets.schema import TYPICAL, TableSchema
 from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source
 from coterie.datasets.split import Split
 from coterie.datasets.tables import read_table, unscaled
 from coterie.datasets.user_files import find, read
-from coterie.datasets.user_records import SUFFIXES, Records, Shape, labels
+from coterie.datasets.user_records import SUFFIXES, Shape
 
 #: Name of the data set that consists of local client data.
 OWN_DATA = "own"
-# Entries of a schema's rules in one line of a log.
-_NOTES = 20
+# Losses in one line of a log.
+_MAX_LOSSES = 20
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,7 @@ class OwnFederation:
         self.input_shape: Shape = (probe if transform is None else transform(probe)).shape[1:]
         self._deployed = deployed or {}
         self._shards: dict[int, Shard] = {}
-        self._warned = False
+        self._warned, self._empty = False, 0
 
     def shard(self, client_id: int) -> Shard:
         """Return the data of a client; repeated calls return the same object.
@@ -217,19 +219,32 @@ class OwnFederation:
         if client_id not in self._shards:
             data_facts = self._known
             declared = self._deployed.get(client_id)
-            shard = own_shard(
+            simulated = client_id not in self._deployed
+            read = partial(
+                own_shard,
                 self._path(client_id),
                 client_id,
                 data_facts.shape,
                 data_facts.num_classes,
                 self._transform,
-                schema=data_facts.schema if client_id not in self._deployed else declared and declared.schema,
+                schema=data_facts.schema if simulated else declared and declared.schema,
                 span=declared.span if declared else None,
-                strict=client_id not in self._deployed,
             )
+            try:
+                shard = read(strict=simulated)
+            except EmptySiteError as error:
+                self._count_empty(client_id, error)
+                shard = read(strict=False)
             self._warn_unscaled(shard)
             self._shards.setdefault(client_id, shard)
         return self._shards[client_id]
+
+    def _count_empty(self, client_id: int, error: EmptySiteError) -> None:
+        """Log a warning about a simulated client that has nothing to train on; for many, at every doubling."""
+        self._empty += 1
+        if self._empty & (self._empty - 1) == 0:
+            count = f"{self._empty} of {self.clients} clients so far"
+            log(WARNING, "client %s is left out, as it has no training records (%s): %s", client_id, count, error)
 
     def _warn_unscaled(self, shard: Shard) -> None:
         """Log a warning about the first client whose data are plainly not scaled."""
@@ -301,12 +316,9 @@ def own_shard(
     Raises:
         DataError: the data cannot be read or do not match the run, or the transform does not fit them.
     """
-    train, test = _parts(path, shape, num_classes, schema, span, strict)
-    problems = tuple(dict.fromkeys(train.problems + test.problems))
-    if problems:
-        log(WARNING, "client %s: some records are dropped or clamped; the first problem is: %s", client_id, problems[0])
-    if notes := dict.fromkeys(train.notes + test.notes):
-        log(INFO, "client %s: by the rules of the schema: %s", client_id, "; ".join(list(notes)[:_NOTES]))
+    parts = usable_records(path, shape, num_classes, schema, span, strict=strict)
+    train, test = parts.train, parts.test
+    _log_losses(client_id, parts)
     rows = [np.arange(len(train.y))]
     alone = Federation(
         Source(path, train.x, train.y, test.x, test.y, num_classes, may_be_empty=not strict),
@@ -320,27 +332,15 @@ def own_shard(
     return replace(alone.shard(0), client_id=client_id)
 
 
-def _parts(
-    path: str,
-    shape: Shape,
-    num_classes: int,
-    schema: TableSchema | None,
-    span: tuple[float, float] | None,
-    strict: bool,
-) -> tuple[Records, Records]:
-    """Return training and test records in the run's format; the same object if nothing is held out."""
-
-    def accepted(records: Records) -> Records:
-        if strict and records.problems:
-            raise DataError(records.problems[0])
-        return records
-
-    train, test = read(Path(path), shape, schema)
-    if test is None:
-        train, test = accepted(train).divided()
-    same = test is train
-    train = accepted(accepted(train).fitted(shape, num_classes, span))
-    return train, train if same else accepted(accepted(test).fitted(shape, num_classes, span))
+def _log_losses(client_id: int, parts: Parts) -> None:
+    """Log what a client loses, in one line for losses by rule and one for all others: messages repeat them."""
+    for by_rule, level in ((False, WARNING), (True, INFO)):
+        losses = [str(loss) for loss in parts.left_out.losses if loss.by_rule is by_rule]
+        if not losses:
+            continue
+        first = [] if by_rule else [f"the first problem is: {problem}" for problem in parts.problems()[:1]]
+        head = "by the rules of the schema" if by_rule else f"{parts.usable} usable records"
+        log(level, "client %s: %s: %s", client_id, head, "; ".join(losses[:_MAX_LOSSES] + first))
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,6 +353,7 @@ class LocalRecords:
         y: (n,) labels or real targets; None if the file has none.
         unused: number of test records in the same file, which are not read.
         index: (n,) position of each record in the file, if a schema dropped some; None: 0 to n - 1.
+        left_out: account of all other records and files.
     """
 
     where: str
@@ -360,6 +361,7 @@ class LocalRecords:
     y: npt.NDArray[Any] | None
     unused: int = 0
     index: npt.NDArray[np.int64] | None = None
+    left_out: LeftOut = field(default_factory=LeftOut)
 
 
 def local_records(path: str | Path, known: Facts, transform: Transform | None) -> LocalRecords:
@@ -380,7 +382,8 @@ def local_records(path: str | Path, known: Facts, transform: Transform | None) -
     if records.problems:
         raise DataError(records.problems[0])
     x = centred(fractions(records.x), transform) if known.kind == "images" else records.x
-    return LocalRecords(str(path), x, records.y if records.has_targets else None, 0 if test is None else len(test.y))
+    y = records.y if records.has_targets else None
+    return LocalRecords(str(path), x, y, 0 if test is None else len(test.y), left_out=records.left_out)
 
 
 def _table_records(path: str | Path, data_facts: Facts) -> LocalRecords:
@@ -396,32 +399,5 @@ def _table_records(path: str | Path, data_facts: Facts) -> LocalRecords:
     if not len(table.x):
         raise DataError(f"{path}: no usable records")
     y = table.y.astype(np.int64 if schema.num_classes else np.float32)
-    return LocalRecords(str(path), table.x, y if table.labelled else None, 0, table.index)
-
-
-def describe(path: str | Path, declared: Declared | None = None) -> str:
-    """Describe the local data of a client, such as "1200 images of 1x28x28, classes 0..9, 240 held out".
-
-    With ``declared``, the description includes dropped and clamped records.
-
-    Raises:
-        DataError: the data cannot be read, or, without ``declared``, any record cannot.
-    """
-    problems: tuple[str, ...] = ()
-    schema = declared.schema if declared else None
-    if declared is not None:
-        for records in _parts(str(path), declared.shape, declared.num_classes, schema, declared.span, strict=False):
-            problems += records.problems + records.notes
-    train, test = read(Path(path), None, schema)
-    for records in (train, *(() if test is None else (test,))):
-        if records.problems and declared is None:
-            raise DataError(records.problems[0])
-    given = test is not None
-    train, test = (train, test) if test is not None else train.divided()
-    total = len(train.y) + (0 if given or test is train else len(test.y))
-    held = f"{len(test.y)} more for testing" if given else f"{len(test.y)} held out"
-    present = labels(np.concatenate([train.y, test.y]), train.labelled)
-    summary = (
-        f"{total} {train.what}, {present}, {'none held out, so all are used for testing' if test is train else held}"
-    )
-    return "; ".join([summary, *(f"dropped or clamped: {problem}" for problem in dict.fromkeys(problems))])
+    account = LeftOut.of_findings(table.findings, table.records - len(table.y))
+    return LocalRecords(str(path), table.x, y if table.labelled else None, 0, table.index, account)

@@ -167,7 +167,7 @@ class TableSchema:
             SchemaError: the file cannot be read or has errors.
         """
         try:
-            return cls.parse(read_text(Path(path).expanduser()), str(path))
+            return cls.parse(read_text(Path(path).expanduser()).removeprefix("\ufeff"), str(path))
         except FileError as error:
             raise SchemaError(str(path), [str(error).removeprefix(f"{path} ")]) from None
 

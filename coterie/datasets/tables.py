@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.datasets import user_records
+from coterie.datasets.left_out import LeftOut
 from coterie.datasets.schema import DELIMITERS, LARGEST, Column, FileFormat, TableSchema
 from coterie.datasets.sources import DataError
 from coterie.datasets.user_records import (
@@ -235,6 +236,7 @@ def _records(path: Path, table: Table, hint: str, labelled: bool | None, whole: 
         problems=tuple(problems),
         has_targets=table.labelled,
         notes=tuple(str(finding) for finding in table.findings if finding.expected),
+        left_out=LeftOut.of_findings(table.findings, table.records - len(table.y)),
     )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from coterie.datasets.archives import read_archive
-from coterie.datasets.image_folders import read_images
+from coterie.datasets.folder_entries import losses_of
+from coterie.datasets.image_folders import CLASSES, read_images
+from coterie.datasets.left_out import LeftOut
 from coterie.datasets.schema import TableSchema
 from coterie.datasets.sources import DataError
 from coterie.datasets.tables import table_records
@@ -46,9 +49,16 @@ def read(
             return read_images(root, root, shape, need_targets), None
         if train is None:
             raise DataError(f"{root} contains test data but no training data; add train.* or the folder train")
-        return _part(train, root, shape, readers), None if test is None else _part(test, root, shape, readers)
+        records = _part(train, root, shape, readers)
+        records = replace(records, left_out=records.left_out + _beside(root, {train, test, root / CLASSES}))
+        return records, None if test is None else _part(test, root, shape, readers)
     except OSError as error:
         raise DataError(f"{error.filename or root} cannot be read: {error.strerror or error}") from None
+
+
+def _beside(root: Path, used: Collection[Path | None]) -> LeftOut:
+    """Return an account of what lies beside the training and test data."""
+    return LeftOut.of(loss for entry in sorted(root.iterdir()) if entry not in used for loss in losses_of(entry, root))
 
 
 def find(folder: Path, stem: str) -> Path | None:

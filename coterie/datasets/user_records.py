@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from coterie.datasets.left_out import LeftOut, Loss
 from coterie.datasets.sources import DataError
 
 Shape = tuple[int, ...]
@@ -41,6 +42,8 @@ class Records:
         problems: the problems of records that were dropped or clamped.
         has_targets: whether the file has labels or targets; otherwise `y` is zero.
         notes: what a schema drops or clamps by its own rules.
+        left_out: account of all that is left out or changed, with and without a rule.
+        class_names: names of the classes; empty if they are numbers.
     """
 
     where: str
@@ -53,23 +56,23 @@ class Records:
     problems: tuple[str, ...] = ()
     has_targets: bool = True
     notes: tuple[str, ...] = ()
+    left_out: LeftOut = field(default_factory=LeftOut)
+    class_names: tuple[str, ...] = ()
 
     def divided(self) -> tuple[Records, Records]:
         """Return the training and the held-out records; the same object twice if none is held out."""
         if not self.held_out.any():
             return self, self
-        train, test = self._only(~self.held_out), replace(self._only(self.held_out), problems=(), notes=())
-        if not len(train.y):
-            problem = f"{self.where}: all {len(self.y)} records are held out; add records or test data"
-            train = replace(train, problems=(*train.problems, problem))
+        train = self._only(~self.held_out)
+        test = replace(self._only(self.held_out), problems=(), notes=(), left_out=LeftOut())
         return train, test
 
     def fitted(self, shape: Shape, num_classes: int, span: tuple[float, float] | None = None) -> Records:
         """Convert to the run's format: `x` is (n, *shape), `y` int64 labels or float32 targets.
 
-        Images are uint8, or float32 in [0, 1]; vectors are float32. Records without a valid target are dropped;
-        pixels are clamped, and so are vectors if there is a `span`. `problems` lists both. Each record is processed
-        independently of all others.
+        Images are uint8, or float32 in [0, 1]; vectors are float32. Records without a valid target are dropped,
+        and pixels are clamped, which `problems` lists. Vectors are clamped to a `span`. `left_out` lists all. Each
+        record is processed independently of all others.
 
         Args:
             shape: shape of an example.
@@ -79,15 +82,14 @@ class Records:
         Raises:
             DataError: the examples of the file have another shape, or the targets are of the other kind.
         """
-        examples, clamped = self._examples(shape, span)
+        fitted = replace(self, labelled=num_classes > 0)._with_examples(shape, span)
         if self.labelled not in (None, num_classes > 0):
             has, column = ("labels", "target") if self.labelled else ("real targets", "label")
             raise DataError(
                 f"{self.where} contains {has}, but the run has {num_classes} classes; use a column {column!r}"
             )
-        fitted = replace(self, x=examples, problems=self.problems + clamped)
         if num_classes == 0:
-            return replace(fitted, y=self.y.astype(np.float32))
+            return replace(fitted, y=fitted.y.astype(np.float32))
         fitted = fitted.only_labels()
         above = fitted.y >= num_classes
         if above.any():
@@ -95,39 +97,46 @@ class Records:
                 f"{self.where}: a label is {fitted.y[above].max():g}, but the run has {num_classes} classes, numbered "
                 "from 0; remove such records, or start a run with more classes"
             )
-            fitted = replace(fitted._only(~above), problems=(*fitted.problems, problem))
+            fitted = fitted._without(above, problem, f"label that is not one of {num_classes} classes")
         return replace(fitted, y=fitted.y.astype(np.int64))
 
-    def _examples(self, shape: Shape, span: tuple[float, float] | None) -> tuple[Array, tuple[str, ...]]:
-        """Return the examples, clamped, and the problems found."""
+    def _with_examples(self, shape: Shape, span: tuple[float, float] | None) -> Records:
+        """Return the records with examples of this shape and range."""
         x = self.x
         if len(shape) == 1 and x.shape[1:] == shape:
-            x = x.astype(np.float32)
-            return (
-                (x, ()) if span is None else self._clamped(x, *span, f"the declared range is {span[0]:g}:{span[1]:g}")
-            )
+            records = replace(self, x=x.astype(np.float32))
+            return records if span is None else records._clamped(*span)
         rows = x.ndim == 2 and x.shape[1] == math.prod(shape)
         if len(shape) == 1 or not (rows or x.shape[1:] == shape or (1, *x.shape[1:]) == shape):
             last = x.shape[1:] == (*shape[1:], *shape[:1])
             way = "put channels first: x.transpose(0, 3, 1, 2)" if last else "convert them to that shape"
             raise DataError(f"{self.where} contains {self.what}, but the run expects {sizes_text(shape)}; {way}")
-        problems: tuple[str, ...] = ()
-        if x.dtype != np.uint8:
-            allowed = "integers from 0 to 255" if self.whole else "floats in [0, 1]"
-            hint = f"pixels must be {allowed} (.npz and .parquet distinguish integers from floats; .csv has integers)"
-            x, problems = self._clamped(x, 0, 255 if self.whole else 1, hint, whole=self.whole)
-        return x.reshape(len(x), *shape).astype(np.uint8 if self.whole else np.float32), problems
+        records = self if x.dtype == np.uint8 else self._clamped_pixels()
+        return replace(records, x=records.x.reshape(len(x), *shape).astype(np.uint8 if self.whole else np.float32))
 
-    def _clamped(
-        self, x: Array, low: float, high: float, allowed: str, whole: bool = False
-    ) -> tuple[Array, tuple[str, ...]]:
-        right = np.clip(x, low, high)
-        right = np.floor(right) if whole else right
-        wrong = x != right
+    def _clamped(self, low: float, high: float) -> Records:
+        """Clamp vectors to the range that their owner declares."""
+        right = np.clip(self.x, low, high)
+        return self._changed(right, f"number out of the declared range {low:g}:{high:g}", by_rule=True)[0]
+
+    def _clamped_pixels(self) -> Records:
+        right = np.floor(np.clip(self.x, 0, 255)) if self.whole else np.clip(self.x, 0, 1)
+        allowed = "integers from 0 to 255" if self.whole else "floats in [0, 1]"
+        records, first = self._changed(right, f"pixel that is not among {allowed}")
+        problem = (
+            f"{self.where}: a pixel is {first:g}; pixels must be {allowed} (.npz and .parquet distinguish integers "
+            "from floats; .csv has integers)"
+        )
+        return replace(records, problems=(*self.problems, problem)) if records is not self else self
+
+    def _changed(self, right: Array, reason: str, by_rule: bool = False) -> tuple[Records, float]:
+        """Return the records with these examples, and an account of the change; and the first value that differs."""
+        wrong = self.x != right
         if not wrong.any():
-            return x, ()
-        noun = "pixel" if allowed.startswith("pixels") else "number"
-        return right, (f"{self.where}: a {noun} is {x[wrong][0]:g}; {allowed}",)
+            return self, math.nan
+        rows = wrong.reshape(len(wrong), -1).any(axis=1)
+        loss = Loss(reason, count=int(rows.sum()), effect="clamped", classes=self._only(rows).counts(), by_rule=by_rule)
+        return replace(self, x=right, left_out=self.left_out + LeftOut.of([loss])), float(self.x[wrong][0])
 
     def only_labels(self) -> Records:
         """Return the records whose target is a label."""
@@ -138,10 +147,33 @@ class Records:
             f"{self.where}: a label is {self.y[wrong][0]:g}; labels must be integers from 0; name the column of real "
             "targets 'target'"
         )
-        return replace(self._only(~wrong), problems=(*self.problems, problem))
+        return self._without(wrong, problem, "label that is not an integer from 0")
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of records by class name; empty for real targets."""
+        return {} if self.labelled is False else class_counts(self.y, self.class_names)
+
+    def _without(self, rows: npt.NDArray[np.bool_], problem: str, reason: str) -> Records:
+        """Return the other records, with an account of these."""
+        lost = self._only(rows)
+        loss = Loss(reason, count=len(lost.y), classes=lost.counts())
+        return replace(
+            self._only(~rows), problems=(*self.problems, problem), left_out=self.left_out + LeftOut.of([loss])
+        )
 
     def _only(self, rows: npt.NDArray[np.bool_]) -> Records:
         return replace(self, x=self.x[rows], y=self.y[rows], held_out=self.held_out[rows])
+
+
+def class_counts(y: npt.NDArray[np.float64], names: tuple[str, ...] = ()) -> dict[str, int]:
+    """Return the number of records by class: its name, or else its number. Values that are no labels do not count."""
+    present, numbers = np.unique(y[np.isfinite(y)], return_counts=True)
+    counts = zip(present.tolist(), numbers.tolist(), strict=True)
+    return {
+        names[int(label)] if label < len(names) else f"{label:g}": number
+        for label, number in counts
+        if label >= 0 and label == math.floor(label)
+    }
 
 
 def labels(y: npt.NDArray[np.float64], labelled: bool | None) -> str:

@@ -166,7 +166,7 @@ def test_what_is_wrong_with_its_data_stays_with_the_client(tmp_path, caplog):
     np.savez(path, x=np.full((3, *SHAPE), 7.25), y=[0, 1, 0])
     content, layout = question()
     assert np.any(update(ask(content, data=str(path)), layout))  # pixels are clamped
-    assert "dropped or clamped; the first problem is: " in caplog.text
+    assert "3 records clamped (2 of class 0, 1 of class 1); the first problem is: " in caplog.text
     assert "mine.npz: x, y: a pixel is 7.25" in caplog.text
     path.write_text("no archive")
     own_shard.cache_clear()

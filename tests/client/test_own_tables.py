@@ -176,7 +176,7 @@ def test_what_is_wrong_with_a_table_is_in_the_client_s_log_alone(home, caplog):
     clamped = ask(content, home)
     assert set(clamped) == {"update", "reply"}
     assert clamped["reply"] == clean["reply"]
-    assert "column 'age': above 100, 1 record clamped: row 44 (777)" in caplog.text
+    assert "column 'age': above 100, 1 record clamped by rule, such as row 44 (777)" in caplog.text
     own_shard.cache_clear()
     (home / "t.csv").write_text("id,age,outcome\n1,50,alive\n")
     with pytest.raises(ClientError) as refusal:

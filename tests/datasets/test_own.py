@@ -252,7 +252,7 @@ def broken_picture(path):
 
 def deep_picture(path):
     write_pictures(path, X, Y)
-    Image.fromarray(np.full((6, 5), 60_000, np.uint16)).save(path / "0" / "deep.png")
+    Image.fromarray(np.full((6, 5), 0.5, np.float32)).save(path / "0" / "deep.tif")
     return path
 
 
@@ -361,7 +361,7 @@ FOLDERS = {
     "has no array 'y'; expected x, y$": lambda p: folder(p / "b", ("a.npz", {"x": X})) / "a.npz",
     "has no array 'y_test'; expected x, y, x_test, y_test": lambda p: write_npz(p / "a", X, Y, x_test=X),
     "own/0/broken.png is not a (readable|supported) image": lambda p: broken_picture(p / "own"),
-    "deep.png has more than 8 bits per pixel": lambda p: deep_picture(p / "own"),
+    "deep.tif has more than 16 bits per pixel": lambda p: deep_picture(p / "own"),
     r"own/bird: unknown class 'bird'; .* in classes.txt \(not found\)": lambda p: unnamed_class(p / "own"),
     r"'bird'; .* \(it lists cat, dog\)": lambda p: unnamed_class(p / "own", "cat\ndog"),
     "classes.txt contains duplicate class names": lambda p: unnamed_class(p / "own", "bird\nbird"),
@@ -489,7 +489,8 @@ def test_records_that_do_not_fit_are_left_out_and_the_others_stay(tmp_path, capl
         own = kept(tmp_path / name)
         assert len(rows(own)) == others
         assert set(own.y) <= {0, 1, 2, 3}
-        assert f"client 0: some records are dropped or clamped; the first problem is: {tmp_path / name}" in caplog.text
+        assert f"client 0: {others} usable records: " in caplog.text
+        assert f"the first problem is: {tmp_path / name}" in caplog.text
         with pytest.raises(DataError):
             shard(tmp_path / name)
     write_npz(tmp_path / "archive", np.where(np.arange(12)[:, None, None, None] == 1, np.nan, X / 255), Y)
@@ -554,9 +555,9 @@ def declared(input_shape, num_classes, value_range=None):
 
 def test_what_the_owner_declares_is_checked_before_a_run(tmp_path):
     write_npz(tmp_path / "own", X.astype(int), np.where(np.arange(12) == 5, 9, Y))
-    assert "dropped or clamped: " in describe(str(tmp_path / "own.npz"), declared("1x6x5", 4))
+    assert "1 record left out (1 of class 9)" in describe(str(tmp_path / "own.npz"), declared("1x6x5", 4))
     assert "a label is 9" in describe(str(tmp_path / "own.npz"), declared("1x6x5", 4))
-    assert "dropped" not in describe(str(tmp_path / "own.npz"), declared("1x6x5", 10))
+    assert "left out" not in describe(str(tmp_path / "own.npz"), declared("1x6x5", 10))
     with pytest.raises(DataError, match="but the run expects 1x5x5"):
         describe(str(tmp_path / "own.npz"), declared("1x5x5", 10))
     for shape, classes, span in (("1x6", 4, None), ("4", 2, "1"), ("4", 2, "1:1")):

@@ -1,0 +1,200 @@
+"""Reports on a client's data, and clients with few or no records."""
+
+import csv
+import json
+import logging
+import stat
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from coterie.datasets import DataError, Declared, describe, facts, own_federation, own_shard, report
+from coterie.datasets.client_records import EmptySiteError
+
+SHAPE = (1, 6, 5)
+DECLARED = Declared.of(None, "1x6x5", 2, None)
+RNG = np.random.default_rng(0)
+X, Y = RNG.integers(0, 256, (40, *SHAPE), np.uint8), np.arange(40) % 2
+SCHEMA = """version = 1
+[label]
+column = "outcome"
+classes = ["alive", "dead"]
+[[columns]]
+name = "age"
+type = "number"
+mean = 50
+scale = 10
+range = [0, 100]
+"""
+
+
+def pictures(path, x=X, y=Y):
+    for i, (pixels, label) in enumerate(zip(x, y, strict=True)):
+        (path / str(label)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[0]).save(path / str(label) / f"{i}.png")
+    return path
+
+
+def table(path, *cells):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["age", "outcome"], *cells])
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    own_shard.cache_clear()
+    own_federation.cache_clear()
+
+
+# ---- reports ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_of_images(tmp_path):
+    pictures(tmp_path / "own")
+    for i in range(30):
+        (tmp_path / "own" / "1" / f"{i}.dcm").write_bytes(b"DICM")
+    (tmp_path / "own" / "0" / "broken.png").write_bytes(b"no image")
+    found = report(tmp_path / "own", DECLARED)
+    assert (found.usable, found.classes, found.passes) == (40, {"0": 20, "1": 20}, False)
+    assert (found.left_out.records, found.left_out.files, found.left_out.classes) == (1, 30, {"0": 1, "1": 30})
+    lines = found.lines()
+    assert lines[0].startswith("40 images of 1x6x5, classes 0..1, ")
+    assert lines[1].startswith("image that cannot be read, 1 record left out (1 of class 0), such as 0/broken.png")
+    assert lines[2].startswith("unsupported file type .dcm, 30 files left out (30 of class 1)")
+    assert lines[3].startswith("the first problem is: ")
+    assert lines[4] == (
+        "warning: losses differ between classes: 30 of 50 of class 1 are left out, and 1 of 21 of class 0; models "
+        "learn from what remains"
+    )
+    assert describe(tmp_path / "own", DECLARED) == "; ".join(lines)
+    with pytest.raises(DataError, match="is not a readable image"):
+        describe(tmp_path / "own")
+
+
+def test_a_report_of_a_table_names_classes_and_rules(tmp_path):
+    (tmp_path / "s.toml").write_text(SCHEMA)
+    cells = [[i, ["alive", "dead"][i % 2]] for i in range(20)]
+    path = table(tmp_path / "t.csv", *cells, [120, "dead"], ["x", "dead"], [5, "Dead"])
+    found = report(path, Declared.of(str(tmp_path / "s.toml"), None, None, None))
+    assert (found.usable, found.classes, found.left_out.records) == (21, {"alive": 10, "dead": 11}, 2)
+    assert [(loss.reason, loss.effect, loss.by_rule) for loss in found.left_out.losses] == [
+        ("column 'age': not a number", "left out", False),
+        ("column 'age': above 100", "clamped", True),
+        ("column 'outcome': not one of its values", "left out", False),
+    ]
+    assert not found.passes
+
+
+def test_what_rules_leave_out_is_no_problem(tmp_path):
+    (tmp_path / "s.toml").write_text(SCHEMA.replace('"dead"]', '"dead"]\nunknown = "drop"'))
+    path = table(tmp_path / "t.csv", *[[i, "alive"] for i in range(9)], [5, "lost"], [101, "dead"])
+    found = report(path, Declared.of(str(tmp_path / "s.toml"), None, None, None))
+    assert (found.usable, found.left_out.records, found.passes) == (10, 1, True)
+    assert all(loss.by_rule for loss in found.left_out.losses)
+    vectors = tmp_path / "v.npz"
+    np.savez(vectors, x=np.array([[0.5], [7.0]]), y=[0, 1])
+    found = report(vectors, Declared.of(None, "1", 2, "0:1"))
+    assert (found.passes, str(found.left_out.losses[0])) == (
+        True,
+        "number out of the declared range 0:1, 1 record clamped by rule (1 of class 1)",
+    )
+
+
+def test_no_usable_record_does_not_pass(tmp_path):
+    (tmp_path / "s.toml").write_text(SCHEMA.replace('"dead"]', '"dead"]\nunknown = "drop"'))
+    path = table(tmp_path / "t.csv", *[[i, "Alive"] for i in range(114)])
+    found = report(path, Declared.of(str(tmp_path / "s.toml"), None, None, None))
+    assert (found.usable, found.problems, found.left_out.records, found.passes) == (0, (), 114, False)
+
+
+def test_a_saved_report_is_private(tmp_path):
+    found = report(pictures(tmp_path / "own"), DECLARED)
+    found.save(tmp_path / "state" / "client-0")
+    path = tmp_path / "state" / "client-0" / "data-report.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert json.loads(path.read_text()) == json.loads(json.dumps(found.to_json()))
+
+
+# ---- few records -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Rows of records that are held out, and of the others."""
+    path, flags = tmp_path_factory.mktemp("small") / "one.npz", []
+    for i in range(len(X)):
+        np.savez(path, x=X[i : i + 1], y=Y[i : i + 1])
+        flags.append(report(path, DECLARED).training == 0)
+    return np.flatnonzero(flags), np.flatnonzero(~np.array(flags))
+
+
+@pytest.mark.parametrize(("tested", "trained"), [(1, 0), (2, 0), (3, 0), (1, 1), (0, 1), (0, 3), (1, 2)])
+def test_clients_with_one_to_three_records(small, tmp_path, tested, trained):
+    rows = [*small[0][:tested], *small[1][:trained]]
+    np.savez(tmp_path / "client-0.npz", x=X[rows], y=Y[rows])
+    found = report(tmp_path / "client-0.npz", DECLARED)
+    assert (found.usable, found.training, found.passes) == (tested + trained, trained, True)
+    shard = own_federation(str(tmp_path), 1, facts("own", "1x6x5", 2), None).shard(0)
+    assert (len(shard.y), len(shard.test.y)) == (trained, tested or trained)
+    if not trained:
+        assert found.warnings == (
+            f"all {tested} records are held out; add records or test data: until then, this client contributes nothing",
+        )
+        with pytest.raises(EmptySiteError, match=f"all {tested} records are held out"):
+            own_shard(str(tmp_path / "client-0.npz"), 0, SHAPE, 2, None)
+
+
+def empty_archive(path):
+    np.savez(path.with_suffix(".npz"), x=X[:0], y=Y[:0])
+
+
+def empty_table(path):
+    path.with_suffix(".csv").write_text(",".join(["label", *(f"p{i}" for i in range(30))]) + "\n")
+
+
+def folder_with(*names):
+    return lambda path: [(path / name).mkdir(parents=True) for name in names]
+
+
+@pytest.mark.parametrize("make", [empty_archive, empty_table, folder_with("0", "1"), folder_with("")])
+def test_an_empty_site_ends_nobody_s_run(tmp_path, caplog, make):
+    make(tmp_path / "client-0")
+    np.savez(tmp_path / "client-1.npz", x=X, y=Y)
+    clients = own_federation(str(tmp_path), 2, facts("own", "1x6x5", 2), None)
+    assert len(clients.shard(0).y) == len(clients.shard(0).test.y) == 0
+    assert "client 0 is left out, as it has no training records (1 of 2 clients so far): " in caplog.text
+    assert len(clients.shard(1).y)
+    assert report(tmp_path / ("client-1.npz"), DECLARED).passes
+
+
+def test_an_empty_site_of_many_is_logged_at_every_doubling(tmp_path, caplog):
+    for i in range(9):
+        empty_table(tmp_path / f"client-{i}")
+    caplog.set_level(logging.WARNING, "flwr")
+    clients = own_federation(str(tmp_path), 9, facts("own", "1x6x5", 2), None)
+    assert sum(len(clients.shard(i).y) for i in range(9)) == 0
+    assert [record.args[1] for record in caplog.records] == [f"{i} of 9 clients so far" for i in (1, 2, 4, 8)]
+
+
+def test_a_site_that_loses_all_of_its_records_is_no_empty_site(tmp_path):
+    """Its owner can mend it, as a simulation rejects what cannot be used."""
+    (tmp_path / "client-0" / "1").mkdir(parents=True)
+    (tmp_path / "client-0" / "1" / "scan.dcm").write_bytes(b"DICM")
+    table(tmp_path / "client-1.csv", ["x", "1"])
+    clients = own_federation(str(tmp_path), 2, facts("own", "1x6x5", 2), None)
+    for client, complaint in ((0, "contains neither images"), (1, "must have one column named label")):
+        with pytest.raises(DataError, match=complaint) as refusal:
+            clients.shard(client)
+        assert not isinstance(refusal.value, EmptySiteError)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_test_data_without_records_are_replaced_by_the_training_data(tmp_path, strict):
+    np.savez(tmp_path / "a.npz", x=X, y=Y, x_test=X[:0], y_test=Y[:0])
+    shard = own_shard(str(tmp_path / "a.npz"), 0, SHAPE, 2, None, strict=strict)
+    assert shard.test.x is shard.x
+    assert len(shard.y) == 40
+    assert report(tmp_path / "a.npz", DECLARED).lines()[0].endswith("none held out, so all are used for testing")
