@@ -53,7 +53,8 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
 
 def execute(folder: RunFolder, grid: Grid) -> Outcome:
     """:func:`run` that returns the outcome as a record."""
-    if folder.failure is not None:
+    done = folder.resumed.round if folder.resumed else 0
+    if folder.failure is not None and done >= rounds_of(folder.config):
         raise RunError(folder.failure)
     with recording(folder):
         return _run(folder, grid)
@@ -83,6 +84,8 @@ def _run(folder: RunFolder, grid: Grid) -> Outcome:
     if strategy.statistics.asked and not strategy.statistics.accepted:
         folder.failure = f"no valid reply in the whole run{_most_common(strategy.statistics.dropped)}"
         raise RunError(folder.failure)
+    if strategy.statistics.accepted:
+        folder.failure = None
     outcome = _outcome(config, strategy, guarantee, folder, _last_evaluation(config, folder, result))
     folder.write_outcome(outcome)
     if strategy.statistics.dropped:
