@@ -27,6 +27,7 @@ import os
 import platform
 import subprocess
 import time
+import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ from coterie.files import (
     read_bytes,
     read_lines,
     read_object,
+    read_text,
     write_atomic,
 )
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
@@ -61,6 +63,7 @@ from coterie.results import CONFIG, DIAGNOSTICS, METRICS, RESULT, Outcome, Round
 from coterie.rounds import Checkpoint, Recorder
 from coterie.server import planning
 from coterie.server.config import RunConfig, combined
+from coterie.server.continuation import ContinuationError, accepted_changes, extended_plan
 from coterie.server.data_origin import LOCAL, DataOrigin
 from coterie.settings import nested
 from coterie.wire.messages import Layout
@@ -150,13 +153,14 @@ class RunFolder(Recorder):
 
         Args:
             path: the folder.
-            settings: explicit configuration values. They must agree with the run's own; only paths, devices and
-                timeouts may change.
+            settings: explicit configuration values. They must agree with the run's own; only paths, devices,
+                timeouts and ``stop-after`` may change, and ``rounds`` may grow within the budget that is left.
             check: raises if the run cannot work here; returns the data of a simulation, which must be those with
                 which the run began.
 
         Raises:
-            FolderError: there is no run, ``settings`` differ from it, or its data are missing or changed.
+            FolderError: there is no run, ``settings`` differ from it, its data are missing or changed, or further
+                rounds exceed its budget.
             LedgerError: another process uses it, its ledger lacks charges that the folder proves, or its budget file
                 is another one than at its start.
         """
@@ -166,24 +170,28 @@ class RunFolder(Recorder):
         except FileError as error:
             raise FolderError(f"{path} contains no run to resume: {error}{_WAY_OUT}") from None
         config = RunConfig.stored(stored, settings)
-        changed = RunConfig.stored(stored).differences(config)
-        if changed:
-            what = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in changed.items())
-            raise FolderError(
-                f"{path} was run with other settings ({what}), which cannot change on resume; omit them, or start a "
-                "new run with another --out"
-            )
+        try:
+            changes = accepted_changes(RunConfig.stored(stored), config)
+        except ContinuationError as error:
+            raise FolderError(f"{path} {error}") from None
         config, origin = _with_data(path, config, settings, check)
         plan, ledger_fields = _planned(path, config)
         checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
         ledger = _opened(plan, path / _LEDGER, config, ledger_fields)
-        folder = cls(path, config, plan, ledger, checkpoint)
         try:
+            extended = extended_plan(plan, config, checkpoint.round if checkpoint else 0, ledger.charges)
+            if extended != plan:
+                ledger.extend(rounds=extended.rounds, evaluations=extended.evaluations)
+            folder = cls(path, config, extended, ledger, checkpoint)
             if origin is not None:
                 _write_json(path / LOCAL, origin.to_json())
+            if changes:
+                _change_settings(path / CONFIG, changes)
             folder._forget_after(checkpoint.round if checkpoint else 0, line)
-        except BaseException:
+        except BaseException as error:
             ledger.close()
+            if isinstance(error, ContinuationError):
+                raise FolderError(f"{path} {error}") from None
             raise
         return folder
 
@@ -334,6 +342,13 @@ class RunFolder(Recorder):
             _append(self.path / DIAGNOSTICS, exact)
 
 
+def _change_settings(path: Path, changes: Mapping[str, Any]) -> None:
+    """Write accepted changes into config.toml."""
+    document = tomllib.loads(read_text(path))
+    document["config"] |= nested(changes)
+    _replace(path, tomli_w.dumps(document).encode())
+
+
 def _with_data(
     path: Path, config: RunConfig, settings: Mapping[str, Any], check: Callable[[RunConfig], DataOrigin | None]
 ) -> tuple[RunConfig, DataOrigin | None]:
@@ -374,6 +389,8 @@ def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     now, stored = ledger_fields["tuned"], header.get("tuned", {})
     added = {name: value for name, value in now.items() if value != config.declared[name].shown_default}
     ledger_fields["tuned"] = {name: now.get(name, value) for name, value in stored.items()} | added
+    if "rounds" in stored:  # charges state further rounds
+        ledger_fields["tuned"]["rounds"] = stored["rounds"]
     public = ledger_fields["public"]
     ledger_fields["public"] = {name: public[name] for name in header.get("public", {}) if name in public}
     if charges:

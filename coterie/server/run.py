@@ -213,6 +213,8 @@ def _last_evaluation(config: RunConfig, folder: RunFolder, result: Result) -> Ro
     number = max(evaluations, default=0)
     metrics = dict(evaluations.get(number) or {})
     records = folder.rounds()
+    if not evaluations and records and records[-1].accuracy is not None:  # released in an earlier session
+        return records[-1]
     if records and records[-1].round == number:
         folder.amend_last(metrics)
     return RoundRecord.of({"round": number, **metrics}, noisy=config.evaluation.evaluate == "private")
