@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.datasets.sources import DataError
+from coterie.datasets.table_cells import composed
 from coterie.fields import FEATURE_RANGE
 from coterie.files import FileError, read_text
 
@@ -292,7 +293,7 @@ class _Table:
             problem = f"{key} is missing" if value is None else f"{key} = {_shown(value)}"
             self.error(f"{problem}; must be the name of a column, of at most {_MAX_NAME} characters")
             return ""
-        return value.strip()
+        return composed(value.strip())
 
     def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
         value = self.get(key, default)
@@ -325,7 +326,7 @@ class _Table:
         """A list of distinct strings or integers; where some are required, none may be empty."""
         value = self.get(key, list(default))
         right = isinstance(value, list) and all(type(entry) in (str, int) for entry in value)
-        texts = tuple(str(entry).strip() for entry in value) if right else ()
+        texts = tuple(composed(str(entry).strip()) for entry in value) if right else ()
         empty, twice = at_least > 0 and not all(texts), len(set(texts)) < len(texts)
         if not right or empty or twice or not at_least <= len(texts) <= MAX_FEATURES:
             least = f"at least {at_least} " if at_least else ""
@@ -412,7 +413,7 @@ def _category(table: _Table, name: str) -> Column:
     unknown = table.choice("unknown", ("error", "drop", "ignore", "indicator"), "error")
     missing, fill = _missing(table, ("error", "drop", "indicator"))
     if missing == "value":
-        fill = str(fill).strip()
+        fill = composed(str(fill).strip())
         if fill not in values:
             table.error(f"missing: value {_shown(fill)} is not one of values")
     codes = table.texts("missing-values")
