@@ -17,6 +17,14 @@ Cell = Any
 
 # A decimal comma before three digits, which may also separate thousands.
 _AMBIGUOUS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
+# A number below or above a limit, and a number before its unit.
+_CENSORED, _UNIT = re.compile(r"[<>≤≥]=?\s*(.*)"), re.compile(r"(.*\d)\s*([^\d\s_+.,-][^\d]*)")
+_WORDS = {
+    word: truth for truth, texts in enumerate(("false", "true")) for word in (texts, texts.title(), texts.upper())
+}
+#: 0 and 1 as pandas, polars, R, databases and spreadsheets write booleans; parquet's are "false" and "true" here.
+BOOLEANS = {**_WORDS, "f": 0, "F": 0, "0": 0, "t": 1, "T": 1, "1": 1}
+
 # No-break spaces that separate thousands where a space is declared.
 _SPACES = str.maketrans({"\N{NO-BREAK SPACE}": " ", "\N{NARROW NO-BREAK SPACE}": " "})
 _NOTATIONS = (".", ""), (".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'")
@@ -90,7 +98,30 @@ class Notation:
                 changes = [f'decimal = "{decimal}"'] * (decimal != self.decimal)
                 changes += [f'thousands = "{thousands}"'] * (thousands != self.thousands)
                 effects[value] = f"{value:.15g} with {' and '.join(changes)}"
-        return f'"{text}" would be {", or ".join(effects.values())}' if effects else ""
+        if effects:
+            return f'"{text}" would be {", or ".join(effects.values())}'
+        if text in BOOLEANS:
+            return f'"{text}" would be {BOOLEANS[text]} with type = "boolean"'
+        return self._measured_hint(text)
+
+    def _measured_hint(self, text: str) -> str:
+        """Return what `censored` and `unit` would make of a text."""
+        censored = _CENSORED.fullmatch(text)
+        plain = censored[1] if censored else text
+        unit = _UNIT.fullmatch(plain) if self.number(plain) is None else None
+        number = self.number(unit[1] if unit else plain)
+        if number is None or not (censored or unit):
+            return ""
+        changes = ['censored = "limit"'] * bool(censored) + ([f'unit = "{unit[2]}"'] if unit else [])
+        return f'"{text}" would be {number:.15g} with {" and ".join(changes)}'
+
+    def measured(self, text: str, unit: str) -> tuple[float | None, str]:
+        """Return the number of a text with a unit or a limit, or None, and the sign of the limit: "<", ">" or empty."""
+        sign = {"≤": "<", "≥": ">"}.get(text[:1], text[:1])
+        censored = _CENSORED.fullmatch(text)
+        text = censored[1] if censored else text
+        number = self.number(text.removesuffix(unit))
+        return number, sign if censored else ""
 
     def _plain(self, text: str) -> str:
         """Return the text as Python writes numbers; empty if it is none."""
@@ -111,6 +142,15 @@ class Notation:
             return text if self.thousands not in fraction else ""
         right = 1 <= len(first) <= 3 and all(len(group) == 3 and group.isdecimal() for group in groups)
         return whole.replace(self.thousands, "") + point + fraction if right and self.thousands not in fraction else ""
+
+
+def spellings(values: Sequence[str]) -> dict[str, int]:
+    """Return the position of every text of a category; true and false may be written as any program writes them."""
+    positions = {value: i for i, value in enumerate(values)}
+    if not all(value in _WORDS for value in values):
+        return positions
+    truths = {_WORDS[value]: i for i, value in enumerate(values)}
+    return {text: truths[truth] for text, truth in BOOLEANS.items() if truth in truths} | positions
 
 
 def codes(texts: Sequence[str], notation: Notation) -> frozenset[str]:

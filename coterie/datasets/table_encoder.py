@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.datasets.schema import Column, TableSchema
-from coterie.datasets.table_cells import Cell, Notation, Positions, as_text, codes, integer
+from coterie.datasets.table_cells import Cell, Notation, Positions, as_text, codes, integer, spellings
 from coterie.datasets.table_files import UNDECODABLE, Chunk
 from coterie.datasets.table_findings import Finding
 
@@ -86,7 +86,7 @@ class Encoder:
     def add(self, chunk: Chunk) -> None:
         """Encode the next records."""
         for problem in chunk.problems:
-            finding = self._finding("", problem.what, "dropped", False)
+            finding = self._finding("", problem.what, "dropped", False, problem.hint)
             for i in range(problem.lines):
                 finding.add(problem.number + i, problem.value)
             finding.by_class[""] += problem.lines
@@ -105,7 +105,7 @@ class Encoder:
         if self._numeric:
             self._add_numbers(x)
         for i, column in enumerate(self._columns):
-            if column.kind == "category":
+            if column.kind != "number":
                 self._add_category(x, i, column)
         y = x[:, -1] if self._labelled else np.zeros(len(x))
         self._count_classes(y)
@@ -171,12 +171,28 @@ class Encoder:
         """Return the number in place of a cell that holds none; NaN if it is missing, or the record is dropped."""
         rule, text = self._columns[column], as_text(self._cell(i, column))
         if text not in self._absent_of(column):
-            self._drop(column, "not a number", i, hint=self._notation.hint(text))
-            return math.nan
+            return self._measured(i, column, rule, text)
         self._gap(column, i)
         if rule.missing == "indicator":
             x[i, self._starts[column] + 1] = 1
         return float(rule.fill) if rule.missing == "value" and rule.fill is not None else math.nan
+
+    def _measured(self, i: int, column: int, rule: Column, text: str) -> float:
+        """Return the number of a cell with a unit or a limit; NaN if the record is dropped."""
+        number, sign = self._notation.measured(text, rule.unit)
+        if number is None or (sign and rule.censored == "error"):
+            self._drop(column, "not a number", i, hint=self._notation.hint(text))
+        elif sign and rule.censored == "drop":
+            self._drop(column, "censored", i, expected=True)
+        elif sign:
+            effect = (
+                "replaced by half the limit" if rule.censored == "half" and sign == "<" else "replaced by the limit"
+            )
+            self._finding(rule.name, f"censored ({sign})", effect, True).add(self._chunk.numbers[i], text)
+            return number / 2 if rule.censored == "half" and sign == "<" else number
+        else:
+            return number
+        return math.nan
 
     def _add_category(self, x: npt.NDArray[np.float64], i: int, column: Column) -> None:
         """Write the features of a category, or the labels."""
@@ -184,13 +200,15 @@ class Encoder:
         if i == len(self._schema.columns):
             x[:, -1] = positions
             return
+        if column.kind == "boolean":
+            positions = positions - 1  # false has no feature, and a missing value one of its own
         rows = np.flatnonzero(positions >= 0)
         x[rows, self._starts[i] + positions[rows]] = 1
 
     def _positions(self, number: int, column: Column) -> npt.NDArray[np.int64]:
         """Return the (n,) position of each value among the features of a category; -1 for none."""
         if number not in self._known:
-            self._known[number] = Positions({value: i for i, value in enumerate(column.values)})
+            self._known[number] = Positions(spellings(column.values))
         positions = self._known[number].of([cells[number] for cells in self._chunk.rows])
         for i in np.flatnonzero(positions < -1).tolist():
             positions[i] = self._position(i, number, column)
@@ -198,12 +216,13 @@ class Encoder:
 
     def _position(self, i: int, number: int, column: Column) -> int:
         """Return the position of a value that is written in another way, missing, or not one of a category."""
-        known, text, last = self._known[number], as_text(self._cell(i, number)), len(column.feature_names) - 1
+        known, text = self._known[number], as_text(self._cell(i, number))
+        last = len(column.values) + (column.unknown == "indicator")
         if text in known:
             return known[text]
         if text in self._absent_of(number):
             self._gap(number, i)
-            return {"indicator": last, "value": known.get(str(column.fill), -1)}.get(column.missing, -1)
+            return {"indicator": last, "value": known.get(as_text(column.fill), -1)}.get(column.missing, -1)
         if (whole := integer(text)) in known:
             return known[whole]
         if column.unknown in ("ignore", "indicator"):

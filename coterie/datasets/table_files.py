@@ -7,27 +7,42 @@ lost is counted by lines.
 
 from __future__ import annotations
 
+import codecs
 import csv
+import gzip
 import io
+import re
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from coterie.datasets import user_records
 from coterie.datasets.schema import DELIMITERS, FileFormat
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import Cell, composed
-from coterie.datasets.user_records import need_at_most
+from coterie.datasets.user_records import need_at_most, suffix_of
 
 #: Characters of a line and of a record, lines of a record, and columns of a table without a schema.
 MAX_LINE, MAX_RECORD_LINES, MAX_PLAIN_COLUMNS = 8 * 2**20, 1000, 2**18
 #: What stands for bytes that are not of the file's encoding.
 UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
-# Characters that are read together.
-_BLOCK = 2**18
+# Characters that are read together, and lines among which column names are looked for.
+_BLOCK, _TITLES = 2**18, 20
+# Excel's first line.
+_SEPARATOR = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?[,;\t|]*", re.IGNORECASE)
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,12 +54,14 @@ class Problem:
         what: such as "another number of cells than the 4 column names".
         value: its value, such as "5 cells".
         lines: that may be records of their own, and cannot be read either.
+        hint: which setting would help.
     """
 
     number: int
     what: str
     value: str = ""
     lines: int = 1
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,31 +99,59 @@ class TableFile:
         records: yields the records, with the cells of the columns at these positions.
         types: of all columns of a parquet file; empty: its cells are text.
         delimiter: of a text file.
+        hint: of a text file without the wanted names: where they are.
     """
 
     names: Sequence[str]
     records: Callable[[Sequence[int]], Iterator[Chunk]]
     types: Sequence[Any] = ()
     delimiter: str = ""
+    hint: str = ""
 
 
 def text_table(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
     """Read the column names of a text file, most of which are wanted.
 
     Raises:
-        DataError: the first line is too long.
+        DataError: the first line is too long, or the file contradicts its declared format.
     """
     with _opened(path, form) as file:
         lines = next(_blocks(file, path), [""])
     if len(lines[0]) > MAX_LINE:
         raise DataError(f"{path}: the first line has more than {MAX_LINE:,} characters; expected column names")
-    headers = {delimiter: _header(lines, delimiter) for delimiter in form.delimiter or DELIMITERS}
+    lines[0] = lines[0].lstrip("\ufeff")
+    first, separator = _first_line(path, lines, form)
+    tabs = "\t" if suffix_of(path).startswith(".tsv") else ""
+    candidates = form.delimiter or separator or tabs or DELIMITERS
+    headers = {delimiter: _header(lines[first:], delimiter) for delimiter in candidates}
     delimiter = max(
         headers, key=lambda candidate: (len({*wanted}.intersection(headers[candidate][0])), len(headers[candidate][0]))
     )
     names, height = headers[delimiter]
-    records = partial(_records, path, form, delimiter, len(names), range(1, height + 1))
-    return TableFile(names, records, delimiter=delimiter)
+    skipped = {*form.skip_lines, *range(1, first + height + 1)}
+    records = partial(_records, path, form, delimiter, len(names), skipped)
+    hint = "" if {*wanted}.intersection(names) else _title_hint(lines[first : first + _TITLES], delimiter, wanted)
+    return TableFile(names, records, delimiter=delimiter, hint=hint)
+
+
+def _first_line(path: Path, lines: Sequence[str], form: FileFormat) -> tuple[int, str]:
+    """Return the position of the column names, after lines to skip and Excel's line sep=, and its delimiter."""
+    first = next((i for i, line in enumerate(lines) if i + 1 not in form.skip_lines and line.strip()), 0)
+    named = _SEPARATOR.fullmatch(lines[first].rstrip("\n"))
+    if not named:
+        return first, ""
+    if form.delimiter not in ("", named[1]):
+        raise DataError(
+            f"{path}: its line {named[0]!r} contradicts delimiter = {form.delimiter!r}; remove one of the two"
+        )
+    return first + 1, named[1]
+
+
+def _title_hint(lines: Sequence[str], delimiter: str, wanted: Collection[str]) -> str:
+    """Return where the column names are, if lines precede them."""
+    found = [len({*wanted}.intersection(_header([line], delimiter)[0])) for line in lines]
+    most = max(found, default=0)
+    return f"; line {found.index(most) + 1} has them: set skip-lines = {found.index(most)}" if most else ""
 
 
 def _header(lines: Sequence[str], delimiter: str) -> tuple[list[str], int]:
@@ -120,9 +165,9 @@ def _header(lines: Sequence[str], delimiter: str) -> tuple[list[str], int]:
 
 
 def _records(
-    path: Path, form: FileFormat, delimiter: str, width: int, header: Collection[int], columns: Sequence[int]
+    path: Path, form: FileFormat, delimiter: str, width: int, skipped: Collection[int], columns: Sequence[int]
 ) -> Iterator[Chunk]:
-    """Yield the records after the header, by blocks of the file."""
+    """Yield the records after the column names, by blocks of the file."""
     need_at_most(user_records.MAX_BYTES // 4, path.stat().st_size, str(path), "holds")
     pick = _pick(columns, width)
     with _opened(path, form) as file:
@@ -132,12 +177,28 @@ def _records(
         while block is not None:
             following = next(blocks, None)
             lines = rest + block
-            for number in header if first == 1 else ():
-                lines[number - 1] = "\n"
-            chunk, end = _chunk(lines, first, delimiter, width, following is None)
+            for number in skipped:
+                if first <= number < first + len(lines):
+                    lines[number - first] = "\n"
+            chunk, end = _chunk(lines, first, delimiter, width + form.trailing_delimiter, following is None)
+            if form.trailing_delimiter:
+                chunk = _without_last(chunk)
             undecodable = UNDECODABLE in "".join(lines[:end])
             yield replace(chunk, rows=pick(chunk.rows), undecodable=undecodable)
             first, rest, block = first + end, lines[end:], following
+
+
+def _without_last(chunk: Chunk) -> Chunk:
+    """Return the records without the empty cell after their last delimiter; one with text there is a problem."""
+    wrong = {i for i, row in enumerate(chunk.rows) if row[-1].strip()}
+    right = [i for i in range(len(chunk.rows)) if i not in wrong]
+    problems = [Problem(chunk.numbers[i], "text after the last delimiter", chunk.rows[i][-1]) for i in sorted(wrong)]
+    return Chunk(
+        [chunk.numbers[i] for i in right],
+        [chunk.rows[i][:-1] for i in right],
+        [chunk.positions[i] for i in right],
+        [*chunk.problems, *problems],
+    )
 
 
 def _pick(columns: Sequence[int], width: int) -> Callable[[Sequence[Sequence[Cell]]], Sequence[Sequence[Cell]]]:
@@ -150,14 +211,40 @@ def _pick(columns: Sequence[int], width: int) -> Callable[[Sequence[Sequence[Cel
 
 
 def _opened(path: Path, form: FileFormat) -> TextIO:
-    encoding = "utf-8-sig" if form.encoding == "utf-8" else form.encoding
-    return path.open(encoding=encoding, errors="replace")
+    """Open a text file, which may be compressed, by its byte order mark or its declared encoding."""
+    unpack = gzip.open if suffix_of(path).endswith(".gz") else open
+    with unpack(path, "rb") as file:
+        start = _read(path, lambda: file.read(4))
+    marked = next((name for mark, name in _MARKS.items() if start.startswith(mark)), None)
+    declared = codecs.lookup(form.encoding).name
+    if marked and declared != "utf-8" and not declared.startswith(marked):
+        raise DataError(
+            f"{path} begins with the byte order mark of {marked}, which contradicts encoding = {form.encoding!r}; "
+            "remove the encoding from the schema"
+        )
+    encoding = (marked or declared) if declared == "utf-8" else declared
+    encoding = "utf-8-sig" if encoding == "utf-8" else encoding
+    return io.TextIOWrapper(io.BufferedReader(unpack(path, "rb")), encoding, "replace")
+
+
+def _read(path: Path, read: Callable[[], T]) -> T:
+    """Return what is read of a file.
+
+    Raises:
+        DataError: it is damaged as a whole.
+    """
+    try:
+        return read()
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a complete gzip file ({error}); copy it again") from None
+    except UnicodeError as error:
+        raise DataError(f"{path}: {error}; set its encoding, such as 'utf-16-le', in the schema") from None
 
 
 def _blocks(file: TextIO, path: Path) -> Iterator[list[str]]:
     """Yield the lines by blocks, with their ends; a line that is too long is cut, and stays too long."""
     rest, size = "", 0
-    for text in iter(partial(file.read, _BLOCK), ""):
+    for text in iter(partial(_read, path, partial(file.read, _BLOCK)), ""):
         size += len(text)
         need_at_most(user_records.MAX_BYTES // 4, size, str(path), "holds text of")
         if len(rest) > MAX_LINE and "\n" not in text:
@@ -206,7 +293,9 @@ def _one_by_one(lines: Sequence[str], first: int, delimiter: str, width: int, fi
                 positions.append(count)
             else:
                 what = f"another number of cells than the {width} column names"
-                problems.append(Problem(number, what, f"{len(cells)} cells"))
+                ends = len(cells) == width + 1 and not cells[-1]
+                hint = "every record may end with a delimiter with trailing-delimiter = true" if ends else ""
+                problems.append(Problem(number, what, f"{len(cells)} cells", hint=hint))
             count += 1
     return Chunk(numbers, rows, positions, problems), start
 

@@ -22,7 +22,15 @@ from coterie.datasets.table_cells import Notation
 from coterie.datasets.table_encoder import Encoder, Table
 from coterie.datasets.table_files import MAX_PLAIN_COLUMNS, TableFile, text_table
 from coterie.datasets.table_parquet import is_integer, parquet_table
-from coterie.datasets.user_records import TABLE_SUFFIXES, Records, is_held_out, need_at_most, need_regular, shortened
+from coterie.datasets.user_records import (
+    TABLE_SUFFIXES,
+    Records,
+    is_held_out,
+    need_at_most,
+    need_regular,
+    shortened,
+    suffix_of,
+)
 
 # Characters of a name and names in an error, and names among which a similar one is looked for.
 _LONGEST, _NAMES, _COMPARED = 40, 8, 1000
@@ -30,7 +38,7 @@ _LONGEST, _NAMES, _COMPARED = 40, 8, 1000
 _TARGETS = ("label", "target")
 
 _DRAFT = """[[columns]]
-{}type = "number"    # or "category", with values = ["...", "..."]
+{}type = "number"    # or "boolean", or "category", with values = ["...", "..."]
 # mean =            # public knowledge, never computed from private records
 # scale =
 # range = [0, 1]
@@ -38,7 +46,7 @@ _DRAFT = """[[columns]]
 
 
 def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None = True) -> Table:
-    """Read a `.csv` or `.parquet` file.
+    """Read a `.csv`, `.tsv` or `.parquet` file.
 
     Args:
         path: the file.
@@ -53,7 +61,7 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
         file = _opened(path, schema.file, {schema.label.name, *(column.name for column in schema.columns)})
         with_label = schema.label.name in file.names if labelled is None else labelled
         columns = [*schema.columns, *([schema.label] if with_label else [])]
-        positions = _positions(path, file.names, schema, [column.name for column in columns])
+        positions = _positions(path, file, schema, [column.name for column in columns])
         for i in positions if file.types else ():
             if file.types[i].num_fields:
                 held = str(file.types[i])[:_LONGEST]
@@ -64,7 +72,7 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
 
 
 def table_records(path: Path, need_targets: bool, schema: TableSchema | None = None) -> tuple[Records, None]:
-    """Read the records of a `.csv` or `.parquet` file.
+    """Read the records of a `.csv`, `.tsv` or `.parquet` file.
 
     Args:
         path: the file.
@@ -138,7 +146,7 @@ def _target(path: Path, names: Sequence[str], needed: bool) -> int | None:
 
 def _encoded(path: Path, schema: TableSchema, labelled: bool, file: TableFile, columns: Sequence[int]) -> Table:
     """Encode the columns of a schema, at their positions in the file, with the label as the last one."""
-    notation = Notation(schema.file.decimal, comma_separated=file.delimiter == ",")
+    notation = Notation(schema.file.decimal, schema.file.thousands, comma_separated=file.delimiter == ",")
     encoder, num_features = Encoder(schema, labelled, notation), schema.num_features
     for chunk in file.records(columns):
         encoder.add(chunk)
@@ -191,21 +199,22 @@ def draft(path: Path, label: str | None = None) -> str:
 
 def _opened(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
     """Read the column names of a file, most of which are wanted."""
-    if path.suffix.lower() not in TABLE_SUFFIXES:
+    if suffix_of(path) not in TABLE_SUFFIXES:
         raise DataError(f"{path}: a schema is for tables; supported files: {', '.join(TABLE_SUFFIXES)}")
     if not path.exists():
         raise DataError(f"{path} does not exist")
     need_regular(path)
-    return parquet_table(path) if path.suffix.lower() == ".parquet" else text_table(path, form, wanted)
+    return parquet_table(path) if suffix_of(path) == ".parquet" else text_table(path, form, wanted)
 
 
-def _positions(path: Path, header: Sequence[str], schema: TableSchema, names: Sequence[str]) -> list[int]:
+def _positions(path: Path, file: TableFile, schema: TableSchema, names: Sequence[str]) -> list[int]:
     """Return the positions of the requested columns.
 
     Raises:
         DataError: a column is absent or occurs twice, or the file has others that are not ignored.
     """
     expected_names = {*names, schema.label.name, *(schema.ignore or ()), ""}
+    header = file.names
     counts, positions = Counter(header), {name: i for i, name in enumerate(header)}
     missing = [name for name in names if name not in positions]
     others = [] if schema.ignore is None else [name for name in header if name not in expected_names]
@@ -220,7 +229,9 @@ def _positions(path: Path, header: Sequence[str], schema: TableSchema, names: Se
     if twice:
         problems.append(f"has two columns {_some(twice)}")
     if len(missing) == len(names):
-        problems.append(f"its first line is {','.join(header)[:200]!r}; expected column names in UTF-8")
+        problems.append(
+            f"its first line is {','.join(header)[:200]!r}; expected column names in {schema.file.encoding}{file.hint}"
+        )
     if problems:
         raise DataError(f"{path} {'; '.join(problems)}")
     return [positions[name] for name in names]

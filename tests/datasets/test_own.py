@@ -353,7 +353,7 @@ def test_without_pyarrow_the_way_to_it_is_said(tmp_path, monkeypatch):
 
 
 FOLDERS = {
-    r"none.npz does not exist; supported data: \.npz, \.csv, \.parquet, a folder": lambda p: p / "none.npz",
+    r"none.npz does not exist; supported data: \.npz, \.csv, .*, \.tsv\.gz, a folder": lambda p: p / "none.npz",
     r"data.txt: unsupported file type \.txt; supported data:": lambda p: text(p / "data.txt", "1"),
     r"unsupported file type \(no suffix\)": lambda p: text(p / "data", "1"),
     "a.npz is not a numpy archive of numeric arrays": lambda p: text(p / "a.npz", "no zip"),

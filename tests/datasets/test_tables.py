@@ -134,7 +134,8 @@ def test_what_is_no_number_is_an_error(table, cell):
     ((column, what, *rest),) = found(read)
     assert (column, rest) == ("age", ["dropped", False, [2]])
     assert what == "not a number"
-    assert read.findings[0].hint == ('"12,5" would be 12.5 with decimal = ","' if cell == "12,5" else "")
+    hints = {"12,5": '"12,5" would be 12.5 with decimal = ","', "<5": '"<5" would be 5 with censored = "limit"'}
+    assert read.findings[0].hint == hints.get(cell, "")
 
 
 def test_labels_by_name_and_other_labels(table):
@@ -213,7 +214,7 @@ def test_columns_must_match_the_schema(table):
         ("id,sex", "has no column 'age', 'outcome'$"),
         ("id,age,sex,outcome,x,y", "does not name: 'x', 'y'; add them to ignore$"),
         ("id,age,age,sex,outcome", "has two columns 'age'$"),
-        ("1,2,3,4", "its first line is '1,2,3,4'; expected column names in UTF-8"),
+        ("1,2,3,4", "its first line is '1,2,3,4'; expected column names in utf-8"),
         ("", "expected column names"),
     ):
         with pytest.raises(DataError, match=message):
