@@ -108,4 +108,5 @@ def _report(table: Table, schema: TableSchema) -> dict[str, Any]:
 
 
 def _entry(finding: Finding) -> dict[str, Any]:
-    return {key: getattr(finding, key) for key in ("column", "what", "effect", "count", "rows", "values")}
+    keys = ("column", "what", "effect", "hint", "count", "by_class", "rows", "values")
+    return {key.replace("_", "-"): getattr(finding, key) for key in keys}

@@ -69,7 +69,9 @@ def test_the_report_as_json(coterie, table):
         "column": "age",
         "what": "not a number",
         "effect": "dropped",
+        "hint": "",
         "count": 2,
+        "by-class": {"alive": 2},
         "rows": [6, 7],
         "values": ["x", "y"],
     }
