@@ -13,7 +13,11 @@ import typer
 from coterie.cli.console import JsonFlag, console_for, print_json
 
 if TYPE_CHECKING:
-    from coterie.deploy import NodeConfig
+    from coterie.datasets import DataReport
+    from coterie.deploy import Edge, NodeConfig
+
+# Width of the subjects of checks, a line break included.
+_INDENT = 12
 
 
 def client(  # long: one line per option
@@ -57,6 +61,9 @@ def client(  # long: one line per option
     trusted_entities: Annotated[
         Path | None, typer.Option(help="YAML file of keys, passed to flower-supernode; one must have signed the app.")
     ] = None,
+    skip_invalid: Annotated[
+        bool, typer.Option("--skip-invalid", help="Go on without records that cannot be used, as the report counts.")
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the configuration, and exit.")] = False,
     assignments: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set another key of the node configuration.")
@@ -100,11 +107,17 @@ def client(  # long: one line per option
         flags=flags or (),
     )
     console, well = console_for(False), True
-    for result in deploy.checks(edge, lambda path: _describe(path, node)):
+    reports: list[DataReport] = []
+
+    def describe(path: str) -> str:
+        reports.append(_report(path, node, skip_invalid))
+        return "\n".ljust(_INDENT).join(reports[-1].lines())
+
+    for result in deploy.checks(edge, describe):
         well &= result.passed
-        if result.passed:
-            console.print(f"{result.subject:<10} {result.detail}", markup=False, soft_wrap=True)
-        else:
+        detail = result.detail if result.passed else f"failed: see the error of {result.detail.split()[0]}"
+        console.print(f"{result.subject:<{_INDENT - 2}} {detail}", markup=False, soft_wrap=True)
+        if not result.passed:
             print(f"error: {result.detail}", file=sys.stderr)
     if not well:
         raise typer.Exit(1)
@@ -112,6 +125,7 @@ def client(  # long: one line per option
         console.print("all checks passed")
         return
     sys.stdout.flush()
+    _save(reports, edge)
     deploy.start(edge)
 
 
@@ -158,7 +172,30 @@ def _absolute(path: Path | None) -> str | None:
     return None if path is None else str(absolute(path))
 
 
-def _describe(path: str, node: NodeConfig) -> str:
-    from coterie.datasets.own import Declared, describe
+def _report(path: str, node: NodeConfig, skip_invalid: bool) -> DataReport:
+    """Report on the data of the client.
 
-    return describe(path, Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range))
+    Raises:
+        DataError: no record can be used; or some cannot, which the user has not accepted.
+    """
+    from coterie.datasets import DataError, Declared, report
+
+    declared = Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range)
+    data_report = report(path, declared)
+    if not data_report.usable:
+        raise DataError("; ".join(["no usable records", *data_report.lines()]))
+    if data_report.problems and not skip_invalid:
+        way = "correct these records, or accept with --skip-invalid that they are left out or clamped"
+        raise DataError("; ".join([*data_report.lines(), way]))
+    return data_report
+
+
+def _save(reports: Sequence[DataReport], edge: Edge) -> None:
+    """Keep the report in the client's state folder."""
+    from coterie import deploy
+
+    try:
+        for data_report in reports:
+            data_report.save(edge.state_dir)
+    except OSError as error:
+        raise deploy.DeployError(f"--state-dir {edge.state_dir}: cannot be written: {error.strerror}") from None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,18 +13,50 @@ import typer
 from coterie.cli.console import JsonFlag, console_for, print_json
 
 if TYPE_CHECKING:
-    from coterie.datasets import Finding, Table, TableSchema
+    from coterie.datasets import Finding, LeftOut, Table, TableSchema
 
-app = typer.Typer(help="Check tables of private records by a public schema.", no_args_is_help=True)
+app = typer.Typer(help="Check private records, and draft schemas of tables.", no_args_is_help=True)
+_PRIVATE = "this report is for the owner of the records alone"
 
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A table, or a folder of train.* and test.*.")],
-    schema: Annotated[Path, typer.Option(metavar="SCHEMA", help="TOML file of the schema (docs/tables.md).")],
+    file: Annotated[Path, typer.Argument(metavar="DATA", help="A file, or a folder (docs/deployment.md).")],
+    schema: Annotated[
+        Path | None, typer.Option(metavar="SCHEMA", help="TOML file of the schema of tables (docs/tables.md).")
+    ] = None,
+    input_shape: Annotated[
+        str | None, typer.Option(metavar="1x28x28|16", help="Without a schema: shape of an example of the run.")
+    ] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(min=0, help="Without a schema: number of classes of the run; 0: real targets.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Report all errors of a table at once. The report describes private records: it is for their owner alone."""
+    """Report what a run can use, and all that is left out. The report is for the owner of the data alone."""
+    if schema is None:
+        _check_by_shape(file, input_shape, num_classes, as_json)
+    else:
+        _check_by_schema(file, schema, as_json)
+
+
+def _check_by_shape(path: Path, input_shape: str | None, num_classes: int | None, as_json: bool) -> None:
+    """Check data without a schema."""
+    from coterie.datasets import DataError, Declared, report
+
+    if (input_shape is None) != (num_classes is None):
+        raise DataError("--input-shape and --num-classes describe the run together; give both, or neither")
+    data_report = report(path, Declared.of(None, input_shape, num_classes, None))
+    if as_json:
+        print_json(data_report.to_json())
+    else:
+        _print_lines([f"{path}: {data_report.usable:,} usable records", *data_report.lines(), _PRIVATE])
+    if not data_report.passes:
+        raise typer.Exit(1)
+
+
+def _check_by_schema(file: Path, schema: Path, as_json: bool) -> None:
+    """Check a table, or the tables of a folder."""
     from coterie.datasets import SchemaError, TableSchema, read_table
     from coterie.datasets.tables import unscaled
 
@@ -33,15 +67,37 @@ def check(
             print(f"error: {schema}: {message}", file=sys.stderr)
         raise typer.Exit(1) from None
     tables = {path: read_table(path, loaded) for path in _parts(file)}
+    left_out = _left_out(file, tables)
     warnings = loaded.warnings()
     warnings += filter(None, (unscaled(table.x, table.y, loaded) for table in tables.values()))
+    warnings += filter(None, [_unequal_losses(tables, loaded, left_out)])
     if as_json:
         reports = {str(path): _report(table, loaded) for path, table in tables.items()}
-        print_json({"schema": loaded.fingerprint, "warnings": warnings, "files": reports})
+        content = {"schema": loaded.fingerprint, "warnings": warnings, "files": reports, "left-out": left_out.to_json()}
+        print_json(content)
     else:
-        _print_text(tables, loaded, warnings)
-    if any(table.errors for table in tables.values()):
+        _print_text(tables, loaded, left_out, warnings)
+    if any(table.errors for table in tables.values()) or not sum(len(table.y) for table in tables.values()):
         raise typer.Exit(1)
+
+
+def _left_out(path: Path, tables: dict[Path, Table]) -> LeftOut:
+    """Return the account of all tables, and of what lies beside them."""
+    from coterie.datasets import LeftOut
+    from coterie.datasets.user_files import beside
+
+    accounts = [LeftOut.of_findings(table.findings, table.records - len(table.y)) for table in tables.values()]
+    return sum(accounts, beside(path) if path.is_dir() else LeftOut())
+
+
+def _unequal_losses(tables: dict[Path, Table], schema: TableSchema, left_out: LeftOut) -> str:
+    """Return a warning if classes lose different shares of their records."""
+    from coterie.datasets.left_out import unequal_losses
+
+    kept: Counter[str] = Counter()
+    for table in tables.values():
+        kept.update(_report(table, schema)["classes"])
+    return unequal_losses(kept, left_out.classes)
 
 
 @app.command()
@@ -72,25 +128,28 @@ def _parts(path: Path) -> list[Path]:
     return paths
 
 
-def _print_text(tables: dict[Path, Table], schema: TableSchema, warnings: list[str]) -> None:
-    """Print a report for people."""
+def _print_lines(lines: Iterable[str]) -> None:
     console = console_for(False)
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
 
-    def line(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
 
+def _print_text(tables: dict[Path, Table], schema: TableSchema, left_out: LeftOut, warnings: list[str]) -> None:
+    """Print a report for people."""
+    lines = []
     for path, table in tables.items():
         report = _report(table, schema)
-        line(f"{path}: {table.records:,} records, {len(table.y):,} of them usable; {schema.num_features} features")
+        usable = f"{table.records:,} records, {len(table.y):,} of them usable"
+        lines.append(f"{path}: {usable}; {schema.num_features} features")
         if schema.num_classes:
-            line("  classes: " + ", ".join(f"{name} {count:,}" for name, count in report["classes"].items()))
+            lines.append("  classes: " + ", ".join(f"{name} {count:,}" for name, count in report["classes"].items()))
         missing = ", ".join(f"{name} {count:,}" for name, count in report["missing"].items())
-        line(f"  missing: {missing or 'none'}")
+        lines.append(f"  missing: {missing or 'none'}")
         for finding in table.findings:
-            line(f"  {'note' if finding.expected else 'error'}: {finding}")
-    for warning in warnings:
-        line(f"warning: {warning}")
-    line(f"schema {schema.fingerprint}; this report is for the owner of the records alone")
+            lines.append(f"  {'note' if finding.expected else 'error'}: {finding}")
+    lines += [f"left out: {loss}" for loss in left_out.losses if loss.unit == "file"]
+    lines += [f"warning: {warning}" for warning in warnings]
+    _print_lines([*lines, f"schema {schema.fingerprint}; {_PRIVATE}"])
 
 
 def _report(table: Table, schema: TableSchema) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def _notes(models: TrainedModels, records: LocalRecords, cluster: int, outputs: 
     """Return remarks about the predictions, which are no part of the output."""
     import numpy as np
 
-    notes = []
+    notes = [f"note: {loss}" for loss in records.left_out.losses]
     if records.unused:
         notes.append(f"note: {records.where} also has {records.unused} test records, which are not read")
     if models.clusters_records:

@@ -105,8 +105,10 @@ def usable_records(
     train = accepted(accepted(parts.train).fitted(shape, num_classes, span))
     test = train if alone else accepted(parts.test.fitted(shape, num_classes, span))
     if len(train.y) and not len(test.y):
-        lost = train.left_out + test.left_out
-        train = test = replace(train, problems=train.problems + test.problems, left_out=lost)
+        if not _is_empty(test):
+            lost = train.left_out + test.left_out
+            train = replace(train, problems=train.problems + test.problems, left_out=lost)
+        test = train
     parts = Parts(train, test, parts.given and train is not test)
     if strict and not len(train.y):
         raise EmptySiteError(f"{path}: {_all_held_out(parts)}")

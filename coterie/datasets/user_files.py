@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,15 +50,17 @@ def read(
         if train is None:
             raise DataError(f"{root} contains test data but no training data; add train.* or the folder train")
         records = _part(train, root, shape, readers)
-        records = replace(records, left_out=records.left_out + _beside(root, {train, test, root / CLASSES}))
+        records = replace(records, left_out=records.left_out + beside(root))
         return records, None if test is None else _part(test, root, shape, readers)
     except OSError as error:
         raise DataError(f"{error.filename or root} cannot be read: {error.strerror or error}") from None
 
 
-def _beside(root: Path, used: Collection[Path | None]) -> LeftOut:
-    """Return an account of what lies beside the training and test data."""
-    return LeftOut.of(loss for entry in sorted(root.iterdir()) if entry not in used for loss in losses_of(entry, root))
+def beside(folder: Path) -> LeftOut:
+    """Return an account of what lies beside the training and test data of a folder."""
+    used = {find(folder, "train"), find(folder, "test"), folder / CLASSES}
+    others = sorted(entry for entry in folder.iterdir() if entry not in used)
+    return LeftOut.of(loss for entry in others for loss in losses_of(entry, folder))
 
 
 def find(folder: Path, stem: str) -> Path | None:

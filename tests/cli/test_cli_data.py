@@ -1,7 +1,9 @@
 """`coterie data`: all errors of a table at once, for its owner alone, and drafts without numbers."""
 
+import numpy as np
 import pytest
 from commands import assert_refused, document
+from PIL import Image
 
 SCHEMA = """version = 1
 [label]
@@ -60,7 +62,8 @@ def test_the_report_as_json(coterie, table):
     status, out, err = coterie("data", "check", path, "--schema", "s.toml", "--json")
     assert (status, err) == (1, "")
     report = document(out)
-    assert set(report) == {"schema", "warnings", "files"}
+    assert set(report) == {"schema", "warnings", "files", "left-out"}
+    assert (report["left-out"]["records"], len(report["left-out"]["losses"])) == (5, 5)
     found = report["files"][str(path)]
     assert (found["records"], found["usable"]) == (9, 4)
     assert (found["classes"], found["missing"]) == ({"alive": 1, "dead": 3}, {"age": 1})
@@ -124,3 +127,40 @@ def test_a_draft_becomes_a_schema(coterie, table, tmp_path):
     assert coterie("data", "check", path, "--schema", "draft.toml")[0] == 0
     assert_refused(coterie("data", "schema", path, "--label", "x"), "has no column 'x'")
     assert_refused(coterie("data", "schema", "absent.csv"), "absent.csv")
+
+
+def test_classes_with_other_losses_and_files_beside_are_named(coterie, table, tmp_path):
+    table(*["50;alive"] * 8, *["x;dead"] * 9, "50;dead", name="site/train.csv")
+    (tmp_path / "site" / "ward-b.csv").write_text("age;outcome\n")
+    status, out, _ = coterie("data", "check", "site", "--schema", "s.toml")
+    assert status == 1
+    assert "left out: unsupported file type .csv, 1 file left out, such as ward-b.csv" in out
+
+
+def test_no_usable_record_is_an_error(coterie, table, tmp_path):
+    path = table(*["50;Alive"] * 4)
+    (tmp_path / "s.toml").write_text(SCHEMA.replace('"dead"]', '"dead"]\nunknown = "drop"'))
+    status, out, _ = coterie("data", "check", path, "--schema", "s.toml")
+    assert status == 1
+    assert "4 records, 0 of them usable" in out
+
+
+def test_images_need_no_schema(coterie, tmp_path):
+    for i in range(4):
+        (tmp_path / "own" / str(i % 2)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((6, 5), i, np.uint8)).save(tmp_path / "own" / str(i % 2) / f"{i}.png")
+    (tmp_path / "own" / "1" / "scan.dcm").write_bytes(b"DICM")
+    status, out, err = coterie("data", "check", "own")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "own: 4 usable records"
+    assert lines[1].startswith("4 images of 1x6x5, classes 0..1, ")
+    assert lines[2] == "unsupported file type .dcm, 1 file left out (1 of class 1), such as 1/scan.dcm"
+    assert lines[-1] == "this report is for the owner of the records alone"
+    (tmp_path / "own" / "0" / "broken.png").write_bytes(b"")
+    status, out, err = coterie("data", "check", "own", "--input-shape", "1x6x5", "--num-classes", "1", "--json")
+    assert (status, err) == (1, "")
+    content = document(out)
+    assert (content["usable"], content["classes"]) == (2, {"0": 2})
+    assert (content["left-out"]["records"], content["left-out"]["files"]) == (3, 1)
+    assert_refused(coterie("data", "check", "own", "--input-shape", "1x6x5"), "give both, or neither")

@@ -1,9 +1,11 @@
 """`coterie client`: every check with real sockets, and exactly what is executed once all of them pass."""
 
 import contextlib
+import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import types
@@ -16,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from servers import free_port, listening, open_port, running, tls, until
 
-from coterie.datasets import DataError, Declared
+from coterie.datasets import DataError, DataReport, LeftOut, Loss
 from coterie.deploy import Edge, NodeConfig, certificates, create, default_state_dir, edge, environment, renew_server
 
 DECLARED = "--epsilon 8 --delta 1e-5 --input-shape 1x28x28 --num-classes 10"
@@ -33,10 +35,13 @@ def machine(tmp_path, monkeypatch):
     """A home of its own, and data that are described without looking at them."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    own = types.ModuleType("coterie.datasets.own")
+    own = types.SimpleNamespace(report=None)
     own.describe = lambda path, declared=None: f"12 images of {declared or '1x28x28'}, from {path}"
-    own.Declared = Declared
-    monkeypatch.setitem(sys.modules, "coterie.datasets.own", own)
+
+    def report(path, declared=None):
+        return own.report or DataReport(path, own.describe(path, declared), 12, 10, {}, LeftOut(), (), ())
+
+    monkeypatch.setattr("coterie.datasets.report", report)
     (tmp_path / "my data").mkdir()
     return own
 
@@ -299,6 +304,36 @@ def test_data(wrong, machine):
     wrong("--data", "my data", "differ in length")
 
 
+def test_data_that_cannot_be_used_end_the_client(coterie, pki, machine, tmp_path, executed):
+    """The case check_passes: 0 of 114 records were usable, all checks passed, and every reply counted."""
+    lost = LeftOut.of([Loss("column 'outcome': not one of its values", count=114)])
+
+    def call(usable, problems, *more):
+        machine.report = DataReport("my data", f"{usable} records", usable, usable, {}, lost, problems, ())
+        with listening(tls(pki)) as port:
+            return coterie(*words(pki, port, *more))
+
+    for more in ([], ["--check"], ["--skip-invalid"], ["--skip-invalid", "--check"]):
+        status, out, err = call(0, (), *more)
+        assert (status, out.splitlines()[0]) == (1, "data       failed: see the error of --data")
+        assert "--data" in err
+        assert "no usable records; 0 records; column 'outcome': not one of its values, 114 records left out" in err
+    status, _, err = call(3, ("t.csv: a label is 9",), "--check")
+    assert status == 1
+    assert "a label is 9; correct these records, or accept with --skip-invalid that they are left out" in err
+    assert not executed
+    state = tmp_path / "home" / ".local" / "state" / "coterie" / "client-1"
+    status, out, _ = call(3, ("t.csv: a label is 9",), "--check", "--skip-invalid")
+    assert (status, state.exists()) == (0, False)
+    assert out.splitlines()[1] == "           column 'outcome': not one of its values, 114 records left out"
+    assert call(3, ("t.csv: a label is 9",), "--skip-invalid")[0] == 0
+    assert len(executed) == 1
+    content = json.loads((state / "data-report.json").read_text())
+    assert (content["usable"], content["left-out"]["records"]) == (3, 114)
+    assert stat.S_IMODE((state / "data-report.json").stat().st_mode) == 0o600
+    assert not any("114" in word for word in executed[0][1])  # the report stays there
+
+
 def key_file(path, key):
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     path.chmod(0o600)
@@ -398,7 +433,9 @@ def test_every_failure_is_told_at_once(coterie, pki, executed):
         status, out, err = coterie(*words(pki, port, data="nowhere", key="none"))
     assert status == 1
     assert [line.split()[1] for line in err.splitlines()] == ["--data", "--key"]
-    assert [line.split()[0] for line in out.splitlines()] == ["ca", "app", "state", "port", "superlink"]
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines] == ["data", "key", "ca", "app", "state", "port", "superlink"]
+    assert lines[1] == "key        failed: see the error of --key"
     assert executed == []
 
 
@@ -505,10 +542,8 @@ def test_a_server_out_of_its_time(coterie, pki, tmp_path, clock, days, parts):
 
 
 CLIENT = """
-import sys, types
-own = sys.modules["coterie.datasets.own"] = types.ModuleType("coterie.datasets.own")
-own.describe = lambda path, declared: "12 images"
-own.Declared = types.SimpleNamespace(of=lambda *words: None)
+import coterie.datasets as d
+d.report = lambda path, declared: d.DataReport(path, "12 images", 12, 10, {}, d.LeftOut(), (), ())
 from coterie.cli import main
 main()
 """

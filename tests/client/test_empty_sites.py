@@ -1,0 +1,99 @@
+"""Simulated clients without training records reply with an error, and the others as if they were alone."""
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+
+from coterie.client import Client, ClientError, handle
+from coterie.client.handlers import train_and_sum
+from coterie.datasets import own_federation, own_shard
+from coterie.models import initialise
+from coterie.server import RunConfig
+from coterie.wire.messages import Layout, pack_models
+
+SETTINGS = {
+    "dataset": "own",
+    "input-shape": "4",
+    "num-classes": 2,
+    "model": "linear",
+    "device": "cpu",
+    "strategy": "fedavg",
+    "seed": 3,
+    "clients": 4,
+}
+
+
+@pytest.fixture
+def content(tmp_path, monkeypatch):
+    """A request to clients of which 1 has no records, and those of 3 are held out."""
+    own_shard.cache_clear()
+    own_federation.cache_clear()
+    rng = np.random.default_rng(0)
+    for i, n in enumerate((20, 0, 20, 1)):
+        x, y = rng.normal(0, 1, (n, 4)).astype(np.float32), rng.integers(0, 2, n)
+        while n == 1 and not held_out(tmp_path, x, y):
+            x = x + 1
+        np.savez(tmp_path / f"client-{i}.npz", x=x, y=y)
+    return question(str(tmp_path))
+
+
+def held_out(folder, x, y):
+    np.savez(folder / "probe.npz", x=x, y=y)
+    own_shard.cache_clear()
+    return not len(own_shard(str(folder / "probe.npz"), 0, (4,), 2, None, strict=False).y)
+
+
+def question(folder, **settings):
+    config = RunConfig({**SETTINGS, "privacy-unit": "none", "data-dir": folder, **settings})
+    layout = Layout.of(initialise("linear", *config.examples, 0))
+    models = np.zeros((1, layout.size), np.float32)
+    plans = {"record-plans": config.plan.record_plans} if config.privacy.privacy_unit == "record" else {}
+    record = ConfigRecord({**config.for_clients(), "round": 1, **plans})
+    return RecordDict({"models": pack_models(models, layout), "config": record})
+
+
+CLIENTS = [Client(i) for i in range(4)]
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate"])
+def test_others_reply_as_if_they_were_alone(content, verb):
+    replies = handle(verb, content, CLIENTS)
+    assert [isinstance(reply, ClientError) for reply in replies] == [False, True, False, True]
+    assert str(replies[1]) == "client 1 has no training records"
+    alone = handle(verb, content, [CLIENTS[0], CLIENTS[2]])
+    assert [dict(reply) for reply in alone] == [dict(replies[0]), dict(replies[2])]
+
+
+def test_sums_are_those_of_the_others(content):
+    class Sums:
+        plan = RunConfig({**SETTINGS, "privacy-unit": "none"}).plan
+        rows = ()
+
+        def add_rows(self, labels, redrawn, updates):
+            self.rows = updates
+
+    every, others = Sums(), Sums()
+    replies = train_and_sum(content, CLIENTS, every)
+    assert [type(reply) for reply in replies] == [type(None), ClientError, type(None), ClientError]
+    train_and_sum(content, [CLIENTS[0], CLIENTS[2]], others)
+    assert len(every.rows) == 2
+    np.testing.assert_array_equal(every.rows, others.rows)
+
+
+def test_a_cohort_of_empty_sites_has_errors_alone(content):
+    assert all(isinstance(reply, ClientError) for reply in handle("train", content, [CLIENTS[1], CLIENTS[3]]))
+    assert all(isinstance(reply, ClientError) for reply in handle("evaluate", content, [CLIENTS[1]]))
+
+
+def test_a_deployed_client_replies_as_if_it_had_records(content, tmp_path):
+    deployed = Client(1, str(tmp_path / "state"), data=str(tmp_path / "client-1.npz"))
+    (reply,) = handle("train", content, [deployed])
+    assert isinstance(reply, RecordDict)
+
+
+def test_at_record_level_a_simulated_client_replies_as_if_it_had_records(content, tmp_path):
+    """Otherwise the reply would tell whether there is a record."""
+    private = {"privacy-unit": "record", "samples-per-client": 20, "epsilon": 8, "delta": 1e-3, "rounds": 2}
+    content = question(str(tmp_path), **private)
+    content["config"]["clients-dir"] = str(tmp_path / "states")
+    assert all(isinstance(reply, RecordDict) for reply in handle("train", content, CLIENTS))
