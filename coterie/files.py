@@ -153,7 +153,7 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         FileError: see :func:`open_regular`; or it is not a JSON object.
     """
-    return _object(read_text(path), str(path))
+    return parse_object(read_text(path), str(path))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -164,10 +164,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     text = read_text(path)
     lines = text[: text.rfind("\n") + 1].splitlines()
-    return [_object(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
+    return [parse_object(line, f"{path}, line {number},") for number, line in enumerate(lines, 1)]
 
 
-def _object(text: str, name: str) -> dict[str, Any]:
+def parse_object(text: str, name: str) -> dict[str, Any]:
+    """A JSON object; ``name`` is what errors call it.
+
+    Raises:
+        FileError: the text is not a JSON object.
+    """
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -18,7 +18,7 @@ out=$PWD/demo/out
 [ ! -e "$out" ] || { echo "$out is there: move it away, or remove it with its secrets" >&2; exit 1; }
 docker compose version > /dev/null || { echo "this needs Docker with its compose plugin" >&2; exit 1; }
 [ "$(id -u)" = 0 ] && COTERIE_USER=10001:10001 || COTERIE_USER=$(id -u):$(id -g)
-export COTERIE_USER SECRETS="$out/secrets" DATA="$out/data" RUNS="$out/runs"
+export COTERIE_USER SECRETS="$out/secrets" DATA="$out/data" BUDGETS="$out/budgets" RUNS="$out/runs"
 mkdir -p "$out/runs" "$out/data" && chown -R "$COTERIE_USER" "$out"
 say() { printf '\n== %s\n' "$*"; }
 compose() { docker compose -p coterie-demo "$@"; }

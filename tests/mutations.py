@@ -386,8 +386,8 @@ MUTATIONS = [
     Mutation(
         "a budget belongs to a client's id",
         "coterie/client/budget.py",
-        "path = budget_path(client, folder)",
-        "path = own",
+        "path = ledger_path(client, folder)\n    private_folder(path.parent)",
+        "path = own\n    private_folder(path.parent)",
         f"{_HOSTILE}::test_the_same_data_in_two_federations_share_one_budget",
     ),
     Mutation(
@@ -900,6 +900,34 @@ MUTATIONS = [
         "if assignment[1].sum() < near.sum():",
         "if True:",
         f"{_PAM_TEST}::test_swaps_that_change_the_cost_by_rounding_errors_end",
+    ),
+    Mutation(
+        "a client's ledger is not compared with its anchor",
+        f"{_PRIVACY}/ledger.py",
+        "chained[2].decode() != anchor.chain",
+        "False",
+        "tests/privacy/test_anchors.py::test_a_ledger_that_lost_a_charge_is_refused_until_it_is_reconciled",
+    ),
+    Mutation(
+        "a charge leaves no anchor",
+        f"{_PRIVACY}/ledger.py",
+        "        self._add_anchor()\n        return first",
+        "        return first",
+        "tests/privacy/test_anchors.py::test_a_ledger_that_lost_a_charge_is_refused_until_it_is_reconciled",
+    ),
+    Mutation(
+        "reconciling counts charges of others as the client's own",
+        f"{_PRIVACY}/ledger.py",
+        "Counter({} if before is None else before.events)",
+        "self._events",
+        "tests/privacy/test_anchors.py::test_a_ledger_that_went_on_elsewhere_costs_both_branches",
+    ),
+    Mutation(
+        "data that are read-only are charged in the state folder",
+        "coterie/client/budget.py",
+        "if not os.access(beside if beside.exists() else home, os.W_OK):",
+        "if False:",
+        "tests/client/test_hostile_server.py::test_data_that_are_read_only_need_a_named_budget_file",
     ),
 ]
 

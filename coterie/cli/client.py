@@ -113,7 +113,13 @@ def client(  # long: one line per option
         reports.append(_report(path, node, skip_invalid))
         return "\n".ljust(_INDENT).join(reports[-1].lines())
 
-    for result in deploy.checks(edge, describe):
+    def describe_budget() -> str:
+        from coterie.client.app import client_of
+        from coterie.client.budget import describe_budget
+
+        return describe_budget(client_of(node))
+
+    for result in deploy.checks(edge, describe, describe_budget):
         well &= result.passed
         detail = result.detail if result.passed else f"failed: see the error of {result.detail.split()[0]}"
         console.print(f"{result.subject:<{_INDENT - 2}} {detail}", markup=False, soft_wrap=True)

@@ -11,7 +11,6 @@ one file per data folder, so that the same data in two federations share one bud
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import Counter
 from logging import WARNING
@@ -23,9 +22,13 @@ from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.files import FileError, private_folder
 from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, PricedRequest, Pricing, RecordPlan
+from coterie.privacy.anchors import Anchors
+from coterie.privacy.budget_files import spending
 
 #: Name of the file beside the data.
 BUDGET_FILE = ".coterie-budget.jsonl"
+
+_SET_FILE = "set budget-file in the node configuration (coterie client --budget-file)"
 
 
 def charge(client: Client, folder: Path | None, plan: RecordPlan, round: int, request: PricedRequest) -> int:
@@ -83,31 +86,61 @@ def spend(
 
 def _open(client: Client, folder: Path, plan: RecordPlan | None) -> ClientLedger:
     private_folder(folder)
-    ledger_path = folder / f"client-{client.client_id}.ledger.jsonl"
+    own = _own_ledger(client, folder)
     if client.budget is None:
         assert plan is not None
-        return ClientLedger(plan.delta, plan.epsilon, ledger_path, plan.accountant)
+        return ClientLedger(plan.delta, plan.epsilon, own, plan.accountant)
     epsilon, delta = client.budget
-    path = budget_path(client, folder)
-    if path is None:
-        return ClientLedger(delta, epsilon, ledger_path)
+    path = ledger_path(client, folder)
     private_folder(path.parent)
-    if ledger_path.exists() and not (path.exists() and path.samefile(ledger_path)):
+    if own.exists() and not (path.exists() and path.samefile(own)):
         raise LedgerError(
-            f"{ledger_path} contains charges of this client from before its data had a budget file of their own, "
-            f"{path}: set budget-file in the node configuration to it"
+            f"{own} contains charges of this client from before its data had a budget file of their own, {path}: "
+            f"{_SET_FILE} to it"
         )
-    return ClientLedger(delta, epsilon, path)
+    return ClientLedger(delta, epsilon, path, anchors=anchors_path(client, folder))
+
+
+def describe_budget(client: Client) -> str:
+    """Return what a client with its own budget has spent, and in which file, for its owner.
+
+    Raises:
+        LedgerError, FileError: the file cannot be used, or lacks charges of this client.
+    """
+    folder = Path(client.folder or "")
+    path = ledger_path(client, folder)
+    if not path.exists() and Anchors(anchors_path(client, folder)).last() is None:
+        return f"nothing of epsilon {client.budget[0]:g} spent, {path}" if client.budget else str(path)
+    _open(client, folder, None).close()
+    return str(spending(path))
+
+
+def ledger_path(client: Client, folder: Path) -> Path:
+    """Return the file that a client with its own budget charges: the budget file of its data, or its ledger.
+
+    Raises:
+        LedgerError: see :func:`budget_path`.
+    """
+    return budget_path(client, folder) or _own_ledger(client, folder)
+
+
+def _own_ledger(client: Client, folder: Path) -> Path:
+    return folder / f"client-{client.client_id}.ledger.jsonl"
+
+
+def anchors_path(client: Client, folder: Path) -> Path:
+    """Return the file of a client's anchors (:mod:`coterie.privacy.anchors`), in its state folder."""
+    return folder / f"client-{client.client_id}.anchors.jsonl"
 
 
 def budget_path(client: Client, folder: Path) -> Path | None:
     """Return the budget file of a client, or None without own data: the ledger is then in the state folder.
 
-    The file is ``budget_file`` if given; otherwise a file beside the data; or, if that folder is not writable, a file
-    in the state folder, named by the data folder's path and device.
+    The file is ``budget_file`` if given; otherwise a file beside the data.
 
     Raises:
-        LedgerError: both of these exist, so that neither holds all charges.
+        LedgerError: the folder of the data is not writable. A file must be named then: another federation with the same
+            data would not find one in a state folder.
     """
     if client.budget_file:
         return Path(client.budget_file)
@@ -116,14 +149,11 @@ def budget_path(client: Client, folder: Path) -> Path | None:
     data = Path(os.path.realpath(client.data))
     home = data if data.is_dir() else data.parent
     beside = home / BUDGET_FILE
-    device = home.stat().st_dev if home.exists() else 0
-    fingerprint = hashlib.sha256(f"{device}:{home}".encode()).hexdigest()[:16]
-    aside = folder / f"budget-{fingerprint}.jsonl"
-    if beside.exists() and aside.exists():
+    if former := sorted(folder.glob("budget-*.jsonl")):  # of version 0.2, for data in a folder that is not writable
+        raise LedgerError(f"{former[0]} contains charges for these data: {_SET_FILE} to this file")
+    if not os.access(beside if beside.exists() else home, os.W_OK):
         raise LedgerError(
-            f"{beside} and {aside} both contain charges for the same data: merge their lines into one file and "
-            "set budget-file in the node configuration to it"
+            f"{home} is not writable, so the budget file of these data cannot be there: {_SET_FILE} to one file for "
+            "all federations with these data"
         )
-    if beside.exists() or (not aside.exists() and os.access(home, os.W_OK)):
-        return beside
-    return aside
+    return beside

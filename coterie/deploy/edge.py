@@ -124,11 +124,15 @@ def default_state_dir(client_id: int) -> Path:
     return (home if home.is_absolute() else Path("~/.local/state").expanduser()) / "coterie" / f"client-{client_id}"
 
 
-def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
-    """Check data, key, CA, app, state folder, port and SuperLink, in this order, without starting or writing anything.
+def checks(edge: Edge, describe: Callable[[str], str], describe_budget: Callable[[], str]) -> Iterator[Check]:
+    """Check data, key, CA, app, state folder, budget, port and SuperLink, in this order, without starting anything.
 
-    ``describe`` describes the data in one line, or raises ValueError or OSError. The SuperLink is contacted only with
-    a valid CA.
+    Args:
+        edge: options of the client.
+        describe: describes the data at a path, or raises ValueError or OSError.
+        describe_budget: describes what is spent of the client's budget, if it has one, or raises RuntimeError.
+
+    The SuperLink is contacted only with a valid CA.
     """
     trusted = False
     probes: tuple[tuple[str, Callable[[], str]], ...] = (
@@ -137,6 +141,7 @@ def checks(edge: Edge, describe: Callable[[str], str]) -> Iterator[Check]:
         ("ca", lambda: _ca(edge.ca)),
         ("app", lambda: _app(edge)),
         ("state", lambda: _state(edge.state_dir)),
+        *((("budget", lambda: _budget(describe_budget)),) if edge.node.budget else ()),
         ("port", lambda: _port(edge.port)),
         ("superlink", lambda: _superlink(edge.superlink, edge.ca)),
     )
@@ -290,6 +295,13 @@ def _state(folder: Path) -> str:
             f"--state-dir {folder}: this user has no write permission for {parent}: choose another folder, or chown it"
         )
     return str(folder)
+
+
+def _budget(describe: Callable[[], str]) -> str:
+    try:
+        return describe()
+    except RuntimeError as error:
+        raise DeployError(f"--epsilon: {error}") from None
 
 
 def _port(port: int) -> str:

@@ -18,7 +18,7 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
 from coterie.client import Client, ClientError
-from coterie.client.budget import budget_path, spend
+from coterie.client.budget import ledger_path, spend
 from coterie.files import open_private, private_folder
 from coterie.guard.guarantee import MAX_RDP
 from coterie.guard.report import GUARD, Report
@@ -138,7 +138,7 @@ def _charge(terms: Terms, events: Counter[Event], details: Mapping[str, Any]) ->
     budget = (terms.epsilon, terms.delta)
     client = Client(terms.client_id, terms.state_dir, budget, data=terms.data, budget_file=terms.budget_file)
     private_folder(folder)
-    path = budget_path(client, folder) or folder / f"client-{client.client_id}.ledger.jsonl"
+    path = ledger_path(client, folder)
     private_folder(path.parent)
     with _locked(path.with_name(path.name + ".lock")):
         _check_name(path, details)

@@ -80,10 +80,9 @@ class Filter:
             PrivacyError: the entry is malformed.
         """
         try:
-            pinned = {Event(*event): count for *event, count in entry["events"]}
+            pinned = parse_events(entry["events"])
             spent, order = entry["delta"], entry["order"]
-            good = all(type(count) is int and count >= 1 for count in pinned.values())
-            good = good and 0 <= spent <= delta and order in renyi_orders()
+            good = 0 <= spent <= delta and order in renyi_orders()
         except (KeyError, TypeError, ValueError):
             good = False
         if not good:
@@ -92,11 +91,7 @@ class Filter:
 
     def entry(self) -> dict[str, Any]:
         """Return what a ledger stores; JSON-ready."""
-        events = [
-            [event.sampling_rate, event.noise_multiplier, event.sampler, event.slot, event.slots, count]
-            for event, count in self.pinned.items()
-        ]
-        return {"events": events, "delta": self.pinned_delta, "order": self.order}
+        return {"events": events_entry(self.pinned), "delta": self.pinned_delta, "order": self.order}
 
     def accepts(self, events: Mapping[Event, int]) -> bool:
         """Whether all ``events`` together, earlier ones included, are allowed."""
@@ -105,6 +100,26 @@ class Filter:
     def epsilon_of(self, events: Mapping[Event, int]) -> float:
         """Return epsilon of ``events``, chosen adaptively, at the rest of delta and the filter's order."""
         return _converted(_divergence(events, self.order), self.order, self.delta - self.pinned_delta)
+
+
+def events_entry(events: Mapping[Event, int]) -> list[list[Any]]:
+    """Return counted events as JSON-ready lists; see :func:`parse_events`."""
+    return [
+        [event.sampling_rate, event.noise_multiplier, event.sampler, event.slot, event.slots, count]
+        for event, count in events.items()
+    ]
+
+
+def parse_events(entry: Any) -> dict[Event, int]:
+    """Return the counted events of :func:`events_entry`.
+
+    Raises:
+        TypeError, ValueError: it is malformed.
+    """
+    events = {Event(*event): count for *event, count in entry}
+    if not all(type(count) is int and count >= 1 for count in events.values()):
+        raise ValueError("a number of events is not a positive integer")
+    return events
 
 
 def is_within(events: Mapping[Event, int], pinned: Mapping[Event, int]) -> bool:

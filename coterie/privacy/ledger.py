@@ -20,7 +20,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +31,7 @@ from typing import IO, Any, ClassVar, NamedTuple, TypeAlias
 from coterie.files import FileError, open_regular, private_folder, read_text, sync_folder
 from coterie.privacy.accountants import Accountant, Event, PrivacyError
 from coterie.privacy.accounting import Budget, composed, composed_further
+from coterie.privacy.anchors import Anchor, Anchors
 from coterie.privacy.filter import Filter
 
 _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
@@ -111,10 +112,11 @@ class Ledger:
         self.accountant = accountant
         self._limit = Budget(epsilon, delta, accountant)
         self.charges: list[dict[str, Any]] = []
+        self._count, self._events = 0, Counter[Event]()
         self._file: IO[bytes] | None = None
         path = None if path is None else Path(path)
         self._path = path
-        self._chain = ""
+        self._chain, self._last_line = "", 0
         self._shared: SharedBudget | None = None
         self._extended: dict[str, int] = {}
         self._thread = ThreadPoolExecutor(1, "ledger")
@@ -129,11 +131,15 @@ class Ledger:
         if path is not None:
             self._file = _open_locked(path)
             try:
-                self.charges, self._chain = _take_over(self._file, path, self.header)
+                self._load(self._file, path)
             except BaseException:
                 self._file.close()
                 raise
-        self._events = count_events(self.charges)
+
+    def _load(self, file: IO[bytes], path: Path) -> None:
+        """Read the charges of the file."""
+        self.charges, self._chain = _take_over(file, path, self.header)
+        self._count, self._events = len(self.charges), count_events(self.charges)
 
     @cached_property
     def _live(self) -> dict[str, Accountant]:
@@ -203,7 +209,7 @@ class Ledger:
             details["shared"] = self._shared.charge(number, event, count)
         self._write(number, {event: count}, {**details, "epsilon": cost if math.isfinite(cost) else None})
         self._live = after
-        return Permit(len(self.charges), number, event, cost)
+        return Permit(self._count, number, event, cost)
 
     def _check(self, number: int, events: Mapping[Event, int], cost: float) -> dict[str, object]:
         """Check that further events fit the budget, and return entries for their charge.
@@ -219,7 +225,7 @@ class Ledger:
         if not self._limit.allows(cost):
             raise BudgetError(
                 f"round {number} would raise epsilon to {cost:.4f}, above the budget of {self.budget:g}; "
-                f"{len(self.charges)} charges were made before it"
+                f"{self._count} charges were made before it"
             )
         return {}
 
@@ -249,11 +255,11 @@ class Ledger:
 
     def replay_permit(self, number: int, event: Event) -> Permit:
         """Return a permit for a replayed reply to a request that was already charged."""
-        return Permit(len(self.charges), number, event, self.spent())
+        return Permit(self._count, number, event, self.spent())
 
     def uncharged_permit(self, number: int) -> Permit:
         """Return a permit without a charge, for replies of clients that are charged in their own ledgers only."""
-        return Permit(len(self.charges), number, None, self.spent())
+        return Permit(self._count, number, None, self.spent())
 
     def _write(
         self,
@@ -265,7 +271,7 @@ class Ledger:
         """Append a charge for every event, and sync; ``first`` are entries of the first of them alone."""
         charges = [
             {
-                "charge": len(self.charges) + index,
+                "charge": self._count + index,
                 "round": number,
                 "sampling_rate": event.sampling_rate,
                 "noise_multiplier": event.noise_multiplier,
@@ -281,8 +287,9 @@ class Ledger:
         if self._file is not None and self._path is not None:
             text, chain = _chained(self._chain, charges)
             _append(self._file, self._path, text)
-            self._chain = chain
+            self._chain, self._last_line = chain, len(text) - text.rfind(b"\n", 0, -1) - 1
         self.charges += charges
+        self._count += len(charges)
         self._events = self._events + Counter(events)
 
     def close(self) -> None:
@@ -303,6 +310,11 @@ class _FilteredLedger(Ledger):
     #: All events of the run that charges next, if they are known. The first charge pins them.
     planned: Mapping[Event, int] | None = None
 
+    @property
+    def _pinned(self) -> Any:
+        """The entry of the filter in the first charge."""
+        return self.charges[0].get(PINNED)
+
     def _filtered(self, number: int, events: Mapping[Event, int]) -> dict[str, object]:
         """Check that the filter accepts further events, and return entries for their charge.
 
@@ -313,12 +325,12 @@ class _FilteredLedger(Ledger):
         total = self.events + Counter(events)
         if not total or math.isinf(self.budget):
             return {}
-        first = not self.charges
+        first = not self._count
         try:
             if first:
                 allowed = Filter.pin(total, self.budget, self.delta, planned=self.planned, accountant=self.accountant)
             else:
-                allowed = Filter.parse(self.charges[0].get(PINNED), self.budget, self.delta)
+                allowed = Filter.parse(self._pinned, self.budget, self.delta)
         except PrivacyError as error:
             raise LedgerError(f"{self._path}: {error}{_RESTORE}") from None
         if allowed is None or not allowed.accepts(total):
@@ -395,7 +407,47 @@ class ClientLedger(_FilteredLedger):
     """Ledger of one client over all of its runs, kept by the client itself, so that no server has to be trusted.
 
     Its lines contain no epsilon, which would have to be composed again at every start of the client.
+
+    Args:
+        delta: the delta of the budget.
+        epsilon: the budget.
+        path: the file; None: in memory only.
+        accountant: accountant of the budget.
+        about: further entries of the first line; JSON-ready.
+        anchors: file of the client's anchors, in another folder. With anchors, :attr:`charges` are those after the
+            last anchor.
+
+    Raises:
+        LedgerError: see :class:`Ledger`; or the file lacks a charge that this client has made.
+        FileError: the anchors cannot be read.
     """
+
+    def __init__(
+        self,
+        delta: float,
+        epsilon: float = math.inf,
+        path: str | Path | None = None,
+        accountant: str = "pld",
+        about: Mapping[str, Any] | None = None,
+        anchors: Path | None = None,
+    ) -> None:
+        self._anchors = None if anchors is None else Anchors(anchors)
+        self._anchor: Anchor | None = None
+        super().__init__(delta, epsilon, path, accountant, about)
+
+    def _load(self, file: IO[bytes], path: Path) -> None:
+        self._anchor = None if self._anchors is None else self._anchors.last()
+        if self._anchors is None or self._anchor is None:
+            super()._load(file, path)
+            return
+        way_out = f"coterie budget reconcile {path} --anchors {self._anchors.path}"
+        self.charges, self._chain = _take_over_after(file, path, self.header, self._anchor, way_out)
+        self._count = self._anchor.charges + len(self.charges)
+        self._events = Counter(self._anchor.events) + count_events(self.charges)
+
+    @property
+    def _pinned(self) -> Any:
+        return super()._pinned if self._anchor is None else self._anchor.pinned
 
     def spend(
         self, number: int, events: Mapping[Event, int], *, planned: Mapping[Event, int] | None = None, **details: object
@@ -416,9 +468,47 @@ class ClientLedger(_FilteredLedger):
         """
         self.planned = planned
         pinned = self._filtered(number, events)
-        first = len(self.charges) + 1
+        first = self._count + 1
         self._write(number, events, details, pinned)
+        self._add_anchor()
         return first
+
+    def reconcile(self, anchors: Anchors, made: Sequence[Anchor]) -> None:
+        """Charge what the ledger has lost, and add an anchor; the ledger must have been opened without anchors.
+
+        The last anchor that the ledger contains ends what it has kept. All later events are charged, whatever else it
+        contains, because that may be charges of other clients with the same data.
+
+        Args:
+            anchors: file of the client's anchors.
+            made: its contents.
+        """
+        assert self._path is not None
+        _, _, chains = read_chained(self._path)
+        kept = (anchor for anchor in reversed(made) if chains[anchor.charges : anchor.charges + 1] == [anchor.chain])
+        before = next(kept, None)
+        missing = Counter(made[-1].events) - Counter({} if before is None else before.events)
+        if missing:
+            first = {} if self._count or made[-1].pinned is None else {PINNED: made[-1].pinned}
+            self._write(0, missing, {"for": "reconciled", "lost": made[-1].chain}, first)
+            self._anchors = anchors
+            self._add_anchor()
+
+    def _add_anchor(self) -> None:
+        if self._anchors is None or self._file is None or self._path is None:
+            return
+        end = os.fstat(self._file.fileno()).st_size
+        anchor = Anchor(
+            ledger=str(self._path),
+            header=self.header,
+            start=end - self._last_line,
+            end=end,
+            charges=self._count,
+            chain=self._chain,
+            events=self._events,
+            pinned=self._pinned,
+        )
+        self._anchors.append(anchor)
 
     def record(self, number: int, events: Mapping[Event, int], **details: object) -> None:
         """Add charges of another ledger regardless of the budget, because these releases have happened."""
@@ -572,18 +662,46 @@ def _take_over(file: IO[bytes], path: Path, header: dict[str, Any]) -> tuple[lis
     return charges, chains[-1]
 
 
-def _parse(content: bytes, path: Path) -> Lines:
-    """Parse the lines of a ledger.
+def _take_over_after(
+    file: IO[bytes], path: Path, header: Mapping[str, Any], anchor: Anchor, way_out: str
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the charges after an anchor, and the last chain; an incomplete last line is removed.
+
+    Raises:
+        LedgerError: the ledger does not contain the charge of the anchor, is damaged after it, or has another header.
+    """
+    file.seek(anchor.start)
+    content = file.read()
+    line = content[: anchor.end - anchor.start]
+    chained = _CHAINED.fullmatch(line.rstrip(b"\n"))
+    if len(line) < anchor.end - anchor.start or not chained or chained[2].decode() != anchor.chain:
+        raise LedgerError(
+            f"{path} lacks charge {anchor.charges}, which this client made in {anchor.ledger}: the ledger was deleted, "
+            f"shortened or replaced by an older copy. Restore the newest copy, or run: {way_out}"
+        )
+    file.seek(0)
+    if json.loads(file.readline()) != json.loads(json.dumps(header)):
+        raise LedgerError(f"{path} belongs to a run with another plan; choose another --out")
+    after = content[len(line) :]
+    whole = after[: after.rfind(b"\n") + 1]
+    if whole != after:
+        file.truncate(anchor.end + len(whole))
+    _, charges, chains = _parse(whole, path, anchor.charges + 1, anchor.chain)
+    return charges, chains[-1] if chains else anchor.chain
+
+
+def _parse(content: bytes, path: Path, start: int = 0, chain: str = "") -> Lines:
+    """Parse the lines of a ledger, from line ``start`` on, after the line with this chain.
 
     Raises:
         LedgerError: a line is damaged, or its chain does not match the preceding lines.
     """
     lines: list[dict[str, Any]] = []
     chains: list[str] = []
-    for number, line in enumerate(content.splitlines(keepends=True)):
+    for number, line in enumerate(content.splitlines(keepends=True), start):
         chained = _CHAINED.fullmatch(line.rstrip(b"\n")) if number else None
         text = chained[1] + b"}" if chained else line
-        chain = _digest(chains[-1].encode(), text) if number else _digest(line)
+        chain = _digest(chain.encode(), text) if number else _digest(line)
         try:
             read = json.loads(text)
             good = read["charge"] == number and all(key in read for key in _KEYS) if number else "ledger" in read
@@ -599,4 +717,4 @@ def _parse(content: bytes, path: Path) -> Lines:
             raise LedgerError(f"{path}, line {number + 1}: its chain does not match the preceding lines{_RESTORE}")
         chains.append(chain)
         lines.append(read)
-    return Lines(lines[0] if lines else None, lines[1:], chains)
+    return Lines(None, lines, chains) if start else Lines(lines[0] if lines else None, lines[1:], chains)

@@ -24,7 +24,8 @@ from coterie.datasets import DataError, own_shard
 from coterie.deploy import DeployError, NodeConfig
 from coterie.engine import LocalGrid
 from coterie.models import build_gan, initialise
-from coterie.privacy.ledger import read_ledger
+from coterie.privacy.budget_files import reconcile
+from coterie.privacy.ledger import count_events, read_ledger
 from coterie.server import RunConfig
 from coterie.wire.messages import Layout, pack_models
 
@@ -408,18 +409,50 @@ def test_a_budget_file_in_use_by_another_process_is_refused(tmp_path):
     assert world.ask("train", {**CHEAP, "round": 2})[0] == "reply"
 
 
-def test_two_budget_files_of_the_same_data_are_refused(tmp_path, monkeypatch):
+def test_data_that_are_read_only_need_a_named_budget_file(tmp_path, monkeypatch, caplog):
+    """Two federations with the same data would otherwise have two budgets."""
+    monkeypatch.setattr("coterie.client.budget.os.access", lambda *_: False)
+    node = {"budget-file": str(tmp_path / "budget.jsonl")}
+    for federation in ("one", "other"):
+        world = World(tmp_path / federation, WORLDS["another label"][0])
+        left = world.ask("train", CHEAP)
+        assert left[:2] == ("error", "client 0 cannot charge its budget; see its own log for details")
+        assert "not writable, so the budget file of these data cannot be there: set budget-file" in caplog.text
+        assert world.charges == []
+        world.node |= node
+        assert world.ask("train", CHEAP)[0] == "reply"
+    assert len(read_ledger(tmp_path / "budget.jsonl")[1]) == 2
+
+
+def test_a_budget_file_of_version_0_2_in_the_state_folder_must_be_named(tmp_path, caplog):
     world = World(tmp_path / "world", WORLDS["another label"][0])
-    monkeypatch.setattr("coterie.client.budget.os.access", lambda *_: False)  # a data folder that cannot be written
     world.ask("train", CHEAP)
-    (aside,) = (tmp_path / "world" / "state").glob("budget-*.jsonl")
-    assert len(read_ledger(aside)[1]) == 1
-    monkeypatch.undo()
-    world.ask("train", {**CHEAP, "round": 2})  # it stays where the charges are
-    assert len(read_ledger(aside)[1]) == 2
-    (tmp_path / "world" / "data" / BUDGET_FILE).write_bytes(aside.read_bytes())
-    left = world.ask("train", {**CHEAP, "round": 3})
+    former = tmp_path / "world" / "state" / "budget-0123456789abcdef.jsonl"
+    (tmp_path / "world" / "data" / BUDGET_FILE).rename(former)
+    left = world.ask("train", {**CHEAP, "round": 2})
     assert left[:2] == ("error", "client 0 cannot charge its budget; see its own log for details")
+    assert f"{former} contains charges for these data: set budget-file" in caplog.text
+    world.node["budget-file"] = str(former)
+    assert world.ask("train", {**CHEAP, "round": 2})[0] == "reply"
+    assert len(read_ledger(former)[1]) == 2
+
+
+def test_a_budget_file_that_lost_charges_is_refused_until_it_is_reconciled(tmp_path, caplog):
+    """The losses are in tests/privacy/test_anchors.py."""
+    world = World(tmp_path / "world", WORLDS["another label"][0])
+    path, anchors = tmp_path / "world" / "data" / BUDGET_FILE, tmp_path / "world" / "state" / "client-0.anchors.jsonl"
+    for number in (1, 2, 3):
+        assert world.ask("train", {**CHEAP, "round": number})[0] == "reply"
+    charged = count_events(world.charges)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    left = world.ask("train", {**CHEAP, "round": 4})
+    assert left[:2] == ("error", "client 0 cannot charge its budget; see its own log for details")
+    assert f"coterie budget reconcile {path} --anchors {anchors}" in caplog.text
+    reconcile(path, anchors)
+    assert world.ask("train", {**CHEAP, "round": 4})[0] == "reply"
+    assert {event: 3 * count for event, count in count_events(world.charges).items()} == {
+        event: 4 * count for event, count in charged.items()
+    }
 
 
 def test_a_named_budget_file_is_used(tmp_path):

@@ -53,6 +53,7 @@ class Stack:
             "COTERIE_USER": USER,
             "SECRETS": str(self.secrets),
             "DATA": str(self.data),
+            "BUDGETS": str(self.runs.parent / "budgets"),
             "RUNS": str(self.runs),
             **environment,
         }

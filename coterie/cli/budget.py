@@ -1,0 +1,52 @@
+"""``coterie budget``: show, copy, restore and reconcile the budget file of a client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.cli.console import JsonFlag, answer, console_for
+
+app = typer.Typer(help="Care for the privacy budget of a client's data, which its owner keeps.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Budget file; default name: .coterie-budget.jsonl.")]
+
+
+@app.command("show")
+def budget_show(file: File, as_json: JsonFlag = False) -> None:
+    """Show how much of a budget is spent, after the whole file is verified."""
+    from coterie.privacy.budget_files import spending
+
+    answer(vars(spending(file)), as_json)
+
+
+@app.command("backup")
+def budget_backup(file: File, copy: Annotated[Path, typer.Argument(metavar="COPY", help="File to write.")]) -> None:
+    """Copy a budget file; an older copy of it is replaced."""
+    from coterie.privacy.budget_files import backup
+
+    charges = backup(file, copy)
+    console_for(False).print(f"{copy}: {charges} charges", markup=False, soft_wrap=True)
+
+
+@app.command("restore")
+def budget_restore(copy: Annotated[Path, typer.Argument(metavar="COPY", help="File to read.")], file: File) -> None:
+    """Restore a budget file from a copy, unless the copy lacks charges of the file."""
+    from coterie.privacy.budget_files import restore
+
+    charges = restore(copy, file)
+    console_for(False).print(f"{file}: {charges} charges", markup=False, soft_wrap=True)
+
+
+@app.command("reconcile")
+def budget_reconcile(
+    file: File,
+    anchors: Annotated[Path, typer.Option(help="client-ID.anchors.jsonl in the client's state folder.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Charge what a client has spent and its budget file has lost, as stated in the client's state folder."""
+    from coterie.privacy.budget_files import reconcile
+
+    answer(vars(reconcile(file, anchors)), as_json)

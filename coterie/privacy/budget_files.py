@@ -1,0 +1,145 @@
+"""Care of the budget files of clients: what is spent, copies, and charges that a file has lost."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.files import private_folder, write_atomic, write_new
+from coterie.privacy.accountants import Event
+from coterie.privacy.accounting import epsilon
+from coterie.privacy.anchors import Anchors
+from coterie.privacy.filter import Filter, is_within
+from coterie.privacy.ledger import PINNED, ClientLedger, LedgerError, count_events, read_chained, read_ledger
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What a budget file holds.
+
+    Attributes:
+        file: path of the file.
+        epsilon: spent, at ``delta``, as the client's filter counts it.
+        epsilon_budget: the budget; inf without one.
+        delta: of the budget.
+        charges: number of charges.
+        last: time of the last charge; None without charges.
+    """
+
+    file: str
+    epsilon: float
+    epsilon_budget: float
+    delta: float
+    charges: int
+    last: str | None
+
+    def __str__(self) -> str:
+        since = f", the last at {self.last}" if self.last else ""
+        return (
+            f"epsilon {self.epsilon:.4g} of {self.epsilon_budget:g} spent at delta {self.delta:g}, "
+            f"{self.charges} charges{since}, {self.file}"
+        )
+
+
+def spending(path: Path) -> Spending:
+    """Read and verify a whole budget file.
+
+    Raises:
+        LedgerError: it is missing, damaged, or not the ledger of a client.
+    """
+    header, charges = read_ledger(path)
+    if "delta" not in header or "plan" in header:
+        raise LedgerError(f"{path} is not the budget file of a client")
+    budget = math.inf if header["epsilon"] is None else header["epsilon"]
+    events = count_events(charges)
+    spent = _spent(events, budget, header["delta"], charges[0].get(PINNED)) if charges else 0.0
+    last = charges[-1].get("time") if charges else None
+    return Spending(str(path), spent, budget, header["delta"], len(charges), last)
+
+
+def _spent(events: Counter[Event], budget: float, delta: float, pinned: Any) -> float:
+    fixed = epsilon(events, delta)
+    if pinned is None:
+        return fixed
+    allowed = Filter.parse(pinned, budget, delta)
+    return fixed if is_within(events, allowed.pinned) else max(fixed, allowed.epsilon_of(events))
+
+
+def backup(path: Path, copy: Path) -> int:
+    """Copy a budget file, verified, to a new file or over an older copy of it.
+
+    Returns:
+        the number of charges.
+
+    Raises:
+        LedgerError: the file is damaged, or the copy is of another file or has further charges.
+    """
+    charges = _checked_copy(path, copy)
+    content = path.read_bytes()
+    if copy.exists():
+        write_atomic(copy, content)
+    else:
+        private_folder(copy.parent)
+        write_new(copy, content)
+    return charges
+
+
+def restore(copy: Path, path: Path) -> int:
+    """Put a copy in the place of a missing budget file, or of one that the copy continues.
+
+    Returns:
+        the number of charges.
+
+    Raises:
+        LedgerError: the copy is damaged, or the file has charges that the copy lacks.
+    """
+    if _is_empty(path):
+        return backup(copy, path)
+    header, _ = read_ledger(path)
+    budget = math.inf if header["epsilon"] is None else header["epsilon"]
+    with closing(ClientLedger(header["delta"], budget, path, header["accountant"])):  # no client charges it now
+        return backup(copy, path)
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether the file is missing, or empty: a client that finds none makes it before it refuses."""
+    return not path.exists() or not path.stat().st_size
+
+
+def _checked_copy(source: Path, target: Path) -> int:
+    """Check that ``target`` is missing, or an older copy of ``source``; return the number of charges of ``source``."""
+    _, charges, chains = read_chained(source)
+    if not _is_empty(target):
+        _, _, former = read_chained(target)
+        if chains[: len(former)] != former:
+            raise LedgerError(
+                f"{target} has charges that {source} lacks, or is of another client: nothing was replaced. "
+                "coterie budget reconcile adds lost charges"
+            )
+    return len(charges)
+
+
+def reconcile(path: Path, anchors: Path) -> Spending:
+    """Charge to a budget file what the anchors of a client state and the file lacks, and make a missing file.
+
+    Returns:
+        the spending afterwards, which may exceed the budget.
+
+    Raises:
+        LedgerError: the file is damaged, or has another budget than the anchors.
+        FileError: there are no anchors, or they cannot be read.
+    """
+    own = Anchors(anchors)
+    lost = own.all()
+    if not lost:
+        raise LedgerError(f"{anchors} contains no anchors")
+    header = lost[-1].header
+    budget = math.inf if header["epsilon"] is None else header["epsilon"]
+    private_folder(path.parent)
+    with closing(ClientLedger(header["delta"], budget, path, header["accountant"])) as ledger:
+        ledger.reconcile(own, lost)
+    return spending(path)
