@@ -1,5 +1,6 @@
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,20 @@ def coterie(tmp_path, monkeypatch, capsys):
         return status, *capsys.readouterr()
 
     return call
+
+
+#: CPU seconds that a test of `make test` may take in its own process, on a processor half as fast as usual.
+_CPU_SECONDS = 20.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a test that is too slow for ``make test``; CPU time does not depend on what else the machine does."""
+    began = time.process_time()
+    result = yield
+    taken = time.process_time() - began
+    if taken > _CPU_SECONDS and not {"slow", "deployment"} & {mark.name for mark in item.iter_markers()}:
+        pytest.fail(
+            f"the test took {taken:.0f} CPU seconds, more than {_CPU_SECONDS:g}: make it faster, or mark it slow"
+        )
+    return result

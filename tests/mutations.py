@@ -34,6 +34,7 @@ _SIZES, _REPLY_SIZES = "coterie/flower/sizes.py", "tests/client/test_reply_sizes
 _ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
 _BOUNDS = "tests/server/test_bounds.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
+_GO_ON, _CONTINUATION = "tests/server/test_continuation.py", "coterie/server/continuation.py"
 _PAM, _PAM_TEST = "coterie/clustering/medoids.py", "tests/clustering/test_medoids.py"
 
 
@@ -397,6 +398,20 @@ MUTATIONS = [
         f"{_HOSTILE}::test_whether_a_request_is_answered_and_what_it_costs_depends_on_no_record",
     ),
     Mutation(
+        "a private reply tells that a client has no records",
+        "coterie/client/cohort.py",
+        "if self.plans or not simulated or not isinstance(self.federation, OwnFederation):",
+        "if not simulated or not isinstance(self.federation, OwnFederation):",
+        "tests/client/test_empty_sites.py::test_at_record_level_a_simulated_client_replies_as_if_it_had_records",
+    ),
+    Mutation(
+        "a deployed client tells that it has no records",
+        "coterie/client/cohort.py",
+        "simulated = [client for client in self.clients if client.folder is None]",
+        "simulated = list(self.clients)",
+        "tests/client/test_empty_sites.py::test_a_deployed_client_replies_as_if_it_had_records",
+    ),
+    Mutation(
         "a guarded epoch is not charged",
         f"{_GUARD}/watched_training.py",
         "self._charge(events)",
@@ -450,7 +465,7 @@ MUTATIONS = [
         f"{_PRIVACY}/accountants.py",
         "_ROUND_OFF = 1e-16",
         "_ROUND_OFF = 0.0",
-        "tests/privacy/test_accounting.py::test_the_rounding_of_very_many_rounds_never_makes_them_cheaper",
+        "tests/privacy/test_accounting.py::test_at_a_tiny_delta_the_smaller_bound_counts",
     ),
     Mutation(
         "costs above 600 are the lower end of their interval",
@@ -822,6 +837,62 @@ MUTATIONS = [
         "return _depends(config, key) and all(",
         "return all(",
         "tests/report/test_comparison.py::test_a_setting_is_used_if_and_only_if_the_command_does_not_refuse_it",
+    ),
+    Mutation(
+        "a resumed run is not compared with the data of the first session",
+        "coterie/server/folder.py",
+        "origin.require_same(earlier)",
+        "pass",
+        "tests/server/test_resume_data.py::test_changed_data_are_refused_before_anything_changes",
+    ),
+    Mutation(
+        "further rounds do not count what is spent",
+        _CONTINUATION,
+        "besides = spent + Counter",
+        "besides = Counter",
+        f"{_GO_ON}::test_the_rounds_that_an_error_names_fit_and_no_more",
+    ),
+    Mutation(
+        "further rounds exceed the budget",
+        _CONTINUATION,
+        "if extended.private and (most",
+        "if False and (most",
+        f"{_GO_ON}::test_rounds_that_cannot_be_are_refused_and_change_nothing",
+    ),
+    Mutation(
+        "correlated noise is continued beyond its rounds",
+        _CONTINUATION,
+        "if plan.fixed_rounds:",
+        "if False:",
+        f"{_GO_ON}::test_rounds_that_cannot_be_are_refused_and_change_nothing",
+    ),
+    Mutation(
+        "charges do not state the further rounds",
+        f"{_PRIVACY}/ledger.py",
+        "        if self._extended:",
+        "        if False:",
+        f"{_GO_ON}::test_the_certificate_covers_both_parts_at_the_same_noise",
+    ),
+    Mutation(
+        "a certificate ignores the further rounds",
+        f"{_PRIVACY}/certificate.py",
+        'return plan_of(header["plan"]).extended(extended_terms(charges))',
+        'return plan_of(header["plan"])',
+        f"{_GO_ON}::test_a_certificate_counts_the_further_rounds_from_their_first_charge",
+    ),
+    Mutation(
+        "a charge makes the plan shorter",
+        f"{_PRIVACY}/statement.py",
+        "max(getattr(self, name), value)",
+        "value",
+        f"{_GO_ON}::test_an_extended_ledger_cannot_be_shortened",
+    ),
+    Mutation(
+        "private evaluations of further rounds are not planned",
+        _CONTINUATION,
+        '"evaluations": due + (spent[evaluation] if private else 0)',
+        '"evaluations": plan.evaluations',
+        f"{_GO_ON}::test_private_evaluations_of_the_further_rounds_are_planned_and_charged",
     ),
     Mutation(
         "no point takes a medoid's place",

@@ -16,8 +16,8 @@ from forging import rewrite_ledger
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from coterie.privacy import epsilon
-from coterie.privacy.ledger import count_events, read_ledger
+from coterie.privacy import certificate
+from coterie.privacy.ledger import read_ledger
 
 ROUNDS = 4
 #: The run, cut short after three of four rounds: what lies ahead must be calibrated and charged.
@@ -145,6 +145,7 @@ FILES = [
     "checkpoint/state.safetensors",
     "config.toml",
     "ledger.jsonl",
+    "local.json",
     "metrics.jsonl",
     "models/cluster-0.safetensors",
     "privacy.json",
@@ -181,7 +182,12 @@ def test_every_file_of_the_folder_is_damaged_below(made):
 
 
 # Files that a command never reads can only be in its way.
-UNREAD = {"resume": FILES[4:], "check": ["config.toml", *FILES[4:5], *FILES[6:]], "report": [FILES[4], FILES[6]]}
+MODEL, *PAGES = "models/cluster-0.safetensors", "report.html", "result.json"
+UNREAD = {
+    "resume": [MODEL, "privacy.json", *PAGES],
+    "check": ["config.toml", "local.json", MODEL, *PAGES],
+    "report": ["local.json", MODEL, "report.html"],
+}
 CASES = [
     (name, how, command)
     for name in FILES
@@ -208,7 +214,7 @@ def test_a_damaged_file_ends_in_one_line_or_does_no_harm(coterie, run, made, nam
     assert charges[: len(true)] == true
     if command == "resume":
         stated = json.loads((run / "privacy.json").read_text())
-        assert stated["epsilon"] == pytest.approx(epsilon(count_events(charges), header["delta"], header["accountant"]))
+        assert stated["epsilon"] == pytest.approx(certificate(header, charges)["epsilon"])
 
 
 def full_disk(*_):

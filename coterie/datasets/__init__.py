@@ -19,7 +19,9 @@ from coterie.datasets.partition import Partition, assign_groups, parse_groups
 from coterie.datasets.schema import SchemaError, TableSchema
 from coterie.datasets.shifts import LINES, SHIFTS, Shift
 from coterie.datasets.sources import DataError, DatasetInfo, Source
-from coterie.datasets.tables import Finding, Table, read_table
+from coterie.datasets.table_encoder import Table
+from coterie.datasets.table_findings import Finding
+from coterie.datasets.tables import read_table
 from coterie.datasets.text import ALPHABET
 
 __all__ = [

@@ -29,6 +29,7 @@ record-level privacy requires. `label`, `target` and `columns` form the contract
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import math
@@ -40,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.datasets.sources import DataError
+from coterie.datasets.table_cells import as_text, composed
 from coterie.fields import FEATURE_RANGE
 from coterie.files import FileError, read_text
 
@@ -54,7 +56,10 @@ _MAX_NAME = 200
 _MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 #: Delimiters that are recognised.
 DELIMITERS = (",", ";", "\t", "|")
-_ENCODINGS = ("utf-8", "cp1252", "iso-8859-1", "iso-8859-15")
+#: Separators of thousands, and the last line that may be skipped.
+THOUSANDS, MAX_SKIPPED = (",", ".", " ", "'"), 1000
+# Python's text encodings that are not of files.
+_NO_FILES = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape")
 # Errors in one message.
 _SHOWN = 5
 
@@ -77,16 +82,22 @@ class FileFormat:
     """How one site writes its file.
 
     Attributes:
-        delimiter: between cells; empty: the one of , ; tab and | that fits the first line.
+        delimiter: between cells; empty: the one of , ; tab and | that fits the first line, or that of a line `sep=;`.
         decimal: "." or ",".
-        encoding: of the text; a byte order mark is skipped.
+        encoding: of the text, any of Python's; a byte order mark is skipped.
         missing_values: cells that mean a missing value.
+        thousands: between groups of three digits; empty: none.
+        skip_lines: numbers of lines that hold titles or units, from 1.
+        trailing_delimiter: whether every record ends with a delimiter that the column names lack.
     """
 
     delimiter: str = ""
     decimal: str = "."
     encoding: str = "utf-8"
     missing_values: tuple[str, ...] = _MISSING_VALUES
+    thousands: str = ""
+    skip_lines: tuple[int, ...] = ()
+    trailing_delimiter: bool = False
 
 
 @dataclass(frozen=True, slots=True)  # a table of plain numbers may have many
@@ -95,7 +106,7 @@ class Column:
 
     Attributes:
         name: in the first line of the file.
-        kind: "number" or "category".
+        kind: "number", "boolean" (a feature that is 0 or 1) or "category".
         mean, scale: public constants; a number x becomes (x - mean) / scale.
         span: range to which numbers are clamped before they are scaled; None: any.
         values: of a category; each becomes a feature that is 0 or 1.
@@ -103,6 +114,8 @@ class Column:
         fill: the value that replaces it, of the file's unit.
         missing_values: further cells that mean a missing value.
         unknown: of other values of a category: "error", "drop", "ignore" (all zeros), or "indicator".
+        censored: of numbers such as <5 and >90: "error", "drop" the record, "limit" (5 and 90), or "half" (2.5 and 90).
+        unit: that may follow a number, such as mg/L.
     """
 
     name: str
@@ -115,11 +128,13 @@ class Column:
     fill: float | str | None = None
     missing_values: tuple[str, ...] = ()
     unknown: str = "error"
+    censored: str = "error"
+    unit: str = ""
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the features of this column, in order."""
-        names = [self.name] if self.kind == "number" else [f"{self.name} = {value}" for value in self.values]
+        names = [f"{self.name} = {value}" for value in self.values] if self.kind == "category" else [self.name]
         names += [f"{self.name} (other)"] if self.unknown == "indicator" else []
         return (*names, *([f"{self.name} (missing)"] if self.missing == "indicator" else []))
 
@@ -135,7 +150,9 @@ class Column:
         if self.kind == "number":
             entries |= {"mean": self.mean, "scale": self.scale}
             entries |= {"range": list(self.span)} if self.span else {}
-        else:
+            entries |= {"censored": self.censored} if self.censored != "error" else {}
+            entries |= {"unit": self.unit} if self.unit else {}
+        elif self.kind == "category":
             entries |= {"values": list(self.values), "unknown": self.unknown}
         entries |= {"missing-values": list(self.missing_values)} if self.missing_values else {}
         return entries | {"missing": missing}
@@ -187,6 +204,9 @@ class TableSchema:
             "decimal": self.file.decimal,
             "encoding": self.file.encoding,
             "missing-values": list(self.file.missing_values),
+            "thousands": self.file.thousands or "none",
+            "skip-lines": list(self.file.skip_lines),
+            "trailing-delimiter": self.file.trailing_delimiter,
         }
         ignore = "others" if self.ignore is None else list(self.ignore)
         return json.dumps({**self.contract, "ignore": ignore, "file": file}, ensure_ascii=False)
@@ -287,12 +307,15 @@ class _Table:
                 self.error(f"unknown key {_shown(key)}; known: {', '.join(sorted(self._known))}")
 
     def name(self, key: str) -> str:
+        return self.text(key, "the name of a column, of")
+
+    def text(self, key: str, what: str = "a text of") -> str:
         value = self.get(key)
         if not isinstance(value, str) or not 0 < len(value.strip()) <= _MAX_NAME:
             problem = f"{key} is missing" if value is None else f"{key} = {_shown(value)}"
-            self.error(f"{problem}; must be the name of a column, of at most {_MAX_NAME} characters")
+            self.error(f"{problem}; must be {what} at most {_MAX_NAME} characters")
             return ""
-        return value.strip()
+        return composed(value.strip())
 
     def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
         value = self.get(key, default)
@@ -301,6 +324,12 @@ class _Table:
             self.error(f"{problem}; must be {' or '.join(map(repr, choices))}")
             return default or choices[0]
         return value
+
+    def flag(self, key: str) -> bool:
+        value = self.get(key, False)
+        if not isinstance(value, bool):
+            self.error(f"{key} = {_shown(value)}; must be true or false")
+        return value is True
 
     def number(self, key: str, default: float | None = None, *, positive: bool = False) -> float:
         value = self.get(key, default)
@@ -322,14 +351,14 @@ class _Table:
         return ends[0], ends[1]
 
     def texts(self, key: str, default: Sequence[str] = (), *, at_least: int = 0) -> tuple[str, ...]:
-        """A list of distinct strings or integers; where some are required, none may be empty."""
+        """A list of distinct strings, integers or booleans; where some are required, none may be empty."""
         value = self.get(key, list(default))
-        right = isinstance(value, list) and all(type(entry) in (str, int) for entry in value)
-        texts = tuple(str(entry).strip() for entry in value) if right else ()
+        right = isinstance(value, list) and all(type(entry) in (str, int, bool) for entry in value)
+        texts = tuple(map(as_text, value)) if right else ()
         empty, twice = at_least > 0 and not all(texts), len(set(texts)) < len(texts)
         if not right or empty or twice or not at_least <= len(texts) <= MAX_FEATURES:
             least = f"at least {at_least} " if at_least else ""
-            self.error(f"{key} = {_shown(value)}; must be a list of {least}distinct strings or integers")
+            self.error(f"{key} = {_shown(value)}; must be a list of {least}distinct strings, integers or booleans")
             return tuple(default)
         if long := [text for text in texts if len(text) > _MAX_NAME]:
             self.error(f"{key}: {_shown(long[0])} has {len(long[0])} characters; the limit is {_MAX_NAME}")
@@ -389,8 +418,8 @@ def _target(table: _Table) -> Column:
 
 
 def _column(table: _Table) -> Column:
-    name, column_type = table.name("name"), table.choice("type", ("number", "category"))
-    column = _number(table, name) if column_type == "number" else _category(table, name)
+    kinds = {"number": _number, "category": _category, "boolean": _boolean}
+    column = kinds[table.choice("type", tuple(kinds))](table, table.name("name"))
     table.finish()
     return column
 
@@ -404,7 +433,18 @@ def _number(table: _Table, name: str) -> Column:
             table.error("missing: value must be a finite number")
         elif span and not span[0] <= fill <= span[1]:
             table.error(f"missing: value {fill:g} is outside the range")
-    return Column(name, "number", mean, scale, span, (), missing, fill, table.texts("missing-values"))
+    censored = table.choice("censored", ("error", "drop", "limit", "half"), "error")
+    unit = table.text("unit") if "unit" in table else ""
+    codes = table.texts("missing-values")
+    return Column(name, "number", mean, scale, span, (), missing, fill, codes, censored=censored, unit=unit)
+
+
+def _boolean(table: _Table, name: str) -> Column:
+    missing, fill = _missing(table, ("error", "drop", "indicator"))
+    if missing == "value" and not isinstance(fill, bool):
+        table.error(f"missing: value {_shown(fill)} is neither true nor false")
+    codes = table.texts("missing-values")
+    return Column(name, "boolean", values=("false", "true"), missing=missing, fill=fill, missing_values=codes)
 
 
 def _category(table: _Table, name: str) -> Column:
@@ -412,7 +452,7 @@ def _category(table: _Table, name: str) -> Column:
     unknown = table.choice("unknown", ("error", "drop", "ignore", "indicator"), "error")
     missing, fill = _missing(table, ("error", "drop", "indicator"))
     if missing == "value":
-        fill = str(fill).strip()
+        fill = as_text(fill)
         if fill not in values:
             table.error(f"missing: value {_shown(fill)} is not one of values")
     codes = table.texts("missing-values")
@@ -437,13 +477,40 @@ def _file(table: _Table) -> FileFormat:
     file_format = FileFormat(
         {"auto": "", "tab": "\t"}.get(delimiter, delimiter),
         table.choice("decimal", (".", ","), "."),
-        table.choice("encoding", _ENCODINGS, "utf-8"),
+        _encoding(table),
         table.texts("missing-values", _MISSING_VALUES),
+        {"none": ""}.get(thousands := table.choice("thousands", ("none", *THOUSANDS), "none"), thousands),
+        _skip_lines(table),
+        table.flag("trailing-delimiter"),
     )
     if file_format.decimal == file_format.delimiter:
         table.error("decimal and delimiter are both ','")
+    if file_format.decimal == file_format.thousands:
+        table.error(f"decimal and thousands are both {file_format.decimal!r}")
     table.finish()
     return file_format
+
+
+def _encoding(table: _Table) -> str:
+    name = table.get("encoding", "utf-8")
+    try:
+        right = isinstance(name, str) and codecs.lookup(name).name not in _NO_FILES
+        b"a".decode(name if right else "", "replace")
+    except (LookupError, ValueError):  # unknown, or no encoding of text
+        right = False
+    if not right:
+        examples = "'utf-8', 'cp1252', 'gb18030' or 'utf-16'"
+        table.error(f"encoding = {_shown(name)}; must be a text encoding of Python, such as {examples}")
+    return str(name) if right else "utf-8"
+
+
+def _skip_lines(table: _Table) -> tuple[int, ...]:
+    value = table.get("skip-lines", [])
+    lines = list(range(1, value + 1)) if type(value) is int and 0 <= value <= MAX_SKIPPED else value
+    if not isinstance(lines, list) or not all(type(line) is int and 1 <= line <= MAX_SKIPPED for line in lines):
+        table.error(f"skip-lines = {_shown(value)}; must be a number of first lines, or a list of lines from 1")
+        return ()
+    return tuple(sorted(set(lines)))
 
 
 def _finite(value: Any) -> float | None:

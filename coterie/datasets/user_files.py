@@ -15,7 +15,7 @@ from coterie.datasets.left_out import LeftOut
 from coterie.datasets.schema import TableSchema
 from coterie.datasets.sources import DataError
 from coterie.datasets.tables import table_records
-from coterie.datasets.user_records import TABLE_SUFFIXES, Records, Shape, need_regular
+from coterie.datasets.user_records import TABLE_SUFFIXES, Records, Shape, need_regular, suffix_of
 
 #: Functions that read training and, if present, test records from a file, by suffix.
 Readers: TypeAlias = "Mapping[str, Callable[[Path, bool], tuple[Records, Records | None]]]"
@@ -80,10 +80,10 @@ def _file(path: Path, readers: Readers, need_targets: bool = True) -> tuple[Reco
     forms = f"{', '.join(readers)}, a folder of images, or a folder of train.* and test.*"
     if not path.exists():
         raise DataError(f"{path} does not exist; supported data: {forms}")
-    if path.suffix.lower() not in readers:
-        raise DataError(f"{path}: unsupported file type {path.suffix or '(no suffix)'}; supported data: {forms}")
+    if suffix_of(path) not in readers:
+        raise DataError(f"{path}: unsupported file type {suffix_of(path) or '(no suffix)'}; supported data: {forms}")
     need_regular(path)
-    return readers[path.suffix.lower()](path, need_targets)
+    return readers[suffix_of(path)](path, need_targets)
 
 
 def _part(path: Path, home: Path, shape: Shape | None, readers: Readers) -> Records:

@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
 
 #: Suffixes of tables, and of all files.
-TABLE_SUFFIXES = (".csv", ".parquet")
+TABLE_SUFFIXES = (".csv", ".parquet", ".tsv", ".csv.gz", ".tsv.gz")
 SUFFIXES = (".npz", *TABLE_SUFFIXES)
 #: Largest uncompressed size of a file in bytes, checked before its data are loaded into memory.
 MAX_BYTES = 4 * 2**30
@@ -186,6 +186,12 @@ def labels(y: npt.NDArray[np.float64], labelled: bool | None) -> str:
     if len(present) == present[-1] - present[0] + 1:
         return f"classes {present[0]:g}..{present[-1]:g}"
     return "classes " + ", ".join(f"{label:g}" for label in present)
+
+
+def suffix_of(path: Path) -> str:
+    """Return the suffix of a file in lower case, such as `.csv` or `.csv.gz`."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return "".join(suffixes[-2:] if suffixes[-1:] == [".gz"] else suffixes[-1:])
 
 
 def need_regular(path: Path) -> None:

@@ -46,6 +46,8 @@ from coterie.privacy.comparisons import (
 NO_PRIVACY = Event(1.0, 0.0)
 #: Tolerance for the rounding of a budget that a calibration meets exactly.
 SLACK = 1 + 1e-9
+# Noise multiplier from which a search first asks whether any noise suffices.
+_DOUBTFUL = 16.0
 # Steps of interpolation after which the search for noise bisects.
 _INTERPOLATIONS = 5
 
@@ -269,7 +271,7 @@ def min_noise(cost: Callable[[float], float], target: float, tolerance: float = 
     low, high = MIN_NOISE, 1.0
     while not fits(high):
         low, high = high, 2 * high
-        if high > MAX_NOISE:
+        if high > MAX_NOISE or (high == _DOUBTFUL and not fits(MAX_NOISE)):
             return None
     if low < high / 2:  # the first guess suffices: search a bracket below it, avoiding small noise, which is costly
         while high / 2 > MIN_NOISE and fits(high / 2):

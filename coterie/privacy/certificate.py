@@ -15,7 +15,7 @@ from typing import Any
 
 from coterie.privacy.accountants import Event, PrivacyError, VisibleAccountant, events_of_a_client
 from coterie.privacy.accounting import ACCOUNTANTS, SLACK, accountant_title, certifies, epsilon
-from coterie.privacy.ledger import count_events
+from coterie.privacy.ledger import count_events, extended_terms
 from coterie.privacy.mechanisms import plan_from_terms
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.statement import Guarantee
@@ -34,6 +34,11 @@ def plan_of(terms: Mapping[str, Any]) -> Guarantee:
     return plan_from_terms(terms)
 
 
+def plan_in_force(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]]) -> Guarantee:
+    """Return the plan of a run, with the rounds by which later charges extended it."""
+    return plan_of(header["plan"]).extended(extended_terms(charges))
+
+
 def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the certificate of a run as JSON-ready values (None stands for infinity).
 
@@ -46,7 +51,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
             method that give no guarantee, with the reason).
         charges: the other lines, in order.
     """
-    plan, charged = plan_of(header["plan"]), count_events(charges)
+    plan, charged = plan_in_force(header, charges), count_events(charges)
     profiles = _profiles(header, plan, charges)
     delta = min(profile.plan.delta for profile in profiles)
     by_accountant = {name: max(profile.epsilon(delta, name) for profile in profiles) for name in _accountants(plan)}
@@ -74,7 +79,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "charges": len(charges),
         "charged": _charged(charged),
         "public_inputs": {**plan.terms(), **plan.noises(), **header.get("public", {})},
-        "tuned_outside": dict(header.get("tuned", {})),
+        "tuned_outside": {**header.get("tuned", {}), **({"rounds": plan.rounds} if extended_terms(charges) else {})},
         "covers": list(stated.covers) if plan.private else [],
         "outside": [*header.get("diagnostics", ()), *_OUTSIDE, *stated.outside] if plan.private else [],
         "coterie": version("coterie"),
@@ -133,8 +138,8 @@ def total(
         PrivacyError: a run is not at client level, or two runs have different numbers of clients or adjacencies.
     """
     plans: dict[str, Guarantee] = {}
-    for name, (header, _) in runs.items():
-        plan = plan_of(header["plan"])
+    for name, (header, charges) in runs.items():
+        plan = plan_in_force(header, charges)
         if plan.unit != "client":
             raise PrivacyError(f"{name} has privacy unit {plan.unit}: totals require client-level runs")
         plans[name] = plan
@@ -230,7 +235,7 @@ class _Profile:
 def _profiles(header: Mapping[str, Any], plan: Guarantee, charges: Sequence[Mapping[str, Any]]) -> list[_Profile]:
     over = not plan.budget.covers(count_events(charges))
     profiles = []
-    for entry in header.get("profiles", [{"clients": 1, "plan": header["plan"]}]):
+    for entry in header.get("profiles", [{"clients": 1, "plan": plan.terms()}]):
         client_plan = plan_of(entry["plan"])
         events = client_plan.expected(charges, plan)
         profiles.append(_Profile(entry["clients"], client_plan, events, over and client_plan == plan))

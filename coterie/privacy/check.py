@@ -13,7 +13,7 @@ from typing import Any
 from coterie.files import FileError, read_bytes, read_lines
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import composed, composed_further
-from coterie.privacy.certificate import certificate, plan_of
+from coterie.privacy.certificate import certificate, plan_in_force
 from coterie.privacy.ledger import LedgerError, count_of, event_of, read_chained
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.statement import Guarantee
@@ -122,7 +122,7 @@ def check(
     Raises:
         LedgerError: ``header`` contains no plan.
     """
-    plan = _plan(header)
+    plan = _plan(header, charges)
     problems = []
     for key, planned in (("delta", plan.delta), ("epsilon", plan.epsilon), ("accountant", plan.accountant)):
         if not _same(header.get(key), _finite(planned)):
@@ -157,13 +157,12 @@ def check(
     return problems
 
 
-def _plan(header: Mapping[str, Any]) -> Guarantee:
+def _plan(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]]) -> Guarantee:
     try:
-        return plan_of(header["plan"])
-    except (KeyError, TypeError, PrivacyError) as error:
+        return plan_in_force(header, charges)
+    except (AttributeError, KeyError, TypeError, ValueError, PrivacyError) as error:
         raise LedgerError(
-            f"the first line of the ledger contains no plan known to this version ({error}): use the version that "
-            "wrote it"
+            f"the ledger contains no plan known to this version ({error}): use the version that wrote it"
         ) from None
 
 

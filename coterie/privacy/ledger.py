@@ -37,6 +37,8 @@ _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
 _FORMAT = 1
 #: Entry of the first charge of a filtered ledger.
 PINNED = "pinned"
+#: Entry of the charges after a run was continued beyond its plan: the terms of the plan that changed.
+EXTENDED = "extended"
 _RESTORE = "; restore the ledger from a copy, or use a new file: a damaged ledger gives no certificate"
 # A line of a ledger, and its chain, which is its last key.
 _CHAINED = re.compile(rb'(.*), "chain": "([0-9a-f]{16})"\}', re.DOTALL)
@@ -114,6 +116,7 @@ class Ledger:
         self._path = path
         self._chain = ""
         self._shared: SharedBudget | None = None
+        self._extended: dict[str, int] = {}
         self._thread = ThreadPoolExecutor(1, "ledger")
         self._expected: tuple[Event, int, Future[_Composed]] | None = None
         self.header: dict[str, Any] = {
@@ -150,6 +153,11 @@ class Ledger:
     def training_rounds(self) -> set[int]:
         """Numbers of the rounds with a charge for training."""
         return {charge["round"] for charge in self.charges if charge.get("for") == "training"}
+
+    @property
+    def evaluated_rounds(self) -> set[int]:
+        """Numbers of the rounds with a charge for a private evaluation."""
+        return {charge["round"] for charge in self.charges if charge.get("for") == "evaluation"}
 
     def spent(self, accountant: str | None = None) -> float:
         """Epsilon of all charges, by the ledger's accountant or another tracked one."""
@@ -189,6 +197,8 @@ class Ledger:
         else:
             after, cost = self._composed(event, count)
         details |= self._check(number, {event: count}, cost)
+        if self._extended:
+            details[EXTENDED] = self._extended
         if self._shared is not None:
             details["shared"] = self._shared.charge(number, event, count)
         self._write(number, {event: count}, {**details, "epsilon": cost if math.isfinite(cost) else None})
@@ -212,6 +222,10 @@ class Ledger:
                 f"{len(self.charges)} charges were made before it"
             )
         return {}
+
+    def extend(self, **terms: int) -> None:
+        """State in every further charge that these terms replace those of the plan, for :func:`extended_terms`."""
+        self._extended = terms
 
     def share(self, budget: SharedBudget) -> None:
         """Also charge ``budget`` from now on, and close it with this ledger.
@@ -428,6 +442,15 @@ def count_events(charges: Iterable[Mapping[str, Any]]) -> Counter[Event]:
     for charge in charges:
         total[event_of(charge)] += count_of(charge)
     return total
+
+
+def extended_terms(charges: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the terms of the plan that charges extended, such as ``rounds``; the largest values, empty if none did."""
+    largest: dict[str, int] = {}
+    for charge in charges:
+        for name, value in charge.get(EXTENDED, {}).items():
+            largest[name] = max(largest.get(name, 0), int(value))
+    return largest
 
 
 class Lines(NamedTuple):

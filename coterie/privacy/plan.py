@@ -111,6 +111,8 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
     memory: ClassVar[bool] = True
     #: Whether a round that crashed after its charge is repeated under a further charge; otherwise it is skipped.
     repeats_rounds: ClassVar[bool] = True
+    #: Reason why a run cannot have more rounds than planned; empty if it can.
+    fixed_rounds: ClassVar[str] = ""
     #: Reasons why runs of this mechanism are never certified; empty if they may be.
     flaws: ClassVar[tuple[str, ...]] = ()
     #: Settings of privacy that this mechanism alone has; they are arguments of the constructor.
@@ -162,6 +164,15 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             raise PrivacyError(
                 f"the accountant of mechanism {self.mechanism} must be one of {names}, not {self.accountant!r}"
             )
+
+    def affordable_rounds(self, spent: Mapping[Event, int], remaining: int) -> int:
+        """Return how many of ``remaining`` further rounds fit the budget at the noise of the plan, after ``spent``."""
+        event = self.event()
+
+        def exceeds(rounds: int) -> bool:
+            return not self.budget.covers(Counter(spent) + Counter({event: rounds}))
+
+        return bisect_left(range(1, remaining + 1), True, key=exceeds)
 
     @classmethod
     def calibrated(cls, **numbers: Unpack[PlanNumbers]) -> Self:

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -158,6 +158,10 @@ class Guarantee(ABC):
     @abstractmethod
     def statement(self) -> Statement:
         """For the certificate."""
+
+    def extended(self, terms: Mapping[str, int]) -> Self:
+        """Return this plan with more rounds or evaluations, as the charges of a continued run state them."""
+        return replace(self, **{name: max(getattr(self, name), value) for name, value in terms.items()})
 
     def slot(self, number: int) -> int | None:
         """Return the slot of clients that contributes to round ``number``, from 1; None: all may."""

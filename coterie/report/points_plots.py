@@ -35,6 +35,7 @@ def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -
     high = shape[1] / shape[2] if len(shape) == 3 else 1.0
     step = high + _SPACE
     tall = 0.3 * step * len(clients) + 0.05
+    largest = 1.0 if len(shape) == 3 else max(1.0, *(float(np.abs(points[client]).max()) for client in clients))
     with drawing_style():
         figure = Figure(figsize=(4.1, tall), facecolor="none")
         axes = figure.add_axes((0.175, 0.02 / tall, 0.82, 1 - 0.04 / tall))
@@ -53,7 +54,7 @@ def samples_figure(points: Mapping[int, np.ndarray], *, strokes: bool = False) -
                     _draw_image(axes, samples[index], (left, left + 1, top + high, top))
                 else:
                     tiles.append(Rectangle((left, top), 1, high))
-                    lines.append(_line(samples[index].ravel(), strokes) * (1, high) + (left, top))
+                    lines.append(_line(samples[index].ravel() / largest, strokes) * (1, high) + (left, top))
         axes.add_collection(PatchCollection(tiles, facecolor=_TILE, linewidth=0))
         axes.add_collection(LineCollection(lines, colors=INK, linewidths=0.9, capstyle="round", joinstyle="round"))
         if strokes:

@@ -20,6 +20,7 @@ from coterie.progress import report_progress
 from coterie.results import RoundRecord
 from coterie.server import exporter, recorders
 from coterie.server.config import SETTINGS, RunConfig, combined
+from coterie.server.data_origin import DataOrigin
 from coterie.server.folder import RunFolder
 from coterie.server.planning import participation_warnings
 from coterie.server.run import initial_models, rounds_of, run
@@ -29,7 +30,7 @@ from coterie.settings import AUTO, ConfigError
 def open_folder(
     values: Mapping[str, Any],
     default: Path,
-    check: Callable[[RunConfig], object] = lambda config: None,
+    check: Callable[[RunConfig], DataOrigin | None] = lambda config: None,
     *,
     deployed: bool = False,
 ) -> RunFolder:
@@ -38,17 +39,19 @@ def open_folder(
     Args:
         values: settings, among them ``out`` and ``resume``.
         default: parent of the new folder when ``out`` is not set.
-        check: raises if the run cannot work, before a new folder is created.
+        check: raises if the run cannot work, before a new folder is created or an old one changed; returns the data
+            of a simulation.
         deployed: whether the clients are real; see :class:`RunConfig`.
     """
     given = {name: value for name, value in combined(values).items() if value != AUTO}
     if SETTINGS["resume"].parse(given.get("resume", False)):
         if not given.get("out"):
             raise ConfigError("resume requires out, the folder of the run to continue")
-        return RunFolder.resume(Path(given["out"]), {k: v for k, v in given.items() if k not in ("out", "resume")})
+        changes = {name: value for name, value in given.items() if name not in ("out", "resume")}
+        return RunFolder.resume(Path(given["out"]), changes, check)
     config = RunConfig(values, deployed=deployed)
     # Fail before a folder is created: on the network, on the noise multiplier, on a missing library.
-    check(config)
+    origin = check(config)
     initial_models(config, Streams(0))
     exporter.check(config)
     recorders.check(config)
@@ -58,7 +61,7 @@ def open_folder(
     out = Path(config.run.out) if config.run.out else default / name
     while not config.run.out and out.exists():  # two runs in one second
         out = out.with_name(out.name + "-again")
-    return RunFolder.create(out, config)
+    return RunFolder.create(out, config, origin)
 
 
 @contextmanager

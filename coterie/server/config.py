@@ -7,8 +7,10 @@ and Flower's run configuration. All settings are checked before a run starts.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -327,6 +329,12 @@ class RunConfig:  # large: the tables of settings and all that follows from seve
     def declared(self) -> dict[str, Setting]:
         """The declarations of all settings of the run, by full name."""
         return _used(self.method)
+
+    def with_data_dir(self, folder: str) -> RunConfig:
+        """Return this configuration with another folder of the data, which is no setting of the run."""
+        moved = copy.copy(self)
+        moved.data = replace(self.data, data_dir=folder)
+        return moved
 
     def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
         """Return the settings in which two runs differ, with both values; paths, timeouts and ports are ignored."""

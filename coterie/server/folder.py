@@ -2,6 +2,7 @@
 
 ====================  ==================================================================================
 config.toml           the resolved configuration, versions, git commit, device
+local.json            the folder and the fingerprints of a simulation's data; never part of a release
 metrics.jsonl         a line per round: released or charged values, and time
 diagnostics.jsonl     a line per evaluation with exact scores, which are outside the guarantee
 ledger.jsonl          a line per charge, written and synced before its release
@@ -26,6 +27,7 @@ import os
 import platform
 import subprocess
 import time
+import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +44,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from coterie import __version__
+from coterie.datasets import DataError
 from coterie.files import (
     FileError,
     open_private,
@@ -50,6 +53,7 @@ from coterie.files import (
     read_bytes,
     read_lines,
     read_object,
+    read_text,
     write_atomic,
 )
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
@@ -58,7 +62,9 @@ from coterie.progress import ProgressCallback, ignore_progress
 from coterie.results import CONFIG, DIAGNOSTICS, METRICS, RESULT, Outcome, RoundRecord, read_config
 from coterie.rounds import Checkpoint, Recorder
 from coterie.server import planning
-from coterie.server.config import RunConfig
+from coterie.server.config import RunConfig, combined
+from coterie.server.continuation import ContinuationError, accepted_changes, extended_plan
+from coterie.server.data_origin import LOCAL, DataOrigin
 from coterie.settings import nested
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import ModelCard
@@ -68,8 +74,13 @@ _HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"
 _ABOUT, _DIGEST = "about", "digest"
 _WAY_OUT = "; restore it from a copy, or start a new run with another --out"
 _LEDGER = "ledger.jsonl"
+_DATA_DIR = "data.data-dir"
 # Largest evidence that is compressed, in bytes; more takes too long.
 _COMPRESSED = 1 << 24
+
+
+def _no_data(config: RunConfig) -> None:
+    """Check nothing: the data are those of deployed clients."""
 
 
 class FolderError(RuntimeError):
@@ -106,8 +117,13 @@ class RunFolder(Recorder):
         self._opened = moment
 
     @classmethod
-    def create(cls, path: str | Path, config: RunConfig) -> RunFolder:
+    def create(cls, path: str | Path, config: RunConfig, origin: DataOrigin | None = None) -> RunFolder:
         """Create a new folder.
+
+        Args:
+            path: the folder.
+            config: of the run.
+            origin: the data of a simulation, with which a resumed run compares its own; None: they are not compared.
 
         Raises:
             FolderError: ``path`` exists and is not empty.
@@ -123,20 +139,28 @@ class RunFolder(Recorder):
             raise FolderError(f"{path} cannot be created ({error.strerror}): choose another --out") from None
         ledger = _opened(config.plan, path / _LEDGER, config, planning.about(config))
         document = {"config": nested(config.values), "versions": versions(), "machine": machine(config.training.device)}
+        if origin is not None:
+            _write_json(path / LOCAL, origin.to_json())
+            config = config.with_data_dir(origin.folder)
         _replace(path / CONFIG, tomli_w.dumps(document).encode())
         return cls(path, config, config.plan, ledger, None)
 
     @classmethod
-    def resume(cls, path: str | Path, settings: Mapping[str, Any]) -> RunFolder:
+    def resume(
+        cls, path: str | Path, settings: Mapping[str, Any], check: Callable[[RunConfig], DataOrigin | None] = _no_data
+    ) -> RunFolder:
         """Open the folder of an interrupted run.
 
         Args:
             path: the folder.
-            settings: explicit configuration values. They must agree with the run's own; only paths, devices and
-                timeouts may change.
+            settings: explicit configuration values. They must agree with the run's own; only paths, devices,
+                timeouts and ``stop-after`` may change, and ``rounds`` may grow within the budget that is left.
+            check: raises if the run cannot work here; returns the data of a simulation, which must be those with
+                which the run began.
 
         Raises:
-            FolderError: there is no run, or ``settings`` differ from it.
+            FolderError: there is no run, ``settings`` differ from it, its data are missing or changed, or further
+                rounds exceed its budget.
             LedgerError: another process uses it, its ledger lacks charges that the folder proves, or its budget file
                 is another one than at its start.
         """
@@ -146,21 +170,28 @@ class RunFolder(Recorder):
         except FileError as error:
             raise FolderError(f"{path} contains no run to resume: {error}{_WAY_OUT}") from None
         config = RunConfig.stored(stored, settings)
-        changed = RunConfig.stored(stored).differences(config)
-        if changed:
-            what = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in changed.items())
-            raise FolderError(
-                f"{path} was run with other settings ({what}), which cannot change on resume; omit them, or start a "
-                "new run with another --out"
-            )
+        try:
+            changes = accepted_changes(RunConfig.stored(stored), config)
+        except ContinuationError as error:
+            raise FolderError(f"{path} {error}") from None
+        config, origin = _with_data(path, config, settings, check)
         plan, ledger_fields = _planned(path, config)
         checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
         ledger = _opened(plan, path / _LEDGER, config, ledger_fields)
-        folder = cls(path, config, plan, ledger, checkpoint)
         try:
+            extended = extended_plan(plan, config, checkpoint.round if checkpoint else 0, ledger.charges)
+            if extended != plan:
+                ledger.extend(rounds=extended.rounds, evaluations=extended.evaluations)
+            folder = cls(path, config, extended, ledger, checkpoint)
+            if origin is not None:
+                _write_json(path / LOCAL, origin.to_json())
+            if changes:
+                _change_settings(path / CONFIG, changes)
             folder._forget_after(checkpoint.round if checkpoint else 0, line)
-        except BaseException:
+        except BaseException as error:
             ledger.close()
+            if isinstance(error, ContinuationError):
+                raise FolderError(f"{path} {error}") from None
             raise
         return folder
 
@@ -236,8 +267,11 @@ class RunFolder(Recorder):
             raise FolderError(f"{error}{_WAY_OUT}") from None
 
     @failure.setter
-    def failure(self, reason: str) -> None:
-        self.write_json("failure.json", {"reason": reason})
+    def failure(self, reason: str | None) -> None:
+        if reason is None:
+            (self.path / "failure.json").unlink(missing_ok=True)
+        else:
+            self.write_json("failure.json", {"reason": reason})
 
     # ---- the end of a run ---------------------------------------------------------------------------------
 
@@ -251,7 +285,7 @@ class RunFolder(Recorder):
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> None:
         """Write ``name`` atomically."""
-        _replace(self.path / name, (json.dumps(document, indent=2) + "\n").encode())
+        _write_json(self.path / name, document)
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Write result.json and diagnostics.json."""
@@ -308,6 +342,42 @@ class RunFolder(Recorder):
             _append(self.path / DIAGNOSTICS, exact)
 
 
+def _change_settings(path: Path, changes: Mapping[str, Any]) -> None:
+    """Write accepted changes into config.toml."""
+    document = tomllib.loads(read_text(path))
+    document["config"] |= nested(changes)
+    _replace(path, tomli_w.dumps(document).encode())
+
+
+def _with_data(
+    path: Path, config: RunConfig, settings: Mapping[str, Any], check: Callable[[RunConfig], DataOrigin | None]
+) -> tuple[RunConfig, DataOrigin | None]:
+    """The configuration with the folder of the data, which are checked before anything changes.
+
+    A folder that was named relative to another directory must be named again.
+
+    Raises:
+        FolderError: the data are missing, cannot be read, or are not those with which the run began.
+    """
+    try:
+        earlier = DataOrigin.read(path / LOCAL)
+    except FileError as error:
+        raise FolderError(f"{error}{_WAY_OUT}") from None
+    try:
+        if earlier is not None and not combined(settings).get(_DATA_DIR):
+            earlier.require_directory()
+            config = config.with_data_dir(earlier.folder)
+        origin = check(config)
+        if origin is not None and earlier is not None:
+            origin.require_same(earlier)
+    except DataError as error:
+        raise FolderError(
+            f"{error}; nothing was charged: restore the data, name their folder by --data-dir if it moved, or start a "
+            "new run with another --out"
+        ) from None
+    return config if origin is None else config.with_data_dir(origin.folder), origin
+
+
 def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     """The plan for which the ledger was opened, and what its first line holds beside it.
 
@@ -319,6 +389,8 @@ def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     now, stored = ledger_fields["tuned"], header.get("tuned", {})
     added = {name: value for name, value in now.items() if value != config.declared[name].shown_default}
     ledger_fields["tuned"] = {name: now.get(name, value) for name, value in stored.items()} | added
+    if "rounds" in stored:  # charges state further rounds
+        ledger_fields["tuned"]["rounds"] = stored["rounds"]
     public = ledger_fields["public"]
     ledger_fields["public"] = {name: public[name] for name in header.get("public", {}) if name in public}
     if charges:
@@ -360,6 +432,10 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 def _append(path: Path, line: Mapping[str, Any]) -> None:
     with _writing(path), open_private(path, "a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    _replace(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:

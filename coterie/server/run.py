@@ -53,7 +53,8 @@ def run(folder: RunFolder, grid: Grid) -> dict[str, Any]:
 
 def execute(folder: RunFolder, grid: Grid) -> Outcome:
     """:func:`run` that returns the outcome as a record."""
-    if folder.failure is not None:
+    done = folder.resumed.round if folder.resumed else 0
+    if folder.failure is not None and done >= rounds_of(folder.config):
         raise RunError(folder.failure)
     with recording(folder):
         return _run(folder, grid)
@@ -83,6 +84,8 @@ def _run(folder: RunFolder, grid: Grid) -> Outcome:
     if strategy.statistics.asked and not strategy.statistics.accepted:
         folder.failure = f"no valid reply in the whole run{_most_common(strategy.statistics.dropped)}"
         raise RunError(folder.failure)
+    if strategy.statistics.accepted:
+        folder.failure = None
     outcome = _outcome(config, strategy, guarantee, folder, _last_evaluation(config, folder, result))
     folder.write_outcome(outcome)
     if strategy.statistics.dropped:
@@ -210,6 +213,8 @@ def _last_evaluation(config: RunConfig, folder: RunFolder, result: Result) -> Ro
     number = max(evaluations, default=0)
     metrics = dict(evaluations.get(number) or {})
     records = folder.rounds()
+    if not evaluations and records and records[-1].accuracy is not None:  # released in an earlier session
+        return records[-1]
     if records and records[-1].round == number:
         folder.amend_last(metrics)
     return RoundRecord.of({"round": number, **metrics}, noisy=config.evaluation.evaluate == "private")

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from coterie.server.config import RunConfig
+from coterie.server.data_origin import DataOrigin
 from coterie.server.folder import RunFolder
 from coterie.server.run import execute
 from coterie.settings import ConfigError
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
     from coterie.results import Outcome
 
 
-def prepare(config: RunConfig, engine: str = "local", cores: int | None = None) -> None:
+def prepare(config: RunConfig, engine: str = "local", cores: int | None = None) -> DataOrigin:
     """Check engine, data and device before the run starts; clients then use the loaded data.
 
     Args:
         config: of the run.
         engine: "local" or "ray".
         cores: as for :func:`simulate`.
+
+    Returns:
+        the checked data.
 
     Raises:
         ConfigError: a setting does not suit the engine or this machine.
@@ -52,6 +56,7 @@ def prepare(config: RunConfig, engine: str = "local", cores: int | None = None) 
 
         if not torch.cuda.is_available():
             raise ConfigError("device = 'cuda': PyTorch finds no GPU on this machine; use auto or cpu")
+    return DataOrigin.of(config)
 
 
 def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None) -> Outcome:

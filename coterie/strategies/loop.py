@@ -89,7 +89,8 @@ def run_rounds(
             line |= _participation(run) | {"seconds": time.perf_counter() - started}
             recorder.round_finished(line)
             diverged = _check_divergence(run, models, number, number - first, diverged)
-        if last == first and strategy.evaluation_due(first, last=True):  # killed before the last evaluation
+        # It was killed before the last evaluation, which is charged once.
+        if last == first and strategy.evaluation_due(first, last=True) and first not in run.ledger.evaluated_rounds:
             evaluate(first)
     except BudgetError as refused:
         run.state = replace(run.state, stopped=str(refused))

@@ -85,16 +85,7 @@ def test_an_epoch_takes_each_record_once_in_whole_batches(many, size, steps):
         assert not np.array_equal(batches[0], batches[2])
 
 
-@pytest.mark.parametrize(
-    ("x", "reason"),
-    [
-        ([[0.0]], "at least 2 records"),
-        (np.zeros((0, 1)), "at least 2 records"),
-        ([[0.0], [1.01]], "not in [0, 1.01]"),
-        ([[-1.5], [1.0]], "not in [-1.5, 1]"),
-        ([[0.0], [np.nan]], "not in [nan, nan]"),
-    ],
-)
+@pytest.mark.parametrize(("x", "reason"), [([[0.0]], "at least 2 records"), (np.zeros((0, 1)), "at least 2 records")])
 def test_records_that_no_gan_can_have_are_refused(x, reason):
     assert reason in str(how().check(np.array(x, np.float32)))
     assert how().check(np.array([[-1.0], [1.0]], np.float32)) is None
@@ -107,14 +98,15 @@ def test_a_gan_that_normalises_over_batches_needs_two_records_in_each():
     assert fine is None
 
 
+@pytest.mark.parametrize("bound", [1.0, 3.5])
 @pytest.mark.parametrize(("name", "low"), [("gan-pendigits", 0), ("gan-cifar", -1)])
-def test_records_go_into_the_range_of_the_generator_and_back(name, low):
-    own = GANTraining(GANS[name], K, 1, 5)
-    x = np.array([-1, -0.5, 0, 1], np.float32)
+def test_records_go_into_the_range_of_the_generator_and_back(name, low, bound):
+    own = GANTraining(GANS[name], K, 1, 5, feature_range=bound)
+    x = bound * np.array([-1, -0.5, 0, 1], np.float32)
     inside = own.to_generator_range(x)
     assert inside.tolist() == [low, low + 0.25 * (1 - low), low + 0.5 * (1 - low), 1]
     np.testing.assert_allclose(own.from_generator_range(inside), x, atol=1e-7)
-    assert own.from_generator_range(torch.tensor([-1.5, 1.5])).tolist() == [-1, 1]
+    assert own.from_generator_range(torch.tensor([-1.5, 1.5])).tolist() == [-bound, bound]
     assert own.from_generator_range(inside).dtype == np.float32
 
 

@@ -153,7 +153,8 @@ def test_every_verb_is_guarded(verb, monkeypatch):
     context = Context(run_id=1, node_id=1, node_config={"client-id": 0}, state=RecordDict(), run_config={})
     content, _ = question()
     of_verbs = {"gan": "gan-pendigits", "labels": 2, "samples": 1, "average": 0.0, "precision": "float32"}
-    of_verbs |= {"local": "k-means", "local-centroids": 1, "encoder": "none", "release-counts": False, "compared": 1}
+    of_verbs |= {"feature-range": 1.0, "local": "k-means", "local-centroids": 1}
+    of_verbs |= {"encoder": "none", "release-counts": False, "compared": 1}
     content["config"] = ConfigRecord({**content["config"], **of_verbs})
     with pytest.raises(ClientError, match="no data are configured; set data"):
         app(Message(content, dst_node_id=1, message_type=verb), context)

@@ -32,7 +32,7 @@ SETTINGS = {
 }
 
 
-PLAIN = {"average": 0.0, "precision": "float32"}
+PLAIN = {"average": 0.0, "precision": "float32", "feature-range": 1.0}
 
 
 def client_config(**settings):
@@ -110,10 +110,28 @@ def test_a_client_that_cannot_does_not_keep_the_others(tmp_path, monkeypatch):
     assert [x.shape for x in together] == [x.shape for x in alone]
 
 
-def test_records_out_of_range_are_refused_and_said_so(tmp_path):
-    content = question(tmp_path, settings={"dataset": "toys:far"}, gan="gan-pendigits", samples=0)
-    answers = ask("train.gan", content, [0, 1])
-    assert all("the range of the GAN" in str(answer) for answer in answers)
+@pytest.mark.parametrize("verb", ["train.gan", "train.centroids"])
+def test_records_out_of_range_are_clamped_and_the_log_of_the_client_says_so(tmp_path, caplog, verb):
+    of_verb = (
+        {"gan": "gan-pendigits", "samples": 0} if verb == "train.gan" else {"local": "k-means", "local-centroids": 1}
+    )
+    models = None if verb == "train.gan" else NOTHING
+    (answer,) = ask(verb, question(tmp_path, models, {"dataset": "toys:far"}, **of_verb), [1])
+    assert np.abs(read(answer, 1)).max() <= 1
+    assert "client 1: 100 % of the features lie outside [-1, 1] and are clamped" in caplog.text
+
+
+@pytest.mark.parametrize("bound", [0.1, 0.3, 1.7, 3.3])
+def test_points_of_any_range_lie_inside_as_the_server_sees_it(tmp_path, bound):
+    """The bound is a double, points are float32: neither end may round outwards."""
+    for verb, models, of_verb in (
+        ("train.gan", None, {"gan": "gan-pendigits", "samples": 0}),
+        ("train.centroids", NOTHING, {"local": "k-means", "local-centroids": 8}),
+    ):
+        (answer,) = ask(
+            verb, question(tmp_path, models, {"dataset": "toys:far"}, **of_verb, **{"feature-range": bound}), [1]
+        )
+        read_points(answer, client_id=1, round=1, expected=PointsSpec((4,), 100, low=-bound, high=bound))
 
 
 def test_a_client_with_a_budget_gives_nothing_that_it_does_not_pay_for(tmp_path):

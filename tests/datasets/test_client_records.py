@@ -87,6 +87,20 @@ def test_a_report_of_a_table_names_classes_and_rules(tmp_path):
     assert not found.passes
 
 
+def test_a_record_with_several_findings_counts_once_by_class(tmp_path):
+    (tmp_path / "s.toml").write_text(f'{SCHEMA}[[columns]]\nname = "weight"\ntype = "number"\nmean = 70\nscale = 9\n')
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["age", "outcome", "weight"])
+        writer.writerows([[40, "alive", 60]] * 10 + [["x", "dead", "y"]] * 6 + [[40, "dead", 80]] * 4)
+    found = report(tmp_path / "t.csv", Declared.of(str(tmp_path / "s.toml"), None, None, None))
+    assert (found.left_out.records, found.left_out.classes, len(found.left_out.losses)) == (6, {"dead": 6}, 2)
+    assert found.warnings == (
+        "losses differ between classes: 6 of 10 of class dead are left out, and 0 of 10 of class alive; models learn "
+        "from what remains",
+    )
+
+
 def test_what_rules_leave_out_is_no_problem(tmp_path):
     (tmp_path / "s.toml").write_text(SCHEMA.replace('"dead"]', '"dead"]\nunknown = "drop"'))
     path = table(tmp_path / "t.csv", *[[i, "alive"] for i in range(9)], [5, "lost"], [101, "dead"])

@@ -307,7 +307,7 @@ TABLES = {
     "one column named label, or target for real targets, but has 0; its columns are none": "",
     "but has 0; its columns are 1, 2, 3": "1,2,3\n1,2,3\n",
     "but has 2; its columns are label, target, a": "label,target,a\n1,2,3\n",
-    "column 'b': not a number with decimal = '.', 1 record dropped: row 2 .2,5.; .* by a schema": "b;label\n2,5;3\n",
+    "column 'b': not a number, 1 record dropped: row 2 .2,5.; \"2,5\" would be 2.5 .* by a schema": "b;label\n2,5;3\n",
     "no records": "label,a\n",
     "records without features": "label\n1\n",
     "column 'a': not a number, 1 record dropped: row 3 .red.; expected plain numbers: fix": "label,a\n1,2\n1,red\n",
@@ -353,7 +353,7 @@ def test_without_pyarrow_the_way_to_it_is_said(tmp_path, monkeypatch):
 
 
 FOLDERS = {
-    r"none.npz does not exist; supported data: \.npz, \.csv, \.parquet, a folder": lambda p: p / "none.npz",
+    r"none.npz does not exist; supported data: \.npz, \.csv, .*, \.tsv\.gz, a folder": lambda p: p / "none.npz",
     r"data.txt: unsupported file type \.txt; supported data:": lambda p: text(p / "data.txt", "1"),
     r"unsupported file type \(no suffix\)": lambda p: text(p / "data", "1"),
     "a.npz is not a numpy archive of numeric arrays": lambda p: text(p / "a.npz", "no zip"),

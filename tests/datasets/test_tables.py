@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from coterie.datasets import DataError, TableSchema, own_shard, read_table
-from coterie.datasets.tables import _number, _numbers_at_once, draft, unscaled
+from coterie.datasets.table_cells import Notation
+from coterie.datasets.tables import draft, unscaled
 
 SCHEMA = """
 version = 1
@@ -132,7 +133,9 @@ def test_what_is_no_number_is_an_error(table, cell):
     assert read.index.tolist() == [1]
     ((column, what, *rest),) = found(read)
     assert (column, rest) == ("age", ["dropped", False, [2]])
-    assert what == ("not a number with decimal = '.'" if cell == "12,5" else "not a number")
+    assert what == "not a number"
+    hints = {"12,5": '"12,5" would be 12.5 with decimal = ","', "<5": '"<5" would be 5 with censored = "limit"'}
+    assert read.findings[0].hint == hints.get(cell, "")
 
 
 def test_labels_by_name_and_other_labels(table):
@@ -189,7 +192,9 @@ def test_decimal_commas(tmp_path, table):
     read = table("1;52,5;f;dead", '2;"47,5";f;dead', "3;50;f;dead", header=HEADER.replace(",", ";"), by=by)
     np.testing.assert_allclose(read.x[:, 0], [0.25, -0.25, 0])
     read = table("1;1.234,5;f;dead", "2;52.5;f;dead", header=HEADER.replace(",", ";"), by=by)
-    assert [each.what for each in read.errors] == ["not a number", "not a number with decimal = ','"]
+    (error,) = read.errors
+    assert (error.what, error.values) == ("not a number", ["1.234,5", "52.5"])
+    assert error.hint == '"1.234,5" would be 1234.5 with thousands = "."'
 
 
 def test_other_encodings_are_declared(table):
@@ -209,7 +214,7 @@ def test_columns_must_match_the_schema(table):
         ("id,sex", "has no column 'age', 'outcome'$"),
         ("id,age,sex,outcome,x,y", "does not name: 'x', 'y'; add them to ignore$"),
         ("id,age,age,sex,outcome", "has two columns 'age'$"),
-        ("1,2,3,4", "its first line is '1,2,3,4'; expected column names in UTF-8"),
+        ("1,2,3,4", "its first line is '1,2,3,4'; expected column names in utf-8"),
         ("", "expected column names"),
     ):
         with pytest.raises(DataError, match=message):
@@ -260,11 +265,11 @@ def test_a_text_that_a_parquet_file_repeats_takes_its_memory_once(tmp_path):
 
     from pyarrow import parquet
 
-    columns = {"age": [50] * 4000, "sex": ["x" * 2**20] * 4000, "outcome": ["dead"] * 4000}
+    columns = {"age": [50] * 400, "sex": ["x" * 2**20] * 400, "outcome": ["dead"] * 400}
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     tracemalloc.start()
     read = read_table(tmp_path / "t.parquet", schema())
-    assert (len(read.y), read.errors[0].count) == (0, 4000)
+    assert (len(read.y), read.errors[0].count) == (0, 400)
     assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
     tracemalloc.stop()
 
@@ -290,14 +295,14 @@ def test_a_damaged_record_changes_no_other(table, line, what):
 
 
 def test_a_line_that_is_too_long_is_left_out(table, monkeypatch):
-    monkeypatch.setattr("coterie.datasets.tables.MAX_LINE", 40)
+    monkeypatch.setattr("coterie.datasets.table_files.MAX_LINE", 40)
     read = table("1,70,m,dead", f"2,{'6' * 100},f,dead", "3,50,f,alive")
-    assert [each.what for each in read.errors] == ["a line of more than 40 characters"]
+    assert [each.what for each in read.errors] == ["cells that cannot be read (a line of more than 40 characters)"]
     assert read.index.tolist() == [0, 2]
 
 
 def test_chunks_are_put_together(table, monkeypatch):
-    monkeypatch.setattr("coterie.datasets.tables._CHUNK_FEATURES", 7)  # two records
+    monkeypatch.setattr("coterie.datasets.table_encoder._CHUNK_FEATURES", 7)  # two records
     lines = [f"{i},{i},f,{'dead' if i % 3 else 'lost'}" for i in range(1, 30)]
     read = table(*lines)
     assert read.index.tolist() == [i - 1 for i in range(1, 30) if i % 3]
@@ -317,7 +322,7 @@ def test_limits_of_size(table, monkeypatch):
 
 def test_a_record_is_encoded_from_its_own_cells_alone(table):
     rng = np.random.default_rng(0)
-    cells = ["", "NA", "12", "-3", "999", "abc", "f", "m", "x", '"', "dead", "alive", "0.5", "1;5"]
+    cells = ["", "NA", "12", "-3", "999", "abc", "f", "m", "x", '"x"y', "dead", "alive", "0.5", "1;5"]
     lines = [",".join(rng.choice(cells, 4)) for _ in range(300)]
     lines += [f"{i},{rng.normal(50, 60):.3f},{rng.choice(['f', 'm'])},dead" for i in range(100)]
     together = table(*lines)
@@ -334,12 +339,13 @@ def test_all_numbers_at_once_are_the_numbers_one_by_one():
     for decimal in ".,":
         for _ in range(300):
             cells = rng.choice(kinds, rng.integers(1, 4)).tolist()
-            each, at_once = [_number(cell, decimal) for cell in cells], _numbers_at_once(cells, decimal)
+            notation = Notation(decimal)
+            each, at_once = [notation.number(cell) for cell in cells], notation.numbers_at_once(cells)
             assert (at_once is None) or at_once.tolist() == each
-        assert _numbers_at_once(["1", " 2 "], decimal) is not None
-    assert _numbers_at_once([1, 2.5], ".").tolist() == [1, 2.5]
+        assert Notation(decimal).numbers_at_once(["1", " 2 "]) is not None
+    assert Notation().numbers_at_once([1, 2.5]).tolist() == [1, 2.5]
     for mixed in ([True, 1], [None, 1.0], ["1", 1], [b"1"]):
-        assert _numbers_at_once(mixed, ".") is None
+        assert Notation().numbers_at_once(mixed) is None
 
 
 # ---- clients ---------------------------------------------------------------------------------------------------------

@@ -162,6 +162,8 @@ def test_vectors_are_lines_over_their_features():
     np.testing.assert_allclose(first[[0, -1]], [[0.1, 0.9], [0.9, 0.1]], atol=1e-6)
     assert len(others) == 2
     assert not axes.lines
+    (segment,) = axes_of(samples_figure({0: 3 * rising[:1]})).collections[1].get_segments()
+    np.testing.assert_allclose(segment, first, atol=1e-6)  # features beyond [-1, 1] share one scale
     assert len(axes_of(samples_figure({0: np.ones((1, 1), np.float32)})).collections[1].get_segments()[0]) == 2
 
 

@@ -46,7 +46,9 @@ def plain_table(path, x, y):
 
 def described_table(path, x, y):
     with path.with_suffix(".csv").open("w", newline="") as file:
-        rows = [[50 + 15 * row[0], "fm"[int(row[1] > 0)], ("no", "yes")[label]] for row, label in zip(x, y, strict=True)]
+        rows = [
+            [50 + 15 * row[0], "fm"[int(row[1] > 0)], ("no", "yes")[label]] for row, label in zip(x, y, strict=True)
+        ]
         csv.writer(file).writerows([["age", "sex", "outcome"], *rows])
 
 

@@ -130,6 +130,7 @@ class Banded(Plan):
     adapts_clipping: ClassVar[bool] = True
     resizes: ClassVar[bool] = True
     repeats_rounds: ClassVar[bool] = False
+    fixed_rounds: ClassVar[str] = "the noise of mechanism banded is correlated over the planned rounds"
     default_identifier_share: ClassVar[float] = 0.04
     options: ClassVar[tuple[str, ...]] = ("participation", "min_separation")
 

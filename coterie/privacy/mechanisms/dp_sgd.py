@@ -67,6 +67,7 @@ class RecordLevel(Plan):
     sampler: ClassVar[str] = RecordPlan.sampler
     accountants: ClassVar[tuple[str, ...]] = RecordPlan.accountants
     clients_keep_ledgers: ClassVar[bool] = True
+    fixed_rounds: ClassVar[str] = "at record level every client keeps the plan of the first request in its own ledger"
     adapts_clipping: ClassVar[bool] = True
 
     @classmethod

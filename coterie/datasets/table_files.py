@@ -1,0 +1,352 @@
+"""Read text tables: bytes to records of cells.
+
+Records follow RFC 4180: a quoted cell may contain line breaks, and a record ends where its quotes do. A record has at
+most `MAX_RECORD_LINES` lines and `MAX_LINE` characters, so that an unclosed quote swallows no more than these. What is
+lost is counted by lines.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+from coterie.datasets import user_records
+from coterie.datasets.schema import DELIMITERS, FileFormat
+from coterie.datasets.sources import DataError
+from coterie.datasets.table_cells import Cell, composed
+from coterie.datasets.user_records import need_at_most, suffix_of
+
+#: Characters of a line and of a record, lines of a record, and columns of a table without a schema.
+MAX_LINE, MAX_RECORD_LINES, MAX_PLAIN_COLUMNS = 8 * 2**20, 1000, 2**18
+#: What stands for bytes that are not of the file's encoding.
+UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
+# Characters that are read together, and lines among which column names are looked for.
+_BLOCK, _TITLES = 2**18, 20
+# Excel's first line.
+_SEPARATOR = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?[,;\t|]*", re.IGNORECASE)
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A record that cannot be read.
+
+    Attributes:
+        number: of its first line, from 1.
+        what: such as "another number of cells than the 4 column names".
+        value: its value, such as "5 cells".
+        lines: that may be records of their own, and cannot be read either.
+        hint: which setting would help.
+    """
+
+    number: int
+    what: str
+    value: str = ""
+    lines: int = 1
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive records.
+
+    Attributes:
+        numbers: of the rows, as in `Finding.rows`.
+        rows: cells of the requested columns, for every record that can be read.
+        positions: of the rows among the records of the chunk, from 0.
+        problems: the other records.
+        undecodable: whether a cell may contain `UNDECODABLE`.
+    """
+
+    numbers: Sequence[int]
+    rows: Sequence[Sequence[Cell]]
+    positions: Sequence[int]
+    problems: Sequence[Problem] = ()
+    undecodable: bool = False
+
+    def parts(self, size: int) -> Iterator[Chunk]:
+        """Yield the rows in chunks of this size, the first of which has the problems."""
+        for start in range(0, max(len(self.rows), 1), size):
+            part = slice(start, start + size)
+            problems = () if start else self.problems
+            yield Chunk(self.numbers[part], self.rows[part], self.positions[part], problems, self.undecodable)
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file whose column names are known, and whose records are still to be read.
+
+    Attributes:
+        names: of all columns, in their order.
+        records: yields the records, with the cells of the columns at these positions.
+        types: of all columns of a parquet file; empty: its cells are text.
+        delimiter: of a text file.
+        hint: of a text file without the wanted names: where they are.
+    """
+
+    names: Sequence[str]
+    records: Callable[[Sequence[int]], Iterator[Chunk]]
+    types: Sequence[Any] = ()
+    delimiter: str = ""
+    hint: str = ""
+
+
+def text_table(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
+    """Read the column names of a text file, most of which are wanted.
+
+    Raises:
+        DataError: the first line is too long, or the file contradicts its declared format.
+    """
+    with _opened(path, form) as file:
+        lines = next(_blocks(file, path), [""])
+    if len(lines[0]) > MAX_LINE:
+        raise DataError(f"{path}: the first line has more than {MAX_LINE:,} characters; expected column names")
+    lines[0] = lines[0].lstrip("\ufeff")
+    first, separator = _first_line(path, lines, form)
+    tabs = "\t" if suffix_of(path).startswith(".tsv") else ""
+    candidates = form.delimiter or separator or tabs or DELIMITERS
+    headers = {delimiter: _header(lines[first:], delimiter) for delimiter in candidates}
+    delimiter = max(
+        headers, key=lambda candidate: (len({*wanted}.intersection(headers[candidate][0])), len(headers[candidate][0]))
+    )
+    names, height = headers[delimiter]
+    skipped = {*form.skip_lines, *range(1, first + height + 1)}
+    records = partial(_records, path, form, delimiter, len(names), skipped)
+    hint = "" if {*wanted}.intersection(names) else _title_hint(lines[first : first + _TITLES], delimiter, wanted)
+    return TableFile(names, records, delimiter=delimiter, hint=hint)
+
+
+def _first_line(path: Path, lines: Sequence[str], form: FileFormat) -> tuple[int, str]:
+    """Return the position of the column names, after lines to skip and Excel's line sep=, and its delimiter."""
+    first = next((i for i, line in enumerate(lines) if i + 1 not in form.skip_lines and line.strip()), 0)
+    named = _SEPARATOR.fullmatch(lines[first].rstrip("\n"))
+    if not named:
+        return first, ""
+    if form.delimiter not in ("", named[1]):
+        raise DataError(
+            f"{path}: its line {named[0]!r} contradicts delimiter = {form.delimiter!r}; remove one of the two"
+        )
+    return first + 1, named[1]
+
+
+def _title_hint(lines: Sequence[str], delimiter: str, wanted: Collection[str]) -> str:
+    """Return where the column names are, if lines precede them."""
+    found = [len({*wanted}.intersection(_header([line], delimiter)[0])) for line in lines]
+    most = max(found, default=0)
+    return f"; line {found.index(most) + 1} has them: set skip-lines = {found.index(most)}" if most else ""
+
+
+def _header(lines: Sequence[str], delimiter: str) -> tuple[list[str], int]:
+    """Return the column names and their number of lines; no names if the quotes are misplaced."""
+    reader = _reader(iter(lines[:MAX_RECORD_LINES]), delimiter)
+    try:
+        names: list[str] = next(reader, [])
+    except csv.Error:
+        return [], 1
+    return [composed(" ".join(name.split())) for name in names], reader.line_num
+
+
+def _records(
+    path: Path, form: FileFormat, delimiter: str, width: int, skipped: Collection[int], columns: Sequence[int]
+) -> Iterator[Chunk]:
+    """Yield the records after the column names, by blocks of the file."""
+    need_at_most(user_records.MAX_BYTES // 4, path.stat().st_size, str(path), "holds")
+    pick = _pick(columns, width)
+    with _opened(path, form) as file:
+        first, rest = 1, list[str]()
+        blocks = _blocks(file, path)
+        block: list[str] | None = next(blocks, [])
+        while block is not None:
+            following = next(blocks, None)
+            lines = rest + block
+            for number in skipped:
+                if first <= number < first + len(lines):
+                    lines[number - first] = "\n"
+            chunk, end = _chunk(lines, first, delimiter, width + form.trailing_delimiter, following is None)
+            if form.trailing_delimiter:
+                chunk = _without_last(chunk)
+            undecodable = UNDECODABLE in "".join(lines[:end])
+            yield replace(chunk, rows=pick(chunk.rows), undecodable=undecodable)
+            first, rest, block = first + end, lines[end:], following
+
+
+def _without_last(chunk: Chunk) -> Chunk:
+    """Return the records without the empty cell after their last delimiter; one with text there is a problem."""
+    wrong = {i for i, row in enumerate(chunk.rows) if row[-1].strip()}
+    right = [i for i in range(len(chunk.rows)) if i not in wrong]
+    problems = [Problem(chunk.numbers[i], "text after the last delimiter", chunk.rows[i][-1]) for i in sorted(wrong)]
+    return Chunk(
+        [chunk.numbers[i] for i in right],
+        [chunk.rows[i][:-1] for i in right],
+        [chunk.positions[i] for i in right],
+        [*chunk.problems, *problems],
+    )
+
+
+def _pick(columns: Sequence[int], width: int) -> Callable[[Sequence[Sequence[Cell]]], Sequence[Sequence[Cell]]]:
+    """Return what selects columns of rows."""
+    if list(columns) == list(range(width)):
+        return lambda rows: rows
+    if len(columns) == 1:
+        return lambda rows: [[row[columns[0]]] for row in rows]
+    return lambda rows: list(map(itemgetter(*columns), rows))
+
+
+def _opened(path: Path, form: FileFormat) -> TextIO:
+    """Open a text file, which may be compressed, by its byte order mark or its declared encoding."""
+    unpack = gzip.open if suffix_of(path).endswith(".gz") else open
+    with unpack(path, "rb") as file:
+        start = _read(path, lambda: file.read(4))
+    marked = next((name for mark, name in _MARKS.items() if start.startswith(mark)), None)
+    declared = codecs.lookup(form.encoding).name
+    if marked and declared != "utf-8" and not declared.startswith(marked):
+        raise DataError(
+            f"{path} begins with the byte order mark of {marked}, which contradicts encoding = {form.encoding!r}; "
+            "remove the encoding from the schema"
+        )
+    encoding = (marked or declared) if declared == "utf-8" else declared
+    encoding = "utf-8-sig" if encoding == "utf-8" else encoding
+    return io.TextIOWrapper(io.BufferedReader(unpack(path, "rb")), encoding, "replace")
+
+
+def _read(path: Path, read: Callable[[], T]) -> T:
+    """Return what is read of a file.
+
+    Raises:
+        DataError: it is damaged as a whole.
+    """
+    try:
+        return read()
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a complete gzip file ({error}); copy it again") from None
+    except UnicodeError as error:
+        raise DataError(f"{path}: {error}; set its encoding, such as 'utf-16-le', in the schema") from None
+
+
+def _blocks(file: TextIO, path: Path) -> Iterator[list[str]]:
+    """Yield the lines by blocks, with their ends; a line that is too long is cut, and stays too long."""
+    rest, size = "", 0
+    for text in iter(partial(_read, path, partial(file.read, _BLOCK)), ""):
+        size += len(text)
+        need_at_most(user_records.MAX_BYTES // 4, size, str(path), "holds text of")
+        if len(rest) > MAX_LINE and "\n" not in text:
+            continue
+        whole, end, rest = (rest + text).rpartition("\n")
+        if end:
+            yield io.StringIO(whole + end, newline="\n").readlines()
+    if rest:
+        yield [rest]
+
+
+def _chunk(lines: Sequence[str], first: int, delimiter: str, width: int, final: bool) -> tuple[Chunk, int]:
+    """Return the records of some lines, and the number of lines that they have; the others are part of a record."""
+    try:
+        rows = list(_reader(iter(lines), delimiter))
+    except csv.Error:
+        return _one_by_one(lines, first, delimiter, width, final)
+    plain = len(rows) == len(lines) and max(map(len, lines), default=0) <= MAX_LINE
+    if plain and set(map(len, rows)) <= {width} and all(map(any, rows)):
+        return Chunk(range(first, first + len(rows)), rows, range(len(rows))), len(lines)
+    return _one_by_one(lines, first, delimiter, width, final)
+
+
+def _one_by_one(lines: Sequence[str], first: int, delimiter: str, width: int, final: bool) -> tuple[Chunk, int]:
+    """Do what `_chunk` does for lines with blank lines, quoted line breaks, or damage."""
+    cursor, count = _Cursor(lines), 0
+    reader = _reader(cursor, delimiter)
+    numbers, rows, positions, problems = list[int](), list[list[str]](), list[int](), list[Problem]()
+    while (start := cursor.begin()) < len(lines):
+        number = first + start
+        try:
+            cells = next(reader)
+        except csv.Error as error:
+            if cursor.ended and not final:
+                break
+            lost = _lost(lines[start : cursor.position], delimiter, width, cursor.ended)
+            cursor.position = start + lost
+            problems.append(Problem(number, f"cells that cannot be read ({error})", lines=lost))
+            count += lost
+        else:
+            if not lines[start].replace(delimiter, "").strip():
+                continue
+            if len(cells) == width:
+                numbers.append(number)
+                rows.append(cells)
+                positions.append(count)
+            else:
+                what = f"another number of cells than the {width} column names"
+                ends = len(cells) == width + 1 and not cells[-1]
+                hint = "every record may end with a delimiter with trailing-delimiter = true" if ends else ""
+                problems.append(Problem(number, what, f"{len(cells)} cells", hint=hint))
+            count += 1
+    return Chunk(numbers, rows, positions, problems), start
+
+
+def _lost(lines: Sequence[str], delimiter: str, width: int, truncated: bool) -> int:
+    """Return how many lines of a record that cannot be read are lost.
+
+    If its first line has all cells, and a quote that is not closed, the following lines are other records. Otherwise,
+    they may be part of its text: all of them are lost, because no record may be made of them. At the end of a file, a
+    quote in the last cell begins such a text.
+    """
+    if len(lines) == 1 or lines[0].count(delimiter) + 1 != width:
+        return len(lines)
+    opened = len(next(csv.reader(lines[:1], delimiter=delimiter, skipinitialspace=True), []))
+    return len(lines) if truncated and opened == width else 1
+
+
+def _reader(lines: Iterator[str], delimiter: str) -> Any:
+    return csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+
+
+class _Cursor:
+    """Yields lines, and can go back to the line after the first of a record.
+
+    Attributes:
+        position: of the next line.
+        ended: whether more lines than there are were asked for.
+    """
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.position, self.ended = 0, False
+        self._lines, self._start, self._size = lines, 0, 0
+
+    def begin(self) -> int:
+        """Begin a record, and return its first line."""
+        self._start, self._size, self.ended = self.position, 0, False
+        return self.position
+
+    def __iter__(self) -> _Cursor:
+        return self
+
+    def __next__(self) -> str:
+        if self.position == len(self._lines):
+            self.ended = True
+            raise StopIteration
+        line = self._lines[self.position]
+        self.position += 1
+        self._size += len(line)
+        if self._size > MAX_LINE:
+            what = "line" if self.position - self._start == 1 else "record"
+            raise csv.Error(f"a {what} of more than {MAX_LINE:,} characters")
+        if self.position - self._start > MAX_RECORD_LINES:
+            raise csv.Error(f"a record of more than {MAX_RECORD_LINES:,} lines")
+        return line

@@ -1,0 +1,108 @@
+"""What a resumed run may change: when it stops, and the number of its rounds, within the budget that is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coterie.privacy import Event, Plan, RecordLevel
+from coterie.privacy.ledger import count_events
+from coterie.server.config import RunConfig
+
+_ROUNDS, _STOP = "rounds", "stop-after"
+_FROM = "start a new run from its models: coterie run --from RUN"
+
+
+class ContinuationError(RuntimeError):
+    """A run cannot continue as asked; nothing was changed."""
+
+
+def accepted_changes(stored: RunConfig, config: RunConfig) -> dict[str, Any]:
+    """Return the changed settings of a resumed run: ``stop-after``, and a larger number of ``rounds``.
+
+    Args:
+        stored: configuration of the run so far.
+        config: the requested one.
+
+    Raises:
+        ContinuationError: other settings differ, or ``stop-after`` would end the run before its further rounds.
+    """
+    changed = stored.differences(config)
+    accepted = {_STOP} | ({_ROUNDS} if config.run.rounds > stored.run.rounds else set())
+    refused = {name: values for name, values in changed.items() if name not in accepted}
+    if refused:
+        what = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in refused.items())
+        fewer = "; to end the run earlier, set stop-after" if _ROUNDS in refused else ""
+        raise ContinuationError(
+            f"was run with other settings ({what}), which cannot change on resume; omit them, or start a new run with "
+            f"another --out{fewer}"
+        )
+    if _ROUNDS in changed and config.privacy.privacy_unit == RecordLevel.unit:
+        raise _fixed(stored.run.rounds, RecordLevel.fixed_rounds)
+    if _ROUNDS in changed and 0 < config.run.stop_after <= stored.run.rounds:
+        raise ContinuationError(
+            f"stops after round {config.run.stop_after}, before the further rounds: add --set stop-after=0"
+        )
+    if changed and config.evaluation.evaluate == "private":
+        _check_schedule(config.run.stop_after or config.run.rounds, stored.run.rounds, config.evaluation.evaluate_every)
+    return {name: new for name, (_, new) in changed.items()}
+
+
+def _check_schedule(end: int, planned: int, every: int) -> None:
+    """Check that the kinds of charges follow from the plan: only where they end may depend on what was released.
+
+    Raises:
+        ContinuationError: a private evaluation would be due at a round that the plan does not fix.
+    """
+    if end != planned and end % every:
+        raise ContinuationError(
+            f"evaluates privately every {every} rounds: it can go on to round {planned}, or to a multiple of {every}, "
+            f"not to round {end}"
+        )
+
+
+def extended_plan(plan: Plan, config: RunConfig, done: int, charges: Sequence[Mapping[str, Any]]) -> Plan:
+    """Return the plan with the rounds that the configuration has beyond it, at the same noise.
+
+    Args:
+        plan: under which the ledger was opened.
+        config: of the resumed run.
+        done: rounds that are completed.
+        charges: lines of the ledger.
+
+    Raises:
+        ContinuationError: the mechanism has no further rounds, or they do not fit the budget that is left.
+    """
+    rounds = config.run.rounds
+    if rounds <= plan.rounds:
+        return plan
+    if plan.fixed_rounds:
+        raise _fixed(plan.rounds, plan.fixed_rounds)
+    spent, evaluation = count_events(charges), plan.evaluation_event()
+    private = config.evaluation.evaluate == "private"
+    if private and done < plan.rounds:
+        raise ContinuationError(f"has {plan.rounds - done} planned rounds left: finish them with stop-after = 0 first")
+    due = _evaluations(done, rounds, config.evaluation.evaluate_every) if private else 0
+    extended = plan.extended({"rounds": rounds, "evaluations": due + (spent[evaluation] if private else 0)})
+    besides = spent + Counter({evaluation: due})
+    if extended.private and (most := extended.affordable_rounds(+besides, rounds - done)) < rounds - done:
+        raise ContinuationError(_beyond_budget(extended, +besides, done, most))
+    return extended
+
+
+def _fixed(rounds: int, reason: str) -> ContinuationError:
+    return ContinuationError(f"cannot have more than {rounds} rounds: {reason}; {_FROM}")
+
+
+def _evaluations(done: int, rounds: int, every: int) -> int:
+    """Return the number of evaluations after round ``done``: one every ``every`` rounds, and one after the last."""
+    return sum(number % every == 0 or number == rounds for number in range(done + 1, rounds + 1))
+
+
+def _beyond_budget(plan: Plan, spent: Counter[Event], done: int, most: int) -> str:
+    possible = f"at most {done + most} rounds fit" if most else "no further round fits"
+    return (
+        f"has a budget of epsilon {plan.epsilon:g}, in which {possible} at noise multiplier "
+        f"{plan.noise_multiplier:.4g}, not {plan.rounds}; a budget never grows. For a new budget, {_FROM}"
+    )

@@ -1,0 +1,333 @@
+"""Text tables as other programs write them: which record a byte belongs to, and what is said of those that are lost."""
+
+import csv
+import gzip
+
+import numpy as np
+import pytest
+
+from coterie.datasets import DataError, TableSchema, own_shard, read_table
+from coterie.datasets.table_files import MAX_RECORD_LINES
+
+SCHEMA = """version = 1
+ignore = ["note"]
+[label]
+column = "outcome"
+classes = ["no", "yes"]
+[[columns]]
+name = "age"
+type = "number"
+mean = 50
+scale = 15
+[[columns]]
+name = "crp"
+type = "number"
+mean = 30
+scale = 40
+"""
+
+
+def schema(file="", **changes):
+    text = SCHEMA
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    return TableSchema.parse(f"{text}[file]\n{file}\n" if file else text)
+
+
+def values(read):
+    return (read.x * [15, 40] + [50, 30]).round().tolist()
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Reads a text or bytes by a schema."""
+
+    def read(content, by=None, name="t.csv", **options):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return read_table(path, by or schema(), **options)
+
+    return read
+
+
+def test_a_quoted_line_break_loses_no_record_of_a_class(tmp_path):
+    with open(tmp_path / "notes.csv", "w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["age", "note", "crp", "outcome"])
+        for i in range(200):
+            note = "fever since Monday\ncough" if i % 2 else "stable"
+            out.writerow([40 + i % 40, note, i % 90, "yes" if i % 2 else "no"])
+    own_shard.cache_clear()
+    shard = own_shard(str(tmp_path / "notes.csv"), 0, (2,), 2, None, schema=schema(), strict=False)
+    assert np.bincount(np.concatenate([shard.y, shard.test.y])).tolist() == [100, 100]
+
+
+PASTED = "earlier values:\n40,none,3,no\n41,none,4,no\nend"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (f'age,note,crp,outcome\n61,"{PASTED}",90,yes\n', [[61, 90]]),
+        (f'age,crp,outcome,note\n61,90,yes,"{PASTED}"\n62,91,no,\n', [[61, 90], [62, 91]]),
+        (f'note,age,crp,outcome\r\n"{PASTED}",61,90,yes\r\n'.replace("\n4", "\r\n4"), [[61, 90]]),
+        ('age,note,crp,outcome\n61,"say ""a\nb""\n\n",90,yes\n62,x,91,no', [[61, 90], [62, 91]]),
+        ('age,"free\nnote",crp,outcome\n61,"a\n",90,yes\n'.replace("free\nnote", "note\n"), [[61, 90]]),
+        ('age;note;crp;outcome\n61;"a\n;;\n";90;yes\n', [[61, 90]]),
+        ('"age","note","crp","outcome"\n"61","a\rb","90","yes"\n', [[61, 90]]),
+    ],
+    ids=["pasted lines", "last column", "first column", "quotes", "column name", "semicolons", "all quoted"],
+)
+def test_a_record_ends_where_its_quotes_do(table, content, expected):
+    read = table(content)
+    assert values(read) == expected
+    assert (read.records, read.errors) == (len(expected), ())
+
+
+@pytest.mark.parametrize(
+    ("content", "expected", "lost"),
+    [
+        (f'age,note,crp,outcome\n60,,1,no\n61,"{PASTED}', [[60, 1]], [3, 4, 5, 6]),
+        (f'age,crp,outcome,note\n60,1,no,\n61,90,yes,"{PASTED}', [[60, 1]], [3, 4, 5, 6]),
+        (f'age,note,crp,outcome\n61,"{PASTED}"x,90,yes\n62,,91,no\n', [[62, 91]], [2, 3, 4, 5]),
+        ('age,note,crp,outcome\n61,"x,90,yes\n62,,91,no\n', [[62, 91]], [2]),
+        ('age,note,crp,outcome\n61,x,90,"yes\n62,,91,no\n63,"b",92,no\n', [[62, 91], [63, 92]], [2]),
+    ],
+    ids=["truncated note", "truncated last cell", "quote in a note", "unclosed quote", "unclosed last quote"],
+)
+def test_damage_makes_no_record_of_a_note_and_is_counted_by_lines(table, content, expected, lost):
+    read = table(content)
+    assert values(read) == expected
+    assert [row for finding in read.errors for row in finding.rows] == lost
+    assert read.records == len(expected) + len(lost)
+
+
+def test_an_unclosed_quote_does_not_swallow_the_file(table):
+    lines = [f"{20 + i % 60},,{i % 90},no" for i in range(3 * MAX_RECORD_LINES)]
+    read = table("\n".join(["age,note,crp,outcome", '61,"x,90,yes', *lines]))
+    assert len(read.y) == len(lines)
+    read = table("\n".join(["age,note,crp,outcome", '61,"x', *lines]))
+    assert (read.errors[0].count, len(read.y)) == (MAX_RECORD_LINES + 1, 2 * MAX_RECORD_LINES)
+    assert read.errors[0].what == "cells that cannot be read (a record of more than 1,000 lines)"
+
+
+def test_records_across_blocks_are_whole(table, monkeypatch):
+    rows = [[20 + i % 60, ("plain", 'a "quoted"\nnote', "x\n\ny,z")[i % 3], i % 90, "no"] for i in range(60)]
+    lines = ["age,note,crp,outcome"]
+    lines += [f'{age},"{note.replace(chr(34), chr(34) * 2)}",{crp},no' for age, note, crp, _ in rows]
+    for size in (7, 64, 301):
+        monkeypatch.setattr("coterie.datasets.table_files._BLOCK", size)
+        read = table("\n".join(lines))
+        assert values(read) == [[age, crp] for age, _, crp, _ in rows]
+        assert (read.index.tolist(), read.errors) == (list(range(60)), ())
+
+
+TURKISH = """version = 1
+[file]
+encoding = "{}"
+[label]
+column = "sonuc"
+classes = ["yok", "var"]
+[[columns]]
+name = "cinsiyet"
+type = "category"
+values = ["kadın", "erkek"]
+unknown = "{}"
+missing = "indicator"
+"""
+
+
+@pytest.mark.parametrize("unknown", ["error", "drop", "ignore", "indicator"])
+def test_undecodable_bytes_are_reported_whatever_the_rule(table, unknown):
+    by = TableSchema.parse(TURKISH.format("utf-8", unknown))
+    read = table("cinsiyet;sonuc\nkadın;yok\nerkek;var\n".encode("cp1254"), by)
+    assert [str(finding) for finding in read.errors] == [
+        "column 'cinsiyet': bytes that are not utf-8, 1 record dropped: row 2 (kad\N{REPLACEMENT CHARACTER}n); set the "
+        "encoding of the file"
+    ]
+    assert (read.x[:, 1].tolist(), read.errors[0].by_class) == ([1], {"yok": 1})
+
+
+def test_undecodable_bytes_in_an_ignored_column_lose_no_record(table):
+    read = table("age,note,crp,outcome\n61,kadın,90,yes\n".encode("cp1254"))
+    assert (values(read), read.findings) == ([[61, 90]], ())
+
+
+def test_losses_are_counted_by_class(table):
+    read = table("age,note,crp,outcome\nx,,1,yes\ny,,2,yes\nz,,3,no\n1,,4,maybe\n1,,5,yes\n1,2\n")
+    by_class = {(finding.column, finding.what): dict(finding.by_class) for finding in read.errors}
+    assert by_class == {
+        ("age", "not a number"): {"yes": 2, "no": 1},
+        ("outcome", "not one of its values"): {"": 1},
+        ("", "another number of cells than the 4 column names"): {"": 1},
+    }
+
+
+def test_decomposed_letters_are_those_of_the_schema(table):
+    by = TableSchema.parse(SCHEMA.replace('"age"', '"âge"').replace('"yes"', '"dé"'))
+    read = table("a\u0302ge,note,crp,outcome\n61,,90,de\u0301\n", by)
+    assert (values(read), read.y.tolist()) == ([[61, 90]], [1])
+
+
+# ---- other programs --------------------------------------------------------------------------------------------------
+
+PLAIN = "age,crp,outcome\n61,90,yes\n62,91.5,no\n"
+SEMICOLONS = PLAIN.replace(",", ";")
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "file"),
+    [
+        ("sep=;\n" + SEMICOLONS, "t.csv", ""),
+        ('\ufeff"sep=;"\r\n' + SEMICOLONS, "t.csv", ""),
+        ("SEP=\t\n" + PLAIN.replace(",", "\t"), "t.csv", ""),
+        ("sep=;;;\n" + SEMICOLONS, "t.csv", 'delimiter = ";"'),
+        (PLAIN.replace(",", "^").join(("sep=^\n", "")), "t.csv", ""),
+        (PLAIN.replace(",", "\t"), "t.tsv", ""),
+        ("Laboratory; 2026\n\nsex: all\n" + SEMICOLONS, "t.csv", "skip-lines = 3"),
+        ("Title\nage,crp,outcome\nyears,mg/L,\n61,90,yes\n62,91.5,no\n", "t.csv", "skip-lines = [1, 3]"),
+        ("\n\n" + PLAIN, "t.csv", ""),
+        ("age,crp,outcome\n61,90,yes,\n62,91.5,no,\n", "t.csv", "trailing-delimiter = true"),
+        ("age,crp,outcome,\n61,90,yes,\n62,91.5,no,\n", "t.csv", ""),
+        (PLAIN.encode("utf-16"), "t.csv", ""),
+        (PLAIN.encode("utf-16"), "t.csv", 'encoding = "utf-16"'),
+        ('\ufeff"age"'.encode("utf-16-le") + PLAIN[3:].encode("utf-16-le"), "t.csv", 'encoding = "utf-16-le"'),
+        (PLAIN.encode("utf-32"), "t.csv", ""),
+        (PLAIN, "t.csv", 'encoding = "shift_jis"'),
+        (gzip.compress(PLAIN.encode()), "t.csv.gz", ""),
+        (gzip.compress(PLAIN.replace(",", "\t").encode("utf-8-sig")), "t.b.tsv.gz", ""),
+        ('age,crp,outcome\n"1,061",90,yes\n62,91.5,no\n'.replace("1,061", "61"), "t.csv", 'thousands = ","'),
+    ],
+)
+def test_files_as_other_programs_write_them(table, content, name, file):
+    read = table(content, schema(file), name)
+    assert (values(read), read.y.tolist(), read.findings) == ([[61, 90], [62, 92]], [1, 0], ())
+    assert TableSchema.parse(str(schema(file))) == schema(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "file", "message"),
+    [
+        ("sep=;\n" + SEMICOLONS, "t.csv", 'delimiter = ","', "line 'sep=;' contradicts delimiter = ','; remove one"),
+        (
+            "\ufeff" + PLAIN,
+            "t.csv",
+            'encoding = "cp1252"',
+            "byte order mark of utf-8, which contradicts encoding = 'cp1",
+        ),
+        (PLAIN.encode("utf-16-le"), "t.csv", 'encoding = "utf-16"', "set its encoding, such as 'utf-16-le'"),
+        (
+            "Laboratory\n2026\n" + PLAIN,
+            "t.csv",
+            "",
+            "expected column names in utf-8; line 3 has them: set skip-lines = 2",
+        ),
+        (gzip.compress(PLAIN.encode())[:-9], "t.csv.gz", "", "is not a complete gzip file"),
+        (PLAIN, "t.csv.gz", "", "cannot be read: Not a gzipped file"),
+    ],
+)
+def test_a_contradiction_is_refused_with_the_way_out(table, content, name, file, message):
+    with pytest.raises(DataError, match=message):
+        table(content, schema(file), name)
+
+
+def test_records_that_end_with_a_delimiter_are_hinted_at(table):
+    (error,) = table("age,crp,outcome\n61,90,yes,\n").errors
+    assert error.hint == "every record may end with a delimiter with trailing-delimiter = true"
+    (error,) = table("age,crp,outcome\n61,90,5,yes\n62,91,no,\n", schema("trailing-delimiter = true")).errors
+    assert (error.what, error.rows, error.values) == ("text after the last delimiter", [2], ["yes"])
+
+
+@pytest.mark.parametrize(
+    ("file", "cells", "expected"),
+    [
+        ('thousands = ","', ["1,234", "1,234,567.5", "245", "-1,000"], [1234, 1234567.5, 245, -1000]),
+        ('thousands = "."\ndecimal = ","', ["1.234", "1.234,5", "2,5"], [1234, 1234.5, 2.5]),
+        ('thousands = " "', ["1 234", "1\u00a0234", "1\u202f234.5"], [1234, 1234, 1234.5]),
+        ('thousands = "\'"', ["1'234", "12"], [1234, 12]),
+        ('decimal = ","', ["12,5", "0,125", "-0,5", "1,2345"], [12.5, 0.125, -0.5, 1.2345]),
+        ('thousands = "."\ndecimal = ","', ["1,234"], [1.234]),
+    ],
+)
+def test_separators_of_thousands(table, file, cells, expected):
+    by = schema(f"{file}\n", note="x")
+    lines = "".join(f'"{cell}",1,no\n' for cell in cells)
+    read = table(f"age,crp,outcome\n{lines}", by)
+    np.testing.assert_allclose(read.x[:, 0] * 15.0 + 50, expected, rtol=1e-5)
+    assert read.errors == ()
+
+
+@pytest.mark.parametrize(
+    ("file", "cell", "hint"),
+    [
+        ("", "1,234", '"1,234" would be 1234 with thousands = ",", or 1.234 with decimal = "," and thousands = "."'),
+        ("", "1,234.5", '"1,234.5" would be 1234.5 with thousands = ","'),
+        ("", "1.234,5", '"1.234,5" would be 1234.5 with decimal = "," and thousands = "."'),
+        ("", "1 234", '"1 234" would be 1234 with thousands = " "'),
+        (
+            'decimal = ","',
+            "1,234",
+            '"1,234" would be 1234 with decimal = "." and thousands = ",", or 1.234 with thousands',
+        ),
+        ('thousands = ","', "12,34", '"12,34" would be 12.34 with decimal = "," and thousands = ""'),
+        ('thousands = ","', "1,2345", '"1,2345" would be 1.2345'),
+        ("", "<5", '"<5" would be 5 with censored = "limit"'),
+        ("", "12 mg/L", '"12 mg/L" would be 12 with unit = "mg/L"'),
+        ("", "<0.5 µg/L", '"<0.5 μg/L" would be 0.5 with censored = "limit" and unit'.replace("μ", "µ")),
+        ("", "TRUE", '"TRUE" would be 1 with type = "boolean"'),
+        ("", "abc", ""),
+    ],
+)
+def test_a_hint_shows_its_effect_and_changes_nothing(table, file, cell, hint):
+    read = table(f'age,crp,outcome\n"{cell}",1,no\n', schema(file))
+    (error,) = read.errors
+    assert (len(read.y), error.what, error.hint[: len(hint)]) == (0, "not a number", hint)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected", "effects"),
+    [
+        ("", [12], ["dropped", "dropped"]),
+        ('censored = "drop"', [12], ["dropped", "dropped"]),
+        ('censored = "limit"', [5, 90, 12, 3], ["replaced by the limit"] * 2),
+        ('censored = "half"', [2.5, 90, 12, 1.5], ["replaced by half the limit", "replaced by the limit"]),
+    ],
+)
+def test_censored_values_and_units(table, rule, expected, effects):
+    by = TableSchema.parse(SCHEMA.replace('name = "crp"', f'name = "crp"\nunit = "mg/L"\n{rule}'))
+    read = table('age,crp,outcome\n1,<5,no\n1,"≥ 90 mg/L",no\n1,12 mg/L,yes\n1,12 g/L,no\n1,<= 3,no\n', by)
+    np.testing.assert_allclose(read.x[:, 1] * 40 + 30, expected, rtol=1e-6)
+    assert sorted({finding.effect for finding in read.findings}) == sorted({*effects, "dropped"})
+    assert by.fingerprint != schema().fingerprint
+    assert TableSchema.parse(str(by)) == by
+
+
+BOOLEAN = 'version = 1\n[label]\ncolumn = "died"\nclasses = [false, true]\n[[columns]]\nname = "smoker"\n'
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [("True", "False"), ("true", "false"), ("TRUE", "FALSE"), ("t", "f"), ("T", "F"), ("1", "0"), ("1.0", "0.0")],
+)
+@pytest.mark.parametrize("rule", ['type = "boolean"', 'type = "category"\nvalues = [true]\nunknown = "ignore"'])
+def test_booleans_of_all_programs_are_read_by_one_schema(table, texts, rule):
+    yes, no = texts
+    read = table(f"smoker,died\n{yes},{no}\n{no},{yes}\n", TableSchema.parse(BOOLEAN + rule))
+    assert (read.x.tolist(), read.y.tolist(), read.errors) == ([[1], [0]], [0, 1], ())
+
+
+def test_booleans_of_parquet_and_rules_for_missing_ones(table, tmp_path):
+    by = TableSchema.parse(f'{BOOLEAN}type = "boolean"\nmissing = "indicator"\n')
+    read = table("smoker,died\nTrue,0\n,1\nmaybe,1\nNA,0\nf,t\n", by)
+    assert (read.x.tolist(), read.y.tolist()) == ([[1, 0], [0, 1], [0, 1], [0, 0]], [0, 1, 0, 1])
+    assert [str(error) for error in read.errors] == [
+        "column 'smoker': not one of its values, 1 record dropped: row 4 (maybe)"
+    ]
+    filled = TableSchema.parse(f'{BOOLEAN}type = "boolean"\nmissing = {{value = true}}\n')
+    assert table("smoker,died\n,1\n", filled).x.tolist() == [[1]]
+    assert TableSchema.parse(str(filled)) == filled
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"smoker": [True, None, False], "died": [1, 0, 0]}), tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet", by).x.tolist() == [[1, 0], [0, 1], [0, 0]]

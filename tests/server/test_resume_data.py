@@ -1,0 +1,161 @@
+"""A resumed run has the data with which it began, wherever it is resumed; otherwise nothing is charged or changed."""
+
+import json
+import stat
+
+import numpy as np
+import pytest
+from commands import tree
+
+from coterie.datasets import own_federation
+from coterie.engine import LocalGrid
+from coterie.server import FolderError, run
+from coterie.server.app import open_folder
+from coterie.server.simulate import prepare
+
+SETTINGS = {
+    "strategy": "fedavg",
+    "dataset": "own",
+    "data-dir": "sites",
+    "input-shape": "4",
+    "num-classes": 2,
+    "clients": 3,
+    "clusters": 1,
+    "model": "linear",
+    "rounds": 4,
+    "sampling-rate": 1,
+    "local-epochs": 1,
+    "out": "run",
+}
+
+
+def site(path, seed):
+    rng = np.random.default_rng(seed)
+    np.savez(path, x=rng.normal(0, 1, (20, 4)).astype(np.float32), y=rng.integers(0, 2, 20))
+
+
+def session(settings, rounds=None):
+    """Open the folder as the command does, and run until ``rounds`` rounds are done."""
+
+    def observe(record):
+        if record.round == rounds:
+            raise KeyboardInterrupt
+
+    folder = open_folder(settings, ".", check=prepare)
+    folder.on_metrics = observe
+    try:
+        return run(folder, LocalGrid(folder.config["clients"]))
+    finally:
+        folder.close()
+
+
+def resumed(path, **settings):
+    return session({"resume": True, "out": str(path), **settings})
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder with the sites and a run of four rounds that was interrupted after two."""
+    home = tmp_path / "home"
+    (home / "sites").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    for client in range(3):
+        site(home / f"sites/client-{client}.npz", client)
+    monkeypatch.chdir(home)
+    with pytest.raises(KeyboardInterrupt):
+        session(SETTINGS, rounds=2)
+    return home
+
+
+def test_a_relative_folder_is_named_again_from_another_directory(home, tmp_path, monkeypatch):
+    before = tree(home / "run")
+    (tmp_path / "elsewhere/sites").mkdir()  # another folder of the same name is not taken
+    for client in range(3):
+        site(tmp_path / f"elsewhere/sites/client-{client}.npz", 10 + client)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(FolderError, match=f"--data-dir {home}/sites") as caught:
+        resumed(home / "run")
+    assert "nothing was charged" in str(caught.value)
+    assert tree(home / "run") == before
+    assert resumed(home / "run", **{"data-dir": str(home / "sites")})["charges"] == 4
+    assert 'data-dir = "sites"' in (home / "run/config.toml").read_text()
+
+
+@pytest.mark.parametrize("named", ["data-dir", "COTERIE_DATA"])
+def test_an_absolute_folder_holds_in_every_directory(home, tmp_path, monkeypatch, named):
+    monkeypatch.setenv("COTERIE_DATA", str(home / "sites"))
+    folder = {"data-dir": str(home / "sites") if named == "data-dir" else "auto"}
+    with pytest.raises(KeyboardInterrupt):
+        session({**SETTINGS, **folder, "out": "other"}, rounds=1)
+    monkeypatch.setenv("COTERIE_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert resumed(home / "other")["charges"] == 4
+
+
+def test_the_directory_may_have_another_name(home, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(home)
+    monkeypatch.chdir(tmp_path / "link")
+    assert resumed(home / "run")["charges"] == 4
+
+
+CHANGES = {
+    "flipped labels": (lambda sites: site(sites / "client-1.npz", 7), r"client-1\.npz changed"),
+    "a lost site": (lambda sites: (sites / "client-2.npz").unlink(), "client[ -]2"),
+    "an unreadable site": (lambda sites: (sites / "client-0.npz").write_bytes(b"PK"), r"client-0\.npz"),
+    "another format": (lambda sites: (sites / "client-0.npz").rename(sites / "client-0.csv"), r"client-0\.csv"),
+    "a moved folder": (lambda sites: sites.rename(sites.with_name("moved")), "client[ -]0"),
+}
+
+
+@pytest.mark.parametrize(("change", "named"), CHANGES.values(), ids=CHANGES)
+def test_changed_data_are_refused_before_anything_changes(home, change, named):
+    change(home / "sites")
+    own_federation.cache_clear()  # of the first session, which was another process
+    before = tree(home / "run")
+    with pytest.raises(FolderError, match=named) as caught:
+        resumed(home / "run")
+    assert "--data-dir" in str(caught.value)
+    assert "nothing was charged" in str(caught.value)
+    assert tree(home / "run") == before
+
+
+def test_a_moved_folder_is_named(home, tmp_path, monkeypatch):
+    (home / "sites").rename(tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        session({"resume": True, "out": str(home / "run"), "data-dir": "moved"}, rounds=3)
+    monkeypatch.chdir(tmp_path)
+    assert resumed(home / "run")["charges"] == 4  # the new folder holds from now on
+
+
+def test_a_named_folder_with_other_data_is_refused(home, tmp_path):
+    (tmp_path / "others").mkdir()
+    for client in range(3):
+        site(tmp_path / f"others/client-{client}.npz", 10 + client)
+    with pytest.raises(FolderError, match="not those with which the run began"):
+        resumed(home / "run", **{"data-dir": str(tmp_path / "others")})
+    assert resumed(home / "run")["charges"] == 4
+
+
+def test_a_run_of_an_earlier_version_gets_its_fingerprints_on_resume(home):
+    (home / "run/local.json").unlink()
+    assert resumed(home / "run")["charges"] == 4
+    assert len(json.loads((home / "run/local.json").read_text())["fingerprints"]) == 3
+
+
+def test_fingerprints_stay_on_this_machine(home):
+    resumed(home / "run")
+    path = home / "run/local.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    digests = json.loads(path.read_text())["fingerprints"].values()
+    for name, content in tree(home / "run").items():
+        text = b"" if content is None or name == "local.json" else content
+        assert not any(digest.encode() in text for digest in digests), name
+        assert str(home).encode() not in text or name == "result.json", name
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"], ids=["empty", "a list", "half"])
+def test_a_damaged_file_is_named(home, content):
+    (home / "run/local.json").write_text(content)
+    with pytest.raises(FolderError, match=r"local\.json"):
+        resumed(home / "run")
