@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coterie.datasets import DataError, Declared, describe, facts, own_federation, own_shard, report
+from coterie.datasets import DataError, Declared, TableSchema, describe, facts, own_federation, own_shard, report
 from coterie.datasets.client_records import EmptySiteError
 
 SHAPE = (1, 6, 5)
@@ -121,6 +121,11 @@ def test_no_usable_record_does_not_pass(tmp_path):
     path = table(tmp_path / "t.csv", *[[i, "Alive"] for i in range(114)])
     found = report(path, Declared.of(str(tmp_path / "s.toml"), None, None, None))
     assert (found.usable, found.problems, found.left_out.records, found.passes) == (0, (), 114, False)
+
+
+def test_a_schema_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "s.toml").write_bytes(SCHEMA.encode("utf-8-sig"))
+    assert TableSchema.load(tmp_path / "s.toml").fingerprint == TableSchema.parse(SCHEMA).fingerprint
 
 
 def test_a_saved_report_is_private(tmp_path):
