@@ -217,3 +217,10 @@ def test_test_data_without_records_are_replaced_by_the_training_data(tmp_path, s
     assert shard.test.x is shard.x
     assert len(shard.y) == 40
     assert report(tmp_path / "a.npz", DECLARED).lines()[0].endswith("none held out, so all are used for testing")
+
+
+def test_a_simulation_warns_of_files_that_are_left_out(tmp_path, caplog):
+    pictures(tmp_path / "client-0")
+    (tmp_path / "client-0" / "1" / "scan.dcm").write_bytes(b"DICM")
+    assert len(own_federation(str(tmp_path), 1, facts("own", "1x6x5", 2), None).shard(0).y)
+    assert "client 0: 40 usable records: unsupported file type .dcm, 1 file left out (1 of class 1)" in caplog.text
