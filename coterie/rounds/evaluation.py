@@ -64,11 +64,17 @@ class EvaluationExchange:
             optional: whether replies state client and round and may lack diagnostics, which are then None.
         """
         valid: dict[int, Any] = {}
+        statistics = self._run.statistics
+        dropped = statistics.dropped.copy()
         for client, content in self.batch.replies(replies):
             try:
                 valid[client] = self._read(client, content, num_clusters, private, optional)
             except ReplyError as error:
                 self.batch.drop(client, str(error))
+        statistics.evaluated += len(valid)
+        if self.batch.messages and len(valid) < len(self.batch.messages):
+            reason = next(iter(statistics.dropped - dropped), "no client replied")
+            statistics.unevaluated = statistics.unevaluated or reason
         return valid
 
     def _read(self, client: int, content: RecordDict, num_clusters: int, private: bool, optional: bool) -> Any:

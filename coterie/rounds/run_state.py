@@ -37,6 +37,8 @@ class Statistics:
         dropped: numbers of dropped replies by reason: printable text, a bounded number of reasons.
         traffic: messages and bytes of arrays in this round, both ways, without introductions.
         labels: the latest label of each client, of updates that were released with their labels.
+        evaluated: number of valid replies to evaluations.
+        unevaluated: first reason why a reply to an evaluation could not be used; empty if all could.
     """
 
     def __init__(self) -> None:
@@ -45,6 +47,8 @@ class Statistics:
         self.dropped: Counter[str] = Counter()
         self.traffic: Counter[str] = Counter()
         self.labels: dict[int, int] = {}
+        self.evaluated = 0
+        self.unevaluated = ""
         self._before = (0, 0, Counter[str]())
 
     def sent(self, content: RecordDict, count: int = 1) -> None:

@@ -277,7 +277,7 @@ def _diagnostics(config: RunConfig) -> list[str]:
         replies,
         "when each charge was made, and the seconds that each round and the run took",
         "the peak memory of the run",
-        "whether any reply could be used: a run without one fails",
+        "whether any reply could be used, to training and to evaluations: a run without one fails",
     ]
     if config.deployment.min_clients:
         when = "round 1 begins" if client_level else "each round begins"

@@ -93,6 +93,11 @@ def _run(folder: RunFolder, grid: Grid) -> Outcome:
     if strategy.stopped:
         done, planned = outcome.rounds, config.run.rounds
         raise RunError(f"the budget is exhausted after {done} of {planned} rounds; models and results are saved")
+    if strategy.statistics.unevaluated and not strategy.statistics.evaluated:
+        raise RunError(
+            f"no client could evaluate the models: {printable(strategy.statistics.unevaluated)}; models and results "
+            "are saved without scores: remove the cause and continue with --resume, or set evaluate to off in a new run"
+        )
     return outcome
 
 
@@ -197,7 +202,9 @@ def _most_common(dropped: Counter[str], otherwise: str = ": no client replied") 
     if not dropped:
         return otherwise
     reason, count = dropped.most_common(1)[0]
-    return f": {dropped.total()} were dropped, most often ({count} times): {printable(reason)}"
+    first = next(iter(dropped))
+    begin = "" if first == reason else f"; first: {printable(first)}"
+    return f": {dropped.total()} were dropped, most often ({count} times): {printable(reason)}{begin}"
 
 
 def _skipped_rounds(folder: RunFolder, records: Sequence[RoundRecord]) -> list[int]:

@@ -375,4 +375,8 @@ def _participation(run: Run) -> dict[str, Any]:
     counts = run.statistics.next_round()
     if run.plan.unit == "client":
         return {}
+    replies = counts["replies"]
+    if replies["asked"] and not replies["accepted"]:
+        reason = next(iter(replies["dropped"]), "no client replied")
+        log(WARNING, "none of %s replies of this round could be used; first: %s", replies["asked"], reason)
     return {**counts, "clients_present": len(run.registry.nodes)}

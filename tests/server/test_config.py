@@ -355,7 +355,7 @@ def test_private_evaluation_needs_test_data_of_the_clients_themselves():
 def test_thresholds_on_attendance_lie_outside_the_guarantee(settings, when, least):
     settings = {**settings, "samples-per-client": 100} if settings else settings
     outside = planning.about(RunConfig({**settings, "min-clients": least, "evaluate": "off"}))["diagnostics"]
-    assert "whether any reply could be used: a run without one fails" in outside
+    assert "whether any reply could be used, to training and to evaluations: a run without one fails" in outside
     stated = [phrase for phrase in outside if "min-clients" in phrase]
     assert stated == (
         [f"whether enough clients (min-clients) are there before {when} begins: {FAILS}"] if least else []

@@ -1,0 +1,132 @@
+"""A run whose evaluations all fail is an error with the first reason; its models are saved, and it can be resumed."""
+
+import logging
+
+import pytest
+
+from coterie.client import HANDLERS, ClientError
+from coterie.engine import LocalGrid
+from coterie.server import RunConfig, RunError, RunFolder, run
+from coterie.wire.messages import EVALUATE, TRAIN
+
+SETTINGS = {
+    "strategy": "fedavg",
+    "clients": 6,
+    "clusters": 1,
+    "groups": "1",
+    "rounds": 2,
+    "sampling-rate": 1,
+    "local-epochs": 1,
+    "samples-per-client": 10,
+    "model": "linear",
+    "privacy-unit": "none",
+    "seed": 1,
+    "evaluate-every": 1,
+}
+NETWORKS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.out = nn.Linear(shape[1] * shape[2], classes)
+
+    def forward(self, x):
+        return self.out(x.flatten(1).to(self.out.weight.dtype))
+
+def parallel(shape, classes):
+    return nn.DataParallel(Net(shape, classes))
+
+def scripted(shape, classes):
+    return torch.jit.script(Net(shape, classes))
+
+def traced(shape, classes):
+    return torch.jit.trace(Net(shape, classes), torch.zeros(1, *shape))
+"""
+
+
+def execute(path, settings=None):
+    folder = RunFolder.resume(path, {}) if settings is None else RunFolder.create(path, RunConfig(settings))
+    try:
+        return run(folder, LocalGrid(folder.config["clients"]))
+    finally:
+        folder.close()
+
+
+def failing(error):
+    def fail(cohort):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("network", ["parallel", "scripted", "traced"])
+@pytest.mark.filterwarnings("ignore")
+def test_networks_that_train_and_cannot_be_evaluated(tmp_path, monkeypatch, network):
+    (tmp_path / f"nets_{network}.py").write_text(NETWORKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RunError, match="no client could evaluate the models: the client failed: "):
+        execute(tmp_path / "run", {**SETTINGS, "model": f"nets_{network}:{network}"})
+    assert (tmp_path / "run/models/cluster-0.safetensors").exists()
+
+
+@pytest.mark.parametrize("error", [ClientError("no test data"), MemoryError("too large"), KeyError("weight")])
+@pytest.mark.parametrize("unit", ["none", "client"])
+def test_any_error_of_all_clients_is_named(tmp_path, monkeypatch, unit, error):
+    settings = {**SETTINGS, "privacy-unit": unit}
+    with monkeypatch.context() as patched:
+        patched.setitem(HANDLERS, EVALUATE, failing(error))
+        with pytest.raises(RunError, match="no client could evaluate the models: the client failed") as caught:
+            execute(tmp_path / "run", settings)
+    assert str(error.args[0]) in str(caught.value)
+    assert "--resume" in str(caught.value)
+    assert (tmp_path / "run/models/cluster-0.safetensors").exists()
+    assert execute(tmp_path / "run")["diagnostics"]["accuracy"] is not None  # the cause is gone
+
+
+def test_a_certified_run_names_no_reason_of_a_client(tmp_path, monkeypatch):
+    monkeypatch.setitem(HANDLERS, EVALUATE, failing(ClientError("of client 3")))
+    with pytest.raises(RunError, match="no client could evaluate the models: withheld") as caught:
+        execute(tmp_path / "run", {**SETTINGS, "privacy-unit": "client", "seed": "auto"})
+    assert "client 3" not in str(caught.value)
+
+
+def test_private_evaluations_that_all_fail(tmp_path, monkeypatch):
+    monkeypatch.setitem(HANDLERS, EVALUATE, failing(ClientError("no test data")))
+    settings = {**SETTINGS, "privacy-unit": "client", "evaluate": "private", "evaluate-noise": 0.5, "epsilon": 20}
+    with pytest.raises(RunError, match="no client could evaluate"):
+        execute(tmp_path / "run", settings)
+
+
+def test_the_first_reason_is_named(tmp_path, monkeypatch):
+    reasons = iter(["the first", *["another"] * 100])
+    monkeypatch.setitem(HANDLERS, EVALUATE, lambda cohort: failing(ClientError(next(reasons)))(cohort))
+    with pytest.raises(RunError, match="the first"):
+        execute(tmp_path / "run", {**SETTINGS, "clients": 1, "rounds": 3})
+
+
+def test_one_evaluation_suffices(tmp_path, monkeypatch):
+    evaluate, calls = HANDLERS[EVALUATE], iter([True, False, False])
+    monkeypatch.setitem(
+        HANDLERS, EVALUATE, lambda cohort: evaluate(cohort) if next(calls) else failing(ClientError("x"))(cohort)
+    )
+    assert execute(tmp_path / "run", {**SETTINGS, "clients": 1, "rounds": 3})["rounds"] == 3
+
+
+def test_without_evaluations_nothing_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(HANDLERS, EVALUATE, failing(ClientError("never asked")))
+    assert execute(tmp_path / "run", {**SETTINGS, "evaluate": "off"})["rounds"] == 2
+
+
+def test_a_round_without_a_usable_reply_names_the_first_reason(tmp_path, monkeypatch, caplog):
+    train, rounds = HANDLERS[TRAIN], []
+
+    def second_fails(cohort):
+        rounds.append(cohort)
+        return failing(OSError("the disk is gone"))(cohort) if len(rounds) == 2 else train(cohort)
+
+    monkeypatch.setitem(HANDLERS, TRAIN, second_fails)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        assert execute(tmp_path / "run", {**SETTINGS, "clients": 1, "rounds": 3})["rounds"] == 3
+    assert "none of 1 replies of this round could be used; first: the client failed: OSError: the disk" in caplog.text
