@@ -398,6 +398,20 @@ MUTATIONS = [
         f"{_HOSTILE}::test_whether_a_request_is_answered_and_what_it_costs_depends_on_no_record",
     ),
     Mutation(
+        "a private reply tells that a client has no records",
+        "coterie/client/cohort.py",
+        "if self.plans or not simulated or not isinstance(self.federation, OwnFederation):",
+        "if not simulated or not isinstance(self.federation, OwnFederation):",
+        "tests/client/test_empty_sites.py::test_at_record_level_a_simulated_client_replies_as_if_it_had_records",
+    ),
+    Mutation(
+        "a deployed client tells that it has no records",
+        "coterie/client/cohort.py",
+        "simulated = [client for client in self.clients if client.folder is None]",
+        "simulated = list(self.clients)",
+        "tests/client/test_empty_sites.py::test_a_deployed_client_replies_as_if_it_had_records",
+    ),
+    Mutation(
         "a guarded epoch is not charged",
         f"{_GUARD}/watched_training.py",
         "self._charge(events)",

@@ -86,7 +86,7 @@ def _left_out(path: Path, tables: dict[Path, Table]) -> LeftOut:
     from coterie.datasets import LeftOut
     from coterie.datasets.user_files import beside
 
-    accounts = [LeftOut.of_findings(table.findings, table.records - len(table.y)) for table in tables.values()]
+    accounts = [LeftOut.of_table(table) for table in tables.values()]
     return sum(accounts, beside(path) if path.is_dir() else LeftOut())
 
 

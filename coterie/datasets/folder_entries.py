@@ -8,6 +8,7 @@ from pathlib import Path
 
 from coterie.datasets.image_files import IMAGE_SUFFIXES, image_format
 from coterie.datasets.left_out import MAX_EXAMPLES, Loss
+from coterie.datasets.user_records import SUFFIXES, suffix_of
 
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 # Files that a system or Coterie writes into folders of data; they hold no records.
@@ -81,6 +82,8 @@ def _reason(file: Path) -> str:
         return "hidden file"
     if not file.is_file():
         return "not a regular file"
+    if suffix_of(file) in SUFFIXES:
+        return f"{suffix_of(file)} file beside the data that are read"
     if suffix in _ARCHIVES:
         return f"archive {suffix}, which is not unpacked"
     if suffix in IMAGE_SUFFIXES:

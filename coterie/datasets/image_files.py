@@ -66,9 +66,9 @@ def read_image(file: Path, shape: Shape | None) -> FileImage:
         with warnings.catch_warnings(), _Bounded(file) as raw:
             warnings.simplefilter("ignore")  # Pillow warns about skipped metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            loaded = _upright(raw)
-            is_dark = loaded.mode.startswith("I;16") and 0 < np.asarray(loaded).max() <= _LARGEST_OF_12_BITS
-            image = _opaque(loaded)
+            image = _upright(raw)
+            is_dark = image.mode.startswith("I;16") and 0 < np.asarray(image).max() <= _LARGEST_OF_12_BITS
+            image = _opaque(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{file} has too many pixels ({error}); the limit is {MAX_PIXELS:,}; reduce its size") from None
     except UnidentifiedImageError:
@@ -153,9 +153,9 @@ def _opaque(image: Any) -> Any:
         raise _TooDeepError(f"has more than 16 bits per pixel channel (Pillow mode {image.mode}); convert it to 8 bits")
     mode = "L" if image.mode in _GREY else "RGB"
     if image.has_transparency_data:
-        drawn = image.convert("RGBA")
+        drawn = image if image.mode == "RGBA" else image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", drawn.size, _BACKGROUND), drawn)
-    return image.convert(mode)
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _upper_bits(image: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.datasets import Finding
+    from coterie.datasets import Finding, Table
 
 #: Examples that are kept of each loss.
 MAX_EXAMPLES = 3
@@ -92,14 +92,9 @@ class LeftOut:
         return cls(every, records, dict(classes))
 
     @classmethod
-    def of_findings(cls, findings: Iterable[Finding], records: int) -> LeftOut:
-        """Return the account of a table.
-
-        Args:
-            findings: see :func:`coterie.datasets.read_table`.
-            records: number of records that they leave out, of which some may have several findings.
-        """
-        return cls.of([_loss_of(finding) for finding in findings], records)
+    def of_table(cls, table: Table) -> LeftOut:
+        """Return the account of a table, whose findings may concern the same records."""
+        return cls.of(map(_loss_of, table.findings), table.records - len(table.y), table.lost)
 
     @property
     def files(self) -> int:
@@ -161,7 +156,7 @@ def unequal_losses(kept: Mapping[str, int], lost: Mapping[str, int]) -> str:
 def _loss_of(finding: Finding) -> Loss:
     reason = f"column {finding.column!r}: {finding.what}" if finding.column else finding.what
     rows = [f"row {row}" + f" ({value})" * bool(value) for row, value in zip(finding.rows, finding.values, strict=True)]
-    classes = {name: number for name, number in getattr(finding, "by_class", {}).items() if name}
+    classes = {name: number for name, number in finding.by_class.items() if name}
     effect = "left out" if finding.effect == "dropped" else finding.effect
     return Loss(reason, "record", finding.count, effect, tuple(rows), classes, finding.expected)
 

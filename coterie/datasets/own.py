@@ -399,5 +399,4 @@ def _table_records(path: str | Path, data_facts: Facts) -> LocalRecords:
     if not len(table.x):
         raise DataError(f"{path}: no usable records")
     y = table.y.astype(np.int64 if schema.num_classes else np.float32)
-    account = LeftOut.of_findings(table.findings, table.records - len(table.y))
-    return LocalRecords(str(path), table.x, y if table.labelled else None, 0, table.index, account)
+    return LocalRecords(str(path), table.x, y if table.labelled else None, 0, table.index, LeftOut.of_table(table))

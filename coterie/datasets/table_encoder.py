@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -32,6 +32,7 @@ class Table:
         missing: number of missing values by column, the label included, where there are any.
         labelled: whether the table was read with labels or targets.
         records: number of records of the file, including those that were dropped.
+        lost: number of dropped records by class name, of those whose class is known.
     """
 
     x: npt.NDArray[np.float32]
@@ -41,6 +42,7 @@ class Table:
     missing: dict[str, int]
     labelled: bool
     records: int
+    lost: dict[str, int] = field(default_factory=dict)
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -76,6 +78,7 @@ class Encoder:
         of_columns = (shared | codes(column.missing_values, notation) for column in numbers)
         self._codes = {j: texts for j, texts in enumerate(of_columns) if texts}
         self._missing: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
         self._findings: dict[tuple[str, str], Finding] = {}
         self._parts: list[tuple[npt.NDArray[Any], ...]] = []
         self._chunk = Chunk((), (), ())
@@ -122,7 +125,7 @@ class Encoder:
             order |= {column.name: i for i, column in enumerate(self._columns)}
         findings = sorted(self._findings.values(), key=lambda finding: order[finding.column])
         missing = {name: self._missing[name] for name in sorted(self._missing, key=order.__getitem__)}
-        return Table(x, y, index, tuple(findings), missing, self._labelled, self.records)
+        return Table(x, y, index, tuple(findings), missing, self._labelled, self.records, dict(self._lost))
 
     def _drop_undecodable(self) -> None:
         """Drop records with bytes that are not of the file's encoding."""
@@ -262,6 +265,8 @@ class Encoder:
 
     def _count_classes(self, y: npt.NDArray[np.float64]) -> None:
         """Count the classes of dropped records."""
+        rows = {i for _, i in self._dropped} if self._labelled and self._schema.num_classes else ()
+        names = {i: self._schema.class_names[int(y[i])] for i in rows if y[i] >= 0}
+        self._lost.update(names.values())
         for finding, i in self._dropped:
-            has_class = self._labelled and self._schema.num_classes and y[i] >= 0
-            finding.by_class[self._schema.class_names[int(y[i])] if has_class else ""] += 1
+            finding.by_class[names.get(i, "")] += 1

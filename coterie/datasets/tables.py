@@ -128,7 +128,7 @@ def _records(path: Path, table: Table, hint: str, labelled: bool | None, whole: 
         problems=tuple(problems),
         has_targets=table.labelled,
         notes=tuple(str(finding) for finding in table.findings if finding.expected),
-        left_out=LeftOut.of_findings(table.findings, table.records - len(table.y)),
+        left_out=LeftOut.of_table(table),
     )
 
 

@@ -134,7 +134,10 @@ def test_classes_with_other_losses_and_files_beside_are_named(coterie, table, tm
     (tmp_path / "site" / "ward-b.csv").write_text("age;outcome\n")
     status, out, _ = coterie("data", "check", "site", "--schema", "s.toml")
     assert status == 1
-    assert "left out: unsupported file type .csv, 1 file left out, such as ward-b.csv" in out
+    assert "left out: .csv file beside the data that are read, 1 file left out, such as ward-b.csv" in out
+    assert (
+        "warning: losses differ between classes: 9 of 10 of class dead are left out, and 0 of 8 of class alive" in out
+    )
 
 
 def test_no_usable_record_is_an_error(coterie, table, tmp_path):

@@ -97,3 +97,14 @@ def test_at_record_level_a_simulated_client_replies_as_if_it_had_records(content
     content = question(str(tmp_path), **private)
     content["config"]["clients-dir"] = str(tmp_path / "states")
     assert all(isinstance(reply, RecordDict) for reply in handle("train", content, CLIENTS))
+
+
+@pytest.mark.parametrize("unit", ["none", "client"])
+def test_a_run_goes_on_without_empty_sites(coterie, tmp_path, content, unit, caplog):
+    """The case few_records: one client whose records are all held out ended the run of 200."""
+    config = "".join(f"{key} = {value!r}\n" for key, value in {**SETTINGS, "privacy-unit": unit}.items())
+    (tmp_path / "run.toml").write_bytes(config.encode("utf-8-sig"))  # as Windows writes it
+    words = ["--config", "run.toml", "--clusters", 1, "--rounds", 2, "--set", "sampling-rate=1", "--data-dir", "."]
+    status, _, _ = coterie("run", *words, "--out", "run", *(["--epsilon", 4] if unit == "client" else []))
+    assert status == 0
+    assert "client 3 is left out, as it has no training records (2 of 4 clients so far)" in caplog.text

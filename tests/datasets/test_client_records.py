@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coterie.datasets import DataError, Declared, describe, facts, own_federation, own_shard, report
+from coterie.datasets import DataError, Declared, TableSchema, describe, facts, own_federation, own_shard, report
 from coterie.datasets.client_records import EmptySiteError
 
 SHAPE = (1, 6, 5)
@@ -87,6 +87,20 @@ def test_a_report_of_a_table_names_classes_and_rules(tmp_path):
     assert not found.passes
 
 
+def test_a_record_with_several_findings_counts_once_by_class(tmp_path):
+    (tmp_path / "s.toml").write_text(f'{SCHEMA}[[columns]]\nname = "weight"\ntype = "number"\nmean = 70\nscale = 9\n')
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["age", "outcome", "weight"])
+        writer.writerows([[40, "alive", 60]] * 10 + [["x", "dead", "y"]] * 6 + [[40, "dead", 80]] * 4)
+    found = report(tmp_path / "t.csv", Declared.of(str(tmp_path / "s.toml"), None, None, None))
+    assert (found.left_out.records, found.left_out.classes, len(found.left_out.losses)) == (6, {"dead": 6}, 2)
+    assert found.warnings == (
+        "losses differ between classes: 6 of 10 of class dead are left out, and 0 of 10 of class alive; models learn "
+        "from what remains",
+    )
+
+
 def test_what_rules_leave_out_is_no_problem(tmp_path):
     (tmp_path / "s.toml").write_text(SCHEMA.replace('"dead"]', '"dead"]\nunknown = "drop"'))
     path = table(tmp_path / "t.csv", *[[i, "alive"] for i in range(9)], [5, "lost"], [101, "dead"])
@@ -107,6 +121,11 @@ def test_no_usable_record_does_not_pass(tmp_path):
     path = table(tmp_path / "t.csv", *[[i, "Alive"] for i in range(114)])
     found = report(path, Declared.of(str(tmp_path / "s.toml"), None, None, None))
     assert (found.usable, found.problems, found.left_out.records, found.passes) == (0, (), 114, False)
+
+
+def test_a_schema_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "s.toml").write_bytes(SCHEMA.encode("utf-8-sig"))
+    assert TableSchema.load(tmp_path / "s.toml").fingerprint == TableSchema.parse(SCHEMA).fingerprint
 
 
 def test_a_saved_report_is_private(tmp_path):
@@ -198,3 +217,10 @@ def test_test_data_without_records_are_replaced_by_the_training_data(tmp_path, s
     assert shard.test.x is shard.x
     assert len(shard.y) == 40
     assert report(tmp_path / "a.npz", DECLARED).lines()[0].endswith("none held out, so all are used for testing")
+
+
+def test_a_simulation_warns_of_files_that_are_left_out(tmp_path, caplog):
+    pictures(tmp_path / "client-0")
+    (tmp_path / "client-0" / "1" / "scan.dcm").write_bytes(b"DICM")
+    assert len(own_federation(str(tmp_path), 1, facts("own", "1x6x5", 2), None).shard(0).y)
+    assert "client 0: 40 usable records: unsupported file type .dcm, 1 file left out (1 of class 1)" in caplog.text

@@ -91,7 +91,7 @@ LEFT_OUT = {
     ),
     "a table": (
         lambda home: touch(home / "labels.csv"),
-        ["unsupported file type .csv, 1 file left out, such as labels.csv"],
+        [".csv file beside the data that are read, 1 file left out, such as labels.csv"],
     ),
     "a hidden image": (
         lambda home: save(home / "1" / ".a.png", 3),
