@@ -833,6 +833,13 @@ MUTATIONS = [
         "tests/server/test_resume_data.py::test_changed_data_are_refused_before_anything_changes",
     ),
     Mutation(
+        "a round is charged though no client is registered",
+        _LOOP,
+        "    if not registry.nodes and (",
+        "    if False and (",
+        "tests/server/test_resume_data.py::test_without_a_registered_client_no_round_is_charged",
+    ),
+    Mutation(
         "further rounds do not count what is spent",
         _CONTINUATION,
         "besides = ledger.events + Counter",
