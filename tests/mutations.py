@@ -35,6 +35,7 @@ _ROWS, _ROW_WISE = "coterie/models/rows.py", "tests/models/test_rows.py"
 _BOUNDS = "tests/server/test_bounds.py"
 _RUNS, _RECORDS = "tests/audit/test_audit_runs.py", "tests/audit/test_audit_records.py"
 _GO_ON, _CONTINUATION = "tests/server/test_continuation.py", "coterie/server/continuation.py"
+_STARTS, _START_MODELS = "tests/server/test_start_models.py", "coterie/server/start_models.py"
 _PAM, _PAM_TEST = "coterie/clustering/medoids.py", "tests/clustering/test_medoids.py"
 
 
@@ -846,9 +847,16 @@ MUTATIONS = [
         "tests/server/test_resume_data.py::test_changed_data_are_refused_before_anything_changes",
     ),
     Mutation(
+        "a round is charged though no client is registered",
+        _LOOP,
+        "    if not registry.nodes and (",
+        "    if False and (",
+        "tests/server/test_resume_data.py::test_without_a_registered_client_no_round_is_charged",
+    ),
+    Mutation(
         "further rounds do not count what is spent",
         _CONTINUATION,
-        "besides = spent + Counter",
+        "besides = ledger.events + Counter",
         "besides = Counter",
         f"{_GO_ON}::test_the_rounds_that_an_error_names_fit_and_no_more",
     ),
@@ -890,9 +898,58 @@ MUTATIONS = [
     Mutation(
         "private evaluations of further rounds are not planned",
         _CONTINUATION,
-        '"evaluations": due + (spent[evaluation] if private else 0)',
+        '"evaluations": due + evaluated',
         '"evaluations": plan.evaluations',
         f"{_GO_ON}::test_private_evaluations_of_the_further_rounds_are_planned_and_charged",
+    ),
+    Mutation(
+        "the charges of the run whose models are the start do not count",
+        f"{_PRIVACY}/ledger.py",
+        "count_events(self.charges) + earlier_events(self.header)",
+        "count_events(self.charges)",
+        f"{_STARTS}::test_ledger_and_certificate_compose_both_runs",
+    ),
+    Mutation(
+        "a certificate leaves out the run whose models are the start",
+        f"{_PRIVACY}/certificate.py",
+        "client_plan.expected(charges, plan, earlier)",
+        "client_plan.expected(charges, plan)",
+        f"{_STARTS}::test_ledger_and_certificate_compose_both_runs",
+    ),
+    Mutation(
+        "noise is calibrated as if the run whose models are the start had cost nothing",
+        _START_MODELS,
+        "+evaluations + self.events",
+        "+evaluations",
+        f"{_STARTS}::test_ledger_and_certificate_compose_both_runs",
+    ),
+    Mutation(
+        "planned rounds of a stopped run do not count in the run that starts from it",
+        _START_MODELS,
+        "earlier.expected(charges, earlier, earlier_events(header))",
+        "count_events(charges) + earlier_events(header)",
+        f"{_STARTS}::test_planned_rounds_of_a_stopped_run_count",
+    ),
+    Mutation(
+        "a private run starts from models of the same clients without privacy",
+        _START_MODELS,
+        "if not earlier.private:",
+        "if False:",
+        f"{_STARTS}::test_runs_that_do_not_fit_are_refused",
+    ),
+    Mutation(
+        "runs of different adjacencies are composed",
+        _START_MODELS,
+        "if (earlier.sampler, earlier.adjacency) != (plan.sampler, plan.adjacency):",
+        "if False:",
+        f"{_STARTS}::test_runs_that_do_not_fit_are_refused",
+    ),
+    Mutation(
+        "a run from seeded models is certified",
+        f"{_PRIVACY}/certificate.py",
+        'for reason in start.get("reasons", ())',
+        "for reason in ()",
+        f"{_STARTS}::test_an_uncertified_start_makes_the_run_uncertified",
     ),
     Mutation(
         "no point takes a medoid's place",

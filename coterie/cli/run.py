@@ -96,6 +96,8 @@ _Model = Annotated[
     _Text, typer.Option(autocompletion=_names("training.model"), help="Model; `coterie models` lists them.")
 ]
 
+_Start = Annotated[_Text, typer.Option("--from", metavar="RUN", help="Start with the models of another run.")]
+
 
 def run(
     strategy: _Strategy = None,
@@ -124,6 +126,7 @@ def run(
         Path | None, typer.Option(help="File of a privacy budget shared by runs on the same clients.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    start_from: _Start = None,
     keys: Annotated[bool, typer.Option("--keys", help="List all settings and exit.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -146,6 +149,7 @@ def run(
         "out": out,
         "resume": resume or None,
         "budget-file": budget_file,
+        "start-from": start_from,
     }
     given = {
         key: value if isinstance(value, int) else str(value) for key, value in options.items() if value is not None

@@ -36,7 +36,7 @@ def source_fingerprint(source: Source) -> str:
     for array in (source.train_x, source.train_y, source.test_x, source.test_y):
         digest.update(f"{array.dtype} {array.shape}".encode())
         if array.size:
-            digest.update(np.ascontiguousarray(array).data)
+            digest.update(np.ascontiguousarray(array).data.cast("B"))
     return digest.hexdigest()
 
 

@@ -214,11 +214,30 @@ class SummingGrid(LocalGrid):
 
     The replies then never become messages, and clients do not introduce themselves. The models are those of
     :class:`LocalGrid` up to the order of sums.
+
+    Args:
+        clients, workers, progress: see :class:`LocalGrid`.
+        check: called before every round; raises if the clients cannot take part, before the round is charged.
     """
 
-    @cached_property
+    def __init__(
+        self,
+        clients: int,
+        workers: int = 0,
+        progress: ProgressCallback = ignore_progress,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(clients, workers, progress)
+        self._check = check
+
+    @property
     def nodes_of_clients(self) -> dict[int, int]:
         """See :class:`coterie.rounds.SimulatesClients`."""
+        self._check()
+        return self._nodes
+
+    @cached_property
+    def _nodes(self) -> dict[int, int]:
         return dict(zip(range(self._number), self.get_node_ids(), strict=True))
 
     def send_and_sum(self, messages: Iterable[Message], new_sums: NewSums) -> Iterator[Message | PartialSums]:

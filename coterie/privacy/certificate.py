@@ -15,10 +15,10 @@ from typing import Any
 
 from coterie.privacy.accountants import Event, PrivacyError, VisibleAccountant, events_of_a_client
 from coterie.privacy.accounting import ACCOUNTANTS, SLACK, accountant_title, certifies, epsilon
-from coterie.privacy.ledger import count_events, extended_terms
+from coterie.privacy.ledger import START, count_events, earlier_events, extended_terms, header_digest
 from coterie.privacy.mechanisms import plan_from_terms
 from coterie.privacy.record import RecordPlan
-from coterie.privacy.statement import Guarantee
+from coterie.privacy.statement import NO_EVENTS, Guarantee
 
 _OUTSIDE = (
     "what holds for real-valued noise only: the noise is drawn in float64",
@@ -53,6 +53,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
     """
     plan, charged = plan_in_force(header, charges), count_events(charges)
     profiles = _profiles(header, plan, charges)
+    start = header.get(START)
     delta = min(profile.plan.delta for profile in profiles)
     by_accountant = {name: max(profile.epsilon(delta, name) for profile in profiles) for name in _accountants(plan)}
     cost = by_accountant[plan.accountant]
@@ -74,6 +75,7 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "epsilon_participation_visible": _finite(max(profile.visible(delta) for profile in profiles)),
         "profiles": [profile.described(delta) for profile in profiles] if plan.unit == "record" else [],
         "shared_budget": _shared_budget(charges),
+        **({"started_from": _started_from(start)} if start else {}),
         "sampler": plan.sampler,
         "rounds": plan.rounds,
         "charges": len(charges),
@@ -81,7 +83,9 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "public_inputs": {**plan.terms(), **plan.noises(), **header.get("public", {})},
         "tuned_outside": {**header.get("tuned", {}), **({"rounds": plan.rounds} if extended_terms(charges) else {})},
         "covers": list(stated.covers) if plan.private else [],
-        "outside": [*header.get("diagnostics", ()), *_OUTSIDE, *stated.outside] if plan.private else [],
+        "outside": [*header.get("diagnostics", ()), *_OUTSIDE, *_other_clients(start), *stated.outside]
+        if plan.private
+        else [],
         "coterie": version("coterie"),
     }
 
@@ -110,6 +114,8 @@ def _reasons(
     reasons = list(plan.statement.reasons) + ([] if plan.private else list(header.get("unfounded", ())))
     if not plan.private:
         return reasons
+    start = header.get(START, {})
+    reasons += [f"the initial models are those of {start['run']}: {reason}" for reason in start.get("reasons", ())]
     reasons += dict.fromkeys(reason for profile in profiles for reason in delta_reasons(profile.plan))
     if (seed := header.get("seed")) is not None:
         reasons.append(f"seeded noise (seed {seed}), for simulation only: whoever knows the seed can remove it")
@@ -117,10 +123,26 @@ def _reasons(
         reasons.append(f"counted by {plan.accountant}, which does not certify (pld and rdp do)")
     if not math.isfinite(cost):
         reasons.append("the charges have so little noise that epsilon is infinite")
-    spent = epsilon(charged, plan.delta, plan.accountant)
+    spent = epsilon(charged + earlier_events(header), plan.delta, plan.accountant)
     if not plan.budget.allows(spent):
         reasons.append(f"the charges amount to epsilon {spent:.4f}, above the budget of {plan.epsilon:g}")
     return reasons
+
+
+def _started_from(start: Mapping[str, Any]) -> dict[str, Any]:
+    """The run whose models are the initial ones, and its charges if its clients are the same."""
+    charged = _charged(count_events(start["events"]))
+    return {"run": start["run"], "clients": start["clients"], "ledger": start["ledger"], "charged": charged}
+
+
+def _other_clients(start: Mapping[str, Any] | None) -> list[str]:
+    """What a certificate cannot prove of the initial models."""
+    if not start or start["clients"] != "other":
+        return []
+    return [
+        f"that the initial models, of run {start['run']}, come from other clients: the user states it, and the charges "
+        "of that run do not count"
+    ]
 
 
 def total(
@@ -128,7 +150,8 @@ def total(
 ) -> dict[str, Any]:
     """Compose the cost of several client-level runs on the same clients from their ledgers.
 
-    The cost of a run includes its charges and its remaining planned events, as in its certificate.
+    The cost of a run includes its charges and its remaining planned events, as in its certificate. A run that started
+    from the models of another one includes the charges of that one, unless it is listed too.
 
     Args:
         runs: first line and charges of each ledger, by name.
@@ -157,7 +180,16 @@ def total(
     papers = {name: certificate(header, charges) for name, (header, charges) in runs.items()}
     reasons = [f"{name}: {reason}" for name, paper in papers.items() for reason in paper["reasons"]]
     reasons += delta_reasons(replace(first, delta=delta))
-    events = sum((plan.expected(runs[name][1], plan) for name, plan in plans.items()), Counter[Event]())
+    listed = {header_digest(header) for header, _ in runs.values()}
+    events = sum(
+        (
+            plan.expected(
+                charges, plan, NO_EVENTS if header.get(START, {}).get("header") in listed else earlier_events(header)
+            )
+            for plan, (header, charges) in zip(plans.values(), runs.values(), strict=True)
+        ),
+        Counter[Event](),
+    )
     cost = epsilon(events, delta)
     return {
         "epsilon": _finite(cost),
@@ -233,11 +265,12 @@ class _Profile:
 
 
 def _profiles(header: Mapping[str, Any], plan: Guarantee, charges: Sequence[Mapping[str, Any]]) -> list[_Profile]:
-    over = not plan.budget.covers(count_events(charges))
+    earlier = earlier_events(header)
+    over = not plan.budget.covers(count_events(charges) + earlier)
     profiles = []
     for entry in header.get("profiles", [{"clients": 1, "plan": plan.terms()}]):
         client_plan = plan_of(entry["plan"])
-        events = client_plan.expected(charges, plan)
+        events = client_plan.expected(charges, plan, earlier)
         profiles.append(_Profile(entry["clients"], client_plan, events, over and client_plan == plan))
     return profiles
 

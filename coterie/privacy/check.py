@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from coterie.files import FileError, read_bytes, read_lines
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import composed, composed_further
 from coterie.privacy.certificate import certificate, plan_in_force
-from coterie.privacy.ledger import LedgerError, count_of, event_of, read_chained
+from coterie.privacy.ledger import LedgerError, count_of, earlier_events, event_of, read_chained
 from coterie.privacy.record import RecordPlan
 from coterie.privacy.statement import Guarantee
 
@@ -128,7 +127,8 @@ def check(
         if not _same(header.get(key), _finite(planned)):
             problems.append(f"the ledger has {key} = {_format(header.get(key))}, but its plan has {_format(planned)}")
     allowed = plan.planned()
-    live, so_far, spent = {plan.accountant: composed([], plan.accountant)}, Counter[Event](), 0.0
+    so_far, spent = earlier_events(header), 0.0
+    live = {plan.accountant: composed(so_far, plan.accountant)}
     for charge in charges:
         event, name = event_of(charge), f"charge {charge['charge']} (round {charge['round']})"
         least = [e.noise_multiplier for e in allowed if _sampling(e) == _sampling(event)]

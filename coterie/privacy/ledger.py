@@ -38,6 +38,8 @@ _KEYS = ("charge", "round", "sampling_rate", "noise_multiplier", "sampler")
 _FORMAT = 1
 #: Entry of the first charge of a filtered ledger.
 PINNED = "pinned"
+#: Entry of a first line: the run whose models are the initial ones, and its events if its clients are the same.
+START = "start"
 #: Entry of the charges after a run was continued beyond its plan: the terms of the plan that changed.
 EXTENDED = "extended"
 _RESTORE = "; restore the ledger from a copy, or use a new file: a damaged ledger gives no certificate"
@@ -112,7 +114,6 @@ class Ledger:
         self.accountant = accountant
         self._limit = Budget(epsilon, delta, accountant)
         self.charges: list[dict[str, Any]] = []
-        self._count, self._events = 0, Counter[Event]()
         self._file: IO[bytes] | None = None
         path = None if path is None else Path(path)
         self._path = path
@@ -128,6 +129,7 @@ class Ledger:
             "accountant": accountant,
             **(about or {}),
         }
+        self._count, self._events = 0, earlier_events(self.header)
         if path is not None:
             self._file = _open_locked(path)
             try:
@@ -139,7 +141,7 @@ class Ledger:
     def _load(self, file: IO[bytes], path: Path) -> None:
         """Read the charges of the file."""
         self.charges, self._chain = _take_over(file, path, self.header)
-        self._count, self._events = len(self.charges), count_events(self.charges)
+        self._count, self._events = len(self.charges), count_events(self.charges) + earlier_events(self.header)
 
     @cached_property
     def _live(self) -> dict[str, Accountant]:
@@ -152,7 +154,7 @@ class Ledger:
 
     @property
     def events(self) -> Counter[Event]:
-        """All charged events."""
+        """All charged events, with those of the run from whose models this one started, on the same clients."""
         return Counter(self._events)
 
     @property
@@ -532,6 +534,16 @@ def count_events(charges: Iterable[Mapping[str, Any]]) -> Counter[Event]:
     for charge in charges:
         total[event_of(charge)] += count_of(charge)
     return total
+
+
+def earlier_events(header: Mapping[str, Any]) -> Counter[Event]:
+    """Return the events of the run whose models are the initial ones, as a first line states them; often empty."""
+    return count_events(header.get(START, {}).get("events", ()))
+
+
+def header_digest(header: Mapping[str, Any]) -> str:
+    """Return a digest of a first line, which identifies a run."""
+    return _digest(json.dumps(header, sort_keys=True).encode())
 
 
 def extended_terms(charges: Iterable[Mapping[str, Any]]) -> dict[str, int]:

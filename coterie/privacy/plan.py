@@ -30,7 +30,7 @@ from coterie.privacy.ledger import Ledger, LedgerError, Permit, count_events
 from coterie.privacy.noise import NoiseSplit
 from coterie.privacy.randomness import FloatArray, Streams, gaussian
 from coterie.privacy.releases import IntArray, MechanismOutput, ReleasedSums
-from coterie.privacy.statement import Guarantee, PricedRequest, Statement
+from coterie.privacy.statement import NO_EVENTS, Guarantee, PricedRequest, Statement
 
 R = TypeVar("R")
 
@@ -70,6 +70,7 @@ class LedgerHeader(TypedDict, total=False):
     public: Mapping[str, Any]
     tuned: Mapping[str, Any]
     unfounded: Sequence[str]
+    start: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +278,9 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
             }
         )
 
-    def expected(self, charges: Sequence[Mapping[str, Any]], plan: Self) -> Counter[Event]:
+    def expected(
+        self, charges: Sequence[Mapping[str, Any]], plan: Self, earlier: Mapping[Event, int] = NO_EVENTS
+    ) -> Counter[Event]:
         """Return the charges of a run and its remaining planned events, as far as the budget allows."""
         charged = count_events(charges)
         evaluated = charged[self.evaluation_event()] if self.evaluations else 0
@@ -285,7 +288,7 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         remaining = max(0, self.rounds - training)
 
         def after(rounds: int) -> Counter[Event]:
-            return charged + self.events_of(training + 1, training + rounds)
+            return charged + Counter(earlier) + self.events_of(training + 1, training + rounds)
 
         planned = after(remaining) + Counter({self.evaluation_event(): max(0, self.evaluations - evaluated)})
         if self.budget.covers(planned):

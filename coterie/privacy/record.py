@@ -34,7 +34,7 @@ from coterie.privacy.clipping import check_clip_norm
 from coterie.privacy.ledger import count_events
 from coterie.privacy.noise import NoiseSplit
 from coterie.privacy.selection import selection_event
-from coterie.privacy.statement import Guarantee, PricedRequest, Statement
+from coterie.privacy.statement import NO_EVENTS, Guarantee, PricedRequest, Statement
 
 # Ranges of counts, and limits of noise and budgets, because a server that proposes a plan is not trusted.
 _COUNTS = {
@@ -297,7 +297,9 @@ class RecordPlan(Guarantee):
         noise = self.noise_of_gradients(first) * math.sqrt(steps) * (math.sqrt(size) + 6.5)
         return lr * self.clip_norm / batch * (gradients + noise)
 
-    def expected(self, charges: Sequence[Mapping[str, Any]], plan: RecordPlan) -> Counter[Event]:
+    def expected(
+        self, charges: Sequence[Mapping[str, Any]], plan: RecordPlan, earlier: Mapping[Event, int] = NO_EVENTS
+    ) -> Counter[Event]:
         """See :meth:`Guarantee.expected`; at most the events that the client's own ledger allows."""
         charged = count_events(charges)
         events = self._charged(charges, charged, plan) | self.planned()

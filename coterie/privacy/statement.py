@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy.typing as npt
 from coterie.privacy.accountants import Event
 from coterie.privacy.accounting import Budget, epsilon
 from coterie.privacy.noise import NoiseSplit
+
+NO_EVENTS: Mapping[Event, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -146,12 +149,15 @@ class Guarantee(ABC):
         """
 
     @abstractmethod
-    def expected(self, charges: Sequence[Mapping[str, Any]], plan: Self) -> Counter[Event]:
+    def expected(
+        self, charges: Sequence[Mapping[str, Any]], plan: Self, earlier: Mapping[Event, int] = NO_EVENTS
+    ) -> Counter[Event]:
         """Return the most events of a client with this plan: charged and remaining planned ones.
 
         Args:
             charges: lines of the run's ledger.
             plan: the plan under which they were charged: this one, or that of the client with the largest budget.
+            earlier: events of an earlier run on the same clients, which the budget covers too; client level only.
         """
 
     @property

@@ -1,7 +1,8 @@
 """The server: run configuration, run folder, metrics, and the ServerApp that ties a run together."""
 
+from coterie.server.checkpoints import FolderError
 from coterie.server.config import SETTINGS, RunConfig, applicable
-from coterie.server.folder import FolderError, RunFolder
+from coterie.server.folder import RunFolder
 from coterie.server.run import RunError, run
 from coterie.settings import ConfigError
 

@@ -24,6 +24,7 @@ from coterie.server.data_origin import DataOrigin
 from coterie.server.folder import RunFolder
 from coterie.server.planning import participation_warnings
 from coterie.server.run import initial_models, rounds_of, run
+from coterie.server.start_models import StartModels
 from coterie.settings import AUTO, ConfigError
 
 
@@ -52,7 +53,10 @@ def open_folder(
     config = RunConfig(values, deployed=deployed)
     # Fail before a folder is created: on the network, on the noise multiplier, on a missing library.
     origin = check(config)
-    initial_models(config, Streams(0))
+    _, layout = initial_models(config, Streams(0))
+    start = StartModels.of(config)
+    if start is not None:
+        start.check_layout(layout, max(config.models, 1))
     exporter.check(config)
     recorders.check(config)
     _ = config.plan
@@ -61,7 +65,7 @@ def open_folder(
     out = Path(config.run.out) if config.run.out else default / name
     while not config.run.out and out.exists():  # two runs in one second
         out = out.with_name(out.name + "-again")
-    return RunFolder.create(out, config, origin)
+    return RunFolder.create(out, config, origin, start)
 
 
 @contextmanager

@@ -336,6 +336,12 @@ class RunConfig:  # large: the tables of settings and all that follows from seve
         moved.data = replace(self.data, data_dir=folder)
         return moved
 
+    def with_plan(self, plan: Plan) -> RunConfig:
+        """Return this configuration with the plan that is in force."""
+        planned = copy.copy(self)
+        planned.__dict__["plan"] = plan  # in place of the cached one
+        return planned
+
     def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
         """Return the settings in which two runs differ, with both values; paths, timeouts and ports are ignored."""
         here, there = self.values, other.values

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coterie.privacy import Event, Plan, RecordLevel
+from coterie.privacy import Event, Ledger, Plan, RecordLevel
 from coterie.privacy.ledger import count_events
 from coterie.server.config import RunConfig
 
@@ -62,14 +61,14 @@ def _check_schedule(end: int, planned: int, every: int) -> None:
         )
 
 
-def extended_plan(plan: Plan, config: RunConfig, done: int, charges: Sequence[Mapping[str, Any]]) -> Plan:
+def extended_plan(plan: Plan, config: RunConfig, done: int, ledger: Ledger) -> Plan:
     """Return the plan with the rounds that the configuration has beyond it, at the same noise.
 
     Args:
         plan: under which the ledger was opened.
         config: of the resumed run.
         done: rounds that are completed.
-        charges: lines of the ledger.
+        ledger: of the run.
 
     Raises:
         ContinuationError: the mechanism has no further rounds, or they do not fit the budget that is left.
@@ -79,13 +78,14 @@ def extended_plan(plan: Plan, config: RunConfig, done: int, charges: Sequence[Ma
         return plan
     if plan.fixed_rounds:
         raise _fixed(plan.rounds, plan.fixed_rounds)
-    spent, evaluation = count_events(charges), plan.evaluation_event()
+    evaluation = plan.evaluation_event()
     private = config.evaluation.evaluate == "private"
     if private and done < plan.rounds:
         raise ContinuationError(f"has {plan.rounds - done} planned rounds left: finish them with stop-after = 0 first")
     due = _evaluations(done, rounds, config.evaluation.evaluate_every) if private else 0
-    extended = plan.extended({"rounds": rounds, "evaluations": due + (spent[evaluation] if private else 0)})
-    besides = spent + Counter({evaluation: due})
+    evaluated = count_events(ledger.charges)[evaluation] if private else 0
+    extended = plan.extended({"rounds": rounds, "evaluations": due + evaluated})
+    besides = ledger.events + Counter({evaluation: due})
     if extended.private and (most := extended.affordable_rounds(+besides, rounds - done)) < rounds - done:
         raise ContinuationError(_beyond_budget(extended, +besides, done, most))
     return extended

@@ -9,6 +9,7 @@ ledger.jsonl          a line per charge, written and synced before its release
 privacy.json          the certificate
 models/               ``cluster-<j>.safetensors``, each with its card (wire/model_card.py)
 checkpoint/           ``state.safetensors``, replaced atomically after every round
+start/                ``state.safetensors``, the initial models, if they are those of another run
 clients/              state of simulated clients, a file each; never part of a release
 evidence/             inputs of the clustering, where the server sees them: ``NAME.npz``, as exact as it sees them
 result.json           released values, cost, time
@@ -20,7 +21,6 @@ tensorboard/          series of the recorders, where they are configured; also m
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -40,8 +40,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 import tomli_w
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from coterie import __version__
 from coterie.datasets import DataError
@@ -58,33 +56,37 @@ from coterie.files import (
 )
 from coterie.privacy import Ledger, LedgerError, Plan, SharedBudget, certificate, plan_from_terms, read_ledger
 from coterie.privacy.check import verified
+from coterie.privacy.ledger import START
 from coterie.progress import ProgressCallback, ignore_progress
 from coterie.results import CONFIG, DIAGNOSTICS, METRICS, RESULT, Outcome, RoundRecord, read_config
 from coterie.rounds import Checkpoint, Recorder
 from coterie.server import planning
+from coterie.server.checkpoints import (
+    CHECKPOINT,
+    WAY_OUT,
+    FolderError,
+    checkpoint_content,
+    read_checkpoint,
+    tensor_content,
+)
 from coterie.server.config import RunConfig, combined
 from coterie.server.continuation import ContinuationError, accepted_changes, extended_plan
 from coterie.server.data_origin import LOCAL, DataOrigin
+from coterie.server.start_models import StartModels
 from coterie.settings import nested
 from coterie.wire.messages import Layout
 from coterie.wire.model_card import ModelCard
 
 _LIBRARIES = ("flwr", "torch", "numpy", "scikit-learn", "dp-accounting", "opacus", "randomgen")
-_HISTOGRAM, _MEAN, _KEPT = "histogram", "mean", "kept/"
-_ABOUT, _DIGEST = "about", "digest"
-_WAY_OUT = "; restore it from a copy, or start a new run with another --out"
 _LEDGER = "ledger.jsonl"
 _DATA_DIR = "data.data-dir"
+_START = "start/state.safetensors"
 # Largest evidence that is compressed, in bytes; more takes too long.
 _COMPRESSED = 1 << 24
 
 
 def _no_data(config: RunConfig) -> None:
     """Check nothing: the data are those of deployed clients."""
-
-
-class FolderError(RuntimeError):
-    """The run folder cannot be used; it is unchanged."""
 
 
 class RunFolder(Recorder):
@@ -117,13 +119,16 @@ class RunFolder(Recorder):
         self._opened = moment
 
     @classmethod
-    def create(cls, path: str | Path, config: RunConfig, origin: DataOrigin | None = None) -> RunFolder:
+    def create(
+        cls, path: str | Path, config: RunConfig, origin: DataOrigin | None = None, start: StartModels | None = None
+    ) -> RunFolder:
         """Create a new folder.
 
         Args:
             path: the folder.
             config: of the run.
             origin: the data of a simulation, with which a resumed run compares its own; None: they are not compared.
+            start: the initial models, of another run; None: new ones.
 
         Raises:
             FolderError: ``path`` exists and is not empty.
@@ -133,17 +138,23 @@ class RunFolder(Recorder):
             raise FolderError(f"{path} already contains a run: continue it with --resume, or choose another --out")
         if path.exists() and (not path.is_dir() or any(not _is_trace(entry) for entry in path.iterdir())):
             raise FolderError(f"{path} is not an empty folder: choose another --out")
+        plan = config.plan if start is None else start.plan(config)
         try:
             private_folder(path)
         except OSError as error:
             raise FolderError(f"{path} cannot be created ({error.strerror}): choose another --out") from None
-        ledger = _opened(config.plan, path / _LEDGER, config, planning.about(config))
+        ledger_fields = planning.about(config)
+        if start is not None:
+            ledger_fields[START] = start.entry
+            private_folder(path / "start")
+            _replace(path / _START, checkpoint_content(start.checkpoint, {}, {}))
+        ledger = _opened(plan, path / _LEDGER, config, ledger_fields)
         document = {"config": nested(config.values), "versions": versions(), "machine": machine(config.training.device)}
         if origin is not None:
             _write_json(path / LOCAL, origin.to_json())
             config = config.with_data_dir(origin.folder)
         _replace(path / CONFIG, tomli_w.dumps(document).encode())
-        return cls(path, config, config.plan, ledger, None)
+        return cls(path, config.with_plan(plan), plan, ledger, None)
 
     @classmethod
     def resume(
@@ -168,7 +179,7 @@ class RunFolder(Recorder):
         try:
             stored = read_config(path)["config"]
         except FileError as error:
-            raise FolderError(f"{path} contains no run to resume: {error}{_WAY_OUT}") from None
+            raise FolderError(f"{path} contains no run to resume: {error}{WAY_OUT}") from None
         config = RunConfig.stored(stored, settings)
         try:
             changes = accepted_changes(RunConfig.stored(stored), config)
@@ -176,13 +187,13 @@ class RunFolder(Recorder):
             raise FolderError(f"{path} {error}") from None
         config, origin = _with_data(path, config, settings, check)
         plan, ledger_fields = _planned(path, config)
-        checkpoint, line = _read_checkpoint(path / "checkpoint" / "state.safetensors")
+        checkpoint, line = read_checkpoint(path / CHECKPOINT)
         ledger = _opened(plan, path / _LEDGER, config, ledger_fields)
         try:
-            extended = extended_plan(plan, config, checkpoint.round if checkpoint else 0, ledger.charges)
+            extended = extended_plan(plan, config, checkpoint.round if checkpoint else 0, ledger)
             if extended != plan:
                 ledger.extend(rounds=extended.rounds, evaluations=extended.evaluations)
-            folder = cls(path, config, extended, ledger, checkpoint)
+            folder = cls(path, config.with_plan(extended), extended, ledger, checkpoint)
             if origin is not None:
                 _write_json(path / LOCAL, origin.to_json())
             if changes:
@@ -199,22 +210,9 @@ class RunFolder(Recorder):
 
     def checkpoint(self, state: Checkpoint, line: Mapping[str, Any]) -> None:
         """Replace the checkpoint; it holds released values only."""
-        tensors = {
-            f"{cluster}/{name}": values.copy()
-            for cluster, model in enumerate(state.models)
-            for name, values in state.layout.split(model).items()
-        }
-        if state.histogram is not None:
-            tensors[_HISTOGRAM] = state.histogram
-        if state.mean is not None:
-            tensors[_MEAN] = state.mean
-        tensors |= {_KEPT + name: np.ascontiguousarray(values) for name, values in state.state.items()}
-        metadata = {"round": state.round, "line": dict(line), "names": state.layout.names}
-        metadata |= {"charges": len(self.ledger.charges), "chain": self.ledger.chain}
+        proof = {"charges": len(self.ledger.charges), "chain": self.ledger.chain}
         private_folder(self.path / "checkpoint")
-        metadata = json.loads(json.dumps(metadata))  # as it is read again
-        metadata[_DIGEST] = _digest(metadata, tensors)
-        _replace(self.path / "checkpoint" / "state.safetensors", _tensors(tensors, metadata))
+        _replace(self.path / CHECKPOINT, checkpoint_content(state, line, proof))
 
     def round_finished(self, line: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl, and exact scores to diagnostics.jsonl; then call ``on_metrics``."""
@@ -242,7 +240,7 @@ class RunFolder(Recorder):
             with os.fdopen(open_regular(path), "rb") as file, np.load(file, allow_pickle=False) as archive:
                 return dict(archive)
         except (FileError, OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error) as error:
-            raise FolderError(f"{path} is damaged ({error}){_WAY_OUT}") from None
+            raise FolderError(f"{path} is damaged ({error}){WAY_OUT}") from None
 
     def take_evidence(self, run: str | Path, names: Iterable[str]) -> None:
         """Use what another run kept under names that match these patterns."""
@@ -257,6 +255,10 @@ class RunFolder(Recorder):
         """Call ``on_progress``."""
         self.on_progress(what)
 
+    def start_models(self) -> Checkpoint | None:
+        """The initial models, where they are those of another run; None: they are new."""
+        return read_checkpoint(self.path / _START)[0]
+
     @property
     def failure(self) -> str | None:
         """Why a run that completed its rounds failed; None otherwise."""
@@ -264,7 +266,7 @@ class RunFolder(Recorder):
             path = self.path / "failure.json"
             return str(read_object(path).get("reason", f"the run failed before: {path}")) if path.exists() else None
         except FileError as error:
-            raise FolderError(f"{error}{_WAY_OUT}") from None
+            raise FolderError(f"{error}{WAY_OUT}") from None
 
     @failure.setter
     def failure(self, reason: str | None) -> None:
@@ -281,7 +283,7 @@ class RunFolder(Recorder):
         try:
             return RoundRecord.joined(released, exact)
         except ValueError as error:
-            raise FolderError(f"{self.path / METRICS} or {DIAGNOSTICS} is damaged ({error}){_WAY_OUT}") from None
+            raise FolderError(f"{self.path / METRICS} or {DIAGNOSTICS} is damaged ({error}){WAY_OUT}") from None
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> None:
         """Write ``name`` atomically."""
@@ -310,7 +312,7 @@ class RunFolder(Recorder):
         for cluster, model in enumerate(models):
             tensors = {name: values.copy() for name, values in layout.split(model).items()}
             metadata = replace(card, cluster=cluster).to_json()
-            _replace(self.path / "models" / f"cluster-{cluster}.safetensors", _tensors(tensors, metadata))
+            _replace(self.path / "models" / f"cluster-{cluster}.safetensors", tensor_content(tensors, metadata))
 
     def amend_last(self, evaluation: Mapping[str, Any]) -> None:
         """Add the evaluation of the last round if a crash prevented its writing."""
@@ -362,7 +364,7 @@ def _with_data(
     try:
         earlier = DataOrigin.read(path / LOCAL)
     except FileError as error:
-        raise FolderError(f"{error}{_WAY_OUT}") from None
+        raise FolderError(f"{error}{WAY_OUT}") from None
     try:
         if earlier is not None and not combined(settings).get(_DATA_DIR):
             earlier.require_directory()
@@ -386,6 +388,8 @@ def _planned(path: Path, config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     """
     ledger_fields = planning.about(config)
     header, charges = verified(path)
+    if START in header:
+        ledger_fields[START] = header[START]
     now, stored = ledger_fields["tuned"], header.get("tuned", {})
     added = {name: value for name, value in now.items() if value != config.declared[name].shown_default}
     ledger_fields["tuned"] = {name: now.get(name, value) for name, value in stored.items()} | added
@@ -426,7 +430,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     try:
         return read_lines(path) if path.exists() else []
     except FileError as error:
-        raise FolderError(f"{error}{_WAY_OUT}") from None
+        raise FolderError(f"{error}{WAY_OUT}") from None
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
@@ -457,42 +461,6 @@ def _writing(path: Path) -> Iterator[None]:
             f"{path} cannot be written: {error.strerror or error}; free the disk or make the folder writable, then "
             "continue with --resume"
         ) from None
-
-
-def _read_checkpoint(path: Path) -> tuple[Checkpoint | None, dict[str, Any] | None]:
-    if not path.exists():
-        return None, None
-    try:
-        os.close(open_regular(path))
-        with safe_open(path, framework="numpy") as file:
-            metadata = json.loads(file.metadata()[_ABOUT])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        if metadata.pop(_DIGEST, None) not in (None, _digest(metadata, tensors)):
-            raise ValueError("its content does not match its digest")
-        histogram, mean = tensors.pop(_HISTOGRAM, None), tensors.pop(_MEAN, None)
-        kept = {key.removeprefix(_KEPT): tensors.pop(key) for key in sorted(tensors) if key.startswith(_KEPT)}
-        names = metadata["names"]
-        clusters = 1 + max((int(key.partition("/")[0]) for key in tensors), default=0)
-        layout = Layout(tuple(names), tuple(tensors[f"0/{name}"].shape for name in names))
-        models = np.stack([layout.flatten({n: tensors[f"{j}/{n}"] for n in names}) for j in range(clusters)])
-        return Checkpoint(metadata["round"], models, layout, histogram, mean, kept), metadata["line"]
-    except (FileError, SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FolderError(f"{path} is damaged ({error}){_WAY_OUT}") from None
-
-
-def _digest(metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> str:
-    """Digest of a checkpoint, which detects flipped bits."""
-    digest = hashlib.sha256(json.dumps(metadata).encode())
-    for name in sorted(tensors):
-        values = np.ascontiguousarray(tensors[name])
-        digest.update(f"{name} {values.dtype} {values.shape}".encode())
-        digest.update(values.tobytes())
-    return digest.hexdigest()
-
-
-def _tensors(tensors: dict[str, np.ndarray], metadata: Mapping[str, Any]) -> bytes:
-    # One key of metadata: safetensors writes several in random order, and equal runs should leave equal files.
-    return save(tensors, metadata={_ABOUT: json.dumps(metadata)})
 
 
 def _is_trace(path: Path) -> bool:

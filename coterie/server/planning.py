@@ -279,6 +279,8 @@ def _diagnostics(config: RunConfig) -> list[str]:
         "the peak memory of the run",
         "whether any reply could be used, to training and to evaluations: a run without one fails",
     ]
+    if client_level:
+        always.append("whether any client is registered when a session of the run begins: it ends without one")
     if config.deployment.min_clients:
         when = "round 1 begins" if client_level else "each round begins"
         always.append(f"whether enough clients (min-clients) are there before {when}: a run without them fails")

@@ -65,6 +65,8 @@ def _run(folder: RunFolder, grid: Grid) -> Outcome:
     streams = Streams(config.seed)
     strategy = make_strategy(config, folder, streams)
     models, layout = initial_models(config, streams)
+    if (start := folder.start_models()) is not None:
+        models = start.models if start.mean is None else start.mean
     client_config = ConfigRecord({**config.for_clients(), "clients-dir": str(folder.path.absolute() / "clients")})
     rounds = rounds_of(config)
     try:

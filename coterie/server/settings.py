@@ -44,6 +44,14 @@ class RunSettings(Settings):
     stop_after: int = setting(
         0, "stop after this number of rounds, with the noise of all planned rounds; 0: never", at_least=0
     )
+    start_from: str = setting(
+        "", "run folder whose last models are the initial ones; empty: new models", allowed="a run folder"
+    )
+    initial_clients: str = setting(
+        "same",
+        "clients of the run in start-from: same, whose charges count too, or other, as only the user can know",
+        choices=("same", "other"),
+    )
     seed: int | None = setting(None, "auto: secret randomness; a number: reproducible, not certified", within=SEED)
     client_names: str = setting(
         "",

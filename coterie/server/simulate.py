@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.server.config import RunConfig
@@ -78,7 +79,7 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
     gc.freeze()  # collecting the garbage of all imported libraries would take as long as some rounds
     if engine == "local":
         workers = workers_for(config.trainings, torch_device(config.training.device), cores or _cores())
-        grid = SummingGrid(config.data.clients, workers, folder.report_progress)
+        grid = SummingGrid(config.data.clients, workers, folder.report_progress, lambda: _require_data(config))
         try:
             return execute(folder, grid)
         finally:
@@ -92,6 +93,22 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
         folder=folder.path,
     )
     return outcomes[0]
+
+
+def _require_data(config: RunConfig) -> None:
+    """Check before a round is charged that the folder of the clients' own data is still there.
+
+    Raises:
+        DataError: it is not.
+    """
+    from coterie.datasets import OWN_DATA, DataError
+
+    folder = config.data.data_dir
+    if config.data.dataset == OWN_DATA and folder and not Path(folder).expanduser().is_dir():
+        raise DataError(
+            f"the folder {folder} of the clients' data is missing; nothing was charged for this round, and completed "
+            "rounds are saved: restore it, then continue with --resume"
+        )
 
 
 def _check_per_record(config: RunConfig, data: Federation | OwnFederation) -> None:

@@ -71,7 +71,7 @@ def run_rounds(
             if strategy.finished:
                 break
             started = time.perf_counter()
-            _require_clients(strategy, grid, number)
+            _require_clients(strategy, grid, number, session_begins=number == numbers[0])
             models, metrics = _train(strategy, grid, number, models, train_config, timeout)
             run.state = run.state.resized(len(models))
             mean = strategy.options.averaging(mean, models, number, num_rounds)
@@ -326,14 +326,22 @@ def _warn_of_refused_evaluation(strategy: ClusteredStrategy) -> None:
         )
 
 
-def _require_clients(strategy: ClusteredStrategy, grid: Grid, number: int) -> None:
+def _require_clients(strategy: ClusteredStrategy, grid: Grid, number: int, *, session_begins: bool) -> None:
     """Update the registered clients before a round.
 
     Raises:
-        StrategyError: fewer than ``min_clients`` are registered. At client level it applies to round 1 only.
+        StrategyError: no client is registered, so that a charge would buy nothing; or fewer than ``min_clients`` are.
+            At client level the first applies to the begin of a session only, the second to round 1 only: later the end
+            of a run would reveal who is present.
     """
     registry = strategy.registry
-    enough = registry.wait_for(grid, strategy.options.min_clients)
+    needed = 1 if session_begins or strategy.plan.unit != "client" else 0
+    enough = registry.wait_for(grid, max(needed, strategy.options.min_clients))
+    if not registry.nodes and (session_begins or strategy.plan.unit != "client"):
+        raise StrategyError(
+            f"round {number}: no client is registered after {registry.wait:g} s; nothing was charged for it, and "
+            "completed rounds are saved: check the clients, then resume"
+        )
     if not enough and (strategy.plan.unit != "client" or not strategy.ledger.charges):
         raise StrategyError(
             f"round {number}: {len(registry.nodes)} clients are registered after {registry.wait:g} s, fewer than "
@@ -378,5 +386,6 @@ def _participation(run: Run) -> dict[str, Any]:
     replies = counts["replies"]
     if replies["asked"] and not replies["accepted"]:
         reason = next(iter(replies["dropped"]), "no client replied")
-        log(WARNING, "none of %s replies of this round could be used; first: %s", replies["asked"], reason)
+        text = "none of %s replies of this round could be used; first: %s"
+        log(WARNING, text, replies["asked"], reason, extra={"reason": reason})
     return {**counts, "clients_present": len(run.registry.nodes)}

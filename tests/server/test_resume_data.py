@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from commands import tree
 
-from coterie.datasets import own_federation
+from coterie.datasets import DataError, own_federation
 from coterie.engine import LocalGrid
-from coterie.server import FolderError, run
+from coterie.server import FolderError, RunError, run
 from coterie.server.app import open_folder
-from coterie.server.simulate import prepare
+from coterie.server.simulate import prepare, simulate
 
 SETTINGS = {
     "strategy": "fedavg",
@@ -159,3 +159,29 @@ def test_a_damaged_file_is_named(home, content):
     (home / "run/local.json").write_text(content)
     with pytest.raises(FolderError, match=r"local\.json"):
         resumed(home / "run")
+
+
+def test_data_that_vanish_during_a_run_end_it_before_the_next_charge(home):
+    folder = open_folder({**SETTINGS, "out": "other"}, home, check=prepare)
+    folder.on_metrics = lambda record: (home / "sites").rename(home / "gone") if record.round == 2 else None
+    with pytest.raises(DataError, match="sites of the clients' data is missing; nothing was charged"):
+        simulate(folder)
+    folder.close()
+    assert len((home / "other/ledger.jsonl").read_text().splitlines()) == 1 + 2
+    (home / "gone").rename(home / "sites")
+    assert resumed(home / "other")["charges"] == 4
+
+
+@pytest.mark.parametrize("unit", ["client", "none"])
+def test_without_a_registered_client_no_round_is_charged(home, unit):
+    class Nobody(LocalGrid):
+        def get_node_ids(self):
+            return []
+
+    settings = {**SETTINGS, "privacy-unit": unit, "out": "other", "registration-timeout": 0}
+    folder = open_folder(settings, home, check=prepare)
+    with pytest.raises(RunError, match="no client is registered after 0 s; nothing was charged"):
+        run(folder, Nobody(3))
+    folder.close()
+    assert len((home / "other/ledger.jsonl").read_text().splitlines()) == 1
+    assert resumed(home / "other")["charges"] == 4
