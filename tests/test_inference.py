@@ -302,7 +302,7 @@ def test_tables_are_read_by_the_schema_in_the_card(tmp_path, trained, coterie):
     assert models.read(tmp_path / "client-0.csv").y.shape == (200,)
     assert "root mean squared error" in coterie("predict", run, "client-0.csv")[2]
     (tmp_path / "german.csv").write_text("sex;age\nf;50,5\n")
-    assert_refused(coterie("predict", run, "german.csv"), 'would be', "coterie data check")
+    assert_refused(coterie("predict", run, "german.csv"), "would be", "coterie data check")
     (tmp_path / "own.toml").write_text(f'{TABLE_SCHEMA}[file]\ndecimal = ","\n')
     assert coterie("predict", run, "german.csv", "--schema", "own.toml")[0] == 0
     (tmp_path / "own.toml").write_text(TABLE_SCHEMA.replace("mean = 50", "mean = 51"))

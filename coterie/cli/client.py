@@ -44,6 +44,9 @@ def client(  # long: one line per option
     value_range: Annotated[
         str | None, typer.Option(metavar="LOW:HIGH", help="Range to which vector features are clamped.")
     ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Features of this client's table, or by-position.")
+    ] = None,
     schema: Annotated[
         Path | None, typer.Option(help="TOML schema of this client's table, instead of shape and classes.")
     ] = None,
@@ -84,6 +87,7 @@ def client(  # long: one line per option
         input_shape=input_shape,
         num_classes=num_classes,
         value_range=value_range,
+        columns=columns,
         schema=_absolute(schema),
         budget_file=_absolute(budget_file),
     )
@@ -161,4 +165,5 @@ def _absolute(path: Path | None) -> str | None:
 def _describe(path: str, node: NodeConfig) -> str:
     from coterie.datasets.own import Declared, describe
 
-    return describe(path, Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range))
+    declared = Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range, node.columns)
+    return describe(path, declared)

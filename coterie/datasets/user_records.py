@@ -41,6 +41,7 @@ class Records:
         problems: the problems of records that were dropped or clamped.
         has_targets: whether the file has labels or targets; otherwise `y` is zero.
         notes: what a schema drops or clamps by its own rules.
+        warnings: features that look wrong, for the owner alone.
     """
 
     where: str
@@ -53,6 +54,7 @@ class Records:
     problems: tuple[str, ...] = ()
     has_targets: bool = True
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def divided(self) -> tuple[Records, Records]:
         """Return the training and the held-out records; the same object twice if none is held out."""
