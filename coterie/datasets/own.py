@@ -163,7 +163,7 @@ def facts(
         if num_classes is None:
             raise DataError("num-classes is missing: set the number of classes, or 0 for real targets")
         if len(shape) == 3:
-            return Facts("images", shape, num_classes, columns=None)
+            return Facts("images", shape, num_classes)
         return Facts("vectors", shape, num_classes, None, TYPICAL, _columns(columns, shape))
     if dataset in DATASETS:
         info = DATASETS[dataset]
@@ -278,11 +278,17 @@ class OwnFederation:
                 schema=data_facts.schema if client_id not in self._deployed else declared and declared.schema,
                 span=declared.span if declared else None,
                 strict=client_id not in self._deployed,
-                columns=data_facts.columns if declared is None or declared.columns == () else declared.columns,
+                columns=self._columns(declared),
             )
             self._warn_unscaled(shard)
             self._shards.setdefault(client_id, shard)
         return self._shards[client_id]
+
+    def _columns(self, declared: Declared | None) -> tuple[str, ...] | None:
+        """Return the names of a table's features; those of pixels are not compared."""
+        if self.kind == "images":
+            return None
+        return self._known.columns if declared is None or declared.columns == () else declared.columns
 
     def _warn_unscaled(self, shard: Shard) -> None:
         """Log a warning about the first client whose data are plainly not scaled."""
