@@ -1,5 +1,6 @@
 """Commands of README and docs: each runs with small settings, or a test that is named here runs its kind."""
 
+import json
 import os
 import re
 import shlex
@@ -55,6 +56,7 @@ OTHERS = {
     "flower-supernode": "deployment/test_deployment.py",
     "python benchmarks/load.py": "test_documented_commands.py",
     "python benchmarks/page.py": "bench/test_results.py",
+    "python benchmarks/table_reading.py": "test_documented_commands.py",
     "python3 -m venv": "test_first_hour.py",
     "pip install .": "test_first_hour.py",
     "pip install torch": "release.py",
@@ -123,6 +125,13 @@ def test_the_load_of_a_federation_is_measured(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_the_reading_of_a_table_is_measured(tmp_path):
+    words = [sys.executable, ROOT / "benchmarks" / "table_reading.py", "--rows", "500", "--repeat", "1"]
+    done = subprocess.run(words, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["this"]["records"] == 500
 
 
 @pytest.fixture
