@@ -2,8 +2,8 @@
 
     python benchmarks/table_reading.py [--rows 1000000] [--other CHECKOUT]
 
-Writes a CSV file of nine columns (numbers with gaps, a category, a boolean as a category, a note of free text, a label),
-reads it by a schema, and prints one JSON document with CPU seconds. "checks" are those of bytes that cannot be decoded,
+Writes a CSV file of nine columns (numbers with gaps, a category, a boolean, a note of free text, a label), reads it by
+a schema, and prints one JSON document with CPU seconds. "checks" are those of bytes that cannot be decoded,
 zero bytes, lengths of lines, and numbers of cells: what finds damage and changes no table without it. ``--other`` reads
 the same file with the code of another checkout, such as that of the last release.
 """

@@ -56,7 +56,6 @@ OTHERS = {
     "flower-supernode": "deployment/test_deployment.py",
     "python benchmarks/load.py": "test_documented_commands.py",
     "python benchmarks/page.py": "bench/test_results.py",
-    "python benchmarks/table_reading.py": "test_documented_commands.py",
     "python3 -m venv": "test_first_hour.py",
     "pip install .": "test_first_hour.py",
     "pip install torch": "release.py",
