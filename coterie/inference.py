@@ -134,7 +134,8 @@ class TrainedModels(Sequence[nn.Module]):
             if table_schema is None or given.fingerprint != table_schema.fingerprint:
                 raise InferenceError(f"{schema} is not the schema of these models; only [file] and ignore may differ")
             table_schema = given
-        facts = Facts(card.kind, card.shape, card.num_classes, table_schema)
+        columns = None if table_schema else card.columns
+        facts = Facts(card.kind, card.shape, card.num_classes, table_schema, columns=columns)
         return local_records(Path(file), facts, networks.features(card.features))
 
     def in_units(self, targets: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -1,5 +1,6 @@
 """Commands of README and docs: each runs with small settings, or a test that is named here runs its kind."""
 
+import json
 import os
 import re
 import shlex
@@ -123,6 +124,13 @@ def test_the_load_of_a_federation_is_measured(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_the_reading_of_a_table_is_measured(tmp_path):
+    words = [sys.executable, ROOT / "benchmarks" / "table_reading.py", "--rows", "500", "--repeat", "1"]
+    done = subprocess.run(words, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["this"]["records"] == 500
 
 
 @pytest.fixture

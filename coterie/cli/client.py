@@ -48,6 +48,9 @@ def client(  # long: one line per option
     value_range: Annotated[
         str | None, typer.Option(metavar="LOW:HIGH", help="Range to which vector features are clamped.")
     ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Features of this client's table, or by-position.")
+    ] = None,
     schema: Annotated[
         Path | None, typer.Option(help="TOML schema of this client's table, instead of shape and classes.")
     ] = None,
@@ -91,6 +94,7 @@ def client(  # long: one line per option
         input_shape=input_shape,
         num_classes=num_classes,
         value_range=value_range,
+        columns=columns,
         schema=_absolute(schema),
         budget_file=_absolute(budget_file),
     )
@@ -186,7 +190,7 @@ def _report(path: str, node: NodeConfig, skip_invalid: bool) -> DataReport:
     """
     from coterie.datasets import DataError, Declared, report
 
-    declared = Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range)
+    declared = Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range, node.columns)
     data_report = report(path, declared)
     if not data_report.usable:
         raise DataError("; ".join(["no usable records", *data_report.lines()]))

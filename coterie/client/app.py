@@ -69,7 +69,7 @@ def client_of(node: NodeConfig) -> Client:
         node.budget,
         diagnostics=node.diagnostics,
         data=node.data,
-        declared=Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range),
+        declared=Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range, node.columns),
         budget_file=node.budget_file,
     )
 
@@ -132,10 +132,11 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
     if client.data is not None and client.declared is not None:
         declared, data = client.declared, config.data
         try:
-            asked = facts(data.dataset, data.input_shape, data.num_classes, None, data.table_schema)
+            asked = facts(data.dataset, data.input_shape, data.num_classes, None, data.table_schema, data.columns)
         except DataError as error:
             raise ClientError(f"{who}: {error}") from None
-        if (asked.shape, asked.num_classes, asked.fingerprint) != (
+        other_columns = declared.columns != () and asked.columns != declared.columns
+        if other_columns or (asked.shape, asked.num_classes, asked.fingerprint) != (
             declared.shape,
             declared.num_classes,
             declared.fingerprint,

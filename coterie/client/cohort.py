@@ -58,7 +58,7 @@ def _federation(config: ClientConfig, clients: Sequence[Client]) -> Federation |
     transform, folder = networks.features(config.training.features), spec.data_dir or None
     paths = {client.client_id: client.data for client in clients if client.data}
     if paths or spec.dataset == OWN_DATA:
-        data_facts = facts(spec.dataset, spec.input_shape, spec.num_classes, folder, spec.table_schema)
+        data_facts = facts(spec.dataset, spec.input_shape, spec.num_classes, folder, spec.table_schema, spec.columns)
         if paths:
             deployed = {client.client_id: client.declared for client in clients if client.deployed}
             return OwnFederation(paths, data_facts, transform, deployed)

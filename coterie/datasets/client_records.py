@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,6 +70,7 @@ def usable_records(
     span: tuple[float, float] | None,
     *,
     strict: bool,
+    columns: Sequence[str] | None = None,
 ) -> Parts:
     """Return training and test records in the run's format.
 
@@ -80,6 +81,7 @@ def usable_records(
         schema: of tables; None: their columns are numbers.
         span: see `Records.fitted`.
         strict: whether a record that cannot be used is an error.
+        columns: names of the features of a table without a schema; see `table_records`.
 
     Returns:
         the records; if none can be tested on, those for training twice.
@@ -94,7 +96,7 @@ def usable_records(
             raise DataError(records.problems[0])
         return records
 
-    train, test = read(Path(path), shape, schema)
+    train, test = read(Path(path), shape, schema, columns=columns)
     if schema is not None:
         train = replace(train, class_names=schema.class_names)
         test = None if test is None else replace(test, class_names=schema.class_names)
@@ -191,7 +193,8 @@ def report(path: str | Path, declared: Declared | None = None) -> DataReport:
         train, test = read(Path(path), None)
         parts = Parts(*train.divided(), False) if test is None else Parts(train, test, True)
     else:
-        parts = usable_records(path, declared.shape, declared.num_classes, declared.schema, declared.span, strict=False)
+        facts = declared.shape, declared.num_classes, declared.schema, declared.span
+        parts = usable_records(path, *facts, strict=False, columns=declared.columns or None)
     return _report(str(path), parts)
 
 
@@ -217,7 +220,7 @@ def _report(path: str, parts: Parts) -> DataReport:
     held_out = "none held out, so all are used for testing" if alone else held_out
     total = len(train.y) if parts.given else parts.usable
     targets = labels(train.y if alone else np.concatenate([train.y, test.y]), train.labelled)
-    warnings = [unequal_losses(classes, parts.left_out.classes)]
+    warnings = [*train.warnings, *test.warnings, unequal_losses(classes, parts.left_out.classes)]
     if parts.usable and not len(train.y):
         warnings.append(f"{_all_held_out(parts)}: until then, this client contributes nothing")
     return DataReport(
@@ -228,7 +231,7 @@ def _report(path: str, parts: Parts) -> DataReport:
         dict(classes),
         parts.left_out,
         parts.problems(),
-        tuple(filter(None, warnings)),
+        tuple(filter(None, dict.fromkeys(warnings))),
     )
 
 

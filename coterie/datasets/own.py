@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from logging import INFO, WARNING
@@ -38,12 +39,14 @@ from coterie.datasets.schema import TYPICAL, TableSchema
 from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source
 from coterie.datasets.split import Split
-from coterie.datasets.tables import read_table, unscaled
+from coterie.datasets.tables import columns_text, parse_columns, read_table, table_columns, unscaled
 from coterie.datasets.user_files import find, read
-from coterie.datasets.user_records import SUFFIXES, Shape
+from coterie.datasets.user_records import SUFFIXES, TABLE_SUFFIXES, Shape, shortened, sizes_text, suffix_of
 
 #: Name of the data set that consists of local client data.
 OWN_DATA = "own"
+# Clients of a simulation whose tables may name the columns.
+_FIRST_CLIENTS = 20
 # Losses in one line of a log.
 _MAX_LOSSES = 20
 
@@ -58,6 +61,7 @@ class Facts:
         num_classes: number of classes; 0 for real targets.
         schema: of tables; None: labels and features are numbers, see the module.
         feature_range: public bound on the absolute value of a feature, to which methods that need one clamp.
+        columns: names of the features of tables without a schema, in order; empty: not known; None: not compared.
     """
 
     kind: str
@@ -65,12 +69,14 @@ class Facts:
     num_classes: int
     schema: TableSchema | None = None
     feature_range: float = field(default=1.0, compare=False)
+    columns: tuple[str, ...] | None = ()
 
     def __str__(self) -> str:
         sizes = "x".join(map(str, self.shape))
         classes = f"{self.num_classes} classes" if self.num_classes else "real targets"
         schema = f" by schema {self.fingerprint[:12]}" if self.schema else ""
-        return f"examples of {sizes} with {classes}{schema}"
+        columns = f" and columns {shortened(columns_text(self.columns))}" if self.columns else ""
+        return f"examples of {sizes} with {classes}{schema}{columns}"
 
     @property
     def fingerprint(self) -> str:
@@ -90,7 +96,12 @@ class Declared(Facts):
 
     @classmethod
     def of(
-        cls, schema: str | None, input_shape: str | None, num_classes: int | None, value_range: str | None
+        cls,
+        schema: str | None,
+        input_shape: str | None,
+        num_classes: int | None,
+        value_range: str | None,
+        columns: str | None = None,
     ) -> Declared | None:
         """Return the declaration of a node configuration; None: it declares nothing.
 
@@ -99,6 +110,7 @@ class Declared(Facts):
             input_shape: such as `"1x28x28"`, or `"16"`.
             num_classes: 0 for real targets.
             value_range: such as `"0:1"`; None for no limit.
+            columns: names of the features of a table without a schema, as in the setting; None: those of the run.
 
         Raises:
             DataError: a value is invalid, or the schema has errors.
@@ -109,7 +121,8 @@ class Declared(Facts):
         if input_shape is None or num_classes is None:
             return None
         shape = _shape(input_shape)
-        return cls("images" if len(shape) == 3 else "vectors", shape, num_classes, span=_span(value_range))
+        kind = "images" if len(shape) == 3 else "vectors"
+        return cls(kind, shape, num_classes, columns=_columns(columns or "", shape), span=_span(value_range))
 
     __str__ = Facts.__str__
 
@@ -120,6 +133,7 @@ def facts(
     num_classes: int | None,
     data_dir: str | Path | None = None,
     table_schema: str | None = None,
+    columns: str = "",
 ) -> Facts:
     """Return the facts about a data set; only a `module:function` is loaded.
 
@@ -129,6 +143,7 @@ def facts(
         num_classes: number of classes of `OWN_DATA`; None if a schema determines it.
         data_dir: see `load`.
         table_schema: schema of the tables of `OWN_DATA` as text, which determines shape and classes; None for none.
+        columns: names of the features of tables without a schema, as in the setting.
 
     Raises:
         DataError: the shape or the schema is invalid, or the data set unknown.
@@ -140,8 +155,9 @@ def facts(
         shape = _shape(input_shape)
         if num_classes is None:
             raise DataError("num-classes is missing: set the number of classes, or 0 for real targets")
-        images = len(shape) == 3
-        return Facts("images", shape, num_classes) if images else Facts("vectors", shape, num_classes, None, TYPICAL)
+        if len(shape) == 3:
+            return Facts("images", shape, num_classes)
+        return Facts("vectors", shape, num_classes, None, TYPICAL, _columns(columns, shape))
     if dataset in DATASETS:
         info = DATASETS[dataset]
         return Facts(info.kind, info.shape, info.num_classes)
@@ -160,6 +176,33 @@ def _span(text: str | None) -> tuple[float, float] | None:
     if not (-math.inf < span[0] < span[1] < math.inf):
         raise DataError(f"value-range = {text!r}: must be the minimum and the maximum, such as 0:1")
     return span
+
+
+def _columns(text: str, shape: Shape) -> tuple[str, ...] | None:
+    columns = parse_columns(text)
+    if columns and (len(columns),) != shape:
+        raise DataError(
+            f"columns = {shortened(text)!r} names {len(columns)} features, but input-shape is {sizes_text(shape)}; "
+            "change one of the two (columns of a simulation are those of its first table, unless they are set)"
+        )
+    return columns
+
+
+def first_columns(folder: str | Path | None) -> str:
+    """Return the names of the features of a simulation's tables, as a setting: those of the first client.
+
+    Empty, if the first clients have no table.
+    """
+    if not folder:
+        return ""
+    home = Path(folder).expanduser()
+    for client in range(_FIRST_CLIENTS):
+        with suppress(DataError, OSError):
+            path = find(home, f"client-{client}")
+            path = find(path, "train") if path is not None and path.is_dir() else path
+            if path is not None:
+                return columns_text(table_columns(path)) if suffix_of(path) in TABLE_SUFFIXES else ""
+    return ""
 
 
 def _shape(text: str) -> Shape:
@@ -229,6 +272,7 @@ class OwnFederation:
                 self._transform,
                 schema=data_facts.schema if simulated else declared and declared.schema,
                 span=declared.span if declared else None,
+                columns=self._columns(declared),
             )
             try:
                 shard = read(strict=simulated)
@@ -245,6 +289,12 @@ class OwnFederation:
         if self._empty & (self._empty - 1) == 0:
             count = f"{self._empty} of {self.clients} clients so far"
             log(WARNING, "client %s is left out, as it has no training records (%s): %s", client_id, count, error)
+
+    def _columns(self, declared: Declared | None) -> tuple[str, ...] | None:
+        """Return the names of a table's features; those of pixels are not compared."""
+        if self.kind == "images":
+            return None
+        return self._known.columns if declared is None or declared.columns == () else declared.columns
 
     def _warn_unscaled(self, shard: Shard) -> None:
         """Log a warning about the first client whose data are plainly not scaled."""
@@ -293,6 +343,7 @@ def own_shard(
     schema: TableSchema | None = None,
     span: tuple[float, float] | None = None,
     strict: bool = True,
+    columns: tuple[str, ...] | None = None,
 ) -> Shard:
     """Return the local data of a client, scaled as in a `Federation`; read once per process.
 
@@ -312,12 +363,15 @@ def own_shard(
         span: see `Records.fitted`.
         strict: raise an error for dropped or clamped records instead of logging them; what the schema drops or clamps
             by its own rules is logged in any case.
+        columns: see `Facts`.
 
     Raises:
         DataError: the data cannot be read or do not match the run, or the transform does not fit them.
     """
-    parts = usable_records(path, shape, num_classes, schema, span, strict=strict)
+    parts = usable_records(path, shape, num_classes, schema, span, strict=strict, columns=columns)
     train, test = parts.train, parts.test
+    for warning in dict.fromkeys(train.warnings + test.warnings):
+        log(WARNING, "client %s: %s", client_id, warning)
     _log_losses(client_id, parts)
     rows = [np.arange(len(train.y))]
     alone = Federation(
@@ -377,7 +431,7 @@ def local_records(path: str | Path, known: Facts, transform: Transform | None) -
         raise DataError("the models expect text, but files contain images or vectors; use coterie.load in Python")
     if known.schema is not None:
         return _table_records(path, known)
-    records, test = read(Path(path), known.shape, need_targets=False)
+    records, test = read(Path(path), known.shape, need_targets=False, columns=known.columns or None)
     records = records.fitted(known.shape, known.num_classes)
     if records.problems:
         raise DataError(records.problems[0])

@@ -49,6 +49,14 @@ class DataFiles(Settings):
         longest=MAX_SCHEMA,
         client=True,
     )
+    columns: str = setting(
+        "",
+        "own: names of the features of tables without a schema, in order, separated by commas; empty in a simulation: "
+        "those of the first client; by-position: names are not compared",
+        allowed="names, or by-position",
+        longest=MAX_SCHEMA,
+        client=True,
+    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from coterie.datasets.schema import Column, TableSchema
 from coterie.datasets.table_cells import Cell, Notation, Positions, as_text, codes, integer, spellings
-from coterie.datasets.table_files import UNDECODABLE, Chunk
+from coterie.datasets.table_files import UNDECODABLE, ZERO, Chunk
 from coterie.datasets.table_findings import Finding
 
 # Records that are encoded together, at most, and their features.
@@ -84,7 +84,7 @@ class Encoder:
         self._chunk = Chunk((), (), ())
         self._keep = np.ones(0, bool)
         self._dropped: list[tuple[Finding, int]] = []
-        self._undecodable: set[tuple[int, int]] = set()
+        self._damaged: set[tuple[int, int]] = set()
 
     def add(self, chunk: Chunk) -> None:
         """Encode the next records."""
@@ -93,17 +93,20 @@ class Encoder:
             for i in range(problem.lines):
                 finding.add(problem.number + i, problem.value)
             finding.by_class[""] += problem.lines
+        if chunk.unended:
+            finding = self._finding("", "no line end after the last record", "kept", True, "is the file complete?")
+            finding.add(chunk.unended, "")
         for part in chunk.parts(max(1, min(_CHUNK, _CHUNK_FEATURES // self._schema.num_features))):
             self._add(part)
         self.records += len(chunk.rows) + sum(problem.lines for problem in chunk.problems)
 
     def _add(self, chunk: Chunk) -> None:
-        self._chunk, self._dropped, self._undecodable = chunk, [], set()
+        self._chunk, self._dropped, self._damaged = chunk, [], set()
         self._keep = np.ones(len(chunk.rows), bool)
         if not chunk.rows:
             return
-        if chunk.undecodable:
-            self._drop_undecodable()
+        if chunk.damaged:
+            self._drop_damaged()
         x = np.zeros((len(chunk.rows), self._schema.num_features + self._labelled), np.float64)
         if self._numeric:
             self._add_numbers(x)
@@ -127,14 +130,17 @@ class Encoder:
         missing = {name: self._missing[name] for name in sorted(self._missing, key=order.__getitem__)}
         return Table(x, y, index, tuple(findings), missing, self._labelled, self.records, dict(self._lost))
 
-    def _drop_undecodable(self) -> None:
-        """Drop records with bytes that are not of the file's encoding."""
-        what = f"bytes that are not {self._schema.file.encoding}"
+    def _drop_damaged(self) -> None:
+        """Drop records with bytes that are not of the file's encoding, or that are zero."""
+        undecodable = f"bytes that are not {self._schema.file.encoding}"
         for i, row in enumerate(self._chunk.rows):
-            wrong = [column for column, cell in enumerate(row) if UNDECODABLE in cell]
-            for column in wrong:
-                self._drop(column, what, i, hint="set the encoding of the file")
-            self._undecodable.update((i, column) for column in wrong)
+            for column, cell in enumerate(row):
+                if UNDECODABLE in cell:
+                    self._drop(column, undecodable, i, hint="set the encoding of the file")
+                elif ZERO in cell:
+                    self._drop(column, "zero bytes", i)
+                if UNDECODABLE in cell or ZERO in cell:
+                    self._damaged.add((i, column))
 
     def _add_numbers(self, x: npt.NDArray[np.float64]) -> None:
         """Write the features of all columns of numbers, scaled, and 0 where they are missing."""
@@ -252,7 +258,7 @@ class Encoder:
             self._drop(column, "missing", i, expected=rule.missing == "drop")
 
     def _drop(self, column: int, what: str, i: int, *, expected: bool = False, hint: str = "") -> None:
-        if (i, column) in self._undecodable:
+        if (i, column) in self._damaged:
             return
         value = "" if what == "missing" else as_text(self._cell(i, column))
         finding = self._finding(self._columns[column].name, what, "dropped", expected, hint)

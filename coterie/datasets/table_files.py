@@ -28,8 +28,8 @@ from coterie.datasets.user_records import need_at_most, suffix_of
 
 #: Characters of a line and of a record, lines of a record, and columns of a table without a schema.
 MAX_LINE, MAX_RECORD_LINES, MAX_PLAIN_COLUMNS = 8 * 2**20, 1000, 2**18
-#: What stands for bytes that are not of the file's encoding.
-UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
+#: What stands for bytes that are not of the file's encoding, and the zero byte of a damaged file.
+UNDECODABLE, ZERO = "\N{REPLACEMENT CHARACTER}", "\0"
 # Characters that are read together, and lines among which column names are looked for.
 _BLOCK, _TITLES = 2**18, 20
 # Excel's first line.
@@ -73,21 +73,23 @@ class Chunk:
         rows: cells of the requested columns, for every record that can be read.
         positions: of the rows among the records of the chunk, from 0.
         problems: the other records.
-        undecodable: whether a cell may contain `UNDECODABLE`.
+        damaged: whether a cell may contain `UNDECODABLE` or `ZERO`.
+        unended: number of the last line of the file, if it has no end; 0: it has.
     """
 
     numbers: Sequence[int]
     rows: Sequence[Sequence[Cell]]
     positions: Sequence[int]
     problems: Sequence[Problem] = ()
-    undecodable: bool = False
+    damaged: bool = False
+    unended: int = 0
 
     def parts(self, size: int) -> Iterator[Chunk]:
         """Yield the rows in chunks of this size, the first of which has the problems."""
         for start in range(0, max(len(self.rows), 1), size):
             part = slice(start, start + size)
             problems = () if start else self.problems
-            yield Chunk(self.numbers[part], self.rows[part], self.positions[part], problems, self.undecodable)
+            yield Chunk(self.numbers[part], self.rows[part], self.positions[part], problems, self.damaged)
 
 
 @dataclass(frozen=True)
@@ -183,8 +185,10 @@ def _records(
             chunk, end = _chunk(lines, first, delimiter, width + form.trailing_delimiter, following is None)
             if form.trailing_delimiter:
                 chunk = _without_last(chunk)
-            undecodable = UNDECODABLE in "".join(lines[:end])
-            yield replace(chunk, rows=pick(chunk.rows), undecodable=undecodable)
+            text = "".join(lines[:end])
+            damaged = UNDECODABLE in text or ZERO in text
+            unended = first + end - 1 if following is None and text.rstrip(" ") and not text.endswith("\n") else 0
+            yield replace(chunk, rows=pick(chunk.rows), damaged=damaged, unended=unended)
             first, rest, block = first + end, lines[end:], following
 
 
@@ -274,47 +278,69 @@ def _one_by_one(lines: Sequence[str], first: int, delimiter: str, width: int, fi
     reader = _reader(cursor, delimiter)
     numbers, rows, positions, problems = list[int](), list[list[str]](), list[int](), list[Problem]()
     while (start := cursor.begin()) < len(lines):
-        number = first + start
+        hint = ""
         try:
             cells = next(reader)
         except csv.Error as error:
             if cursor.ended and not final:
                 break
-            lost = _lost(lines[start : cursor.position], delimiter, width, cursor.ended)
-            cursor.position = start + lost
-            problems.append(Problem(number, f"cells that cannot be read ({error})", lines=lost))
-            count += lost
+            what, value = f"cells that cannot be read ({error})", ""
         else:
             if not lines[start].replace(delimiter, "").strip():
                 continue
             if len(cells) == width:
-                numbers.append(number)
+                numbers.append(first + start)
                 rows.append(cells)
                 positions.append(count)
-            else:
-                what = f"another number of cells than the {width} column names"
-                ends = len(cells) == width + 1 and not cells[-1]
-                hint = "every record may end with a delimiter with trailing-delimiter = true" if ends else ""
-                problems.append(Problem(number, what, f"{len(cells)} cells", hint=hint))
-            count += 1
+                count += 1
+                continue
+            what, value = f"another number of cells than the {width} column names", f"{len(cells)} cells"
+            if len(cells) == width + 1 and not cells[-1]:
+                hint = "every record may end with a delimiter with trailing-delimiter = true"
+        lost = 1
+        if what.startswith("cells") or cursor.position - start > 1:
+            lost = _lost(lines[start:], cursor.position - start, delimiter, width, final)
+        if not lost:
+            break
+        cursor.position = start + lost
+        problems.append(Problem(first + start, what, value, lost, hint))
+        count += lost
     return Chunk(numbers, rows, positions, problems), start
 
 
-def _lost(lines: Sequence[str], delimiter: str, width: int, truncated: bool) -> int:
-    """Return how many lines of a record that cannot be read are lost.
+def _lost(lines: Sequence[str], read: int, delimiter: str, width: int, final: bool) -> int:
+    """Return how many lines are lost with a record that cannot be read; 0 if more lines are needed to tell.
 
-    If its first line has all cells, and a quote that is not closed, the following lines are other records. Otherwise,
-    they may be part of its text: all of them are lost, because no record may be made of them. At the end of a file, a
-    quote in the last cell begins such a text.
+    If its first line has all cells, the following lines are other records. Otherwise, they may be the rest of a text,
+    up to the next line with a quote that is no record: all are lost, because no record may be made of them.
+
+    Args:
+        lines: from the first one of the record.
+        read: number of lines up to the one at which the record could not be read.
+        delimiter: between cells.
+        width: number of cells of a record.
+        final: whether the file ends after the lines.
     """
-    if len(lines) == 1 or lines[0].count(delimiter) + 1 != width:
-        return len(lines)
-    opened = len(next(csv.reader(lines[:1], delimiter=delimiter, skipinitialspace=True), []))
-    return len(lines) if truncated and opened == width else 1
+    if lines[0].count(delimiter) + 1 == width:
+        truncated = final and read == len(lines) > 1 and not any('"' in line for line in lines[1:])
+        return read if truncated and len(next(_reader(iter(lines[:1]), delimiter, strict=False))) == width else 1
+    if read > 1:
+        return read - _is_record(lines[read - 1], delimiter, width)
+    for i, line in enumerate(lines[1:MAX_RECORD_LINES], 1):
+        if '"' in line:
+            return 1 if _is_record(line, delimiter, width) else i + 1
+    return 1 if final or len(lines) >= MAX_RECORD_LINES else 0
 
 
-def _reader(lines: Iterator[str], delimiter: str) -> Any:
-    return csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+def _is_record(line: str, delimiter: str, width: int) -> bool:
+    try:
+        return len(next(_reader(iter([line]), delimiter), [])) == width
+    except csv.Error:
+        return False
+
+
+def _reader(lines: Iterator[str], delimiter: str, strict: bool = True) -> Any:
+    return csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=strict)
 
 
 class _Cursor:

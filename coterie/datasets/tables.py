@@ -5,9 +5,12 @@ The header of a table of plain numbers implies its schema. The delimiter is foun
 
 from __future__ import annotations
 
+import csv
 import difflib
+import io
+import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from coterie.datasets import user_records
 from coterie.datasets.left_out import LeftOut
 from coterie.datasets.schema import LARGEST, Column, FileFormat, TableSchema
 from coterie.datasets.sources import DataError
-from coterie.datasets.table_cells import Notation
+from coterie.datasets.table_cells import Notation, composed
 from coterie.datasets.table_encoder import Encoder, Table
 from coterie.datasets.table_files import MAX_PLAIN_COLUMNS, TableFile, text_table
 from coterie.datasets.table_parquet import is_integer, parquet_table
@@ -35,6 +38,11 @@ from coterie.datasets.user_records import (
 
 # Characters of a name and names in an error, and names among which a similar one is looked for.
 _LONGEST, _NAMES, _COMPARED = 40, 8, 1000
+#: Setting of `columns` for files whose names are not compared.
+BY_POSITION = "by-position"
+# Names of identifiers, and records that count up in an index: at least, and at most those that are compared.
+_IDENTIFIER = re.compile(r"(unnamed: \d+|index|level_\d+|(.*[ _.-])?(id|uuid|mrn|nr))", re.IGNORECASE)
+_RUN, _COUNTED = 10, 1000
 # Names of the column of labels or real targets in a table without a schema.
 _TARGETS = ("label", "target")
 
@@ -72,7 +80,9 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def table_records(path: Path, need_targets: bool, schema: TableSchema | None = None) -> tuple[Records, None]:
+def table_records(
+    path: Path, need_targets: bool, schema: TableSchema | None = None, columns: Sequence[str] | None = None
+) -> tuple[Records, None]:
     """Read the records of a `.csv`, `.tsv` or `.parquet` file.
 
     Args:
@@ -80,23 +90,101 @@ def table_records(path: Path, need_targets: bool, schema: TableSchema | None = N
         need_targets: whether its column of labels or targets may not be absent.
         schema: how to read it; None: one column is named `label`, or `target` for real targets, and all others are
             features; their cells are plain numbers.
+        columns: names of the features of a table without a schema, in the order of the run; None: any.
 
     Raises:
         DataError: the file cannot be read, or has other columns.
     """
     if schema is None:
-        return _plain_records(path, need_targets), None
+        return _plain_records(path, need_targets, columns), None
     table = read_table(path, schema, labelled=need_targets or None)
     more = "" if len(table.errors) < 2 else f" ({len(table.errors)} kinds of errors)"
     table = replace(table, y=table.y.astype(np.float32).astype(np.float64))
     return _records(path, table, f"{more}; `coterie data check` lists all", schema.num_classes > 0), None
 
 
-def _plain_records(path: Path, need_targets: bool) -> Records:
+def table_columns(path: Path) -> tuple[str, ...]:
+    """Return the names of the features of a table without a schema.
+
+    Raises:
+        DataError: the file cannot be read, or has no names.
+    """
+    file = _opened(path, FileFormat(), _TARGETS)
+    return tuple(file.names[i] for i in _features(path, file.names, _target(path, file.names, needed=True)))
+
+
+def _features(path: Path, names: Sequence[str], target: int | None) -> list[int]:
+    """Return the positions of the features of a table without a schema.
+
+    Raises:
+        DataError: the table has no names.
+    """
+    features = [i for i in range(len(names)) if i != target]
+    if target is None and {*map(Notation().number, names)}.isdisjoint({None, *range(len(names))}):
+        raise DataError(f"{path}: its first line holds numbers; expected column names: add a line of names")
+    if unnamed := [i + 1 for i in features if not names[i]]:
+        raise DataError(
+            f"{path}: column {unnamed[0]} has no name, like the index that pandas writes; remove it (index=False), or "
+            "name it"
+        )
+    return features
+
+
+def _aligned(path: Path, names: Sequence[str], features: list[int], columns: Sequence[str] | None) -> list[int]:
+    """Return the positions of the features in the order of the run.
+
+    Raises:
+        DataError: the file has other columns than the run.
+    """
+    if columns is None:
+        return features
+    found = {names[i]: i for i in features}
+    if not columns:
+        raise DataError(
+            f"{path} has columns {_some(list(found))}, but the run names none to compare: set columns = "
+            f"{shortened(columns_text(found))!r} or {BY_POSITION!r}, or describe the table by a schema"
+        )
+    problems = (
+        [f"has no column {_some(missing)}"] if (missing := [name for name in columns if name not in found]) else []
+    )
+    if others := [name for name in found if name not in columns]:
+        problems.append(f"has columns that are not of the run: {_some(others)}")
+    if len(found) < len(features):
+        problems.append("has two columns of one name")
+    if problems:
+        raise DataError(f"{path} {'; '.join(problems)}; the columns of the run are {_some(columns)}")
+    return [found[name] for name in columns]
+
+
+def columns_text(names: Iterable[str]) -> str:
+    """Return names of columns as a setting, which `parse_columns` reads."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(names)
+    return text.getvalue()
+
+
+def parse_columns(text: str) -> tuple[str, ...] | None:
+    """Return the names of columns of a setting; empty: none are given; None: columns are matched by position.
+
+    Raises:
+        DataError: the text is no list of distinct names.
+    """
+    if text == BY_POSITION:
+        return None
+    try:
+        names = [composed(name.strip()) for name in next(csv.reader([text], skipinitialspace=True, strict=True), [])]
+    except csv.Error as error:
+        raise DataError(f"columns = {shortened(text)!r}: {error}; must be names, separated by commas") from None
+    if not all(names) or len({*names}) < len(names):
+        raise DataError(f"columns = {shortened(text)!r}: must be distinct names, separated by commas, or {BY_POSITION}")
+    return tuple(names)
+
+
+def _plain_records(path: Path, need_targets: bool, columns: Sequence[str] | None) -> Records:
     """Read a table of plain numbers by the schema that its header implies."""
     file = _opened(path, FileFormat(), _TARGETS)
     target = _target(path, file.names, need_targets)
-    features = [i for i in range(len(file.names)) if i != target]
+    features = _aligned(path, file.names, _features(path, file.names, target), columns)
     if not features:
         raise DataError(f"{path}: records without features; add columns of numbers")
     if len(features) > MAX_PLAIN_COLUMNS:
@@ -108,7 +196,21 @@ def _plain_records(path: Path, need_targets: bool) -> Records:
     hint = "; expected plain numbers: fix or remove the record, or describe the table by a schema (docs/tables.md)"
     labelled = None if target is None else file.names[target] == "label"
     records = _records(path, table, hint, labelled, whole)
+    records = replace(records, warnings=_identifiers(path, [file.names[i] for i in features], table.x))
     return records.only_labels() if labelled else records
+
+
+def _identifiers(path: Path, names: Sequence[str], x: npt.NDArray[np.float32]) -> tuple[str, ...]:
+    """Return a warning for each column that looks like an index or an identifier; it is a feature all the same."""
+    warnings = []
+    x = x[:_COUNTED]
+    steps = np.diff(x, axis=0) if len(x) > _RUN else np.zeros((1, x.shape[1]))
+    counts_up = (steps == 1).all(axis=0).tolist()
+    for name, counted in zip(names, counts_up, strict=True):
+        if counted or _IDENTIFIER.fullmatch(name):
+            what = "an index (its values count up)" if counted else "an identifier (by its name)"
+            warnings.append(f"{path}: column {name[:_LONGEST]!r} looks like {what}, and is a feature; remove it if so")
+    return tuple(warnings[:_NAMES])
 
 
 def _records(path: Path, table: Table, hint: str, labelled: bool | None, whole: bool = False) -> Records:

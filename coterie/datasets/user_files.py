@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,19 @@ from coterie.datasets.user_records import TABLE_SUFFIXES, Records, Shape, need_r
 Readers: TypeAlias = "Mapping[str, Callable[[Path, bool], tuple[Records, Records | None]]]"
 
 #: File readers by suffix.
-READERS: Readers = {".npz": read_archive, **dict.fromkeys(TABLE_SUFFIXES, table_records)}
+READERS: dict[str, Callable[[Path, bool], tuple[Records, Records | None]]] = {
+    ".npz": read_archive,
+    **dict.fromkeys(TABLE_SUFFIXES, table_records),
+}
 
 
 def read(
-    path: Path, shape: Shape | None, schema: TableSchema | None = None, *, need_targets: bool = True
+    path: Path,
+    shape: Shape | None,
+    schema: TableSchema | None = None,
+    *,
+    need_targets: bool = True,
+    columns: Sequence[str] | None = None,
 ) -> tuple[Records, Records | None]:
     """Read the training records and, if present, the test records.
 
@@ -34,13 +42,15 @@ def read(
         shape: (C, H, W) to which images are converted, or (F,); None only inspects images.
         need_targets: whether records must have labels or targets. Otherwise an archive may lack `y`, a table the
             column, and a folder may hold images without folders of classes.
+        columns: names of the features of a table without a schema; see `table_records`.
         schema: of the table; None: any format, and the columns of a table are numbers.
 
     Raises:
         DataError: the path does not exist or cannot be read.
     """
     root = path.expanduser()
-    readers = READERS if schema is None else dict.fromkeys(TABLE_SUFFIXES, partial(table_records, schema=schema))
+    tables = dict.fromkeys(TABLE_SUFFIXES, partial(table_records, schema=schema, columns=columns))
+    readers = READERS | tables if schema is None else tables
     try:
         if not root.is_dir():
             return _file(root, readers, need_targets)

@@ -44,6 +44,7 @@ class Records:
         notes: what a schema drops or clamps by its own rules.
         left_out: account of all that is left out or changed, with and without a rule.
         class_names: names of the classes; empty if they are numbers.
+        warnings: features that look wrong, for the owner alone.
     """
 
     where: str
@@ -58,6 +59,7 @@ class Records:
     notes: tuple[str, ...] = ()
     left_out: LeftOut = field(default_factory=LeftOut)
     class_names: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def divided(self) -> tuple[Records, Records]:
         """Return the training and the held-out records; the same object twice if none is held out."""

@@ -24,6 +24,7 @@ class NodeConfig(Fields):  # large: one field per key
         input_shape: declared shape of an example, such as `1x28x28`, or `16`.
         num_classes: declared number of classes; 0 for real targets.
         value_range: minimum and maximum to which vectors are clamped, such as `0:1`.
+        columns: names of the features of its table without a schema, in order; None: those of the run.
         schema: file with the schema of its table, which declares shape and classes.
         budget_file: file that records its privacy spending; None: beside the data.
         code: names of data sets and networks that a server may choose although they are not Coterie's.
@@ -44,6 +45,7 @@ class NodeConfig(Fields):  # large: one field per key
     input_shape: str | None = None
     num_classes: Annotated[int | None, Bounds(0, COUNT.high)] = None
     value_range: str | None = None
+    columns: str | None = None
     schema: str | None = None
     budget_file: str | None = None
     code: str | None = None
@@ -63,6 +65,7 @@ class NodeConfig(Fields):  # large: one field per key
                 self.schema is not None and (shape or classes or self.value_range is not None)
             ),
             "value-range requires input-shape and num-classes": self.value_range is not None and not shape,
+            "columns requires input-shape and num-classes": self.columns is not None and not shape,
             "epsilon requires input-shape and num-classes, or schema: without them, a server could infer the shape of "
             "the data from rejected requests": bool(self.epsilon and self.data and not shape and not self.schema),
         }

@@ -77,7 +77,7 @@ _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
     **dict.fromkeys(("selection", "selection-epsilon"), (_SELECTS,)),
     "loss-noise": (_COMPARES,),
     "loss-bound": (_one_of(_SELECTS, _COMPARES),),
-    **dict.fromkeys(("input-shape", "num-classes", "table-schema"), (_is("dataset", "own"),)),
+    **dict.fromkeys(("input-shape", "num-classes", "table-schema", "columns"), (_is("dataset", "own"),)),
     **dict.fromkeys(("groups", "shift", "dirichlet-alpha", "classes-per-client", "non-iid-level"), (_PARTITIONED,)),
     "validation-clients": (_PARTITIONED,),
     **dict.fromkeys(("model", "features", "server-lr", "aggregator", "average-last"), (_MODELS,)),
@@ -103,6 +103,7 @@ _OFF: dict[str, Any] = {
     "identifier-noise": 0,
     "profiles": "",
     "table-schema": "",
+    "columns": "",
 }
 #: Places that have an effect only if another setting contains a word.
 _PLACES_OF = {

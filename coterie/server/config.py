@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -19,6 +20,7 @@ import numpy as np
 
 from coterie import models as networks
 from coterie.datasets import OWN_DATA, DataError, Facts, Partition, TableSchema, facts
+from coterie.datasets.own import first_columns
 from coterie.datasets.settings import DataSettings
 from coterie.fields import MAX_REDRAWN
 from coterie.models.settings import TrainingSettings
@@ -64,7 +66,7 @@ SETTINGS: dict[str, Setting] = _COMMON | {
 
 _STRATEGY = "strategy"
 _UNIT = "privacy.privacy-unit"
-_SCHEMA = "data.table-schema"
+_SCHEMA, _COLUMNS = "data.table-schema", "data.columns"
 _MECHANISM = "privacy.mechanism"
 # Settings that have no effect without privacy.
 _REQUIRE_PRIVACY = ("privacy.epsilon", "privacy.delta", "privacy.noise-multiplier", "privacy.clipping", _MECHANISM)
@@ -208,6 +210,14 @@ def _with_schema(explicit: Mapping[str, Any]) -> dict[str, Any]:
     return {**explicit, **determined, _SCHEMA: str(schema)}
 
 
+def _with_columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with the names of the columns of a simulation's tables, unless these have a schema."""
+    named = values.get(_SCHEMA) or values.get(_COLUMNS) or "x" in str(values.get("data.input-shape"))
+    if values.get("data.dataset") != OWN_DATA or named:
+        return dict(values)
+    return {**values, _COLUMNS: first_columns(values.get("data.data-dir") or os.environ.get("COTERIE_DATA"))}
+
+
 def _dataset_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of the data set."""
     regression = explicit.get("data.dataset") == OWN_DATA and str(explicit.get("data.num-classes")) == "0"
@@ -254,6 +264,7 @@ class RunConfig:  # large: the tables of settings and all that follows from seve
     def __init__(self, values: Mapping[str, Any], *, deployed: bool = False) -> None:
         given = combined(values)
         values = resolved(given)
+        values = values if deployed else _with_columns(values)
         self._read(values)
         self._evaluation_warning = ""
         if self.evaluation.evaluate is None:
@@ -386,7 +397,9 @@ class RunConfig:  # large: the tables of settings and all that follows from seve
     def facts(self) -> Facts:
         """Public facts about the data."""
         data = self.data
-        return facts(data.dataset, data.input_shape, data.num_classes, data.data_dir or None, data.table_schema)
+        return facts(
+            data.dataset, data.input_shape, data.num_classes, data.data_dir or None, data.table_schema, data.columns
+        )
 
     @property
     def examples(self) -> tuple[tuple[int, ...], int]:
@@ -671,6 +684,10 @@ class RunConfig:  # large: the tables of settings and all that follows from seve
         data, own_data = self.data, self.data.dataset == OWN_DATA
         if data.table_schema and not own_data:
             raise ConfigError(f"table-schema is for dataset = 'own'; leave it out with {data.dataset!r}")
+        if data.columns and (data.table_schema or "x" in data.input_shape or not own_data):
+            raise ConfigError(
+                f"columns = {data.columns[:60]!r} is for tables of dataset = 'own' without a schema; leave it out"
+            )
         for field, value in (("input_shape", data.input_shape or None), ("num_classes", data.num_classes)):
             declared = data.declared()[field]
             if own_data and value is None:

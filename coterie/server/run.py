@@ -121,7 +121,7 @@ def _card(
         clusters=models if of_records is None else config.run.clusters,
         additive=request.additive,
         encoder=of_records,
-        columns=facts.schema.feature_names if facts.schema else None,
+        columns=facts.schema.feature_names if facts.schema else facts.columns or None,
         table_schema=config.data.table_schema or None,
         classes=(facts.schema.class_names or None) if facts.schema else None,
         scaling="by the schema of the table" if facts.schema else scaling_of(facts.kind),

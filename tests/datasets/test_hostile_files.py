@@ -216,7 +216,7 @@ TABLES = {
     ),
     "open quote.csv": (csv(ROWS + '"' + "1,2\n" * 10**5), r"cells that cannot be read .*: row 14", 12 + 10**5 - 1),
     "long field.csv": (csv(ROWS + '1,"' + "2" * 200_000 + '"\n'), "cells that cannot be read .field larger", 12),
-    "zero bytes.csv": (csv(ROWS + "1,\0\n"), "column 'a': not a number, .*: row 14", 12),
+    "zero bytes.csv": (csv(ROWS + "1,\0\n"), "column 'a': zero bytes, .*: row 14", 12),
     "no text.csv": (binary(ROWS.encode() + b"1,\xff\xfe\n"), "column 'a': bytes that are not utf-8, .*: row 14", 12),
     "UTF-16.csv": (binary(ROWS.encode("utf-16-le")), "must have one column named label", REJECTED),
     "quoted first line.csv": (csv('"label,a\n1,2\n'), "column", REJECTED),

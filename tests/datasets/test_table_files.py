@@ -84,6 +84,14 @@ def test_a_record_ends_where_its_quotes_do(table, content, expected):
     assert (read.records, read.errors) == (len(expected), ())
 
 
+def test_a_file_without_a_last_line_end_may_be_truncated(table):
+    (note,) = table("age,note,crp,outcome\n61,,90,yes\n62,,91,no").findings
+    assert (str(note), note.expected) == (
+        "no line end after the last record, 1 record kept: row 3; is the file complete?",
+        True,
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "expected", "lost"),
     [
@@ -91,9 +99,19 @@ def test_a_record_ends_where_its_quotes_do(table, content, expected):
         (f'age,crp,outcome,note\n60,1,no,\n61,90,yes,"{PASTED}', [[60, 1]], [3, 4, 5, 6]),
         (f'age,note,crp,outcome\n61,"{PASTED}"x,90,yes\n62,,91,no\n', [[62, 91]], [2, 3, 4, 5]),
         ('age,note,crp,outcome\n61,"x,90,yes\n62,,91,no\n', [[62, 91]], [2]),
+        (f'age,note,crp,outcome\n61,"say "hi". {PASTED}",90,yes\n62,,91,no\n', [[62, 91]], [2, 3, 4, 5]),
+        ('age,note,crp,outcome\n61,"a"b,1\n62,"",91,no\n63,,92,no\n', [[62, 91], [63, 92]], [2]),
         ('age,note,crp,outcome\n61,x,90,"yes\n62,,91,no\n63,"b",92,no\n', [[62, 91], [63, 92]], [2]),
     ],
-    ids=["truncated note", "truncated last cell", "quote in a note", "unclosed quote", "unclosed last quote"],
+    ids=[
+        "truncated note",
+        "truncated last cell",
+        "quote in a note",
+        "unclosed quote",
+        "early quote",
+        "few cells",
+        "unclosed last quote",
+    ],
 )
 def test_damage_makes_no_record_of_a_note_and_is_counted_by_lines(table, content, expected, lost):
     read = table(content)
@@ -107,7 +125,7 @@ def test_an_unclosed_quote_does_not_swallow_the_file(table):
     read = table("\n".join(["age,note,crp,outcome", '61,"x,90,yes', *lines]))
     assert len(read.y) == len(lines)
     read = table("\n".join(["age,note,crp,outcome", '61,"x', *lines]))
-    assert (read.errors[0].count, len(read.y)) == (MAX_RECORD_LINES + 1, 2 * MAX_RECORD_LINES)
+    assert (read.errors[0].count, len(read.y)) == (MAX_RECORD_LINES, 2 * MAX_RECORD_LINES + 1)
     assert read.errors[0].what == "cells that cannot be read (a record of more than 1,000 lines)"
 
 

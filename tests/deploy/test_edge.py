@@ -255,6 +255,7 @@ def test_where_state_lies(tmp_path, monkeypatch):
         (["--epsilon", 1, "--delta", 0.1], ["epsilon requires input-shape and num-classes"]),
         (["--num-classes", 2], ["input-shape and num-classes", "both"]),
         (["--value-range", "0:1"], ["value-range requires"]),
+        (["--columns", "a,b"], ["columns requires input-shape and num-classes"]),
         (["--schema", "s", "--input-shape", "3", "--num-classes", 2], ["schema declares shape and classes"]),
         (["--set", "reply-seconds=soon"], ["reply-seconds is 'soon'; expected a number"]),
         (["--isolation", "container"], ["--isolation container", "subprocess"]),
