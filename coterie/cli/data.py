@@ -24,6 +24,7 @@ def check(
 ) -> None:
     """Report all errors of a table at once. The report describes private records: it is for their owner alone."""
     from coterie.datasets import SchemaError, TableSchema, read_table
+    from coterie.datasets.table_findings import uneven_losses
     from coterie.datasets.tables import unscaled
 
     try:
@@ -34,9 +35,10 @@ def check(
         raise typer.Exit(1) from None
     tables = {path: read_table(path, loaded) for path in _parts(file)}
     warnings = loaded.warnings()
-    warnings += filter(None, (unscaled(table.x, table.y, loaded) for table in tables.values()))
+    for table in tables.values():
+        warnings += filter(None, (unscaled(table.x, table.y, loaded), uneven_losses(table.lost, table.classes)))
     if as_json:
-        reports = {str(path): _report(table, loaded) for path, table in tables.items()}
+        reports = {str(path): _report(table) for path, table in tables.items()}
         print_json({"schema": loaded.fingerprint, "warnings": warnings, "files": reports})
     else:
         _print_text(tables, loaded, warnings)
@@ -80,7 +82,7 @@ def _print_text(tables: dict[Path, Table], schema: TableSchema, warnings: list[s
         console.print(text, markup=False, soft_wrap=True)
 
     for path, table in tables.items():
-        report = _report(table, schema)
+        report = _report(table)
         line(f"{path}: {table.records:,} records, {len(table.y):,} of them usable; {schema.num_features} features")
         if schema.num_classes:
             line("  classes: " + ", ".join(f"{name} {count:,}" for name, count in report["classes"].items()))
@@ -93,14 +95,12 @@ def _print_text(tables: dict[Path, Table], schema: TableSchema, warnings: list[s
     line(f"schema {schema.fingerprint}; this report is for the owner of the records alone")
 
 
-def _report(table: Table, schema: TableSchema) -> dict[str, Any]:
-    import numpy as np
-
-    counts = np.bincount(table.y.astype(int), minlength=schema.num_classes).tolist() if schema.num_classes else []
+def _report(table: Table) -> dict[str, Any]:
     return {
         "records": table.records,
         "usable": len(table.y),
-        "classes": dict(zip(schema.class_names, counts, strict=True)),
+        "classes": table.classes,
+        "left-out": table.lost,
         "missing": table.missing,
         "errors": [_entry(finding) for finding in table.findings if not finding.expected],
         "notes": [_entry(finding) for finding in table.findings if finding.expected],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -32,6 +33,8 @@ class Table:
         missing: number of missing values by column, the label included, where there are any.
         labelled: whether the table was read with labels or targets.
         records: number of records of the file, including those that were dropped.
+        classes: number of records of each class by name, of those in the table; empty for real targets.
+        lost: the same of those that were dropped; "" if their class is not known.
     """
 
     x: npt.NDArray[np.float32]
@@ -41,6 +44,8 @@ class Table:
     missing: dict[str, int]
     labelled: bool
     records: int
+    classes: Mapping[str, int]
+    lost: Mapping[str, int]
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -76,6 +81,7 @@ class Encoder:
         of_columns = (shared | codes(column.missing_values, notation) for column in numbers)
         self._codes = {j: texts for j, texts in enumerate(of_columns) if texts}
         self._missing: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
         self._findings: dict[tuple[str, str], Finding] = {}
         self._parts: list[tuple[npt.NDArray[Any], ...]] = []
         self._chunk = Chunk((), (), ())
@@ -90,6 +96,7 @@ class Encoder:
             for i in range(problem.lines):
                 finding.add(problem.number + i, problem.value)
             finding.by_class[""] += problem.lines
+            self._lost[""] += problem.lines
         if chunk.unended:
             finding = self._finding("", "no line end after the last record", "kept", True, "is the file complete?")
             finding.add(chunk.unended, "")
@@ -125,7 +132,10 @@ class Encoder:
             order |= {column.name: i for i, column in enumerate(self._columns)}
         findings = sorted(self._findings.values(), key=lambda finding: order[finding.column])
         missing = {name: self._missing[name] for name in sorted(self._missing, key=order.__getitem__)}
-        return Table(x, y, index, tuple(findings), missing, self._labelled, self.records)
+        names = self._schema.class_names if self._labelled else ()
+        counts = np.bincount(y.astype(np.int64), minlength=len(names)).tolist() if names else []
+        classes = dict(zip(names, counts, strict=True))
+        return Table(x, y, index, tuple(findings), missing, self._labelled, self.records, classes, self._lost)
 
     def _drop_damaged(self) -> None:
         """Drop records with bytes that are not of the file's encoding, or that are zero."""
@@ -268,6 +278,11 @@ class Encoder:
 
     def _count_classes(self, y: npt.NDArray[np.float64]) -> None:
         """Count the classes of dropped records."""
+
+        def name(i: int) -> str:
+            known = self._labelled and self._schema.class_names and y[i] >= 0
+            return self._schema.class_names[int(y[i])] if known else ""
+
         for finding, i in self._dropped:
-            has_class = self._labelled and self._schema.num_classes and y[i] >= 0
-            finding.by_class[self._schema.class_names[int(y[i])] if has_class else ""] += 1
+            finding.by_class[name(i)] += 1
+        self._lost.update(name(i) for i in {i for _, i in self._dropped})

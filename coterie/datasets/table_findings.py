@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+# Difference between the shares of two classes that is called uneven, and lost records of a class, at least.
+_UNEVEN, _LOST = 0.1, 5
 # Rows and values that are kept of each kind of finding, and characters of a value.
 _FIRST, _LONGEST = 5, 40
 
@@ -49,3 +52,23 @@ class Finding:
         first = [f"{row} ({value})" if value else str(row) for row, value in zip(self.rows, self.values, strict=True)]
         more = ", ..." if self.count > len(first) else ""
         return f"{what}, {records}: row {', '.join(first)}{more}{self.hint and '; ' + self.hint}"
+
+
+def uneven_losses(lost: Mapping[str, int], kept: Mapping[str, int]) -> str:
+    """Return a warning if records of one class are left out far more often than those of another; otherwise empty.
+
+    Args:
+        lost: number of records that are left out, by class; "" if the class is not known.
+        kept: number of the others, of every class.
+    """
+    totals = {name: count + lost.get(name, 0) for name, count in kept.items()}
+    shares = {name: lost.get(name, 0) / total for name, total in totals.items() if total}
+    if not shares:
+        return ""
+    most, least = max(shares, key=shares.__getitem__), min(shares, key=shares.__getitem__)
+    if shares[most] - shares[least] < _UNEVEN or lost.get(most, 0) < _LOST:
+        return ""
+    return (
+        f"{lost.get(most, 0):,} of {totals[most]:,} records of class {most!r} are left out, but "
+        f"{lost.get(least, 0):,} of {totals[least]:,} of class {least!r}: what is left out is no chance"
+    )

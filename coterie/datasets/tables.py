@@ -24,6 +24,7 @@ from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import Notation, composed
 from coterie.datasets.table_encoder import Encoder, Table
 from coterie.datasets.table_files import MAX_PLAIN_COLUMNS, TableFile, text_table
+from coterie.datasets.table_findings import uneven_losses
 from coterie.datasets.table_parquet import is_integer, parquet_table
 from coterie.datasets.user_records import (
     TABLE_SUFFIXES,
@@ -217,6 +218,7 @@ def _records(path: Path, table: Table, hint: str, labelled: bool | None, whole: 
     problems = [f"{path}: {finding}{hint}" for finding in table.errors]
     if not table.records:
         problems.append(f"{path}: no records")
+    uneven = uneven_losses(table.lost, table.classes)
     held_out = np.fromiter(map(is_held_out, table.x, table.y), bool, len(table.y))
     return Records(
         where=str(path),
@@ -229,6 +231,7 @@ def _records(path: Path, table: Table, hint: str, labelled: bool | None, whole: 
         problems=tuple(problems),
         has_targets=table.labelled,
         notes=tuple(str(finding) for finding in table.findings if finding.expected),
+        warnings=(f"{path}: {uneven}",) if uneven else (),
     )
 
 

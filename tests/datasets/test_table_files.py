@@ -8,6 +8,7 @@ import pytest
 
 from coterie.datasets import DataError, TableSchema, own_shard, read_table
 from coterie.datasets.table_files import MAX_RECORD_LINES
+from coterie.datasets.table_findings import uneven_losses
 
 SCHEMA = """version = 1
 ignore = ["note"]
@@ -179,6 +180,29 @@ def test_losses_are_counted_by_class(table):
         ("outcome", "not one of its values"): {"": 1},
         ("", "another number of cells than the 4 column names"): {"": 1},
     }
+
+
+@pytest.mark.parametrize(
+    ("yes", "no", "warned"),
+    [
+        (("<5", 65), ("<5", 6), True),
+        (("x", 20), ("x", 0), True),
+        (("x", 10), ("x", 9), False),
+        (("x", 4), ("x", 0), False),
+    ],
+)
+def test_losses_that_differ_between_classes_are_warned_of(table, caplog, tmp_path, yes, no, warned):
+    lines = []
+    for label, (cell, lost) in {"yes": yes, "no": no}.items():
+        lines += [f"{cell if i < lost else i + 1},,1,{label}\n" for i in range(100)]
+    read = table("age,note,crp,outcome\n" + "".join(lines) + "1,2\n")
+    assert read.lost == {name: count for name, count in {"yes": yes[1], "no": no[1], "": 1}.items() if count}
+    assert read.classes == {"yes": 100 - yes[1], "no": 100 - no[1]}
+    text = uneven_losses(read.lost, read.classes)
+    assert text.startswith(f"{yes[1]} of 100 records of class 'yes' are left out, but {no[1]} of 100") == warned
+    own_shard.cache_clear()
+    own_shard(str(tmp_path / "t.csv"), 0, (2,), 2, None, schema=schema(), strict=False)
+    assert ("what is left out is no chance" in caplog.text) == warned
 
 
 def test_decomposed_letters_are_those_of_the_schema(table):
