@@ -28,7 +28,7 @@ _HELD_OUT = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Records:
+class Records:  # large: one field per fact about a file
     """Records read from a file.
 
     Attributes:

@@ -198,7 +198,7 @@ def site(request, tmp_path):
     (tmp_path / "schema.toml").write_text(SCHEMA)
     schema = str(tmp_path / "schema.toml") if by_schema else None
     shape = (None, None) if by_schema else (SHAPE, 2)
-    node = SimpleNamespace(schema=schema, input_shape=shape[0], num_classes=shape[1], value_range=None)
+    node = SimpleNamespace(schema=schema, input_shape=shape[0], num_classes=shape[1], value_range=None, columns=None)
     return SimpleNamespace(
         home=tmp_path,
         path=path,
