@@ -216,7 +216,9 @@ class SummingGrid(LocalGrid):
     :class:`LocalGrid` up to the order of sums.
 
     Args:
-        clients, workers, progress: see :class:`LocalGrid`.
+        clients: see :class:`LocalGrid`.
+        workers: see :class:`LocalGrid`.
+        progress: see :class:`LocalGrid`.
         check: called before every round; raises if the clients cannot take part, before the round is charged.
     """
 
