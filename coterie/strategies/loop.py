@@ -332,12 +332,13 @@ def _require_clients(strategy: ClusteredStrategy, grid: Grid, number: int, *, se
     Raises:
         StrategyError: no client is registered, so that a charge would buy nothing; or fewer than ``min_clients`` are.
             At client level the first applies to the begin of a session only, the second to round 1 only: later the end
-            of a run would reveal who is present.
+            of a run would reveal who is present. The first does not apply to a subclass with messages of its own.
     """
     registry = strategy.registry
-    needed = 1 if session_begins or strategy.plan.unit != "client" else 0
-    enough = registry.wait_for(grid, max(needed, strategy.options.min_clients))
-    if not registry.nodes and (session_begins or strategy.plan.unit != "client"):
+    required = session_begins or strategy.plan.unit != "client"
+    required &= not strategy.overrides("configure_train", "aggregate_train")
+    enough = registry.wait_for(grid, max(int(required), strategy.options.min_clients))
+    if required and not registry.nodes:
         raise StrategyError(
             f"round {number}: no client is registered after {registry.wait:g} s; nothing was charged for it, and "
             "completed rounds are saved: check the clients, then resume"

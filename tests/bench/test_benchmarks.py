@@ -17,6 +17,7 @@ TINY = {
     "dpsgd.py": "--networks cnn --batches 4 --repeat 1",
     "one_shot.py": "speed",
     "streaming.py": "--replies 1 --parameters 1000 --workers 0",
+    "table_reading.py": "--rows 1000",
 }
 #: The files whose tests are below, or in another file.
 ELSEWHERE = {
