@@ -142,6 +142,17 @@ def read_text(path: Path) -> str:
         raise FileError(f"{path} cannot be read: it is not text") from None
 
 
+def spreadsheet_cell(value: Any) -> Any:
+    """Return a value of a CSV file; a text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
 def finite(value: float | None) -> float | None:
     """Return ``value``, or None for infinity and NaN, which JSON lacks."""
     return value if value is not None and math.isfinite(value) else None

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from coterie.files import write_atomic, write_new
+from coterie.files import spreadsheet_cell, write_atomic, write_new
 
 
 @pytest.fixture
@@ -56,3 +56,24 @@ def test_a_new_file_has_its_mode_and_is_never_overwritten(tmp_path):
     assert mode_of(tmp_path / "public") == 0o644
     with pytest.raises(FileExistsError):
         write_new(tmp_path / "public", b"key")
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
+        ("+1+1", "'+1+1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("-a", "'-a"),
+        ("\t=1", "'\t=1"),
+        ("\r=1", "'\r=1"),
+        ("-1.5", "-1.5"),
+        ("+3", "+3"),
+        ("a=b", "a=b"),
+        ("", ""),
+        (-2, -2),
+        (None, None),
+    ],
+)
+def test_a_spreadsheet_runs_no_cell(value, cell):
+    assert spreadsheet_cell(value) == cell

@@ -17,6 +17,7 @@ from coterie.bench.cells import Done
 from coterie.bench.table import Column, Table, decimals, score_at
 from coterie.client import federation
 from coterie.datasets import assign_groups, parse_groups
+from coterie.files import spreadsheet_cell
 from coterie.report import read_pairs, read_tree, similarity_files, split_rounds
 from coterie.results import read_rounds
 from coterie.server import RunConfig, applicable
@@ -335,4 +336,5 @@ def write_csv(document: Document, path: Path) -> None:
                     values = " ".join(f"{value:.4f}" for value in cell.get("values", ()))
                     tuned = " ".join(f"{key}={value}" for key, value in cell.get("tuned", {}).items())
                     figures = [cell.get(number) for number in numbers]
-                    writer.writerow([row["name"], column["name"], *figures, values, tuned, cell["why"]])
+                    cells = [row["name"], column["name"], *figures, values, tuned, cell["why"]]
+                    writer.writerow(map(spreadsheet_cell, cells))

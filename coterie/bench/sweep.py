@@ -14,6 +14,7 @@ from typing import Any
 
 from coterie.bench.cells import Done
 from coterie.bench.table import BenchError, Column, Row, Table
+from coterie.files import spreadsheet_cell
 from coterie.server import ConfigError, applicable
 from coterie.server.config import combined, declarations
 
@@ -105,7 +106,8 @@ def write_runs(table: Table, done: Sequence[Done], path: Path) -> None:
         for one in done:
             results = {name: (one.result or {}).get(key) for name, key in _RESULTS.items()}
             settings = {**rows[one.cell.row], **columns[one.cell.column], "seed": one.cell.seed}
-            writer.writerow({**settings, **results, "folder": f"runs/{one.folder.name}", "error": one.error})
+            row = {**settings, **results, "folder": f"runs/{one.folder.name}", "error": one.error}
+            writer.writerow({name: spreadsheet_cell(value) for name, value in row.items()})
 
 
 def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:

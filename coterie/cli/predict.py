@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
 import typer
 
 from coterie.cli.console import JsonFlag, print_json
+from coterie.files import spreadsheet_cell
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -162,7 +163,7 @@ def _rows(models: TrainedModels, records: LocalRecords, outputs: Outputs, cluste
 def _write_csv(opened: TextIO, rows: list[dict[str, Any]]) -> None:
     writer = csv.DictWriter(opened, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: spreadsheet_cell(value) for key, value in row.items()} for row in rows)
 
 
 def _notes(models: TrainedModels, records: LocalRecords, cluster: int, outputs: Outputs) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.files import finite
+from coterie.files import finite, spreadsheet_cell
 from coterie.report import formats
 from coterie.report.configuration import differing_settings, used_settings
 from coterie.report.runs import ReportError, Run, read_run
@@ -141,7 +141,8 @@ class Comparison:
             seeds = " ".join("auto" if seed is None else str(seed) for seed in row["seeds"])
             outside = " ".join(row["outside_guarantee"])
             settings = [row["settings"][name] for name in self.settings]
-            writer.writerow([*settings, row["repetitions"], seeds, *values, outside, " ".join(row["runs"])])
+            cells = [*settings, row["repetitions"], seeds, *values, outside, " ".join(row["runs"])]
+            writer.writerow(map(spreadsheet_cell, cells))
         return content.getvalue()
 
     def cells(self) -> tuple[list[str], list[list[str]]]:

@@ -14,6 +14,7 @@ import matplotlib
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from coterie.files import spreadsheet_cell
 from coterie.report.plots import AXIS, CLUSTER_COLOURS, FAINT, GRID, GROUP_COLOURS, INK, MUTED
 
 # Rows of a table on the page; the file has all.
@@ -66,8 +67,7 @@ class Data:
         """All rows as CSV in a `data:` URI."""
         content = io.StringIO()
         writer = csv.writer(content, lineterminator="\n")
-        writer.writerow(self.heads)
-        writer.writerows(self.rows)
+        writer.writerows(map(spreadsheet_cell, row) for row in (self.heads, *self.rows))
         return Markup("data:text/csv;charset=utf-8," + quote(content.getvalue(), safe=",-._~"))
 
     @property

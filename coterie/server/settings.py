@@ -119,7 +119,10 @@ class DeploymentSettings(Settings):
         place=True,
     )
     metrics_host: str = setting(
-        "0.0.0.0", "address at which metrics-port listens", allowed="a name or address", place=True
+        "127.0.0.1",
+        "address at which metrics-port listens, without TLS; 0.0.0.0: all networks of the machine",
+        allowed="a name or address",
+        place=True,
     )
 
 

@@ -45,3 +45,23 @@ def test_flags_are_flower_s():
     done = subprocess.run([BIN / "coterie", "superlink", "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "--fleet-api-address" in done.stdout
+
+
+SERVING = """
+import os, sys
+import flwr.superlink.cli as flower
+from coterie.flower.superlink import serve
+os.umask(0o022)
+path, form = sys.argv[1:]
+open(path, "w").close()
+flower.flower_superlink = lambda: open(path + "-wal", "w").close()
+serve([f"--database={path}"] if form == "one" else ["--database", path])
+"""
+
+
+@pytest.mark.parametrize("form", ["one", "two"])
+def test_the_database_is_for_its_user_alone(tmp_path, form):
+    path = tmp_path / "superlink.db"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", SERVING, path, form], check=True, timeout=60)
+    modes = {entry.name: oct(entry.stat().st_mode & 0o777) for entry in tmp_path.iterdir()}
+    assert modes == {"superlink.db": "0o600", "superlink.db-wal": "0o600"}
