@@ -36,15 +36,19 @@ def listening(serve):
             thread.join()
 
 
-def tls(folder, protocols=("h2",)):
-    """Serves server.crt of the folder, as a SuperLink does."""
+def tls(folder, protocols=("h2",), authority=None):
+    """Serves server.crt of the folder, as a SuperLink does; clients need a certificate of an authority, if given."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if authority is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(authority)
     context.load_cert_chain(folder / "server.crt", folder / "server.key")
     if protocols:
         context.set_alpn_protocols(list(protocols))
 
     def serve(connection):
         with context.wrap_socket(connection, server_side=True) as secure:
+            secure.sendall(bytes(9))  # a gRPC server speaks first
             secure.recv(1)
 
     return serve

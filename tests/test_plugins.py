@@ -132,7 +132,10 @@ def test_its_run_resumes_with_its_settings(tmp_path):
             {"strategy": "plugged:Closed"},
             r"Closed\(plan, settings=None\) must accept \(plan, settings\) and the options",
         ),
-        ({"strategy": "plugged:Needy"}, r"needs = weather: must be some of true_groups, example_shape, device"),
+        (
+            {"strategy": "plugged:Needy"},
+            r"needs = weather: must be some of true_groups, example_shape, feature_range, device",
+        ),
         ({"strategy": "plugged:Units"}, r"units = \('clients',\) must name some of client, record, none"),
         ({"strategy": "plugged:Tableless"}, r"Loose must declare table"),
         ({"strategy": "plugged:Bare"}, r"Undecorated must be decorated with @dataclass\(frozen=True\)"),

@@ -25,6 +25,15 @@ def client(  # long: one line per option
     data: Annotated[Path, typer.Option(help="This client's data: a folder or a file.")],
     key: Annotated[Path, typer.Option(help="This client's private key, node-I.key of coterie certs.")],
     ca: Annotated[Path, typer.Option(help="ca.crt, the certificate that verifies the SuperLink.")],
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            help="This client's certificate, if the SuperLink requires one; default: node-I.crt beside --key."
+        ),
+    ] = None,
+    certificate_key: Annotated[
+        Path | None, typer.Option(help="Key of the certificate; default: node-I.tls.key beside --key.")
+    ] = None,
     client_id: Annotated[
         int | None,
         typer.Option(min=0, help="This client's id, 0 to the number of clients - 1; default: I of node-I.key."),
@@ -102,6 +111,8 @@ def client(  # long: one line per option
         superlink=superlink,
         key=key,
         ca=ca,
+        certificate=certificate,
+        certificate_key=certificate_key,
         node=node,
         settings=_settings(assignments),
         fab_hash=fab_hash,

@@ -5,7 +5,8 @@ ca.crt, ca.key           the authority; every certificate below is signed by it
 server.crt, server.key   TLS of the SuperLink, for its names and this machine's
 superexec.secret         what SuperLink and SuperExec share
 nodes/node-I.key, .pub   ECDSA P-384 in OpenSSH's format, by which the SuperLink knows SuperNode I
-nodes/node-I.crt         TLS of SuperNode I's own Runtime API, for ``supernode-I`` and this machine
+nodes/node-I.crt         TLS of SuperNode I: of its own Runtime API, for ``supernode-I`` and this machine, and to the
+                         SuperLink
 nodes/node-I.tls.key     its key
 =======================  ==================================================================================
 
@@ -43,6 +44,7 @@ from coterie.files import PRIVATE, write_new
 #: Default validity of server and node certificates in days; the authority is valid for longer, for renewals.
 DAYS, AUTHORITY_DAYS = 825, 3650
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_NODE_USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 _CLOCK_SKEW = timedelta(hours=1)  # clocks of edge machines may be slow
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _DNS_NAME = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*(?![0-9]+$){_LABEL}")
@@ -172,13 +174,21 @@ class _Authority:
         end = min(datetime.now(UTC) + timedelta(days=days), self.certificate.not_valid_after_utc)
         return end.replace(microsecond=0)
 
-    def issue(self, stem: str, name: str, names: Sequence[str], end: datetime, key_name: str) -> dict[str, bytes]:
+    def issue(
+        self,
+        stem: str,
+        name: str,
+        names: Sequence[str],
+        end: datetime,
+        key_name: str,
+        usages: Sequence[x509.ObjectIdentifier] = (ExtendedKeyUsageOID.SERVER_AUTH,),
+    ) -> dict[str, bytes]:
         """Sign ``stem``.crt for a new key, which is stored in ``key_name``."""
         key = ec.generate_private_key(ec.SECP384R1())
         extensions = {
             x509.BasicConstraints(ca=False, path_length=None): True,
             _key_usage(digital_signature=True): True,
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
+            x509.ExtendedKeyUsage(list(usages)): False,
             x509.SubjectAlternativeName([_general_name(host) for host in names]): False,
         }
         certificate = _certificate(_named(name), key.public_key(), self.certificate.subject, self.key, end, extensions)
@@ -228,7 +238,7 @@ def _node_files(authority: _Authority, numbers: Sequence[int], end: datetime) ->
         files[f"{stem}.key"] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         files[f"{stem}.pub"] = public + f" node-{number}\n".encode()
         name = f"supernode-{number}"
-        files |= authority.issue(stem, name, (name, *_LOOPBACK), end, key_name=f"{stem}.tls.key")
+        files |= authority.issue(stem, name, (name, *_LOOPBACK), end, f"{stem}.tls.key", _NODE_USAGES)
     return files
 
 

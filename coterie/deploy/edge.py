@@ -12,6 +12,7 @@ import ssl
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +51,9 @@ class Edge:
         superlink: HOST:PORT of the Fleet API.
         key: private key of the node, an OpenSSH file.
         ca: certificate of the authority that signed the SuperLink's, a PEM file.
+        certificate: certificate of the node for a SuperLink that requires one; None: node-I.crt beside node-I.key, if
+            it and node-I.tls.key are there.
+        certificate_key: its key; None: node-I.tls.key.
         node: the node configuration.
         settings: further keys of the node configuration, as TOML values or plain text.
         fab_hash: SHA-256 of the only app that may run; None: any.
@@ -65,6 +69,8 @@ class Edge:
     superlink: str
     key: Path
     ca: Path
+    certificate: Path | None = None
+    certificate_key: Path | None = None
     node: NodeConfig
     settings: Mapping[str, str] = field(default_factory=dict)
     fab_hash: str | None = None
@@ -74,7 +80,13 @@ class Edge:
     flags: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name in ("key", "ca", "trusted_entities"):
+        if (self.certificate is None) != (self.certificate_key is None):
+            raise DeployError("--certificate and --certificate-key belong together: give both, or neither")
+        beside = self.key.with_suffix(".crt"), self.key.with_suffix(".tls.key")
+        if self.certificate is None and all(path.exists() for path in beside):
+            for name, path in zip(("certificate", "certificate_key"), beside, strict=True):
+                object.__setattr__(self, name, path)
+        for name in ("key", "ca", "certificate", "certificate_key", "trusted_entities"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, absolute(path))
         if self.fab_hash is not None:
@@ -143,7 +155,7 @@ def checks(edge: Edge, describe: Callable[[str], str], describe_budget: Callable
         ("state", lambda: _state(edge.state_dir)),
         *((("budget", lambda: _budget(describe_budget)),) if edge.node.budget else ()),
         ("port", lambda: _port(edge.port)),
-        ("superlink", lambda: _superlink(edge.superlink, edge.ca)),
+        ("superlink", lambda: _superlink(edge)),
     )
     for subject, probe in probes:
         if subject == "superlink" and not trusted:
@@ -159,9 +171,11 @@ def checks(edge: Edge, describe: Callable[[str], str], describe_budget: Callable
 def command(edge: Edge) -> list[str]:
     """Return the command of the SuperNode (:mod:`coterie.flower.supernode`), with the pinned app if there is one."""
     pinned = ["--fab-hash", edge.fab_hash] if edge.fab_hash else []
+    certificate = ["--certificate", str(edge.certificate), "--certificate-key", str(edge.certificate_key)]
     signed = ["--trusted-entities", str(edge.trusted_entities)] if edge.trusted_entities else []
     return [
         *(sys.executable, "-P", "-m", "coterie.flower.supernode", *pinned),
+        *(certificate if edge.certificate else ()),
         *("--superlink", edge.superlink),
         *("--root-certificates", str(edge.ca)),
         *("--auth-supernode-private-key", str(edge.key)),
@@ -318,9 +332,10 @@ def _port(port: int) -> str:
     return f"{port} is free"
 
 
-def _superlink(address: str, ca: Path) -> str:
+def _superlink(edge: Edge) -> str:
+    address, ca = edge.superlink, edge.ca
     host, port = _parsed(address)
-    where = f"--superlink {address}:"
+    where, context = f"--superlink {address}:", _tls(edge)
     try:
         connection = socket.create_connection((host, port), _TIMEOUT)
     except socket.gaierror:
@@ -333,18 +348,39 @@ def _superlink(address: str, ca: Path) -> str:
         raise DeployError(f"{where} no response within {_TIMEOUT:g} s: does a firewall block the connection?") from None
     except OSError as error:
         raise DeployError(f"{where} cannot be reached: {error.strerror}") from None
-    context = ssl.create_default_context(cafile=str(ca))
-    context.set_alpn_protocols(["h2"])
     try:
         with connection, context.wrap_socket(connection, server_hostname=host) as secure:
             if secure.selected_alpn_protocol() != "h2":
                 raise DeployError(f"{where} supports TLS but not gRPC: use the port of the Fleet API, 9092 by default")
+            with suppress(TimeoutError):  # after the handshake, a server refuses a client without a certificate
+                secure.recv(1)
             return f"{address}, {secure.version()}"
     except ssl.SSLCertVerificationError as error:
         raise DeployError(f"{where} {explain_verification_error(error, host, ca)}") from None
     except OSError as error:
         why = getattr(error, "reason", None) or error.strerror or error
+        if "CERTIFICATE_REQUIRED" in str(why):
+            raise DeployError(
+                f"{where} requires a certificate of this client: give --certificate node-I.crt and --certificate-key "
+                "node-I.tls.key of coterie certs, or keep them beside --key"
+            ) from None
         raise DeployError(f"{where} TLS handshake failed ({why}): was the SuperLink started with --insecure?") from None
+
+
+def _tls(edge: Edge) -> ssl.SSLContext:
+    """Return how to connect to the SuperLink."""
+    context = ssl.create_default_context(cafile=str(edge.ca))
+    context.set_alpn_protocols(["h2"])
+    if edge.certificate is None:
+        return context
+    try:
+        context.load_cert_chain(str(edge.certificate), str(edge.certificate_key))
+    except OSError as error:
+        raise DeployError(
+            f"--certificate {edge.certificate}: not a certificate with the key {edge.certificate_key}: use node-I.crt "
+            f"and node-I.tls.key of coterie certs ({getattr(error, 'reason', None) or error.strerror})"
+        ) from None
+    return context
 
 
 def explain_verification_error(error: ssl.SSLCertVerificationError, host: str, ca: Path | str) -> str:

@@ -42,6 +42,12 @@ PRIVATE = (
         _BACKOFF,
     ),
     PrivatePart(
+        "flwr.superlink.cli.flower_superlink.generic_create_grpc_server",
+        ("servicer_and_add_fn", "max_message_length", "certificates"),
+        "flower.superlink",
+        "limits the messages of the Fleet API, and requires certificates of clients",
+    ),
+    PrivatePart(
         "flwr.supernode.start_client_internal._pull_and_store_message",
         ("state", "object_store", "receive", "get_run", "get_fab"),
         "flower.supernode",

@@ -1,15 +1,22 @@
-"""Flower's SuperLink with a longer database lock timeout, and a database for its user alone.
+"""Flower's SuperLink for many nodes and for strangers at its port.
 
-All threads of a SuperLink write to one SQLite file. Flower gives up after five seconds if the file stays locked, and
-the SuperNode whose reply could not be stored drops it. The file holds requests, replies and public keys.
+- All threads of a SuperLink write to one SQLite file. Flower gives up after five seconds if the file stays locked, and
+  the SuperNode whose reply could not be stored drops it. This one waits longer. The file holds requests, replies and
+  public keys, and is for its user alone.
+- The Fleet API receives a message before it checks who sent it, and Flower's limit is 2 GiB. Flower sends arrays in
+  parts of 5 MiB, so that 32 MiB suffice for models of any size.
+- With ``--require-client-certificates``, the TLS handshake ends a connection without a certificate of the authority,
+  before anything is received (mutual TLS). Nodes are then authenticated by their keys, as without it.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +24,8 @@ from coterie.files import PRIVATE
 
 #: Seconds that a SuperLink waits for its locked database.
 BUSY_SECONDS = 60
+#: Bytes of the largest message that the Fleet API receives.
+MAX_MESSAGE = 32 * 2**20
 
 
 def wait_for_locks(seconds: float = BUSY_SECONDS) -> None:
@@ -34,9 +43,13 @@ def wait_for_locks(seconds: float = BUSY_SECONDS) -> None:
 
 
 def serve(flags: Sequence[str]) -> None:
-    """Run Flower's SuperLink; ``flags`` are those of ``flower-superlink``."""
+    """Run Flower's SuperLink; ``flags`` other than --require-client-certificates are those of ``flower-superlink``."""
     from flwr.superlink.cli import flower_superlink
 
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--require-client-certificates", action="store_true")
+    options, flags = parser.parse_known_args(list(flags))
+    protect_fleet(options.require_client_certificates)
     os.umask(0o077)
     _close_to_others(flags)
     wait_for_locks()
@@ -51,3 +64,37 @@ def _close_to_others(flags: Sequence[str]) -> None:
         for suffix in ("", "-wal", "-shm") if name == "--database" else ():
             with suppress(OSError):
                 os.chmod(value + suffix, PRIVATE)
+
+
+def protect_fleet(require_certificates: bool) -> None:
+    """Limit the messages that the Fleet API of this process receives, and ask clients for certificates."""
+    flower: Any = import_module("flwr.superlink.cli.flower_superlink")
+    create = flower.generic_create_grpc_server
+
+    def create_protected(*arguments: Any, **options: Any) -> Any:
+        options["max_message_length"] = MAX_MESSAGE
+        if not require_certificates:
+            return create(*arguments, **options)
+        if options.get("certificates") is None:
+            sys.exit("error: --require-client-certificates requires --ssl-ca-certfile, --ssl-certfile, --ssl-keyfile")
+        with _client_certificates():
+            return create(*arguments, **options)
+
+    flower.generic_create_grpc_server = create_protected
+
+
+@contextmanager
+def _client_certificates() -> Iterator[None]:
+    """Let servers that are created meanwhile require certificates of their clients; Flower turns this off."""
+    import grpc
+
+    original = grpc.ssl_server_credentials
+
+    def requiring(*arguments: Any, **options: Any) -> grpc.ServerCredentials:
+        return original(*arguments, **{**options, "require_client_auth": True})
+
+    grpc.ssl_server_credentials = requiring
+    try:
+        yield
+    finally:
+        grpc.ssl_server_credentials = original

@@ -1,4 +1,6 @@
-"""Flower's SuperNode with a short reaction time: ``python -m coterie.flower.supernode [--fab-hash HASH] FLAGS...``.
+"""Flower's SuperNode with a short reaction time: ``python -m coterie.flower.supernode [OPTIONS] FLAGS...``.
+
+Options are ``--fab-hash HASH``, ``--certificate FILE`` and ``--certificate-key FILE``.
 
 It starts :mod:`coterie.flower.superexec` instead of Flower's SuperExec. For 15 s after a message, it polls the
 SuperLink more often than Flower's SuperNode does. A request of the SuperExec for a task is answered when there is one,
@@ -23,6 +25,7 @@ import time
 from collections.abc import Callable
 from functools import partial, wraps
 from logging import ERROR
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,14 +199,31 @@ def eager(pull: Callable[..., int | None]) -> Callable[..., int | None]:
     return pull_soon
 
 
+def present_certificate(certificate: bytes, key: bytes) -> None:
+    """Let this process's connections present a certificate, for a SuperLink that requires one.
+
+    Args:
+        certificate: PEM file of the certificate.
+        key: PEM file of its key.
+    """
+    import grpc
+
+    create = grpc.ssl_channel_credentials
+    grpc.ssl_channel_credentials = lambda root_certificates=None: create(root_certificates, key, certificate)
+
+
 def main(arguments: list[str]) -> None:
-    """Run the SuperNode; arguments other than --fab-hash are passed to Flower's."""
+    """Run the SuperNode; arguments other than those of this module are passed to Flower's."""
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     parser.add_argument("--fab-hash")
+    parser.add_argument("--certificate", type=Path)
+    parser.add_argument("--certificate-key", type=Path)
     options, flags = parser.parse_known_args(arguments)
     try:
+        if options.certificate is not None and options.certificate_key is not None:
+            present_certificate(options.certificate.read_bytes(), options.certificate_key.read_bytes())
         if options.fab_hash is not None:
             expected = checked_hash(options.fab_hash)
             pin(expected)

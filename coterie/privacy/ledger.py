@@ -431,9 +431,9 @@ class ClientLedger(_FilteredLedger):
         path: str | Path | None = None,
         accountant: str = "pld",
         about: Mapping[str, Any] | None = None,
-        anchors: Path | None = None,
+        anchors: str | Path | None = None,
     ) -> None:
-        self._anchors = None if anchors is None else Anchors(anchors)
+        self._anchors = None if anchors is None else Anchors(Path(anchors))
         self._anchor: Anchor | None = None
         super().__init__(delta, epsilon, path, accountant, about)
 

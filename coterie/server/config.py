@@ -350,7 +350,7 @@ class RunConfig:  # large: the tables of settings and all that follows from seve
     def with_plan(self, plan: Plan) -> RunConfig:
         """Return this configuration with the plan that is in force."""
         planned = copy.copy(self)
-        planned.__dict__["plan"] = plan  # in place of the cached one
+        planned.plan = plan  # in place of the cached one
         return planned
 
     def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:

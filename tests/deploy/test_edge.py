@@ -131,6 +131,8 @@ def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
     runtime = argv[argv.index("--port") + 1]
     assert argv[1:] == [
         *("-P", "-m", "coterie.flower.supernode"),
+        *("--certificate", str(pki / "nodes" / "node-1.crt")),
+        *("--certificate-key", str(pki / "nodes" / "node-1.tls.key")),
         *("--superlink", f"localhost:{port}"),
         *("--root-certificates", str(pki / "ca.crt")),
         *("--auth-supernode-private-key", str(pki / "nodes" / "node-1.key")),
@@ -385,7 +387,7 @@ def test_hash_of_the_app(coterie, pki, executed):
     assert f"app        only {'ab' * 32}" in out.splitlines()
     ((program, argv, _),) = executed
     assert program == sys.executable
-    assert argv[1:7] == ["-P", "-m", "coterie.flower.supernode", "--fab-hash", "ab" * 32, "--superlink"]
+    assert argv[1:7] == ["-P", "-m", "coterie.flower.supernode", "--fab-hash", "ab" * 32, "--certificate"]
 
 
 def test_keys_of_apps(wrong, coterie, pki, tmp_path, executed):
@@ -537,6 +539,26 @@ def test_a_server_out_of_its_time(coterie, pki, tmp_path, clock, days, parts):
         renew_server(folder, days=5)
     with listening(tls(folder)) as port:
         refused(coterie, words(folder, port), *parts)
+
+
+def test_a_superlink_that_requires_a_certificate(coterie, pki, tmp_path):
+    for suffix in ("key", "crt", "tls.key"):
+        shutil.copy(pki / "nodes" / f"node-1.{suffix}", tmp_path / f"mine.{suffix}.pem")
+    shutil.copy(pki / "nodes" / "node-1.key", tmp_path / "mine.key")
+    other = create(tmp_path / "other", 2, ["superlink"]).folder / "nodes"
+    given = {"certificate": tmp_path / "mine.crt.pem", "certificate_key": tmp_path / "mine.tls.key.pem"}
+    foreign = {"certificate": other / "node-1.crt", "certificate_key": other / "node-1.tls.key"}
+    with listening(tls(pki, authority=pki / "ca.crt")) as port:
+        assert coterie(*words(pki, port, "--check"))[0] == 0
+        assert coterie(*words(pki, port, "--check", key=tmp_path / "mine.key", **given))[0] == 0
+        refused(
+            coterie, words(pki, port, key=tmp_path / "mine.key"), "requires a certificate", "--certificate node-I.crt"
+        )
+        refused(coterie, words(pki, port, **foreign), "TLS handshake failed")
+        mixed = given | {"certificate_key": foreign["certificate_key"]}
+        refused(coterie, words(pki, port, **mixed), "not a certificate with the key", "node-I.tls.key")
+        half = words(pki, port, certificate=given["certificate"])
+        refused(coterie, half, "--certificate and --certificate-key belong together")
 
 
 # ---- a SuperLink ------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ def test_the_client_conforms(apps):
     check_client(client_app.app, ArrayRecord(task.Net().state_dict()), train_config={"lr": 0.1}, node_config=node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "least"), [(8.0, 0.0), (1e5, 0.6)])
 def test_a_run_in_process(apps, tmp_path, epsilon, least):
     client_app, server_app, _ = apps

@@ -1,0 +1,123 @@
+"""Strangers at the port of the Fleet API: what they send is not received, and registered nodes go on."""
+
+import contextlib
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from coterie.deploy.certificates import create
+from coterie.flower.superlink import MAX_MESSAGE
+from tests.servers import free_port, running, until
+
+BIN = Path(sys.executable).parent
+CALL = "/flwr.proto.Fleet/PushMessages"
+# Megabytes by which the memory of a SuperLink may grow while strangers attack; messages of 300 MB grew it by 1,650.
+MOST = 64
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    return create(tmp_path_factory.mktemp("strangers") / "pki", 1, ["superlink"]).folder
+
+
+def memory(process):
+    """Resident memory of a process, in MB."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def is_open(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextlib.contextmanager
+def superlink(pki, tmp_path, *flags):
+    """A SuperLink with a Fleet API, its port and that of the Control API."""
+    control, fleet = free_port(), free_port()
+    command = [BIN / "coterie", "superlink", "--enable-supernode-auth", "--isolation", "process", *flags]
+    command += ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.crt"]
+    command += ["--ssl-keyfile", pki / "server.key", "--superexec-auth-secret-file", pki / "superexec.secret"]
+    command += ["--host", "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"]
+    log = tmp_path / "superlink.log"
+    with running(command, log, FLWR_HOME=str(tmp_path / "flwr")) as server:
+        until(lambda: is_open(control) and is_open(fleet), server, log)
+        yield server, fleet, control
+
+
+def send(pki, port, size, node=None):
+    """Send one message of ``size`` bytes to the Fleet API; return the status of the call."""
+    files = ("ca.crt", *(() if node is None else (f"nodes/node-{node}.tls.key", f"nodes/node-{node}.crt")))
+    credentials = grpc.ssl_channel_credentials(*((pki / name).read_bytes() for name in files))
+    options = [("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0)]
+    with grpc.secure_channel(f"localhost:{port}", credentials, options) as channel:
+        try:
+            channel.unary_unary(CALL)(bytes(size), timeout=30)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+def connect(port, pki, garbage):
+    """Open a connection and send garbage, before or after a TLS handshake."""
+    connection = socket.create_connection(("127.0.0.1", port), 5)
+    if garbage:
+        with contextlib.suppress(OSError):
+            connection.sendall(os.urandom(4096))
+        return connection
+    context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
+    context.set_alpn_protocols(["h2"])
+    with contextlib.suppress(OSError):
+        connection = context.wrap_socket(connection, server_hostname="localhost")
+        connection.sendall(os.urandom(4096))
+    return connection
+
+
+def attacked(server, port, pki):
+    """Attack with large messages, garbage and many connections; return by how many MB the server grew at most."""
+    before, grown = memory(server), []
+    for _ in range(4):
+        assert send(pki, port, 300 * 10**6) != grpc.StatusCode.OK
+        grown.append(memory(server) - before)
+    connections = [connect(port, pki, garbage) for garbage in (True, False) * 25]
+    connections += [socket.create_connection(("127.0.0.1", port), 5) for _ in range(500)]
+    grown.append(memory(server) - before)
+    for connection in connections:
+        connection.close()
+    assert server.poll() is None
+    return max(grown)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--require-client-certificates",)], ids=["TLS", "mutual TLS"])
+def test_strangers_do_not_fill_the_memory(pki, tmp_path, flags):
+    with superlink(pki, tmp_path, *flags) as (server, port, control):
+        assert attacked(server, port, pki) < MOST
+        assert send(pki, port, MAX_MESSAGE + 1, node=0) == grpc.StatusCode.RESOURCE_EXHAUSTED
+        refused = grpc.StatusCode.UNAVAILABLE if flags else grpc.StatusCode.UNAUTHENTICATED
+        assert send(pki, port, 100) == refused  # by the handshake, or by the missing signature
+        assert send(pki, port, 100, node=0) == grpc.StatusCode.UNAUTHENTICATED
+        variables = {"FLWR_HOME": str(tmp_path / "flwr"), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+        (tmp_path / "flwr" / "config.toml").write_text(
+            f'[superlink.here]\naddress = "127.0.0.1:{control}"\nroot-certificates = "{pki}/ca.crt"\n'
+        )
+        register = [BIN / "flwr", "supernode", "register", pki / "nodes" / "node-0.pub", "here"]
+        subprocess.run(register, env=os.environ | variables, check=True, capture_output=True, timeout=90)
+        log, node = tmp_path / "node.log", pki / "nodes" / "node-0"
+        command = [sys.executable, "-P", "-m", "coterie.flower.supernode", "--superlink", f"localhost:{port}"]
+        command += ["--certificate", node.with_suffix(".crt"), "--certificate-key", node.with_suffix(".tls.key")]
+        command += ["--root-certificates", pki / "ca.crt", "--auth-supernode-private-key", node.with_suffix(".key")]
+        command += ["--isolation", "process", "--port", free_port(), "--node-config", "client-id=0"]
+        with running(command, log, **variables) as supernode:
+            until(lambda: "SuperNode ID" in log.read_text(), supernode, log)
+            began = time.monotonic()
+            assert attacked(server, port, pki) < MOST
+            assert time.monotonic() - began < 120
+            assert supernode.poll() is None
