@@ -29,16 +29,19 @@ PARITY = {
     "min-replies": 1.0,
     "round-timeout": 240.0,
 }
-# Flower's SuperNode as strangers would start it, and why it fails: with a key that nobody registered, without the
-# authority, without TLS.
+KEY, AUTHORITY = "--auth-supernode-private-key", ("--root-certificates", "/out/secrets/ca.crt")
+CERTIFICATE = ("--certificate", "/out/secrets/nodes/node-0.crt")
+CERTIFICATE += ("--certificate-key", "/out/secrets/nodes/node-0.tls.key")
+# SuperNodes as strangers would start them, and why they fail: with a key that nobody registered, without the certificate
+# of a node, without the authority, without TLS.
 STRANGERS = {
     "unregistered": (
         "Failed to activate SuperNode",
-        *("--auth-supernode-private-key", "/out/stranger/nodes/node-0.key"),
-        *("--root-certificates", "/out/secrets/ca.crt"),
+        *("coterie", "supernode", *CERTIFICATE, KEY, "/out/stranger/nodes/node-0.key", *AUTHORITY),
     ),
-    "no-authority": ("CERTIFICATE_VERIFY_FAILED", "--auth-supernode-private-key", "/out/secrets/nodes/node-0.key"),
-    "plaintext": ("Socket closed", "--insecure"),
+    "no-certificate": ("Socket closed", "flower-supernode", KEY, "/out/secrets/nodes/node-0.key", *AUTHORITY),
+    "no-authority": ("CERTIFICATE_VERIFY_FAILED", "flower-supernode", KEY, "/out/secrets/nodes/node-0.key"),
+    "plaintext": ("Socket closed", "flower-supernode", "--insecure"),
 }
 
 
@@ -58,12 +61,11 @@ def test_a_run_is_the_local_engine_s_and_strangers_are_refused_meanwhile(stack, 
             "--volume",
             f"{stack.folder}:/out:ro",
             "coterie",
-            "flower-supernode",
+            *words,
             "--superlink",
             "superlink:9092",
             "--max-retries",
             2,
-            *words,
         )
     try:
         stack.complete(run_id)

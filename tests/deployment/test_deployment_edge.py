@@ -37,6 +37,9 @@ def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
         DATA=str(server.data / "client-0"),
         KEY=str(server.secrets / "nodes" / "node-0.key"),
         CA=str(server.secrets / "ca.crt"),
+        CERTIFICATE=str(server.secrets / "nodes" / "node-0.crt"),
+        CERTIFICATE_KEY=str(server.secrets / "nodes" / "node-0.tls.key"),
+        BUDGET=str(folder / "budget"),
     )
     edge.override("networks: {default: {external: true, name: coterie-test-server_fleet}}\n")  # the way to the server
     try:
