@@ -32,8 +32,8 @@ PARITY = {
 KEY, AUTHORITY = "--auth-supernode-private-key", ("--root-certificates", "/out/secrets/ca.crt")
 CERTIFICATE = ("--certificate", "/out/secrets/nodes/node-0.crt")
 CERTIFICATE += ("--certificate-key", "/out/secrets/nodes/node-0.tls.key")
-# SuperNodes as strangers would start them, and why they fail: with a key that nobody registered, without the certificate
-# of a node, without the authority, without TLS.
+# SuperNodes as strangers would start them, and why they fail: with a key that nobody registered, without a node's
+# certificate, without the authority, without TLS.
 STRANGERS = {
     "unregistered": (
         "Failed to activate SuperNode",
