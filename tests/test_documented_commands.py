@@ -44,6 +44,7 @@ ELSEWHERE = {
     ("privacy", "guard"): "guard/test_guarded_site.py",
     ("client",): "deploy/test_edge.py",
     ("data",): "cli/test_cli_data.py",
+    ("budget",): "cli/test_cli_budget.py",
     ("run", "--set", "table-schema=schema.toml"): "examples/test_hospital_csv.py",
     ("status",): "flower/test_status.py",
     ("purge",): "flower/test_purge.py",

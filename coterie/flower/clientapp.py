@@ -13,11 +13,16 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.generators import collect_generators, reseed_generators
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
 
 #: Third-party modules that Flower and Coterie's ClientApp import for a training request.
 LIBRARIES = (
@@ -32,6 +37,8 @@ LIBRARIES = (
     "randomgen",
     "safetensors.numpy",
 )
+# The exception by which Coterie's ClientApp rejects a request, in the copy of Coterie that the app holds.
+_REFUSAL = ("coterie.client.state", "ClientError")
 # Modules that Coterie's ClientApp imports when a message needs them.
 _LAZY = ("coterie.client.handlers", "coterie.client.reply_cache", "coterie.client.dpsgd")
 
@@ -123,12 +130,30 @@ def run(options: Mapping[str, Any], loaded: Loaded | None, installed: Callable[[
             with collect_generators() as generators:
                 client_app = loader(**how)(*fab)
             reseed_generators([*generators, *(loaded.generators if loaded else ())])
-            return client_app
+            return partial(answer, client_app)
 
         return load_client_app
 
     vars(flower).update(install_from_fab=install_once, get_load_client_app_fn=loader_that_reseeds)
     flower.run_clientapp(**options)
+
+
+def answer(client_app: Callable[..., Message], message: Message, context: Context) -> Message:
+    """Return the reply of an app; why Coterie's ClientApp rejects a request is a reply, too.
+
+    Flower logs a traceback and an exit code for an exception, as for a crash.
+    """
+    from flwr.app import Error, Message
+    from flwr.common.constant import ErrorCode
+    from flwr.common.logger import log
+
+    try:
+        return client_app(message=message, context=context)
+    except RuntimeError as error:
+        if (type(error).__module__, type(error).__name__) != _REFUSAL:
+            raise
+        log(WARNING, "reply to the server: %s", error)
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
 
 
 def _forget(package: str) -> None:

@@ -17,7 +17,6 @@ TINY = {
     "dpsgd.py": "--networks cnn --batches 4 --repeat 1",
     "one_shot.py": "speed",
     "streaming.py": "--replies 1 --parameters 1000 --workers 0",
-    "table_reading.py": "--rows 1000",
 }
 #: The files whose tests are below, or in another file.
 ELSEWHERE = {
@@ -27,6 +26,7 @@ ELSEWHERE = {
     "robustness.py": "bench/test_benchmarks.py",
     "screenshots.py": "bench/test_benchmarks.py",
     "speed.py": "bench/test_benchmarks.py",
+    "table_reading.py": "test_documented_commands.py",
 }
 
 
