@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -134,7 +134,12 @@ def client(  # long: one line per option
 
         return describe_budget(client_of(node))
 
-    for result in deploy.checks(edge, describe, describe_budget):
+    def clock_error(*arguments: Any) -> str | None:
+        from coterie.flower.fleet import clock_error  # imports Flower
+
+        return clock_error(*arguments)
+
+    for result in deploy.checks(edge, describe, describe_budget, clock_error):
         well &= result.passed
         detail = result.detail if result.passed else f"failed: see the error of {result.detail.split()[0]}"
         console.print(f"{result.subject:<{_INDENT - 2}} {detail}", markup=False, soft_wrap=True)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -32,6 +32,8 @@ RUNTIME_PORT = 9094
 #: Command of the SuperExec (:mod:`coterie.flower.superexec`); its flags follow.
 SUPEREXEC = (sys.executable, "-P", "-m", "coterie.flower.superexec")
 _TIMEOUT = 10.0  # seconds, for each of connecting and the TLS handshake
+#: Returns how this machine's clock differs from that of a SuperLink at an address, if it is rejected for it.
+ClockError: TypeAlias = Callable[[str, Path, Path, tuple[Path, Path] | None], str | None]
 #: Keys of the node configuration that have no option of their own.
 _SET_KEYS = {"code", "reply-seconds"}
 _ENVIRONMENT = {
@@ -136,17 +138,21 @@ def default_state_dir(client_id: int) -> Path:
     return (home if home.is_absolute() else Path("~/.local/state").expanduser()) / "coterie" / f"client-{client_id}"
 
 
-def checks(edge: Edge, describe: Callable[[str], str], describe_budget: Callable[[], str]) -> Iterator[Check]:
-    """Check data, key, CA, app, state folder, budget, port and SuperLink, in this order, without starting anything.
+def checks(
+    edge: Edge, describe: Callable[[str], str], describe_budget: Callable[[], str], clock_error: ClockError
+) -> Iterator[Check]:
+    """Check data, key, CA, app, state folder, budget, port, SuperLink and clock, in this order; start nothing.
 
     Args:
         edge: options of the client.
         describe: describes the data at a path, or raises ValueError or OSError.
         describe_budget: describes what is spent of the client's budget, if it has one, or raises RuntimeError.
+        clock_error: see :func:`coterie.flower.fleet.clock_error`.
 
-    The SuperLink is contacted only with a valid CA.
+    The SuperLink is contacted only with a valid CA, and asked about the clock only with a valid key.
     """
-    trusted = False
+    passed: set[str] = set()
+    needed = {"superlink": {"ca"}, "clock": {"key", "superlink"}}
     probes: tuple[tuple[str, Callable[[], str]], ...] = (
         ("data", lambda: _data(Path(edge.node.data or ""), describe)),
         ("key", lambda: _key(edge.key)),
@@ -156,15 +162,16 @@ def checks(edge: Edge, describe: Callable[[str], str], describe_budget: Callable
         *((("budget", lambda: _budget(describe_budget)),) if edge.node.budget else ()),
         ("port", lambda: _port(edge.port)),
         ("superlink", lambda: _superlink(edge)),
+        ("clock", lambda: _clock(edge, clock_error)),
     )
     for subject, probe in probes:
-        if subject == "superlink" and not trusted:
-            return
+        if not needed.get(subject, set()) <= passed:
+            continue
         try:
             check = Check(subject, True, probe())
+            passed.add(subject)
         except DeployError as error:
             check = Check(subject, False, str(error))
-        trusted |= subject == "ca" and check.passed
         yield check
 
 
@@ -365,6 +372,19 @@ def _superlink(edge: Edge) -> str:
                 "node-I.tls.key of coterie certs, or keep them beside --key"
             ) from None
         raise DeployError(f"{where} TLS handshake failed ({why}): was the SuperLink started with --insecure?") from None
+
+
+def _clock(edge: Edge, clock_error: ClockError) -> str:
+    certificate = None
+    if edge.certificate is not None and edge.certificate_key is not None:
+        certificate = edge.certificate, edge.certificate_key
+    wrong = clock_error(edge.superlink, edge.ca, edge.key, certificate)
+    if wrong is not None:
+        raise DeployError(
+            f"--superlink {edge.superlink}: rejects the time of this machine, whose clock is {wrong} (UTC): set it, "
+            "for example by NTP"
+        )
+    return "as the SuperLink's"
 
 
 def _tls(edge: Edge) -> ssl.SSLContext:

@@ -77,7 +77,16 @@ def test_check_stops_there_and_writes_nothing(coterie, pki, tmp_path, executed):
         status, out, err = coterie(*words(pki, port, "--check"))
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines[:-1]] == ["data", "key", "ca", "app", "state", "port", "superlink"]
+    assert [line.split()[0] for line in lines[:-1]] == [
+        "data",
+        "key",
+        "ca",
+        "app",
+        "state",
+        "port",
+        "superlink",
+        "clock",
+    ]
     assert lines[0].endswith(f"12 images of 1x28x28, from {tmp_path / 'my data'}")
     assert lines[-1] == "all checks passed"
     assert executed == []

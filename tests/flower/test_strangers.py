@@ -7,12 +7,15 @@ import ssl
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
 import pytest
+from flwr.supercore import date
 
 from coterie.deploy.certificates import create
+from coterie.flower.fleet import clock_error
 from coterie.flower.superlink import MAX_MESSAGE
 from tests.servers import free_port, running, until
 
@@ -121,3 +124,23 @@ def test_strangers_do_not_fill_the_memory(pki, tmp_path, flags):
             assert attacked(server, port, pki) < MOST
             assert time.monotonic() - began < 120
             assert supernode.poll() is None
+
+
+@pytest.mark.slow
+def test_a_clock_that_the_superlink_rejects(pki, tmp_path, monkeypatch):
+    """A SuperLink accepts a time of up to five minutes ago, and five seconds ahead."""
+    nodes = pki / "nodes"
+    given = (pki / "ca.crt", nodes / "node-0.key", (nodes / "node-0.crt", nodes / "node-0.tls.key"))
+    with superlink(pki, tmp_path, "--require-client-certificates") as (_, port, _):
+        for seconds, error in (
+            (0, None),
+            (-240, None),
+            (60, "up to 10 minutes ahead"),
+            (-500, "up to 10 minutes behind"),
+            (3600, "up to 120 minutes ahead"),
+            (-3600, "up to 120 minutes behind"),
+            (-3 * 86400, "more than a day ahead or behind, or set to another time zone"),
+        ):
+            with monkeypatch.context() as patched:
+                patched.setattr(date, "now", lambda shift=seconds: datetime.now(UTC) + timedelta(seconds=shift))
+                assert clock_error(f"localhost:{port}", *given) == error
