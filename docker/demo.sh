@@ -15,15 +15,29 @@ done
 case $keys in ask|keep|delete) ;; *) echo "KEYS=$keys: must be keep or delete" >&2; exit 2 ;; esac
 cd "$(dirname "$0")"
 out=$PWD/demo/out
-[ ! -e "$out" ] || { echo "$out is there: move it away, or remove it with its secrets" >&2; exit 1; }
+if [ -e "$out/runs/demo/result.json" ]; then
+  echo "$out is there: move it away, or remove it with its secrets" >&2
+  exit 1
+fi
 docker compose version > /dev/null || { echo "this needs Docker with its compose plugin" >&2; exit 1; }
 [ "$(id -u)" = 0 ] && COTERIE_USER=10001:10001 || COTERIE_USER=$(id -u):$(id -g)
 export COTERIE_USER SECRETS="$out/secrets" DATA="$out/data" BUDGETS="$out/budgets" RUNS="$out/runs"
+rm -rf "$out"  # of a demo that failed
 mkdir -p "$out/runs" "$out/data" && chown -R "$COTERIE_USER" "$out"
 say() { printf '\n== %s\n' "$*"; }
 compose() { docker compose -p coterie-demo "$@"; }
 coterie() { docker run --rm --user "$COTERIE_USER" --volume "$out:/out" --volume "$PWD/demo:/demo:ro" --network none coterie "$@"; }
-trap 'say "down"; compose down --volumes --timeout 5 > /dev/null 2>&1' EXIT
+ended() {
+  status=$?
+  if [ "$status" != 0 ]; then
+    say "failed: containers and their last lines"
+    compose ps --all >&2 || true
+    compose logs --no-color --tail 40 >&2 || true
+  fi
+  say "down"
+  compose down --volumes --timeout 5 > /dev/null 2>&1
+}
+trap ended EXIT
 
 say "image"
 compose build --quiet superlink

@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCKER = """#!/bin/sh
 out=$(dirname "$0")/../docker/demo/out
 case "$*" in
+  *"compose"*" logs"*) echo "the reason of a container" ;;
+  *"flwr run"*) [ -z "$FAIL" ] || exit 3; mkdir -p "$out/runs/demo"; echo '{}' > "$out/runs/demo/result.json" ;;
   *"certs /out/secrets"*) mkdir -p "$out/secrets/nodes"; echo key > "$out/secrets/ca.key" ;;
-  *"flwr run"*) mkdir -p "$out/runs/demo"; echo '{}' > "$out/runs/demo/result.json" ;;
 esac
 """
 
@@ -80,3 +81,15 @@ def test_options_that_there_are_not(demo):
     assert demo("--drop-keys") == (2, "--drop-keys: the options are --keep-keys and --delete-keys\n")
     assert demo(KEYS="yes") == (2, "KEYS=yes: must be keep or delete\n")
     assert not demo.out.exists()
+
+
+def test_a_demo_that_failed_shows_why_and_does_not_block_the_next_try(demo):
+    status, said = demo(FAIL="1")
+    assert status == 3
+    assert "the reason of a container" in said
+    assert (demo.out / "secrets").exists()
+    status, said = demo()
+    assert status == 0, said
+    assert "the reason of a container" not in said
+    status, said = demo()
+    assert (status, said) == (1, f"{demo.out} is there: move it away, or remove it with its secrets\n")
