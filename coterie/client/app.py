@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from logging import ERROR, INFO, WARNING
@@ -18,7 +19,7 @@ from coterie.client.identity import Client, identity_reply
 from coterie.client.state import ClientError
 from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared, facts
 from coterie.deploy.errors import DeployError
-from coterie.deploy.node import NodeConfig
+from coterie.deploy.node import APP_HASH, NodeConfig
 from coterie.wire.messages import CENTROIDS, CHARGED_REQUESTS, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, TRAIN
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def _handle(message: Message, context: Context) -> Message:
     began = time.monotonic()
     node, client = _node(context)
     deployed = client.deployed
+    if deployed:
+        client = replace(client, run=str(context.run_id), app=os.environ.get(APP_HASH, ""))
     group = message.metadata.group_id  # of messages of a round: its number
     logs.install(
         run=str(context.run_id),

@@ -38,7 +38,8 @@ def charge(client: Client, folder: Path | None, plan: RecordPlan, round: int, re
         PrivacyError: the plan pays for no such reply.
     """
     pricing: Pricing = plan
-    return spend(client, folder, plan, round, pricing.charges(request))
+    origin = {name: value for name, value in (("run", client.run), ("app", client.app)) if value}
+    return spend(client, folder, plan, round, pricing.charges(request), **origin)
 
 
 def spend(

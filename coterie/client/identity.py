@@ -23,6 +23,8 @@ class Client:
         data: path of the client's own data; None: those of the run.
         declared: shape and classes of these data; None: as the run defines them.
         budget_file: file of its charges; None: beside the data, or in ``folder``.
+        run: id of the run that asks, in Flower; empty in a simulation.
+        app: SHA-256 of the app that runs, in hexadecimal; empty if it is not known.
     """
 
     client_id: int
@@ -32,6 +34,8 @@ class Client:
     data: str | None = None
     declared: Declared | None = None
     budget_file: str | None = None
+    run: str = ""
+    app: str = ""
 
     @property
     def deployed(self) -> bool:

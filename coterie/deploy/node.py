@@ -9,6 +9,9 @@ from typing import Annotated
 from coterie.deploy.errors import DeployError
 from coterie.fields import COUNT, EPSILON, SIZE, Bounds, Fields
 
+#: Environment variable of the process of a message: SHA-256 of the app that runs, in hexadecimal.
+APP_HASH = "COTERIE_APP_HASH"
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig(Fields):  # large: one field per key

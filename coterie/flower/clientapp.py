@@ -19,6 +19,7 @@ from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coterie.deploy.node import APP_HASH
 from coterie.generators import collect_generators, reseed_generators
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def run(options: Mapping[str, Any], loaded: Loaded | None, installed: Callable[[
     install, loader = vars(flower)["install_from_fab"], vars(flower)["get_load_client_app_fn"]
 
     def install_once(fab: bytes, **how: Any) -> Path:
-        fab_hash = hashlib.sha256(fab).hexdigest()
+        fab_hash = os.environ[APP_HASH] = hashlib.sha256(fab).hexdigest()
         if loaded is not None:
             if loaded.app.fab_hash == fab_hash and os.path.isdir(loaded.app.folder):
                 installed(None)

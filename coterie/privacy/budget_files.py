@@ -28,6 +28,7 @@ class Spending:
         delta: of the budget.
         charges: number of charges.
         last: time of the last charge; None without charges.
+        runs: number of charges by the run that asked, such as "17: 3, 23: 1"; empty where no run is known.
     """
 
     file: str
@@ -36,6 +37,7 @@ class Spending:
     delta: float
     charges: int
     last: str | None
+    runs: str
 
     def __str__(self) -> str:
         since = f", the last at {self.last}" if self.last else ""
@@ -58,7 +60,9 @@ def spending(path: Path) -> Spending:
     events = count_events(charges)
     spent = _spent(events, budget, header["delta"], charges[0].get(PINNED)) if charges else 0.0
     last = charges[-1].get("time") if charges else None
-    return Spending(str(path), spent, budget, header["delta"], len(charges), last)
+    by_run = Counter(charge["run"] for charge in charges if isinstance(charge.get("run"), str))
+    runs = ", ".join(f"{run}: {count}" for run, count in by_run.items())
+    return Spending(str(path), spent, budget, header["delta"], len(charges), last, runs)
 
 
 def _spent(events: Counter[Event], budget: float, delta: float, pinned: Any) -> float:

@@ -24,7 +24,7 @@ from coterie.datasets import DataError, own_shard
 from coterie.deploy import DeployError, NodeConfig
 from coterie.engine import LocalGrid
 from coterie.models import build_gan, initialise
-from coterie.privacy.budget_files import reconcile
+from coterie.privacy.budget_files import reconcile, spending
 from coterie.privacy.ledger import count_events, read_ledger
 from coterie.server import RunConfig
 from coterie.wire.messages import Layout, pack_models
@@ -453,6 +453,15 @@ def test_a_budget_file_that_lost_charges_is_refused_until_it_is_reconciled(tmp_p
     assert {event: 3 * count for event, count in count_events(world.charges).items()} == {
         event: 4 * count for event, count in charged.items()
     }
+
+
+def test_a_charge_states_the_run_and_the_app_that_asked(tmp_path, monkeypatch):
+    world = World(tmp_path / "world", WORLDS["another label"][0])
+    world.ask("train", CHEAP)
+    monkeypatch.setenv("COTERIE_APP_HASH", "ab" * 32)
+    world.ask("train", {**CHEAP, "round": 2})
+    assert [(charge["run"], charge.get("app")) for charge in world.charges] == [("1", None), ("1", "ab" * 32)]
+    assert spending(tmp_path / "world" / "data" / BUDGET_FILE).runs == "1: 2"
 
 
 def test_a_named_budget_file_is_used(tmp_path):
