@@ -313,10 +313,8 @@ def test_only_the_pinned_app_runs(tmp_path):
 
 
 DESCRIBED = """
-import sys, types
-own = sys.modules["coterie.datasets.own"] = types.ModuleType("coterie.datasets.own")
-own.describe = lambda path, declared: "12 images"
-own.Declared = types.SimpleNamespace(of=lambda *words: None)
+import coterie.datasets as d
+d.report = lambda path, declared: d.DataReport(path, "12 images", 12, 10, {}, d.LeftOut(), (), ())
 from coterie.cli import main
 main()
 """
