@@ -100,6 +100,8 @@ class Ledger:
 
     # Whether rounds of several runs have the same numbers.
     _several_runs: ClassVar[bool] = False
+    # What a user does after a write error.
+    _then: ClassVar[str] = "continue with --resume"
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class Ledger:
 
     def _load(self, file: IO[bytes], path: Path) -> None:
         """Read the charges of the file."""
-        self.charges, self._chain = _take_over(file, path, self.header)
+        self.charges, self._chain = _take_over(file, path, self.header, self._then)
         self._count, self._events = len(self.charges), count_events(self.charges) + earlier_events(self.header)
 
     @cached_property
@@ -288,7 +290,7 @@ class Ledger:
         ]
         if self._file is not None and self._path is not None:
             text, chain = _chained(self._chain, charges)
-            _append(self._file, self._path, text)
+            _append(self._file, self._path, text, self._then)
             self._chain, self._last_line = chain, len(text) - text.rfind(b"\n", 0, -1) - 1
         self.charges += charges
         self._count += len(charges)
@@ -423,6 +425,8 @@ class ClientLedger(_FilteredLedger):
         LedgerError: see :class:`Ledger`; or the file lacks a charge that this client has made.
         FileError: the anchors cannot be read.
     """
+
+    _then: ClassVar[str] = "the next request is charged"
 
     def __init__(
         self,
@@ -613,14 +617,14 @@ def _chained(chain: str, charges: Iterable[Mapping[str, Any]]) -> tuple[bytes, s
     return b"".join(lines), chain
 
 
-def _append(file: IO[bytes], path: Path, content: bytes) -> None:
-    """Append and sync; a failure leaves the file unchanged.
+def _append(file: IO[bytes], path: Path, content: bytes, then: str) -> None:
+    """Append and sync; a failure leaves the file unchanged, and ``then`` is what its user does afterwards.
 
     Raises:
         LedgerError: the file cannot be written.
     """
     if file.closed:
-        raise LedgerError(f"{path} was closed after a write error: continue with --resume")
+        raise LedgerError(f"{path} was closed after a write error: {then}")
     size = os.fstat(file.fileno()).st_size
     try:
         left = content
@@ -633,7 +637,7 @@ def _append(file: IO[bytes], path: Path, content: bytes) -> None:
         file.close()  # prevent writes after an incomplete line
         raise LedgerError(
             f"{path} cannot be written: {error.strerror or error}; nothing was released for this charge: free the disk "
-            "or make the file writable, then continue with --resume"
+            f"or make the file writable, then {then}"
         ) from None
 
 
@@ -653,7 +657,7 @@ def _open_locked(path: Path) -> IO[bytes]:
     return file
 
 
-def _take_over(file: IO[bytes], path: Path, header: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+def _take_over(file: IO[bytes], path: Path, header: dict[str, Any], then: str) -> tuple[list[dict[str, Any]], str]:
     """Return all charges, and the last chain; write the header if there are no charges.
 
     An incomplete last line was never synced, so nothing was released for it, and it is removed.
@@ -665,7 +669,7 @@ def _take_over(file: IO[bytes], path: Path, header: dict[str, Any]) -> tuple[lis
         first = json.dumps(header).encode() + b"\n"
         if whole != first or content != whole:
             file.truncate(0)
-            _append(file, path, first)
+            _append(file, path, first, then)
         return [], _digest(first)
     if before != json.loads(json.dumps(header)):
         raise LedgerError(f"{path} belongs to a run with another plan; choose another --out")

@@ -1,6 +1,8 @@
 """A ledger that lost charges is refused, and opened in time that does not grow with its length."""
 
+import errno
 import json
+import os
 from collections import Counter
 from contextlib import closing
 
@@ -237,3 +239,17 @@ def test_spending_states_what_the_filter_counts(site):
     site.ledger.write_text('{"ledger": 1, "plan": {}}\n')
     with pytest.raises(LedgerError, match="is not the budget file of a client"):
         spending(site.ledger)
+
+
+def test_a_full_disk_is_explained_to_a_client_s_owner(site, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    site.spend(1)
+    with closing(site.open()) as ledger, monkeypatch.context() as patched:
+        patched.setattr("coterie.privacy.ledger.os.fsync", full)
+        with pytest.raises(LedgerError, match="No space left on device; nothing was released") as caught:
+            ledger.spend(2, Counter({STEP: 10}), planned=PLANNED)
+    assert "--resume" not in str(caught.value)
+    site.spend(2)
+    assert site.events == Counter({STEP: 20})
