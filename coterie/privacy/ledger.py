@@ -476,7 +476,8 @@ class ClientLedger(_FilteredLedger):
         pinned = self._filtered(number, events)
         first = self._count + 1
         self._write(number, events, details, pinned)
-        self._add_anchor()
+        if events:
+            self._add_anchor()
         return first
 
     def reconcile(self, anchors: Anchors, made: Sequence[Anchor]) -> None:

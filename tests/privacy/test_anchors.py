@@ -157,6 +157,14 @@ def test_an_anchor_follows_its_charge(site, monkeypatch):
     assert [anchor.charges for anchor in Anchors(site.anchors).all()] == [1, 3]
 
 
+def test_a_request_without_a_cost_leaves_no_anchor(site):
+    site.spend(1)
+    with closing(site.open()) as ledger:
+        ledger.spend(2, Counter(), planned=PLANNED)
+    site.spend(3)
+    assert [anchor.charges for anchor in Anchors(site.anchors).all()] == [1, 2]
+
+
 def test_an_incomplete_line_of_anchors_is_dropped(site):
     site.spend(1, 2)
     whole = site.anchors.read_bytes()
