@@ -849,8 +849,8 @@ MUTATIONS = [
     Mutation(
         "a round is charged though no client is registered",
         _LOOP,
-        "    if not registry.nodes and (",
-        "    if False and (",
+        "    if required and not registry.nodes:",
+        "    if False:",
         "tests/server/test_resume_data.py::test_without_a_registered_client_no_round_is_charged",
     ),
     Mutation(
