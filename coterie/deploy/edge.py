@@ -366,6 +366,10 @@ def _superlink(edge: Edge) -> str:
         raise DeployError(f"{where} {explain_verification_error(error, host, ca)}") from None
     except OSError as error:
         why = getattr(error, "reason", None) or error.strerror or error
+        if edge.certificate is not None and "ALERT" in str(why):
+            raise DeployError(
+                f"{where} rejects the certificate {edge.certificate} ({why}): make a new one with coterie certs"
+            ) from None
         if "CERTIFICATE_REQUIRED" in str(why):
             raise DeployError(
                 f"{where} requires a certificate of this client: give --certificate node-I.crt and --certificate-key "

@@ -563,7 +563,7 @@ def test_a_superlink_that_requires_a_certificate(coterie, pki, tmp_path):
         refused(
             coterie, words(pki, port, key=tmp_path / "mine.key"), "requires a certificate", "--certificate node-I.crt"
         )
-        refused(coterie, words(pki, port, **foreign), "TLS handshake failed")
+        refused(coterie, words(pki, port, **foreign), "rejects the certificate", "coterie certs")
         mixed = given | {"certificate_key": foreign["certificate_key"]}
         refused(coterie, words(pki, port, **mixed), "not a certificate with the key", "node-I.tls.key")
         half = words(pki, port, certificate=given["certificate"])
