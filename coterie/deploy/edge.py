@@ -359,23 +359,27 @@ def _superlink(edge: Edge) -> str:
         with connection, context.wrap_socket(connection, server_hostname=host) as secure:
             if secure.selected_alpn_protocol() != "h2":
                 raise DeployError(f"{where} supports TLS but not gRPC: use the port of the Fleet API, 9092 by default")
-            with suppress(TimeoutError):  # after the handshake, a server refuses a client without a certificate
-                secure.recv(1)
-            return f"{address}, {secure.version()}"
+            version = secure.version()
+            with suppress(TimeoutError):  # a client without the required certificate is refused after the handshake
+                if not secure.recv(1):
+                    raise _rejected(edge, where, "the connection was closed")
+            return f"{address}, {version}"
     except ssl.SSLCertVerificationError as error:
         raise DeployError(f"{where} {explain_verification_error(error, host, ca)}") from None
     except OSError as error:
         why = getattr(error, "reason", None) or error.strerror or error
-        if edge.certificate is not None and "ALERT" in str(why):
-            raise DeployError(
-                f"{where} rejects the certificate {edge.certificate} ({why}): make a new one with coterie certs"
-            ) from None
-        if "CERTIFICATE_REQUIRED" in str(why):
-            raise DeployError(
-                f"{where} requires a certificate of this client: give --certificate node-I.crt and --certificate-key "
-                "node-I.tls.key of coterie certs, or keep them beside --key"
-            ) from None
+        if "ALERT" in str(why):
+            raise _rejected(edge, where, str(why)) from None
         raise DeployError(f"{where} TLS handshake failed ({why}): was the SuperLink started with --insecure?") from None
+
+
+def _rejected(edge: Edge, where: str, why: str) -> DeployError:
+    if edge.certificate is None:
+        return DeployError(
+            f"{where} requires a certificate of this client ({why}): give --certificate node-I.crt and "
+            "--certificate-key node-I.tls.key of coterie certs, or keep them beside --key"
+        )
+    return DeployError(f"{where} rejects the certificate {edge.certificate} ({why}): make a new one with coterie certs")
 
 
 def _clock(edge: Edge, clock_error: ClockError) -> str:

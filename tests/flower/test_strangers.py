@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -14,6 +15,7 @@ import grpc
 import pytest
 from flwr.supercore import date
 
+from coterie.deploy import Edge, NodeConfig, checks
 from coterie.deploy.certificates import create
 from coterie.flower.fleet import clock_error
 from coterie.flower.superlink import MAX_MESSAGE
@@ -68,6 +70,13 @@ def send(pki, port, size, node=None):
     return grpc.StatusCode.OK
 
 
+def checked(pki, port, key, **certificate):
+    """What `coterie client --check` says of the SuperLink."""
+    node = NodeConfig(client_id=0, data=str(pki))
+    edge = Edge(superlink=f"localhost:{port}", key=key, ca=pki / "ca.crt", node=node, **certificate)
+    return next(check.detail for check in checks(edge, str, str, lambda *_: None) if check.subject == "superlink")
+
+
 def connect(port, pki, garbage):
     """Open a connection and send garbage, before or after a TLS handshake."""
     connection = socket.create_connection(("127.0.0.1", port), 5)
@@ -107,6 +116,12 @@ def test_strangers_do_not_fill_the_memory(pki, tmp_path, flags):
         refused = grpc.StatusCode.UNAVAILABLE if flags else grpc.StatusCode.UNAUTHENTICATED
         assert send(pki, port, 100) == refused  # by the handshake, or by the missing signature
         assert send(pki, port, 100, node=0) == grpc.StatusCode.UNAUTHENTICATED
+        assert "TLSv1.3" in checked(pki, port, pki / "nodes" / "node-0.key")
+        shutil.copy(pki / "nodes" / "node-0.key", tmp_path / "mine.key")
+        rejected = {"certificate": pki / "server.crt", "certificate_key": pki / "server.key"}  # for servers only
+        if flags:
+            assert "requires a certificate of this client" in checked(pki, port, tmp_path / "mine.key")
+            assert "rejects the certificate" in checked(pki, port, tmp_path / "mine.key", **rejected)
         variables = {"FLWR_HOME": str(tmp_path / "flwr"), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
         (tmp_path / "flwr" / "config.toml").write_text(
             f'[superlink.here]\naddress = "127.0.0.1:{control}"\nroot-certificates = "{pki}/ca.crt"\n'
