@@ -1000,6 +1000,14 @@ MUTATIONS = [
         "if False:",
         "tests/client/test_hostile_server.py::test_data_that_are_read_only_need_a_named_budget_file",
     ),
+    Mutation(
+        "the records of a GAN are read before the charge",
+        "coterie/client/points.py",
+        "    key = charge_reply(cohort, i)\n    if isinstance(key, ClientError):",
+        "    _clamped(cohort, cohort.clients[i], config.feature_range)\n    key = charge_reply(cohort, i)\n"
+        "    if isinstance(key, ClientError):",
+        f"{_HOSTILE}::test_data_are_read_after_the_charge_and_never_for_a_refused_request",
+    ),
 ]
 
 

@@ -40,7 +40,6 @@ def gan(cohort: Cohort) -> list[ReplyOrError]:
     if request.gan not in networks.GANS:
         raise RequestError(f"gan is {request.gan[:60]!r}; expected one of {', '.join(networks.GANS)}")
     network = _gan(request.gan, cohort.federation.input_shape, request.labels)
-    records = _clamped(cohort, request.feature_range)
     config = GANTraining(
         networks.GANS[request.gan],
         request.labels,
@@ -53,7 +52,8 @@ def gan(cohort: Cohort) -> list[ReplyOrError]:
         request.feature_range,
     )
     if cohort.plans:
-        return [_reply(cohort, i, _privately(cohort, i, records[i], network, config)) for i in range(len(clients))]
+        return [_reply(cohort, i, _privately(cohort, i, network, config)) for i in range(len(clients))]
+    records = [_clamped(cohort, client, request.feature_range) for client in clients]
     refusals = [config.check(x) for x in records]
     fit = [i for i, refusal in enumerate(refusals) if refusal is None]
     rngs = cohort.rngs()
@@ -71,10 +71,8 @@ def gan(cohort: Cohort) -> list[ReplyOrError]:
     return [refusal or _reply(cohort, i, made[i]) for i, refusal in enumerate(refusals)]
 
 
-def _privately(
-    cohort: Cohort, i: int, x: Samples, network: nn.ModuleDict, config: GANTraining
-) -> Samples | ClientError:
-    """Return samples of one client; the charge precedes the noise."""
+def _privately(cohort: Cohort, i: int, network: nn.ModuleDict, config: GANTraining) -> Samples | ClientError:
+    """Return samples of one client; the charge precedes the reading of its data."""
     key = charge_reply(cohort, i)
     if isinstance(key, ClientError):
         return key
@@ -89,6 +87,7 @@ def _privately(
         noise_multiplier=plan.noise_multiplier,
         device=config.device,
     )
+    x = _clamped(cohort, client, config.feature_range)
     coins, noises, latents = (streams.stream(name, *key) for name in ("batches", "gradients", "latents"))
     return train_gan_privately(network, cohort.layout, cohort.models[0], x, coins, noises, latents, config, private)
 
@@ -100,7 +99,8 @@ def centroids(cohort: Cohort) -> list[ReplyOrError]:
     request = cohort.request
     assert isinstance(request, CentroidsRequest)
     replies: list[ReplyOrError] = []
-    for i, (records, rng) in enumerate(zip(_clamped(cohort, request.feature_range), cohort.rngs(), strict=True)):
+    for i, (client, rng) in enumerate(zip(cohort.clients, cohort.rngs(), strict=True)):
+        records = _clamped(cohort, client, request.feature_range)
         x = records.reshape(len(records), -1)
         k = min(request.local_centroids, len(x))
         if request.local == "fuzzy-c-means":
@@ -138,18 +138,18 @@ def label(cohort: Cohort) -> list[ReplyOrError]:
     return replies
 
 
-def _clamped(cohort: Cohort, feature_range: float) -> list[Samples]:
-    """Return every client's records, clamped to [-r, r]; the log of a client states how many values lie outside."""
-    for client, shard in zip(cohort.clients, cohort.shards, strict=True):
-        outside = np.count_nonzero(np.abs(shard.x) > feature_range)
-        if outside:
-            log(
-                WARNING,
-                "client %s: %.3g %% of the features lie outside [-%g, %g] and are clamped: scale them, or set "
-                "feature-range",
-                *(client.client_id, 100 * outside / shard.x.size, feature_range, feature_range),
-            )
-    return [np.clip(shard.x, -feature_range, feature_range) for shard in cohort.shards]
+def _clamped(cohort: Cohort, client: Client, feature_range: float) -> Samples:
+    """Return the records of a client, clamped to [-r, r]; its log states how many values lie outside."""
+    x = cohort.shard(client).x
+    outside = np.count_nonzero(np.abs(x) > feature_range)
+    if outside:
+        log(
+            WARNING,
+            "client %s: %.3g %% of the features lie outside [-%g, %g] and are clamped: scale them, or set "
+            "feature-range",
+            *(client.client_id, 100 * outside / x.size, feature_range, feature_range),
+        )
+    return np.clip(x, -feature_range, feature_range)
 
 
 def _counts(client: Client, labels: Labels, classes: Labels, k: int, num_classes: int) -> MetricRecord:

@@ -235,19 +235,27 @@ def test_whether_a_request_is_answered_and_what_it_costs_depends_on_no_record(tm
 
 @pytest.mark.parametrize("pair", ["a pixel out of range", "a record less", "one record or none"])
 def test_samples_of_a_gan_depend_on_no_record_in_number_or_cost(tmp_path, pair):
-    drawn = {n: v.detach().numpy() for n, v in build_gan(GAN["gan"], SHAPE, GAN["labels"]).named_parameters()}
-    layout = Layout.of(drawn)
+    models, layout = drawn_gan()
     left, charges = [], []
     for i, data in enumerate(WORLDS[pair]):
         world = World(tmp_path / str(i), data)
-        left.append(world.ask("train.gan", {**HONEST, **GAN, "samples": N}, layout.flatten(drawn)[None], layout))
+        left.append(world.ask("train.gan", {**HONEST, **GAN, "samples": N}, models, layout))
         charges.append(world.charges)
     assert left[0] == left[1]
     assert left[0][:2] == ("reply", {"points": (N, *SHAPE)})
     assert charges[0] == charges[1] != []
 
 
-def test_data_are_read_after_the_charge_and_never_for_a_refused_request(tmp_path, monkeypatch):
+def drawn_gan():
+    """Parameters of a GAN that a server sends, and their layout."""
+    drawn = {n: v.detach().numpy() for n, v in build_gan(GAN["gan"], SHAPE, GAN["labels"]).named_parameters()}
+    layout = Layout.of(drawn)
+    return layout.flatten(drawn)[None], layout
+
+
+@pytest.mark.parametrize("verb", ["train", "train.gan"])
+def test_data_are_read_after_the_charge_and_never_for_a_refused_request(tmp_path, monkeypatch, verb):
+    change, sent = ({**HONEST, **GAN}, drawn_gan()) if verb == "train.gan" else (HONEST, ())
     world = World(tmp_path / "world", WORLDS["another label"][0])
     charges = []
 
@@ -256,11 +264,11 @@ def test_data_are_read_after_the_charge_and_never_for_a_refused_request(tmp_path
         raise OSError("record 3 of the file cannot be read")
 
     monkeypatch.setattr("coterie.datasets.own.own_shard", unreadable)
-    failed = world.ask("train", HONEST)
+    failed = world.ask(verb, change, *sent)
     assert failed[:2] == ("error", "client 0 failed; see its own log for details")
     assert charges == [1]  # the charge was on disk
     for number in range(2, 10):
-        left = world.ask("train", {**HONEST, "round": number})
+        left = world.ask(verb, {**change, "round": number}, *sent)
     assert left[1] == "client 0 rejects the request: it exceeds the client's budget"
     assert len(charges) == len(world.charges) < 9
 
