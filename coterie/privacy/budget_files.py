@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.files import private_folder, write_atomic, write_new
-from coterie.privacy.accountants import Event
+from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.accounting import epsilon
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.filter import Filter, is_within
@@ -69,7 +69,10 @@ def _spent(events: Counter[Event], budget: float, delta: float, pinned: Any) -> 
     fixed = epsilon(events, delta)
     if pinned is None:
         return fixed
-    allowed = Filter.parse(pinned, budget, delta)
+    try:
+        allowed = Filter.parse(pinned, budget, delta)
+    except PrivacyError as error:
+        raise LedgerError(str(error)) from None
     return fixed if is_within(events, allowed.pinned) else max(fixed, allowed.epsilon_of(events))
 
 
