@@ -177,7 +177,7 @@ class Encoder:
         return values
 
     def _fill(self, x: npt.NDArray[np.float64], i: int, column: int) -> float:
-        """Return the number in place of a cell that holds none; NaN if it is missing, or the record is dropped."""
+        """Return the value of a cell that is not a number; NaN if it is missing, or the record is dropped."""
         rule, text = self._columns[column], as_text(self._cell(i, column))
         if text not in self._absent_of(column):
             return self._measured(i, column, rule, text)

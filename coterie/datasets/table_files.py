@@ -348,7 +348,7 @@ class _Cursor:
 
     Attributes:
         position: of the next line.
-        ended: whether more lines than there are were asked for.
+        ended: whether a line after the last one was requested.
     """
 
     def __init__(self, lines: Sequence[str]) -> None:

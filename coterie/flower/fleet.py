@@ -8,8 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-# Any call will do: the node id of an empty request is nobody's, which the SuperLink finds after it has checked the
-# signature and its time.
+# Any call works. The node id of an empty request is invalid, and the SuperLink checks it after the signature and its
+# time.
 _CALL = "/flwr.proto.Fleet/PullMessages"
 _WRONG_TIME = "Invalid timestamp"
 # Differences of clocks that are tried, in minutes; a SuperLink accepts what is up to 5 minutes old or 5 seconds ahead.

@@ -1,4 +1,4 @@
-"""Text tables as other programs write them: which record a byte belongs to, and what is said of those that are lost."""
+"""Text tables as other programs write them: their records, and the report of lost ones."""
 
 import csv
 import gzip

@@ -157,7 +157,7 @@ def test_what_is_damaged_is_accounted_for(tmp_path, part):
         table, rows = read(site, tmp_path / "t.csv", content)
         rest = Counter(source(site))
         others = [row for row in rows if not (rest[row] > 0 and not rest.subtract([row]))]
-        # A number that is cut, or separated from its record by a line break, cannot be told from another one.
+        # A truncated number, or one after a line break, looks like a valid number.
         assert len(others) <= (kind in ("truncated", "line break")), (seed, kind, others)
         assert table.findings or not others, (seed, kind)
         dropped = sum(finding.count for finding in table.errors)
