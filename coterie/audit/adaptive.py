@@ -24,6 +24,8 @@ _MECHANISM = "client ledger"
 # Grid of losses: its step, a power of two, and its largest value.
 _STEP, _LARGEST = 2.0**-7, 32.0
 _LOSSES = np.arange(-_LARGEST, _LARGEST + _STEP / 2, _STEP)
+# Points of half a finer grid, on which the losses of a request are added up, and a mass outside that may be ignored.
+_FINE, _NEGLIGIBLE = 2**17, 1e-12
 _MAX_COUNT = 4096
 
 Direction: TypeAlias = Literal["add", "remove"]
@@ -192,35 +194,60 @@ def _correlated(value: FloatArray, pmf: FloatArray) -> FloatArray:
 def _losses(event: Event, count: int, direction: Direction) -> tuple[FloatArray, float]:
     """Return the pmf of the loss of ``count`` events on the grid, and the probability of larger losses.
 
-    The mass between two points is split between them such that the probabilities of both worlds stay the same, which
-    can only help the server ("connect the dots", Doroshenko et al., arXiv:2207.04380).
+    The events are added up on the finest grid that holds their sum, because rounding each of hundreds of events to the
+    grid of the strategies would exceed what an exact ledger leaves.
     """
-    below, above = _cells(event)
+    largest = 2.0
+    while True:
+        losses = np.linspace(-largest, largest, 2 * _FINE + 1)
+        pmf, infinite = _sum(event, count, direction, losses)
+        if infinite <= _NEGLIGIBLE or largest == _LARGEST:
+            break
+        largest *= 2
+    cell = np.searchsorted(_LOSSES, losses, "right") - 1
+    below = np.bincount(cell, pmf, len(_LOSSES))
+    above = np.bincount(cell, pmf * np.exp(-losses), len(_LOSSES))
+    rounded = _rounded(below[:-1], above[:-1], _LOSSES)
+    rounded[-1] += below[-1]
+    return rounded, infinite
+
+
+def _sum(event: Event, count: int, direction: Direction, losses: FloatArray) -> tuple[FloatArray, float]:
+    """Return the pmf of the sum of ``count`` losses on a grid, and the probability of sums outside."""
+    below, above = _cells(event, losses)
     if direction == "add":  # the worlds are exchanged, and the loss changes its sign
         below, above = above[::-1], below[::-1]
-    ends = np.exp(-_LOSSES)
-    upper = np.clip((below[1:-1] * ends[:-1] - above[1:-1]) / (ends[:-1] - ends[1:]), 0.0, below[1:-1])
-    pmf = np.zeros(len(_LOSSES))
-    pmf[1:] += upper
-    pmf[:-1] += below[1:-1] - upper
+    pmf = _rounded(below[1:-1], above[1:-1], losses)
     pmf[0] += below[0]
-    infinite = float(below[-1])
     if count > 1:
         # Sums of losses beyond the ends of the grid wrap around in a transform of this size, with negligible mass.
-        size = 4 * len(pmf)
-        shift = len(_LOSSES) // 2
+        size = 2 * (len(pmf) - 1)
+        shift = len(losses) // 2
         rolled = np.roll(np.pad(pmf, (0, size - len(pmf))), -shift)
         several = np.roll(np.fft.irfft(np.fft.rfft(rolled) ** count, size), shift)
         pmf = np.clip(several[: len(pmf)], 0.0, 1.0)
-        infinite = max(0.0, 1.0 - float(pmf.sum()))
-    return pmf, infinite
+    return pmf, max(0.0, 1.0 - float(pmf.sum()))
 
 
-def _cells(event: Event) -> tuple[FloatArray, FloatArray]:
-    """Return the mass of each cell of the grid with and without the record, and below and above the grid."""
+def _rounded(below: FloatArray, above: FloatArray, losses: FloatArray) -> FloatArray:
+    """Return the mass of each cell of a grid, moved to its two ends.
+
+    It is split such that the probabilities of both worlds stay the same, which can only help the server ("connect the
+    dots", Doroshenko et al., arXiv:2207.04380).
+    """
+    ends = np.exp(-losses)
+    upper = np.clip((below * ends[:-1] - above) / (ends[:-1] - ends[1:]), 0.0, below)
+    pmf = np.zeros(len(losses))
+    pmf[1:] += upper
+    pmf[:-1] += below - upper
+    return pmf
+
+
+def _cells(event: Event, losses: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the mass of each cell of a grid with and without the record, and below and above the grid."""
     q, z = event.sampling_rate, event.noise_multiplier
     with np.errstate(divide="ignore", invalid="ignore"):
-        inner = np.expm1(_LOSSES) + q
+        inner = np.expm1(losses) + q
         edges = np.where(inner > 0, z**2 * np.log(np.maximum(inner, 1e-300) / q) + 0.5, -np.inf)
     edges = np.concatenate([[-np.inf], edges, [np.inf]])
     without = _masses(edges / z)

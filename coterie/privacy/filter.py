@@ -29,6 +29,8 @@ _MAX_TIMES = 10_000
 # Epsilon by RDP above which nothing else is computed, unless the budget is of this size: a server proposes the events,
 # and PLD of little noise takes seconds and gigabytes.
 _LARGEST_RDP = 100.0
+# Number of events above which RDP alone decides how often a first request is pinned: PLD takes a second for each guess.
+_MAX_PLD_EVENTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ class _Budget:
         def over(sixteenths: int, tightly: bool = True) -> bool:
             events = times(sixteenths)
             by_rdp = delta_of(events, self.epsilon * SLACK, "rdp")
-            if by_rdp <= share or not tightly or self.epsilon > _LARGEST_RDP:
+            if by_rdp <= share or not tightly or self.epsilon > _LARGEST_RDP or sum(events.values()) > _MAX_PLD_EVENTS:
                 return by_rdp > share
             return delta_of(events, self.epsilon * SLACK, "pld") > share
 

@@ -7,6 +7,7 @@ from bisect import bisect_left
 
 import numpy as np
 import pytest
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
 from coterie.audit import adaptive
 from coterie.audit.adaptive import FIRST_REQUESTS, Budget, random_strategy, two_continuations, worst_strategy
@@ -64,6 +65,16 @@ def test_the_exact_computation_agrees_with_the_closed_form_and_with_pld():
     ):
         found = max(adaptive._at_start(excess, [request], each) for each in ("add", "remove"))
         assert found == pytest.approx(expected, rel=3e-3)
+
+
+@pytest.mark.parametrize(("event", "count"), [(Event(0.15, 7.0), 550), (Event(0.02, 2.7), 3300)])
+def test_the_sum_of_hundreds_of_events_agrees_with_pld_on_a_fine_grid(event, count):
+    excess = adaptive._excess(2.0)
+    found = max(adaptive._at_start(excess, [{event: count}], each) for each in ("add", "remove"))
+    one = from_gaussian_mechanism(
+        event.noise_multiplier, sampling_prob=event.sampling_rate, value_discretization_interval=1e-4
+    )
+    assert found == pytest.approx(one.self_compose(count).get_delta_for_epsilon(2.0), rel=5e-4)
 
 
 # ---- what is accepted -------------------------------------------------------------------------------------
@@ -134,6 +145,16 @@ def test_a_plan_beyond_the_budget_pins_the_first_request_only():
     found = Filter.pin({SAMPLED: 8}, 2.0, DELTA, planned={SAMPLED: 800})
     assert found == Filter.pin({SAMPLED: 8}, 2.0, DELTA)
     assert Filter.pin({SAMPLED: 800}, 2.0, DELTA) is None
+
+
+def test_a_small_request_is_pinned_hundreds_of_thousands_of_times_without_a_composition_by_pld(monkeypatch):
+    compositions = []
+    monkeypatch.setattr("coterie.privacy.accountants.PldAccountant._compose", lambda *args: compositions.append(args))
+    event = Event(0.002, 2.5)
+    found = Filter.pin({event: 64}, 2.0, DELTA)
+    assert found.pinned[event] > 200_000
+    assert found.pinned_delta <= PINNED_SHARE * DELTA
+    assert not compositions
 
 
 def test_a_plan_that_does_not_contain_the_request_pins_nothing():
