@@ -46,6 +46,7 @@ ELSEWHERE = {
     ("data",): "cli/test_cli_data.py",
     ("budget",): "cli/test_cli_budget.py",
     ("run", "--set", "table-schema=schema.toml"): "examples/test_hospital_csv.py",
+    ("poc",): "cli/test_cli_poc.py",
     ("status",): "flower/test_status.py",
     ("purge",): "flower/test_purge.py",
 }

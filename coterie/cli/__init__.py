@@ -19,6 +19,7 @@ from coterie.cli.audit import audit
 from coterie.cli.bench import bench
 from coterie.cli.certs import certs
 from coterie.cli.client import client, fab_hash
+from coterie.cli.poc import poc
 from coterie.cli.predict import assign, export, predict
 from coterie.cli.purge import purge
 from coterie.cli.run import run
@@ -64,6 +65,7 @@ for command in (
     certs,
     client,
     fab_hash,
+    poc,
     purge,
     status,
 ):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from coterie.deploy.edge import Check, Edge, checks, command, default_state_dir, environment, start
     from coterie.deploy.errors import DeployError
     from coterie.deploy.node import NodeConfig
+    from coterie.deploy.trial import Trial
 
 __all__ = [
     "Bundle",
@@ -20,6 +21,7 @@ __all__ = [
     "DeployError",
     "Edge",
     "NodeConfig",
+    "Trial",
     "add_nodes",
     "bundle",
     "checks",
@@ -37,6 +39,7 @@ _MODULES = {
     "edge": ("Check", "Edge", "checks", "command", "default_state_dir", "environment", "start"),
     "errors": ("DeployError",),
     "node": ("NodeConfig",),
+    "trial": ("Trial",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""Status of a SuperLink: its nodes and runs, from the Control API that ``flwr`` uses."""
+"""Nodes and runs of a SuperLink, through the Control API that ``flwr`` uses: their status, and new nodes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import io
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.deploy.edge import explain_verification_error
@@ -103,6 +104,32 @@ def query_status(connection: str | None = None, run: int | None = None) -> Statu
         tuple(_run(run_info, datetime.fromisoformat(runs.now)) for run_info in run_infos),
         read_rounds(log),
     )
+
+
+def register_nodes(connection: str, keys: Mapping[str, Path]) -> None:
+    """Register nodes that no registered node is named like.
+
+    Args:
+        connection: name of the connection in Flower's configuration.
+        keys: public keys by the name of the node, files as of `coterie certs`.
+
+    Raises:
+        DeployError: the connection does not exist, or the SuperLink is unreachable or refuses a key.
+    """
+    link = _connection(connection)
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from flwr.cli.utils import init_http_client_from_connection
+    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    with _explained(link, None):
+        with contextlib.redirect_stdout(io.StringIO()):
+            client = init_http_client_from_connection(link)
+        with client:
+            registered = {node_info.name for node_info in client.ListNodes(ListNodesRequest()).nodes_info}
+            for name in keys.keys() - registered:
+                key: Any = load_ssh_public_key(keys[name].read_bytes())
+                client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name))
 
 
 def _connection(name: str | None) -> SuperLinkConnection:

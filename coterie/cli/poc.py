@@ -1,0 +1,369 @@
+"""``coterie poc``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coterie.cli.console import console_for
+from coterie.cli.run import settings_of
+
+if TYPE_CHECKING:
+    from coterie.deploy import Trial
+
+#: Connection of the SuperLink in Flower's configuration.
+_CONNECTION = "poc"
+_CLIENTS = 3
+#: Settings of a trial without own data: the demo of docker/demo.
+_DIGITS: Mapping[str, Any] = {
+    "strategy": "lcfl",
+    "clusters": 2,
+    "rounds": 3,
+    "input-shape": "1x8x8",
+    "num-classes": 10,
+    "local-epochs": 2,
+    "batch-size": 48,
+    "lr": 0.5,
+    "privacy-unit": "record",
+    "epsilon": 8.0,
+    "clip-norm": 1.0,
+    "evaluate": "diagnostic",
+}
+_IMAGES, _HELD_OUT = 1797, 0.8  # images of scikit-learn's digits, and the part of them that is trained on
+# Settings that declare what a client's data are, and the options of `coterie client`.
+_DECLARED = {
+    "data.input-shape": "--input-shape",
+    "data.num-classes": "--num-classes",
+    "data.table-schema": "--schema",
+    "data.columns": "--columns",
+}
+_START, _POLL, _AGAIN = 180.0, 0.3, 10  # seconds
+_REFUSED = "Failed to activate SuperNode"  # by a SuperLink that takes the node for connected
+_MARKER = "poc.json"
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What a folder holds of a trial: its clients' number and data, and the settings of its runs."""
+
+    folder: Path
+    clients: int
+    data_dir: str | None
+
+    @property
+    def settings(self) -> Path:
+        return self.folder / "run.toml"
+
+    @property
+    def app(self) -> Path:
+        return self.folder / "app"
+
+    def data(self, client: int) -> Path:
+        """Data of a client: a folder or a file."""
+        from coterie.datasets.user_files import find
+        from coterie.deploy import DeployError
+
+        home = Path(self.data_dir) if self.data_dir else self.folder / "data"
+        path = find(home, f"client-{client}")
+        if path is None:
+            raise DeployError(
+                f"--data-dir {home}: has no data of client {client}: client-{client}.csv, .npz or a folder"
+            )
+        return path
+
+    def unfinished(self) -> Path | None:
+        """The latest run folder, if its run was interrupted."""
+        runs = sorted((self.folder / "runs").glob("*/config.toml"), key=lambda path: path.stat().st_mtime)
+        latest = runs[-1].parent if runs else None
+        return None if latest is None or (latest / "result.json").exists() else latest
+
+
+def poc(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder, or that of an earlier coterie poc.")],
+    clients: Annotated[int | None, typer.Option(min=1, max=50, help="Number of clients; default: 3.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with client-0.csv, client-1/ and so on; default: digits for everyone.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with the settings of the run.")] = None,
+    assignments: Annotated[
+        list[str], typer.Option("--set", metavar="NAME=VALUE", help="Set any setting of the run; repeatable.")
+    ] = [],  # noqa: B006
+    epsilon: Annotated[
+        float | None, typer.Option(help="Privacy budget of each client over all runs; requires --delta.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of the privacy budget.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End after the run instead of waiting for Ctrl-C.")] = False,
+) -> None:
+    """Try a deployment on this machine: certificates, SuperLink, clients and a run, until Ctrl-C."""
+    from coterie.deploy.trial import Trial, interruptible
+
+    began = time.monotonic()
+    os.umask(0o077)  # what Flower's processes write is private too
+    console = console_for(False)
+
+    def say(text: str) -> None:
+        console.print(f"{time.monotonic() - began:5.1f} s  {text}", markup=False, soft_wrap=True)
+
+    if (epsilon is None) != (delta is None):
+        from coterie.deploy import DeployError
+
+        raise DeployError("--epsilon and --delta form one budget: set both or neither")
+    budget = [] if epsilon is None else ["--epsilon", str(epsilon), "--delta", str(delta)]
+    layout = _prepared(folder.expanduser().absolute(), clients, data_dir)
+    with interruptible():
+        try:
+            with Trial(layout.folder) as trial:
+                _serve(trial, layout, budget, _settings(layout, config, assignments), once, say)
+        except KeyboardInterrupt:
+            say(f"ended; the same command goes on with {layout.folder}")
+
+
+def _prepared(folder: Path, clients: int | None, data_dir: Path | None) -> _Layout:
+    """Make the folder, or take over that of an earlier trial.
+
+    Raises:
+        DeployError: it holds something else, or a trial with other clients.
+    """
+    from coterie.deploy import DeployError
+    from coterie.files import private_folder, read_object, write_atomic
+
+    marker = folder / _MARKER
+    given = None if data_dir is None else str(data_dir.expanduser().absolute())
+    if marker.exists():
+        stored = read_object(marker)
+        layout = _Layout(folder, int(stored["clients"]), stored["data-dir"])
+        if clients not in (None, layout.clients) or given not in (None, layout.data_dir):
+            raise DeployError(
+                f"{folder} is a trial of {layout.clients} clients with {layout.data_dir or 'digits'}: leave out "
+                "--clients and --data-dir to continue it, or choose another folder"
+            )
+        return layout
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DeployError(f"{folder} is not empty, and not of coterie poc: choose a folder that does not exist yet")
+    layout = _Layout(folder, clients or (_counted(Path(given)) if given else _CLIENTS), given)
+    if given:
+        for client in range(layout.clients):
+            layout.data(client)
+    private_folder(folder)
+    write_atomic(marker, json.dumps({"clients": layout.clients, "data-dir": given}).encode())
+    return layout
+
+
+def _counted(folder: Path) -> int:
+    """Number of clients with data in a folder: client-0, client-1 and so on; at least 1."""
+    from coterie.datasets.user_files import find
+
+    number = 0
+    while find(folder, f"client-{number}") is not None:
+        number += 1
+    return max(number, 1)
+
+
+def _settings(layout: _Layout, config: Path | None, assignments: list[str]) -> Path | None:
+    """Write the settings of the run, and return the folder of the run that is continued, if one was interrupted.
+
+    Raises:
+        ConfigError: a setting is wrong, or contradicts the trial.
+    """
+    import tomli_w
+
+    from coterie.files import write_atomic
+    from coterie.server.config import SETTINGS, RunConfig, combined
+    from coterie.settings import AUTO, ConfigError, flat, nested
+
+    if layout.settings.exists() and config is None and not assignments:
+        return layout.unfinished()
+    given = settings_of(config, assignments, {})
+    defaults: Mapping[str, Any] = {}
+    if config is None:
+        if layout.settings.exists():
+            defaults = settings_of(layout.settings, [], {})
+        elif layout.data_dir is None:
+            defaults = {**_DIGITS, "samples-per-client": int(_HELD_OUT * (_IMAGES // layout.clients))}
+    own = {"dataset": "own", "clients": layout.clients}
+    for name, value in combined(own).items():
+        if str(given.get(name, value)) != str(value):
+            raise ConfigError(f"{name} = {given[name]!r}: must be {value!r} in a trial of {layout.clients} clients")
+    values = combined({"min-clients": layout.clients}, defaults, given, own)
+    RunConfig(values, deployed=True)
+    values = {name: value if value == AUTO else SETTINGS[name].parse(value) for name, value in values.items()}
+    write_atomic(layout.settings, tomli_w.dumps(nested(flat(values))).encode())
+    return None
+
+
+def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | None, once: bool, say: Any) -> None:
+    """Start everything, show the run, and wait."""
+    from coterie.deploy.trial import free_ports, listens, program
+    from coterie.flower.status import register_nodes
+
+    _complete(layout)
+    control, fleet, *runtime = free_ports(2 + layout.clients)
+    pki = layout.folder / "pki"
+    _write_connection(layout, control)
+    variables = _variables(layout)
+    os.environ["FLWR_HOME"] = variables["FLWR_HOME"]
+    tls = ("--ssl-ca-certfile", "ca.crt"), ("--ssl-certfile", "server.crt"), ("--ssl-keyfile", "server.key")
+    command = [sys.executable, "-m", "coterie.cli", "superlink", *(w for f, n in tls for w in (f, str(pki / n)))]
+    command += ["--enable-supernode-auth", "--require-client-certificates", "--isolation", "subprocess"]
+    command += ["--host", "127.0.0.1", "--port", str(control), "--fleet-api-address", f"127.0.0.1:{fleet}"]
+    trial.start("superlink", [*command, "--database", str(layout.folder / "superlink.db")], variables)
+    trial.wait(lambda: listens(control) and listens(fleet), _START, "the SuperLink does not listen")
+    names = {f"client-{client}": pki / "nodes" / f"node-{client}.pub" for client in range(layout.clients)}
+    register_nodes(_CONNECTION, names)
+    say(f"SuperLink at localhost:{fleet} (clients) and localhost:{control} (flwr); TLS and nodes' keys")
+    declared = _declared(layout)
+    for client, port in enumerate(runtime):
+        command = [sys.executable, "-m", "coterie.cli", "client", "--superlink", f"localhost:{fleet}"]
+        command += ["--key", str(pki / "nodes" / f"node-{client}.key"), "--ca", str(pki / "ca.crt")]
+        command += ["--data", str(layout.data(client)), "--state-dir", str(layout.folder / "clients" / str(client))]
+        command += ["--port", str(port), *declared, *budget]
+        trial.start(f"client-{client}", command, {k: v for k, v in variables.items() if k != "FLWR_HOME"})
+    submit = [program("flwr"), "run", str(layout.app), _CONNECTION, "--stream", "--run-config"]
+    if continued is None:
+        say(f"{layout.clients} clients start, and a run with the settings of {layout.settings}")
+        submit.append(str(layout.settings))
+    else:
+        say(f"{layout.clients} clients start; {continued} goes on")
+        submit.append(f"out={json.dumps(str(continued))} resume=true")
+    began = trial.log("run").stat().st_size if trial.log("run").exists() else 0
+    trial.start("run", submit, variables)
+    _watch_run(trial, began, say)
+    say(f"results: {_latest(layout)}")
+    if once:
+        return
+    say(f"state: FLWR_HOME={variables['FLWR_HOME']} coterie status {_CONNECTION}")
+    say("another run: the same with: flwr run app poc --stream --run-config run.toml, in this folder")
+    say("Ctrl-C ends everything")
+    while True:
+        _check(trial, say)
+        time.sleep(_POLL)
+
+
+def _complete(layout: _Layout) -> None:
+    """Create what is missing: certificates, data of the demo, the app, folders."""
+    import tomli_w
+
+    from coterie import __version__, deploy
+    from coterie.files import private_folder, write_atomic
+    from coterie.server import SETTINGS
+    from coterie.settings import AUTO, nested
+
+    if not (layout.folder / "pki").exists():
+        deploy.create(layout.folder / "pki", layout.clients, ["localhost"])
+    for name in ("runs", "flwr", "app", "clients"):
+        private_folder(layout.folder / name)
+    if layout.data_dir is None and not (layout.folder / "data").exists():
+        _write_digits(layout.folder / "data", layout.clients)
+    # The components are those of the installed package, so that the app needs no code of its own.
+    app = {
+        "publisher": "coterie",
+        "components": {"serverapp": "coterie.server.app:app", "clientapp": "coterie.client.app:app"},
+        "config": nested(dict.fromkeys(SETTINGS, AUTO)),
+    }
+    project = {"name": "coterie", "version": __version__, "license": "Apache-2.0", "dependencies": []}
+    content = tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})
+    write_atomic(layout.app / "pyproject.toml", content.encode(), sync=False)
+
+
+def _write_digits(folder: Path, clients: int) -> None:
+    """Write a part of scikit-learn's digits for every client; every second client's are upside down."""
+    import numpy as np
+
+    from coterie.datasets import load
+    from coterie.files import private_folder
+
+    source = load("digits")
+    pixels = np.concatenate([source.train_x, source.test_x])
+    labels = np.concatenate([source.train_y, source.test_y])
+    for client in range(clients):
+        images = (pixels[client::clients] * 255).round().astype(np.uint8)
+        private_folder(folder / f"client-{client}")
+        turned = images[:, :, ::-1, ::-1] if client % 2 else images
+        np.savez(folder / f"client-{client}" / "train.npz", x=turned, y=labels[client::clients])
+
+
+def _write_connection(layout: _Layout, port: int) -> None:
+    import tomli_w
+
+    from coterie.files import write_atomic
+
+    link = {"address": f"localhost:{port}", "root-certificates": str(layout.folder / "pki" / "ca.crt")}
+    content = tomli_w.dumps({"superlink": {"default": _CONNECTION, _CONNECTION: link}})
+    write_atomic(layout.folder / "flwr" / "config.toml", content.encode(), sync=False)
+
+
+def _variables(layout: _Layout) -> dict[str, str]:
+    """The environment of all processes."""
+    own = {
+        "FLWR_HOME": str(layout.folder / "flwr"),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "COTERIE_RUNS": str(layout.folder / "runs"),
+        "PYTHONUNBUFFERED": "1",
+        "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]),
+    }
+    return {**os.environ, **own}
+
+
+def _declared(layout: _Layout) -> list[str]:
+    """Options of every client that its owner chooses in a real deployment: what the data are, what is reported."""
+    from coterie.server.config import combined
+
+    values = combined(settings_of(layout.settings, [], {}))
+    options = [word for name, option in _DECLARED.items() if name in values for word in (option, str(values[name]))]
+    return options + ["--diagnostics"] * (values.get("evaluation.evaluate") == "diagnostic")
+
+
+def _watch_run(trial: Trial, began: int, say: Any) -> None:
+    """Show rounds until the run has ended.
+
+    Raises:
+        DeployError: it failed, or the SuperLink or a client did.
+    """
+    from coterie.logs import read_rounds
+
+    shown = 0
+    while True:
+        over = "run" in trial.ended()
+        with suppress(FileNotFoundError):
+            progress = read_rounds(trial.log("run").read_bytes()[began:].decode("utf-8", "replace"))
+            if progress is not None and progress["round"] > shown:
+                shown = progress["round"]
+                say(f"round {shown} of {progress['rounds']}, ε {progress['epsilon']:.3f}")
+        if over:
+            break
+        _check(trial, say)
+        time.sleep(_POLL)
+    failed = trial.failure("run")
+    trial.forget("run")
+    if "results are in" not in trial.log("run").read_bytes()[began:].decode("utf-8", "replace"):
+        raise failed
+
+
+def _check(trial: Trial, say: Any) -> None:
+    """Raise the failure of a process that ended by itself; name a client that was killed, or is not accepted yet."""
+    for name, status in trial.ended().items():
+        failure = trial.failure(name)
+        if name == "run":
+            continue
+        if name == "superlink" or (status >= 0 and _REFUSED not in str(failure)):
+            raise failure
+        if status < 0:
+            say(f"{name} was ended by signal {-status}; the others go on")
+            trial.forget(name)
+        else:
+            say(f"{name} is refused for up to 60 s, because its connection was not closed; it tries again")
+            trial.start_again(name, _AGAIN)
+
+
+def _latest(layout: _Layout) -> Path:
+    folders = (path.parent for path in (layout.folder / "runs").glob("*/result.json"))
+    return max(folders, key=lambda path: path.stat().st_mtime)

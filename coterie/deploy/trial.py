@@ -1,0 +1,202 @@
+"""Processes of a deployment on one machine: a SuperLink, its clients and their run, which end together.
+
+Every process is started in a session of its own, so that Ctrl-C reaches the supervisor alone, and with a variable that
+names the folder of the deployment, so that what an earlier supervisor left is recognized. On Linux, the kernel ends a
+process whose supervisor was killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from coterie.deploy.errors import DeployError
+from coterie.files import open_private, private_folder
+
+#: Environment variable of every process of a trial: the absolute path of its folder.
+TRIAL = "COTERIE_TRIAL"
+_SECONDS = 15.0  # until a process that was asked to end is killed
+_LINES = 15  # of a log, in an error
+_PR_SET_PDEATHSIG = 1
+_PROCESSES = Path("/proc")
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: not between fork and exec
+
+
+class Trial:
+    """A deployment in ``folder``, for one supervisor at a time; a context manager that ends all processes.
+
+    Args:
+        folder: an existing folder of the user's.
+
+    Raises:
+        DeployError: another supervisor uses the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {}
+        self._lock: IO[bytes] | None = None
+
+    def __enter__(self) -> Trial:
+        private_folder(self.folder / "logs")
+        self._lock = open_private(self.folder / "logs" / "lock", "wb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise DeployError(
+                f"{self.folder}: is in use by another coterie poc: end it with Ctrl-C, or choose another folder"
+            ) from None
+        self._end_leftovers()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        if self._lock is not None:
+            self._lock.close()
+
+    def log(self, name: str) -> Path:
+        """The log of a process; a second start goes on in it."""
+        return self.folder / "logs" / f"{name}.log"
+
+    def start(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Start a process with these environment variables; its output goes to its log."""
+        self._started[name] = command, variables
+        with open_private(self.log(name), "ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env={**variables, TRIAL: str(self.folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+
+    def ended(self) -> dict[str, int]:
+        """Exit statuses of the processes that have ended, by name; negative: the signal that ended it."""
+        statuses = {name: process.poll() for name, process in self._processes.items()}
+        return {name: status for name, status in statuses.items() if status is not None}
+
+    def forget(self, name: str) -> None:
+        """Report the end of this process no longer."""
+        self._end([self._processes.pop(name)])
+
+    def start_again(self, name: str, seconds: int) -> None:
+        """Start a process that has ended once more, after a while."""
+        self.forget(name)
+        command, variables = self._started[name]
+        self.start(name, ["sh", "-c", f'sleep {seconds}; exec "$@"', "sh", *command], variables)
+        self._started[name] = command, variables
+
+    def failure(self, name: str) -> DeployError:
+        """The error for a process that ended, with the last lines of its log."""
+        lines = self.log(name).read_text("utf-8", "replace").splitlines()[-_LINES:]
+        return DeployError("\n".join([f"{name} ended; the last lines of {self.log(name)}:", *lines]))
+
+    def wait(self, happened: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait until something has happened, while all processes live.
+
+        Raises:
+            DeployError: a process ended, or it has not happened in time.
+        """
+        deadline = time.monotonic() + seconds
+        while not happened():
+            for name in self.ended():
+                raise self.failure(name)
+            if time.monotonic() > deadline:
+                raise DeployError(f"{what}: not within {seconds:g} s; see {self.folder / 'logs'}")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End all processes, the last one first, with all that they started."""
+        processes = [self._processes[name] for name in reversed(self._processes)]
+        self._processes = {}
+        self._end(processes)
+        self._end_leftovers()
+
+    def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _SECONDS
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _end_leftovers(self) -> None:
+        """End processes of this folder that are no longer supervised, or are in other sessions."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + _SECONDS / 3
+            for process in processes_of(self.folder):
+                with suppress(ProcessLookupError):
+                    os.kill(process, number)
+            while any(processes_of(self.folder)) and time.monotonic() < deadline:
+                time.sleep(0.1)
+
+
+def processes_of(folder: Path) -> Iterator[int]:
+    """Ids of the living processes of a trial, where the system has /proc; the processes are this user's."""
+    wanted = f"{TRIAL}={folder}".encode()
+    for entry in _PROCESSES.iterdir() if _PROCESSES.is_dir() else ():
+        with suppress(OSError):
+            if entry.name.isdecimal() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                yield int(entry.name)
+
+
+def free_ports(number: int) -> list[int]:
+    """Different ports of this machine on which nothing listens."""
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    try:
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def listens(port: int) -> bool:
+    """Whether something accepts connections on a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP too, as on Ctrl-C."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def program(name: str) -> str:
+    """A program that was installed with this Python, such as ``flwr``."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else shutil.which(name) or name
+
+
+def _end_with_parent() -> None:
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,199 @@
+"""``coterie poc``: a deployment on this machine, with real processes in the slow tests."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+from servers import until
+
+from coterie.deploy.trial import processes_of
+from coterie.privacy import read_ledger
+
+DONE = "Ctrl-C ends everything"
+poc = import_module("coterie.cli.poc")  # the package has the function by this name
+
+
+@pytest.fixture
+def no_processes(monkeypatch):
+    """Everything but the processes."""
+    monkeypatch.setattr(poc, "_serve", lambda *_: None)
+
+
+@pytest.fixture
+def invoke(coterie):
+    before = os.umask(0o077)
+    os.umask(before)
+
+    def call(*words):
+        status, _, error = coterie("poc", *map(str, words))
+        return status, error
+
+    yield call
+    os.umask(before)
+
+
+def sites(folder, clients=2):
+    for client in range(clients):
+        (folder / f"client-{client}").mkdir(parents=True)
+        np.savez(folder / f"client-{client}" / "train.npz", x=np.zeros((4, 1, 2, 2), np.uint8), y=np.arange(4) % 2)
+    return folder
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path, no_processes, invoke):
+    (tmp_path / "thesis.tex").write_text("x")
+    assert "is not empty, and not of coterie poc" in invoke(tmp_path)[1]
+    assert "is not empty, and not of coterie poc" in invoke(tmp_path / "thesis.tex")[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_second_start_keeps_clients_and_settings(tmp_path, no_processes, invoke):
+    folder = tmp_path / "trial"
+    assert invoke(folder, "--clients", 2, "--set", "rounds=5") == (0, "")
+    assert "is a trial of 2 clients with digits" in invoke(folder, "--clients", 3)[1]
+    assert "is a trial of 2 clients with digits" in invoke(folder, "--data-dir", tmp_path)[1]
+    assert invoke(folder, "--clients", 2) == (0, "")
+    assert invoke(folder, "--set", "local-epochs=1") == (0, "")
+    settings = tomllib.loads((folder / "run.toml").read_text())
+    assert (settings["rounds"], settings["training"]["local-epochs"]) == (5, 1)
+    assert settings["data"]["samples-per-client"] == int(0.8 * 898)
+    assert settings["deployment"]["min-clients"] == 2
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_own_data_are_counted_and_need_settings(tmp_path, no_processes, invoke):
+    folder = tmp_path / "trial"
+    data = sites(tmp_path / "sites", 4)
+    assert "input-shape" in invoke(folder, "--data-dir", data)[1]
+    shape = ["--set", "input-shape=1x2x2", "--set", "num-classes=2"]
+    assert invoke(folder, *shape, "--set", "strategy=fedavg", "--set", "privacy-unit=none") == (0, "")
+    assert json.loads((folder / "poc.json").read_text()) == {"clients": 4, "data-dir": str(data)}
+    settings = tomllib.loads((folder / "run.toml").read_text())
+    assert settings["data"] == {"dataset": "own", "clients": 4, "input-shape": "1x2x2", "num-classes": 2}
+    assert "training" not in settings
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--set", "dataset=digits"], "data.dataset = 'digits': must be 'own' in a trial"),
+        (["--set", "clients=7"], "data.clients = '7': must be 3 in a trial of 3 clients"),
+        (["--set", "rounds=0"], "rounds"),
+        (["--set", "no-such=1"], "no-such"),
+        (["--set", "rounds"], "must be key=value"),
+        (["--config", "missing.toml"], "missing.toml cannot be read"),
+        (["--epsilon", 8], "form one budget"),
+        (["--data-dir", "missing"], "has no data of client 0"),
+    ],
+)
+def test_wrong_settings_start_nothing(tmp_path, monkeypatch, invoke, words, error):
+    monkeypatch.setattr(poc, "_complete", lambda _: pytest.fail("started"))
+    monkeypatch.chdir(tmp_path)
+    status, said = invoke(tmp_path / "trial", *words)
+    assert status == 1
+    assert error in said
+
+
+def test_a_run_without_result_goes_on(tmp_path):
+    layout = poc._Layout(tmp_path, 2, None)
+    assert layout.unfinished() is None
+    for number, name in enumerate(("b", "a")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.toml").touch()
+        os.utime(tmp_path / "runs" / name / "config.toml", (number, number))
+    assert layout.unfinished() == tmp_path / "runs" / "a"
+    (tmp_path / "runs" / "a" / "result.json").touch()
+    assert layout.unfinished() is None
+
+
+def start(folder, *words):
+    """``coterie poc`` in a process; its log is beside the folder."""
+    log = folder.with_suffix(".log")
+    with log.open("ab") as out:
+        command = [sys.executable, "-P", "-m", "coterie.cli", "poc", str(folder), *map(str, words)]
+        return subprocess.Popen(command, stdout=out, stderr=out), log
+
+
+def end(process, number=signal.SIGINT):
+    process.send_signal(number)
+    return process.wait(60)
+
+
+@pytest.mark.slow
+def test_from_nothing_to_a_run_that_survives_a_kill(tmp_path):
+    folder = tmp_path / "trial"
+    process, log = start(folder, "--clients", 2, "--set", "rounds=3", "--epsilon", 20, "--delta", 1e-4)
+    began = time.monotonic()
+    try:
+        until(lambda: "round 1 of 3" in log.read_text(), process, log, 150)
+        print(f"first round after {time.monotonic() - began:.1f} s")
+        second, _ = start(folder)
+        assert second.wait(60) == 1
+        assert "is in use by another coterie poc" in log.read_text()
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 30
+        while list(processes_of(folder)):
+            assert time.monotonic() < deadline, "processes outlive their supervisor"
+            time.sleep(0.2)
+        process, log = start(folder, "--epsilon", 20, "--delta", 1e-4)
+        until(lambda: DONE in log.read_text(), process, log, 150)
+        assert end(process) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert "goes on" in log.read_text()
+    assert list(processes_of(folder)) == []
+    (run,) = (folder / "runs").iterdir()
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
+    assert json.loads((run / "result.json").read_text())["epsilon"] <= 8
+    header, charges = read_ledger(folder / "data" / "client-0" / ".coterie-budget.jsonl")
+    assert (header["epsilon"], {charge["round"] for charge in charges}) == (20, {1, 2, 3})
+    others = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
+    assert {path.suffix for path in others} <= {".crt", ".pub"}, others
+
+
+@pytest.mark.slow
+def test_a_killed_client_is_named_and_a_killed_superlink_ends_all(tmp_path):
+    folder = tmp_path / "trial"
+    process, log = start(folder, "--clients", 2, "--set", "rounds=1")
+    try:
+        until(lambda: DONE in log.read_text(), process, log, 150)
+
+        def pid(text):
+            commands = {number: Path(f"/proc/{number}/cmdline").read_text() for number in processes_of(folder)}
+            return min(number for number, command in commands.items() if text in command)
+
+        os.kill(pid("client-id=1"), signal.SIGKILL)
+        until(lambda: "client-1 was ended by signal 9; the others go on" in log.read_text(), process, log, 30)
+        os.kill(pid("superlink"), signal.SIGKILL)
+        assert process.wait(60) == 1
+    finally:
+        process.kill()
+        process.wait()
+    assert "error: superlink ended; the last lines of" in log.read_text()
+    assert list(processes_of(folder)) == []
+
+
+@pytest.mark.slow
+def test_a_client_that_does_not_start_ends_all_with_its_reason(tmp_path):
+    data = sites(tmp_path / "sites")
+    (data / "client-1" / "train.npz").write_bytes(b"damaged")
+    folder = tmp_path / "trial"
+    words = ["--data-dir", data, "--set", "strategy=fedavg", "--set", "input-shape=1x2x2", "--set", "num-classes=2"]
+    process, log = start(folder, *words, "--set", "privacy-unit=none")
+    try:
+        assert process.wait(150) == 1
+    finally:
+        process.kill()
+        process.wait()
+    assert "client-1 ended" in log.read_text()
+    assert "train.npz" in log.read_text()
+    assert list(processes_of(folder)) == []
