@@ -34,6 +34,7 @@ ALLOWED = {
     "server": {
         "client",
         "datasets",
+        "deploy",
         "engine",
         "fields",
         "files",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coterie.cli.console import JsonFlag, console_for, print_json
 
+if TYPE_CHECKING:
+    from coterie.deploy import CreatedCertificates
 
-def certs(
+
+def certs(  # long: one line per option
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of certificates and keys.")],
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Number of SuperNodes; with --more: number of additional ones.")
@@ -27,23 +31,44 @@ def certs(
             help="Renew certificate and key of the server in OUT; its names stay the same unless --host is given.",
         ),
     ] = False,
+    renew_node: Annotated[
+        int | None, typer.Option(min=0, metavar="I", help="Replace keys and certificate of node I; it stays client I.")
+    ] = None,
+    remove_node: Annotated[
+        int | None, typer.Option(min=0, metavar="I", help="Remove node I from the roster, and its files.")
+    ] = None,
+    sign_roster: Annotated[
+        bool, typer.Option("--sign-roster", help="Sign a roster with every nodes/node-I.pub in OUT.")
+    ] = False,
+    renew_authority: Annotated[
+        bool, typer.Option("--renew-authority", help="Replace the authority's key, and sign everything in OUT anew.")
+    ] = False,
+    retire_authorities: Annotated[
+        bool, typer.Option("--retire-authorities", help="Remove earlier authorities from ca.crt.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a private certificate authority, the SuperLink's certificate, and the keys of SuperNodes."""
+    """Create a private certificate authority, the SuperLink's certificate, keys of SuperNodes, and their roster."""
     from coterie import deploy
 
-    if more and renew_server:
-        raise deploy.DeployError("--more and --renew-server cannot be combined")
-    if (nodes is None) != renew_server:
-        raise deploy.DeployError("--nodes " + ("cannot be used with --renew-server" if renew_server else "is required"))
-    if more and host:
-        raise deploy.DeployError("--host cannot be used with --more: change the server's names with --renew-server")
-    if renew_server:
-        made = deploy.renew_server(out, host or (), days)
-    elif more:
-        made = deploy.add_nodes(out, nodes or 0, days)
-    else:
-        made = deploy.create(out, nodes or 0, host or (), days)
+    changes: dict[str, tuple[bool, Callable[[], CreatedCertificates]]] = {
+        "--more": (more, lambda: deploy.add_nodes(out, nodes or 0, days)),
+        "--renew-server": (renew_server, lambda: deploy.renew_server(out, host or (), days)),
+        "--renew-node": (renew_node is not None, lambda: deploy.renew_node(out, renew_node or 0, days)),
+        "--remove-node": (remove_node is not None, lambda: deploy.remove_node(out, remove_node or 0)),
+        "--sign-roster": (sign_roster, lambda: deploy.sign_roster(out, days)),
+        "--renew-authority": (renew_authority, lambda: deploy.renew_authority(out, days)),
+        "--retire-authorities": (retire_authorities, lambda: deploy.retire_authorities(out)),
+    }
+    given = [name for name, (is_given, _) in changes.items() if is_given]
+    change = given[0] if given else None
+    if len(given) > 1:
+        raise deploy.DeployError(f"{' and '.join(given)} cannot be combined")
+    if (nodes is None) != (change not in (None, "--more")):
+        raise deploy.DeployError("--nodes is required" if nodes is None else f"--nodes cannot be used with {change}")
+    if host and change not in (None, "--renew-server"):
+        raise deploy.DeployError(f"--host cannot be used with {change}: change the server's names with --renew-server")
+    made = changes[change][1]() if change else deploy.create(out, nodes or 0, host or (), days)
     if as_json:
         print_json(
             {

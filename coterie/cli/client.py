@@ -34,6 +34,9 @@ def client(  # long: one line per option
     certificate_key: Annotated[
         Path | None, typer.Option(help="Key of the certificate; default: node-I.tls.key beside --key.")
     ] = None,
+    roster: Annotated[
+        Path | None, typer.Option(help="roster.json of coterie certs, which must name this client's key.")
+    ] = None,
     client_id: Annotated[
         int | None,
         typer.Option(min=0, help="This client's id, 0 to the number of clients - 1; default: I of node-I.key."),
@@ -113,6 +116,7 @@ def client(  # long: one line per option
         ca=ca,
         certificate=certificate,
         certificate_key=certificate_key,
+        roster=roster,
         node=node,
         settings=_settings(assignments),
         fab_hash=fab_hash,

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coterie.deploy.app_bundle import Bundle, bundle
-    from coterie.deploy.certificates import CreatedCertificates, add_nodes, create, renew_server
+    from coterie.deploy.certificates import (
+        CreatedCertificates,
+        add_nodes,
+        create,
+        remove_node,
+        renew_authority,
+        renew_node,
+        renew_server,
+        retire_authorities,
+        sign_roster,
+    )
     from coterie.deploy.edge import Check, Edge, checks, command, default_state_dir, environment, start
     from coterie.deploy.errors import DeployError
     from coterie.deploy.node import NodeConfig
@@ -29,13 +39,28 @@ __all__ = [
     "create",
     "default_state_dir",
     "environment",
+    "remove_node",
+    "renew_authority",
+    "renew_node",
     "renew_server",
+    "retire_authorities",
+    "sign_roster",
     "start",
 ]
 
 _MODULES = {
     "app_bundle": ("Bundle", "bundle"),
-    "certificates": ("CreatedCertificates", "add_nodes", "create", "renew_server"),
+    "certificates": (
+        "CreatedCertificates",
+        "add_nodes",
+        "create",
+        "remove_node",
+        "renew_authority",
+        "renew_node",
+        "renew_server",
+        "retire_authorities",
+        "sign_roster",
+    ),
     "edge": ("Check", "Edge", "checks", "command", "default_state_dir", "environment", "start"),
     "errors": ("DeployError",),
     "node": ("NodeConfig",),

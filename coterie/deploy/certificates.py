@@ -8,7 +8,10 @@ nodes/node-I.key, .pub   ECDSA P-384 in OpenSSH's format, by which the SuperLink
 nodes/node-I.crt         TLS of SuperNode I: of its own Runtime API, for ``supernode-I`` and this machine, and to the
                          SuperLink
 nodes/node-I.tls.key     its key
+roster.json              which client each node's key is, signed by the authority (:mod:`coterie.deploy.roster`)
 =======================  ==================================================================================
+
+After the authority is renewed, ca.crt also contains the certificates of earlier ones, after its own.
 
 Private files have mode 0600, public ones 0644, folders 0700, whatever the umask. All PEM, keys not encrypted.
 """
@@ -20,9 +23,9 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -39,6 +42,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.deploy.errors import DeployError
+from coterie.deploy.roster import ROSTER_FILE, Member, Roster, fingerprint, read_authorities
 from coterie.files import PRIVATE, write_new
 
 #: Default validity of server and node certificates in days; the authority is valid for longer, for renewals.
@@ -79,12 +83,14 @@ def create(folder: Path, nodes: int, hosts: Sequence[str], days: int = DAYS) -> 
     _refuse_taken(folder)
     authority = _Authority.new(max(days, AUTHORITY_DAYS))
     expires = authority.end(days)
+    node_files = _node_files(authority, range(nodes), expires)
     files = {
         "ca.crt": authority.certificate.public_bytes(Encoding.PEM),
         "ca.key": _pem(authority.key),
         "superexec.secret": secrets.token_hex(32).encode(),
         **authority.issue("server", "Coterie SuperLink", names, expires, key_name="server.key"),
-        **_node_files(authority, range(nodes), expires),
+        **node_files,
+        ROSTER_FILE: Roster(1, _members(node_files, expires)).signed(authority.key),
     }
     target = folder.resolve()
     try:
@@ -106,15 +112,145 @@ def add_nodes(folder: Path, nodes: int, days: int = DAYS) -> CreatedCertificates
     Raises :class:`DeployError`, also if ca.key is missing or the authority has expired.
     """
     authority = _Authority.read(folder)
+    roster = _roster(folder, authority, days)
     there = [int(match[1]) for path in folder.glob("nodes/*") if (match := _NODE_FILE.match(path.name))]
-    first = max(there, default=-1) + 1
-    numbers = range(first, first + nodes)
+    first = max([*there, *(member.client for member in roster.members)], default=-1) + 1
+    return _issue_nodes(folder, authority, roster, range(first, first + nodes), days)
+
+
+def renew_node(folder: Path, node: int, days: int = DAYS) -> CreatedCertificates:
+    """Replace keys and certificate of a node; the roster then holds its new key alone, for the same client.
+
+    Raises :class:`DeployError`, also if ``folder`` has no such node.
+    """
+    authority = _Authority.read(folder)
+    roster = _roster(folder, authority, days)
+    _find(roster, node, folder)
+    return _issue_nodes(folder, authority, roster, [node], days)
+
+
+def remove_node(folder: Path, node: int) -> CreatedCertificates:
+    """Remove a node from the roster, and its files from ``folder``.
+
+    Raises :class:`DeployError`, also if ``folder`` has no such node.
+    """
+    authority = _Authority.read(folder)
+    roster = _roster(folder, authority, DAYS)
+    member = _find(roster, node, folder)
+    made = _sign(folder, authority, roster, [other for other in roster.members if other is not member])
+    for path in folder.glob(f"nodes/node-{node}.*"):
+        path.unlink()
+    return made
+
+
+def sign_roster(folder: Path, days: int = DAYS) -> CreatedCertificates:
+    """Sign a roster of the nodes in ``folder``: those of the present one, and every other nodes/node-I.pub.
+
+    Raises :class:`DeployError`, also if a public key cannot be read.
+    """
+    authority = _Authority.read(folder)
+    roster = _roster(folder, authority, days)
+    return _sign(folder, authority, roster, roster.members)
+
+
+def renew_authority(folder: Path, days: int = DAYS) -> CreatedCertificates:
+    """Replace the key of the authority, and sign everything in ``folder`` anew, for the same keys.
+
+    ca.crt then contains the new authority and the earlier ones, so that its holders trust both.
+
+    Raises :class:`DeployError`.
+    """
+    former = _Authority.read(folder)
+    roster = _roster(folder, former, days)
+    authority = _Authority.new(max(days, AUTHORITY_DAYS))
     expires = authority.end(days)
-    files = _node_files(authority, numbers, expires)
+    files = {
+        "ca.crt": b"".join(
+            certificate.public_bytes(Encoding.PEM)
+            for certificate in (authority.certificate, *read_authorities(folder / "ca.crt"))
+        ),
+        "ca.key": _pem(authority.key),
+        ROSTER_FILE: Roster(roster.number + 1, roster.members).signed(authority.key),
+    }
+    for path in (folder / "server.crt", *sorted(folder.glob("nodes/node-*.crt"))):
+        if path.exists():
+            files[str(path.relative_to(folder))] = authority.reissue(path, expires)
+    _replace(folder, files)
+    return CreatedCertificates(folder, tuple(files), (), (), expires, authority.certificate.not_valid_after_utc)
+
+
+def retire_authorities(folder: Path) -> CreatedCertificates:
+    """Remove the earlier authorities from ca.crt: what they have signed is valid no longer.
+
+    Raises :class:`DeployError`.
+    """
+    authority = _Authority.read(folder)
+    _replace(folder, {"ca.crt": authority.certificate.public_bytes(Encoding.PEM)})
+    end = authority.certificate.not_valid_after_utc
+    return CreatedCertificates(folder, ("ca.crt",), (), (), end, end)
+
+
+def _issue_nodes(
+    folder: Path, authority: _Authority, roster: Roster, nodes: Sequence[int], days: int
+) -> CreatedCertificates:
+    """Make keys and certificates of nodes, and a roster with them."""
+    expires = authority.end(days)
+    files = _node_files(authority, nodes, expires)
+    new = {member.client: member for member in _members(files, expires)}
+    for member in roster.members:
+        if member.client in new:
+            new[member.client] = replace(new[member.client], name=member.name)
+    members = {member.client: member for member in roster.members} | new
+    files[ROSTER_FILE] = Roster(roster.number + 1, tuple(members.values())).signed(authority.key)
     _replace(folder, files)
     return CreatedCertificates(
-        folder, tuple(files), tuple(numbers), (), expires, authority.certificate.not_valid_after_utc
+        folder, tuple(files), tuple(nodes), (), expires, authority.certificate.not_valid_after_utc
     )
+
+
+def _members(files: Mapping[str, bytes], expires: datetime) -> tuple[Member, ...]:
+    """Return the members of public keys, by file name: node I is client I."""
+    return tuple(
+        Member(
+            key=fingerprint(content),
+            client=int(match[1]),
+            name=f"node-{match[1]}",
+            role="client",
+            expires=expires.isoformat(),
+        )
+        for name, content in files.items()
+        if name.endswith(".pub") and (match := _NODE_FILE.search(name))
+    )
+
+
+def _roster(folder: Path, authority: _Authority, days: int) -> Roster:
+    """Return the roster in a folder, with every public key there that it does not have."""
+    path = folder / ROSTER_FILE
+    roster = Roster.read(path, [authority.certificate]) if path.exists() else Roster(0, ())
+    members = {member.client: member for member in roster.members}
+    files = {path.name: path.read_bytes() for path in folder.glob("nodes/node-*.pub")}
+    try:
+        there = _members(files, authority.end(days))
+    except DeployError as error:
+        raise DeployError(f"{folder}/nodes: a file node-I.pub cannot be used: {error}") from None
+    for member in there:
+        former = members.setdefault(member.client, member)
+        if former.key != member.key:
+            members[member.client] = replace(member, name=former.name)
+    return Roster(roster.number, tuple(members.values()))
+
+
+def _find(roster: Roster, node: int, folder: Path) -> Member:
+    for member in roster.members:
+        if member.client == node:
+            return member
+    raise DeployError(f"{folder} has no node {node}")
+
+
+def _sign(folder: Path, authority: _Authority, roster: Roster, members: Iterable[Member]) -> CreatedCertificates:
+    _replace(folder, {ROSTER_FILE: Roster(roster.number + 1, tuple(members)).signed(authority.key)})
+    end = authority.certificate.not_valid_after_utc
+    return CreatedCertificates(folder, (ROSTER_FILE,), (), (), end, end)
 
 
 def renew_server(folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> CreatedCertificates:
@@ -173,6 +309,22 @@ class _Authority:
         """Return the expiry date in ``days`` days, at most that of the authority."""
         end = min(datetime.now(UTC) + timedelta(days=days), self.certificate.not_valid_after_utc)
         return end.replace(microsecond=0)
+
+    def reissue(self, path: Path, end: datetime) -> bytes:
+        """Sign a certificate anew, for its key, names and usages, which an earlier authority has signed."""
+        try:
+            former = x509.load_pem_x509_certificate(path.read_bytes())
+        except (OSError, ValueError):
+            raise DeployError(f"{path} cannot be read: restore or remove it") from None
+        kept = {
+            extension.value: extension.critical
+            for extension in former.extensions
+            if not isinstance(extension.value, x509.SubjectKeyIdentifier | x509.AuthorityKeyIdentifier)
+        }
+        key = former.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        issuer = self.certificate.subject
+        return _certificate(former.subject, key, issuer, self.key, end, kept).public_bytes(Encoding.PEM)
 
     def issue(
         self,
@@ -302,7 +454,7 @@ def _staged(parent: Path, files: Mapping[str, bytes]) -> Iterator[Path]:
             folder.mkdir(mode=0o700, exist_ok=True)
             folder.chmod(0o700)
         for name, content in files.items():
-            write_new(stage / name, content, mode=0o644 if name.endswith((".crt", ".pub")) else PRIVATE)
+            write_new(stage / name, content, mode=0o644 if name.endswith((".crt", ".pub", ".json")) else PRIVATE)
         yield stage
     finally:
         shutil.rmtree(stage, ignore_errors=True)

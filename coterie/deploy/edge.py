@@ -21,11 +21,12 @@ from typing import Any, NoReturn, TypeAlias
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
 from coterie.deploy.app_bundle import checked_hash, trusted_entities
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import NodeConfig
+from coterie.deploy.roster import Roster, fingerprint, is_authority, read_authorities
 
 #: Default port of a SuperNode's Runtime API; every SuperNode on a machine needs its own port.
 RUNTIME_PORT = 9094
@@ -46,7 +47,7 @@ _EXPIRED, _NOT_YET_VALID, _WRONG_NAMES = 10, 9, (62, 64)  # OpenSSL's X509_V_ERR
 
 
 @dataclass(frozen=True, kw_only=True)
-class Edge:
+class Edge:  # large: the options of a command
     """Options of a client: SuperLink, keys, the app that may run, and the node configuration.
 
     Attributes:
@@ -56,6 +57,7 @@ class Edge:
         certificate: certificate of the node for a SuperLink that requires one; None: node-I.crt beside node-I.key, if
             it and node-I.tls.key are there.
         certificate_key: its key; None: node-I.tls.key.
+        roster: roster of the federation; None: it is not checked.
         node: the node configuration.
         settings: further keys of the node configuration, as TOML values or plain text.
         fab_hash: SHA-256 of the only app that may run; None: any.
@@ -73,6 +75,7 @@ class Edge:
     ca: Path
     certificate: Path | None = None
     certificate_key: Path | None = None
+    roster: Path | None = None
     node: NodeConfig
     settings: Mapping[str, str] = field(default_factory=dict)
     fab_hash: str | None = None
@@ -88,7 +91,7 @@ class Edge:
         if self.certificate is None and all(path.exists() for path in beside):
             for name, path in zip(("certificate", "certificate_key"), beside, strict=True):
                 object.__setattr__(self, name, path)
-        for name in ("key", "ca", "certificate", "certificate_key", "trusted_entities"):
+        for name in ("key", "ca", "certificate", "certificate_key", "roster", "trusted_entities"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, absolute(path))
         if self.fab_hash is not None:
@@ -141,7 +144,7 @@ def default_state_dir(client_id: int) -> Path:
 def checks(
     edge: Edge, describe: Callable[[str], str], describe_budget: Callable[[], str], clock_error: ClockError
 ) -> Iterator[Check]:
-    """Check data, key, CA, app, state folder, budget, port, SuperLink and clock, in this order; start nothing.
+    """Check data, key, CA, roster, app, state, budget, port, SuperLink and clock, in this order; start nothing.
 
     Args:
         edge: options of the client.
@@ -152,11 +155,12 @@ def checks(
     The SuperLink is contacted only with a valid CA, and asked about the clock only with a valid key.
     """
     passed: set[str] = set()
-    needed = {"superlink": {"ca"}, "clock": {"key", "superlink"}}
+    needed = {"roster": {"key", "ca"}, "superlink": {"ca"}, "clock": {"key", "superlink"}}
     probes: tuple[tuple[str, Callable[[], str]], ...] = (
         ("data", lambda: _data(Path(edge.node.data or ""), describe)),
         ("key", lambda: _key(edge.key)),
         ("ca", lambda: _ca(edge.ca)),
+        *((("roster", lambda: _in_roster(edge)),) if edge.roster else ()),
         ("app", lambda: _app(edge)),
         ("state", lambda: _state(edge.state_dir)),
         *((("budget", lambda: _budget(describe_budget)),) if edge.node.budget else ()),
@@ -268,7 +272,7 @@ def _ca(path: Path) -> str:
         every = x509.load_pem_x509_certificates(content)
     except ValueError:
         raise DeployError(f"--ca {path}: contains no certificate in PEM format: use ca.crt of coterie certs") from None
-    authorities = [certificate for certificate in every if _is_authority(certificate)]
+    authorities = [certificate for certificate in every if is_authority(certificate)]
     if not authorities:
         raise DeployError(
             f"--ca {path}: is a server certificate, not that of a certificate authority: use ca.crt of coterie certs"
@@ -282,6 +286,20 @@ def _ca(path: Path) -> str:
     return f"valid until {end.date()}, {path}"
 
 
+def _in_roster(edge: Edge) -> str:
+    """Check that the key of the node is that of this client in the roster."""
+    assert edge.roster is not None
+    public = load_ssh_private_key(edge.key.read_bytes(), None).public_key()
+    try:
+        roster = Roster.read(edge.roster, read_authorities(edge.ca))
+        member = roster.member(fingerprint(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)))
+    except DeployError as error:
+        raise DeployError(f"--roster {edge.roster}: {error}: ask the operator for a new roster") from None
+    if member.client != edge.node.client_id:
+        raise DeployError(f"--roster {edge.roster}: this key is of client {member.client}: use that --client-id")
+    return f"{member.name} is client {member.client} until {member.end:%Y-%m-%d}, roster {roster.number}"
+
+
 def _app(edge: Edge) -> str:
     rules = []
     if edge.fab_hash:
@@ -289,13 +307,6 @@ def _app(edge: Edge) -> str:
     if edge.trusted_entities:
         rules.append(f"signed by one of {len(trusted_entities(edge.trusted_entities))} keys")
     return ", ".join(rules) or "any app that the operator sends; --fab-hash restricts it to one"
-
-
-def _is_authority(certificate: x509.Certificate) -> bool:
-    try:
-        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        return False
 
 
 def _read(option: str, path: Path) -> bytes:

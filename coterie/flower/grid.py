@@ -51,9 +51,10 @@ def with_retries(grid: Grid) -> Grid:
         grid: of Flower; it is changed in place.
     """
     over_http = isinstance(grid, HttpGrid)
+    listing = "get_nodes" if over_http else "get_node_ids"  # the call that the other one makes
     pull = _retried(_pull_safely(grid.pull_messages) if over_http else grid.pull_messages, "cannot pull replies")
     for name, call in (
-        ("get_node_ids", _retried(grid.get_node_ids, "cannot list nodes")),
+        (listing, _retried(getattr(grid, listing), "cannot list nodes")),
         ("push_messages", _retried(grid.push_messages, "cannot send messages")),
         ("pull_messages", _one_by_one(pull) if over_http else pull),
     ):

@@ -2,7 +2,7 @@
 
 from coterie.rounds.aggregation import AGGREGATORS, Aggregator
 from coterie.rounds.averaging import Averaging
-from coterie.rounds.client_registry import ClientRegistry, SimulatesClients
+from coterie.rounds.client_registry import ClientRegistry, Roster, SimulatesClients
 from coterie.rounds.evaluation import EvaluationExchange, mean_of_clients
 from coterie.rounds.exchange import Exchange, MessageBatch, PartialSums, SupportsSums
 from coterie.rounds.phases import Phase, PointsPhase, SumsPhase, UpdatesPhase
@@ -22,6 +22,7 @@ __all__ = [
     "Phase",
     "PointsPhase",
     "Recorder",
+    "Roster",
     "Run",
     "RunState",
     "SimulatesClients",

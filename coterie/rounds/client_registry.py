@@ -1,9 +1,9 @@
-"""The node of every client, as nodes declare it; it may change from round to round."""
+"""The node of every client, as a roster or the nodes themselves declare it; it may change from round to round."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Protocol, runtime_checkable
@@ -38,30 +38,46 @@ class SimulatesClients(Protocol):
         """The node of every client, which never changes."""
 
 
+class Roster(Protocol):
+    """States which client a key is (:class:`coterie.deploy.roster.RosterFile`)."""
+
+    #: Why the roster on disk is not used; empty if it is.
+    problem: str
+
+    def client_of(self, public_key: bytes) -> tuple[int, str]:
+        """Return the client of a node's public key, and its name; raise ValueError if it is no client."""
+
+
 class ClientRegistry:
     """The registered clients and their nodes.
 
     Flower's SuperLink marks silent nodes as offline. Offline nodes receive no messages, and nodes that return are
-    identified anew. If several nodes claim one client, all of them are excluded until one is left: the server cannot
-    know which of them is the client.
+    identified anew. With a roster, a node is the client of its key, whatever other nodes claim; a node that claims to
+    be another client is left out. Without one, the server cannot know which of several nodes that claim one client is
+    that client: the one that was registered with the SuperLink first is, for as long as it is online, so that a node
+    that is registered later expels no other.
 
     Args:
         clients: M; clients are 0 to M-1.
         wait: seconds to wait for clients.
+        roster: which client each key is; None: as nodes claim.
 
     Attributes:
-        nodes: node id of every registered client that exactly one node claims.
+        nodes: node id of every registered client.
         idempotent: clients that replay their reply to a repeated request.
         unevaluated: clients that refuse requests for evaluation.
     """
 
-    def __init__(self, clients: int, wait: float) -> None:
-        self.clients, self.wait = clients, wait
+    def __init__(self, clients: int, wait: float, roster: Roster | None = None) -> None:
+        self.clients, self.wait, self._roster = clients, wait, roster
         self.nodes: dict[int, int] = {}
         self.idempotent: set[int] = set()
         self.unevaluated: set[int] = set()
         self._claims: dict[int, _Claim | None] = {}  # by node; None: no introduction yet
-        self._contested: dict[int, list[int]] = {}  # client to the nodes that claim it
+        self._joined: dict[int, tuple[str, int]] = {}  # by node: when it was registered, and its place in discoveries
+        self._members: dict[int, int | None] = {}  # by node: its client in the roster
+        self._warnings: dict[int, str] = {}  # by node: why it is ignored
+        self._problem = ""  # of the roster
 
     def wait_for(self, grid: Grid, least: int, among: Collection[int] | None = None) -> bool:
         """Wait until ``least`` clients, of some or of all, are registered; whether they are."""
@@ -98,10 +114,13 @@ class ClientRegistry:
             timeout: seconds to wait for replies, at most 30.
             wait_for_known: wait for nodes that were asked before, too.
         """
-        online = sorted(set(grid.get_node_ids()))
+        online = {node.node_id: node for node in grid.get_nodes()}
         new = any(node not in self._claims for node in online)
-        self._claims = {node: self._claims.get(node) for node in online}
-        silent = [node for node, claim in self._claims.items() if claim is None]
+        self._claims = {node: self._claims.get(node) for node in sorted(online)}
+        self._look_up({node: info.public_key for node, info in online.items()})
+        for node_id in self._claims:
+            self._joined.setdefault(node_id, (online[node_id].registered_at, len(self._joined)))
+        silent = [n for n, claim in self._claims.items() if claim is None and self._members.get(n, 0) is not None]
         messages = [Message(RecordDict(), dst_node_id=node, message_type=IDENTITY) for node in silent]
         seconds = max(0.0, min(timeout, _REPLY_SECONDS)) if new or wait_for_known else 0.0
         replies = list(grid.send_and_receive(messages, timeout=seconds)) if messages else []
@@ -127,24 +146,51 @@ class ClientRegistry:
         log(WARNING, "ignoring node %s: invalid client-id %s", node, printable(repr(client)))
         return _Claim(None)
 
+    def _look_up(self, keys: Mapping[int, bytes]) -> None:
+        """Look up the client of every node that is online in the roster, which may have changed."""
+        if self._roster is None:
+            return
+        self._members = {}
+        for node, key in keys.items():
+            try:
+                client, name = self._roster.client_of(key)
+                self._members[node] = client if client < self.clients else None
+                if client >= self.clients:
+                    self._ignore(node, f"{printable(name)} is client {client}, and the run has {self.clients} clients")
+            except ValueError as error:
+                self._members[node] = None
+                self._ignore(node, printable(error))
+        if self._roster.problem not in ("", self._problem):
+            log(WARNING, "the roster cannot be updated: %s", printable(self._roster.problem))
+        self._problem = self._roster.problem
+
+    def _ignore(self, node: int, reason: str) -> None:
+        """Warn once of a node that is ignored for this reason."""
+        if self._warnings.get(node) != reason:
+            log(WARNING, "ignoring node %s: %s", node, reason)
+        self._warnings[node] = reason
+
     def _assign(self) -> None:
-        """Map every client to the only node that claims it, and warn of clients that several nodes claim."""
-        claimed: dict[int, list[int]] = {}
-        for node, claim in self._claims.items():
-            if claim is not None and claim.client is not None:
-                claimed.setdefault(claim.client, []).append(node)
-        contested = {client: nodes for client, nodes in claimed.items() if len(nodes) > 1}
-        for client, nodes in contested.items():
-            if self._contested.get(client) != nodes:
-                log(
-                    WARNING,
-                    "nodes %s all claim client-id %s: all are ignored until only one remains. Stop the others or "
-                    "correct their client-id. A restarted node is listed under its old id for up to a minute.",
-                    " and ".join(map(str, nodes)),
-                    client,
+        """Map every client to its node, and warn of nodes that claim the client of another."""
+        self.nodes = {}
+        for node in sorted(self._claims, key=lambda node: self._joined[node]):
+            claim = self._claims[node]
+            if claim is None or claim.client is None:
+                continue
+            if self._roster is not None and self._members[node] != claim.client:
+                if self._members[node] is not None:
+                    self._ignore(
+                        node,
+                        f"it claims client-id {claim.client}, and is client {self._members[node]} in the roster: "
+                        "correct its client-id",
+                    )
+            elif (holder := self.nodes.setdefault(claim.client, node)) != node:
+                self._ignore(
+                    node,
+                    f"it claims client-id {claim.client}, which node {holder} was registered with before, and stays "
+                    "ignored while that node is online. Correct its client-id, unregister the other node, or use a "
+                    "roster (coterie certs). A restarted node is listed under its old id for up to a minute",
                 )
-        self._contested = contested
-        self.nodes = {client: node for client, (node, *others) in claimed.items() if not others}
         claims = {client: self._claims[node] for client, node in self.nodes.items()}
         self.idempotent = {client for client, claim in claims.items() if claim is not None and claim.idempotent}
         self.unevaluated = {client for client, claim in claims.items() if claim is not None and not claim.evaluates}

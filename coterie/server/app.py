@@ -23,7 +23,7 @@ from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.data_origin import DataOrigin
 from coterie.server.folder import RunFolder
 from coterie.server.planning import participation_warnings
-from coterie.server.run import initial_models, rounds_of, run
+from coterie.server.run import initial_models, roster_of, rounds_of, run
 from coterie.server.start_models import StartModels
 from coterie.settings import AUTO, ConfigError
 
@@ -57,6 +57,7 @@ def open_folder(
     start = StartModels.of(config)
     if start is not None:
         start.check_layout(layout, max(config.models, 1))
+    roster_of(config)
     exporter.check(config)
     recorders.check(config)
     _ = config.plan

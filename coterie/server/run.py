@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from logging import WARNING
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from flwr.serverapp.strategy import Result
 
 from coterie import __version__
 from coterie import models as networks
+from coterie.deploy.errors import DeployError
+from coterie.deploy.roster import RosterFile
 from coterie.files import read_bytes
 from coterie.logs import printable
 from coterie.privacy import Streams
@@ -28,6 +31,7 @@ from coterie.server.exporter import serve_metrics
 from coterie.server.folder import RunFolder
 from coterie.server.metrics import summarise, summarise_records
 from coterie.server.recorders import recording
+from coterie.settings import ConfigError
 from coterie.strategies import ClusteredStrategy, StrategyError
 from coterie.wire import LabelRequest
 from coterie.wire.messages import Layout, pack_models, unpack_models
@@ -175,9 +179,27 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         evaluate_clients=evaluation.evaluate_clients or 0,
         recorder=folder,
         resume_from=folder.resumed,
+        roster=roster_of(config),
         evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
     )
     return config.strategy(folder.plan, options)
+
+
+def roster_of(config: RunConfig) -> RosterFile | None:
+    """Return the roster of the deployment, or None without one.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    path, authority = config.deployment.roster, config.deployment.authority
+    if not path:
+        if authority:
+            raise ConfigError("authority has no effect without a roster; set roster, or leave it out")
+        return None
+    try:
+        return RosterFile(Path(path), Path(authority) if authority else Path(path).with_name("ca.crt"))
+    except DeployError as error:
+        raise ConfigError(f"roster: {error}") from None
 
 
 def initial_models(config: RunConfig, streams: Streams) -> tuple[np.ndarray, Layout]:

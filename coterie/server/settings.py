@@ -90,7 +90,7 @@ class EvaluationSettings(Settings):
 
 @dataclass(frozen=True)
 class DeploymentSettings(Settings):
-    """Timeouts, thresholds on participation, and the port for metrics."""
+    """Timeouts, thresholds on participation, who the clients are, and the port for metrics."""
 
     table: ClassVar[str] = "deployment"
 
@@ -108,6 +108,18 @@ class DeploymentSettings(Settings):
         "share of the requested replies that a round requires, others are requested again; not at client level",
         at_least=0,
         at_most=1,
+        place=True,
+    )
+    roster: str = setting(
+        "",
+        "file that states which client each node's key is, of coterie certs; empty: as the nodes say",
+        allowed="a path",
+        place=True,
+    )
+    authority: str = setting(
+        "",
+        "certificate of the authority that has signed the roster; empty: ca.crt beside it",
+        allowed="a path",
         place=True,
     )
     metrics_port: int = setting(

@@ -10,7 +10,7 @@ from flwr.app import MetricRecord
 
 from coterie.fields import REBALANCE_TRAIN
 from coterie.privacy import Ledger, Streams
-from coterie.rounds import Aggregator, Averaging, Checkpoint, Recorder, StrategyError, mean_of_clients
+from coterie.rounds import Aggregator, Averaging, Checkpoint, Recorder, Roster, StrategyError, mean_of_clients
 from coterie.strategies.adaptive_clipping import AdaptiveClipping
 from coterie.strategies.reseeding import Reseeding
 
@@ -49,6 +49,7 @@ class StrategyOptions:  # large: the keywords of every strategy's constructor, d
         min_replies: share of the requested replies that a round requires; clients without a reply receive the request a
             few more times. Not available at client level, where every round is charged and released regardless of
             replies.
+        roster: which client the key of each node is; None: as the nodes say.
         true_groups: (M,) group of every client, for methods that need it (``needs``).
         example_shape: shape of a record, for methods that need it.
         feature_range: public bound on the absolute value of a feature, for methods that need it.
@@ -76,6 +77,7 @@ class StrategyOptions:  # large: the keywords of every strategy's constructor, d
     registration_timeout: float = 60.0
     min_clients: int = 0
     min_replies: float = 0.0
+    roster: Roster | None = None
     true_groups: Sequence[int] = ()
     example_shape: Sequence[int] = ()
     feature_range: float = 1.0

@@ -64,13 +64,13 @@ def test_layout_and_modes_whatever_the_umask(tmp_path, monkeypatch, umask):
         made = create(tmp_path / "pki", 2, ["superlink"])
     finally:
         os.umask(before)
-    expected = {"ca.crt", "ca.key", "server.crt", "server.key", "superexec.secret"}
+    expected = {"ca.crt", "ca.key", "server.crt", "server.key", "superexec.secret", "roster.json"}
     expected |= {f"nodes/node-{i}.{end}" for i in (0, 1) for end in ("key", "pub", "crt", "tls.key")}
     there = {str(path.relative_to(made.folder)): path.stat().st_mode & 0o777 for path in made.folder.rglob("*")}
     assert there.pop("nodes") == made.folder.stat().st_mode & 0o777 == 0o700
     assert set(there) == set(made.files) == expected
     for name, mode in there.items():
-        assert mode == (0o644 if name.endswith((".crt", ".pub")) else 0o600), name
+        assert mode == (0o644 if name.endswith((".crt", ".pub", ".json")) else 0o600), name
     assert len(first) == len(expected)
     assert not any(mode & 0o077 for mode in first)  # no file was ever open to others, not even while empty
     assert [path.name for path in tmp_path.iterdir()] == ["pki"]
@@ -150,14 +150,14 @@ def test_ssh_keygen_agrees(folder):
 
 
 def test_more_nodes(copy):
-    before = tree(copy)
+    before = {name: content for name, content in tree(copy).items() if name != "roster.json"}
     (copy / "superexec.secret").unlink()  # growth needs the authority alone
     (copy / "server.crt").unlink()
     made = add_nodes(copy, 9)
     assert made.nodes == tuple(range(2, 11))
     assert add_nodes(copy, 1).nodes == (11,)  # numbers are numbers, not text
     after = tree(copy)
-    assert len(set(after) - set(before)) == 40
+    assert len(set(after) - set(before)) == 41  # with the roster, which is the only file that changes
     assert {name: after[name] for name in set(before) & set(after)}.items() <= before.items()
     verify(copy / "ca.crt", copy / "nodes" / "node-11.crt", "supernode-11")
     assert (copy / "nodes" / "node-11.key").stat().st_mode & 0o777 == 0o600

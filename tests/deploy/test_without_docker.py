@@ -38,6 +38,7 @@ def test_every_command_in_order(checkout, tmp_path):
     ports = {name: free_port() for name in ("8000", "9092", "9094", "9095")}
     schema = checkout / "examples" / "hospital-csv" / "schema.toml"
     words = {"fl.example.org": "localhost", "OUT": str(tmp_path / "out"), "SCHEMA": str(schema)}
+    words["ROSTER"] = str(checkout / "pki" / "roster.json")
     words |= {**{k: str(v) for k, v in ports.items()}}
     variables = {
         "FLWR_HOME": str(checkout / "flwr"),

@@ -12,6 +12,7 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, iterate_object_tree
@@ -46,9 +47,9 @@ class SuperLink(HttpGrid):
         if self.failures.get(name) and (failure := self.failures[name].pop(0)):
             raise failure
 
-    def get_node_ids(self):
+    def get_nodes(self):
         self._call("nodes")
-        return [1, 2]
+        return [NodeInfo(node_id=1), NodeInfo(node_id=2)]
 
     def push_messages(self, messages):
         there = list(messages)
@@ -129,6 +130,9 @@ class Served:
     def _handle(self, handler, request):
         with self.one_at_a_time:
             return handler(request, self.state, self.task)
+
+    def GetNodes(self, request):  # noqa: N802
+        return self._handle(runtime_handlers.get_nodes, request)
 
     def PushMessages(self, request):  # noqa: N802
         return self._handle(runtime_handlers.push_messages, request)
@@ -268,6 +272,19 @@ def test_replies_that_were_lost_on_their_way_are_told_from_those_that_came(slept
     replies = list(with_retries(link).send_and_receive(questions(), timeout=60.0))
     assert answered(replies) == {"to 1": False, "to 2": False}
     assert {reply.error.code for reply in replies} == {ErrorCode.MESSAGE_UNAVAILABLE}
+
+
+@no_path_separator
+def test_a_serverapp_sees_the_keys_of_nodes_and_when_they_were_registered(tmp_path, monkeypatch):
+    """Rosters, and the order of nodes without one, depend on it."""
+    served = Served(tmp_path, monkeypatch, nodes=3)
+    nodes = {node.node_id: node for node in with_retries(served.grid()).get_nodes()}
+    assert {node: info.public_key for node, info in nodes.items()} == {
+        node: b"key %d" % i for i, node in enumerate(served.nodes)
+    }
+    times = [nodes[node].registered_at for node in served.nodes]
+    assert times == sorted(times)
+    assert all(times)
 
 
 def test_a_serverapp_s_grid_is_persistent(slept, monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
 
 from coterie.flower.lost_messages import Exchange, _Pulls
 from coterie.rounds import ClientRegistry
@@ -32,8 +33,8 @@ class Link:
         self.sent, self.replies, self.free = [], {}, {}
         self.exchange = Exchange(self.push, self.pull)
 
-    def get_node_ids(self):
-        return sorted(set(range(1, 4)) - self.gone)
+    def get_nodes(self):
+        return [NodeInfo(node_id=node) for node in sorted(set(range(1, 4)) - self.gone)]
 
     def send_and_receive(self, messages, *, timeout=None):
         return self.exchange.send_and_receive(messages, timeout=timeout)

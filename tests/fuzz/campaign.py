@@ -240,14 +240,15 @@ def _checked(
 
 
 def _introduced(target: Target, exchange: Exchange, why: str | None, claimed: Any) -> tuple[list[str], bool]:
-    """Only a node with a valid client-id takes part; one that claims another's puts both out."""
-    nodes = {client: client + 1 for client in range(CLIENTS) if client != target.client}
+    """Only a node with a valid client-id takes part; of two that claim one, the one that came first."""
+    others = {client: client + 1 for client in range(CLIENTS) if client != target.client}
+    nodes = dict(others)
     if why is None and claimed == target.client:
         nodes[target.client] = target.client + 1
     elif why is None:
-        del nodes[claimed]
+        nodes[claimed] = min(target.client, claimed) + 1
     problems = [] if exchange.nodes == nodes else [f"clients at nodes {exchange.nodes}, expected {nodes}; {why}"]
-    return problems, exchange.nodes.keys() != set(range(CLIENTS)) - {target.client}
+    return problems, exchange.nodes != others
 
 
 def _summed(target: Target, exchange: Exchange, why: str | None, expected: Any) -> tuple[list[str], bool]:

@@ -46,8 +46,8 @@ def test_a_client_beyond_the_planned_number_is_never_asked(caplog):
 
 @pytest.mark.parametrize("plan", [nothing(rounds=4), private(rounds=4)], ids=["none", "joint"])
 def test_a_new_node_takes_the_place_of_one_that_left(plan):
-    """Node 20 claims client 3, as node 4 does: neither is asked while both are there."""
+    """Node 20 claims client 3, as node 4 does: it is not asked while node 4 is there."""
     grid = Coming([3, 4], [3, 4, 20], [3, 20], client_of=lambda node: 3 if node == 20 else node - 1)
     _, strategy = start(grid, plan, rounds=4)
-    assert grid.rounds == [[3, 4], [3], [3, 20], [3, 20]]
+    assert grid.rounds == [[3, 4], [3, 4], [3, 20], [3, 20]]
     assert strategy.present == [2, 3]

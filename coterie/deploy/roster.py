@@ -1,0 +1,287 @@
+"""The roster: which client each key is, signed by the authority of ``coterie certs``.
+
+The SuperLink authenticates a node by its key, and the node says which client it is. A roster takes that from the node:
+it holds, for every key, the client, its name, its role and when it expires. The server asks the SuperLink for the keys
+of its nodes, and a client finds its own key in the roster before it starts.
+
+The file is a JSON object of ``roster`` (the format), ``number`` (1, 2, ..., of every new version), ``nodes`` and
+``signature``: ECDSA with SHA-384 over the rest, in Base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_public_key,
+    load_ssh_public_key,
+)
+
+from coterie.deploy.errors import DeployError
+from coterie.fields import SIZE, Fields, Length, OneOf
+from coterie.files import FileError, read_bytes, read_object
+
+ROSTER_FILE = "roster.json"
+_FORMAT = 1
+# What is signed begins with it, so that no other signature of the authority is one of a roster.
+_PURPOSE = b"coterie roster\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member(Fields):
+    """A node of the roster.
+
+    Attributes:
+        key: fingerprint of its public key.
+        client: id of the client, 0 to the number of clients - 1.
+        name: of the client, for logs.
+        role: what the node may do.
+        expires: when that ends, in ISO 8601.
+    """
+
+    error = DeployError
+
+    key: Annotated[str, Length(64)]
+    client: Annotated[int, SIZE]
+    name: Annotated[str, Length(64)]
+    role: Annotated[str, OneOf(("client",))] = "client"
+    expires: Annotated[str, Length(40)]
+
+    def __post_init__(self) -> None:
+        self.to_record()
+        if not self.name.isprintable() or self.name.strip() != self.name or not self.name:
+            raise DeployError(f"name {self.name!r} must be printable text without spaces around it")
+        _ = self.end
+
+    @property
+    def end(self) -> datetime:
+        """When the entry expires."""
+        try:
+            end = datetime.fromisoformat(self.expires)
+        except ValueError:
+            raise DeployError(f"expires is {self.expires!r}, expected a time in ISO 8601") from None
+        return end if end.tzinfo else end.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The members of a federation.
+
+    Attributes:
+        number: of this version; later versions have larger ones. 0: it was never signed.
+        members: one for every client.
+
+    Raises:
+        DeployError: two members have one key, client or name.
+    """
+
+    number: int
+    members: tuple[Member, ...]
+
+    def __post_init__(self) -> None:
+        if self.number not in SIZE:
+            raise DeployError(f"number is {self.number}; expected an integer in {SIZE}")
+        for field in ("key", "client", "name"):
+            values = [getattr(member, field) for member in self.members]
+            if twice := sorted({str(value) for value in values if values.count(value) > 1}):
+                raise DeployError(f"the roster has {field} {', '.join(twice)} twice")
+
+    def member(self, key: str) -> Member:
+        """Return the valid member with this fingerprint.
+
+        Raises:
+            DeployError: there is none, or it has expired.
+        """
+        member = self._by_key.get(key)
+        if member is None:
+            raise DeployError("its key is not in the roster")
+        if member.end <= datetime.now(UTC):
+            raise DeployError(f"its entry in the roster, {member.name}, expired on {member.end:%Y-%m-%d}")
+        return member
+
+    @cached_property
+    def _by_key(self) -> dict[str, Member]:
+        return {member.key: member for member in self.members}
+
+    def client_of(self, public_key: bytes) -> tuple[int, str]:
+        """Return the client of a node, and its name.
+
+        Args:
+            public_key: PEM, as the SuperLink stores it; empty without authentication of nodes.
+
+        Raises:
+            DeployError: the key is not that of a valid member.
+        """
+        if not public_key:
+            raise DeployError("the SuperLink does not authenticate nodes (--enable-supernode-auth)")
+        member = self.member(fingerprint(public_key))
+        return member.client, member.name
+
+    def signed(self, key: ec.EllipticCurvePrivateKey) -> bytes:
+        """Return the content of the file, signed with the key of an authority."""
+        content = {
+            "roster": _FORMAT,
+            "number": self.number,
+            "nodes": [member.to_record() for member in sorted(self.members, key=lambda member: member.client)],
+        }
+        signature = key.sign(_signed_part(content), ec.ECDSA(hashes.SHA384()))
+        return json.dumps({**content, "signature": base64.b64encode(signature).decode()}, indent=1).encode() + b"\n"
+
+    @classmethod
+    def read(cls, path: Path, authorities: Iterable[x509.Certificate]) -> Roster:
+        """Read a roster that one of these authorities has signed, which have not expired.
+
+        Raises:
+            DeployError: the file cannot be read, is no roster, or none of them has signed it.
+        """
+        try:
+            content = read_object(path)
+        except FileError as error:
+            raise DeployError(str(error)) from None
+        signature = _signature(content.pop("signature", None))
+        now = datetime.now(UTC)
+        keys = [each.public_key() for each in authorities if is_authority(each) and each.not_valid_after_utc > now]
+        if not any(_verifies(key, signature, content) for key in keys):
+            raise DeployError(
+                f"{path} is not signed by this authority: sign it with coterie certs --sign-roster, or give the "
+                "authority that has signed it"
+            )
+        try:
+            return cls._parsed(content)
+        except DeployError as error:
+            raise DeployError(f"{path}: {error}") from None
+
+    @classmethod
+    def _parsed(cls, content: dict[str, Any]) -> Roster:
+        nodes = content.get("nodes")
+        if content.get("roster") != _FORMAT or type(content.get("number")) is not int or not isinstance(nodes, list):
+            raise DeployError(f"not a roster of format {_FORMAT}: update Coterie, or sign the roster again")
+        if not all(isinstance(node, dict) for node in nodes):
+            raise DeployError("nodes must be a list of objects")
+        return cls(content["number"], tuple(Member.from_record(node) for node in nodes))
+
+
+def fingerprint(public_key: bytes) -> str:
+    """Return the SHA-256, in hexadecimal, of a public key in PEM or in OpenSSH's format.
+
+    Raises:
+        DeployError: it is neither.
+    """
+    try:
+        load = load_pem_public_key if public_key.lstrip().startswith(b"-----") else load_ssh_public_key
+        encoded = load(public_key).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    except (ValueError, UnsupportedAlgorithm):
+        raise DeployError("its public key cannot be read") from None
+    digest = hashes.Hash(hashes.SHA256())
+    digest.update(encoded)
+    return digest.finalize().hex()
+
+
+def read_authorities(path: Path) -> list[x509.Certificate]:
+    """Return the certificates in a PEM file.
+
+    Raises:
+        DeployError: the file cannot be read, or contains none.
+    """
+    try:
+        return x509.load_pem_x509_certificates(read_bytes(path))
+    except FileError as error:
+        raise DeployError(str(error)) from None
+    except ValueError:
+        raise DeployError(f"{path} contains no certificate in PEM format: use ca.crt of coterie certs") from None
+
+
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Return whether a certificate may sign others."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+
+
+def _signed_part(content: dict[str, Any]) -> bytes:
+    return _PURPOSE + json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _signature(value: object) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True) if isinstance(value, str) else b""
+    except ValueError:
+        return b""
+
+
+def _verifies(key: object, signature: bytes, content: dict[str, Any]) -> bool:
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        return False
+    try:
+        key.verify(signature, _signed_part(content), ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+class RosterFile:
+    """A roster that is read again when its file changes.
+
+    Args:
+        path: the file.
+        authority: PEM file of the authorities that may sign it, one of which must have.
+
+    Attributes:
+        problem: why the present file is not used, although an earlier one is; empty if it is.
+
+    Raises:
+        DeployError: it cannot be used.
+    """
+
+    def __init__(self, path: Path, authority: Path) -> None:
+        self._paths = path, authority
+        self._read = self._stamp()
+        self._roster = self._load()
+        self.problem = ""
+
+    def client_of(self, public_key: bytes) -> tuple[int, str]:
+        """Return the client of a node, and its name, by the newest usable roster; see :meth:`Roster.client_of`."""
+        if (stamp := self._stamp()) != self._read:
+            self._read = stamp
+            self._update()
+        return self._roster.client_of(public_key)
+
+    def _update(self) -> None:
+        try:
+            roster = self._load()
+        except DeployError as error:
+            self.problem = f"{error}; roster {self._roster.number} stays in use"
+            return
+        if roster.number < self._roster.number:
+            self.problem = f"{self._paths[0]} is an older roster, {roster.number}; {self._roster.number} stays in use"
+            return
+        self._roster, self.problem = roster, ""
+
+    def _load(self) -> Roster:
+        path, authority = self._paths
+        return Roster.read(path, read_authorities(authority))
+
+    def _stamp(self) -> tuple[tuple[int, int] | None, ...]:
+        return tuple(_identity(path) for path in self._paths)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino

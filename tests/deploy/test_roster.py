@@ -1,0 +1,290 @@
+"""The roster: signed by the authority, changed by commands of ``coterie certs``, and checked by clients."""
+
+import json
+import shutil
+import subprocess
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from commands import assert_refused, document, tree
+from cryptography import x509
+from cryptography.x509 import verification
+
+from coterie.deploy import DeployError, Edge, NodeConfig, checks, create
+from coterie.deploy.roster import Roster, RosterFile, fingerprint, read_authorities
+from coterie.server.config import RunConfig
+from coterie.server.run import roster_of
+from coterie.settings import ConfigError
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
+    return create(tmp_path_factory.mktemp("roster") / "pki", 3, ["superlink"]).folder
+
+
+@pytest.fixture
+def pki(made_once, tmp_path):
+    return shutil.copytree(made_once, tmp_path / "pki")
+
+
+def read(folder):
+    return Roster.read(folder / "roster.json", read_authorities(folder / "ca.crt"))
+
+
+def key_of(folder, node):
+    return fingerprint((folder / "nodes" / f"node-{node}.pub").read_bytes())
+
+
+def clients(folder):
+    return {member.key: member.client for member in read(folder).members}
+
+
+def test_new_certificates_have_a_roster(pki, coterie):
+    roster = read(pki)
+    assert clients(pki) == {key_of(pki, node): node for node in range(3)}
+    assert [(member.name, member.role) for member in roster.members] == [(f"node-{i}", "client") for i in range(3)]
+    assert roster.number == 1
+    left = roster.members[0].end - datetime.now(UTC)
+    assert abs(left - timedelta(days=825)) < timedelta(minutes=5)
+    assert coterie("certs", pki, "--nodes", 2, "--more")[0] == 0
+    assert clients(pki) == {key_of(pki, node): node for node in range(5)}
+    assert read(pki).number == 2
+
+
+# ---- forgery ------------------------------------------------------------------------------------------------
+
+
+def altered(content, **changes):
+    return json.dumps({**json.loads(content), **changes}).encode()
+
+
+def with_node(content, **changes):
+    nodes = json.loads(content)["nodes"]
+    return altered(content, nodes=[{**nodes[0], **changes}, *nodes[1:]])
+
+
+FORGERIES = {
+    "another client": lambda content: with_node(content, client=1),
+    "another key": lambda content: with_node(content, key="0" * 64),
+    "a later end": lambda content: with_node(content, expires="2999-01-01T00:00:00+00:00"),
+    "one node less": lambda content: altered(content, nodes=json.loads(content)["nodes"][1:]),
+    "another number": lambda content: altered(content, number=2),
+    "no signature": lambda content: altered(content, signature=""),
+    "no Base64": lambda content: altered(content, signature="é"),
+    "a number for a signature": lambda content: altered(content, signature=1),
+    "a further entry": lambda content: altered(content, more=1),
+    "no JSON": lambda content: content[:-20],
+    "a list": lambda content: b"[]",
+    "nothing": lambda content: b"",
+}
+
+
+@pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
+def test_a_changed_roster_is_refused(pki, forge):
+    path = pki / "roster.json"
+    path.write_bytes(forge(path.read_bytes()))
+    with pytest.raises(DeployError, match=r"is not signed by|is not valid JSON|expected a JSON object"):
+        read(pki)
+
+
+def test_who_may_sign(pki, tmp_path, clock):
+    """Neither another authority, nor the key of the server's certificate, nor an authority that has expired."""
+    other = create(tmp_path / "other", 1, ["superlink"]).folder
+    for authority in (other / "ca.crt", pki / "server.crt", pki / "nodes" / "node-0.crt"):
+        with pytest.raises(DeployError, match="not signed by this authority"):
+            RosterFile(pki / "roster.json", authority)
+    shutil.copy(other / "roster.json", pki / "roster.json")
+    with pytest.raises(DeployError, match="not signed by this authority"):
+        read(pki)
+    for broken in (pki / "missing.crt", pki / "roster.json"):
+        with pytest.raises(DeployError, match=r"cannot be read|no certificate in PEM"):
+            RosterFile(pki / "roster.json", broken)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"role": "observer"}, "role is 'observer'"),
+        ({"client": -1}, "client is -1"),
+        ({"client": True}, "client is True"),
+        ({"client": 1}, "client 1 twice"),
+        ({"name": "node-1"}, "name node-1 twice"),
+        ({"name": "a\nb"}, "printable"),
+        ({"name": ""}, "printable"),
+        ({"expires": "tomorrow"}, "ISO 8601"),
+    ],
+    ids=str,
+)
+def test_entries_that_the_authority_signs_by_mistake_are_named(pki, changes, reason):
+    from coterie.deploy.certificates import _Authority
+    from coterie.deploy.roster import Member
+
+    record = read(pki).members[0].to_record() | changes
+    with pytest.raises(DeployError, match=reason):
+        Roster(2, (Member.from_record(record), *read(pki).members[1:])).signed(_Authority.read(pki).key)
+
+
+# ---- replacement, removal, expiry ---------------------------------------------------------------------------
+
+
+def test_a_node_is_replaced_by_one_command(pki, coterie):
+    old, before = key_of(pki, 1), tree(pki)
+    status, out, err = coterie("certs", pki, "--renew-node", 1, "--json")
+    assert (status, err) == (0, "")
+    assert document(out)["nodes"] == [1]
+    after = tree(pki)
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed == {"roster.json", *(f"nodes/node-1.{end}" for end in ("key", "pub", "crt", "tls.key"))}
+    assert old not in clients(pki)
+    assert clients(pki)[key_of(pki, 1)] == 1
+    with pytest.raises(DeployError, match="not in the roster"):
+        read(pki).member(old)
+
+
+def test_a_node_is_removed(pki, coterie):
+    old = key_of(pki, 2)
+    assert coterie("certs", pki, "--remove-node", 2)[0] == 0
+    assert old not in clients(pki)
+    assert not list(pki.glob("nodes/node-2.*"))
+    assert_refused(coterie("certs", pki, "--remove-node", 2), "has no node 2")
+    assert_refused(coterie("certs", pki, "--renew-node", 7), "has no node 7")
+
+
+def test_an_expired_node_is_renewed(pki, coterie, monkeypatch):
+    assert coterie("certs", pki, "--renew-node", 0, "--days", 1)[0] == 0
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return datetime.now(zone) + timedelta(days=2)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("coterie.deploy.roster.datetime", Later)
+        with pytest.raises(DeployError, match="node-0, expired on"):
+            read(pki).member(key_of(pki, 0))
+        assert read(pki).member(key_of(pki, 1)).client == 1
+        assert coterie("certs", pki, "--renew-node", 0)[0] == 0
+        assert read(pki).member(key_of(pki, 0)).client == 0
+
+
+def test_a_folder_of_before_gets_a_roster_and_so_does_a_key_that_a_site_made(pki, coterie):
+    (pki / "roster.json").unlink()
+    shutil.copy(pki / "nodes" / "node-0.pub", pki / "nodes" / "node-9.pub")
+    assert_refused(coterie("certs", pki, "--sign-roster"), "twice")
+    (pki / "nodes" / "node-9.pub").write_text("ssh-rsa no key")
+    assert_refused(coterie("certs", pki, "--sign-roster"), "nodes", "cannot be read")
+    other = create(pki.parent / "site", 1, ["a"]).folder
+    shutil.copy(other / "nodes" / "node-0.pub", pki / "nodes" / "node-9.pub")
+    assert coterie("certs", pki, "--sign-roster")[0] == 0
+    assert sorted(clients(pki).values()) == [0, 1, 2, 9]
+    assert coterie("certs", pki, "--nodes", 1, "--more")[0] == 0
+    assert sorted(clients(pki).values()) == [0, 1, 2, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--renew-node", "1", "--remove-node", "1"], ["--renew-node and --remove-node", "combined"]),
+        (["--renew-authority", "--retire-authorities"], ["combined"]),
+        (["--sign-roster", "--nodes", "1"], ["--nodes cannot be used with --sign-roster"]),
+        (["--renew-node", "1", "--host", "a"], ["--host cannot be used with --renew-node"]),
+    ],
+    ids=" ".join,
+)
+def test_refused_words(coterie, pki, words, parts):
+    before = tree(pki)
+    assert_refused(coterie("certs", pki, *words), *parts)
+    assert tree(pki) == before
+
+
+# ---- rotation of the authority ------------------------------------------------------------------------------
+
+
+def verified(authorities, leaf, name="superlink"):
+    store = verification.Store(x509.load_pem_x509_certificates(authorities))
+    verifier = verification.PolicyBuilder().store(store).build_server_verifier(x509.DNSName(name))
+    try:
+        return len(verifier.verify(x509.load_pem_x509_certificate(leaf), [])) == 2
+    except verification.VerificationError:
+        return False
+
+
+def test_the_authority_is_rotated(pki, coterie):
+    old, keys = tree(pki), clients(pki)
+    assert coterie("certs", pki, "--renew-authority")[0] == 0
+    both = tree(pki)
+    assert old["ca.key"] != both["ca.key"]
+    assert {name for name in both if both[name] == old[name]} >= {
+        "server.key",
+        "superexec.secret",
+        *(f"nodes/node-{node}.{end}" for node in range(3) for end in ("key", "pub", "tls.key")),
+    }
+    assert clients(pki) == keys  # the nodes keep their keys
+    assert verified(both["ca.crt"], old["server.crt"])  # what holds ca.crt of both trusts both
+    assert verified(both["ca.crt"], both["server.crt"])
+    assert not verified(old["ca.crt"], both["server.crt"])
+    assert verified(both["ca.crt"], both["nodes/node-1.crt"], "supernode-1")
+    assert coterie("certs", pki, "--nodes", 1, "--more")[0] == 0  # signed by the new one
+    assert coterie("certs", pki, "--retire-authorities")[0] == 0
+    new = tree(pki)
+    assert not verified(new["ca.crt"], old["server.crt"])
+    assert verified(new["ca.crt"], both["server.crt"])
+    assert verified(new["ca.crt"], new["nodes/node-3.crt"], "supernode-3")
+    (pki / "roster.json").write_bytes(old["roster.json"])
+    with pytest.raises(DeployError, match="not signed by this authority"):  # by the key that may be compromised
+        read(pki)
+
+
+def test_openssl_agrees(pki, coterie):
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on this machine")
+    old = (pki / "server.crt").read_bytes()
+    coterie("certs", pki, "--renew-authority")
+    (pki / "old.crt").write_bytes(old)
+    words = ["openssl", "verify", "-x509_strict", "-CAfile", pki / "ca.crt", pki / "server.crt", pki / "old.crt"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- clients and servers read it ----------------------------------------------------------------------------
+
+
+def checked(pki, node=1, client=1, **files):
+    options = {"key": pki / "nodes" / f"node-{node}.key", "ca": pki / "ca.crt", "roster": pki / "roster.json"} | files
+    edge = Edge(superlink="localhost:1", node=NodeConfig(client_id=client, data=str(pki)), **options)
+    return {check.subject: check for check in checks(edge, str, str, lambda *_: None)}.get("roster")
+
+
+def test_a_client_finds_itself_in_the_roster(pki, tmp_path):
+    good = checked(pki)
+    assert good.passed
+    assert good.detail.startswith("node-1 is client 1 until ")
+    other = create(tmp_path / "other", 2, ["superlink"]).folder
+    for why, failure in (
+        ("this key is of client 1: use that --client-id", checked(pki, client=2)),
+        ("its key is not in the roster", checked(pki, key=other / "nodes" / "node-1.key")),
+        ("not signed by this authority", checked(pki, roster=other / "roster.json")),
+        ("cannot be read", checked(pki, roster=tmp_path / "none.json")),
+    ):
+        assert not failure.passed
+        assert why in failure.detail
+        assert "ask the operator" in failure.detail or "--client-id" in failure.detail
+    assert checked(pki, roster=None) is None
+    assert checked(pki, ca=tmp_path / "none.crt") is None  # after the failure of what it needs
+
+
+def test_a_server_reads_it_before_it_makes_a_folder(pki, tmp_path):
+    def config(**deployment):
+        return RunConfig({f"deployment.{name}": str(value) for name, value in deployment.items()}, deployed=True)
+
+    key = (pki / "nodes" / "node-2.pub").read_bytes()
+    assert roster_of(config()) is None
+    assert roster_of(config(roster=pki / "roster.json")).client_of(key) == (2, "node-2")
+    shutil.copy(pki / "ca.crt", tmp_path / "authority.crt")
+    shutil.copy(pki / "roster.json", tmp_path / "roster.json")
+    with pytest.raises(ConfigError, match=r"roster: .*ca.crt cannot be read"):
+        roster_of(config(roster=tmp_path / "roster.json"))
+    both = config(roster=tmp_path / "roster.json", authority=tmp_path / "authority.crt")
+    assert roster_of(both).client_of(key) == (2, "node-2")
+    with pytest.raises(ConfigError, match="no effect without a roster"):
+        roster_of(config(authority=pki / "ca.crt"))
