@@ -14,7 +14,13 @@ __all__ = ["load"]
 
 
 def load(run: str | Path, *, site: int | str | None = None, trust_code: bool = False) -> TrainedModels:
-    """Load the models of a run folder as PyTorch modules; see :func:`coterie.inference.load`."""
+    """Load the models of a run folder as PyTorch modules; see :func:`coterie.inference.load`.
+
+    Examples:
+        >>> models = load("runs/ifca")
+        >>> len(models), models.card.strategy
+        (2, 'ifca')
+    """
     from coterie import inference  # imports PyTorch
 
     return inference.load(run, site=site, trust_code=trust_code)

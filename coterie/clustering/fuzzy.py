@@ -38,6 +38,10 @@ def fuzzy_c_means(
 
     Raises:
         ValueError: there are fewer points than clusters, or the fuzzifier is at most 1.
+
+    Examples:
+        >>> sorted(fuzzy_c_means([[0.0], [0.2], [1.0], [1.2]], 2, np.random.default_rng(0)).round(1).tolist())
+        [[0.1], [1.1]]
     """
     x = np.asarray(points, np.float64)
     if not 1 <= k <= len(x):
@@ -78,6 +82,11 @@ def memberships(squares: FloatArray, fuzzifier: float) -> FloatArray:
     """(n, k) memberships u_ij from squared distances; a point on a centroid belongs to that cluster only.
 
     Logarithms avoid the overflow of powers for m near 1.
+
+    Examples:
+        >>> memberships(np.array([[1.0, 4.0], [1.0, 1.0]]), fuzzifier=2.0)
+        array([[0.8, 0.2],
+               [0.5, 0.5]])
     """
     logs = -np.log(np.maximum(squares, 1e-300)) / (fuzzifier - 1)
     weights = np.exp(logs - logs.max(axis=1, keepdims=True))

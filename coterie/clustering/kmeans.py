@@ -28,12 +28,22 @@ def k_means(points: npt.ArrayLike, k: int, rng: np.random.Generator, *, start: F
 
     Raises:
         ValueError: there are fewer points than clusters.
+
+    Examples:
+        >>> sorted(k_means([[0.0], [0.2], [1.0], [1.2]], 2, np.random.default_rng(0)).round(1).tolist())
+        [[0.1], [1.1]]
     """
     return np.asarray(_fit(points, k, rng, start).cluster_centers_, np.float64)
 
 
 def k_means_labels(points: npt.ArrayLike, k: int, rng: np.random.Generator) -> IntArray:
-    """Return the (n,) labels of :func:`k_means`; fewer than k if there are fewer distinct points."""
+    """Return the (n,) labels of :func:`k_means`; fewer than k if there are fewer distinct points.
+
+    Examples:
+        >>> labels = k_means_labels([[0.0], [0.2], [1.0], [1.2]], 2, np.random.default_rng(0))
+        >>> bool(labels[0] == labels[1] != labels[2] == labels[3])
+        True
+    """
     return np.asarray(_fit(points, k, rng, None).labels_, np.int64)
 
 

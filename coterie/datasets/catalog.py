@@ -29,6 +29,11 @@ def load(name: str, data_dir: str | Path | None = None) -> Source:
     Raises:
         DataError: the name is unknown, files are missing or corrupt, torchvision is unusable, or a user-defined
             function does not return a `Source`.
+
+    Examples:
+        >>> source = load("digits")
+        >>> source.train_x.shape, source.num_classes
+        ((1400, 1, 8, 8), 10)
     """
     if name in DATASETS and DATASETS[name].files:
         return _load(name, str(data_dir or os.environ.get("COTERIE_DATA") or "") or None)
@@ -42,6 +47,11 @@ def download(name: str, data_dir: str | Path) -> Path:
 
     Raises:
         DataError: the name is unknown, the data set has no download, torchvision is unusable, or the download failed.
+
+    Examples:
+        >>> download("digits", "data")
+        Traceback (most recent call last):
+        coterie.datasets.sources.DataError: dataset 'digits' is embedded: nothing to download
     """
     if name not in DATASETS:
         raise DataError(unknown("dataset", name, DATASETS))

@@ -188,6 +188,12 @@ def federate(
     Raises:
         DataError: the shift, transform or partition does not fit the data; or there are too few examples or natural
             clients.
+
+    Examples:
+        >>> from coterie.datasets import Partition
+        >>> federation = federate("digits", Partition(clients=8, groups="2", shift="rotation"))
+        >>> federation.clients, federation.num_groups, federation.input_shape
+        (8, 2, (1, 8, 8))
     """
     if seed < 0:
         raise DataError(f"seed is {seed}; it must be at least 0")

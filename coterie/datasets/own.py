@@ -147,6 +147,10 @@ def facts(
 
     Raises:
         DataError: the shape or the schema is invalid, or the data set unknown.
+
+    Examples:
+        >>> str(facts("own", "2", 2))
+        'examples of 2 with 2 classes'
     """
     if dataset == OWN_DATA:
         if table_schema:
@@ -426,6 +430,13 @@ def local_records(path: str | Path, known: Facts, transform: Transform | None) -
 
     Raises:
         DataError: the file cannot be read, or a record does not match ``known``.
+
+    Examples:
+        >>> local_records("patients.csv", facts("own", "2", 2), None).x
+        array([[ 63., 233.],
+               [ 41., 204.],
+               [ 56., 250.],
+               [ 57., 354.]], dtype=float32)
     """
     if known.kind == "tokens":
         raise DataError("the models expect text, but files contain images or vectors; use coterie.load in Python")

@@ -129,6 +129,10 @@ def parse_groups(text: str) -> tuple[float, ...]:
 
     Raises:
         DataError: the text has another format.
+
+    Examples:
+        >>> parse_groups("3"), parse_groups("2:1:1")
+        ((1.0, 1.0, 1.0), (2.0, 1.0, 1.0))
     """
     parts = text.split(":")
     if len(parts) == 1 and text.strip().isdecimal() and 1 <= int(text) <= _MAX_GROUPS:
@@ -153,6 +157,10 @@ def assign_groups(clients: int, proportions: Sequence[float]) -> npt.NDArray[np.
 
     Raises:
         DataError: a group would be empty.
+
+    Examples:
+        >>> assign_groups(6, (2, 1))
+        array([0, 1, 0, 0, 1, 0])
     """
     weights = [Fraction(p) for p in proportions]
     total = sum(weights)

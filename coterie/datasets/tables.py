@@ -64,6 +64,14 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
 
     Raises:
         DataError: the file cannot be read, or has other columns than the schema.
+
+    Examples:
+        >>> schema = TableSchema.load("schema.toml")
+        >>> read_table("patients.csv", schema).x
+        array([[ 1.3 , -0.34],
+               [-0.9 , -0.92],
+               [ 0.6 ,  0.  ],
+               [ 0.7 ,  2.08]], dtype=float32)
     """
     path = Path(path).expanduser()
     try:

@@ -118,6 +118,11 @@ def composed(events: Iterable[Event] | Mapping[Event, int], accountant: str = "p
 
     By ``pld``, the tails of one sum of losses are cut for each kind of event here, and for each event by
     :func:`composed_further`. The cost of a calibration is therefore never above that of the events one by one.
+
+    Examples:
+        >>> total = composed({Event(sampling_rate=0.1, noise_multiplier=1.0): 100}, "rdp")
+        >>> round(total.epsilon(1e-5), 1)
+        7.9
     """
     total = make_accountant(accountant)
     most = events_of_a_client(Counter(events))
@@ -155,6 +160,10 @@ def epsilon(events: Iterable[Event] | Mapping[Event, int], delta: float, account
 
     Raises:
         PrivacyError: delta is outside (0, 1), or the accountant is unknown or does not support the sampler.
+
+    Examples:
+        >>> round(epsilon({Event(sampling_rate=0.1, noise_multiplier=1.0): 100}, delta=1e-5), 1)
+        7.0
     """
     check_delta(delta)
     return _epsilon(frozenset(Counter(events).items()), delta, accountant)
@@ -207,6 +216,11 @@ def calibrate(
     Raises:
         PrivacyError: epsilon is not positive, delta is outside (0, 1), rounds is less than 1, or no noise suffices
             (the message states the accountant's lower limit, if it has one).
+
+    Examples:
+        >>> noise = calibrate(8.0, delta=1e-5, sampling_rate=0.1, rounds=100)
+        >>> round(noise, 2), epsilon({Event(0.1, noise): 100}, delta=1e-5) <= 8.0
+        (0.94, True)
     """
     return _calibrated(
         target_epsilon, delta, sampling_rate, rounds, sampler, frozenset(Counter(spent).items()), accountant, tolerance

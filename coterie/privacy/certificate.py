@@ -28,7 +28,14 @@ _OUTSIDE = (
 
 
 def plan_of(terms: Mapping[str, Any]) -> Guarantee:
-    """Return the plan described by a ledger's first line or a certificate."""
+    """Return the plan described by a ledger's first line or a certificate.
+
+    Examples:
+        >>> from coterie.privacy import read_ledger
+        >>> header, charges = read_ledger("runs/ifca/ledger.jsonl")
+        >>> plan_of(header["plan"]).epsilon
+        8.0
+    """
     if terms["mechanism"] == RecordPlan.mechanism:
         return RecordPlan(**{key: value for key, value in terms.items() if key != "mechanism"})
     return plan_from_terms(terms)
@@ -50,6 +57,12 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
             (settings whose selection the guarantee does not cover, with their values); ``unfounded`` (claims of the
             method that give no guarantee, with the reason).
         charges: the other lines, in order.
+
+    Examples:
+        >>> from coterie.privacy import read_ledger
+        >>> stated = certificate(*read_ledger("runs/ifca/ledger.jsonl"))
+        >>> stated["certified"], stated["unit"], stated["epsilon"] <= 8.0
+        (True, 'client', True)
     """
     plan, charged = plan_in_force(header, charges), count_events(charges)
     profiles = _profiles(header, plan, charges)

@@ -24,6 +24,12 @@ def check_clip_norm(clip_norm: float) -> None:
 
     Raises:
         PrivacyError: it is NaN, too small or too large.
+
+    Examples:
+        >>> check_clip_norm(1.0)
+        >>> check_clip_norm(0.0)
+        Traceback (most recent call last):
+        coterie.privacy.accountants.PrivacyError: clipping norm must lie in [1e-06, 1e+06], not 0
     """
     if not MIN_CLIP_NORM <= clip_norm <= MAX_CLIP_NORM:
         raise PrivacyError(f"clipping norm must lie in [{MIN_CLIP_NORM:g}, {MAX_CLIP_NORM:g}], not {clip_norm:g}")
@@ -35,13 +41,25 @@ def clip(update: npt.ArrayLike, clip_norm: float) -> FloatArray:
     Args:
         update: array of any shape, including 0-d and empty ones.
         clip_norm: the bound C > 0; inf leaves finite updates unchanged.
+
+    Examples:
+        >>> clip([3.0, 4.0], clip_norm=1.0).round(3)
+        array([0.6, 0.8])
+        >>> clip([3.0, float("nan")], clip_norm=1.0)
+        array([0., 0.])
     """
     array = np.asarray(update, dtype=np.float64)
     return clip_rows(array.reshape(1, -1), clip_norm).reshape(array.shape)
 
 
 def clip_rows(updates: npt.ArrayLike, clip_norm: float) -> FloatArray:
-    """Apply :func:`clip` to every row of an (n, d) array."""
+    """Apply :func:`clip` to every row of an (n, d) array.
+
+    Examples:
+        >>> clip_rows([[3.0, 4.0], [0.3, 0.4]], clip_norm=1.0).round(3)
+        array([[0.6, 0.8],
+               [0.3, 0.4]])
+    """
     rows = _finite_rows(updates)
     if math.isinf(clip_norm):
         return rows

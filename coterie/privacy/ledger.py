@@ -579,6 +579,11 @@ def read_ledger(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]
 
     Raises:
         LedgerError: the ledger is missing or damaged.
+
+    Examples:
+        >>> header, charges = read_ledger("runs/ifca/ledger.jsonl")
+        >>> header["plan"]["mechanism"], len(charges)
+        ('joint', 2)
     """
     header, charges, _ = read_chained(Path(path))
     return header, charges

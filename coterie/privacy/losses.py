@@ -25,6 +25,11 @@ def noisy_losses(
         deviation: of the noise on a sum, in units of L.
         num_examples: N, the public divisor of the sums; not n, which changes with a record.
         rng: the client's noise.
+
+    Examples:
+        >>> losses = np.array([[2.0, 0.5], [1.0, 0.5]])  # of two models on two records
+        >>> noisy_losses(losses, bound=4.0, deviation=0.0, num_examples=2, rng=np.random.default_rng())
+        array([1.5, 0.5])
     """
     units = unit_losses(losses, bound)
     noisy: FloatArray = (units.sum(axis=0) + gaussian(rng, deviation, units.shape[1:])) * (bound / num_examples)

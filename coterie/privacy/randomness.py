@@ -53,6 +53,11 @@ def gaussian(rng: np.random.Generator, std: float, shape: tuple[int, ...]) -> Fl
 
     Raises:
         ValueError: ``std`` is negative or not finite.
+
+    Examples:
+        >>> noise = gaussian(np.random.default_rng(), std=2.0, shape=(3, 4))
+        >>> noise.shape, noise.dtype
+        ((3, 4), dtype('float64'))
     """
     if not 0 <= std < math.inf:
         raise ValueError(f"the standard deviation of noise must be finite and at least 0, not {std}")

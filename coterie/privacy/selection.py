@@ -26,7 +26,12 @@ IntArray = npt.NDArray[np.int64]
 
 
 def selection_event(epsilon: float) -> Event:
-    """Event of one selection by :func:`noisy_argmin`, under adding or removing one record."""
+    """Event of one selection by :func:`noisy_argmin`, under adding or removing one record.
+
+    Examples:
+        >>> round(selection_event(epsilon=1.0).noise_multiplier, 3)
+        1.603
+    """
     if not 0 < epsilon < math.inf:
         raise PrivacyError(f"epsilon of a selection must be positive and finite, not {epsilon}")
     from scipy.special import expit, ndtri  # slow to import
@@ -52,6 +57,11 @@ def noisy_argmin(losses: npt.ArrayLike, bound: float, epsilon: float, rng: np.ra
 
     Returns:
         the index of a model.
+
+    Examples:
+        >>> losses = np.array([[2.0, 0.1], [1.9, 0.2]] * 50)  # of two models on 100 records
+        >>> noisy_argmin(losses, bound=4.0, epsilon=5.0, rng=np.random.default_rng())
+        1
     """
     selection_event(epsilon)
     sums = unit_losses(losses, bound).sum(axis=0)

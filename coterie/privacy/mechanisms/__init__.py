@@ -22,6 +22,12 @@ def plan_from_terms(terms: Mapping[str, Any]) -> Plan:
 
     Args:
         terms: the mechanism and all parameters of the plan by name, with None for infinity.
+
+    Examples:
+        >>> from coterie.privacy import read_ledger
+        >>> header, charges = read_ledger("runs/ifca/ledger.jsonl")
+        >>> plan_from_terms(header["plan"]).mechanism
+        'joint'
     """
     values: dict[str, Any] = {key: math.inf if value is None else value for key, value in terms.items()}
     return PLANS[values.pop("mechanism")](**values)

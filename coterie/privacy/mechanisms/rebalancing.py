@@ -91,6 +91,14 @@ def redraw_matrix(histogram: npt.ArrayLike, minimum: float) -> FloatArray:
     Args:
         histogram: (k,) released cluster sizes; noise may make them negative.
         minimum: B, the minimum size.
+
+    Examples:
+        >>> matrix = redraw_matrix([8.0, 2.0], minimum=4.0)
+        >>> matrix
+        array([[0.75, 0.25],
+               [0.  , 1.  ]])
+        >>> [8.0, 2.0] @ matrix
+        array([6., 4.])
     """
     sizes = np.maximum(np.asarray(histogram, dtype=np.float64), 0.0)
     num_clusters = len(sizes)
