@@ -744,7 +744,7 @@ MUTATIONS = [
     Mutation(
         "a guarded site may change its name within a run",
         f"{_GUARD}/mod.py",
-        "        _check_name(path, details)",
+        "        _check_name(client, folder, path, details)",
         "        pass",
         f"{_SITE}::test_a_site_keeps_its_name_in_a_run",
     ),

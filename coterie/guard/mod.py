@@ -22,9 +22,10 @@ from coterie.client.budget import ledger_path, spend
 from coterie.files import open_private, private_folder
 from coterie.guard.guarantee import MAX_RDP
 from coterie.guard.report import GUARD, Report
+from coterie.guard.site_names import names_of_run
 from coterie.guard.terms import Declared, GuardError, Terms
 from coterie.logs import printable
-from coterie.privacy import Event, epsilon, read_ledger
+from coterie.privacy import Event, epsilon
 
 #: Reason of every error reply of a guarded site: one text, whatever happened.
 REFUSAL = "refused by the site's guard, or the app failed; the reason is in the site's own log"
@@ -141,17 +142,16 @@ def _charge(terms: Terms, events: Counter[Event], details: Mapping[str, Any]) ->
     path = ledger_path(client, folder)
     private_folder(path.parent)
     with _locked(path.with_name(path.name + ".lock")):
-        _check_name(path, details)
+        _check_name(client, folder, path, details)
         spend(client, folder, None, 0, events, guard=dict(details))
 
 
-def _check_name(path: Path, details: Mapping[str, Any]) -> None:
-    charges = read_ledger(path)[1] if path.exists() and path.stat().st_size else []
-    for entry in (charge.get("guard", {}) for charge in charges):
-        if entry.get("run") == details["run"] and entry.get("site", details["site"]) != details["site"]:
+def _check_name(client: Client, folder: Path, path: Path, details: Mapping[str, Any]) -> None:
+    for site in names_of_run(details["run"], path, folder / f"client-{client.client_id}.names.json"):
+        if site != details["site"]:
             raise GuardError(
-                f"the ledger has charges of this run as site {entry['site']!r} (empty: without a name): a site keeps "
-                "its name within a run"
+                f"the ledger has charges of this run as site {site!r} (empty: without a name): a site keeps its name "
+                "within a run"
             )
 
 
