@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -20,9 +19,9 @@ from coterie.deploy.certificates import create
 from coterie.flower.fleet import clock_error
 from coterie.flower.superlink import MAX_MESSAGE
 from tests.servers import free_port, running, until
+from tests.strangers import attack, send
 
 BIN = Path(sys.executable).parent
-CALL = "/flwr.proto.Fleet/PushMessages"
 # Megabytes by which the memory of a SuperLink may grow while strangers attack; messages of 300 MB grew it by 1,650.
 MOST = 64
 
@@ -57,19 +56,6 @@ def superlink(pki, tmp_path, *flags):
         yield server, fleet, control
 
 
-def send(pki, port, size, node=None):
-    """Send one message of ``size`` bytes to the Fleet API; return the status of the call."""
-    files = ("ca.crt", *(() if node is None else (f"nodes/node-{node}.tls.key", f"nodes/node-{node}.crt")))
-    credentials = grpc.ssl_channel_credentials(*((pki / name).read_bytes() for name in files))
-    options = [("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0)]
-    with grpc.secure_channel(f"localhost:{port}", credentials, options) as channel:
-        try:
-            channel.unary_unary(CALL)(bytes(size), timeout=30)
-        except grpc.RpcError as error:
-            return error.code()
-    return grpc.StatusCode.OK
-
-
 def checked(pki, port, key, **certificate):
     """What `coterie client --check` says of the SuperLink."""
     node = NodeConfig(client_id=0, data=str(pki))
@@ -77,34 +63,12 @@ def checked(pki, port, key, **certificate):
     return next(check.detail for check in checks(edge, str, str, lambda *_: None) if check.subject == "superlink")
 
 
-def connect(port, pki, garbage):
-    """Open a connection and send garbage, before or after a TLS handshake."""
-    connection = socket.create_connection(("127.0.0.1", port), 5)
-    if garbage:
-        with contextlib.suppress(OSError):
-            connection.sendall(os.urandom(4096))
-        return connection
-    context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
-    context.set_alpn_protocols(["h2"])
-    with contextlib.suppress(OSError):
-        connection = context.wrap_socket(connection, server_hostname="localhost")
-        connection.sendall(os.urandom(4096))
-    return connection
-
-
 def attacked(server, port, pki):
-    """Attack with large messages, garbage and many connections; return by how many MB the server grew at most."""
-    before, grown = memory(server), []
-    for _ in range(4):
-        assert send(pki, port, 300 * 10**6) != grpc.StatusCode.OK
-        grown.append(memory(server) - before)
-    connections = [connect(port, pki, garbage) for garbage in (True, False) * 25]
-    connections += [socket.create_connection(("127.0.0.1", port), 5) for _ in range(500)]
-    grown.append(memory(server) - before)
-    for connection in connections:
-        connection.close()
+    """Attack; return by how many MB the server grew at most."""
+    before = memory(server)
+    grown = attack(port, pki, lambda: memory(server)) - before
     assert server.poll() is None
-    return max(grown)
+    return grown
 
 
 @pytest.mark.slow
