@@ -2,16 +2,18 @@
 
     python benchmarks/load.py [--nodes 30] [--rounds 3] [--unit none|record]
     python benchmarks/load.py --churn --rounds 20 --nodes 8 [--away 0.25]
+    python benchmarks/load.py --churn --rounds 100 --nodes 30 --limit 7200
 
 Starts a SuperLink with TLS, SuperNode authentication and a SQLite database, and one SuperNode for each client, as
 ``coterie client`` does, all as processes of this machine, the SuperNodes at a lower priority; then runs FedAvg on a
 linear model. With ``--churn`` a share of the nodes stops (SIGTERM) in the middle of each round. Every second of these
-starts again at once, the others when the round has ended.
+starts again at once, the others when the round has ended. Node 0 always stays.
 
 Prints seconds per round, seconds until the SuperLink has the first, median and last reply of a round,
 CPU seconds during the run by program, the peak of the proportional set size (PSS) in sum and by program, how many
 rounds each node took part in, the most rounds in turn that it missed, and the nodes that took part in none of the last
-``--window``.
+``--window``. ``memory`` is that of SuperLink, ServerApp, and SuperNode and SuperExec of node 0 after every tenth round
+(resident set, MB), and ``growth`` the slope of a line through all rounds from the tenth on, in MB per 10 rounds.
 """
 
 import argparse
@@ -90,8 +92,9 @@ class Memory(threading.Thread):
         return found
 
 
-def descendants() -> list[tuple[int, float]]:
-    """This process's descendants: id, and CPU seconds with those of children that ended."""
+def descendants(root: int = 0) -> list[tuple[int, float]]:
+    """Descendants of a process, by default of this one: id, and CPU seconds with those of children that ended."""
+    root = root or os.getpid()
     parents: dict[int, int] = {}
     seconds: dict[int, float] = {}
     for entry in Path("/proc").iterdir():
@@ -104,17 +107,22 @@ def descendants() -> list[tuple[int, float]]:
     found = []
     for pid in parents:
         ancestor = pid
-        while ancestor in parents and ancestor != os.getpid():
+        while ancestor in parents and ancestor != root:
             ancestor = parents[ancestor]
-        if ancestor == os.getpid() and pid != os.getpid():
+        if ancestor == root and pid != root:
             found.append((pid, seconds[pid]))
     return found
+
+
+def resident(pid: int) -> float:
+    """Resident set of a process, MB."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def program(pid: int) -> str:
     """What a process runs: one of Flower's programs or the SuperLink; forked ClientApps count as their SuperExec."""
     line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
-    names = {"deploy.superexec": "flower-superexec", "deploy.supernode": "flower-supernode"}
+    names = {"flower.superexec": "flower-superexec", "flower.supernode": "flower-supernode"}
     found = [name for part, name in names.items() if part in line]
     return next(iter(found + [Path(word).name for word in line.split() if "/fl" in word]), "superlink")
 
@@ -225,6 +233,20 @@ class Federation:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
+    def memory(self) -> dict[str, float]:
+        """Memory of SuperLink, ServerApp, and SuperNode and SuperExec of node 0, MB."""
+        link, node = self._processes["superlink"].pid, self._processes["node-0"].pid
+        pids = {"superlink": link, "supernode": node}
+        for root, name in ((link, "flwr-serverapp"), (node, "flower-superexec")):
+            for pid, _ in sorted(descendants(root), reverse=True):  # the SuperExec comes last
+                with contextlib.suppress(OSError):
+                    pids |= {name: pid} if program(pid) == name else {}
+        found = {}
+        for name, pid in pids.items():
+            with contextlib.suppress(OSError):  # the ServerApp has ended
+                found[name] = resident(pid)
+        return found
+
     def dead(self) -> list[str]:
         """Programs that ended by themselves."""
         return [name for name, process in self._processes.items() if process.poll() is not None]
@@ -306,6 +328,7 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
         settings = " ".join(f"{name}={json.dumps(value)}" for name, value in combined(values).items())
         began, left, used = time.monotonic(), collections.Counter[int](), cpu()
         ends: list[float] = []
+        sizes: dict[int, dict[str, float]] = {}
         threading.Thread(target=_note_ends, args=(out, ends, chosen.rounds), daemon=True).start()
         away: list[int] = []
         federation.flwr("run", ".", "load", "--run-config", settings)
@@ -314,10 +337,11 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
             time.sleep(1.0)
             there = _metrics(out)
             if len(there) > len(lines):
+                sizes[len(there)] = federation.memory()
                 for i in away:
                     federation.come(i)
                 if chosen.churn and len(there) < chosen.rounds:
-                    away = [int(i) for i in rng.choice(chosen.nodes, round(chosen.away * chosen.nodes), replace=False)]
+                    away = [int(i) for i in 1 + rng.choice(chosen.nodes - 1, round(chosen.away * chosen.nodes), False)]
                     for i in away:
                         federation.go(i)
                         left[i] += 1
@@ -361,6 +385,8 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
             "PSS peak, MB": memory.peak.total(),
             "by program": dict(memory.peak),
             "RSS peak of the server, MB": memory.resident,
+            "memory": {number: _rounded(size) for number, size in sizes.items() if number % 10 == 0},
+            "growth": _rounded(growth(sizes)),
             "rounds of each node": [len(took[i]) for i in took],
             "longest absence": [_gap(took[i], len(lines)) for i in took],
             "left out": [i for i in took if not took[i] & window],
@@ -377,6 +403,20 @@ def _note_ends(out: Path, ends: list[float], rounds: int) -> None:
     while len(ends) < rounds:
         ends += [time.monotonic()] * (len(_metrics(out)) - len(ends))
         time.sleep(0.02)
+
+
+def growth(sizes: dict[int, dict[str, float]], first: int = 10) -> dict[str, float]:
+    """Slope of the memory of each program over the rounds from ``first`` on, in MB per 10 rounds."""
+    slopes = {}
+    for name in sizes.get(first, {}):
+        later = [(number, size[name]) for number, size in sizes.items() if number >= first and name in size]
+        if len(later) > 1:
+            slopes[name] = 10 * float(np.polyfit(*zip(*later, strict=True), 1)[0])
+    return slopes
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 1) for name, value in values.items()}
 
 
 def _reaction(times: list[float], began: float) -> list[float]:

@@ -14,7 +14,7 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 from coterie import __version__
-from coterie.cli import budget, data, listings, privacy
+from coterie.cli import backup, budget, data, listings, privacy
 from coterie.cli.audit import audit
 from coterie.cli.bench import bench
 from coterie.cli.certs import certs
@@ -72,6 +72,7 @@ for command in (
     cli.command()(command)
 for program in (superlink, supernode, superexec):
     cli.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)(program)
+cli.add_typer(backup.app, name="backup")
 cli.add_typer(budget.app, name="budget")
 cli.add_typer(data.app, name="data")
 cli.add_typer(privacy.app, name="privacy")
