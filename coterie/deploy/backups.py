@@ -104,10 +104,11 @@ def restore(archive: Path, root: Path = Path("/")) -> Restored:
 
 
 def _conflict(path: Path, content: bytes, archive: Path) -> str:
-    if path.suffix == _LEDGER and read_bytes(path).startswith(content):
+    current, newline = read_bytes(path), b"\n"
+    if path.suffix == _LEDGER and current.startswith(content):
         return (
-            f"{path}: has {read_bytes(path)[len(content) :].count(os.linesep.encode())} charges or lines that {archive} "
-            "lacks: an older ledger would let its budget be spent again. Keep it, and move the other files away"
+            f"{path}: has {current[len(content) :].count(newline)} lines that {archive} lacks: an older ledger would "
+            "let its budget be spent again. Keep it, and move the other files away"
         )
     return f"{path}: is there with another content: move it away first, nothing was restored"
 
