@@ -61,7 +61,7 @@ COMPILE   = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version
 
 lock: $(READY)
 	mkdir -p build
-	$(COMPILE) --extra metrics --extra parquet --output-file build/requirements.lock
+	$(COMPILE) --extra excel --extra metrics --extra parquet --output-file build/requirements.lock
 	$(COMPILE) --extra dev --constraint build/requirements.lock --output-file build/requirements-dev.lock
 	for each in requirements.lock requirements-dev.lock; do \
 	  { echo "# Renewed by make lock on $$(date -u +%F)."; cat build/$$each; } > $$each || exit; done

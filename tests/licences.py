@@ -18,9 +18,9 @@ ELSEWHERE = {"colorama": "BSD-3-Clause"}
 _HEAD = """# Dependencies
 
 `make licences` writes this table from `requirements.lock` and the metadata of the installed
-packages. It lists the packages of a deployment, with the extras `metrics` and `parquet`. `torch` is
-not locked; its GPU builds install Triton (MIT) and NVIDIA's CUDA libraries (`nvidia-*`, `cuda-*`)
-under NVIDIA licences.
+packages. It lists the packages of a deployment, with the extras `excel`, `metrics` and `parquet`.
+`torch` is not locked; its GPU builds install Triton (MIT) and NVIDIA's CUDA libraries (`nvidia-*`,
+`cuda-*`) under NVIDIA licences.
 
 Coterie is licensed under Apache-2.0. None of these packages is licensed under the GPL; `kmedoids`,
 with which tests compare Coterie's own k-medoids, is, and is a development tool only.

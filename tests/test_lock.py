@@ -10,9 +10,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 LOCKS = {
-    "requirements.lock": ("metrics", "parquet"),
+    "requirements.lock": ("excel", "metrics", "parquet"),
     "requirements-dev.lock": (
         "docs",
+        "excel",
         "metrics",
         "mlflow",
         "onnx",

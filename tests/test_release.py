@@ -99,14 +99,14 @@ def test_templates_for_issues_are_forms():
 def test_documented_extras_are_there():
     text = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
     named = {name for group in re.findall(r"(?:coterie|'\.)\[([a-z,]+)\]", text) for name in group.split(",")}
-    assert {"metrics", "parquet", "simulation", "vision"} <= named
+    assert {"excel", "metrics", "parquet", "simulation", "vision"} <= named
     assert named <= PROJECT["optional-dependencies"].keys()
 
 
 #: Runs a command without the packages of all extras.
 WITHOUT = """
 import sys
-for name in ("torchvision", "ray", "pyarrow", "prometheus_client", "mlflow", "onnx", "tensorboard"):
+for name in ("torchvision", "ray", "pyarrow", "openpyxl", "prometheus_client", "mlflow", "onnx", "tensorboard"):
     sys.modules[name] = None
 from coterie.cli import main
 sys.argv[0] = "coterie"

@@ -102,7 +102,9 @@ def _unequal_losses(tables: dict[Path, Table], schema: TableSchema, left_out: Le
 
 @app.command()
 def schema(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file; only column names are read.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A .csv, .parquet or .xlsx file; only column names are read.")
+    ],
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the labels.")] = None,
 ) -> None:
     """Draft a schema from the column names of a file. Means, scales and categories are for you to add.
@@ -147,7 +149,7 @@ def _print_text(tables: dict[Path, Table], schema: TableSchema, left_out: LeftOu
         lines.append(f"  missing: {missing or 'none'}")
         for finding in table.findings:
             lines.append(f"  {'note' if finding.expected else 'error'}: {finding}")
-    lines += [f"left out: {loss}" for loss in left_out.losses if loss.unit == "file"]
+    lines += [f"left out: {loss}" for loss in left_out.losses if loss.unit != "record"]
     lines += [f"warning: {warning}" for warning in warnings]
     _print_lines([*lines, f"schema {schema.fingerprint}; {_PRIVATE}"])
 

@@ -76,7 +76,7 @@ def datasets(
         "classes": "num-classes",
         "train": None,
         "test": None,
-        "how to get it": "DIR/client-0.npz (or .csv, .parquet, a folder), client-1.npz, ...: docs/deployment.md",
+        "how to get it": "DIR/client-0.npz (or .csv, .parquet, .xlsx, a folder), client-1.npz, ...: docs/deployment.md",
     }
     listing(f"data sets (shifts: {', '.join(sorted(data.SHIFTS))})", rows, as_json)
 

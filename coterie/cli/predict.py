@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 Outputs: TypeAlias = "npt.NDArray[Any]"
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a folder with its model files.")]
 _File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="Records: .npz, .csv, .parquet or a folder of images; labels optional.")
+    Path,
+    typer.Argument(metavar="FILE", help="Records: .npz, .csv, .parquet, .xlsx or a folder of images; labels optional."),
 ]
 _Schema = Annotated[
     Path | None, typer.Option(help="Schema of the run, with a part [file] that describes FILE; default: the run's.")

@@ -13,7 +13,7 @@ from coterie.datasets.user_records import SUFFIXES, suffix_of
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 # Files that a system or Coterie writes into folders of data; they hold no records.
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini", ".ds_store")
-_SYSTEM_PREFIXES = ("._", ".coterie-")
+_SYSTEM_PREFIXES = ("._", "~$", ".coterie-")
 # Files that are counted in a folder that is not read.
 _MAX_COUNTED = 100_000
 

@@ -22,7 +22,7 @@ class Loss:
 
     Attributes:
         reason: such as "unsupported file type .dcm".
-        unit: "record", or "file" if it was not read, and so may hold several records.
+        unit: "record"; or "file" or "sheet" if it was not read, and so may hold several records.
         count: number of records or files.
         effect: "left out"; or, of records that are used, such as "clamped".
         examples: their first names or rows.
@@ -94,12 +94,15 @@ class LeftOut:
     @classmethod
     def of_table(cls, table: Table) -> LeftOut:
         """Return the account of a table, whose findings may concern the same records."""
-        return cls.of(map(_loss_of, table.findings), table.records - len(table.y), table.lost)
+        return cls.of((*map(_loss_of, table.findings), *table.beside), table.records - len(table.y), table.lost)
 
     @property
     def files(self) -> int:
         """Number of files that were not read."""
-        return sum(loss.count for loss in self.losses if loss.unit == "file")
+        return self._count("file")
+
+    def _count(self, unit: str) -> int:
+        return sum(loss.count for loss in self.losses if loss.unit == unit)
 
     def __bool__(self) -> bool:
         """Whether anything is left out or changed."""
@@ -113,7 +116,7 @@ class LeftOut:
 
     def __str__(self) -> str:
         """Return the totals in one line."""
-        counts = ((self.records, "record"), (self.files, "file"))
+        counts = ((self.records, "record"), (self.files, "file"), (self._count("sheet"), "sheet"))
         return " and ".join(f"{n:,} {unit}{'s' * (n != 1)}" for n, unit in counts if n) or "nothing"
 
     def to_json(self) -> dict[str, Any]:

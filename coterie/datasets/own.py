@@ -3,8 +3,8 @@
 A path refers to one of
 
 - an `.npz` archive of arrays `x`, `y` and, for test data, `x_test`, `y_test`;
-- a `.csv` or `.parquet` table with a column `label`, or `target` for real-valued targets; all other columns are
-  features;
+- a `.csv`, `.parquet` or `.xlsx` table with a column `label`, or `target` for real-valued targets; all other columns
+  are features;
 - a folder of images `CLASS/*.png` (or jpg, ...), where CLASS is an integer or a name listed in `classes.txt`, one per
   line. The list keeps class numbers consistent between clients that lack a class;
 - a folder with `train` and, for test data, `test`, each in one of these formats.

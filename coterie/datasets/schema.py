@@ -89,6 +89,7 @@ class FileFormat:
         thousands: between groups of three digits; empty: none.
         skip_lines: numbers of lines that hold titles or units, from 1.
         trailing_delimiter: whether every record ends with a delimiter that the column names lack.
+        sheet: of an Excel workbook; empty: the first visible one.
     """
 
     delimiter: str = ""
@@ -98,6 +99,7 @@ class FileFormat:
     thousands: str = ""
     skip_lines: tuple[int, ...] = ()
     trailing_delimiter: bool = False
+    sheet: str = ""
 
 
 @dataclass(frozen=True, slots=True)  # a table of plain numbers may have many
@@ -199,7 +201,7 @@ class TableSchema:
 
     def __str__(self) -> str:
         """The schema as JSON on one line, which `parse` reads."""
-        file = {
+        file: dict[str, Any] = {
             "delimiter": self.file.delimiter or "auto",
             "decimal": self.file.decimal,
             "encoding": self.file.encoding,
@@ -208,6 +210,7 @@ class TableSchema:
             "skip-lines": list(self.file.skip_lines),
             "trailing-delimiter": self.file.trailing_delimiter,
         }
+        file |= {"sheet": self.file.sheet} if self.file.sheet else {}
         ignore = "others" if self.ignore is None else list(self.ignore)
         return json.dumps({**self.contract, "ignore": ignore, "file": file}, ensure_ascii=False)
 
@@ -482,6 +485,7 @@ def _file(table: _Table) -> FileFormat:
         {"none": ""}.get(thousands := table.choice("thousands", ("none", *THOUSANDS), "none"), thousands),
         _skip_lines(table),
         table.flag("trailing-delimiter"),
+        table.text("sheet", "a name of") if "sheet" in table else "",
     )
     if file_format.decimal == file_format.delimiter:
         table.error("decimal and delimiter are both ','")

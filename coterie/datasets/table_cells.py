@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: A cell: text, or a value of a parquet file; None is missing.
+#: A cell: text, a value of a typed file, or a `BadCell`; None is missing.
 Cell = Any
 
 # A decimal comma before three digits, which may also separate thousands.
@@ -28,6 +28,24 @@ BOOLEANS = {**_WORDS, "f": 0, "F": 0, "0": 0, "t": 1, "T": 1, "1": 1}
 # No-break spaces that separate thousands where a space is declared.
 _SPACES = str.maketrans({"\N{NO-BREAK SPACE}": " ", "\N{NARROW NO-BREAK SPACE}": " "})
 _NOTATIONS = (".", ""), (".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'")
+
+
+@dataclass(frozen=True)
+class BadCell:
+    """A cell whose content is lost.
+
+    Attributes:
+        what: why.
+        text: what stands in its place, such as #REF!.
+        hint: what to do.
+    """
+
+    what: str
+    text: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coterie.datasets.left_out import Loss
 from coterie.datasets.schema import Column, TableSchema
-from coterie.datasets.table_cells import Cell, Notation, Positions, as_text, codes, integer, spellings
+from coterie.datasets.table_cells import BadCell, Cell, Notation, Positions, as_text, codes, integer, spellings
 from coterie.datasets.table_files import UNDECODABLE, ZERO, Chunk
 from coterie.datasets.table_findings import Finding
 
@@ -33,6 +35,7 @@ class Table:
         labelled: whether the table was read with labels or targets.
         records: number of records of the file, including those that were dropped.
         lost: number of dropped records by class name, of those whose class is known.
+        beside: what is not read beside the records.
     """
 
     x: npt.NDArray[np.float32]
@@ -43,6 +46,7 @@ class Table:
     labelled: bool
     records: int
     lost: dict[str, int] = field(default_factory=dict)
+    beside: Sequence[Loss] = ()
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -93,9 +97,8 @@ class Encoder:
             for i in range(problem.lines):
                 finding.add(problem.number + i, problem.value)
             finding.by_class[""] += problem.lines
-        if chunk.unended:
-            finding = self._finding("", "no line end after the last record", "kept", True, "is the file complete?")
-            finding.add(chunk.unended, "")
+        for note in chunk.notes:
+            self._finding("", note.what, "kept", True, note.hint).add(note.number, note.value)
         for part in chunk.parts(max(1, min(_CHUNK, _CHUNK_FEATURES // self._schema.num_features))):
             self._add(part)
         self.records += len(chunk.rows) + sum(problem.lines for problem in chunk.problems)
@@ -131,16 +134,20 @@ class Encoder:
         return Table(x, y, index, tuple(findings), missing, self._labelled, self.records, dict(self._lost))
 
     def _drop_damaged(self) -> None:
-        """Drop records with bytes that are not of the file's encoding, or that are zero."""
-        undecodable = f"bytes that are not {self._schema.file.encoding}"
+        """Drop records with cells whose content is lost, whatever the rules for other values."""
         for i, row in enumerate(self._chunk.rows):
             for column, cell in enumerate(row):
-                if UNDECODABLE in cell:
-                    self._drop(column, undecodable, i, hint="set the encoding of the file")
-                elif ZERO in cell:
-                    self._drop(column, "zero bytes", i)
-                if UNDECODABLE in cell or ZERO in cell:
+                if (what := self._damage(cell, column))[0]:
+                    self._drop(column, what[0], i, hint=what[1])
                     self._damaged.add((i, column))
+
+    def _damage(self, cell: Cell, column: int) -> tuple[str, str]:
+        """Return why the content of a cell is lost, or an empty text, and what to do."""
+        if isinstance(cell, BadCell) and str(cell) not in self._absent_of(column):
+            return cell.what, cell.hint
+        if isinstance(cell, str) and UNDECODABLE in cell:
+            return f"bytes that are not {self._schema.file.encoding}", "set the encoding of the file"
+        return ("zero bytes" if isinstance(cell, str) and ZERO in cell else ""), ""
 
     def _add_numbers(self, x: npt.NDArray[np.float64]) -> None:
         """Write the features of all columns of numbers, scaled, and 0 where they are missing."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from coterie.datasets import user_records
+from coterie.datasets.left_out import Loss
 from coterie.datasets.schema import DELIMITERS, FileFormat
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import Cell, composed
@@ -34,6 +35,7 @@ UNDECODABLE, ZERO = "\N{REPLACEMENT CHARACTER}", "\0"
 _BLOCK, _TITLES = 2**18, 20
 # Excel's first line.
 _SEPARATOR = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?[,;\t|]*", re.IGNORECASE)
+_UNENDED = "no line end after the last record"
 _MARKS = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32",
@@ -47,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Problem:
-    """A record that cannot be read.
+    """A record that cannot be read, or that may be wrong.
 
     Attributes:
         number: of its first line, from 1.
@@ -73,8 +75,8 @@ class Chunk:
         rows: cells of the requested columns, for every record that can be read.
         positions: of the rows among the records of the chunk, from 0.
         problems: the other records.
-        damaged: whether a cell may contain `UNDECODABLE` or `ZERO`.
-        unended: number of the last line of the file, if it has no end; 0: it has.
+        damaged: whether a cell may contain `UNDECODABLE` or `ZERO`, or be a `BadCell`.
+        notes: records that are read, but may be wrong.
     """
 
     numbers: Sequence[int]
@@ -82,7 +84,7 @@ class Chunk:
     positions: Sequence[int]
     problems: Sequence[Problem] = ()
     damaged: bool = False
-    unended: int = 0
+    notes: Sequence[Problem] = ()
 
     def parts(self, size: int) -> Iterator[Chunk]:
         """Yield the rows in chunks of this size, the first of which has the problems."""
@@ -99,9 +101,10 @@ class TableFile:
     Attributes:
         names: of all columns, in their order.
         records: yields the records, with the cells of the columns at these positions.
-        types: of all columns of a parquet file; empty: its cells are text.
+        types: of all columns of a parquet file; empty: its cells have types of their own, or are text.
         delimiter: of a text file.
         hint: of a text file without the wanted names: where they are.
+        losses: what is not read beside the records.
     """
 
     names: Sequence[str]
@@ -109,6 +112,7 @@ class TableFile:
     types: Sequence[Any] = ()
     delimiter: str = ""
     hint: str = ""
+    losses: Sequence[Loss] = ()
 
 
 def text_table(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
@@ -187,8 +191,9 @@ def _records(
                 chunk = _without_last(chunk)
             text = "".join(lines[:end])
             damaged = UNDECODABLE in text or ZERO in text
-            unended = first + end - 1 if following is None and text.rstrip(" ") and not text.endswith("\n") else 0
-            yield replace(chunk, rows=pick(chunk.rows), damaged=damaged, unended=unended)
+            unended = following is None and text.rstrip(" ") and not text.endswith("\n")
+            notes = [Problem(first + end - 1, _UNENDED, hint="is the file complete?")] if unended else []
+            yield replace(chunk, rows=pick(chunk.rows), damaged=damaged, notes=notes)
             first, rest, block = first + end, lines[end:], following
 
 

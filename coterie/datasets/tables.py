@@ -24,6 +24,7 @@ from coterie.datasets.schema import LARGEST, Column, FileFormat, TableSchema
 from coterie.datasets.sources import DataError
 from coterie.datasets.table_cells import Notation, composed
 from coterie.datasets.table_encoder import Encoder, Table
+from coterie.datasets.table_excel import excel_table
 from coterie.datasets.table_files import MAX_PLAIN_COLUMNS, TableFile, text_table
 from coterie.datasets.table_parquet import is_integer, parquet_table
 from coterie.datasets.user_records import (
@@ -55,7 +56,7 @@ _DRAFT = """[[columns]]
 
 
 def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None = True) -> Table:
-    """Read a `.csv`, `.tsv` or `.parquet` file.
+    """Read a `.csv`, `.tsv`, `.parquet` or `.xlsx` file.
 
     Args:
         path: the file.
@@ -91,7 +92,7 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
 def table_records(
     path: Path, need_targets: bool, schema: TableSchema | None = None, columns: Sequence[str] | None = None
 ) -> tuple[Records, None]:
-    """Read the records of a `.csv`, `.tsv` or `.parquet` file.
+    """Read the records of a `.csv`, `.tsv`, `.parquet` or `.xlsx` file.
 
     Args:
         path: the file.
@@ -263,7 +264,7 @@ def _encoded(path: Path, schema: TableSchema, labelled: bool, file: TableFile, c
     for chunk in file.records(columns):
         encoder.add(chunk)
         need_at_most(user_records.MAX_BYTES, 4 * num_features * encoder.records, str(path), "has features of")
-    return encoder.table()
+    return replace(encoder.table(), beside=file.losses)
 
 
 def unscaled(x: npt.NDArray[Any], y: npt.NDArray[Any], schema: TableSchema | None = None) -> str:
@@ -316,7 +317,9 @@ def _opened(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
     if not path.exists():
         raise DataError(f"{path} does not exist")
     need_regular(path)
-    return parquet_table(path) if suffix_of(path) == ".parquet" else text_table(path, form, wanted)
+    if suffix_of(path) == ".parquet":
+        return parquet_table(path)
+    return excel_table(path, form) if suffix_of(path) == ".xlsx" else text_table(path, form, wanted)
 
 
 def _positions(path: Path, file: TableFile, schema: TableSchema, names: Sequence[str]) -> list[int]:

@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
 
 #: Suffixes of tables, and of all files.
-TABLE_SUFFIXES = (".csv", ".parquet", ".tsv", ".csv.gz", ".tsv.gz")
+TABLE_SUFFIXES = (".csv", ".parquet", ".tsv", ".csv.gz", ".tsv.gz", ".xlsx")
 SUFFIXES = (".npz", *TABLE_SUFFIXES)
 #: Largest uncompressed size of a file in bytes, checked before its data are loaded into memory.
 MAX_BYTES = 4 * 2**30

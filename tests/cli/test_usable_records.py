@@ -157,6 +157,16 @@ def table_of_other_labels(home, rng):
     return write_table(home / "client-0.csv", [[age, sex, outcome.title()] for age, sex, outcome in rows(rng, 114)])
 
 
+def excel_table_with_errors(home, rng):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for cells in (("age", "sex", "outcome"), *rows(rng, 20), ["#N/A", "f", "dead"], ["=1+1", "f", "alive"]):
+        book.active.append(cells)
+    book.create_sheet("ward b").append(["age"])
+    book.save(home / "client-0.xlsx")
+    return home / "client-0.xlsx"
+
+
 def small_table(home, rng):
     return write_table(home / "client-0.csv", rows(rng, 1))
 
@@ -179,6 +189,7 @@ SITES = {
     table_with_errors: (20, False),
     tables_of_two_parts: (25, True),
     table_of_other_labels: (0, False),
+    excel_table_with_errors: (20, False),
     small_table: (1, True),
 }
 

@@ -46,6 +46,16 @@ def write_parquet(path, x, y, target="label"):
     return path.with_suffix(".parquet")
 
 
+def write_excel(path, x, y, target="label"):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.active.append([target, *(f"f{i}" for i in range(x[0].size))])
+    for record, label in zip(x, y, strict=True):
+        book.active.append([label.item(), *record.ravel().tolist()])
+    book.save(path.with_suffix(".xlsx"))
+    return path.with_suffix(".xlsx")
+
+
 def write_pictures(path, x, y, names=None):
     for i, (pixels, label) in enumerate(zip(x, y, strict=True)):
         room = path / (str(label) if names is None else names[label])
@@ -61,7 +71,7 @@ def write_named_pictures(path, x, y):
     return write_pictures(path, x, y, names)
 
 
-WRITERS = [write_npz, write_csv, write_parquet, write_pictures, write_named_pictures]
+WRITERS = [write_npz, write_csv, write_parquet, write_excel, write_pictures, write_named_pictures]
 
 
 def shard(path, shape=SHAPE, classes=4, transform=None):
@@ -96,7 +106,7 @@ def test_images_in_every_form_are_the_same_shard(tmp_path, write):
     assert 5 <= many <= 20
 
 
-@pytest.mark.parametrize("write", WRITERS[:3])
+@pytest.mark.parametrize("write", WRITERS[:4])
 def test_vectors_in_every_form_are_the_same_shard(tmp_path, write):
     x, y = vectors()
     path = write(tmp_path / "data", x, y)
@@ -112,7 +122,7 @@ def test_labels_written_as_floats_make_no_fractions_of_pixels(tmp_path):
     assert_same(shard(write_parquet(tmp_path / "a", x, y.astype(float))), shard(write_npz(tmp_path / "b", x, y)))
 
 
-@pytest.mark.parametrize("write", WRITERS[:3])
+@pytest.mark.parametrize("write", WRITERS[:4])
 def test_real_targets(tmp_path, write):
     x, _ = vectors()
     y = np.linspace(-1, 2, 60)
@@ -353,7 +363,7 @@ def test_without_pyarrow_the_way_to_it_is_said(tmp_path, monkeypatch):
 
 
 FOLDERS = {
-    r"none.npz does not exist; supported data: \.npz, \.csv, .*, \.tsv\.gz, a folder": lambda p: p / "none.npz",
+    r"none.npz does not exist; supported data: \.npz, \.csv, .*, \.tsv\.gz, \.xlsx, a folder": lambda p: p / "none.npz",
     r"data.txt: unsupported file type \.txt; supported data:": lambda p: text(p / "data.txt", "1"),
     r"unsupported file type \(no suffix\)": lambda p: text(p / "data", "1"),
     "a.npz is not a numpy archive of numeric arrays": lambda p: text(p / "a.npz", "no zip"),
