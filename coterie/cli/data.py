@@ -87,7 +87,7 @@ def _left_out(path: Path, tables: dict[Path, Table]) -> LeftOut:
     from coterie.datasets.user_files import beside
 
     accounts = [LeftOut.of_table(table) for table in tables.values()]
-    return sum(accounts, beside(path) if path.is_dir() else LeftOut())
+    return sum(accounts, beside(path) if path.is_dir() and path not in tables else LeftOut())
 
 
 def _unequal_losses(tables: dict[Path, Table], schema: TableSchema, left_out: LeftOut) -> str:
@@ -120,11 +120,13 @@ def schema(
 def _parts(path: Path) -> list[Path]:
     """Return the file, or the training and test files of a folder."""
     from coterie.datasets import DataError
-    from coterie.datasets.user_files import find
+    from coterie.datasets.user_files import find, is_table
 
     if not path.is_dir():
         return [path]
     paths = [file for name in ("train", "test") if (file := find(path, name))]
+    if not paths and is_table(path):
+        return [path]
     if not paths:
         raise DataError(f"{path} contains neither train.csv nor train.parquet")
     return paths

@@ -5,6 +5,7 @@ A path refers to one of
 - an `.npz` archive of arrays `x`, `y` and, for test data, `x_test`, `y_test`;
 - a `.csv`, `.parquet` or `.xlsx` table with a column `label`, or `target` for real-valued targets; all other columns
   are features;
+- a folder of `.parquet` files, in itself or in folders `key=value`;
 - a folder of images `CLASS/*.png` (or jpg, ...), where CLASS is an integer or a name listed in `classes.txt`, one per
   line. The list keeps class numbers consistent between clients that lack a class;
 - a folder with `train` and, for test data, `test`, each in one of these formats.
@@ -40,8 +41,8 @@ from coterie.datasets.shifts import no_shift
 from coterie.datasets.sources import DataError, Source
 from coterie.datasets.split import Split
 from coterie.datasets.tables import columns_text, parse_columns, read_table, table_columns, unscaled
-from coterie.datasets.user_files import find, read
-from coterie.datasets.user_records import SUFFIXES, TABLE_SUFFIXES, Shape, shortened, sizes_text, suffix_of
+from coterie.datasets.user_files import find, is_table, read
+from coterie.datasets.user_records import SUFFIXES, Shape, shortened, sizes_text
 
 #: Name of the data set that consists of local client data.
 OWN_DATA = "own"
@@ -203,9 +204,9 @@ def first_columns(folder: str | Path | None) -> str:
     for client in range(_FIRST_CLIENTS):
         with suppress(DataError, OSError):
             path = find(home, f"client-{client}")
-            path = find(path, "train") if path is not None and path.is_dir() else path
+            path = (find(path, "train") or path) if path is not None and path.is_dir() else path
             if path is not None:
-                return columns_text(table_columns(path)) if suffix_of(path) in TABLE_SUFFIXES else ""
+                return columns_text(table_columns(path)) if is_table(path) else ""
     return ""
 
 

@@ -26,7 +26,7 @@ from coterie.datasets.table_cells import Notation, composed
 from coterie.datasets.table_encoder import Encoder, Table
 from coterie.datasets.table_excel import excel_table
 from coterie.datasets.table_files import MAX_PLAIN_COLUMNS, TableFile, text_table
-from coterie.datasets.table_parquet import is_integer, parquet_table
+from coterie.datasets.table_parquet import is_integer, is_parquet_folder, parquet_table
 from coterie.datasets.user_records import (
     TABLE_SUFFIXES,
     Records,
@@ -56,10 +56,10 @@ _DRAFT = """[[columns]]
 
 
 def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None = True) -> Table:
-    """Read a `.csv`, `.tsv`, `.parquet` or `.xlsx` file.
+    """Read a `.csv`, `.tsv`, `.parquet` or `.xlsx` file, or a folder of `.parquet` files.
 
     Args:
-        path: the file.
+        path: the file or folder.
         schema: how to read it.
         labelled: whether to read labels or targets; otherwise their column may be absent. None: if it is there.
 
@@ -92,10 +92,10 @@ def read_table(path: str | Path, schema: TableSchema, *, labelled: bool | None =
 def table_records(
     path: Path, need_targets: bool, schema: TableSchema | None = None, columns: Sequence[str] | None = None
 ) -> tuple[Records, None]:
-    """Read the records of a `.csv`, `.tsv`, `.parquet` or `.xlsx` file.
+    """Read the records of a `.csv`, `.tsv`, `.parquet` or `.xlsx` file, or of a folder of `.parquet` files.
 
     Args:
-        path: the file.
+        path: the file or folder.
         need_targets: whether its column of labels or targets may not be absent.
         schema: how to read it; None: one column is named `label`, or `target` for real targets, and all others are
             features; their cells are plain numbers.
@@ -312,6 +312,8 @@ def draft(path: Path, label: str | None = None) -> str:
 
 def _opened(path: Path, form: FileFormat, wanted: Collection[str]) -> TableFile:
     """Read the column names of a file, most of which are wanted."""
+    if is_parquet_folder(path):
+        return parquet_table(path)
     if suffix_of(path) not in TABLE_SUFFIXES:
         raise DataError(f"{path}: a schema is for tables; supported files: {', '.join(TABLE_SUFFIXES)}")
     if not path.exists():

@@ -14,6 +14,7 @@ from coterie.datasets.image_folders import CLASSES, read_images
 from coterie.datasets.left_out import LeftOut
 from coterie.datasets.schema import TableSchema
 from coterie.datasets.sources import DataError
+from coterie.datasets.table_parquet import is_parquet_folder
 from coterie.datasets.tables import table_records
 from coterie.datasets.user_records import TABLE_SUFFIXES, Records, Shape, need_regular, suffix_of
 
@@ -52,9 +53,9 @@ def read(
     tables = dict.fromkeys(TABLE_SUFFIXES, partial(table_records, schema=schema, columns=columns))
     readers = READERS | tables if schema is None else tables
     try:
-        if not root.is_dir():
+        train, test = (find(root, part) if root.is_dir() else None for part in ("train", "test"))
+        if not root.is_dir() or (train is None and test is None and is_parquet_folder(root)):
             return _file(root, readers, need_targets)
-        train, test = find(root, "train"), find(root, "test")
         if train is None and test is None:
             return read_images(root, root, shape, need_targets), None
         if train is None:
@@ -86,10 +87,17 @@ def find(folder: Path, stem: str) -> Path | None:
     return paths[0] if paths else None
 
 
+def is_table(path: Path) -> bool:
+    """Whether a path is a table: a file, or a folder of parquet files."""
+    return is_parquet_folder(path) or (suffix_of(path) in TABLE_SUFFIXES and not path.is_dir())
+
+
 def _file(path: Path, readers: Readers, need_targets: bool = True) -> tuple[Records, Records | None]:
-    forms = f"{', '.join(readers)}, a folder of images, or a folder of train.* and test.*"
+    forms = f"{', '.join(readers)}, a folder of .parquet files, a folder of images, or a folder of train.* and test.*"
     if not path.exists():
         raise DataError(f"{path} does not exist; supported data: {forms}")
+    if is_parquet_folder(path):
+        return readers[".parquet"](path, need_targets)
     if suffix_of(path) not in readers:
         raise DataError(f"{path}: unsupported file type {suffix_of(path) or '(no suffix)'}; supported data: {forms}")
     need_regular(path)
@@ -98,7 +106,7 @@ def _file(path: Path, readers: Readers, need_targets: bool = True) -> tuple[Reco
 
 def _part(path: Path, home: Path, shape: Shape | None, readers: Readers) -> Records:
     """Read `train` or `test` of the folder `home`."""
-    if path.is_dir():
+    if path.is_dir() and not is_parquet_folder(path):
         return read_images(path, home, shape)
     records, more = _file(path, readers)
     if more is not None:

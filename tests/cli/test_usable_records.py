@@ -167,6 +167,19 @@ def excel_table_with_errors(home, rng):
     return home / "client-0.xlsx"
 
 
+def partitioned_table(home, rng):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    for sex in "fmx":
+        folder = home / "client-0" / f"sex={sex}"
+        folder.mkdir(parents=True)
+        ages, _, outcomes = zip(*rows(rng, 10), strict=True)
+        parquet.write_table(pyarrow.table({"age": ages, "outcome": outcomes}), folder / "part-0.parquet")
+    text(home / "client-0" / "_old.csv")
+    return home / "client-0"
+
+
 def small_table(home, rng):
     return write_table(home / "client-0.csv", rows(rng, 1))
 
@@ -190,6 +203,7 @@ SITES = {
     tables_of_two_parts: (25, True),
     table_of_other_labels: (0, False),
     excel_table_with_errors: (20, False),
+    partitioned_table: (20, True),
     small_table: (1, True),
 }
 
