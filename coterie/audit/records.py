@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,28 +37,31 @@ _MODES: dict[str, Any] = {
 }
 
 
-def audit_records(streams: Streams, replies: int) -> list[Finding]:
-    """Audit gradients, losses and selections of one client under addition or removal of one record."""
-    attacks = [
-        ("additional record, full batches", _plan(batch_size=_RECORDS, noise_multiplier=1.0), replies),
-        ("additional record, Poisson batches", _plan(batch_size=1, noise_multiplier=0.5), replies),
-        (
-            "additional record, eight replies",
-            _plan(batch_size=_RECORDS, noise_multiplier=8**0.5, rounds=8),
-            replies // 4,
-        ),
-        (
-            "additional record, with the share of short gradients",
-            _plan(batch_size=_RECORDS, noise_multiplier=1.0, clip_share=0.3, clip_factor=0.5),
+def audit_records(streams: Streams, replies: int, attacks: str = "") -> list[Finding]:
+    """Audit gradients, losses and selections of one client under addition or removal of one record.
+
+    Args:
+        streams: randomness of the audit.
+        replies: number of replies in each world.
+        attacks: part of the names of the attacks; empty for all.
+    """
+    full = {"batch_size": _RECORDS, "noise_multiplier": 1.0}
+    gradients = {
+        "additional record, full batches": (_plan(**full), replies),
+        "additional record, Poisson batches": (_plan(batch_size=1, noise_multiplier=0.5), replies),
+        "additional record, eight replies": (_plan(**{**full, "noise_multiplier": 8**0.5}, rounds=8), replies // 4),
+        "additional record, with the share of short gradients": (
+            _plan(**full, clip_share=0.3, clip_factor=0.5),
             replies,
         ),
-    ]
-    return [
-        *(_gradients(*attack, streams, number) for number, attack in enumerate(attacks)),
-        *(_measure_shift(mode) for mode in _MODES),
-        _losses(streams, replies),
-        _selections(streams, 2 * replies),
-    ]
+    }
+    findings = {
+        **{name: partial(_gradients, name, *gradients[name], streams, i) for i, name in enumerate(gradients)},
+        **{f"gradient of any norm ({mode})": partial(_measure_shift, mode) for mode in _MODES},
+        "additional record, losses of models": partial(_losses, streams, replies),
+        "additional record, private selection": partial(_selections, streams, 2 * replies),
+    }
+    return [find() for name, find in findings.items() if attacks in name]
 
 
 def _plan(**numbers: Any) -> RecordPlan:

@@ -18,8 +18,9 @@ from coterie.privacy import losses as noisy
 ANSWERS = 8000
 
 
-def broken():
-    return [f.attack for f in audit_records(Streams(0), ANSWERS) if f.failed]
+def broken(attacks):
+    """The attacks, of those whose name contains this, that find a violation."""
+    return [f.attack for f in audit_records(Streams(0), ANSWERS, attacks) if f.failed]
 
 
 def test_what_is_shipped_holds_and_the_attacks_have_power():
@@ -34,12 +35,14 @@ def test_what_is_shipped_holds_and_the_attacks_have_power():
 
 def test_less_noise_on_gradients_is_found(monkeypatch):
     monkeypatch.setattr(dpsgd, "gaussian", lambda rng, std, shape: rng.standard_normal(shape) * std * 0.7)
-    assert {"additional record, full batches", "additional record, eight replies"} <= set(broken())
+    assert broken("full batches")
+    assert broken("eight replies")
 
 
 def test_a_share_of_short_gradients_that_is_not_charged_is_found(monkeypatch):
     monkeypatch.setattr("coterie.privacy.RecordPlan.noise_of_gradients", lambda self, first: self.noise(first))
-    assert broken() == ["additional record, with the share of short gradients"]
+    assert broken("with the share of short gradients")
+    assert not broken("full batches")
 
 
 def test_batches_of_twice_the_rate_are_found(monkeypatch):
@@ -47,15 +50,14 @@ def test_batches_of_twice_the_rate_are_found(monkeypatch):
         return np.flatnonzero(coins.random(size) < 2 * self.batch_size / self.num_examples)
 
     monkeypatch.setattr(dpsgd.DPSGD, "sample", sample)
-    assert broken() == ["additional record, Poisson batches"]
+    assert broken("Poisson batches")
+    assert not broken("full batches")
 
 
 @pytest.mark.parametrize("margin", [-0.05, -1e-3])
 def test_a_clip_of_gradients_that_lets_a_little_through_is_found(monkeypatch, margin):
     monkeypatch.setattr(ghost, "_MARGIN", margin)
-    found = broken()
-    for mode in ("batched clients", "sequential clients", "sequential clients by Opacus"):
-        assert f"gradient of any norm ({mode})" in found
+    assert len(broken("gradient of any norm")) == 3
 
 
 def test_noise_on_losses_without_the_root_of_their_number_is_found(monkeypatch):
@@ -63,7 +65,7 @@ def test_noise_on_losses_without_the_root_of_their_number_is_found(monkeypatch):
         return noisy.noisy_losses(losses, bound, deviation / math.sqrt(losses.shape[1]), num_examples, rng)
 
     monkeypatch.setattr("coterie.audit.records.noisy_losses", less)
-    assert broken() == ["additional record, losses of models"]
+    assert broken("losses of models")
 
 
 def test_the_client_app_holds():
