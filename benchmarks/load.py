@@ -12,8 +12,8 @@ starts again at once, the others when the round has ended. Node 0 always stays.
 Prints seconds per round, seconds until the SuperLink has the first, median and last reply of a round,
 CPU seconds during the run by program, the peak of the proportional set size (PSS) in sum and by program, how many
 rounds each node took part in, the most rounds in turn that it missed, and the nodes that took part in none of the last
-``--window``. ``memory`` is that of SuperLink, ServerApp, and SuperNode and SuperExec of node 0 after every tenth round
-(resident set, MB), and ``growth`` the slope of a line through all rounds from the tenth on, in MB per 10 rounds.
+``--window``. ``memory`` is that of SuperLink, ServerApp, and SuperNode and SuperExec of node 0 after about ten of the
+rounds (resident set, MB), and ``growth`` the slope of a line through all rounds from the tenth on, MB per 10 rounds.
 """
 
 import argparse
@@ -385,7 +385,7 @@ def measure(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
             "PSS peak, MB": memory.peak.total(),
             "by program": dict(memory.peak),
             "RSS peak of the server, MB": memory.resident,
-            "memory": {number: _rounded(size) for number, size in sizes.items() if number % 10 == 0},
+            "memory": {number: _rounded(sizes[number]) for number in sorted(sizes)[:: max(1, len(sizes) // 10)]},
             "growth": _rounded(growth(sizes)),
             "rounds of each node": [len(took[i]) for i in took],
             "longest absence": [_gap(took[i], len(lines)) for i in took],
@@ -408,7 +408,7 @@ def _note_ends(out: Path, ends: list[float], rounds: int) -> None:
 def growth(sizes: dict[int, dict[str, float]], first: int = 10) -> dict[str, float]:
     """Slope of the memory of each program over the rounds from ``first`` on, in MB per 10 rounds."""
     slopes = {}
-    for name in sizes.get(first, {}):
+    for name in {name for number, size in sizes.items() if number >= first for name in size}:
         later = [(number, size[name]) for number, size in sizes.items() if number >= first and name in size]
         if len(later) > 1:
             slopes[name] = 10 * float(np.polyfit(*zip(*later, strict=True), 1)[0])

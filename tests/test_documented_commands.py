@@ -127,7 +127,7 @@ def test_the_load_of_a_federation_is_measured(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     measured = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    assert json.loads(measured['"memory"']) == {}  # of every tenth round
+    assert {"superlink", "supernode", "flower-superexec"} <= json.loads(measured['"memory"'])["1"].keys()
     assert json.loads(measured['"growth"']) == {}
 
 

@@ -193,7 +193,8 @@ def _settings(layout: _Layout, config: Path | None, assignments: list[str]) -> P
     for name, value in combined(own).items():
         if str(given.get(name, value)) != str(value):
             raise ConfigError(f"{name} = {given[name]!r}: must be {value!r} in a trial of {layout.clients} clients")
-    values = combined({"min-clients": layout.clients}, defaults, given, own)
+    roster = layout.folder / "pki" / "roster.json"
+    values = combined({"min-clients": layout.clients, "roster": str(roster)}, defaults, given, own)
     RunConfig(values, deployed=True)
     values = {name: value if value == AUTO else SETTINGS[name].parse(value) for name, value in values.items()}
     write_atomic(layout.settings, tomli_w.dumps(nested(flat(values))).encode())
@@ -225,7 +226,7 @@ def _serve(trial: Trial, layout: _Layout, budget: list[str], continued: Path | N
         command = [sys.executable, "-m", "coterie.cli", "client", "--superlink", f"localhost:{fleet}"]
         command += ["--key", str(pki / "nodes" / f"node-{client}.key"), "--ca", str(pki / "ca.crt")]
         command += ["--data", str(layout.data(client)), "--state-dir", str(layout.folder / "clients" / str(client))]
-        command += ["--port", str(port), *declared, *budget]
+        command += ["--roster", str(pki / "roster.json"), "--port", str(port), *declared, *budget]
         trial.start(f"client-{client}", command, {k: v for k, v in variables.items() if k != "FLWR_HOME"})
     submit = [program("flwr"), "run", str(layout.app), _CONNECTION, "--stream", "--run-config"]
     if continued is None:

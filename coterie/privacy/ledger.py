@@ -677,8 +677,7 @@ def _take_over(file: IO[bytes], path: Path, header: dict[str, Any], then: str) -
             file.truncate(0)
             _append(file, path, first, then)
         return [], _digest(first)
-    if before != json.loads(json.dumps(header)):
-        raise LedgerError(f"{path} belongs to a run with another plan; choose another --out")
+    _check_header(before, header, path)
     if whole != content:
         file.truncate(len(whole))
     return charges, chains[-1]
@@ -702,14 +701,27 @@ def _take_over_after(
             f"shortened or replaced by an older copy. Restore the newest copy, or run: {way_out}"
         )
     file.seek(0)
-    if json.loads(file.readline()) != json.loads(json.dumps(header)):
-        raise LedgerError(f"{path} belongs to a run with another plan; choose another --out")
+    _check_header(json.loads(file.readline()), header, path)
     after = content[len(line) :]
     whole = after[: after.rfind(b"\n") + 1]
     if whole != after:
         file.truncate(anchor.end + len(whole))
     _, charges, chains = _parse(whole, path, anchor.charges + 1, anchor.chain)
     return charges, chains[-1] if chains else anchor.chain
+
+
+def _check_header(before: Mapping[str, Any] | None, header: Mapping[str, Any], path: Path) -> None:
+    """Raise LedgerError unless the first line of a ledger is that of this run."""
+    expected = json.loads(json.dumps(header))
+    if before == expected:
+        return
+    plans = [set(first.get("plan") or ()) for first in (before or {}, expected)]
+    if all(plans) and plans[0] != plans[1]:
+        raise LedgerError(
+            f"{path} was written by another version of Coterie, whose plans have other entries: continue the run with "
+            "that version, or start another run with its models (--from)"
+        )
+    raise LedgerError(f"{path} belongs to a run with another plan; choose another --out")
 
 
 def _parse(content: bytes, path: Path, start: int = 0, chain: str = "") -> Lines:

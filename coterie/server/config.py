@@ -278,16 +278,23 @@ class RunConfig:  # large: the tables of settings and all that follows from seve
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> RunConfig:
-        """Return the configuration of a run folder.
+        """Return the configuration of a run folder, also of an earlier version.
 
         Args:
-            values: its table of settings.
+            values: its table of settings; those without effect may have defaults of another version.
             changes: settings to change.
 
         Raises:
             ConfigError: see the class.
         """
-        return cls(combined(applicable(values), _explicit(changes or {})))
+        named = applicable(values)
+        declared = declarations(named)
+        effective = {
+            name: value
+            for name, value in named.items()
+            if (only := declared[name].only) is None or named.get(only[0], AUTO) in (AUTO, *only[1])
+        }
+        return cls(combined(effective, _explicit(changes or {})))
 
     def _read(self, values: Mapping[str, Any]) -> None:
         self.run = _table(RunSettings, values)

@@ -115,5 +115,6 @@ def test_screenshots_import_what_they_need():
 def test_growth_is_the_slope_after_the_first_rounds():
     growth = runpy.run_path(str(BENCHMARKS / "load.py"))["growth"]
     sizes = {n: {"superlink": 500.0 if n < 10 else 100 + 0.2 * n, "flwr-serverapp": 80.0} for n in range(1, 41)}
+    del sizes[10]  # two rounds ended between two looks
     assert growth(sizes) == pytest.approx({"superlink": 2.0, "flwr-serverapp": 0.0}, abs=1e-9)
     assert growth({10: {"superlink": 1.0}}) == growth({}) == {}

@@ -1,0 +1,140 @@
+"""From version 0.2.0: its run folders are read, its clients work with a new server, and what cannot go on says why."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from documented import ROOT
+from servers import free_port, open_port, running, until
+
+from coterie.flower.status import register_nodes
+
+BIN = Path(sys.executable).parent
+#: The first commit whose package is 0.2.0 and complete.
+OLD = "5ad22f6"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory):
+    """A checkout of version 0.2.0."""
+    folder = tmp_path_factory.mktemp("old")
+    made = subprocess.run(["git", "archive", OLD, "coterie"], cwd=ROOT, capture_output=True)
+    if made.returncode:
+        pytest.skip(f"this checkout does not have the commit {OLD}")
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=made.stdout, check=True)
+    return folder
+
+
+def variables(package, **more):
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    return {"PYTHONPATH": str(package), "PATH": path, "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", **more}
+
+
+def coterie(package, *words, cwd):
+    command = [sys.executable, "-P", "-m", "coterie.cli", *map(str, words)]
+    done = subprocess.run(
+        command, cwd=cwd, env=os.environ | variables(package), capture_output=True, text=True, timeout=200
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def runs(old, tmp_path_factory):
+    """Folder with a finished run and an unfinished one of version 0.2.0."""
+    folder = tmp_path_factory.mktemp("runs")
+    words = ["run", "--clients", 12, "--set", "strategy=fedavg", "--set", "model=linear", "--set", "sampling-rate=0.5"]
+    for name, rounds, more in (("done", 1, []), ("stopped", 2, ["--set", "stop-after=1"])):
+        status, said = coterie(old, *words, "--rounds", rounds, *more, "--out", name, cwd=folder)
+        assert status == 0, said
+    return folder
+
+
+@pytest.mark.parametrize("name", ["done", "stopped"])
+def test_an_old_run_is_read_and_its_certificate_checked(runs, name):
+    assert coterie(ROOT, "report", name, cwd=runs)[0] == 0
+    status, said = coterie(ROOT, "privacy", "check", name, cwd=runs)
+    assert (status, "the certificate matches the ledger" in said) == (0, True), said
+    document = json.loads((runs / name / "privacy.json").read_text())
+    document["epsilon"] /= 2
+    (runs / name / "privacy.json").write_text(json.dumps(document))
+    status, said = coterie(ROOT, "privacy", "check", name, cwd=runs)
+    assert (status, "privacy.json has epsilon" in said) == (1, True), said
+
+
+def test_an_old_run_is_continued_by_its_models_and_says_so(runs):
+    before = (runs / "stopped" / "ledger.jsonl").read_bytes()
+    status, said = coterie(ROOT, "run", "--resume", "--out", "stopped", "--set", "stop-after=0", cwd=runs)
+    assert status == 1
+    assert "was written by another version of Coterie" in said
+    assert (runs / "stopped" / "ledger.jsonl").read_bytes() == before
+    words = [
+        "run",
+        "--from",
+        "done",
+        "--clients",
+        12,
+        "--rounds",
+        1,
+        "--set",
+        "strategy=fedavg",
+        "--set",
+        "model=linear",
+    ]
+    status, said = coterie(ROOT, *words, "--set", "sampling-rate=0.5", "--epsilon", 20, "--out", "next", cwd=runs)
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("mutual", [False, True], ids=["TLS", "mutual TLS"])
+def test_an_old_client_with_a_new_server(old, tmp_path, monkeypatch, mutual):
+    """It trains; where certificates of clients are required, it needs new ones, and its check does not pass."""
+    assert coterie(old, "certs", "pki", "--nodes", 1, "--host", "localhost", cwd=tmp_path)[0] == 0
+    pki, home = tmp_path / "pki", tmp_path / "flwr"
+    (tmp_path / "data").mkdir()
+    home.mkdir()
+    x = np.random.default_rng(0).integers(0, 256, (40, 1, 4, 4), np.uint8)
+    np.savez(tmp_path / "data" / "train.npz", x=x, y=np.arange(40) % 2)
+    control, fleet, runtime = free_port(), free_port(), free_port()
+    (home / "config.toml").write_text(
+        f'[superlink.fl]\naddress = "localhost:{control}"\nroot-certificates = "{pki}/ca.crt"\n'
+    )
+    monkeypatch.setenv("FLWR_HOME", str(home))
+    server = [sys.executable, "-P", "-m", "coterie.cli", "superlink", "--ssl-ca-certfile", pki / "ca.crt"]
+    server += ["--ssl-certfile", pki / "server.crt", "--ssl-keyfile", pki / "server.key", "--enable-supernode-auth"]
+    server += ["--require-client-certificates"] * mutual + ["--isolation", "subprocess", "--host", "127.0.0.1"]
+    server += ["--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"]
+    client = ["client", "--superlink", f"localhost:{fleet}", "--key", pki / "nodes" / "node-0.key"]
+    client += ["--ca", pki / "ca.crt", "--data", tmp_path / "data", "--state-dir", tmp_path / "state"]
+    client += ["--port", runtime, "--epsilon", 8, "--delta", 1e-3, "--input-shape", "1x4x4", "--num-classes", 2]
+    with ExitStack() as stack:
+        log = tmp_path / "superlink.log"
+        own = variables(ROOT, FLWR_HOME=str(home), COTERIE_RUNS=str(tmp_path / "runs"))
+        superlink = stack.enter_context(running(server, log, **own))
+        until(lambda: open_port(control) and open_port(fleet), superlink, log)
+        register_nodes("fl", {"client-0": pki / "nodes" / "node-0.pub"})
+        if mutual:
+            status, said = coterie(ROOT, *client, "--check", cwd=tmp_path)  # the new client, with the old files
+            assert (status, "requires a certificate" in said or "rejects the certificate" in said) == (1, True), said
+            return
+        log = tmp_path / "client.log"
+        words = [sys.executable, "-P", "-m", "coterie.cli", *client]
+        monkeypatch.delenv("FLWR_HOME")
+        process = stack.enter_context(running(words, log, **variables(old)))
+        until(lambda: open_port(runtime), process, log)
+        settings = {"strategy": "fedavg", "rounds": 1, "data.dataset": "own", "data.clients": 1}
+        settings |= {"data.input-shape": "1x4x4", "data.num-classes": 2, "data.samples-per-client": 30}
+        settings |= {"privacy.privacy-unit": "record", "privacy.epsilon": 4.0, "privacy.delta": 1e-3}
+        settings |= {"training.batch-size": 10, "deployment.min-clients": 1, "evaluation.evaluate": "off"}
+        config = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+        submit = [BIN / "flwr", "run", ROOT, "fl", "--stream", "--run-config", config]
+        done = subprocess.run(submit, env=os.environ | own, capture_output=True, text=True, timeout=200)
+        assert "results are in" in done.stdout, done.stdout + log.read_text()
+    (run,) = (tmp_path / "runs").iterdir()
+    (line,) = (run / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["replies"] == {"asked": 1, "accepted": 1, "dropped": {}}
