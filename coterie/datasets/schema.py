@@ -4,7 +4,7 @@ A schema is a TOML file (docs/tables.md):
 
     version = 1
 
-    [label]                                  # or [target], of a regression, with mean, scale and range
+    [label]                                  # or [target], of a regression, with the keys of a number
     column = "diagnosis"
     classes = ["benign", "malignant"]
 
@@ -222,7 +222,7 @@ class TableSchema:
         if self.num_classes:
             entry |= {"classes": label["values"], "names": list(self.class_names), "unknown": label["unknown"]}
         else:
-            entry |= {key: label[key] for key in ("mean", "scale", "range") if key in label}
+            entry |= {key: label[key] for key in ("mean", "scale", "range", "censored", "unit") if key in label}
         named = "label" if self.num_classes else "target"
         return {"version": _VERSION, named: entry, "columns": [column.to_dict() for column in self.columns]}
 
@@ -416,8 +416,10 @@ def _label(table: _Table) -> tuple[Column, tuple[str, ...]]:
 def _target(table: _Table) -> Column:
     name, mean, scale = table.name("column"), table.number("mean", 0.0), table.number("scale", 1.0, positive=True)
     span, missing = table.span("range"), table.choice("missing", ("error", "drop"), "error")
+    # A limit in place of a target would be learned as if it were measured.
+    censored, unit = table.choice("censored", ("error", "drop"), "error"), _unit(table)
     table.finish()
-    return Column(name, "number", mean, scale, span, missing=missing)
+    return Column(name, "number", mean, scale, span, missing=missing, censored=censored, unit=unit)
 
 
 def _column(table: _Table) -> Column:
@@ -437,9 +439,12 @@ def _number(table: _Table, name: str) -> Column:
         elif span and not span[0] <= fill <= span[1]:
             table.error(f"missing: value {fill:g} is outside the range")
     censored = table.choice("censored", ("error", "drop", "limit", "half"), "error")
-    unit = table.text("unit") if "unit" in table else ""
     codes = table.texts("missing-values")
-    return Column(name, "number", mean, scale, span, (), missing, fill, codes, censored=censored, unit=unit)
+    return Column(name, "number", mean, scale, span, (), missing, fill, codes, censored=censored, unit=_unit(table))
+
+
+def _unit(table: _Table) -> str:
+    return table.text("unit") if table.get("unit") is not None else ""
 
 
 def _boolean(table: _Table, name: str) -> Column:

@@ -197,7 +197,9 @@ class Encoder:
         """Return the number of a cell with a unit or a limit; NaN if the record is dropped."""
         number, sign = self._notation.measured(text, rule.unit)
         if number is None or (sign and rule.censored == "error"):
-            self._drop(column, "not a number", i, hint=self._notation.hint(text))
+            target = sign and column == len(self._schema.columns)
+            hint = 'a target that is censored can be left out by censored = "drop"' if target else ""
+            self._drop(column, "not a number", i, hint=hint or self._notation.hint(text))
         elif sign and rule.censored == "drop":
             self._drop(column, "censored", i, expected=True)
         elif sign:

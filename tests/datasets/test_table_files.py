@@ -320,6 +320,43 @@ def test_censored_values_and_units(table, rule, expected, effects):
     assert TableSchema.parse(str(by)) == by
 
 
+TARGET = 'version = 1\n[target]\ncolumn = "crp"\n{}[[columns]]\nname = "age"\ntype = "number"\nmean = 0\nscale = 1\n'
+TARGETS = "age,crp\n1,<5\n2,≥ 90 mg/L\n3,12 mg/L\n4,12 g/L\n5,7\n6,<\n7,\n"
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected", "errors"),
+    [
+        ("", {5: 7}, {"not a number": 5, "missing": 1}),
+        ('unit = "mg/L"\n', {3: 12, 5: 7}, {"not a number": 4, "missing": 1}),
+        ('censored = "drop"\n', {5: 7}, {"not a number": 4, "missing": 1}),
+        ('unit = "mg/L"\ncensored = "drop"\n', {3: 12, 5: 7}, {"not a number": 2, "missing": 1}),
+        ('unit = "mg/L"\ncensored = "error"\n', {3: 12, 5: 7}, {"not a number": 4, "missing": 1}),
+    ],
+)
+def test_a_censored_target_is_left_out_and_never_changed(table, rule, expected, errors):
+    by = TableSchema.parse(TARGET.format(rule))
+    read = table(TARGETS, by)
+    assert dict(zip(read.x[:, 0].tolist(), read.y.tolist(), strict=True)) == expected
+    assert {finding.what: finding.count for finding in read.errors} == errors
+    assert sum(finding.count for finding in read.findings) == 7 - len(expected)
+    assert {finding.effect for finding in read.findings} == {"dropped"}
+    assert TableSchema.parse(str(by)) == by
+    assert len({TableSchema.parse(TARGET.format(each)).fingerprint for each in ("", rule)}) == 1 + (
+        rule not in ("", 'censored = "error"\n')
+    )
+
+
+def test_the_hint_for_a_censored_target_changes_no_value(table):
+    (error,) = table("age,crp\n1,<5\n", TableSchema.parse(TARGET.format(""))).errors
+    assert error.hint == 'a target that is censored can be left out by censored = "drop"'
+    (error,) = table("age,crp\n1,5 mg\n", TableSchema.parse(TARGET.format(""))).errors
+    assert error.hint == '"5 mg" would be 5 with unit = "mg"'
+    for rule in ("limit", "half"):
+        with pytest.raises(DataError, match=f"censored = '{rule}'; must be 'error' or 'drop'"):
+            TableSchema.parse(TARGET.format(f'censored = "{rule}"\n'))
+
+
 BOOLEAN = 'version = 1\n[label]\ncolumn = "died"\nclasses = [false, true]\n[[columns]]\nname = "smoker"\n'
 
 

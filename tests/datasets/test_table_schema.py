@@ -120,7 +120,11 @@ def test_the_fingerprint_is_that_of_the_contract_alone():
         ("ignore = [", "ignored = [", "unknown key 'ignored'; known: columns, file, ignore"),
         ('["id"]', '["id", "id"]', "ignore = ['id', 'id']; must be a list of distinct strings, integers or booleans"),
         ('["id"]', '["age"]', "column 'age' is named twice"),
-        ("[label]", "[target]", "[target]: unknown key 'classes'; known: column, mean, missing, range, scale"),
+        (
+            "[label]",
+            "[target]",
+            "[target]: unknown key 'classes'; known: censored, column, mean, missing, range, scale, unit",
+        ),
         ("[label]", "[labels]", "must have one of [label], for classes, and [target]"),
         ("classes = [0, 1]", "classes = [0]", "[label]: classes = [0]; must be a list of at least 2 distinct"),
         ("classes = [0, 1]", "classes = [0.5, 1]", "[label]: classes = [0.5, 1]; must be"),
