@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 REPORT_FILE = "data-report.json"
 # Problems in a report; their numbers are in its account.
 _MAX_PROBLEMS = 20
+# Reasons why no record is left, in one message.
+_MAX_REASONS = 3
 
 
 class EmptySiteError(DataError):
-    """A client has no training records, although all of its data can be read."""
+    """A client has no training records: there are none, all are held out, or none can be used."""
 
 
 class Parts(NamedTuple):
@@ -91,30 +93,37 @@ def usable_records(
         EmptySiteError: ``strict``, and no record is left for training.
     """
 
-    def accepted(records: Records) -> Records:
-        if strict and records.problems and not _is_empty(records):
-            raise DataError(records.problems[0])
-        return records
-
     train, test = read(Path(path), shape, schema, columns=columns)
     if schema is not None:
         train = replace(train, class_names=schema.class_names)
         test = None if test is None else replace(test, class_names=schema.class_names)
-    if strict and _is_empty(train):
-        raise EmptySiteError(train.problems[0])
-    parts = Parts(*accepted(train).divided(), False) if test is None else Parts(train, accepted(test), True)
+    if strict and not len(train.y):
+        raise EmptySiteError(_nothing_left(train))
+    if strict and (problems := train.problems + (() if test is None or _is_empty(test) else test.problems)):
+        raise DataError(problems[0])
+    parts = Parts(*train.divided(), False) if test is None else Parts(train, test, True)
     alone = parts.test is parts.train
-    train = accepted(accepted(parts.train).fitted(shape, num_classes, span))
-    test = train if alone else accepted(parts.test.fitted(shape, num_classes, span))
+    train = parts.train.fitted(shape, num_classes, span)
+    test = train if alone else parts.test.fitted(shape, num_classes, span)
     if len(train.y) and not len(test.y):
         if not _is_empty(test):
             lost = train.left_out + test.left_out
             train = replace(train, problems=train.problems + test.problems, left_out=lost)
         test = train
     parts = Parts(train, test, parts.given and train is not test)
+    if strict and not parts.usable:
+        raise EmptySiteError(_nothing_left(train))
+    if strict and parts.problems():
+        raise DataError(parts.problems()[0])
     if strict and not len(train.y):
         raise EmptySiteError(f"{path}: {_all_held_out(parts)}")
     return parts
+
+
+def _nothing_left(train: Records) -> str:
+    """Return why no training record is left."""
+    reasons = train.problems or (f"{train.where}: all records are left out", *map(str, train.left_out.losses))
+    return "; ".join(reasons[:_MAX_REASONS])
 
 
 def _is_empty(records: Records) -> bool:

@@ -37,7 +37,7 @@ def prepare(config: RunConfig, engine: str = "local", cores: int | None = None) 
         DataError: the data cannot be loaded.
         ModelError: the network does not support DP-SGD, which the run needs.
     """
-    from coterie.datasets import OWN_DATA
+    from coterie.datasets import OWN_DATA, DataError
     from coterie.engine import start_server, workers_for
 
     if engine != "ray":
@@ -48,8 +48,9 @@ def prepare(config: RunConfig, engine: str = "local", cores: int | None = None) 
 
     data = federation(config.for_clients())
     if config.data.dataset == OWN_DATA:
-        for client in range(data.clients):
-            data.shard(client)
+        sizes = [len(data.shard(client).y) for client in range(data.clients)]
+        if not any(sizes):
+            raise DataError(f"none of the {data.clients} clients has training records; the log gives the reasons")
     if config.privacy.privacy_unit == "record" and config.method.produces == "models":
         _check_per_record(config, data)
     if config.training.device == "cuda":

@@ -273,7 +273,7 @@ def test_runs_use_what_the_reports_count(site):
     args = (0, known.shape, known.num_classes, None)
     assert number(own_shard(str(site.path), *args, schema=known.schema, strict=False)) == site.usable
     simulation = own_federation(str(site.home), 1, known, None)
-    if site.passes:
+    if site.passes or not site.usable:  # a site that loses everything is left out
         assert number(simulation.shard(0)) == site.usable
     else:
         with pytest.raises(DataError):

@@ -100,6 +100,19 @@ def test_at_record_level_a_simulated_client_replies_as_if_it_had_records(content
 
 
 @pytest.mark.parametrize("unit", ["none", "client"])
+def test_a_run_without_any_records_does_not_start(coterie, tmp_path, content, unit):
+    for i in range(4):
+        np.savez(tmp_path / f"client-{i}.npz", x=np.full((3, 4), np.nan), y=np.zeros(3))
+    config = "".join(f"{key} = {value!r}\n" for key, value in {**SETTINGS, "privacy-unit": unit}.items())
+    (tmp_path / "run.toml").write_text(config)
+    words = ["--config", "run.toml", "--clusters", 1, "--rounds", 2, "--data-dir", ".", "--out", "run"]
+    status, _, err = coterie("run", *words, *(["--epsilon", 4] if unit == "client" else []))
+    assert status == 1
+    assert "none of the 4 clients has training records; the log gives the reasons" in err
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("unit", ["none", "client"])
 def test_a_run_goes_on_without_empty_sites(coterie, tmp_path, content, unit, caplog):
     """The case few_records: one client whose records are all held out ended the run of 200."""
     config = "".join(f"{key} = {value!r}\n" for key, value in {**SETTINGS, "privacy-unit": unit}.items())

@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import re
 import stat
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 
 from coterie.datasets import DataError, Declared, TableSchema, describe, facts, own_federation, own_shard, report
 from coterie.datasets.client_records import EmptySiteError
+from coterie.datasets.user_files import find
 
 SHAPE = (1, 6, 5)
 DECLARED = Declared.of(None, "1x6x5", 2, None)
@@ -198,16 +200,68 @@ def test_an_empty_site_of_many_is_logged_at_every_doubling(tmp_path, caplog):
     assert [record.args[1] for record in caplog.records] == [f"{i} of 9 clients so far" for i in (1, 2, 4, 8)]
 
 
-def test_a_site_that_loses_all_of_its_records_is_no_empty_site(tmp_path):
-    """Its owner can mend it, as a simulation rejects what cannot be used."""
-    (tmp_path / "client-0" / "1").mkdir(parents=True)
-    (tmp_path / "client-0" / "1" / "scan.dcm").write_bytes(b"DICM")
-    table(tmp_path / "client-1.csv", ["x", "1"])
+def dicom_alone(path):
+    (path / "1").mkdir(parents=True)
+    (path / "1" / "scan.dcm").write_bytes(b"DICM")
+
+
+def broken_image_alone(path):
+    (path / "1").mkdir(parents=True)
+    (path / "1" / "scan.png").write_bytes(b"PNG")
+
+
+def gaps_alone(path):
+    np.savez(path.with_suffix(".npz"), x=np.full(X.shape, np.nan), y=Y)
+
+
+def labels_of_others(path):
+    np.savez(path.with_suffix(".npz"), x=X, y=Y + 7)
+
+
+def words_alone(path):
+    path.with_suffix(".csv").write_text(",".join(["label", *(f"p{i}" for i in range(30))]) + "\n" + "a," * 30 + "a\n")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (dicom_alone, "contains neither images"),
+        (broken_image_alone, r"scan\.png"),
+        (gaps_alone, "NaN, infinite or missing"),
+        (labels_of_others, "a label is 8, but the run has 2 classes"),
+        (words_alone, "column 'p0': not a number"),
+    ],
+)
+def test_a_site_that_loses_all_of_its_records_ends_nobody_s_run(tmp_path, caplog, make, reason):
+    make(tmp_path / "client-0")
+    np.savez(tmp_path / "client-1.npz", x=X, y=Y)
     clients = own_federation(str(tmp_path), 2, facts("own", "1x6x5", 2), None)
-    for client, complaint in ((0, "contains neither images"), (1, "must have one column named label")):
-        with pytest.raises(DataError, match=complaint) as refusal:
-            clients.shard(client)
-        assert not isinstance(refusal.value, EmptySiteError)
+    assert len(clients.shard(0).y) == len(clients.shard(0).test.y) == 0
+    log = r"client 0 is left out, as it has no training records .1 of 2 clients so far.: .*"
+    assert re.search(log + reason, caplog.text)
+    assert len(clients.shard(1).y)
+    with pytest.raises(EmptySiteError, match=reason):
+        own_shard(str(find(tmp_path, "client-0")), 0, SHAPE, 2, None)
+
+
+def test_a_site_that_loses_all_by_rule_names_the_rule(tmp_path):
+    by = TableSchema.parse(
+        'version = 1\n[label]\ncolumn = "y"\nclasses = [0, 1]\n[[columns]]\nname = "a"\ntype = "number"\nmean = 0\n'
+        'scale = 1\nmissing = "drop"\n'
+    )
+    (tmp_path / "a.csv").write_text("a,y\n,1\n,0\n")
+    with pytest.raises(
+        EmptySiteError, match="all records are left out; column 'a': missing, 2 records left out by rule"
+    ):
+        own_shard(str(tmp_path / "a.csv"), 0, (1,), 2, None, schema=by)
+
+
+def test_a_table_that_is_none_is_no_empty_site(tmp_path):
+    table(tmp_path / "client-0.csv", ["x", "1"])
+    clients = own_federation(str(tmp_path), 1, facts("own", "1x6x5", 2), None)
+    with pytest.raises(DataError, match="must have one column named label") as refusal:
+        clients.shard(0)
+    assert not isinstance(refusal.value, EmptySiteError)
 
 
 @pytest.mark.parametrize("strict", [True, False])
