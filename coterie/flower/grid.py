@@ -15,7 +15,7 @@ import ctypes
 import time
 from collections.abc import Callable, Iterable
 from logging import WARNING
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from flwr.app import Message
@@ -64,6 +64,23 @@ def with_retries(grid: Grid) -> Grid:
         _return_freed_memory()
         exchange = Exchange(grid.push_messages, grid.pull_messages)
         grid.send_and_receive = exchange.send_and_receive  # type: ignore[method-assign]
+    return grid
+
+
+def with_check(grid: Grid, check: Callable[[], None]) -> Grid:
+    """Make the grid call a function when the nodes are listed, before every round is charged, and return it.
+
+    Args:
+        grid: of Flower; it is changed in place.
+        check: raises if no client can take part, which ends the run.
+    """
+    get_nodes = grid.get_nodes
+
+    def checked() -> Iterable[Any]:
+        check()
+        return get_nodes()
+
+    grid.get_nodes = checked  # type: ignore[method-assign]
     return grid
 
 

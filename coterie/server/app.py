@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from coterie.progress import report_progress
 from coterie.results import RoundRecord
 from coterie.server import exporter, recorders
 from coterie.server.config import SETTINGS, RunConfig, combined
-from coterie.server.data_origin import DataOrigin
+from coterie.server.data_origin import DataOrigin, require_data
 from coterie.server.folder import RunFolder
 from coterie.server.planning import participation_warnings
 from coterie.server.run import initial_models, roster_of, rounds_of, run
@@ -98,7 +99,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run, and log where the results are."""
     from flwr.superlink.grid import InMemoryGrid  # of simulations; deployments have another grid
 
-    from coterie.flower.grid import with_retries
+    from coterie.flower.grid import with_check, with_retries
 
     logs.install(run=str(context.run_id))
     runs = Path(os.environ.get("COTERIE_RUNS") or Path.home() / "coterie-runs")
@@ -119,7 +120,8 @@ def main(grid: Grid, context: Context) -> None:
     try:
         # The operator of a deployment sees when each client fails.
         with report_on_exit(folder), nullcontext() if deployed else logs.collapsed_warnings():
-            run(folder, with_retries(grid))
+            with_retries(grid)
+            run(folder, grid if deployed else with_check(grid, partial(require_data, folder.config)))
     finally:
         folder.close()
     log(INFO, "results are in %s", folder.path)

@@ -100,3 +100,17 @@ class DataOrigin:
 def _some(names: list[str]) -> str:
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def require_data(config: RunConfig) -> None:
+    """Check before a round is charged that the folder of the clients' own data is still there.
+
+    Raises:
+        DataError: it is not.
+    """
+    folder = config.data.data_dir
+    if config.data.dataset == OWN_DATA and folder and not Path(folder).expanduser().is_dir():
+        raise DataError(
+            f"the folder {folder} of the clients' data is missing; nothing was charged for this round, and completed "
+            "rounds are saved: restore it, then continue with --resume"
+        )

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import gc
 import os
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from coterie.server.config import RunConfig
-from coterie.server.data_origin import DataOrigin
+from coterie.server.data_origin import DataOrigin, require_data
 from coterie.server.folder import RunFolder
 from coterie.server.run import execute
 from coterie.settings import ConfigError
@@ -80,36 +80,22 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
     gc.freeze()  # collecting the garbage of all imported libraries would take as long as some rounds
     if engine == "local":
         workers = workers_for(config.trainings, torch_device(config.training.device), cores or _cores())
-        grid = SummingGrid(config.data.clients, workers, folder.report_progress, lambda: _require_data(config))
+        grid = SummingGrid(config.data.clients, workers, folder.report_progress, partial(require_data, config))
         try:
             return execute(folder, grid)
         finally:
             grid.close()
+    from coterie.flower.grid import with_check
+
     outcomes: list[Outcome] = []
     run_on_ray(
-        lambda grid: outcomes.append(execute(folder, grid)),
+        lambda grid: outcomes.append(execute(folder, with_check(grid, partial(require_data, config)))),
         config.data.clients,
         address=config.simulation.ray_address,
         client_cpus=config.simulation.client_cpus,
         folder=folder.path,
     )
     return outcomes[0]
-
-
-def _require_data(config: RunConfig) -> None:
-    """Check before a round is charged that the folder of the clients' own data is still there.
-
-    Raises:
-        DataError: it is not.
-    """
-    from coterie.datasets import OWN_DATA, DataError
-
-    folder = config.data.data_dir
-    if config.data.dataset == OWN_DATA and folder and not Path(folder).expanduser().is_dir():
-        raise DataError(
-            f"the folder {folder} of the clients' data is missing; nothing was charged for this round, and completed "
-            "rounds are saved: restore it, then continue with --resume"
-        )
 
 
 def _check_per_record(config: RunConfig, data: Federation | OwnFederation) -> None:

@@ -1,16 +1,21 @@
 """A resumed run has the data with which it began, wherever it is resumed; otherwise nothing is charged or changed."""
 
+import gc
 import json
+import logging
 import stat
 
 import numpy as np
 import pytest
 from commands import tree
+from flwr.app import Context, RecordDict
+from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
 
 from coterie.datasets import DataError, own_federation
 from coterie.engine import LocalGrid
 from coterie.server import FolderError, RunError, run
-from coterie.server.app import open_folder
+from coterie.server.app import app, open_folder
 from coterie.server.simulate import prepare, simulate
 
 SETTINGS = {
@@ -161,11 +166,49 @@ def test_a_damaged_file_is_named(home, content):
         resumed(home / "run")
 
 
-def test_data_that_vanish_during_a_run_end_it_before_the_next_charge(home):
+class Simulated(LocalGrid, InMemoryGrid):
+    """A grid of `flwr run` with simulated clients, as far as the ServerApp can tell."""
+
+    def get_nodes(self):
+        return Grid.get_nodes(self)
+
+
+def flwr_run(folder):
+    values = {**SETTINGS, "out": str(folder.path), "resume": True}
+    folder.close()
+    app(Simulated(3), Context(run_id=77, node_id=0, node_config={}, state=RecordDict(), run_config=values))
+
+
+def on_ray(folder):
+    try:
+        simulate(folder, "ray")
+    finally:
+        gc.collect()  # Ray leaves files open
+
+
+ON_RAY = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+ENGINES = [simulate, flwr_run, pytest.param(on_ray, marks=ON_RAY)]
+
+
+@pytest.mark.parametrize("run_with", ENGINES, ids=["in process", "flwr run", "ray"])
+def test_data_that_vanish_during_a_run_end_it_before_the_next_charge(home, run_with, monkeypatch):
+    def remove(record):
+        if record.round == 2:
+            (home / "sites").rename(home / "gone")
+
+    logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "handlers", logger.handlers[:])
+    monkeypatch.setattr("coterie.server.app.logs.round_line", lambda record, rounds: (remove(record) or "", {}))
     folder = open_folder({**SETTINGS, "out": "other"}, home, check=prepare)
-    folder.on_metrics = lambda record: (home / "sites").rename(home / "gone") if record.round == 2 else None
+    folder.on_metrics = remove
     with pytest.raises(DataError, match="sites of the clients' data is missing; nothing was charged"):
-        simulate(folder)
+        run_with(folder)
     folder.close()
     assert len((home / "other/ledger.jsonl").read_text().splitlines()) == 1 + 2
     (home / "gone").rename(home / "sites")
