@@ -122,14 +122,18 @@ def table_columns(path: Path) -> tuple[str, ...]:
     return tuple(file.names[i] for i in _features(path, file.names, _target(path, file.names, needed=True)))
 
 
-def _features(path: Path, names: Sequence[str], target: int | None) -> list[int]:
+def _features(path: Path, names: Sequence[str], target: int | None, columns: Sequence[str] | None = None) -> list[int]:
     """Return the positions of the features of a table without a schema.
+
+    Numbers are names if they are those of the run, or count the columns.
 
     Raises:
         DataError: the table has no names.
     """
     features = [i for i in range(len(names)) if i != target]
-    if target is None and {*map(Notation().number, names)}.isdisjoint({None, *range(len(names))}):
+    numbers = {*map(Notation().number, names)}
+    counts = ({*range(len(names))}, {*range(1, len(names) + 1)})
+    if target is None and None not in numbers and numbers not in counts and {*names} != {*(columns or ())}:
         raise DataError(f"{path}: its first line holds numbers; expected column names: add a line of names")
     if unnamed := [i + 1 for i in features if not names[i]]:
         raise DataError(
@@ -193,7 +197,7 @@ def _plain_records(path: Path, need_targets: bool, columns: Sequence[str] | None
     """Read a table of plain numbers by the schema that its header implies."""
     file = _opened(path, FileFormat(), _TARGETS)
     target = _target(path, file.names, need_targets)
-    features = _aligned(path, file.names, _features(path, file.names, target), columns)
+    features = _aligned(path, file.names, _features(path, file.names, target, columns), columns)
     if not features:
         raise DataError(f"{path}: records without features; add columns of numbers")
     if len(features) > MAX_PLAIN_COLUMNS:

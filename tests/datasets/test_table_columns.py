@@ -121,6 +121,19 @@ def test_a_table_whose_names_cannot_be_compared_is_refused(tmp_path):
     assert local_records(path, by_position, None).x.tolist() == [[1, 2, 3]]
 
 
+@pytest.mark.parametrize("line", ["1,10,3", "0,1,1", "1,1,0", "2,7,9", "0,1,3", "1.0,2.5,3", "-1,0,1"])
+def test_a_record_is_no_line_of_names(tmp_path, line):
+    path = written(tmp_path / "f.csv", f"{line}\n1,2,3\n")
+    with pytest.raises(DataError, match="its first line holds numbers; expected column names"):
+        local_records(path, facts("own", "3", 2, columns="by-position"), None)
+
+
+@pytest.mark.parametrize("names", ["0,1,2", "1,2,3", "2,0,1", "2,7,9"])
+def test_numbers_may_be_names(tmp_path, names):
+    path = written(tmp_path / "f.csv", f"{names}\n1,2,3\n")
+    assert len(local_records(path, facts("own", "3", 2, columns=names), None).x) == 1
+
+
 def test_what_the_owner_declares_counts():
     assert Declared.of(None, "3", 2, None).columns == ()
     assert Declared.of(None, "3", 2, None, "by-position").columns is None
