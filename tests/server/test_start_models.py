@@ -8,7 +8,7 @@ import jsonschema
 import numpy as np
 import pytest
 from commands import tree
-from safetensors.numpy import load_file
+from run_folders import model, privacy, run_in
 
 import coterie.privacy
 from coterie.engine import LocalGrid
@@ -44,21 +44,7 @@ def opened(path, settings, start=None, clients=None):
 
 
 def execute(path, settings, start=None, clients=None):
-    folder = opened(path, settings, start, clients)
-    try:
-        return run(folder, LocalGrid(folder.config["clients"]))
-    finally:
-        folder.close()
-
-
-def privacy(path):
-    stated = json.loads((path / "privacy.json").read_text())
-    assert check(*read_ledger(path / "ledger.jsonl"), stated) == []
-    return stated
-
-
-def model(path, name="models/cluster-0"):
-    return load_file(path / f"{name}.safetensors")
+    return run_in(opened(path, settings, start, clients))
 
 
 @pytest.fixture(scope="module")
