@@ -74,6 +74,7 @@ def install(**known: object) -> None:
 
     Only what goes to a console changes. Called again, it replaces what is known.
     """
+    write_once()
     wanted, logger = os.environ.get("COTERIE_LOG", ""), logging.getLogger("flwr")
     if wanted != "json":
         if wanted not in ("", "text"):
@@ -86,6 +87,21 @@ def install(**known: object) -> None:
             handler.setLevel(other.level)
             logger.removeHandler(other)
     logger.addHandler(handler)
+
+
+def write_once() -> None:
+    """Have the root logger write what other libraries report, but nothing of Flower's logger, which writes it itself.
+
+    Opacus, when it is imported, and absl, when dp-accounting logs, configure a root logger that has no handler: every
+    line of Flower's logger would appear twice.
+    """
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+    handler.addFilter(lambda record: record.name.partition(".")[0] != "flwr")
+    root.addHandler(handler)
 
 
 def colour_terminals_only() -> None:

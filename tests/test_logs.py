@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import math
+import os
 import subprocess
 import sys
 
@@ -221,3 +222,30 @@ def test_importing_opacus_does_not_repeat_each_line_of_a_run(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).count("once") == 1
+
+
+@pytest.mark.parametrize("configure", ["import opacus", "from absl import logging as a; a.info('absl')", "pass"])
+@pytest.mark.parametrize("form", ["", "json"])
+def test_every_line_is_written_once(configure, form):
+    """Opacus and absl configure the root logger, to which Flower's logger passes its lines."""
+    code = f"""
+import logging
+from flwr.common.logger import log
+from coterie import logs
+logs.install(run="17")
+{configure}
+logs.install(run="17")
+log(logging.INFO, "line of a run")
+logging.getLogger("library").warning("line of a library")
+"""
+    environment = {**os.environ, "COTERIE_LOG": form}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    said = done.stdout + done.stderr
+    assert (said.count("line of a run"), said.count("line of a library")) == (1, 1), said
+
+
+def test_a_root_logger_that_somebody_configured_stays(monkeypatch):
+    handler = logging.NullHandler()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    logs.write_once()
+    assert logging.getLogger().handlers == [handler]

@@ -40,6 +40,7 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 
 from coterie.flower import clientapp
 from coterie.flower.clientapp import App, Loaded
+from coterie.logs import write_once
 
 # Seconds between two requests to the SuperNode for a message, at least; Flower waits 1 s after each. The SuperNode of
 # `coterie client` answers when there is one, or after 1 s.
@@ -211,6 +212,7 @@ def main() -> None:
     """Run the SuperExec; the flags in ``sys.argv`` are those of ``flower-superexec``."""
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(_POLL_SECONDS))
     vars(flower)["time"] = SimpleNamespace(sleep=Pace())
+    write_once()
     clientapp.preload()
     executor = ForkingExecutor()
     vars(flower)["get_executor"] = partial(_executor_for, executor, vars(flower)["get_executor"])

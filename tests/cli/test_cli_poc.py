@@ -179,6 +179,8 @@ def test_a_killed_client_is_named_and_a_killed_superlink_ends_all(tmp_path):
         process.kill()
         process.wait()
     assert "error: superlink ended; the last lines of" in log.read_text()
+    for written in (folder / "logs").glob("*.log"):
+        assert "INFO:flwr:" not in written.read_text(), written  # each line once
     assert list(processes_of(folder)) == []
 
 
