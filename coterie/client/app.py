@@ -74,6 +74,7 @@ def client_of(node: NodeConfig) -> Client:
         data=node.data,
         declared=Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range, node.columns),
         budget_file=node.budget_file,
+        server=node.server or "",
     )
 
 

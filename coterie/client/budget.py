@@ -31,14 +31,25 @@ BUDGET_FILE = ".coterie-budget.jsonl"
 _SET_FILE = "set budget-file in the node configuration (coterie client --budget-file)"
 
 
-def charge(client: Client, folder: Path | None, plan: RecordPlan, round: int, request: PricedRequest) -> int:
+def charge(
+    client: Client,
+    folder: Path | None,
+    plan: RecordPlan,
+    round: int,
+    request: PricedRequest,
+    strategy: str | None = None,
+) -> int:
     """Charge the reply to a request, priced by the client's own plan; see :func:`spend`.
+
+    The charge of a deployed client states who asked: the run, the app, the server as the client's owner has configured
+    it, and the strategy that the server names.
 
     Raises:
         PrivacyError: the plan pays for no such reply.
     """
     pricing: Pricing = plan
-    origin = {name: value for name, value in (("run", client.run), ("app", client.app)) if value}
+    asked = {"run": client.run, "app": client.app, "server": client.server, "strategy": strategy}
+    origin = {name: value for name, value in asked.items() if value and client.deployed}
     return spend(client, folder, plan, round, pricing.charges(request), **origin)
 
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, RecordDict
 
+from coterie.client.state import ClientError
 from coterie.datasets import Declared
 from coterie.wire.messages import REPLY
+from coterie.wire.versions import incompatible, versions
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Client:
         budget_file: file of its charges; None: beside the data, or in ``folder``.
         run: id of the run that asks, in Flower; empty in a simulation.
         app: SHA-256 of the app that runs, in hexadecimal; empty if it is not known.
+        server: address and authority of the server, as the client's owner has configured them; empty if not known.
     """
 
     client_id: int
@@ -36,6 +39,7 @@ class Client:
     budget_file: str | None = None
     run: str = ""
     app: str = ""
+    server: str = ""
 
     @property
     def deployed(self) -> bool:
@@ -51,9 +55,16 @@ class Client:
 def identity_reply(client: Client) -> RecordDict:
     """Return the reply to an identity request.
 
-    It holds the client id, whether repeated requests return the cached reply, and whether requests for evaluation are
-    accepted.
+    It holds the client id, whether repeated requests return the cached reply, whether requests for evaluation are
+    accepted, and the versions of a deployed client.
+
+    Raises:
+        ClientError: a library of a deployed client is too old for this version of Coterie.
     """
     reply = ConfigRecord({"client-id": client.client_id, "repeats": bool(client.folder)})
     reply["evaluates"] = client.evaluates
+    if client.deployed:
+        if problem := incompatible():
+            raise ClientError(f"client {client.client_id} cannot take part: {problem}")
+        reply["versions"] = versions()
     return RecordDict({REPLY: reply})

@@ -111,7 +111,7 @@ def charge_reply(cohort: Cohort, i: int, *, releases_losses: bool = False) -> tu
     plan = cohort.plan(client.client_id)
     try:
         _check_covered(cohort, client, releases_losses)
-        number = charge(client, cohort.folders[i], plan, request.round, request)
+        number = charge(client, cohort.folders[i], plan, request.round, request, cohort.config.strategy)
     except ClientError as refusal:
         return refusal
     except PrivacyError as unplanned:

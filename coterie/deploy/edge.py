@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
@@ -108,6 +109,8 @@ class Edge:  # large: the options of a command
     @property
     def _record(self) -> dict[str, Any]:
         set_keys = {key: value for key, value in self.node.to_record().items() if value is not False}
+        if self.node.server is None:
+            set_keys["server"] = _server(self.superlink, self.ca)
         return set_keys | {key: _value(text) for key, text in self.settings.items()}
 
     @property
@@ -232,6 +235,15 @@ def _quoted(value: bool | int | float | str) -> str:
     if not isinstance(value, str):
         return str(value).lower()
     return '"' + json.dumps(value, ensure_ascii=False)[1:-1].replace('\\"', "\\u0022").replace("\x7f", "\\u007f") + '"'
+
+
+def _server(superlink: str, ca: Path) -> str:
+    """Return what a client's records call its server: its address, and the begin of its authority's SHA-256."""
+    try:
+        authority = read_authorities(ca)[0].fingerprint(hashes.SHA256()).hex()[:16]
+    except DeployError:
+        authority = "unknown"
+    return f"{superlink} {authority}"
 
 
 def _data(path: Path, describe: Callable[[str], str]) -> str:

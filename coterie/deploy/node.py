@@ -30,6 +30,7 @@ class NodeConfig(Fields):  # large: one field per key
         columns: names of the features of its table without a schema, in order; None: those of the run.
         schema: file with the schema of its table, which declares shape and classes.
         budget_file: file that records its privacy spending; None: beside the data.
+        server: address and authority of the server, for the client's records; coterie client sets it.
         code: names of data sets and networks that a server may choose although they are not Coterie's.
         reply_seconds: least time of a reply, so that its time reveals less.
 
@@ -51,6 +52,7 @@ class NodeConfig(Fields):  # large: one field per key
     columns: str | None = None
     schema: str | None = None
     budget_file: str | None = None
+    server: str | None = None
     code: str | None = None
     reply_seconds: Annotated[float | None, Bounds(0, 1e6)] = None
 

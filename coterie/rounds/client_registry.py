@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Protocol, runtime_checkable
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from coterie.logs import printable
 from coterie.wire.messages import IDENTITY, REPLY
+from coterie.wire.versions import stated_versions
 
 _POLL_SECONDS = 0.5
 # Longest wait for identities before the request is repeated.
@@ -142,6 +143,8 @@ class ClientRegistry:
         record = record if isinstance(record, ConfigRecord) else ConfigRecord()
         client = record.get("client-id")
         if type(client) is int and 0 <= client < self.clients:
+            if text := stated_versions(record.get("versions")):
+                log(INFO, "client %s is node %s: %s", client, node, text)
             return _Claim(client, record.get("repeats") is True, record.get("evaluates") is not False)
         log(WARNING, "ignoring node %s: invalid client-id %s", node, printable(repr(client)))
         return _Claim(None)

@@ -506,6 +506,7 @@ class RunConfig:  # large: the tables of settings and all that follows from seve
             training=self.training,
             partition_seed=self.partition_seed,
             seed=self.seed,
+            strategy=self.run.strategy,
             loss_bound=self.record_level.loss_bound,
         )
         return config.to_record() | self.options.to_record()

@@ -180,7 +180,7 @@ def _check_identity(report: Report, node: _Node, other: _Node) -> int | None:
             for key in ("repeats", "evaluates"):
                 flag = record.get(key, False) if isinstance(record, ConfigRecord) else False
                 report.require(type(flag) is bool, "identity", f"{key} is {flag!r}", "Make it True or False.")
-            only = set(content) <= {REPLY} and set(record or ()) <= {"client-id", "repeats", "evaluates"}
+            only = set(content) <= {REPLY} and set(record or ()) <= {"client-id", "repeats", "evaluates", "versions"}
             report.require(only, "nothing-else", f"the identity holds {sorted(content)}", "Send nothing else.")
             client_ids.append(value)
     if len(client_ids) < 3:

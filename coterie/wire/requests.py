@@ -78,6 +78,7 @@ class ClientConfig(Fields):
         partition_seed: seed of the split among simulated clients.
         seed: of a reproducible simulation; None is secret randomness.
         clients_dir: folder in which simulated clients keep their state.
+        strategy: the method, as the server names it.
         loss_bound: L, to which the loss of a record is clipped; needed where losses are released.
     """
 
@@ -88,6 +89,7 @@ class ClientConfig(Fields):
     partition_seed: Annotated[int, SEED] = 0
     seed: Annotated[int | None, SEED] = None
     clients_dir: str | None = None
+    strategy: Annotated[str | None, Length(200)] = None
     loss_bound: Annotated[float | None, LOSS_BOUND] = None
 
 

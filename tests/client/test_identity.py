@@ -12,7 +12,9 @@ from coterie.client.app import app
 node = {"client-id": 3, "state-dir": "/state", "data": "/data", "epsilon": 1.0, "delta": 1e-5, **%r}
 message = Message(RecordDict(), dst_node_id=7, message_type="query.identity")
 reply = app(message, Context(1, 7, node, RecordDict(), {}))
-print(dict(reply.content["reply"]), sorted({"torch", "scipy", "dp_accounting", "opacus"} & set(sys.modules)))
+told = dict(reply.content["reply"])
+assert told.pop("versions").startswith("coterie ")
+print(told, sorted({"torch", "scipy", "dp_accounting", "opacus"} & set(sys.modules)))
 """
 
 

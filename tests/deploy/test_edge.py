@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from commands import assert_refused, tree
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from servers import free_port, listening, open_port, running, tls, until
@@ -138,6 +140,7 @@ def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
     assert state.stat().st_mode & 0o777 == 0o700
     assert program == argv[0] == sys.executable
     runtime = argv[argv.index("--port") + 1]
+    authority = x509.load_pem_x509_certificate((pki / "ca.crt").read_bytes()).fingerprint(hashes.SHA256()).hex()[:16]
     assert argv[1:] == [
         *("-P", "-m", "coterie.flower.supernode"),
         *("--certificate", str(pki / "nodes" / "node-1.crt")),
@@ -149,7 +152,8 @@ def test_what_is_executed(coterie, pki, tmp_path, executed, monkeypatch):
         *("--port", runtime),
         "--node-config",
         f'client-id=1 state-dir="{state}" data="{tmp_path}/my data" epsilon=8.0 delta=1e-05 diagnostics=true '
-        'input-shape="1x28x28" num-classes=10 value-range="0:1" site="ward 7" gpu=true',
+        'input-shape="1x28x28" num-classes=10 value-range="0:1" '
+        f'server="localhost:{port} {authority}" site="ward 7" gpu=true',
         *("--health-server-address", "127.0.0.1:1", "--max-retries", "3"),
     ]
     own = {
@@ -234,6 +238,7 @@ def test_flower_reads_the_node_config_back(tmp_path, name):
         "input-shape": "1x8x8",
         "num-classes": 10,
         "budget-file": str(tmp_path / "budget"),
+        "server": f"{node.superlink} unknown",
         "n": 3,
         "x": 0.001,
         "flag": False,

@@ -44,7 +44,8 @@ class Nodes(LocalGrid):
         for message in self._numbered(messages):
             node = message.metadata.dst_node_id
             self.asked.append(node)
-            yield Message(RecordDict({"reply": ConfigRecord({"client-id": self.claims[node]})}), reply_to=message)
+            said = ConfigRecord({"client-id": self.claims[node], "versions": "coterie 0.2.0, torch 2.9"})
+            yield Message(RecordDict({"reply": said}), reply_to=message)
 
 
 def looked_up(registry, grid):
@@ -94,6 +95,12 @@ def test_without_times_the_node_that_came_first_keeps_its_client():
     assert looked_up(registry, grid) == {3: HONEST}
     grid.claims = {HOSTILE: 3}
     assert looked_up(registry, grid) == {3: HOSTILE}
+
+
+def test_the_log_names_every_client_with_its_versions(caplog):
+    with caplog.at_level(logging.INFO, "flwr"):
+        looked_up(ClientRegistry(4, 0.0), Nodes({HONEST: 3}))
+    assert f"client 3 is node {HONEST}: coterie 0.2.0, torch 2.9" in [record.getMessage() for record in caplog.records]
 
 
 # ---- with a roster ------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_the_configuration_of_a_run_is_read_and_every_field_is_needed():
     read = ClientConfig.from_record(config)
     assert (read.training.lr, read.seed, read.clients_dir) == (config["lr"], None, None)
     assert read.to_record() == config
-    for key in config.keys() - {"loss-bound"}:
+    for key in config.keys() - {"loss-bound", "strategy"}:
         with pytest.raises(RequestError, match=f"{key} is missing"):
             ClientConfig.from_record({name: value for name, value in config.items() if name != key})
 
