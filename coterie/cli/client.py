@@ -69,6 +69,9 @@ def client(  # long: one line per option
     budget_file: Annotated[
         Path | None, typer.Option(help="File that records this client's privacy spending; default: beside the data.")
     ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML file of what this client's owner consents to; default: everything.")
+    ] = None,
     fab_hash: Annotated[
         str | None,
         typer.Option(metavar="HASH", help="Hash of the only app that may run, as printed by coterie fab-hash."),
@@ -109,6 +112,7 @@ def client(  # long: one line per option
         columns=columns,
         schema=_absolute(schema),
         budget_file=_absolute(budget_file),
+        policy=_absolute(policy),
     )
     edge = deploy.Edge(
         superlink=superlink,

@@ -20,7 +20,19 @@ from coterie.client.state import ClientError
 from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared, facts
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import APP_HASH, NodeConfig
+from coterie.deploy.policy import Policy
+from coterie.wire import LabelRequest, RequestError
 from coterie.wire.messages import CENTROIDS, CHARGED_REQUESTS, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, TRAIN
+
+# What replies hold, in the words of a policy.
+_RELEASES = {
+    TRAIN: "updates",
+    LOSSES: "losses",
+    GAN: "samples",
+    CENTROIDS: "centroids",
+    LABEL: "counts",
+    EVALUATE: "scores",
+}
 
 if TYPE_CHECKING:
     from coterie.client.cohort import Cohort
@@ -65,7 +77,11 @@ def client_of(node: NodeConfig) -> Client:
 
     Raises:
         DataError: what it declares about the data is invalid.
+        DeployError: its policy cannot be used, or limits epsilon without a budget.
     """
+    policy = Policy.read(Path(node.policy)) if node.policy else None
+    if policy and policy.limits_epsilon and not node.budget:
+        raise DeployError(f"policy {node.policy}: epsilon-per-run and epsilon-per-month require epsilon and delta")
     return Client(
         node.client_id,
         node.state_dir or "",
@@ -74,6 +90,7 @@ def client_of(node: NodeConfig) -> Client:
         data=node.data,
         declared=Declared.of(node.schema, node.input_shape, node.num_classes, node.value_range, node.columns),
         budget_file=node.budget_file,
+        policy=policy,
         server=node.server or "",
     )
 
@@ -104,7 +121,6 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
         ClientError: a field is out of bounds, the request is for other data, or it names code that is not allowed.
     """
     from coterie.client.cohort import Cohort
-    from coterie.wire import RequestError
 
     who = f"client {client.client_id} rejects the request"
     try:
@@ -113,9 +129,14 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
     except RequestError as error:
         raise ClientError(f"{who}: {error}") from None
     config = cohort.config
+    if client.policy and (refused := client.policy.refuses(config.strategy, _released(cohort))):
+        log(WARNING, "%s of run %s: its policy: %s", who, client.run, refused)
+        raise ClientError(f"{who}: the policy of its owner does not allow it: {refused}", "policy")
     if config.data.dataset == OWN_DATA and client.data is None:
         raise ClientError(
-            f"{who}: the run uses the clients' own data, but no data are configured; set data in the node configuration"
+            f"{who}: the run uses the clients' own data, but no data are configured; set data in the node "
+            "configuration",
+            "no-data",
         )
     # An entry point is code, too; an unknown name gets the same reply, which does not reveal what is installed.
     for key, value, builtin_names in (
@@ -147,6 +168,14 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
         ):
             raise ClientError(f"{who}: it is for {asked}, but the node configuration declares {declared}")
     return replace(cohort, config=replace(config, data=replace(config.data, data_dir="")))
+
+
+def _released(cohort: Cohort) -> list[str]:
+    """Return what the reply to a request holds, in the words of a policy."""
+    request = cohort.request
+    if isinstance(request, LabelRequest) and not request.release_counts:
+        return []
+    return [_RELEASES[request.message_type]]
 
 
 def _reply_to(message_type: str, content: RecordDict, client: Client, node: NodeConfig) -> ReplyOrError:

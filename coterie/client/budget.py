@@ -12,6 +12,7 @@ one file per data folder, so that the same data in two federations share one bud
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from logging import WARNING
 from pathlib import Path
@@ -20,10 +21,22 @@ from flwr.common.logger import log
 
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
+from coterie.deploy.policy import DAYS_OF_MONTH
 from coterie.files import FileError, private_folder
-from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, PricedRequest, Pricing, RecordPlan
+from coterie.privacy import (
+    BudgetError,
+    ClientLedger,
+    Event,
+    LedgerError,
+    PricedRequest,
+    Pricing,
+    RecordPlan,
+    epsilon,
+    read_ledger,
+)
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.budget_files import spending
+from coterie.privacy.ledger import count_events
 
 #: Name of the file beside the data.
 BUDGET_FILE = ".coterie-budget.jsonl"
@@ -81,6 +94,7 @@ def spend(
     try:
         ledger = _open(client, folder, plan)
         try:
+            _check_policy(client, folder, events)
             planned = None if plan is None else plan.planned()
             return ledger.spend(round, events, planned=planned, **details)
         finally:
@@ -91,7 +105,7 @@ def spend(
         log(WARNING, "client %s rejects the request of round %s: %s", client.client_id, round, error)
         if isinstance(error, BudgetError):
             raise ClientError(
-                f"client {client.client_id} rejects the request: it exceeds the client's budget"
+                f"client {client.client_id} rejects the request: it exceeds the client's budget", "budget"
             ) from None
         raise ClientError(f"client {client.client_id} cannot charge its budget; see its own log for details") from None
 
@@ -111,6 +125,32 @@ def _open(client: Client, folder: Path, plan: RecordPlan | None) -> ClientLedger
             f"{_SET_FILE} to it"
         )
     return ClientLedger(delta, epsilon, path, anchors=anchors_path(client, folder))
+
+
+def _check_policy(client: Client, folder: Path, events: Counter[Event]) -> None:
+    """Check that further events are within the limits of the client's policy, whatever the budget allows.
+
+    Raises:
+        ClientError: they are not.
+    """
+    policy = client.policy
+    if policy is None or not policy.limits_epsilon or client.budget is None:
+        return
+    path, delta = ledger_path(client, folder), client.budget[1]
+    charges = read_ledger(path)[1]
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - DAYS_OF_MONTH * 24 * 3600))
+    for limit, of, counted in (
+        (policy.epsilon_per_run, "run", [charge for charge in charges if charge.get("run") == client.run]),
+        (policy.epsilon_per_month, "month", [charge for charge in charges if charge.get("time", since) >= since]),
+    ):
+        if limit is not None and not epsilon(count_events(counted) + events, delta) <= limit:
+            log(
+                WARNING, "client %s: the request exceeds epsilon-per-%s = %g of its policy", client.client_id, of, limit
+            )
+            raise ClientError(
+                f"client {client.client_id} rejects the request: it exceeds the epsilon per {of} of its owner's policy",
+                "policy",
+            )
 
 
 def describe_budget(client: Client) -> str:

@@ -204,7 +204,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
     def budget_errors(self) -> list[ClientError]:
         """One error per client if a client has a budget and the request has no record-level plan; otherwise empty."""
         paid = self.plans or not any(client.budget for client in self.clients)
-        return [] if paid else [ClientError(_BUDGET_MISMATCH)] * len(self.clients)
+        return [] if paid else [ClientError(_BUDGET_MISMATCH, "budget")] * len(self.clients)
 
     @property
     def empty_site_errors(self) -> dict[int, ClientError]:
@@ -216,7 +216,7 @@ class Cohort:  # large: what handlers read of a message, each computed once
         if self.plans or not simulated or not isinstance(self.federation, OwnFederation):
             return {}
         empty = [client.client_id for client in simulated if not len(self.shard(client).y)]
-        return {number: ClientError(f"client {number} has no training records") for number in empty}
+        return {number: ClientError(f"client {number} has no training records", "no-data") for number in empty}
 
     @property
     def is_stateful(self) -> bool:

@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from coterie.client.state import ClientError
 from coterie.datasets import Declared
+from coterie.deploy.policy import Policy
 from coterie.wire.messages import REPLY
 from coterie.wire.versions import incompatible, versions
 
@@ -25,6 +26,7 @@ class Client:
         data: path of the client's own data; None: those of the run.
         declared: shape and classes of these data; None: as the run defines them.
         budget_file: file of its charges; None: beside the data, or in ``folder``.
+        policy: what its owner consents to; None: everything.
         run: id of the run that asks, in Flower; empty in a simulation.
         app: SHA-256 of the app that runs, in hexadecimal; empty if it is not known.
         server: address and authority of the server, as the client's owner has configured them; empty if not known.
@@ -37,6 +39,7 @@ class Client:
     data: str | None = None
     declared: Declared | None = None
     budget_file: str | None = None
+    policy: Policy | None = None
     run: str = ""
     app: str = ""
     server: str = ""
@@ -48,8 +51,9 @@ class Client:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the client accepts requests for evaluation, which no budget of its own covers."""
-        return self.budget is None or self.diagnostics
+        """Whether the client accepts requests for evaluation, which no budget of its own covers, by its policy too."""
+        allowed = self.policy is None or not self.policy.refuses_release("scores")
+        return allowed and (self.budget is None or self.diagnostics)
 
 
 def identity_reply(client: Client) -> RecordDict:

@@ -17,7 +17,16 @@ from coterie.files import private_folder, write_atomic
 
 
 class ClientError(RuntimeError):
-    """A client cannot execute a request."""
+    """A client cannot execute a request.
+
+    Args:
+        message: what the server is told.
+        kind: one of :data:`~coterie.wire.messages.REFUSALS`, by which the server counts it.
+    """
+
+    def __init__(self, message: str, kind: str = "failed") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class StateFile:

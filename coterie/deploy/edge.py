@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from coterie.deploy.app_bundle import checked_hash, trusted_entities
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import NodeConfig
+from coterie.deploy.policy import Policy
 from coterie.deploy.roster import Roster, fingerprint, is_authority, read_authorities
 
 #: Default port of a SuperNode's Runtime API; every SuperNode on a machine needs its own port.
@@ -147,7 +148,7 @@ def default_state_dir(client_id: int) -> Path:
 def checks(
     edge: Edge, describe: Callable[[str], str], describe_budget: Callable[[], str], clock_error: ClockError
 ) -> Iterator[Check]:
-    """Check data, key, CA, roster, app, state, budget, port, SuperLink and clock, in this order; start nothing.
+    """Check data, key, CA, roster, app, state, policy, budget, port, SuperLink and clock, in this order.
 
     Args:
         edge: options of the client.
@@ -155,7 +156,7 @@ def checks(
         describe_budget: describes what is spent of the client's budget, if it has one, or raises RuntimeError.
         clock_error: see :func:`coterie.flower.fleet.clock_error`.
 
-    The SuperLink is contacted only with a valid CA, and asked about the clock only with a valid key.
+    Nothing is started. The SuperLink is contacted with a valid CA only, and asked about the clock with a valid key.
     """
     passed: set[str] = set()
     needed = {"roster": {"key", "ca"}, "superlink": {"ca"}, "clock": {"key", "superlink"}}
@@ -166,6 +167,7 @@ def checks(
         *((("roster", lambda: _in_roster(edge)),) if edge.roster else ()),
         ("app", lambda: _app(edge)),
         ("state", lambda: _state(edge.state_dir)),
+        *((("policy", lambda: _policy(edge.node)),) if edge.node.policy else ()),
         *((("budget", lambda: _budget(describe_budget)),) if edge.node.budget else ()),
         ("port", lambda: _port(edge.port)),
         ("superlink", lambda: _superlink(edge)),
@@ -339,6 +341,13 @@ def _state(folder: Path) -> str:
             f"--state-dir {folder}: this user has no write permission for {parent}: choose another folder, or chown it"
         )
     return str(folder)
+
+
+def _policy(node: NodeConfig) -> str:
+    policy = Policy.read(Path(node.policy or ""))
+    if policy.limits_epsilon and not node.budget:
+        raise DeployError(f"--policy {node.policy}: its limits of epsilon require --epsilon and --delta")
+    return f"{policy}, {node.policy}"
 
 
 def _budget(describe: Callable[[], str]) -> str:

@@ -30,6 +30,7 @@ class NodeConfig(Fields):  # large: one field per key
         columns: names of the features of its table without a schema, in order; None: those of the run.
         schema: file with the schema of its table, which declares shape and classes.
         budget_file: file that records its privacy spending; None: beside the data.
+        policy: file that states what its owner consents to (:mod:`coterie.deploy.policy`); None: everything.
         server: address and authority of the server, for the client's records; coterie client sets it.
         code: names of data sets and networks that a server may choose although they are not Coterie's.
         reply_seconds: least time of a reply, so that its time reveals less.
@@ -52,6 +53,7 @@ class NodeConfig(Fields):  # large: one field per key
     columns: str | None = None
     schema: str | None = None
     budget_file: str | None = None
+    policy: str | None = None
     server: str | None = None
     code: str | None = None
     reply_seconds: Annotated[float | None, Bounds(0, 1e6)] = None
@@ -74,7 +76,7 @@ class NodeConfig(Fields):  # large: one field per key
             "epsilon requires input-shape and num-classes, or schema: without them, a server could infer the shape of "
             "the data from rejected requests": bool(self.epsilon and self.data and not shape and not self.schema),
         }
-        paths = {"data": self.data, "schema": self.schema, "budget-file": self.budget_file}
+        paths = {"data": self.data, "schema": self.schema, "budget-file": self.budget_file, "policy": self.policy}
         relative = [key for key, path in paths.items() if path is not None and not os.path.isabs(path)]
         broken = [problem for problem, applies in rules.items() if applies]
         return broken + [f"{key} must be an absolute path" for key in relative]

@@ -39,6 +39,10 @@ RECORD_PLANS = "record-plans"
 PLACES_OF_CLIENTS = ("data-dir", "device")
 _POINTS = "points"
 
+#: Codes of error replies, by kind: the budget or the policy of a client does not allow the request, the client has no
+#: data, or anything else, whose details are in the client's own log.
+REFUSALS = {"budget": 9001, "policy": 9002, "no-data": 9003, "failed": 9004}
+
 #: What a client and the server say of an update that is not finite.
 DIVERGED = "training diverged; scale features and targets (docs/tables.md), or lower lr"
 
