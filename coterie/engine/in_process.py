@@ -34,7 +34,7 @@ from coterie.logs import printable
 from coterie.privacy import Summed
 from coterie.progress import ProgressCallback, ignore_progress, set_progress_sink
 from coterie.rounds import PartialSums
-from coterie.wire.messages import CONFIG, EVALUATE, GAN, payload
+from coterie.wire.messages import CONFIG, EVALUATE, GAN, REFUSALS, payload
 
 # Clients per call of a handler: bounds the memory of a batched call, and the time to the first reply.
 _CHUNK = 256
@@ -266,7 +266,8 @@ def _reply(message: Message, content: ReplyOrError | Exception) -> Message:
     if not isinstance(content, Exception):
         return Message(content, reply_to=message)
     log(WARNING, "client %s failed: %s", message.metadata.dst_node_id - 1, printable(content))
-    return Message(Error(_CLIENT_FAILED, printable(f"{type(content).__name__}: {content}")), reply_to=message)
+    code = REFUSALS.get(content.kind, _CLIENT_FAILED) if isinstance(content, ClientError) else _CLIENT_FAILED
+    return Message(Error(code, printable(f"{type(content).__name__}: {content}")), reply_to=message)
 
 
 def _read(file: StateFile) -> _State:

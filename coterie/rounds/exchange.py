@@ -13,7 +13,7 @@ from logging import WARNING
 from typing import Any, Generic, Protocol, runtime_checkable
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.logger import log
 
 from coterie.logs import printable
@@ -21,10 +21,11 @@ from coterie.privacy import Permit, Pricing, Summed
 from coterie.rounds.phases import C, IntArray, Phase, R, SumsPhase
 from coterie.rounds.run_state import Models, Run, StrategyError
 from coterie.wire import Request, TrainRequest, digest
-from coterie.wire.messages import CONFIG, MODELS, ReplyError, pack_models
+from coterie.wire.messages import CHARGED_REQUESTS, CONFIG, MODELS, REFUSALS, ReplyError, pack_models
 
 #: Reason of every dropped reply of a certified client-level run, whose participants are secret.
 WITHHELD = "withheld under client-level privacy: see the clients' logs"
+_KINDS = {code: kind for kind, code in REFUSALS.items()}
 
 
 class MessageBatch:
@@ -94,11 +95,25 @@ class MessageBatch:
                 continue
             answered.add(client)
             if reply.has_error():
-                self.drop(client, f"the client failed: {reply.error.reason}")
+                self.drop(client, self._refusal(client, reply.error))
             elif isinstance(content, RecordDict):
                 yield client, content
             else:
                 self.drop(client, f"its content is a {type(content).__name__}, expected a RecordDict")
+
+    def _refusal(self, client: int, error: Error) -> str:
+        """Return why a client sent an error, and note a client that refuses to be trained."""
+        kind = _KINDS.get(error.code)
+        if kind in (None, "failed"):
+            return f"the client failed: {error.reason}"
+        if self.request.message_type in CHARGED_REQUESTS and not self._withheld:
+            self._run.statistics.refusing[client] = str(kind)
+        return f"the client refuses ({kind}): {error.reason}"
+
+    @property
+    def _withheld(self) -> bool:
+        """Whether participants are secret: in certified client-level runs."""
+        return self._run.plan.private and self._run.streams.secret and not self._run.plan.clients_keep_ledgers
 
     def client_of(self, reply: Message) -> int | None:
         """The client whose message this replies to; None if there is none."""
@@ -112,8 +127,7 @@ class MessageBatch:
 
     def drop(self, client: int | None, reason: str) -> None:
         """Count a reply as dropped. Certified client-level runs keep a total only."""
-        plan, reason = self._run.plan, printable(reason)
-        withheld = plan.private and self._run.streams.secret and not plan.clients_keep_ledgers
+        reason, withheld = printable(reason), self._withheld
         self._run.statistics.drop(WITHHELD if withheld else reason)
         if not withheld:  # participation is public at record level
             fields = {"round": self.request.round, "client": client, "reason": reason}
@@ -211,6 +225,7 @@ class Exchange(Generic[C, R]):
                 if self._run.plan.unit != "client" and isinstance(self._phase, SumsPhase):
                     self._run.statistics.labels[client] = reply.label
                 self._run.statistics.accepted += 1
+                self._run.statistics.refusing.pop(client, None)
             except ReplyError as error:
                 self.batch.drop(client, str(error))
 

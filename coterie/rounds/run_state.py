@@ -38,6 +38,8 @@ class Statistics:
         traffic: messages and bytes of arrays in this round, both ways, without introductions.
         labels: the latest label of each client, of updates that were released with their labels.
         evaluated: number of valid replies to evaluations.
+        refusing: why each client refused the latest request to be trained, if it did: a key of
+            :data:`~coterie.wire.messages.REFUSALS`. Empty where participants are secret.
         unevaluated: first reason why a reply to an evaluation could not be used; empty if all could.
     """
 
@@ -47,6 +49,7 @@ class Statistics:
         self.dropped: Counter[str] = Counter()
         self.traffic: Counter[str] = Counter()
         self.labels: dict[int, int] = {}
+        self.refusing: dict[int, str] = {}
         self.evaluated = 0
         self.unevaluated = ""
         self._before = (0, 0, Counter[str]())

@@ -348,6 +348,28 @@ def _require_clients(strategy: ClusteredStrategy, grid: Grid, number: int, *, se
             f"round {number}: {len(registry.nodes)} clients are registered after {registry.wait:g} s, fewer than "
             f"min-clients = {strategy.options.min_clients}; completed rounds are saved: check the clients, then resume"
         )
+    _require_consent(strategy, number)
+
+
+def _require_consent(strategy: ClusteredStrategy, number: int) -> None:
+    """State how many clients refused to be trained; none is known to where participants are secret.
+
+    Raises:
+        StrategyError: at record level, fewer than ``min_clients`` of the registered ones did not refuse.
+    """
+    statistics, nodes = strategy.statistics, strategy.registry.nodes
+    refusing = {client: kind for client, kind in statistics.refusing.items() if client in nodes}
+    if not refusing:
+        return
+    registered, least = len(nodes), strategy.options.min_clients
+    kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(Counter(refusing.values()).items()))
+    text = f"{len(refusing)} of {registered} registered clients refuse to be trained ({kinds})"
+    if strategy.plan.clients_keep_ledgers and registered - len(refusing) < least:
+        raise StrategyError(
+            f"round {number}: {text}, so that fewer than min-clients = {least} take part; completed rounds are saved: "
+            "agree on settings that the clients accept, or resume with fewer"
+        )
+    log(WARNING, "round %s: %s", number, text, extra={"round": number})
 
 
 def _line(run: Run, number: int, metrics: Mapping[str, Any] | None) -> dict[str, Any]:
