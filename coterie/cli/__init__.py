@@ -16,6 +16,7 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 from coterie import __version__
 from coterie.cli import backup, budget, data, listings, privacy
 from coterie.cli.audit import audit
+from coterie.cli.audit_log import audit_log
 from coterie.cli.bench import bench
 from coterie.cli.certs import certs
 from coterie.cli.client import client, fab_hash
@@ -61,6 +62,7 @@ for command in (
     assign,
     export,
     audit,
+    audit_log,
     bench,
     certs,
     client,

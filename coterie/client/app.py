@@ -15,6 +15,7 @@ from flwr.common.logger import log
 
 from coterie import logs
 from coterie import models as networks
+from coterie.client.audited import audited
 from coterie.client.identity import Client, identity_reply
 from coterie.client.state import ClientError
 from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared, facts
@@ -22,7 +23,7 @@ from coterie.deploy.errors import DeployError
 from coterie.deploy.node import APP_HASH, NodeConfig
 from coterie.deploy.policy import Policy
 from coterie.wire import LabelRequest, RequestError
-from coterie.wire.messages import CENTROIDS, CHARGED_REQUESTS, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, TRAIN
+from coterie.wire.messages import CENTROIDS, CHARGED_REQUESTS, CONFIG, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, TRAIN
 
 # What replies hold, in the words of a policy.
 _RELEASES = {
@@ -54,7 +55,11 @@ def _handle(message: Message, context: Context) -> Message:
     )
     message_type, content = message.metadata.message_type, message.content
     try:
-        reply = identity_reply(client) if message_type == IDENTITY else _reply_to(message_type, content, client, node)
+        if message_type == IDENTITY:
+            reply: ReplyOrError = identity_reply(client)
+        else:
+            with audited(client, message_type, content.config_records.get(CONFIG, {})) as decide:
+                reply = decide(_reply_to(message_type, content, client, node))
         if deployed and message_type != IDENTITY and isinstance(reply, RecordDict):
             from coterie.flower.sizes import fix_size
 

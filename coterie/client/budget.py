@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from contextlib import closing
 from logging import WARNING
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from coterie.privacy import (
     read_ledger,
 )
 from coterie.privacy.anchors import Anchors
-from coterie.privacy.budget_files import spending
+from coterie.privacy.budget_files import epsilon_spent, spending
 from coterie.privacy.ledger import count_events
 
 #: Name of the file beside the data.
@@ -165,6 +166,23 @@ def describe_budget(client: Client) -> str:
         return f"nothing of epsilon {client.budget[0]:g} spent, {path}" if client.budget else str(path)
     _open(client, folder, None).close()
     return str(spending(path))
+
+
+def epsilon_so_far(client: Client, folder: Path) -> float | None:
+    """Return what a client with its own budget has spent of it, in time that does not grow with the ledger.
+
+    Returns:
+        epsilon; None if the client has no budget or no charges, or its ledger is in use or cannot be read.
+    """
+    if client.budget is None:
+        return None
+    try:
+        with closing(_open(client, folder, None)) as ledger:
+            if not (events := ledger.events):
+                return None
+            return epsilon_spent(events, ledger.budget, ledger.delta, ledger.pinned_entry)
+    except (LedgerError, FileError, OSError):
+        return None
 
 
 def ledger_path(client: Client, folder: Path) -> Path:

@@ -89,8 +89,8 @@ class Anchors:
         if not self.path.exists():
             return None
         with os.fdopen(open_regular(self.path), "rb") as file:
-            _, tail = _tail(file)
-        lines = tail.split(b"\n")[:-1]
+            _, content = tail(file)
+        lines = content.split(b"\n")[:-1]
         return Anchor.parse(parse_object(lines[-1].decode(), str(self.path)), self.path) if lines else None
 
     def all(self) -> list[Anchor]:
@@ -110,8 +110,8 @@ class Anchors:
         new = not self.path.exists()
         try:
             with os.fdopen(open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+b", buffering=0) as file:
-                start, tail = _tail(file)
-                whole = start + tail.rfind(b"\n") + 1
+                start, end = tail(file)
+                whole = start + end.rfind(b"\n") + 1
                 file.truncate(whole)
                 content = anchor.line()
                 try:
@@ -128,8 +128,8 @@ class Anchors:
             sync_folder(self.path.parent)
 
 
-def _tail(file: IO[bytes]) -> tuple[int, bytes]:
-    """Return the end of a file, which contains its last line, and where it begins."""
+def tail(file: IO[bytes]) -> tuple[int, bytes]:
+    """Return where the end of a file begins that contains its last line, and this end."""
     start = max(0, os.fstat(file.fileno()).st_size - _LONGEST)
     file.seek(start)
     return start, file.read()

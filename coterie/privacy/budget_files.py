@@ -58,14 +58,25 @@ def spending(path: Path) -> Spending:
         raise LedgerError(f"{path} is not the budget file of a client")
     budget = math.inf if header["epsilon"] is None else header["epsilon"]
     events = count_events(charges)
-    spent = _spent(events, budget, header["delta"], charges[0].get(PINNED)) if charges else 0.0
+    spent = epsilon_spent(events, budget, header["delta"], charges[0].get(PINNED)) if charges else 0.0
     last = charges[-1].get("time") if charges else None
     by_run = Counter(charge["run"] for charge in charges if isinstance(charge.get("run"), str))
     runs = ", ".join(f"{run}: {count}" for run, count in by_run.items())
     return Spending(str(path), spent, budget, header["delta"], len(charges), last, runs)
 
 
-def _spent(events: Counter[Event], budget: float, delta: float, pinned: Any) -> float:
+def epsilon_spent(events: Counter[Event], budget: float, delta: float, pinned: Any) -> float:
+    """Return the epsilon of all events of a ledger, as its filter counts them.
+
+    Args:
+        events: charged events.
+        budget: epsilon of the budget.
+        delta: of the budget.
+        pinned: entry of the filter in the first charge; None without one.
+
+    Raises:
+        LedgerError: the entry is malformed.
+    """
     fixed = epsilon(events, delta)
     if pinned is None:
         return fixed

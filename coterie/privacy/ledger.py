@@ -315,8 +315,8 @@ class _FilteredLedger(Ledger):
     planned: Mapping[Event, int] | None = None
 
     @property
-    def _pinned(self) -> Any:
-        """The entry of the filter in the first charge."""
+    def pinned_entry(self) -> Any:
+        """The entry of the filter in the first charge; None without one."""
         return self.charges[0].get(PINNED)
 
     def _filtered(self, number: int, events: Mapping[Event, int]) -> dict[str, object]:
@@ -334,7 +334,7 @@ class _FilteredLedger(Ledger):
             if first:
                 allowed = Filter.pin(total, self.budget, self.delta, planned=self.planned, accountant=self.accountant)
             else:
-                allowed = Filter.parse(self._pinned, self.budget, self.delta)
+                allowed = Filter.parse(self.pinned_entry, self.budget, self.delta)
         except PrivacyError as error:
             raise LedgerError(f"{self._path}: {error}{_RESTORE}") from None
         if allowed is None or not allowed.accepts(total):
@@ -452,8 +452,9 @@ class ClientLedger(_FilteredLedger):
         self._events = Counter(self._anchor.events) + count_events(self.charges)
 
     @property
-    def _pinned(self) -> Any:
-        return super()._pinned if self._anchor is None else self._anchor.pinned
+    def pinned_entry(self) -> Any:
+        """The entry of the filter in the first charge, which the last anchor states, too; None without one."""
+        return super().pinned_entry if self._anchor is None else self._anchor.pinned
 
     def spend(
         self, number: int, events: Mapping[Event, int], *, planned: Mapping[Event, int] | None = None, **details: object
@@ -513,7 +514,7 @@ class ClientLedger(_FilteredLedger):
             charges=self._count,
             chain=self._chain,
             events=self._events,
-            pinned=self._pinned,
+            pinned=self.pinned_entry,
         )
         self._anchors.append(anchor)
 
@@ -548,7 +549,7 @@ def earlier_events(header: Mapping[str, Any]) -> Counter[Event]:
 
 def header_digest(header: Mapping[str, Any]) -> str:
     """Return a digest of a first line, which identifies a run."""
-    return _digest(json.dumps(header, sort_keys=True).encode())
+    return chain_digest(json.dumps(header, sort_keys=True).encode())
 
 
 def extended_terms(charges: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -609,7 +610,8 @@ def _read(path: Path) -> bytes:
         raise LedgerError(str(error)) from None
 
 
-def _digest(*parts: bytes) -> str:
+def chain_digest(*parts: bytes) -> str:
+    """Return the link of a chain: the first 16 hexadecimal digits of the SHA-256 of these bytes."""
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
@@ -618,7 +620,7 @@ def _chained(chain: str, charges: Iterable[Mapping[str, Any]]) -> tuple[bytes, s
     lines = []
     for charge in charges:
         content = json.dumps(charge).encode()
-        chain = _digest(chain.encode(), content)
+        chain = chain_digest(chain.encode(), content)
         lines.append(content[:-1] + f', "chain": "{chain}"}}\n'.encode())
     return b"".join(lines), chain
 
@@ -676,7 +678,7 @@ def _take_over(file: IO[bytes], path: Path, header: dict[str, Any], then: str) -
         if whole != first or content != whole:
             file.truncate(0)
             _append(file, path, first, then)
-        return [], _digest(first)
+        return [], chain_digest(first)
     _check_header(before, header, path)
     if whole != content:
         file.truncate(len(whole))
@@ -735,7 +737,7 @@ def _parse(content: bytes, path: Path, start: int = 0, chain: str = "") -> Lines
     for number, line in enumerate(content.splitlines(keepends=True), start):
         chained = _CHAINED.fullmatch(line.rstrip(b"\n")) if number else None
         text = chained[1] + b"}" if chained else line
-        chain = _digest(chain.encode(), text) if number else _digest(line)
+        chain = chain_digest(chain.encode(), text) if number else chain_digest(line)
         try:
             read = json.loads(text)
             good = read["charge"] == number and all(key in read for key in _KEYS) if number else "ledger" in read

@@ -2,7 +2,7 @@
 
 from coterie.rounds.aggregation import AGGREGATORS, Aggregator
 from coterie.rounds.averaging import Averaging
-from coterie.rounds.client_registry import ClientRegistry, Roster, SimulatesClients
+from coterie.rounds.client_registry import ClientRegistry, Roster, SimulatesClients, record_nothing
 from coterie.rounds.evaluation import EvaluationExchange, mean_of_clients
 from coterie.rounds.exchange import Exchange, MessageBatch, PartialSums, SupportsSums
 from coterie.rounds.phases import Phase, PointsPhase, SumsPhase, UpdatesPhase
@@ -32,4 +32,5 @@ __all__ = [
     "SupportsSums",
     "UpdatesPhase",
     "mean_of_clients",
+    "record_nothing",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Protocol, runtime_checkable
@@ -28,6 +28,10 @@ class _Claim:
     client: int | None
     idempotent: bool = False
     evaluates: bool = True
+
+
+def record_nothing(event: str, **fields: object) -> None:
+    """Record no event of a run."""
 
 
 @runtime_checkable
@@ -62,6 +66,7 @@ class ClientRegistry:
         clients: M; clients are 0 to M-1.
         wait: seconds to wait for clients.
         roster: which client each key is; None: as nodes claim.
+        audit: records introductions, and nodes that are ignored (see StrategyOptions).
 
     Attributes:
         nodes: node id of every registered client.
@@ -69,8 +74,10 @@ class ClientRegistry:
         unevaluated: clients that refuse requests for evaluation.
     """
 
-    def __init__(self, clients: int, wait: float, roster: Roster | None = None) -> None:
-        self.clients, self.wait, self._roster = clients, wait, roster
+    def __init__(
+        self, clients: int, wait: float, roster: Roster | None = None, audit: Callable[..., None] = record_nothing
+    ) -> None:
+        self.clients, self.wait, self._roster, self._audit = clients, wait, roster, audit
         self.nodes: dict[int, int] = {}
         self.idempotent: set[int] = set()
         self.unevaluated: set[int] = set()
@@ -143,10 +150,12 @@ class ClientRegistry:
         record = record if isinstance(record, ConfigRecord) else ConfigRecord()
         client = record.get("client-id")
         if type(client) is int and 0 <= client < self.clients:
-            if text := stated_versions(record.get("versions")):
+            text = stated_versions(record.get("versions"))
+            self._audit("introduction", client=client, node=str(node), versions=text or None)
+            if text:
                 log(INFO, "client %s is node %s: %s", client, node, text)
             return _Claim(client, record.get("repeats") is True, record.get("evaluates") is not False)
-        log(WARNING, "ignoring node %s: invalid client-id %s", node, printable(repr(client)))
+        self._ignore(node, f"invalid client-id {printable(repr(client))}")
         return _Claim(None)
 
     def _look_up(self, keys: Mapping[int, bytes]) -> None:
@@ -171,6 +180,7 @@ class ClientRegistry:
         """Warn once of a node that is ignored for this reason."""
         if self._warnings.get(node) != reason:
             log(WARNING, "ignoring node %s: %s", node, reason)
+            self._audit("ignored", node=str(node), reason=reason)
         self._warnings[node] = reason
 
     def _assign(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +18,13 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from coterie import logs
+from coterie.files import finite
+from coterie.logs import printable
 from coterie.privacy import Streams
+from coterie.privacy.audit_log import AuditLog
 from coterie.progress import report_progress
 from coterie.results import RoundRecord
+from coterie.rounds import record_nothing
 from coterie.server import exporter, recorders
 from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.data_origin import DataOrigin, require_data
@@ -27,6 +33,9 @@ from coterie.server.planning import participation_warnings
 from coterie.server.run import initial_models, roster_of, rounds_of, run
 from coterie.server.start_models import StartModels
 from coterie.settings import AUTO, ConfigError
+
+#: Name of the audit log, in the folder of the run folders.
+AUDIT_LOG = "audit.jsonl"
 
 
 def open_folder(
@@ -99,12 +108,33 @@ def main(grid: Grid, context: Context) -> None:
     """Run, and log where the results are."""
     from flwr.superlink.grid import InMemoryGrid  # of simulations; deployments have another grid
 
-    from coterie.flower.grid import with_check, with_retries
-
     logs.install(run=str(context.run_id))
     runs = Path(os.environ.get("COTERIE_RUNS") or Path.home() / "coterie-runs")
     deployed = not isinstance(grid, InMemoryGrid)
+    audit = partial(AuditLog(runs / AUDIT_LOG).append, run=str(context.run_id)) if deployed else record_nothing
+    with _audited(audit, context.run_config):
+        _run(grid, context, runs, deployed, audit)
+
+
+@contextmanager
+def _audited(audit: Callable[..., None], settings: Mapping[str, Any]) -> Iterator[None]:
+    """Record that a run was submitted, with the SHA-256 of its settings, and how it ended."""
+    text = json.dumps({name: settings[name] for name in sorted(settings)}, default=str)
+    audit("submission", settings=hashlib.sha256(text.encode()).hexdigest())
+    try:
+        yield
+    except BaseException as error:
+        audit("end", error=printable(f"{type(error).__name__}: {error}"))
+        raise
+    audit("end")
+
+
+def _run(grid: Grid, context: Context, runs: Path, deployed: bool, audit: Callable[..., None]) -> None:
+    from coterie.flower.grid import with_check, with_retries
+
     folder = open_folder(context.run_config, runs, _check_engine, deployed=deployed)
+    folder.on_audit = audit
+    audit("start", out=str(folder.path), strategy=folder.config.run.strategy, epsilon=finite(folder.plan.epsilon))
     rounds = rounds_of(folder.config)
 
     def log_metrics(record: RoundRecord) -> None:

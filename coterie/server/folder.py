@@ -59,7 +59,7 @@ from coterie.privacy.check import verified
 from coterie.privacy.ledger import START
 from coterie.progress import ProgressCallback, ignore_progress
 from coterie.results import CONFIG, DIAGNOSTICS, METRICS, RESULT, Outcome, RoundRecord, read_config
-from coterie.rounds import Checkpoint, Recorder
+from coterie.rounds import Checkpoint, Recorder, record_nothing
 from coterie.server import planning
 from coterie.server.checkpoints import (
     CHECKPOINT,
@@ -105,6 +105,7 @@ class RunFolder(Recorder):
         self.resumed = resumed
         self.on_metrics: Callable[[RoundRecord], None] = lambda record: None
         self.on_progress: ProgressCallback = ignore_progress
+        self.on_audit: Callable[..., None] = record_nothing
         self._opened, self._earlier = time.monotonic(), 0.0
         if resumed is not None and (records := self.rounds()):
             self._earlier = records[-1].seconds_total or 0.0

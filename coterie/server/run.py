@@ -180,6 +180,7 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         recorder=folder,
         resume_from=folder.resumed,
         roster=roster_of(config),
+        audit=folder.on_audit,
         evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
     )
     return config.strategy(folder.plan, options)

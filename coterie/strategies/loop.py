@@ -86,7 +86,7 @@ def run_rounds(
                 line |= evaluate(number)
             if evaluate_fn and (central := evaluate_fn(number, result.arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = central
-            line |= _participation(run) | {"seconds": time.perf_counter() - started}
+            line |= _participation(strategy, number) | {"seconds": time.perf_counter() - started}
             recorder.round_finished(line)
             diverged = _check_divergence(run, models, number, number - first, diverged)
         # It was killed before the last evaluation, which is charged once.
@@ -401,8 +401,12 @@ def _check_divergence(run: Run, models: Models, number: int, done: int, diverged
     return True
 
 
-def _participation(run: Run) -> dict[str, Any]:
+def _participation(strategy: ClusteredStrategy, number: int) -> dict[str, Any]:
     """Clients, replies and traffic of a round; nothing at client level, where cohorts are secret."""
+    run, refusing = strategy.run, strategy.statistics.refusing
+    if refusing:
+        clients = {str(client): kind for client, kind in refusing.items()}
+        strategy.options.audit("refusals", round=number, clients=clients)
     counts = run.statistics.next_round()
     if run.plan.unit == "client":
         return {}

@@ -10,7 +10,16 @@ from flwr.app import MetricRecord
 
 from coterie.fields import REBALANCE_TRAIN
 from coterie.privacy import Ledger, Streams
-from coterie.rounds import Aggregator, Averaging, Checkpoint, Recorder, Roster, StrategyError, mean_of_clients
+from coterie.rounds import (
+    Aggregator,
+    Averaging,
+    Checkpoint,
+    Recorder,
+    Roster,
+    StrategyError,
+    mean_of_clients,
+    record_nothing,
+)
 from coterie.strategies.adaptive_clipping import AdaptiveClipping
 from coterie.strategies.reseeding import Reseeding
 
@@ -50,6 +59,8 @@ class StrategyOptions:  # large: the keywords of every strategy's constructor, d
             few more times. Not available at client level, where every round is charged and released regardless of
             replies.
         roster: which client the key of each node is; None: as the nodes say.
+        audit: called with an event and its fields, JSON-ready and never secret, when a client introduces itself, a node
+            is ignored, or clients refuse.
         true_groups: (M,) group of every client, for methods that need it (``needs``).
         example_shape: shape of a record, for methods that need it.
         feature_range: public bound on the absolute value of a feature, for methods that need it.
@@ -78,6 +89,7 @@ class StrategyOptions:  # large: the keywords of every strategy's constructor, d
     min_clients: int = 0
     min_replies: float = 0.0
     roster: Roster | None = None
+    audit: Callable[..., None] = record_nothing
     true_groups: Sequence[int] = ()
     example_shape: Sequence[int] = ()
     feature_range: float = 1.0

@@ -63,7 +63,7 @@ class ClusteredStrategy(Method, Strategy):
         self.run = Run(
             ledger=options.ledger or plan.ledger(),
             streams=options.streams or Streams(),
-            registry=ClientRegistry(plan.clients, options.registration_timeout, options.roster),
+            registry=ClientRegistry(plan.clients, options.registration_timeout, options.roster, options.audit),
             aggregator=options.aggregator,
             rebalance_train=options.rebalance_train,
             state=RunState(

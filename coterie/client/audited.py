@@ -1,0 +1,98 @@
+"""A client's audit log: each request of a server, the decision, and what is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from logging import ERROR, INFO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import RecordDict
+from flwr.common.logger import log
+
+from coterie.client.identity import Client
+from coterie.client.state import ClientError
+from coterie.logs import printable
+from coterie.wire.messages import CHARGED_REQUESTS
+
+if TYPE_CHECKING:
+    from coterie.client.handlers import ReplyOrError
+
+Decide = Callable[["ReplyOrError"], "ReplyOrError"]
+
+
+def audit_path(client: Client) -> Path:
+    """Return the file of a client's audit log, in its state folder."""
+    return Path(client.folder or "") / f"client-{client.client_id}.audit.jsonl"
+
+
+@contextmanager
+def audited(client: Client, message_type: str, config: Mapping[str, Any]) -> Iterator[Decide]:
+    """Record a request and its decision before the reply leaves, unless the client has no state folder of its own.
+
+    The context is a function that takes the reply, and returns what leaves: the reply, or an error if the decision
+    cannot be recorded. An exception is a decision, too, and stays the reply if it cannot be recorded.
+
+    Args:
+        client: whose request it is.
+        message_type: of the request.
+        config: what the server sent; its values are recorded in printable form.
+    """
+    number, strategy = config.get("round"), config.get("strategy")
+    asked = {
+        "run": client.run,
+        "app": client.app or None,
+        "server": client.server or None,
+        "strategy": printable(strategy) if isinstance(strategy, str) else None,
+        "type": message_type,
+        "round": number if type(number) is int else None,
+    }
+
+    def decide(reply: ReplyOrError) -> ReplyOrError:
+        recorded = _record(client, asked | _decision(client, message_type, asked, reply))
+        return reply if recorded or not isinstance(reply, RecordDict) else _unrecorded(client)
+
+    try:
+        yield decide
+    except Exception as error:
+        _record(client, asked | _refused(error))
+        raise
+
+
+def _decision(client: Client, message_type: str, asked: Mapping[str, Any], reply: ReplyOrError) -> dict[str, Any]:
+    if not isinstance(reply, RecordDict):
+        return _refused(reply)
+    if not client.folder or client.budget is None or message_type not in CHARGED_REQUESTS:
+        return {"decision": "answered"}
+    from coterie.client.budget import epsilon_so_far
+
+    spent, budget = epsilon_so_far(client, Path(client.folder)), client.budget[0]
+    if spent is not None:
+        by = " of ".join(filter(None, (asked["strategy"], asked["server"])))
+        log(INFO, "run %s%s: epsilon %.4g of %g spent", client.run, f" ({by})" if by else "", spent, budget)
+    return {"decision": "answered", "epsilon": spent, "budget": budget}
+
+
+def _refused(error: Exception) -> dict[str, Any]:
+    kind = error.kind if isinstance(error, ClientError) else "failed"
+    return {"decision": "refused", "kind": kind, "reason": printable(error)}
+
+
+def _record(client: Client, fields: Mapping[str, Any]) -> bool:
+    """Append an entry; whether that was possible, or not due."""
+    if not client.folder:
+        return True
+    from coterie.privacy.audit_log import AuditLog
+    from coterie.privacy.ledger import LedgerError
+
+    try:
+        AuditLog(audit_path(client)).append("request", **fields)
+    except LedgerError as error:
+        log(ERROR, "client %s: %s", client.client_id, error)
+        return False
+    return True
+
+
+def _unrecorded(client: Client) -> ClientError:
+    return ClientError(f"client {client.client_id} cannot record the request; see its own log for details")
