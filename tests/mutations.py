@@ -38,6 +38,9 @@ _GO_ON, _CONTINUATION = "tests/server/test_continuation.py", "coterie/server/con
 _STARTS, _START_MODELS = "tests/server/test_start_models.py", "coterie/server/start_models.py"
 _PAM, _PAM_TEST = "coterie/clustering/medoids.py", "tests/clustering/test_medoids.py"
 
+_ROSTER, _REGISTRY = "coterie/deploy/roster.py", "tests/rounds/test_client_registry.py"
+_POLICY = "tests/client/test_policy.py"
+
 
 @dataclass(frozen=True)
 class Mutation:
@@ -1007,6 +1010,69 @@ MUTATIONS = [
         "    _clamped(cohort, cohort.clients[i], config.feature_range)\n    key = charge_reply(cohort, i)\n"
         "    if isinstance(key, ClientError):",
         f"{_HOSTILE}::test_data_are_read_after_the_charge_and_never_for_a_refused_request",
+    ),
+    Mutation(
+        "a roster that nobody signed is read",
+        _ROSTER,
+        "        key.verify(signature, _signed_part(content), ec.ECDSA(hashes.SHA384()))",
+        "        pass",
+        "tests/deploy/test_roster.py::test_a_changed_roster_is_refused",
+    ),
+    Mutation(
+        "an expired entry of a roster is valid",
+        _ROSTER,
+        "if member.end <= datetime.now(UTC):",
+        "if False:",
+        f"{_REGISTRY}::test_an_entry_that_expires_during_a_run_ends_the_part_of_its_node",
+    ),
+    Mutation(
+        "an older roster replaces a newer one",
+        _ROSTER,
+        "if roster.number < self._roster.number:",
+        "if False:",
+        f"{_REGISTRY}::test_a_node_is_replaced_during_a_run",
+    ),
+    Mutation(
+        "a node takes the place of another in the roster",
+        "coterie/rounds/client_registry.py",
+        "if self._roster is not None and self._members[node] != claim.client:",
+        "if self._roster is not None and self._members[node] is None:",
+        f"{_REGISTRY}::test_a_registered_node_takes_no_other_client_s_place",
+    ),
+    Mutation(
+        "without a roster, the lowest node id is the client",
+        "coterie/rounds/client_registry.py",
+        "for node in sorted(self._claims, key=lambda node: self._joined[node]):",
+        "for node in sorted(self._claims):",
+        f"{_REGISTRY}::test_the_node_that_was_registered_first_keeps_its_client",
+    ),
+    Mutation(
+        "a policy is not asked",
+        "coterie/client/app.py",
+        "    if client.policy and (refused :=",
+        "    if False and (refused :=",
+        f"{_POLICY}::test_what_the_policy_does_not_allow_is_refused_before_anything_else",
+    ),
+    Mutation(
+        "the limit of a policy leaves out the request itself",
+        "coterie/client/budget.py",
+        "not epsilon(count_events(counted) + events, delta) <= limit",
+        "not epsilon(count_events(counted), delta) <= limit",
+        f"{_POLICY}::test_epsilon_is_limited_below_the_budget",
+    ),
+    Mutation(
+        "refusals are counted at client level",
+        _EXCHANGE,
+        "in CHARGED_REQUESTS and not self._withheld:",
+        "in CHARGED_REQUESTS:",
+        "tests/server/test_refusals.py::test_at_client_level_a_refusal_reveals_and_changes_nothing",
+    ),
+    Mutation(
+        "a reply leaves although it is not in the audit log",
+        "coterie/client/audited.py",
+        "return reply if recorded or not isinstance(reply, RecordDict) else _unrecorded(client)",
+        "return reply",
+        "tests/client/test_audited.py::test_a_reply_that_cannot_be_recorded_does_not_leave",
     ),
 ]
 

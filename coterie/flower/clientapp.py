@@ -148,13 +148,13 @@ def answer(client_app: Callable[..., Message], message: Message, context: Contex
     from flwr.common.constant import ErrorCode
     from flwr.common.logger import log
 
-    from coterie.wire.messages import REFUSALS
-
     try:
         return client_app(message=message, context=context)
     except RuntimeError as error:
         if (type(error).__module__, type(error).__name__) != _REFUSAL:
             raise
+        from coterie.wire.messages import REFUSALS  # of the app
+
         log(WARNING, "reply to the server: %s", error)
         code = REFUSALS.get(getattr(error, "kind", ""), ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
         return Message(Error(code, str(error)), reply_to=message)

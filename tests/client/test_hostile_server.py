@@ -463,7 +463,7 @@ def test_a_budget_file_that_lost_charges_is_refused_until_it_is_reconciled(tmp_p
     }
 
 
-def test_a_charge_states_who_asked(tmp_path, monkeypatch):
+def test_a_charge_states_the_run_and_the_app_that_asked(tmp_path, monkeypatch):
     world = World(tmp_path / "world", WORLDS["another label"][0])
     world.ask("train", CHEAP)
     monkeypatch.setenv("COTERIE_APP_HASH", "ab" * 32)
