@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,8 @@ def read_images(folder: Path, home: Path, shape: Shape | None, need_targets: boo
 
     If no targets are needed and there are no folders of classes, read FOLDER/*.
     """
-    if shape is not None and (len(shape) != 3 or shape[0] not in (1, 3)):
+    suited = shape is None or (len(shape) == 3 and shape[0] in (1, 3))
+    if shape is not None and not suited and any(map(folder_entries.is_image, _files(folder))):
         raise DataError(
             f"{folder} contains images, which have 1 or 3 channels, but the run expects {sizes_text(shape)}"
         )
@@ -49,6 +51,12 @@ def read_images(folder: Path, home: Path, shape: Shape | None, need_targets: boo
     else:
         reader.read_files(entries, 0)
     return reader.records(has_targets, tuple(names or ()))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder, and of those in it."""
+    for entry in folder.iterdir():
+        yield from entry.iterdir() if entry.is_dir() else [entry]
 
 
 class _Reader:

@@ -194,7 +194,7 @@ def _size(part: _Part) -> int:
     with _valid(part.path), parquet.ParquetFile(part.path) as file:
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         num_rows = max(file.metadata.num_rows, sum(group.num_rows for group in groups))
-        return max(sum(group.total_byte_size for group in groups), 8 * num_rows * len(part.names))
+        return int(max(sum(group.total_byte_size for group in groups), 8 * num_rows * len(part.names)))
 
 
 def _batches(part: _Part, columns: Sequence[int]) -> Iterator[list[tuple[Any, ...]]]:

@@ -191,6 +191,15 @@ def test_an_empty_site_ends_nobody_s_run(tmp_path, caplog, make):
     assert report(tmp_path / ("client-1.npz"), DECLARED).passes
 
 
+@pytest.mark.parametrize("names", [(), ("0", "1"), ("0/scan.dcm",)])
+def test_a_folder_without_images_ends_no_run_on_vectors(tmp_path, caplog, names):
+    for name in ("client-0", *(f"client-0/{name}" for name in names)):
+        (tmp_path / name).mkdir(parents=True)
+    clients = own_federation(str(tmp_path), 1, facts("own", "4", 2), None)
+    assert clients.shard(0).x.shape == clients.shard(0).test.x.shape == (0, 4)
+    assert "client 0 is left out, as it has no training records" in caplog.text
+
+
 def test_an_empty_site_of_many_is_logged_at_every_doubling(tmp_path, caplog):
     for i in range(9):
         empty_table(tmp_path / f"client-{i}")
