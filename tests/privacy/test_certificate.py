@@ -238,3 +238,19 @@ def test_charges_slightly_above_the_budget_are_a_problem():
             ledger.charge_round(number, own.event(), **{"for": "training"})
         found = check({**ledger.header, "epsilon": budget}, ledger.charges, None)
         assert len([text for text in found if "above the budget" in text]) == len(found) == problems
+
+
+def test_entries_that_version_0_2_has_not_may_be_missing_only_together():
+    plan = Joint(**NUMBERS, epsilon=4.0, delta=1e-4, noise_multiplier=1.5)
+    terms = plan.terms()
+    old = {name: value for name, value in terms.items() if name not in ("clip_share", "clip_factor")}
+    for stored, problems in ((old, 0), (terms, 2)):
+        ledger = Ledger(plan.delta, plan.epsilon, about={"plan": stored})
+        ledger.charge_round(1, plan.event(), **{"for": "training"})
+        document = certificate(ledger.header, ledger.charges)
+        for name in ("clip_share", "clip_factor"):
+            del document["public_inputs"][name]
+        found = check(ledger.header, ledger.charges, document)
+        assert len(found) == problems, found
+        assert all("= nothing, but the ledger gives" in text for text in found)
+        assert len(check(ledger.header, ledger.charges, {**document, "epsilon": 1.0})) == problems + 1
