@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections import Counter
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from documented import ROOT
 from servers import free_port, open_port, running, until
 
 from coterie.flower.status import register_nodes
+from coterie.privacy import ClientLedger, Event, LedgerError
+from coterie.privacy.budget_files import spending
 
 BIN = Path(sys.executable).parent
 #: The first commit whose package is 0.2.0 and complete.
@@ -89,6 +92,31 @@ def test_an_old_run_is_continued_by_its_models_and_says_so(runs):
     ]
     status, said = coterie(ROOT, *words, "--set", "sampling-rate=0.5", "--epsilon", 20, "--out", "next", cwd=runs)
     assert status == 0, said
+
+
+def test_an_old_budget_file_is_shown_but_not_continued(old, tmp_path):
+    """No filter was fixed before its first charge."""
+    code = """
+import sys
+from collections import Counter
+from pathlib import Path
+from coterie.privacy import ClientLedger, Event
+ledger = ClientLedger(1e-5, 8.0, Path(sys.argv[1]))
+for number in (1, 2):
+    ledger.spend(number, Counter({Event(0.05, 2.0): 10}))
+ledger.close()
+"""
+    path, anchors = tmp_path / "budget.jsonl", tmp_path / "client-0.anchors.jsonl"
+    subprocess.run([sys.executable, "-P", "-c", code, path], env=os.environ | variables(old), check=True, timeout=100)
+    before = path.read_bytes()
+    with (
+        closing(ClientLedger(1e-5, 8.0, path, anchors=anchors)) as own,
+        pytest.raises(LedgerError, match=r"has charges of version 0\.2\.0.*new --budget-file"),
+    ):
+        own.spend(3, Counter({Event(0.05, 2.0): 10}))
+    assert path.read_bytes() == before
+    assert spending(path).charges == 2
+    assert 0 < spending(path).epsilon < 8
 
 
 @pytest.mark.parametrize("mutual", [False, True], ids=["TLS", "mutual TLS"])
