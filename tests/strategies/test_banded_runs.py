@@ -13,7 +13,7 @@ from coterie.privacy.randomness import gaussian
 from coterie.strategies import IFCA, Checkpoint, FedAvg, Reseeding
 
 
-def banded(rounds=4, noise=0.05, k=1, **numbers):
+def banded(rounds=4, noise=0.5, k=1, **numbers):
     shape = {"clients": CLIENTS, "num_clusters": k, "sampling_rate": 0.5, "rounds": rounds, "clip_norm": 0.5}
     privacy = {"epsilon": math.inf, "delta": 1e-5, "noise_multiplier": noise, "identifier_share": 0.5}
     return Banded(**shape | privacy | numbers)
@@ -136,7 +136,7 @@ def test_the_noise_of_a_replaced_model_restarts_and_that_of_its_copy_goes_on(mon
     """All clients choose model 0, so that model 1 is replaced by a copy of it."""
     calls = []
     monkeypatch.setattr(Banded, "rearrange", lambda self, state, origins, *rest: calls.append(origins.tolist()))
-    plan = banded(rounds=4, k=2, noise=0.06)
+    plan = banded(rounds=4, k=2, noise=0.5)
     recorder = Kept()
     start(Stub(), plan, IFCA, rounds=4, recorder=recorder, reseeding=Reseeding(every=2, until=1.0))
     assert calls == [[0, -1], [0, 1]]
@@ -154,7 +154,7 @@ def test_a_search_for_the_number_of_models_keeps_the_noise_of_those_that_remain(
 
     monkeypatch.setattr(Banded, "rearrange", recorded)
     recorder = Kept()
-    start(Stub(), banded(rounds=20, k=4, noise=0.06), IFCA, rounds=20, recorder=recorder, clusters=0)
+    start(Stub(), banded(rounds=20, k=4, noise=0.5), IFCA, rounds=20, recorder=recorder, clusters=0)
     many = [len(state.models) for state in recorder.states[:14]]  # the search ends after 14 of 20 rounds
     assert [len(origins) for origins, *_ in calls] == many
     assert len(set(many)) > 1
