@@ -409,9 +409,9 @@ def growth(sizes: dict[int, dict[str, float]], first: int = 10) -> dict[str, flo
     """Slope of the memory of each program over the rounds from ``first`` on, in MB per 10 rounds."""
     slopes = {}
     for name in {name for number, size in sizes.items() if number >= first for name in size}:
-        later = [(number, size[name]) for number, size in sizes.items() if number >= first and name in size]
+        later = {number: size[name] for number, size in sizes.items() if number >= first and name in size}
         if len(later) > 1:
-            slopes[name] = 10 * float(np.polyfit(*zip(*later, strict=True), 1)[0])
+            slopes[name] = 10 * float(np.polyfit(list(later), list(later.values()), 1)[0])
     return slopes
 
 

@@ -205,8 +205,8 @@ def _losses(event: Event, count: int, direction: Direction) -> tuple[FloatArray,
             break
         largest *= 2
     cell = np.searchsorted(_LOSSES, losses, "right") - 1
-    below = np.bincount(cell, pmf, len(_LOSSES))
-    above = np.bincount(cell, pmf * np.exp(-losses), len(_LOSSES))
+    masses = (pmf, pmf * np.exp(-losses))
+    below, above = (np.asarray(np.bincount(cell, mass, len(_LOSSES)), np.float64) for mass in masses)
     rounded = _rounded(below[:-1], above[:-1], _LOSSES)
     rounded[-1] += below[-1]
     return rounded, infinite

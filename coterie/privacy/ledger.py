@@ -330,7 +330,7 @@ class _FilteredLedger(Ledger):
         if not total or math.isinf(self.budget):
             return {}
         first = not self._count
-        if not first and self._pinned is None:
+        if not first and self.pinned_entry is None:
             raise LedgerError(
                 f"{self._path} has charges of version 0.2.0, which did not state what its filter pins: they cannot be "
                 "continued. Keep the file (coterie budget show states what is spent), and give what is left to a new "
