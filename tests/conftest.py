@@ -13,6 +13,14 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def runs_of_servers(tmp_path_factory):
+    """Run folders and audit logs of servers that tests start are not in the user's home."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("COTERIE_RUNS", str(tmp_path_factory.mktemp("runs")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> str:
     """The folder of real data: COTERIE_DATA, else ../shared/data beside the repository; skips without it."""

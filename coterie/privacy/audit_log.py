@@ -45,9 +45,9 @@ class AuditLog:
         Raises:
             LedgerError: the file cannot be written, or its last line is not one of an audit log.
         """
-        private_folder(self.path.parent)
         new = not self.path.exists()
         try:
+            private_folder(self.path.parent)
             descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             with os.fdopen(descriptor, "r+b", buffering=0) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)

@@ -22,6 +22,7 @@ from coterie.files import finite
 from coterie.logs import printable
 from coterie.privacy import Streams
 from coterie.privacy.audit_log import AuditLog
+from coterie.privacy.ledger import LedgerError
 from coterie.progress import report_progress
 from coterie.results import RoundRecord
 from coterie.rounds import record_nothing
@@ -118,9 +119,16 @@ def main(grid: Grid, context: Context) -> None:
 
 @contextmanager
 def _audited(audit: Callable[..., None], settings: Mapping[str, Any]) -> Iterator[None]:
-    """Record that a run was submitted, with the SHA-256 of its settings, and how it ended."""
+    """Record that a run was submitted, with the SHA-256 of its settings, and how it ended.
+
+    Raises:
+        ConfigError: the audit log cannot be written.
+    """
     text = json.dumps({name: settings[name] for name in sorted(settings)}, default=str)
-    audit("submission", settings=hashlib.sha256(text.encode()).hexdigest())
+    try:
+        audit("submission", settings=hashlib.sha256(text.encode()).hexdigest())
+    except LedgerError as error:
+        raise ConfigError(f"{error}; set COTERIE_RUNS of the ServerApp to a folder that it can write") from None
     try:
         yield
     except BaseException as error:

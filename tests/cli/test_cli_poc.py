@@ -151,7 +151,7 @@ def test_from_nothing_to_a_run_that_survives_a_kill(tmp_path):
         process.wait()
     assert "goes on" in log.read_text()
     assert list(processes_of(folder)) == []
-    (run,) = (folder / "runs").iterdir()
+    (run,) = (folder / "runs").glob("*/")
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
     assert json.loads((run / "result.json").read_text())["epsilon"] <= 8
     header, charges = read_ledger(folder / "data" / "client-0" / ".coterie-budget.jsonl")

@@ -139,5 +139,5 @@ def test_the_units_are_a_deployment(tmp_path, monkeypatch):
         )
         assert "results are in" in done.stdout, done.stdout + serverapp_log.read_text() + log.read_text()
         assert serverapp.poll() is None
-    (run,) = (tmp_path / "coterie" / "runs").iterdir()
+    (run,) = (tmp_path / "coterie" / "runs").glob("*/")
     assert tomllib.loads((run / "config.toml").read_text())["config"]["rounds"] == 1

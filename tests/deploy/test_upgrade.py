@@ -163,6 +163,6 @@ def test_an_old_client_with_a_new_server(old, tmp_path, monkeypatch, mutual):
         submit = [BIN / "flwr", "run", ROOT, "fl", "--stream", "--run-config", config]
         done = subprocess.run(submit, env=os.environ | own, capture_output=True, text=True, timeout=200)
         assert "results are in" in done.stdout, done.stdout + log.read_text()
-    (run,) = (tmp_path / "runs").iterdir()
+    (run,) = (tmp_path / "runs").glob("*/")
     (line,) = (run / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["replies"] == {"asked": 1, "accepted": 1, "dropped": {}}

@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 from commands import TINY
 from flwr.app import Context, RecordDict
+from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
 from coterie.engine import LocalGrid
@@ -197,6 +198,8 @@ def test_a_run_tells_log_and_prometheus_what_is_no_secret(tmp_path, monkeypatch,
 
 class Simulated(LocalGrid, InMemoryGrid):
     """A grid of Flower's simulations, as far as the ServerApp can tell."""
+
+    get_nodes = Grid.get_nodes
 
 
 @pytest.mark.parametrize(("kind", "evaluate"), [(LocalGrid, "private"), (Simulated, "diagnostic")])

@@ -7,6 +7,7 @@ from test_resume_deployed import SETTINGS, clients  # noqa: F401
 
 from coterie.privacy.audit_log import read_audit_log
 from coterie.server import app as server_app
+from coterie.settings import ConfigError
 
 
 def submitted(tmp_path, grid, run_id, **settings):
@@ -43,3 +44,13 @@ def test_a_run_leaves_a_trail(clients, tmp_path, monkeypatch):  # noqa: F811
     assert entries[0]["settings"] != entries[8]["settings"]
     assert len(entries[0]["settings"]) == 64
     assert summary.entries == 10
+
+
+def test_a_run_that_cannot_be_recorded_is_not_begun(clients, tmp_path, monkeypatch):  # noqa: F811
+    (tmp_path / "runs").write_text("a file")
+    monkeypatch.setenv("COTERIE_RUNS", str(tmp_path / "runs"))
+    grid = Refusing(clients, {})
+    with pytest.raises(ConfigError, match=r"audit log cannot be written.*set COTERIE_RUNS"):
+        submitted(tmp_path, grid, 17, out=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    assert grid.rounds == []
