@@ -48,7 +48,7 @@ def test_a_client_on_a_machine_of_its_own(image, tmp_path_factory):
         edge.compose("up", "--detach", "--wait", timeout=120)
         run = server.submit(**RUN, out="/runs/edge")
         server.complete(run)
-        assert [line["replies"]["accepted"] for line in server.lines("edge")] == [1, 1]
+        assert [line["replies"]["accepted"] for line in server.lines("edge")] == [1, 1], server.log(run) + edge.logs()
         assert server.result("edge")["certified"]
         assert edge.spent("client", 0)["rounds"] == 2
     finally:
