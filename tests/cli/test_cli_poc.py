@@ -157,7 +157,7 @@ def test_from_nothing_to_a_run_that_survives_a_kill(tmp_path):
     header, charges = read_ledger(folder / "data" / "client-0" / ".coterie-budget.jsonl")
     assert (header["epsilon"], {charge["round"] for charge in charges}) == (20, {1, 2, 3})
     others = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
-    assert {path.suffix for path in others} <= {".crt", ".pub"}, others
+    assert {path.suffix for path in others} <= {".crt", ".pub", ".json"}, others
 
 
 @pytest.mark.slow
