@@ -829,10 +829,10 @@ MUTATIONS = [
         f"{_ROW_WISE}::test_networks_that_mix_examples_are_refused",
     ),
     Mutation(
-        "the server's bound of local epochs is not that of clients",
-        "coterie/models/settings.py",
-        "within=LOCAL_EPOCHS",
-        "at_least=1, at_most=20_000",
+        "the clients' bound of seeds is not that of the server",
+        "coterie/wire/requests.py",
+        "    seed: Annotated[int | None, SEED] = None",
+        "    seed: Annotated[int | None, ROUNDS] = None",
         f"{_BOUNDS}::test_a_client_accepts_every_value_that_a_setting_may_have",
     ),
     Mutation(
