@@ -833,7 +833,7 @@ MUTATIONS = [
         "coterie/wire/requests.py",
         "    seed: Annotated[int | None, SEED] = None",
         "    seed: Annotated[int | None, ROUNDS] = None",
-        f"{_BOUNDS}::test_a_client_accepts_every_value_that_a_setting_may_have",
+        f"{_BOUNDS}::test_a_client_accepts_the_requests_of_every_configuration",
     ),
     Mutation(
         "a step size may decay to 0, which clients reject",
