@@ -15,7 +15,16 @@ PLACES = frozenset(
     {
         *("out", "resume", "data-dir", "device", "budget-file", "client-names"),
         *("round-timeout", "registration-timeout"),
-        *("min-clients", "min-replies", "metrics-port", "metrics-host", "ray-address", "client-cpus"),
+        *(
+            "roster",
+            "authority",
+            "min-clients",
+            "min-replies",
+            "metrics-port",
+            "metrics-host",
+            "ray-address",
+            "client-cpus",
+        ),
         *("recorders", "mlflow-uri", "mlflow-experiment", "record-diagnostics"),
     }
 )

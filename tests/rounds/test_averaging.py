@@ -25,7 +25,7 @@ class Counting(FedAvg):
 
 
 class Nobody:
-    def get_node_ids(self):
+    def get_nodes(self):
         return []
 
     def send_and_receive(self, messages, timeout):
