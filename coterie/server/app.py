@@ -37,6 +37,7 @@ from coterie.settings import AUTO, ConfigError
 
 #: Name of the audit log, in the folder of the run folders.
 AUDIT_LOG = "audit.jsonl"
+_ROSTER = "deployment.roster"
 
 
 def open_folder(
@@ -137,10 +138,17 @@ def _audited(audit: Callable[..., None], settings: Mapping[str, Any]) -> Iterato
     audit("end")
 
 
+def _with_roster(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a deployed run, with the operator's roster, COTERIE_ROSTER, unless they name one."""
+    roster = os.environ.get("COTERIE_ROSTER") or AUTO
+    return {_ROSTER: roster, **{name: value for name, value in settings.items() if (name, value) != (_ROSTER, AUTO)}}
+
+
 def _run(grid: Grid, context: Context, runs: Path, deployed: bool, audit: Callable[..., None]) -> None:
     from coterie.flower.grid import with_check, with_retries
 
-    folder = open_folder(context.run_config, runs, _check_engine, deployed=deployed)
+    settings = _with_roster(context.run_config) if deployed else context.run_config
+    folder = open_folder(settings, runs, _check_engine, deployed=deployed)
     folder.on_audit = audit
     audit("start", out=str(folder.path), strategy=folder.config.run.strategy, epsilon=finite(folder.plan.epsilon))
     rounds = rounds_of(folder.config)

@@ -112,7 +112,7 @@ class DeploymentSettings(Settings):
     )
     roster: str = setting(
         "",
-        "file that states which client each node's key is, of coterie certs; empty: as the nodes say",
+        "file that states which client each node's key is; empty: COTERIE_ROSTER of the ServerApp, or as nodes say",
         allowed="a path",
         place=True,
     )

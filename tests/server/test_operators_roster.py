@@ -1,0 +1,26 @@
+"""The operator of a deployment sets the roster of all runs; a run may name another."""
+
+import pytest
+from flwr.app import Context, RecordDict
+from test_resume_deployed import SETTINGS, Deployed, clients  # noqa: F401
+
+from coterie.server import app as server_app
+from coterie.settings import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({}, "operator"), ({"deployment.roster": "auto"}, "operator"), ({"deployment.roster": "run/roster.json"}, "run")],
+)
+def test_a_deployed_run_uses_the_roster_of_its_operator(clients, tmp_path, monkeypatch, settings, named):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COTERIE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("COTERIE_ROSTER", "operator/roster.json")
+    context = Context(17, 0, {}, RecordDict(), run_config={**SETTINGS, **settings})
+    with pytest.raises(ConfigError, match=f"roster: {named}/ca.crt cannot be read"):
+        server_app.app(Deployed(clients), context)
+
+
+def test_a_roster_that_is_not_set_is_none(monkeypatch):
+    monkeypatch.delenv("COTERIE_ROSTER", raising=False)
+    assert server_app._with_roster({"rounds": 2}) == {"deployment.roster": "auto", "rounds": 2}
