@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from coterie.cli.console import JsonFlag, console_for, print_json
 
 if TYPE_CHECKING:
     from coterie.datasets import DataReport
-    from coterie.deploy import Edge, NodeConfig
+    from coterie.deploy import Check, Edge, NodeConfig
 
 # Width of the subjects of checks, a line break included.
 _INDENT = 12
@@ -147,7 +148,7 @@ def client(  # long: one line per option
 
         return clock_error(*arguments)
 
-    for result in deploy.checks(edge, describe, describe_budget, clock_error):
+    for result in chain(deploy.checks(edge, describe, describe_budget, clock_error), [_versions()]):
         well &= result.passed
         detail = result.detail if result.passed else f"failed: see the error of {result.detail.split()[0]}"
         console.print(f"{result.subject:<{_INDENT - 2}} {detail}", markup=False, soft_wrap=True)
@@ -161,6 +162,18 @@ def client(  # long: one line per option
     sys.stdout.flush()
     _save(reports, edge)
     deploy.start(edge)
+
+
+def _versions() -> Check:
+    """Check that the libraries of this environment are new enough for this version of Coterie."""
+    from coterie.client.identity import checked_versions
+    from coterie.client.state import ClientError
+    from coterie.deploy import Check
+
+    try:
+        return Check("versions", True, checked_versions())
+    except ClientError as error:
+        return Check("versions", False, str(error))
 
 
 def _id_of(key: Path) -> int:

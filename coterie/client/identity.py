@@ -56,6 +56,17 @@ class Client:
         return allowed and (self.budget is None or self.diagnostics)
 
 
+def checked_versions() -> str:
+    """Return the versions of Coterie and of the libraries on which the guarantee depends.
+
+    Raises:
+        ClientError: a library is missing, or too old for this version of Coterie.
+    """
+    if problem := incompatible():
+        raise ClientError(problem)
+    return versions()
+
+
 def identity_reply(client: Client) -> RecordDict:
     """Return the reply to an identity request.
 
@@ -68,7 +79,5 @@ def identity_reply(client: Client) -> RecordDict:
     reply = ConfigRecord({"client-id": client.client_id, "repeats": bool(client.folder)})
     reply["evaluates"] = client.evaluates
     if client.deployed:
-        if problem := incompatible():
-            raise ClientError(f"client {client.client_id} cannot take part: {problem}")
-        reply["versions"] = versions()
+        reply["versions"] = checked_versions()
     return RecordDict({REPLY: reply})

@@ -22,6 +22,7 @@ from servers import free_port, listening, open_port, running, tls, until
 
 from coterie.datasets import DataError, DataReport, LeftOut, Loss
 from coterie.deploy import Edge, NodeConfig, certificates, create, default_state_dir, edge, environment, renew_server
+from coterie.wire.versions import LEAST, versions
 
 DECLARED = "--epsilon 8 --delta 1e-5 --input-shape 1x28x28 --num-classes 10"
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
@@ -88,11 +89,23 @@ def test_check_stops_there_and_writes_nothing(coterie, pki, tmp_path, executed):
         "port",
         "superlink",
         "clock",
+        "versions",
     ]
+    assert lines[-2].split() == ["versions", *versions().split()]
     assert lines[0].endswith(f"12 images of 1x28x28, from {tmp_path / 'my data'}")
     assert lines[-1] == "all checks passed"
     assert executed == []
     assert tree(tmp_path) == before
+
+
+def test_check_fails_where_a_library_is_too_old(coterie, pki, monkeypatch, executed):
+    monkeypatch.setitem(LEAST, "opacus", "99")
+    with listening(tls(pki)) as port:
+        status, out, err = coterie(*words(pki, port))
+    assert (status, executed) == (1, [])
+    assert "versions   failed" in out
+    assert "opacus 99 is needed" in err
+    assert "pip install" in err
 
 
 def test_the_key_says_who_the_client_is(coterie, pki, executed, tmp_path):
@@ -451,7 +464,7 @@ def test_every_failure_is_told_at_once(coterie, pki, executed):
     assert status == 1
     assert [line.split()[1] for line in err.splitlines()] == ["--data", "--key"]
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines] == ["data", "key", "ca", "app", "state", "port", "superlink"]
+    assert [line.split()[0] for line in lines] == ["data", "key", "ca", "app", "state", "port", "superlink", "versions"]
     assert lines[1] == "key        failed: see the error of --key"
     assert executed == []
 

@@ -104,7 +104,7 @@ def test_a_process_starts_again_after_a_while(tmp_path):
         for number in (1, 2):
             until(trial.ended)
             assert trial.log("client-0").read_text() == "a b c\n" * number
-            trial.start_again("client-0", 0)
+            trial.start_again("client-0", 1)
             assert trial.ended() == {}
 
 
@@ -126,6 +126,7 @@ def test_ports_differ_and_programs_are_those_of_this_python():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_signals_interrupt(number):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in jobs of the background
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), interruptible():
         signal.raise_signal(number)
