@@ -248,7 +248,8 @@ def _introduced(target: Target, exchange: Exchange, why: str | None, claimed: An
     elif why is None:
         nodes[claimed] = min(target.client, claimed) + 1
     problems = [] if exchange.nodes == nodes else [f"clients at nodes {exchange.nodes}, expected {nodes}; {why}"]
-    return problems, exchange.nodes != others
+    too_late = why is None and nodes == others  # a valid claim of a client that is there
+    return problems, exchange.nodes != others or too_late
 
 
 def _summed(target: Target, exchange: Exchange, why: str | None, expected: Any) -> tuple[list[str], bool]:
