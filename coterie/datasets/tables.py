@@ -128,13 +128,16 @@ def _features(path: Path, names: Sequence[str], target: int | None, columns: Seq
     Numbers are names if they are those of the run, or count the columns.
 
     Raises:
-        DataError: the table has no names.
+        DataError: the table has no names, or too many.
     """
+    count = len(names) - (target is not None)
+    if count > MAX_PLAIN_COLUMNS:
+        raise DataError(f"{path} contains records of {count:,} numbers; the limit is {MAX_PLAIN_COLUMNS:,}")
     features = [i for i in range(len(names)) if i != target]
-    numbers = {*map(Notation().number, names)}
-    counts = ({*range(len(names))}, {*range(1, len(names) + 1)})
-    if target is None and None not in numbers and numbers not in counts and {*names} != {*(columns or ())}:
-        raise DataError(f"{path}: its first line holds numbers; expected column names: add a line of names")
+    if target is None and {*names} != {*(columns or ())}:
+        numbers = {*map(Notation().number, names)}
+        if None not in numbers and numbers not in ({*range(len(names))}, {*range(1, len(names) + 1)}):
+            raise DataError(f"{path}: its first line holds numbers; expected column names: add a line of names")
     if unnamed := [i + 1 for i in features if not names[i]]:
         raise DataError(
             f"{path}: column {unnamed[0]} has no name, like the index that pandas writes; remove it (index=False), or "
@@ -200,8 +203,6 @@ def _plain_records(path: Path, need_targets: bool, columns: Sequence[str] | None
     features = _aligned(path, file.names, _features(path, file.names, target, columns), columns)
     if not features:
         raise DataError(f"{path}: records without features; add columns of numbers")
-    if len(features) > MAX_PLAIN_COLUMNS:
-        raise DataError(f"{path} contains records of {len(features):,} numbers; the limit is {MAX_PLAIN_COLUMNS:,}")
     integers = [is_integer(path, name, type_) for name, type_ in zip(file.names, file.types, strict=False)]
     whole = all(integers[i] for i in features) if integers else True
     schema = TableSchema(Column("label"), (), tuple(Column(file.names[i]) for i in features))
