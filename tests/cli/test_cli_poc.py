@@ -115,6 +115,7 @@ def test_a_run_without_result_goes_on(tmp_path):
 
 def start(folder, *words):
     """``coterie poc`` in a process; its log is beside the folder."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in jobs of the background
     log = folder.with_suffix(".log")
     with log.open("ab") as out:
         command = [sys.executable, "-P", "-m", "coterie.cli", "poc", str(folder), *map(str, words)]
