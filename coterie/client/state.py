@@ -20,7 +20,7 @@ class ClientError(RuntimeError):
     """A client cannot execute a request.
 
     Args:
-        message: what the server is told.
+        message: sent to the server.
         kind: one of :data:`~coterie.wire.messages.REFUSALS`, by which the server counts it.
     """
 

@@ -416,7 +416,7 @@ def _label(table: _Table) -> tuple[Column, tuple[str, ...]]:
 def _target(table: _Table) -> Column:
     name, mean, scale = table.name("column"), table.number("mean", 0.0), table.number("scale", 1.0, positive=True)
     span, missing = table.span("range"), table.choice("missing", ("error", "drop"), "error")
-    # A limit in place of a target would be learned as if it were measured.
+    # A model would learn a limit as if it were a measured target.
     censored, unit = table.choice("censored", ("error", "drop"), "error"), _unit(table)
     table.finish()
     return Column(name, "number", mean, scale, span, missing=missing, censored=censored, unit=unit)

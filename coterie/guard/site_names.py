@@ -23,7 +23,7 @@ def names_of_run(run: str, ledger: Path, file: Path) -> list[str]:
 
     Args:
         run: id of the run.
-        ledger: the site's ledger, which nobody writes meanwhile.
+        ledger: the site's ledger; the caller holds its lock.
         file: names of the latest runs, which are read and written.
 
     Raises:
