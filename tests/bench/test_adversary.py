@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from coterie.bench.adversary import HostileGrid, choose_attackers, flipped_labels
 from coterie.datasets import Partition, federate
 from coterie.privacy import NoPrivacy, Streams
 from coterie.server import RunConfig, RunFolder, run
@@ -15,7 +14,8 @@ from coterie.server.metrics import summarise
 from coterie.strategies import Aggregator, FedAvg
 from coterie.wire.messages import Layout, pack_models, unpack_models
 
-ROOT = Path(__file__).parents[2]
+BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "robustness.py"))
+HostileGrid, choose_attackers = BENCHMARK["HostileGrid"], BENCHMARK["choose_attackers"]
 CLIENTS = 20
 SETTINGS = {
     "dataset": "digits",
@@ -42,7 +42,7 @@ def test_attackers_are_a_share_of_all_and_depend_on_the_seed_alone():
 def test_labels_of_attackers_are_flipped_for_a_while_and_no_test_data():
     data = federate("digits", Partition(clients=4, groups="2"))
     before = [(data.shard(i).y.copy(), data.shard(i).test.y.copy()) for i in range(4)]
-    with flipped_labels(data, {1, 2}):
+    with BENCHMARK["flipped_labels"](data, {1, 2}):
         for i, (train, test) in enumerate(before):
             np.testing.assert_array_equal(data.shard(i).y, 9 - train if i in (1, 2) else train)
             np.testing.assert_array_equal(data.shard(i).test.y, test)
@@ -99,12 +99,11 @@ def row(cell):
 
 
 def test_the_table_of_the_page_is_that_of_the_results():
-    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "robustness.py"))
-    found = benchmark["read"](benchmark["RESULTS"])
+    found = BENCHMARK["read"](BENCHMARK["RESULTS"])
     assert found
-    every, rows = benchmark["cells"](1 + max(cell.seed for cell in found)), {row(cell) for cell in found}
+    every, rows = BENCHMARK["cells"](1 + max(cell.seed for cell in found)), {row(cell) for cell in found}
     assert found.keys() == {cell for cell in every if row(cell) in rows}
-    text = benchmark["PAGE"].read_text()
+    text = BENCHMARK["PAGE"].read_text()
     assert "<!-- none -->" in text
     assert "<!-- record -->" in text
-    assert benchmark["filled"](text) == text
+    assert BENCHMARK["filled"](text) == text
