@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from coterie.engine import SummingGrid
+from coterie.engine.in_process import SummingGrid
 from coterie.server import RunConfig, RunFolder, run
 from coterie.wire.messages import TRAIN
 

@@ -37,7 +37,9 @@ from typing import Any
 
 import numpy as np
 
-from coterie.deploy import Edge, NodeConfig, command, create, environment
+from coterie.deploy.certificates import create
+from coterie.deploy.edge import Edge, command, environment
+from coterie.deploy.node import NodeConfig
 from coterie.server.config import combined
 
 ROOT, BIN = Path(__file__).resolve().parents[1], Path(sys.executable).parent

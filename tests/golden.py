@@ -121,7 +121,7 @@ def released(settings):
     """Every array of a run's models, and what it was charged; the reason where the settings are refused."""
     from safetensors.numpy import load_file
 
-    from coterie.engine import LocalGrid
+    from coterie.engine.in_process import LocalGrid
     from coterie.server import ConfigError, RunConfig, RunFolder, run
 
     try:

@@ -4,7 +4,7 @@ import json
 
 from safetensors.numpy import load_file
 
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.privacy import read_ledger
 from coterie.privacy.check import check
 from coterie.server import run

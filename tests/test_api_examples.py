@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.server import RunConfig, RunFolder, run
 
 # Packages whose functions people call from their own code.

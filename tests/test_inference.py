@@ -57,7 +57,7 @@ def sites(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(sites, tmp_path_factory):
     """Trains once for each set of options; returns the run folder."""
-    from coterie.engine import LocalGrid
+    from coterie.engine.in_process import LocalGrid
     from coterie.server import RunConfig, RunFolder, run
 
     made = {}

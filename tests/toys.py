@@ -137,7 +137,7 @@ def trained(folder, settings):
     """Every array of the models of a run, by file and name."""
     from safetensors.numpy import load_file
 
-    from coterie.engine import LocalGrid
+    from coterie.engine.in_process import LocalGrid
     from coterie.server import RunConfig, RunFolder, run
 
     config = RunConfig(settings)

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from coterie import models as networks
-from coterie.client import LocalTrainingConfig, train
+from coterie.client.backend import train
 from coterie.client.dpsgd import DPSGD, train_privately
+from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard, TestSet
 from coterie.wire.messages import Layout
 

@@ -21,8 +21,10 @@ from flwr.serverapp import Grid
 from safetensors.numpy import load_file
 from task import Task, report
 
-from coterie.client import federation
-from coterie.engine import SummingGrid, run_on_ray, workers_for
+from coterie.client.cohort import federation
+from coterie.engine.in_process import SummingGrid
+from coterie.engine.ray import run_on_ray
+from coterie.engine.workers import workers_for
 from coterie.server import RunConfig, RunFolder, run
 
 

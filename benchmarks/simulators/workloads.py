@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from task import Task
 
-from coterie.client import federation
+from coterie.client.cohort import federation
 from coterie.privacy import Streams
 from coterie.server import RunConfig
 from coterie.server.run import initial_models

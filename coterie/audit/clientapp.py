@@ -20,7 +20,7 @@ from coterie.audit.findings import Finding, FloatArray, dominance_test, zero_cou
 from coterie.audit.runs import quiet
 from coterie.client.app import app
 from coterie.datasets.settings import DataSettings
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.models.settings import TrainingSettings
 from coterie.privacy import Event, RecordPlan, read_ledger
 from coterie.privacy.ledger import count_events

@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from coterie.audit.findings import BoolArray, Finding, FloatArray, binomial_test, dominance_test, variance_test
 from coterie.datasets import Source
 from coterie.datasets.settings import DataSettings
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.models.settings import TrainingSettings
 from coterie.privacy import Joint, Ledger, Streams, composed
 from coterie.privacy.accountants import Accountant

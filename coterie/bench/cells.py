@@ -242,7 +242,7 @@ def _run(
     if not waiting:
         return
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["coterie.server", "coterie.client", "coterie.engine"])
+    context.set_forkserver_preload(["coterie.server"])
     workers = max(1, min(jobs, len(_ready(waiting, gathered, ()))))
     reports = context.Queue()
     running: dict[Future[Any], tuple[Cell, Path]] = {}

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
 from coterie.bench.table import BenchError
-from coterie.client import federation
+from coterie.client.cohort import federation
 from coterie.clustering import fuzzy_c_means, k_means_labels
 from coterie.clustering.dcn import DCN
 from coterie.progress import ProgressCallback, ignore_progress

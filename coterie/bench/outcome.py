@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from coterie.bench.cells import Done
 from coterie.bench.table import Column, Table, decimals, score_at
-from coterie.client import federation
+from coterie.client.cohort import federation
 from coterie.datasets import assign_groups, parse_groups
 from coterie.files import spreadsheet_cell
 from coterie.report import read_pairs, read_tree, similarity_files, split_rounds

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from coterie import models as networks
-from coterie.client import LocalTrainingConfig, federation, losses, train
-from coterie.client.scores import accuracies
+from coterie.client.backend import train
+from coterie.client.cohort import federation
+from coterie.client.scores import accuracies, losses
+from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard
 from coterie.files import write_atomic
 from coterie.server import RunConfig

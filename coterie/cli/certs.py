@@ -11,7 +11,7 @@ import typer
 from coterie.cli.console import JsonFlag, console_for, print_json
 
 if TYPE_CHECKING:
-    from coterie.deploy import CreatedCertificates
+    from coterie.deploy.certificates import CreatedCertificates
 
 
 def certs(  # long: one line per option
@@ -49,26 +49,27 @@ def certs(  # long: one line per option
     as_json: JsonFlag = False,
 ) -> None:
     """Create a private certificate authority, the SuperLink's certificate, keys of SuperNodes, and their roster."""
-    from coterie import deploy
+    from coterie.deploy import certificates
+    from coterie.deploy.errors import DeployError
 
     changes: dict[str, tuple[bool, Callable[[], CreatedCertificates]]] = {
-        "--more": (more, lambda: deploy.add_nodes(out, nodes or 0, days)),
-        "--renew-server": (renew_server, lambda: deploy.renew_server(out, host or (), days)),
-        "--renew-node": (renew_node is not None, lambda: deploy.renew_node(out, renew_node or 0, days)),
-        "--remove-node": (remove_node is not None, lambda: deploy.remove_node(out, remove_node or 0)),
-        "--sign-roster": (sign_roster, lambda: deploy.sign_roster(out, days)),
-        "--renew-authority": (renew_authority, lambda: deploy.renew_authority(out, days)),
-        "--retire-authorities": (retire_authorities, lambda: deploy.retire_authorities(out)),
+        "--more": (more, lambda: certificates.add_nodes(out, nodes or 0, days)),
+        "--renew-server": (renew_server, lambda: certificates.renew_server(out, host or (), days)),
+        "--renew-node": (renew_node is not None, lambda: certificates.renew_node(out, renew_node or 0, days)),
+        "--remove-node": (remove_node is not None, lambda: certificates.remove_node(out, remove_node or 0)),
+        "--sign-roster": (sign_roster, lambda: certificates.sign_roster(out, days)),
+        "--renew-authority": (renew_authority, lambda: certificates.renew_authority(out, days)),
+        "--retire-authorities": (retire_authorities, lambda: certificates.retire_authorities(out)),
     }
     given = [name for name, (is_given, _) in changes.items() if is_given]
     change = given[0] if given else None
     if len(given) > 1:
-        raise deploy.DeployError(f"{' and '.join(given)} cannot be combined")
+        raise DeployError(f"{' and '.join(given)} cannot be combined")
     if (nodes is None) != (change not in (None, "--more")):
-        raise deploy.DeployError("--nodes is required" if nodes is None else f"--nodes cannot be used with {change}")
+        raise DeployError("--nodes is required" if nodes is None else f"--nodes cannot be used with {change}")
     if host and change not in (None, "--renew-server"):
-        raise deploy.DeployError(f"--host cannot be used with {change}: change the server's names with --renew-server")
-    made = changes[change][1]() if change else deploy.create(out, nodes or 0, host or (), days)
+        raise DeployError(f"--host cannot be used with {change}: change the server's names with --renew-server")
+    made = changes[change][1]() if change else certificates.create(out, nodes or 0, host or (), days)
     if as_json:
         print_json(
             {

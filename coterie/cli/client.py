@@ -15,7 +15,8 @@ from coterie.cli.console import JsonFlag, console_for, print_json
 
 if TYPE_CHECKING:
     from coterie.datasets import DataReport
-    from coterie.deploy import Check, Edge, NodeConfig
+    from coterie.deploy.edge import Check, Edge
+    from coterie.deploy.node import NodeConfig
 
 # Width of the subjects of checks, a line break included.
 _INDENT = 12
@@ -96,13 +97,14 @@ def client(  # long: one line per option
     ] = None,
 ) -> None:
     """Participate in runs with local data: check the configuration, then start Flower's SuperNode."""
-    from coterie import deploy
+    from coterie.deploy.edge import Edge, checks, default_state_dir, start
+    from coterie.deploy.node import NodeConfig
 
     if client_id is None:
         client_id = _id_of(key)
-    node = deploy.NodeConfig(
+    node = NodeConfig(
         client_id=client_id,
-        state_dir=_absolute(state_dir or deploy.default_state_dir(client_id)),
+        state_dir=_absolute(state_dir or default_state_dir(client_id)),
         data=_absolute(data),
         epsilon=epsilon,
         delta=delta,
@@ -115,7 +117,7 @@ def client(  # long: one line per option
         budget_file=_absolute(budget_file),
         policy=_absolute(policy),
     )
-    edge = deploy.Edge(
+    edge = Edge(
         superlink=superlink,
         key=key,
         ca=ca,
@@ -148,7 +150,7 @@ def client(  # long: one line per option
 
         return clock_error(*arguments)
 
-    for result in chain(deploy.checks(edge, describe, describe_budget, clock_error), [_versions()]):
+    for result in chain(checks(edge, describe, describe_budget, clock_error), [_versions()]):
         well &= result.passed
         detail = result.detail if result.passed else f"failed: see the error of {result.detail.split()[0]}"
         console.print(f"{result.subject:<{_INDENT - 2}} {detail}", markup=False, soft_wrap=True)
@@ -161,14 +163,14 @@ def client(  # long: one line per option
         return
     sys.stdout.flush()
     _save(reports, edge)
-    deploy.start(edge)
+    start(edge)
 
 
 def _versions() -> Check:
     """Check that the libraries of this environment are new enough for this version of Coterie."""
     from coterie.client.identity import checked_versions
     from coterie.client.state import ClientError
-    from coterie.deploy import Check
+    from coterie.deploy.edge import Check
 
     try:
         return Check("versions", True, checked_versions())
@@ -178,23 +180,23 @@ def _versions() -> Check:
 
 def _id_of(key: Path) -> int:
     """Return I of node-I.key."""
-    from coterie import deploy
+    from coterie.deploy.errors import DeployError
 
     named = re.fullmatch(r"node-(\d+)\.key", key.name)
     if not named:
-        raise deploy.DeployError(f"--key {key}: --client-id is required because the file name is not node-I.key")
+        raise DeployError(f"--key {key}: --client-id is required because the file name is not node-I.key")
     return int(named[1])
 
 
 def _settings(assignments: Sequence[str]) -> dict[str, str]:
     """Parse KEY=VALUE."""
-    from coterie import deploy
+    from coterie.deploy.errors import DeployError
 
     settings = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise deploy.DeployError(f"--set {assignment}: must be key=value")
+            raise DeployError(f"--set {assignment}: must be key=value")
         settings[name.strip()] = value.strip()
     return settings
 
@@ -204,9 +206,9 @@ def fab_hash(
     as_json: JsonFlag = False,
 ) -> None:
     """Print the hash of the app that flwr run APP submits, for coterie client --fab-hash."""
-    from coterie import deploy
+    from coterie.deploy.app_bundle import bundle
 
-    fab = deploy.bundle(app)
+    fab = bundle(app)
     if as_json:
         print_json({"hash": fab.hash, "id": fab.id, "version": fab.version, "files": dict(fab.files)})
     else:
@@ -239,10 +241,10 @@ def _report(path: str, node: NodeConfig, skip_invalid: bool) -> DataReport:
 
 def _save(reports: Sequence[DataReport], edge: Edge) -> None:
     """Keep the report in the client's state folder."""
-    from coterie import deploy
+    from coterie.deploy.errors import DeployError
 
     try:
         for data_report in reports:
             data_report.save(edge.state_dir)
     except OSError as error:
-        raise deploy.DeployError(f"--state-dir {edge.state_dir}: cannot be written: {error.strerror}") from None
+        raise DeployError(f"--state-dir {edge.state_dir}: cannot be written: {error.strerror}") from None

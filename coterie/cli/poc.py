@@ -18,7 +18,7 @@ from coterie.cli.console import console_for
 from coterie.cli.run import settings_of
 
 if TYPE_CHECKING:
-    from coterie.deploy import Trial
+    from coterie.deploy.trial import Trial
 
 #: Connection of the SuperLink in Flower's configuration.
 _CONNECTION = "poc"
@@ -70,7 +70,7 @@ class _Layout:
     def data(self, client: int) -> Path:
         """Data of a client: a folder or a file."""
         from coterie.datasets.user_files import find
-        from coterie.deploy import DeployError
+        from coterie.deploy.errors import DeployError
 
         home = Path(self.data_dir) if self.data_dir else self.folder / "data"
         path = find(home, f"client-{client}")
@@ -114,7 +114,7 @@ def poc(
         console.print(f"{time.monotonic() - began:5.1f} s  {text}", markup=False, soft_wrap=True)
 
     if (epsilon is None) != (delta is None):
-        from coterie.deploy import DeployError
+        from coterie.deploy.errors import DeployError
 
         raise DeployError("--epsilon and --delta form one budget: set both or neither")
     budget = [] if epsilon is None else ["--epsilon", str(epsilon), "--delta", str(delta)]
@@ -133,7 +133,7 @@ def _prepared(folder: Path, clients: int | None, data_dir: Path | None) -> _Layo
     Raises:
         DeployError: it holds something else, or a trial with other clients.
     """
-    from coterie.deploy import DeployError
+    from coterie.deploy.errors import DeployError
     from coterie.files import private_folder, read_object, write_atomic
 
     marker = folder / _MARKER
@@ -253,13 +253,14 @@ def _complete(layout: _Layout) -> None:
     """Create what is missing: certificates, data of the demo, the app, folders."""
     import tomli_w
 
-    from coterie import __version__, deploy
+    from coterie import __version__
+    from coterie.deploy.certificates import create
     from coterie.files import private_folder, write_atomic
     from coterie.server import SETTINGS
     from coterie.settings import AUTO, nested
 
     if not (layout.folder / "pki").exists():
-        deploy.create(layout.folder / "pki", layout.clients, ["localhost"])
+        create(layout.folder / "pki", layout.clients, ["localhost"])
     for name in ("runs", "flwr", "app", "clients"):
         private_folder(layout.folder / name)
     if layout.data_dir is None and not (layout.folder / "data").exists():

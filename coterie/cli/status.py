@@ -35,7 +35,7 @@ def status(
     as_json: JsonFlag = False,
 ) -> None:
     """Show the nodes and runs of a SuperLink, and the progress of the latest or the selected run."""
-    from coterie.deploy import DeployError
+    from coterie.deploy.errors import DeployError
     from coterie.flower.status import query_status
 
     if as_json and watch:

@@ -27,7 +27,10 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from coterie.client import Client, ClientError, ReplyOrError, StateFile, handle, torch_device, train_and_sum
+from coterie.client.cohort import torch_device
+from coterie.client.handlers import ReplyOrError, handle, train_and_sum
+from coterie.client.identity import Client
+from coterie.client.state import ClientError, StateFile
 from coterie.engine.workers import Workers
 from coterie.flower.metadata import set_message_id
 from coterie.logs import printable

@@ -17,8 +17,9 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
-from coterie.client import Client, ClientError
 from coterie.client.budget import ledger_path, spend
+from coterie.client.identity import Client
+from coterie.client.state import ClientError
 from coterie.files import open_private, private_folder
 from coterie.guard.guarantee import MAX_RDP
 from coterie.guard.report import GUARD, Report

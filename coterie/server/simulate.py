@@ -38,13 +38,13 @@ def prepare(config: RunConfig, engine: str = "local", cores: int | None = None) 
         ModelError: the network does not support DP-SGD, which the run needs.
     """
     from coterie.datasets import OWN_DATA, DataError
-    from coterie.engine import start_server, workers_for
+    from coterie.engine.workers import start_server, workers_for
 
     if engine != "ray":
         config.simulation.check_unused("with the local engine; use --engine ray, or leave it out")
         if workers_for(config.trainings, config.training.device, cores or _cores()):
             start_server()  # it imports PyTorch while this process does
-    from coterie.client import federation
+    from coterie.client.cohort import federation
 
     data = federation(config.for_clients())
     if config.data.dataset == OWN_DATA:
@@ -73,8 +73,10 @@ def simulate(folder: RunFolder, engine: str = "local", cores: int | None = None)
         RunError: see :func:`coterie.server.run`.
         EngineError: the Ray engine cannot be used.
     """
-    from coterie.client import torch_device
-    from coterie.engine import SummingGrid, run_on_ray, workers_for
+    from coterie.client.cohort import torch_device
+    from coterie.engine.in_process import SummingGrid
+    from coterie.engine.ray import run_on_ray
+    from coterie.engine.workers import workers_for
 
     config = folder.config
     gc.freeze()  # collecting the garbage of all imported libraries would take as long as some rounds

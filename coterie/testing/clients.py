@@ -12,7 +12,7 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.flower.sizes import PADDING
 from coterie.privacy import RecordPlan
 from coterie.testing.failures import Report

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.wire import LossesRequest, Request, TrainRequest, read_request
 from coterie.wire.messages import DIAGNOSTICS, EVALUATE, IDENTITY, REPLY, Layout, losses_layout, pack_reply
 

@@ -6,9 +6,9 @@ import os
 import pytest
 from test_hostile_server import CHEAP, WORLDS, World, sender  # noqa: F401
 
-from coterie.client import ClientError
 from coterie.client.audited import audited
 from coterie.client.identity import Client
+from coterie.client.state import ClientError
 from coterie.privacy.audit_log import read_audit_log
 from coterie.privacy.budget_files import spending
 

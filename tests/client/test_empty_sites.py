@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.client import Client, ClientError, handle
-from coterie.client.handlers import train_and_sum
+from coterie.client.handlers import handle, train_and_sum
+from coterie.client.identity import Client
+from coterie.client.state import ClientError
 from coterie.datasets import own_federation, own_shard
 from coterie.models import initialise
 from coterie.server import RunConfig

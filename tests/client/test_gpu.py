@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from coterie import models as networks
-from coterie.client import LocalTrainingConfig, backend, dpsgd, losses, train
+from coterie.client import backend, dpsgd
 from coterie.client import device as devices
+from coterie.client.backend import train
 from coterie.client.dpsgd import DPSGD, train_privately
-from coterie.client.scores import accuracies
+from coterie.client.scores import accuracies, losses
+from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard, TestSet
 from coterie.wire.messages import Layout
 

@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.client import Client, ClientError, federation, handle, handlers
+from coterie.client import handlers
+from coterie.client.cohort import federation
+from coterie.client.handlers import handle
+from coterie.client.identity import Client
+from coterie.client.state import ClientError
 from coterie.models import initialise
 from coterie.server import RunConfig
 from coterie.wire.messages import Layout, pack_models, read_reply

@@ -17,12 +17,13 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from scipy.stats import mannwhitneyu
 
-from coterie.client import ClientError
 from coterie.client.app import app, client_of
 from coterie.client.budget import BUDGET_FILE
+from coterie.client.state import ClientError
 from coterie.datasets import DataError, own_shard
-from coterie.deploy import DeployError, NodeConfig
-from coterie.engine import LocalGrid
+from coterie.deploy.errors import DeployError
+from coterie.deploy.node import NodeConfig
+from coterie.engine.in_process import LocalGrid
 from coterie.models import build_gan, initialise
 from coterie.privacy.budget_files import reconcile, spending
 from coterie.privacy.ledger import count_events, read_ledger

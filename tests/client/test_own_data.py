@@ -9,11 +9,14 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 
-from coterie.client import HANDLERS, Client, ClientError, cohort, handle, handlers
+from coterie.client import cohort, handlers
 from coterie.client.app import app
 from coterie.client.cohort import Cohort
+from coterie.client.handlers import HANDLERS, handle
+from coterie.client.identity import Client
+from coterie.client.state import ClientError
 from coterie.datasets import OwnFederation, own_shard
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.models import initialise
 from coterie.server import RunConfig, RunFolder, run
 from coterie.wire import ClientConfig, TrainRequest

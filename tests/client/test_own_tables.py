@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from coterie.client import Client, ClientError, handle
 from coterie.client.app import app
+from coterie.client.handlers import handle
+from coterie.client.identity import Client
+from coterie.client.state import ClientError
 from coterie.datasets import own_shard
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.models import initialise
 from coterie.server import RunConfig
 from coterie.wire.messages import Layout, pack_models, read_reply

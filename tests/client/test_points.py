@@ -8,8 +8,12 @@ import torch
 import toys
 from flwr.app import ConfigRecord, RecordDict
 
-from coterie.client import Client, ClientError, StateFile, federation, handle, points, record_level
 from coterie.client import gan_training as gans
+from coterie.client import points, record_level
+from coterie.client.cohort import federation
+from coterie.client.handlers import handle
+from coterie.client.identity import Client
+from coterie.client.state import ClientError, StateFile
 from coterie.client.state import ClientError as Refusal
 from coterie.clustering import fuzzy_c_means, k_means
 from coterie.models import autoencoder, build_gan

@@ -9,10 +9,13 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from test_hostile_server import CENTROIDS, CHEAP, GAN, LABEL, WORLDS, World, sender  # noqa: F401
 
-from coterie.client import Client, ClientError
 from coterie.client.app import app, client_of
 from coterie.client.budget import _check_policy
-from coterie.deploy import DeployError, Edge, NodeConfig, checks
+from coterie.client.identity import Client
+from coterie.client.state import ClientError
+from coterie.deploy.edge import Edge, checks
+from coterie.deploy.errors import DeployError
+from coterie.deploy.node import NodeConfig
 from coterie.deploy.policy import RELEASES, Policy
 from coterie.flower.clientapp import answer
 from coterie.privacy import epsilon

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from coterie.client import ClientError
 from coterie.client.app import app
-from coterie.engine import LocalGrid
+from coterie.client.state import ClientError
+from coterie.engine.in_process import LocalGrid
 from coterie.models import initialise
 from coterie.privacy.ledger import read_ledger
 from coterie.server import RunConfig

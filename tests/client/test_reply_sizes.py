@@ -8,10 +8,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from coterie.client import HANDLERS
 from coterie.client.app import app
+from coterie.client.handlers import HANDLERS
 from coterie.datasets import own_shard
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.models import build_gan, initialise
 from coterie.models.autoencoder import Labeller
 from coterie.server import RunConfig

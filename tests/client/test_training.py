@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from coterie import models as networks
-from coterie.client import LocalTrainingConfig, backend, losses, penalties, train
-from coterie.client.backend import Backend, Examples
+from coterie.client import backend, penalties
+from coterie.client.backend import Backend, Examples, train
 from coterie.client.chains import chain_kind
 from coterie.client.penalties import Penalty
-from coterie.client.scores import accuracies
+from coterie.client.scores import accuracies, losses
+from coterie.client.sgd import LocalTrainingConfig
 from coterie.datasets import Shard, TestSet
 from coterie.wire.messages import Layout
 

@@ -23,7 +23,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from servers import free_port, open_port, running, until
 
 from coterie import __version__
-from coterie.deploy import DeployError, bundle, create
+from coterie.deploy.app_bundle import bundle
+from coterie.deploy.certificates import create
+from coterie.deploy.errors import DeployError
 from coterie.flower import backoff, supernode
 
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent

@@ -10,9 +10,9 @@ from contextlib import closing
 
 import pytest
 
-from coterie.deploy import DeployError
 from coterie.deploy.backups import back_up, restore
 from coterie.deploy.certificates import create
+from coterie.deploy.errors import DeployError
 from coterie.privacy import ClientLedger, Event, LedgerError, read_ledger
 
 

@@ -21,7 +21,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from servers import free_port, listening, open_port, running, tls, until
 
 from coterie.datasets import DataError, DataReport, LeftOut, Loss
-from coterie.deploy import Edge, NodeConfig, certificates, create, default_state_dir, edge, environment, renew_server
+from coterie.deploy import certificates, edge
+from coterie.deploy.certificates import create, renew_server
+from coterie.deploy.edge import Edge, default_state_dir, environment
+from coterie.deploy.node import NodeConfig
 from coterie.wire.versions import LEAST, versions
 
 DECLARED = "--epsilon 8 --delta 1e-5 --input-shape 1x28x28 --num-classes 10"

@@ -10,7 +10,10 @@ from commands import assert_refused, document, tree
 from cryptography import x509
 from cryptography.x509 import verification
 
-from coterie.deploy import DeployError, Edge, NodeConfig, checks, create
+from coterie.deploy.certificates import create
+from coterie.deploy.edge import Edge, checks
+from coterie.deploy.errors import DeployError
+from coterie.deploy.node import NodeConfig
 from coterie.deploy.roster import Roster, RosterFile, fingerprint, read_authorities
 from coterie.server.config import RunConfig
 from coterie.server.run import roster_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.deploy import DeployError
+from coterie.deploy.errors import DeployError
 from coterie.deploy.trial import TRIAL, Trial, free_ports, interruptible, processes_of, program
 
 #: Starts a process in a session of its own, which would survive the end of its parent's group.

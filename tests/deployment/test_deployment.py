@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 from stack import CANARY, OWN_DATA, ROOT, USER, docker, in_image
 
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.server import RunConfig
 from coterie.server.folder import RunFolder
 from coterie.server.run import run

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 from stack import COMPOSE, ROOT, docker
 
-from coterie.deploy import bundle
+from coterie.deploy.app_bundle import bundle
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from coterie.client import HANDLERS, StateFile
 from coterie.client.app import app
-from coterie.engine import LocalGrid, workers_for
-from coterie.engine.workers import Workers
+from coterie.client.handlers import HANDLERS
+from coterie.client.state import StateFile
+from coterie.engine.in_process import LocalGrid
+from coterie.engine.workers import Workers, workers_for
 from coterie.models import build_gan, initialise
 from coterie.progress import ignore_progress, report_progress
 from coterie.server import RunConfig

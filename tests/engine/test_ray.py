@@ -6,7 +6,8 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from coterie.engine import LocalGrid, run_on_ray
+from coterie.engine.in_process import LocalGrid
+from coterie.engine.ray import run_on_ray
 from coterie.privacy import read_ledger
 from coterie.server import RunConfig, RunFolder, run
 from coterie.strategies.registry import STRATEGIES

@@ -18,7 +18,8 @@ import pytest
 import toys
 from safetensors.numpy import load_file
 
-from coterie.engine import EngineError, LocalGrid, run_on_ray
+from coterie.engine.in_process import LocalGrid
+from coterie.engine.ray import EngineError, run_on_ray
 from coterie.server import RunConfig, RunFolder, run
 
 RAY = Path(sys.executable).parent / "ray"

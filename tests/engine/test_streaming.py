@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from coterie.engine import LocalGrid, ray
+from coterie.engine import ray
+from coterie.engine.in_process import LocalGrid
 from coterie.engine.ray import stream_replies
 
 

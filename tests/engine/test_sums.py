@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coterie.engine import LocalGrid, SummingGrid
+from coterie.engine.in_process import LocalGrid, SummingGrid
 from coterie.privacy.mechanisms import joint
 from coterie.rounds import PartialSums
 from coterie.server import RunConfig, RunError, RunFolder, run

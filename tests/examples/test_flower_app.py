@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from flwr.app import ArrayRecord, Context, RecordDict
 
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.testing import check_client
 
 ROOT = Path(__file__).parents[2]

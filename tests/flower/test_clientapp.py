@@ -3,7 +3,7 @@
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from coterie.client import ClientError
+from coterie.client.state import ClientError
 from coterie.flower.clientapp import answer
 
 CONTEXT = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})

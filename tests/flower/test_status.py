@@ -10,7 +10,7 @@ import pytest
 from commands import assert_refused, document, tree
 from servers import free_port, listening, open_port, running, tls, until
 
-from coterie.deploy import create
+from coterie.deploy.certificates import create
 from coterie.flower.status import Node, Run, Status
 
 BIN = Path(sys.executable).parent

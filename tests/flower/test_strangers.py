@@ -14,8 +14,9 @@ import grpc
 import pytest
 from flwr.supercore import date
 
-from coterie.deploy import Edge, NodeConfig, checks
 from coterie.deploy.certificates import create
+from coterie.deploy.edge import Edge, checks
+from coterie.deploy.node import NodeConfig
 from coterie.flower.fleet import clock_error
 from coterie.flower.superlink import MAX_MESSAGE
 from tests.servers import free_port, running, until

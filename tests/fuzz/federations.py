@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from coterie import rounds
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.models import autoencoder
 from coterie.privacy import Streams
 from coterie.rounds import Checkpoint, Recorder

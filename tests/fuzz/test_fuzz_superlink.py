@@ -31,7 +31,7 @@ sys.path.append(str(ROOT / "tests" / "deploy"))
 from servers import free_port, open_port, running, until  # noqa: E402
 
 from coterie.client.app import app  # noqa: E402
-from coterie.deploy import create  # noqa: E402
+from coterie.deploy.certificates import create  # noqa: E402
 from coterie.privacy import Streams  # noqa: E402
 from coterie.server import RunConfig  # noqa: E402
 from coterie.server.run import initial_models  # noqa: E402

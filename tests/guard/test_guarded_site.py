@@ -181,8 +181,8 @@ def test_two_apps_two_processes_and_coteries_client_share_one_budget(site, tmp_p
     assert not ask(client_app(Guard()), one).has_error()
     assert not ask(client_app(Guard()), other).has_error()
     assert count_events(read_ledger(data / BUDGET_FILE)[1]) == EPOCH + EPOCH
-    from coterie.client import Client
     from coterie.client.budget import spend
+    from coterie.client.identity import Client
 
     client = Client(5, str(tmp_path / "coterie"), (8.0, 1e-3), data=str(data))
     spend(client, tmp_path / "coterie", None, 1, EPOCH)

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
 from coterie.deploy.roster import Member, Roster, RosterFile, fingerprint
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.rounds import ClientRegistry
 
 HONEST, HOSTILE, LATER = 30, 7, 12  # ids of nodes: of the honest client, of one with a lower id, of a third
@@ -174,8 +174,7 @@ def test_an_entry_that_expires_during_a_run_ends_the_part_of_its_node(monkeypatc
 @pytest.fixture
 def signed(tmp_path):
     """Write a roster, signed by the authority of a folder, and return a registry that reads it."""
-    from coterie.deploy import create
-    from coterie.deploy.certificates import _Authority
+    from coterie.deploy.certificates import _Authority, create
 
     folder = create(tmp_path / "pki", 1, ["superlink"]).folder
     key = _Authority.read(folder).key

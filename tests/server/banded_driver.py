@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.privacy import Banded, epsilon, read_ledger
 from coterie.privacy.mechanisms.banded import CorrelatedNoise
 from coterie.server import RunConfig, RunFolder, run

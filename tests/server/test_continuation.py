@@ -8,8 +8,8 @@ import pytest
 from commands import tree
 from run_folders import model, privacy, run_in
 
-from coterie.client import HANDLERS
-from coterie.engine import LocalGrid
+from coterie.client.handlers import HANDLERS
+from coterie.engine.in_process import LocalGrid
 from coterie.privacy import Event, epsilon, read_ledger
 from coterie.privacy.certificate import certificate, total
 from coterie.privacy.check import check

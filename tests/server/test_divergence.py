@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coterie.client import handlers
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.server import RunConfig, RunError, RunFolder, run
 from coterie.wire.messages import DIVERGED
 

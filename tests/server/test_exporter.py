@@ -13,7 +13,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.logs import read_rounds
 from coterie.results import RoundRecord
 from coterie.server import ConfigError, RunConfig, RunFolder

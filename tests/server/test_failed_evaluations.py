@@ -4,8 +4,9 @@ import logging
 
 import pytest
 
-from coterie.client import HANDLERS, ClientError
-from coterie.engine import LocalGrid
+from coterie.client.handlers import HANDLERS
+from coterie.client.state import ClientError
+from coterie.engine.in_process import LocalGrid
 from coterie.server import RunConfig, RunError, RunFolder, run
 from coterie.wire.messages import EVALUATE, TRAIN
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import TINY, assert_refused, lines, settings
 
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.server import ConfigError, RunConfig, RunFolder, recorders, run
 from coterie.server.app import open_folder
 from coterie.server.recorders import recording, values_of

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
 from coterie.datasets import DataError, own_federation
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.server import FolderError, RunError, run
 from coterie.server.app import app, open_folder
 from coterie.server.simulate import prepare, simulate

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Context, Error, Message, RecordDict
 
 from coterie.client.app import app
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.privacy.ledger import read_ledger
 from coterie.server import RunConfig, RunError, RunFolder, run
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coterie.client import HANDLERS
-from coterie.engine import LocalGrid
+from coterie.client.handlers import HANDLERS
+from coterie.engine.in_process import LocalGrid
 from coterie.privacy import Event, Plan, epsilon
 from coterie.server import RunConfig, RunError, RunFolder, run
 from coterie.wire.messages import TRAIN, UPDATE, pack_update, unpack_models

@@ -11,7 +11,7 @@ from commands import tree
 from run_folders import model, privacy, run_in
 
 import coterie.privacy
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.privacy import BudgetError, Event, epsilon, read_ledger
 from coterie.privacy.certificate import certificate, total
 from coterie.privacy.check import check

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from toys import strategy_of
 
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.privacy import Joint, NoPrivacy, Streams
 from coterie.strategies import CFL, StrategyError
 from coterie.strategies.cfl import bipartition

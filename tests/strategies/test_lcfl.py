@@ -10,7 +10,7 @@ from test_toy import CONFIG, plan, towards
 from test_toy import LAYOUT as PIXELS
 from toys import UP, strategy_of
 
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.privacy import Joint, NoPrivacy, Streams
 from coterie.server.metrics import summarise
 from coterie.strategies import LCFL, Averaging, StrategyError, lcfl

@@ -12,7 +12,7 @@ from toys import strategy_of
 
 from coterie.client import points as verbs
 from coterie.clustering import dcn, k_means
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.models import autoencoder
 from coterie.privacy import Joint, NoPrivacy, PrivacyError, Streams
 from coterie.rounds import MessageBatch

@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.server import RunConfig, RunFolder, run
 from coterie.strategies import OneShot
 from coterie.strategies.registry import STRATEGIES

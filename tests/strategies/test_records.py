@@ -12,12 +12,13 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from test_toy import APART, CLIENTS, CONFIG, LAYOUT, LR, towards
 from toys import UP, strategy_of
 
-from coterie.client import Client, handle
 from coterie.client.app import _handle
 from coterie.client.budget import spend
 from coterie.client.cohort import Cohort
+from coterie.client.handlers import handle
+from coterie.client.identity import Client
 from coterie.client.state import ClientError
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.privacy import (
     ClientLedger,
     Event,

@@ -8,11 +8,11 @@ import pytest
 from flwr.app import ConfigRecord
 from toys import UP, strategy_of
 
-from coterie.client import StateFile
 from coterie.client.handlers import _assign
+from coterie.client.state import StateFile
 from coterie.datasets import assign_groups
 from coterie.datasets.settings import DataSettings
-from coterie.engine import LocalGrid
+from coterie.engine.in_process import LocalGrid
 from coterie.models.settings import TrainingSettings
 from coterie.privacy import PLANS, NoPrivacy, Streams
 from coterie.server.metrics import summarise

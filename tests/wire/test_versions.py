@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from coterie import __version__
-from coterie.client import Client, ClientError
-from coterie.client.identity import identity_reply
+from coterie.client.identity import Client, identity_reply
+from coterie.client.state import ClientError
 from coterie.wire import versions as module
 from coterie.wire.versions import LEAST, incompatible, stated_versions, versions
 
