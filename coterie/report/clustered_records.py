@@ -63,11 +63,11 @@ def describe_points(run: Run) -> list[str]:
 
 
 def confusion_rows(run: Run) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Return (cluster, [(records, percent of the class) per class]) per cluster, in matched order."""
+    """Return (cluster, [(number, percent of the class) per class]) per cluster; of records in matched order."""
     if not run.scores.confusion:
         return []
     counts = np.array(run.scores.confusion)
-    rows, columns = linear_sum_assignment(-counts)
+    rows, columns = linear_sum_assignment(-counts) if run.clusters_records else (np.arange(len(counts)),) * 2
     class_of = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     shares = np.round(100 * counts / np.maximum(counts.sum(axis=0), 1)).astype(int)
     order = sorted(range(len(counts)), key=lambda cluster: class_of.get(cluster, len(counts) + cluster))

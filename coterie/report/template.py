@@ -115,33 +115,17 @@ PAGE = r"""{% macro badge(text, good) %}
 
 {% macro confusion(section, h) %}
 {% set run = section.run %}
-{% if run.scores.confusion and not run.clusters_records %}
-<h{{ h + 1 }} class="sub">Confusion matrix: clients by cluster and hidden group, at the end of the run</h{{ h + 1 }}>
+{% set heat = run.clusters_records %}
+{% if run.scores.confusion %}
+<h{{ h + 1 }} class="sub">Confusion matrix: {{ 'records by cluster and class, shaded by the share of the class' if heat else 'clients by cluster and hidden group, at the end of the run' }}</h{{ h + 1 }}>
 <div class="card">
 {% call scroll('Confusion matrix of ' ~ section.anchor) %}
-<table class="numbers">
-  <thead><tr><th scope="col">cluster</th>{% for _ in run.scores.confusion[0] %}<th scope="col">group {{ loop.index0 }}</th>{% endfor %}</tr></thead>
-  <tbody>
-  {% for row in run.scores.confusion %}
-  {% set cluster = loop.index0 %}
-  <tr><th scope="row">{{ cluster }}</th>
-    {%- for count in row %}<td>{% if count and count == row | max %}<strong>{{ count }}</strong>{% else %}{{ count }}{% endif %}</td>{% endfor %}</tr>
-  {% endfor %}
-  </tbody>
-</table>
-{% endcall %}
-</div>
-{% endif %}
-{% if run.scores.confusion and run.clusters_records %}
-<h{{ h + 1 }} class="sub">Confusion matrix: records by cluster and class, shaded by the share of the class</h{{ h + 1 }}>
-<div class="card">
-{% call scroll('Confusion matrix of ' ~ section.anchor) %}
-<table class="numbers heat">
-  <thead><tr><th scope="col">cluster</th>{% for _ in run.scores.confusion[0] %}<th scope="col"><span class="spare">class</span> {{ loop.index0 }}</th>{% endfor %}</tr></thead>
+<table class="numbers{{ ' heat' if heat }}">
+  <thead><tr><th scope="col">cluster</th>{% for _ in run.scores.confusion[0] %}<th scope="col">{% if heat %}<span class="spare">class</span>{% else %}group{% endif %} {{ loop.index0 }}</th>{% endfor %}</tr></thead>
   <tbody>
   {% for cluster, cells in records.confusion_rows(run) %}
   <tr><th scope="row">{{ cluster }}</th>
-    {%- for count, share in cells %}<td style="--share: {{ share }}%">{{ count }}</td>{% endfor %}</tr>
+    {%- for count, share in cells %}<td{% if heat %} style="--share: {{ share }}%"{% endif %}>{% if not heat and count and count == cells | map('first') | max %}<strong>{{ count }}</strong>{% else %}{{ count }}{% endif %}</td>{% endfor %}</tr>
   {% endfor %}
   </tbody>
 </table>
