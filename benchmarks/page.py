@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from coterie.bench import markdown
+from coterie.bench.outcome import markdown
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "results.md"

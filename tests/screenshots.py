@@ -26,7 +26,8 @@ import test_record_pages  # noqa: E402
 import test_report  # noqa: E402
 from browser import Browser  # noqa: E402
 
-from coterie.report import read_run, write_report  # noqa: E402
+from coterie.report.page import write_report  # noqa: E402
+from coterie.report.runs import read_run  # noqa: E402
 
 GOLDEN = HERE / "report" / "golden"
 WIDTHS = (390, 1280)

@@ -24,7 +24,7 @@ from coterie.engine.in_process import LocalGrid
 from coterie.models.settings import TrainingSettings
 from coterie.privacy import Joint, Ledger, Streams, composed
 from coterie.privacy.accountants import Accountant
-from coterie.rounds import Checkpoint, Recorder
+from coterie.rounds.recorder import Checkpoint, Recorder
 from coterie.strategies import IFCA, ClusteredStrategy, FedCAM
 from coterie.strategies.method import Models
 from coterie.wire import ClientConfig

@@ -18,7 +18,7 @@ from coterie.bench.table import Column, Table, decimals, score_at
 from coterie.client.cohort import federation
 from coterie.datasets import assign_groups, parse_groups
 from coterie.files import spreadsheet_cell
-from coterie.report import read_pairs, read_tree, similarity_files, split_rounds
+from coterie.report.evidence import read_pairs, read_tree, similarity_files, split_rounds
 from coterie.results import read_rounds
 from coterie.server import RunConfig, applicable
 from coterie.server.folder import machine, versions

@@ -11,18 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coterie.bench.table import score_name
-from coterie.report import (
-    DASHED,
-    GROUP_COLOURS,
-    INK,
-    MUTED,
-    Pairs,
-    cycle,
-    draw_similarities,
-    drawing_style,
-    save_figure,
-    similarity_bar,
-)
+from coterie.report.evidence import Pairs
+from coterie.report.evidence_plots import draw_similarities, similarity_bar
+from coterie.report.plots import DASHED, GROUP_COLOURS, INK, MUTED, cycle, drawing_style, save_figure
 
 Document = Mapping[str, Any]
 

@@ -81,7 +81,7 @@ cli.add_typer(privacy.app, name="privacy")
 
 #: Errors that are reported by their message alone, without a traceback, by the package that raises them.
 _EXPECTED = {
-    "coterie.bench": ("BenchError",),
+    "coterie.bench.table": ("BenchError",),
     "coterie.files": ("FileError",),
     "coterie.inference": ("InferenceError",),
     "coterie.privacy": ("PrivacyError", "LedgerError"),
@@ -89,7 +89,7 @@ _EXPECTED = {
     "coterie.engine.ray": ("EngineError",),
     "coterie.deploy.errors": ("DeployError",),
     "coterie.models": ("ModelError",),
-    "coterie.report": ("ReportError",),
+    "coterie.report.runs": ("ReportError",),
     "coterie.server": ("ConfigError", "FolderError", "RunError"),
     "coterie.strategies": ("StrategyError",),
 }

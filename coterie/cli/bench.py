@@ -20,7 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from coterie.cli.console import JsonFlag, console_for, listing, plain_progress, print_json
 
 if TYPE_CHECKING:
-    from coterie.bench import Done, Table
+    from coterie.bench.cells import Done
+    from coterie.bench.table import Table
 
 
 class _Seen(Protocol):
@@ -47,13 +48,13 @@ def bench(
     as_json: JsonFlag = False,
 ) -> None:
     """Reproduce a table of a paper: published values, ours, and the difference. Finished runs are reused."""
-    from coterie import bench as benchmarks
+    from coterie.bench.table import read_table
 
     if name is None:
         _list_tables(as_json)
         return
     chosen_seeds = range(seeds) if seeds else ()
-    table = benchmarks.read_table(name, quick=quick, seeds=chosen_seeds, rows=row or (), columns=column or ())
+    table = read_table(name, quick=quick, seeds=chosen_seeds, rows=row or (), columns=column or ())
     folder, kept = (out or Path("bench") / (stem + ("-quick" if quick else "")) for stem in (table.name, table.like))
     command = _command(name, quick, seeds, row or (), column or ())
     run_table(table, folder, kept, command, jobs=jobs, device=device, data_dir=data_dir, as_json=as_json)
@@ -84,19 +85,20 @@ def run_table(
         as_json: print one JSON document.
         finished: called with all runs at the end.
     """
-    from coterie import bench as benchmarks
+    from coterie.bench import cells, outcome
+    from coterie.bench.surface import surface
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     console, started = console_for(as_json), time.perf_counter()
     places = {"device": device, "data-dir": str(data_dir) if data_dir else ""}
     done: list[Done] = []
     try:
-        with _progress(console, benchmarks.count(table)) as (seen, progress):
+        with _progress(console, cells.count(table)) as (seen, progress):
             folder.mkdir(parents=True, exist_ok=True)
             if table.plot == "surfaces":
-                document = benchmarks.surface(table, command=command, seen=seen)
+                document = surface(table, command=command, seen=seen)
             else:
-                done, tuned = benchmarks.run_all(
+                done, tuned = cells.run_all(
                     table,
                     kept,
                     places=places,
@@ -104,7 +106,7 @@ def run_table(
                     seen=lambda one, n: seen(_summary(one), n, one.reused),
                     progress=progress,
                 )
-                document = benchmarks.document(table, done, tuned, command=command, device=_device(device))
+                document = outcome.document(table, done, tuned, command=command, device=_device(device))
     except KeyboardInterrupt:
         print("interrupted; run the same command again to continue", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
@@ -122,20 +124,22 @@ def run_table(
 
 def _written(document: Any, folder: Path) -> str:
     """Write the results; return the names of the files."""
-    from coterie import bench as benchmarks
+    from coterie.bench.outcome import markdown, write_csv
+    from coterie.bench.table_figures import draw
 
     (folder / "table.json").write_text(json.dumps(document, indent=1) + "\n")
-    (folder / "table.md").write_text(benchmarks.markdown(document))
-    benchmarks.write_csv(document, folder / "table.csv")
-    picture = benchmarks.draw(document, folder / "table.png")
+    (folder / "table.md").write_text(markdown(document))
+    write_csv(document, folder / "table.csv")
+    picture = draw(document, folder / "table.png")
     return f"{folder}/table.json, .csv, .md   figure {picture}"
 
 
 def _list_tables(as_json: bool) -> None:
-    from coterie import bench as benchmarks
+    from coterie.bench.cells import count
+    from coterie.bench.table import read_table, table_names
 
-    tables = {table_name: benchmarks.read_table(table_name) for table_name in benchmarks.table_names()}
-    rows = {n: {"what": t.title, "from": t.source, "runs": benchmarks.count(t)} for n, t in tables.items()}
+    tables = {table_name: read_table(table_name) for table_name in table_names()}
+    rows = {n: {"what": t.title, "from": t.source, "runs": count(t)} for n, t in tables.items()}
     listing("tables", rows, as_json)
 
 
@@ -148,9 +152,9 @@ def _command(name: str, quick: bool, seeds: int | None, rows: Sequence[str], col
 
 
 def _show(console: Console, document: Any, files: str) -> None:
-    from coterie import bench as benchmarks
+    from coterie.bench.outcome import console_tables
 
-    views, notes = benchmarks.console_tables(document, console.width)
+    views, notes = console_tables(document, console.width)
     for view in views:
         console.print(view)
     for note in notes:

@@ -103,13 +103,16 @@ def report(
     as_json: JsonFlag = False,
 ) -> None:
     """Write an HTML report of runs; compare several: mean and standard deviation over runs equal but for the seed."""
-    from coterie import report as reports
     from coterie.privacy import LedgerError
     from coterie.privacy.check import verified
+    from coterie.report.comparison import compare, read_runs
+    from coterie.report.page import write_report
+    from coterie.report.result_table import result_table
+    from coterie.report.runs import ReportError
 
     if as_json and csv == "-":
-        raise reports.ReportError("--json and --csv - both write to standard output; give --csv a file")
-    loaded_runs, damaged = reports.read_runs(runs)
+        raise ReportError("--json and --csv - both write to standard output; give --csv a file")
+    loaded_runs, damaged = read_runs(runs)
     for run in list(loaded_runs):
         try:
             verified(run.path)
@@ -119,9 +122,9 @@ def report(
             loaded_runs.remove(run)
             damaged.append((str(run.path), str(error)))
     if not loaded_runs:
-        raise reports.ReportError(damaged[0][1])
-    page = reports.write_report(loaded_runs, out, damaged)
-    comparison = reports.compare(loaded_runs, damaged)
+        raise ReportError(damaged[0][1])
+    page = write_report(loaded_runs, out, damaged)
+    comparison = compare(loaded_runs, damaged)
     if csv is not None:
         _write_csv(comparison.csv(), csv)
     console = console_for(as_json or csv == "-")
@@ -129,7 +132,7 @@ def report(
         print_json({**comparison.document(), "report": str(page)})
     elif len(runs) == 1:
         if loaded_runs[0].result is not None and loaded_runs[0].certificate:
-            console.print(reports.result_table(loaded_runs[0].result, loaded_runs[0].certificate))
+            console.print(result_table(loaded_runs[0].result, loaded_runs[0].certificate))
     else:
         heads, rows = comparison.cells()
         print_table(console, heads, rows, right=len(comparison.scores) + 1)

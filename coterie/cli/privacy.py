@@ -151,7 +151,8 @@ def privacy_curve(
     if out is None and not as_json:
         out = Path("privacy-curve.png")
     if out is not None:
-        from coterie.report import formats, privacy_figure, save_figure
+        from coterie.report import formats
+        from coterie.report.plots import privacy_figure, save_figure
 
         way = "Poisson sampling" if sampler == "poisson" else "cohorts of fixed size"
         title = f"noise {event.noise_multiplier:.4g}, {way} at rate {sampling_rate:g}, δ = {formats.number(delta)}"

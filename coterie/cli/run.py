@@ -196,7 +196,7 @@ def _run(folder: RunFolder, engine: str, as_json: bool, console: Console, began:
         print_json(outcome.document)
         return
     from coterie.files import read_object
-    from coterie.report import result_table  # imports matplotlib
+    from coterie.report.result_table import result_table  # imports matplotlib
 
     console.print(result_table(outcome, read_object(folder.path / "privacy.json")))
     console.print(f"run folder {folder.path}/   report {page}", soft_wrap=True)

@@ -34,7 +34,7 @@ def sweep(
     as_json: JsonFlag = False,
 ) -> None:
     """Run all combinations of settings on several seeds, and compare them. Finished runs are reused."""
-    from coterie import bench as benchmarks
+    from coterie.bench import sweep as sweeps
     from coterie.settings import ConfigError, flat
 
     values: dict[str, Any] = flat(read_toml(config)) if config else {}
@@ -43,7 +43,7 @@ def sweep(
         if not equals:
             raise ConfigError(f"--set {assignment}: must be name=value or name=value,value,...")
         values[name.strip()] = [value.strip() for value in text.split(",")]
-    table = benchmarks.sweep(values, benchmarks.seeds_of(seeds))
+    table = sweeps.sweep(values, sweeps.seeds_of(seeds))
     words = [
         *([str(config)] if config else []),
         *(word for assignment in assignments for word in ("--set", assignment)),
@@ -57,5 +57,5 @@ def sweep(
         device=device,
         data_dir=data_dir,
         as_json=as_json,
-        finished=lambda done: benchmarks.write_runs(table, done, out / "runs.csv"),
+        finished=lambda done: sweeps.write_runs(table, done, out / "runs.csv"),
     )

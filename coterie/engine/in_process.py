@@ -36,7 +36,7 @@ from coterie.flower.metadata import set_message_id
 from coterie.logs import printable
 from coterie.privacy import Summed
 from coterie.progress import ProgressCallback, ignore_progress, set_progress_sink
-from coterie.rounds import PartialSums
+from coterie.rounds.exchange import PartialSums
 from coterie.wire.messages import CONFIG, EVALUATE, GAN, REFUSALS, payload
 
 # Clients per call of a handler: bounds the memory of a batched call, and the time to the first reply.
@@ -237,7 +237,7 @@ class SummingGrid(LocalGrid):
 
     @property
     def nodes_of_clients(self) -> dict[int, int]:
-        """See :class:`coterie.rounds.SimulatesClients`."""
+        """See :class:`coterie.rounds.client_registry.SimulatesClients`."""
         self._check()
         return self._nodes
 
@@ -246,7 +246,7 @@ class SummingGrid(LocalGrid):
         return dict(zip(range(self._number), self.get_node_ids(), strict=True))
 
     def send_and_sum(self, messages: Iterable[Message], new_sums: NewSums) -> Iterator[Message | PartialSums]:
-        """See :class:`coterie.rounds.SupportsSums`."""
+        """See :class:`coterie.rounds.exchange.SupportsSums`."""
         return self._run(self._numbered(messages), new_sums)
 
 

@@ -25,7 +25,7 @@ from coterie.privacy.audit_log import AuditLog
 from coterie.privacy.ledger import LedgerError
 from coterie.progress import report_progress
 from coterie.results import RoundRecord
-from coterie.rounds import record_nothing
+from coterie.rounds.client_registry import record_nothing
 from coterie.server import exporter, recorders
 from coterie.server.config import SETTINGS, RunConfig, combined
 from coterie.server.data_origin import DataOrigin, require_data
@@ -89,7 +89,7 @@ def report_on_exit(folder: RunFolder) -> Iterator[Path]:
         yield page
     finally:
         if (folder.path / "result.json").exists():
-            from coterie.report import write_report  # imports matplotlib
+            from coterie.report.page import write_report  # imports matplotlib
 
             write_report([folder.path], page)
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from coterie.files import FileError, open_regular
-from coterie.rounds import Checkpoint
+from coterie.rounds.recorder import Checkpoint
 from coterie.wire.messages import Layout
 
 #: The checkpoint in a run folder.

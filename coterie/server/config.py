@@ -26,7 +26,9 @@ from coterie.fields import MAX_REDRAWN
 from coterie.models.settings import TrainingSettings
 from coterie.privacy import PLANS, Plan, PrivacyError
 from coterie.privacy.settings import PrivacySettings, RecordLevelSettings
-from coterie.rounds import Aggregator, Averaging, StrategyError
+from coterie.rounds.aggregation import Aggregator
+from coterie.rounds.averaging import Averaging
+from coterie.rounds.run_state import StrategyError
 from coterie.server import planning
 from coterie.server.settings import (
     DeploymentSettings,

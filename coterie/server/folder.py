@@ -59,7 +59,8 @@ from coterie.privacy.check import verified
 from coterie.privacy.ledger import START
 from coterie.progress import ProgressCallback, ignore_progress
 from coterie.results import CONFIG, DIAGNOSTICS, METRICS, RESULT, Outcome, RoundRecord, read_config
-from coterie.rounds import Checkpoint, Recorder, record_nothing
+from coterie.rounds.client_registry import record_nothing
+from coterie.rounds.recorder import Checkpoint, Recorder
 from coterie.server import planning
 from coterie.server.checkpoints import (
     CHECKPOINT,

@@ -1,18 +1,11 @@
 """Clustered strategies for Flower, one file per paper."""
 
 from coterie.clustering.clusterers import CLUSTERERS
-from coterie.rounds import (
-    AGGREGATORS,
-    Aggregator,
-    Averaging,
-    Checkpoint,
-    Phase,
-    PointsPhase,
-    Recorder,
-    StrategyError,
-    SumsPhase,
-    UpdatesPhase,
-)
+from coterie.rounds.aggregation import AGGREGATORS, Aggregator
+from coterie.rounds.averaging import Averaging
+from coterie.rounds.phases import Phase, PointsPhase, SumsPhase, UpdatesPhase
+from coterie.rounds.recorder import Checkpoint, Recorder
+from coterie.rounds.run_state import StrategyError
 from coterie.strategies.adaptive_clipping import AdaptiveClipping
 from coterie.strategies.cfl import CFL
 from coterie.strategies.f_cdpfl import FCDPFL

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.privacy import MAX_CLIP_NORM, MIN_CLIP_NORM, Plan
-from coterie.rounds import RunState
+from coterie.rounds.run_state import RunState
 
 #: Quantile of the norms that is assumed before round 1, a public constant.
 INITIAL_NORM = 1.0

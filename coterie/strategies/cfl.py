@@ -53,7 +53,7 @@ from flwr.common.logger import log
 
 from coterie.clustering.distances import FloatArray, Indices, cosines
 from coterie.privacy import ReleasedUpdates
-from coterie.rounds import StrategyError
+from coterie.rounds.run_state import StrategyError
 from coterie.settings import Settings, setting
 from coterie.strategies.method import Models, Round, Steps
 from coterie.strategies.strategy import ClusteredStrategy

@@ -18,7 +18,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from coterie.privacy import BudgetError, Event, Summed, epsilon
-from coterie.rounds import Checkpoint, EvaluationExchange, Exchange, PartialSums, Run, StrategyError, SupportsSums
+from coterie.rounds.evaluation import EvaluationExchange
+from coterie.rounds.exchange import Exchange, PartialSums, SupportsSums
+from coterie.rounds.recorder import Checkpoint
+from coterie.rounds.run_state import Run, StrategyError
 from coterie.strategies.method import Method, Models
 from coterie.strategies.post_processing import finish_round
 from coterie.wire.messages import DIVERGED, pack_models, unpack_models

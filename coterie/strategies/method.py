@@ -13,7 +13,9 @@ import numpy.typing as npt
 from flwr.app import Message, MetricRecord
 
 from coterie.privacy import Plan, ReleasedSums, ReleasedUpdates
-from coterie.rounds import EvaluationExchange, Phase, Run, StrategyError, SumsPhase, UpdatesPhase
+from coterie.rounds.evaluation import EvaluationExchange
+from coterie.rounds.phases import Phase, SumsPhase, UpdatesPhase
+from coterie.rounds.run_state import Run, StrategyError
 from coterie.settings import Settings
 from coterie.strategies.model_search import ModelSearch
 from coterie.strategies.options import StrategyOptions
@@ -208,7 +210,7 @@ class Method(Declarations, ABC):  # large: what a method may define, and the too
     ) -> Steps[ReleasedUpdates]:
         """Send a request to clients; receive individual updates, which few mechanisms allow.
 
-        For the arguments see :meth:`sums` and :class:`~coterie.rounds.Phase`.
+        For the arguments see :meth:`sums` and :class:`~coterie.rounds.phases.Phase`.
         """
         return UpdatesPhase(request, models, to, clients, joined_late, reply_layout).run()
 

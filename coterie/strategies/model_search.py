@@ -35,8 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.privacy import Plan
-from coterie.rounds import StrategyError
-from coterie.rounds.run_state import FloatArray, Models
+from coterie.rounds.run_state import FloatArray, Models, StrategyError
 
 IntArray = npt.NDArray[np.int64]
 

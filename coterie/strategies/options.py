@@ -10,16 +10,12 @@ from flwr.app import MetricRecord
 
 from coterie.fields import REBALANCE_TRAIN
 from coterie.privacy import Ledger, Streams
-from coterie.rounds import (
-    Aggregator,
-    Averaging,
-    Checkpoint,
-    Recorder,
-    Roster,
-    StrategyError,
-    mean_of_clients,
-    record_nothing,
-)
+from coterie.rounds.aggregation import Aggregator
+from coterie.rounds.averaging import Averaging
+from coterie.rounds.client_registry import Roster, record_nothing
+from coterie.rounds.evaluation import mean_of_clients
+from coterie.rounds.recorder import Checkpoint, Recorder
+from coterie.rounds.run_state import StrategyError
 from coterie.strategies.adaptive_clipping import AdaptiveClipping
 from coterie.strategies.reseeding import Reseeding
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from coterie.rounds import StrategyError
+from coterie.rounds.run_state import StrategyError
 from coterie.strategies.method import Models, Round
 from coterie.strategies.strategy import ClusteredStrategy
 

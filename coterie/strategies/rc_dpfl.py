@@ -43,7 +43,7 @@ import numpy as np
 
 from coterie.clustering.mixture import cluster, project, switch_round
 from coterie.privacy import ReleasedUpdates
-from coterie.rounds import StrategyError
+from coterie.rounds.run_state import StrategyError
 from coterie.settings import Settings, setting
 from coterie.strategies.method import Models, Round
 from coterie.strategies.strategy import ClusteredStrategy

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from coterie.privacy import Plan
-from coterie.rounds import StrategyError
+from coterie.rounds.run_state import StrategyError
 from coterie.settings import Settings, setting
 from coterie.strategies.fedcam import FedCAM
 from coterie.strategies.fesem import FeSEM

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.fields import LEARNING_RATE, REBALANCE_TRAIN, SIZE
-from coterie.rounds import AGGREGATORS
+from coterie.rounds.aggregation import AGGREGATORS
 from coterie.settings import Settings, setting
 
 

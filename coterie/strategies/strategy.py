@@ -18,7 +18,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from coterie.privacy import Plan, Streams, certificate
-from coterie.rounds import ClientRegistry, EvaluationExchange, Exchange, Run, RunState, StrategyError
+from coterie.rounds.client_registry import ClientRegistry
+from coterie.rounds.evaluation import EvaluationExchange
+from coterie.rounds.exchange import Exchange
+from coterie.rounds.run_state import Run, RunState, StrategyError
 from coterie.settings import Settings
 from coterie.strategies import adaptive_clipping
 from coterie.strategies.loop import TrainingRound, client_config, open_evaluation, run_rounds

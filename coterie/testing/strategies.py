@@ -26,7 +26,8 @@ from coterie.privacy import (
     Streams,
 )
 from coterie.privacy.contributions import Summed
-from coterie.rounds import Checkpoint, Recorder, StrategyError
+from coterie.rounds.recorder import Checkpoint, Recorder
+from coterie.rounds.run_state import StrategyError
 from coterie.settings import Settings
 from coterie.strategies import ClusteredStrategy, StrategyOptions
 from coterie.strategies.registry import contract_problems

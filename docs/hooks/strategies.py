@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mkdocs.structure.files import File
 
-from coterie.bench import markdown
+from coterie.bench.outcome import markdown
 from coterie.server import SETTINGS
 from coterie.settings import AUTO
 from coterie.strategies.registry import STRATEGIES

@@ -10,18 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from coterie.bench import (
-    BenchError,
-    console_tables,
-    count,
-    document,
-    draw,
-    markdown,
-    read_table,
-    run_all,
-    table_names,
-    write_csv,
-)
+from coterie.bench.cells import count, run_all
+from coterie.bench.outcome import console_tables, document, markdown, write_csv
+from coterie.bench.table import BenchError, read_table, table_names
+from coterie.bench.table_figures import draw
 from coterie.datasets.shifts import LINES
 from coterie.server import RunConfig
 

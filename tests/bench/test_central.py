@@ -8,9 +8,11 @@ import pytest
 from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-from coterie.bench import BenchError, Cell, console_tables, count, document, draw, markdown, read_table, run_all
-from coterie.bench.cells import _run_one
+from coterie.bench.cells import Cell, _run_one, count, run_all
 from coterie.bench.central import cluster
+from coterie.bench.outcome import console_tables, document, markdown
+from coterie.bench.table import BenchError, read_table
+from coterie.bench.table_figures import draw
 from coterie.server import RunConfig, RunFolder
 
 pytestmark = pytest.mark.slow

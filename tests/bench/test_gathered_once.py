@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from coterie.bench import read_table, run_all
-from coterie.bench.cells import Cell, _ready
+from coterie.bench.cells import Cell, _ready, run_all
+from coterie.bench.table import read_table
 from coterie.server import applicable
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coterie.bench import document, draw, markdown, read_table, run_all, surface, write_csv
+from coterie.bench.cells import run_all
+from coterie.bench.outcome import document, markdown, write_csv
 from coterie.bench.reference import compare
+from coterie.bench.surface import surface
+from coterie.bench.table import read_table
+from coterie.bench.table_figures import draw
 from coterie.server import RunConfig
 
 pytestmark = pytest.mark.slow

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.bench import Cell, Done, document, draw, markdown, read_table
-from coterie.bench.table_figures import _DRAWINGS
-from coterie.report import drawing_style
+from coterie.bench.cells import Cell, Done
+from coterie.bench.outcome import document, markdown
+from coterie.bench.table import read_table
+from coterie.bench.table_figures import _DRAWINGS, draw
+from coterie.report.plots import drawing_style
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 TABLE = """

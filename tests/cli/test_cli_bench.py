@@ -6,7 +6,7 @@ from importlib import import_module
 from commands import assert_refused, document
 from rich.console import Console
 
-from coterie.bench import table_names
+from coterie.bench.table import table_names
 from coterie.cli.console import console_for
 
 TABLE = """

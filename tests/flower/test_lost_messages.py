@@ -10,7 +10,7 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
 from coterie.flower.lost_messages import Exchange, _Pulls
-from coterie.rounds import ClientRegistry
+from coterie.rounds.client_registry import ClientRegistry
 
 pytestmark = pytest.mark.usefixtures("identity")
 

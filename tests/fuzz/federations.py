@@ -20,8 +20,8 @@ from coterie import rounds
 from coterie.engine.in_process import LocalGrid
 from coterie.models import autoencoder
 from coterie.privacy import Streams
-from coterie.rounds import Checkpoint, Recorder
 from coterie.rounds.evaluation import mean_of_clients
+from coterie.rounds.recorder import Checkpoint, Recorder
 from coterie.server import RunConfig
 from coterie.server.metrics import summarise, summarise_records
 from coterie.server.run import initial_models

@@ -30,7 +30,7 @@ from coterie.privacy.accountants import events_of_a_client
 from coterie.privacy.check import check
 from coterie.privacy.mechanisms.banded import CorrelatedNoise, slots_of
 from coterie.privacy.mechanisms.factorization import banded_matrix, dense, prefix_errors
-from coterie.rounds import StrategyError
+from coterie.rounds.run_state import StrategyError
 from coterie.strategies import IFCA, FedPer
 from coterie.wire import TrainRequest
 

@@ -8,8 +8,10 @@ import pandas
 import pytest
 from test_report import CERTIFICATE, RESULT, WITHOUT_PRIVACY, make_run, page, words
 
-from coterie.report import ReportError, compare, configuration, read_run, read_runs
+from coterie.report import configuration
+from coterie.report.comparison import compare, read_runs
 from coterie.report.configuration import differing_settings, has_effect, shown_settings, used_settings
+from coterie.report.runs import ReportError, read_run
 from coterie.server import SETTINGS, ConfigError, RunConfig
 from coterie.strategies.registry import STRATEGIES
 

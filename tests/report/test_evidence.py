@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from matplotlib.colors import same_color
 
-from coterie.report import read_run, write_report
 from coterie.report.evidence import Pairs, leaves, read_pairs, similarity_files
 from coterie.report.evidence_plots import block_means, distance_figure, similarity_figures, tree_figure
+from coterie.report.page import write_report
 from coterie.report.plots import CLUSTER_COLOURS
+from coterie.report.runs import read_run
 
 
 def node(number, parent, born, ended, why, clients, cluster=None, similarity=None):

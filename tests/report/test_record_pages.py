@@ -9,10 +9,13 @@ import pytest
 from matplotlib.colors import same_color
 from rich.console import Console
 
-from coterie.report import formats, read_run, result_table, write_report
+from coterie.report import formats
 from coterie.report.clustered_records import confusion_rows, describe_points, describe_scores, point_figures
+from coterie.report.page import write_report
 from coterie.report.plots import CLUSTER_COLOURS
 from coterie.report.points_plots import MAX_CLIENTS, MAX_PER_CLIENT, embedding_figure, samples_figure
+from coterie.report.result_table import result_table
+from coterie.report.runs import read_run
 from coterie.report.uploaded_points import embed, point_files, read_codes, read_points
 from coterie.results import Outcome
 

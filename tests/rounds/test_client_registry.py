@@ -11,7 +11,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from coterie.deploy.roster import Member, Roster, RosterFile, fingerprint
 from coterie.engine.in_process import LocalGrid
-from coterie.rounds import ClientRegistry
+from coterie.rounds.client_registry import ClientRegistry
 
 HONEST, HOSTILE, LATER = 30, 7, 12  # ids of nodes: of the honest client, of one with a lower id, of a third
 

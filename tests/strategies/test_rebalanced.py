@@ -5,7 +5,7 @@ import pytest
 from toys import trained
 
 from coterie.privacy import Joint, NoPrivacy, RRSlot
-from coterie.rounds import StrategyError
+from coterie.rounds.run_state import StrategyError
 from coterie.server import ConfigError, RunConfig
 from coterie.strategies import IFCA, FedCAM, FeSEM, RRCluster
 from coterie.strategies.rr_cluster import RRClusterSettings
