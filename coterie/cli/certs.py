@@ -37,8 +37,15 @@ def certs(  # long: one line per option
     remove_node: Annotated[
         int | None, typer.Option(min=0, metavar="I", help="Remove node I from the roster, and its files.")
     ] = None,
+    submitter: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Make or replace the key by which NAME signs requests for runs.")
+    ] = None,
+    remove_submitter: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Remove NAME's key from the roster, and its files.")
+    ] = None,
     sign_roster: Annotated[
-        bool, typer.Option("--sign-roster", help="Sign a roster with every nodes/node-I.pub in OUT.")
+        bool,
+        typer.Option("--sign-roster", help="Sign a roster with every nodes/node-I.pub and submitters/NAME.pub in OUT."),
     ] = False,
     renew_authority: Annotated[
         bool, typer.Option("--renew-authority", help="Replace the authority's key, and sign everything in OUT anew.")
@@ -57,6 +64,11 @@ def certs(  # long: one line per option
         "--renew-server": (renew_server, lambda: certificates.renew_server(out, host or (), days)),
         "--renew-node": (renew_node is not None, lambda: certificates.renew_node(out, renew_node or 0, days)),
         "--remove-node": (remove_node is not None, lambda: certificates.remove_node(out, remove_node or 0)),
+        "--submitter": (submitter is not None, lambda: certificates.add_submitter(out, submitter or "", days)),
+        "--remove-submitter": (
+            remove_submitter is not None,
+            lambda: certificates.remove_submitter(out, remove_submitter or ""),
+        ),
         "--sign-roster": (sign_roster, lambda: certificates.sign_roster(out, days)),
         "--renew-authority": (renew_authority, lambda: certificates.renew_authority(out, days)),
         "--retire-authorities": (retire_authorities, lambda: certificates.retire_authorities(out)),

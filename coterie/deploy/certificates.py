@@ -9,6 +9,8 @@ nodes/node-I.crt         TLS of SuperNode I: of its own Runtime API, for ``super
                          SuperLink
 nodes/node-I.tls.key     its key
 roster.json              which client each node's key is, signed by the authority (:mod:`coterie.deploy.roster`)
+submitters/NAME.key,     by which NAME signs requests for runs, in the same format as a node's; only if asked for
+.pub
 =======================  ==================================================================================
 
 After the authority is renewed, ca.crt also contains the certificates of earlier ones, after its own.
@@ -27,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -42,7 +44,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.deploy.errors import DeployError
-from coterie.deploy.roster import ROSTER_FILE, Member, Roster, fingerprint, read_authorities
+from coterie.deploy.roster import ROSTER_FILE, SUBMITTER, Member, Roster, fingerprint, read_authorities
 from coterie.files import PRIVATE, write_new
 
 #: Default validity of server and node certificates in days; the authority is valid for longer, for renewals.
@@ -53,6 +55,7 @@ _CLOCK_SKEW = timedelta(hours=1)  # clocks of edge machines may be slow
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _DNS_NAME = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*(?![0-9]+$){_LABEL}")
 _NODE_FILE = re.compile(r"node-(\d+)\.")
+_SUBMITTER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,8 @@ def add_nodes(folder: Path, nodes: int, days: int = DAYS) -> CreatedCertificates
     authority = _Authority.read(folder)
     roster = _roster(folder, authority, days)
     there = [int(match[1]) for path in folder.glob("nodes/*") if (match := _NODE_FILE.match(path.name))]
-    first = max([*there, *(member.client for member in roster.members)], default=-1) + 1
+    there += [member.client for member in roster.members if member.client is not None]
+    first = max(there, default=-1) + 1
     return _issue_nodes(folder, authority, roster, range(first, first + nodes), days)
 
 
@@ -151,6 +155,46 @@ def sign_roster(folder: Path, days: int = DAYS) -> CreatedCertificates:
     authority = _Authority.read(folder)
     roster = _roster(folder, authority, days)
     return _sign(folder, authority, roster, roster.members)
+
+
+def add_submitter(folder: Path, name: str, days: int = DAYS) -> CreatedCertificates:
+    """Make a key by which a person signs requests for runs, and a roster with it; it replaces a former key.
+
+    Args:
+        folder: of the authority.
+        name: of the person.
+        days: validity of the key.
+
+    Raises :class:`DeployError`, also if the name is no file name, or that of a node.
+    """
+    if not _SUBMITTER.fullmatch(name):
+        raise DeployError(
+            f"--submitter {name!r}: must be at most 64 letters, digits, and any of _ . @ -, without spaces"
+        )
+    authority = _Authority.read(folder)
+    roster = _roster(folder, authority, days)
+    expires = authority.end(days)
+    files = _key_pair(f"submitters/{name}", name)
+    others = [member for member in roster.members if (member.name, member.role) != (name, SUBMITTER)]
+    files[ROSTER_FILE] = Roster(roster.number + 1, (*others, *_members(files, expires))).signed(authority.key)
+    _replace(folder, files)
+    return CreatedCertificates(folder, tuple(files), (), (), expires, authority.certificate.not_valid_after_utc)
+
+
+def remove_submitter(folder: Path, name: str) -> CreatedCertificates:
+    """Remove a submitter from the roster, and the files from ``folder``.
+
+    Raises :class:`DeployError`, also if ``folder`` has no such submitter.
+    """
+    authority = _Authority.read(folder)
+    roster = _roster(folder, authority, DAYS)
+    others = [member for member in roster.members if (member.name, member.role) != (name, SUBMITTER)]
+    if len(others) == len(roster.members):
+        raise DeployError(f"{folder} has no submitter {name!r}")
+    made = _sign(folder, authority, roster, others)
+    for end in ("key", "pub"):
+        (folder / "submitters" / f"{name}.{end}").unlink(missing_ok=True)
+    return made
 
 
 def renew_authority(folder: Path, days: int = DAYS) -> CreatedCertificates:
@@ -209,35 +253,39 @@ def _issue_nodes(
 
 
 def _members(files: Mapping[str, bytes], expires: datetime) -> tuple[Member, ...]:
-    """Return the members of public keys, by file name: node I is client I."""
-    return tuple(
-        Member(
-            key=fingerprint(content),
-            client=int(match[1]),
-            name=f"node-{match[1]}",
-            role="client",
-            expires=expires.isoformat(),
-        )
-        for name, content in files.items()
-        if name.endswith(".pub") and (match := _NODE_FILE.search(name))
-    )
+    """Return the members of public keys, by file name: node I is client I, and submitters/NAME is NAME."""
+    return tuple(_member(PurePath(name), content, expires) for name, content in files.items() if name.endswith(".pub"))
+
+
+def _member(path: PurePath, content: bytes, expires: datetime) -> Member:
+    try:
+        key, end = fingerprint(content), expires.isoformat()
+    except DeployError as error:
+        raise DeployError(f"{path} cannot be used: {error}") from None
+    if path.parent.name == "submitters":
+        return Member(key=key, name=path.stem, role=SUBMITTER, expires=end)
+    match = _NODE_FILE.fullmatch(f"{path.stem}.")
+    assert match is not None  # see _roster
+    return Member(key=key, client=int(match[1]), name=path.stem, expires=end)
 
 
 def _roster(folder: Path, authority: _Authority, days: int) -> Roster:
     """Return the roster in a folder, with every public key there that it does not have."""
     path = folder / ROSTER_FILE
     roster = Roster.read(path, [authority.certificate]) if path.exists() else Roster(0, ())
-    members = {member.client: member for member in roster.members}
-    files = {path.name: path.read_bytes() for path in folder.glob("nodes/node-*.pub")}
-    try:
-        there = _members(files, authority.end(days))
-    except DeployError as error:
-        raise DeployError(f"{folder}/nodes: a file node-I.pub cannot be used: {error}") from None
-    for member in there:
-        former = members.setdefault(member.client, member)
+    members = {_seat(member): member for member in roster.members}
+    nodes = (path for path in folder.glob("nodes/node-*.pub") if _NODE_FILE.fullmatch(f"{path.stem}."))
+    files = {str(path): path.read_bytes() for path in (*nodes, *folder.glob("submitters/*.pub"))}
+    for member in _members(files, authority.end(days)):
+        former = members.setdefault(_seat(member), member)
         if former.key != member.key:
-            members[member.client] = replace(member, name=former.name)
+            members[_seat(member)] = replace(member, name=former.name)
     return Roster(roster.number, tuple(members.values()))
+
+
+def _seat(member: Member) -> int | str:
+    """Return what identifies a member whatever its key: the number of a client, the name of a submitter."""
+    return member.name if member.client is None else member.client
 
 
 def _find(roster: Roster, node: int, folder: Path) -> Member:
@@ -384,14 +432,20 @@ def _key_usage(**uses: bool) -> x509.KeyUsage:
 def _node_files(authority: _Authority, numbers: Sequence[int], end: datetime) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for number in numbers:
-        stem = f"nodes/node-{number}"
-        key = ec.generate_private_key(ec.SECP384R1())
-        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        files[f"{stem}.key"] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-        files[f"{stem}.pub"] = public + f" node-{number}\n".encode()
-        name = f"supernode-{number}"
+        stem, name = f"nodes/node-{number}", f"supernode-{number}"
+        files |= _key_pair(stem, f"node-{number}")
         files |= authority.issue(stem, name, (name, *_LOOPBACK), end, f"{stem}.tls.key", _NODE_USAGES)
     return files
+
+
+def _key_pair(stem: str, name: str) -> dict[str, bytes]:
+    """Return ``stem``.key and ``stem``.pub of a new key, in OpenSSH's format."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return {
+        f"{stem}.key": key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
+        f"{stem}.pub": public + f" {name}\n".encode(),
+    }
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -438,8 +492,8 @@ def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
     """Move each file into place atomically."""
     try:
         with _staged(folder, files) as stage:
-            (folder / "nodes").mkdir(mode=0o700, exist_ok=True)
             for name in files:
+                (folder / name).parent.mkdir(mode=0o700, exist_ok=True)
                 (stage / name).rename(folder / name)
     except OSError as error:
         raise DeployError(f"{folder} cannot be written: {error.strerror}") from None

@@ -1,16 +1,16 @@
-"""The roster: which client each key is, signed by the authority of ``coterie certs``.
+"""The roster: which client each key is, and who may submit runs, signed by the authority of ``coterie certs``.
 
 The SuperLink authenticates a node by its key, and the node says which client it is. A roster takes that from the node:
 it holds, for every key, the client, its name, its role and when it expires. The server asks the SuperLink for the keys
-of its nodes, and a client finds its own key in the roster before it starts.
+of its nodes, and a client finds its own key in the roster before it starts. It also holds the keys of submitters, who
+sign requests for runs (:mod:`coterie.deploy.run_request`).
 
-The file is a JSON object of ``roster`` (the format), ``number`` (1, 2, ..., of every new version), ``nodes`` and
-``signature``: ECDSA with SHA-384 over the rest, in Base64.
+The file is a JSON object of ``roster`` (the format), ``number`` (1, 2, ..., of every new version), ``members`` and
+``signature``, which covers the rest.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -31,39 +31,42 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from coterie.deploy.errors import DeployError
+from coterie.deploy.signatures import is_signed, sign
 from coterie.fields import SIZE, Fields, Length, OneOf
 from coterie.files import FileError, read_bytes, read_object
 
 ROSTER_FILE = "roster.json"
 _FORMAT = 1
-# What is signed begins with it, so that no other signature of the authority is one of a roster.
-_PURPOSE = b"coterie roster\n"
+_PURPOSE = "coterie roster"
+CLIENT, SUBMITTER = "client", "submitter"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member(Fields):
-    """A node of the roster.
+    """A node, or a person who submits runs.
 
     Attributes:
         key: fingerprint of its public key.
-        client: id of the client, 0 to the number of clients - 1.
-        name: of the client, for logs.
-        role: what the node may do.
+        client: id of the client, 0 to the number of clients - 1; None for a submitter.
+        name: of the client or the person.
+        role: "client" or "submitter".
         expires: when that ends, in ISO 8601.
     """
 
     error = DeployError
 
     key: Annotated[str, Length(64)]
-    client: Annotated[int, SIZE]
+    client: Annotated[int | None, SIZE] = None
     name: Annotated[str, Length(64)]
-    role: Annotated[str, OneOf(("client",))] = "client"
+    role: Annotated[str, OneOf((CLIENT, SUBMITTER))] = CLIENT
     expires: Annotated[str, Length(40)]
 
     def __post_init__(self) -> None:
         self.to_record()
         if not self.name.isprintable() or self.name.strip() != self.name or not self.name:
             raise DeployError(f"name {self.name!r} must be printable text without spaces around it")
+        if (self.client is None) != (self.role == SUBMITTER):
+            raise DeployError(f"{self.name} is a {self.role}: a client has a number, and a submitter has none")
         _ = self.end
 
     @property
@@ -82,7 +85,7 @@ class Roster:
 
     Attributes:
         number: of this version; later versions have larger ones. 0: it was never signed.
-        members: one for every client.
+        members: one for every client and submitter.
 
     Raises:
         DeployError: two members have one key, client or name.
@@ -95,12 +98,12 @@ class Roster:
         if self.number not in SIZE:
             raise DeployError(f"number is {self.number}; expected an integer in {SIZE}")
         for field in ("key", "client", "name"):
-            values = [getattr(member, field) for member in self.members]
+            values = [value for member in self.members if (value := getattr(member, field)) is not None]
             if twice := sorted({str(value) for value in values if values.count(value) > 1}):
                 raise DeployError(f"the roster has {field} {', '.join(twice)} twice")
 
-    def member(self, key: str) -> Member:
-        """Return the valid member with this fingerprint.
+    def member(self, key: str, role: str = CLIENT) -> Member:
+        """Return the valid member with this fingerprint and role.
 
         Raises:
             DeployError: there is none, or it has expired.
@@ -108,6 +111,8 @@ class Roster:
         member = self._by_key.get(key)
         if member is None:
             raise DeployError("its key is not in the roster")
+        if member.role != role:
+            raise DeployError(f"its key is that of a {member.role} in the roster, {member.name}, not of a {role}")
         if member.end <= datetime.now(UTC):
             raise DeployError(f"its entry in the roster, {member.name}, expired on {member.end:%Y-%m-%d}")
         return member
@@ -128,6 +133,7 @@ class Roster:
         if not public_key:
             raise DeployError("the SuperLink does not authenticate nodes (--enable-supernode-auth)")
         member = self.member(fingerprint(public_key))
+        assert member.client is not None  # see Member
         return member.client, member.name
 
     def signed(self, key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -135,10 +141,9 @@ class Roster:
         content = {
             "roster": _FORMAT,
             "number": self.number,
-            "nodes": [member.to_record() for member in sorted(self.members, key=lambda member: member.client)],
+            "members": [member.to_record() for member in sorted(self.members, key=_place)],
         }
-        signature = key.sign(_signed_part(content), ec.ECDSA(hashes.SHA384()))
-        return json.dumps({**content, "signature": base64.b64encode(signature).decode()}, indent=1).encode() + b"\n"
+        return json.dumps({**content, "signature": sign(key, _PURPOSE, content)}, indent=1).encode() + b"\n"
 
     @classmethod
     def read(cls, path: Path, authorities: Iterable[x509.Certificate]) -> Roster:
@@ -151,10 +156,10 @@ class Roster:
             content = read_object(path)
         except FileError as error:
             raise DeployError(str(error)) from None
-        signature = _signature(content.pop("signature", None))
+        signature = content.pop("signature", None)
         now = datetime.now(UTC)
         keys = [each.public_key() for each in authorities if is_authority(each) and each.not_valid_after_utc > now]
-        if not any(_verifies(key, signature, content) for key in keys):
+        if not any(is_signed(key, _PURPOSE, content, signature) for key in keys):
             raise DeployError(
                 f"{path} is not signed by this authority: sign it with coterie certs --sign-roster, or give the "
                 "authority that has signed it"
@@ -166,12 +171,17 @@ class Roster:
 
     @classmethod
     def _parsed(cls, content: dict[str, Any]) -> Roster:
-        nodes = content.get("nodes")
-        if content.get("roster") != _FORMAT or type(content.get("number")) is not int or not isinstance(nodes, list):
+        members = content.get("members")
+        if content.get("roster") != _FORMAT or type(content.get("number")) is not int or not isinstance(members, list):
             raise DeployError(f"not a roster of format {_FORMAT}: update Coterie, or sign the roster again")
-        if not all(isinstance(node, dict) for node in nodes):
-            raise DeployError("nodes must be a list of objects")
-        return cls(content["number"], tuple(Member.from_record(node) for node in nodes))
+        if not all(isinstance(member, dict) for member in members):
+            raise DeployError("members must be a list of objects")
+        return cls(content["number"], tuple(Member.from_record(member) for member in members))
+
+
+def _place(member: Member) -> tuple[bool, int, str]:
+    """Return where a member stands in the file: clients by number, then submitters by name."""
+    return member.client is None, member.client or 0, member.name
 
 
 def fingerprint(public_key: bytes) -> str:
@@ -210,27 +220,6 @@ def is_authority(certificate: x509.Certificate) -> bool:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:
         return False
-
-
-def _signed_part(content: dict[str, Any]) -> bytes:
-    return _PURPOSE + json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _signature(value: object) -> bytes:
-    try:
-        return base64.b64decode(value, validate=True) if isinstance(value, str) else b""
-    except ValueError:
-        return b""
-
-
-def _verifies(key: object, signature: bytes, content: dict[str, Any]) -> bool:
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        return False
-    try:
-        key.verify(signature, _signed_part(content), ec.ECDSA(hashes.SHA384()))
-    except InvalidSignature:
-        return False
-    return True
 
 
 class RosterFile:

@@ -62,15 +62,15 @@ def altered(content, **changes):
 
 
 def with_node(content, **changes):
-    nodes = json.loads(content)["nodes"]
-    return altered(content, nodes=[{**nodes[0], **changes}, *nodes[1:]])
+    nodes = json.loads(content)["members"]
+    return altered(content, members=[{**nodes[0], **changes}, *nodes[1:]])
 
 
 FORGERIES = {
     "another client": lambda content: with_node(content, client=1),
     "another key": lambda content: with_node(content, key="0" * 64),
     "a later end": lambda content: with_node(content, expires="2999-01-01T00:00:00+00:00"),
-    "one node less": lambda content: altered(content, nodes=json.loads(content)["nodes"][1:]),
+    "one node less": lambda content: altered(content, members=json.loads(content)["members"][1:]),
     "another number": lambda content: altered(content, number=2),
     "no signature": lambda content: altered(content, signature=""),
     "no Base64": lambda content: altered(content, signature="é"),
@@ -115,6 +115,7 @@ def test_who_may_sign(pki, tmp_path, clock):
         ({"name": "a\nb"}, "printable"),
         ({"name": ""}, "printable"),
         ({"expires": "tomorrow"}, "ISO 8601"),
+        ({"role": "submitter"}, "a submitter has none"),
     ],
     ids=str,
 )
@@ -184,9 +185,49 @@ def test_a_folder_of_before_gets_a_roster_and_so_does_a_key_that_a_site_made(pki
     assert sorted(clients(pki).values()) == [0, 1, 2, 9, 10]
 
 
+def submitters(folder):
+    return {member.name: member.key for member in read(folder).members if member.role == "submitter"}
+
+
+def test_submitters_are_members_of_their_own(pki, coterie, tmp_path):
+    for name in ("alice", "bob@example.org"):
+        assert coterie("certs", pki, "--submitter", name)[0] == 0
+    keys = {name: fingerprint((pki / "submitters" / f"{name}.pub").read_bytes()) for name in submitters(pki)}
+    assert sorted(keys) == ["alice", "bob@example.org"]
+    assert submitters(pki) == keys
+    assert sorted(clients(pki).values(), key=str) == [0, 1, 2, None, None]
+    assert (pki / "submitters" / "alice.key").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(DeployError, match="is that of a submitter in the roster, alice, not of a client"):
+        read(pki).client_of((pki / "submitters" / "alice.pub").read_bytes())
+    with pytest.raises(DeployError, match="is that of a client in the roster, node-0, not of a submitter"):
+        read(pki).member(key_of(pki, 0), "submitter")
+    assert coterie("certs", pki, "--submitter", "alice")[0] == 0  # a new key in the place of the old one
+    assert submitters(pki)["alice"] != keys["alice"]
+    assert coterie("certs", pki, "--renew-authority")[0] == 0
+    assert submitters(pki).keys() == keys.keys()
+    assert coterie("certs", pki, "--remove-submitter", "alice")[0] == 0
+    assert list(submitters(pki)) == ["bob@example.org"]
+    assert not list((pki / "submitters").glob("alice.*"))
+    other = create(tmp_path / "site", 1, ["a"]).folder  # a key that carol made herself
+    shutil.copy(other / "nodes" / "node-0.pub", pki / "submitters" / "carol.pub")
+    assert coterie("certs", pki, "--sign-roster")[0] == 0
+    assert sorted(submitters(pki)) == ["bob@example.org", "carol"]
+
+
+@pytest.mark.parametrize("name", ["", "../alice", "a/b", "-x", ".key", "a b", "x" * 65, "é", "a\n"])
+def test_names_of_submitters_are_names_of_files(pki, coterie, name):
+    before = tree(pki)
+    assert_refused(coterie("certs", pki, f"--submitter={name}"), "--submitter", "at most 64 letters")
+    assert_refused(coterie("certs", pki, f"--remove-submitter={name}"), "has no submitter")
+    assert_refused(coterie("certs", pki, "--submitter", "node-0"), "name node-0 twice")
+    assert tree(pki) == before
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
+        (["--submitter", "a", "--remove-submitter", "a"], ["combined"]),
+        (["--submitter", "a", "--nodes", "1"], ["--nodes cannot be used with --submitter"]),
         (["--renew-node", "1", "--remove-node", "1"], ["--renew-node and --remove-node", "combined"]),
         (["--renew-authority", "--retire-authorities"], ["combined"]),
         (["--sign-roster", "--nodes", "1"], ["--nodes cannot be used with --sign-roster"]),
