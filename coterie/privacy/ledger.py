@@ -155,6 +155,11 @@ class Ledger:
         return self._chain
 
     @property
+    def path(self) -> Path | None:
+        """The file; None in memory."""
+        return self._path
+
+    @property
     def events(self) -> Counter[Event]:
         """All charged events, with those of the run from whose models this one started, on the same clients."""
         return Counter(self._events)
@@ -380,7 +385,7 @@ class SharedBudget(_FilteredLedger):
         delta: float,
         planned: Mapping[Event, int] | None = None,
     ) -> None:
-        self.path, self.planned = path, planned = Path(path), planned
+        self.planned, path = planned, Path(path)
         private_folder(path.parent)
         if path.exists() and b"\n" in _read(path):
             header, _ = read_ledger(path)
@@ -567,6 +572,22 @@ def extended_terms(charges: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return largest
 
 
+class Mark(NamedTuple):
+    """A charge of a ledger, and where its line is.
+
+    Attributes:
+        start: offset in bytes of the line.
+        end: offset in bytes after the line.
+        charges: number of the charge.
+        chain: of the charge.
+    """
+
+    start: int
+    end: int
+    charges: int
+    chain: str
+
+
 class Lines(NamedTuple):
     """The contents of a ledger.
 
@@ -607,6 +628,47 @@ def read_chained(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list
     if header is None:
         raise LedgerError(f"{path} is empty: it contains neither a plan nor charges")
     return header, charges, chains
+
+
+def charges_since(path: Path, mark: Mark | None) -> tuple[list[dict[str, Any]], Mark | None, bool]:
+    """Read the charges after a mark; all charges without one, or if the ledger does not contain it.
+
+    Returns:
+        the charges, a mark of the last charge (None without charges), and whether these are all charges.
+
+    Raises:
+        LedgerError: the ledger is missing or damaged.
+    """
+    if mark is not None:
+        try:
+            with os.fdopen(open_regular(path), "rb") as file:
+                file.seek(mark.start)
+                after = _after(file.read(), mark)
+        except (FileError, OSError) as error:
+            raise LedgerError(str(error)) from None
+        if after is not None:
+            whole = after[: after.rfind(b"\n") + 1]
+            _, charges, chains = _parse(whole, path, mark.charges + 1, mark.chain)
+            return charges, _mark(whole, mark.end, mark.charges, chains) or mark, False
+    content = _read(path)
+    whole = content[: content.rfind(b"\n") + 1]
+    _, charges, chains = _parse(whole, path)
+    return charges, _mark(whole, 0, 0, chains[1:]), True
+
+
+def _mark(content: bytes, start: int, before: int, chains: Sequence[str]) -> Mark | None:
+    """Return a mark of the last line of ``content``, which begins at an offset after so many charges."""
+    if not chains:
+        return None
+    last = content.rfind(b"\n", 0, -1) + 1
+    return Mark(start + last, start + len(content), before + len(chains), chains[-1])
+
+
+def _after(content: bytes, mark: Mark | Anchor) -> bytes | None:
+    """Return what follows the line of a mark in the content of a ledger from there on; None if it is another line."""
+    size = mark.end - mark.start
+    chained = _CHAINED.fullmatch(content[:size].rstrip(b"\n"))
+    return content[size:] if len(content) >= size and chained and chained[2].decode() == mark.chain else None
 
 
 def _read(path: Path) -> bytes:
@@ -700,17 +762,14 @@ def _take_over_after(
         LedgerError: the ledger does not contain the charge of the anchor, is damaged after it, or has another header.
     """
     file.seek(anchor.start)
-    content = file.read()
-    line = content[: anchor.end - anchor.start]
-    chained = _CHAINED.fullmatch(line.rstrip(b"\n"))
-    if len(line) < anchor.end - anchor.start or not chained or chained[2].decode() != anchor.chain:
+    after = _after(file.read(), anchor)
+    if after is None:
         raise LedgerError(
             f"{path} lacks charge {anchor.charges}, which this client made in {anchor.ledger}: the ledger was deleted, "
             f"shortened or replaced by an older copy. Restore the newest copy, or run: {way_out}"
         )
     file.seek(0)
     _check_header(json.loads(file.readline()), header, path)
-    after = content[len(line) :]
     whole = after[: after.rfind(b"\n") + 1]
     if whole != after:
         file.truncate(anchor.end + len(whole))
