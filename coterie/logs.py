@@ -167,15 +167,16 @@ def round_line(record: RoundRecord, rounds: int) -> tuple[str, dict[str, Any]]:
     return f"{text} ({record.seconds or 0:.2f} s)", extra
 
 
-def progress_message(record: RoundRecord, rounds: int) -> str:
+def progress_message(record: RoundRecord, rounds: int, submitter: str | None = None) -> str:
     """The message that :func:`read_rounds` reads: round, rounds, epsilon (null: infinite), accuracy, dropped replies.
 
     Args:
         record: as for :func:`round_line`.
         rounds: number of rounds of the run.
+        submitter: who has started it; None: that is not known.
     """
     values = {"round": record.round, "rounds": rounds, "epsilon": finite(record.epsilon)}
-    more = {"accuracy": finite(record.mean_accuracy), "dropped": record.dropped}
+    more = {"accuracy": finite(record.mean_accuracy), "dropped": record.dropped, "submitter": submitter}
     return f"progress {json.dumps(values | {name: value for name, value in more.items() if value is not None})}"
 
 
@@ -183,15 +184,15 @@ def read_rounds(log: str) -> dict[str, Any] | None:
     """How far a run has come, by the progress messages of its log; None before the end of its first round.
 
     Returns:
-        ``round``, ``rounds``, ``epsilon`` (inf without privacy), ``accuracy`` (the latest; None: none yet), and
-        ``dropped`` replies so far (None where that is secret until the end).
+        ``round``, ``rounds``, ``epsilon`` (inf without privacy), ``accuracy`` (the latest; None: none yet),
+        ``dropped`` replies so far (None where that is secret until the end), and ``submitter`` (None: not known).
     """
     progress: dict[str, Any] | None = None
     for text in log.split("\n"):
         level, message = _read(_COLOURS.sub("", text).strip())
         if level == "INFO" and (match := _PROGRESS.fullmatch(message)):
             line = json.loads(match["json"])
-            progress = progress or {"accuracy": None, "dropped": None}
+            progress = progress or {"accuracy": None, "dropped": None, "submitter": None}
             if "dropped" in line:
                 line["dropped"] += progress["dropped"] or 0
             progress |= line

@@ -24,6 +24,7 @@ from coterie.cli.poc import poc
 from coterie.cli.predict import assign, export, predict
 from coterie.cli.purge import purge
 from coterie.cli.run import run
+from coterie.cli.sign import sign
 from coterie.cli.status import status
 from coterie.cli.superlink import superlink
 from coterie.cli.supernode import superexec, supernode
@@ -69,6 +70,7 @@ for command in (
     fab_hash,
     poc,
     purge,
+    sign,
     status,
 ):
     cli.command()(command)

@@ -16,6 +16,7 @@ from flwr.common.logger import log
 from coterie import logs
 from coterie import models as networks
 from coterie.client.audited import audited
+from coterie.client.consent import Consent
 from coterie.client.identity import Client, identity_reply
 from coterie.client.state import ClientError
 from coterie.datasets import DATASETS, OWN_DATA, DataError, Declared, facts
@@ -23,7 +24,18 @@ from coterie.deploy.errors import DeployError
 from coterie.deploy.node import APP_HASH, NodeConfig
 from coterie.deploy.policy import Policy
 from coterie.wire import LabelRequest, RequestError
-from coterie.wire.messages import CENTROIDS, CHARGED_REQUESTS, CONFIG, EVALUATE, GAN, IDENTITY, LABEL, LOSSES, TRAIN
+from coterie.wire.messages import (
+    CENTROIDS,
+    CHARGED_REQUESTS,
+    CONFIG,
+    EVALUATE,
+    GAN,
+    IDENTITY,
+    LABEL,
+    LOSSES,
+    RUN_REQUEST,
+    TRAIN,
+)
 
 # What replies hold, in the words of a policy.
 _RELEASES = {
@@ -44,8 +56,11 @@ def _handle(message: Message, context: Context) -> Message:
     began = time.monotonic()
     node, client = _node(context)
     deployed = client.deployed
+    message_type, content = message.metadata.message_type, message.content
     if deployed:
-        client = replace(client, run=str(context.run_id), app=os.environ.get(APP_HASH, ""))
+        sent = content.config_records.get(CONFIG)
+        consent = Consent.of(node, sent.get(RUN_REQUEST) if sent else None)
+        client = replace(client, run=str(context.run_id), app=os.environ.get(APP_HASH, ""), consent=consent)
     group = message.metadata.group_id  # of messages of a round: its number
     logs.install(
         run=str(context.run_id),
@@ -53,7 +68,6 @@ def _handle(message: Message, context: Context) -> Message:
         client=client.client_id,
         round=int(group) if group.isdigit() else None,
     )
-    message_type, content = message.metadata.message_type, message.content
     try:
         if message_type == IDENTITY:
             reply: ReplyOrError = identity_reply(client)
@@ -82,11 +96,13 @@ def client_of(node: NodeConfig) -> Client:
 
     Raises:
         DataError: what it declares about the data is invalid.
-        DeployError: its policy cannot be used, or limits epsilon without a budget.
+        DeployError: its policy cannot be used, limits epsilon without a budget, or names submitters without a roster.
     """
     policy = Policy.read(Path(node.policy)) if node.policy else None
     if policy and policy.limits_epsilon and not node.budget:
         raise DeployError(f"policy {node.policy}: epsilon-per-run and epsilon-per-month require epsilon and delta")
+    if policy and policy.submitters is not None and node.roster is None:
+        raise DeployError(f"policy {node.policy}: submitters require roster, a file that holds their keys")
     return Client(
         node.client_id,
         node.state_dir or "",
@@ -134,7 +150,7 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
     except RequestError as error:
         raise ClientError(f"{who}: {error}") from None
     config = cohort.config
-    if client.policy and (refused := client.policy.refuses(config.strategy, _released(cohort))):
+    if refused := _refused(client, cohort):
         log(WARNING, "%s of run %s: its policy: %s", who, client.run, refused)
         raise ClientError(f"{who}: the policy of its owner does not allow it: {refused}", "policy")
     if config.data.dataset == OWN_DATA and client.data is None:
@@ -173,6 +189,21 @@ def _validated(message_type: str, content: RecordDict, client: Client, node: Nod
         ):
             raise ClientError(f"{who}: it is for {asked}, but the node configuration declares {declared}")
     return replace(cohort, config=replace(config, data=replace(config.data, data_dir="")))
+
+
+def _refused(client: Client, cohort: Cohort) -> str:
+    """Return why the policy of a client's owner refuses a request; empty if it allows it."""
+    policy, strategy, releases = client.policy, cohort.config.strategy, _released(cohort)
+    if policy is None:
+        return ""
+    refused = policy.refuses(strategy, releases)
+    if refused or policy.submitters is None:
+        return refused
+    plan = cohort.plan(client.client_id) if cohort.plans else None
+    number = cohort.request.round
+    return client.consent.refuses(
+        policy.submitters, app=client.app, strategy=strategy, round=number, releases=releases, plan=plan
+    )
 
 
 def _released(cohort: Cohort) -> list[str]:

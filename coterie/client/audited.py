@@ -44,6 +44,7 @@ def audited(client: Client, message_type: str, config: Mapping[str, Any]) -> Ite
         "run": client.run,
         "app": client.app or None,
         "server": client.server or None,
+        "submitter": client.consent.submitter or None,
         "strategy": printable(strategy) if isinstance(strategy, str) else None,
         "type": message_type,
         "round": number if type(number) is int else None,
@@ -70,7 +71,8 @@ def _decision(client: Client, message_type: str, asked: Mapping[str, Any], reply
     spent, budget = epsilon_so_far(client, Path(client.folder)), client.budget[0]
     if spent is not None:
         by = " of ".join(filter(None, (asked["strategy"], asked["server"])))
-        log(INFO, "run %s%s: epsilon %.4g of %g spent", client.run, f" ({by})" if by else "", spent, budget)
+        who = f", started by {asked['submitter']}" if asked["submitter"] else ""
+        log(INFO, "run %s%s%s: epsilon %.4g of %g spent", client.run, f" ({by})" if by else "", who, spent, budget)
     return {"decision": "answered", "epsilon": spent, "budget": budget}
 
 

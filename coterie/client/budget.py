@@ -24,20 +24,10 @@ from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.deploy.policy import DAYS_OF_MONTH
 from coterie.files import FileError, private_folder
-from coterie.privacy import (
-    BudgetError,
-    ClientLedger,
-    Event,
-    LedgerError,
-    PricedRequest,
-    Pricing,
-    RecordPlan,
-    epsilon,
-    read_ledger,
-)
+from coterie.privacy import BudgetError, ClientLedger, Event, LedgerError, PricedRequest, Pricing, RecordPlan, epsilon
 from coterie.privacy.anchors import Anchors
 from coterie.privacy.budget_files import epsilon_spent, spending
-from coterie.privacy.ledger import count_events
+from coterie.privacy.sums import REQUEST, RUN, Sums
 
 #: Name of the file beside the data.
 BUDGET_FILE = ".coterie-budget.jsonl"
@@ -63,6 +53,7 @@ def charge(
     """
     pricing: Pricing = plan
     asked = {"run": client.run, "app": client.app, "server": client.server, "strategy": strategy}
+    asked |= {"submitter": client.consent.submitter, "request": _request_id(client)}
     origin = {name: value for name, value in asked.items() if value and client.deployed}
     return spend(client, folder, plan, round, pricing.charges(request), **origin)
 
@@ -95,7 +86,8 @@ def spend(
     try:
         ledger = _open(client, folder, plan)
         try:
-            _check_policy(client, folder, events)
+            assert ledger.path is not None
+            _check_policy(client, folder, ledger.path, events)
             planned = None if plan is None else plan.planned()
             return ledger.spend(round, events, planned=planned, **details)
         finally:
@@ -128,30 +120,46 @@ def _open(client: Client, folder: Path, plan: RecordPlan | None) -> ClientLedger
     return ClientLedger(delta, epsilon, path, anchors=anchors_path(client, folder))
 
 
-def _check_policy(client: Client, folder: Path, events: Counter[Event]) -> None:
+def _check_policy(client: Client, folder: Path, ledger: Path, events: Counter[Event]) -> None:
     """Check that further events are within the limits of the client's policy, whatever the budget allows.
+
+    These are epsilon of the run and of the month, and of the signed request for the run where the policy names
+    submitters: of all its charges, in whatever runs it was used.
 
     Raises:
         ClientError: they are not.
     """
-    policy = client.policy
-    if policy is None or not policy.limits_epsilon or client.budget is None:
+    if not (limits := _limits(client)):
         return
-    path, delta = ledger_path(client, folder), client.budget[1]
-    charges = read_ledger(path)[1]
-    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - DAYS_OF_MONTH * 24 * 3600))
-    for limit, of, counted in (
-        (policy.epsilon_per_run, "run", [charge for charge in charges if charge.get("run") == client.run]),
-        (policy.epsilon_per_month, "month", [charge for charge in charges if charge.get("time", since) >= since]),
-    ):
-        if limit is not None and not epsilon(count_events(counted) + events, delta) <= limit:
-            log(
-                WARNING, "client %s: the request exceeds epsilon-per-%s = %g of its policy", client.client_id, of, limit
-            )
+    sums = Sums(folder / f"client-{client.client_id}.sums.json", ledger)
+    for name, limit, delta in limits:
+        if name == "month":
+            since = time.gmtime(time.time() - DAYS_OF_MONTH * 24 * 3600)
+            made = sums.since(time.strftime("%Y-%m-%d", since))
+        else:
+            made = sums.of(name, client.run if name == RUN else _request_id(client))
+        if not epsilon(made + events, delta) <= limit:
+            who = client.client_id
+            log(WARNING, "client %s: the request exceeds epsilon = %g per %s of its policy", who, limit, name)
             raise ClientError(
-                f"client {client.client_id} rejects the request: it exceeds the epsilon per {of} of its owner's policy",
-                "policy",
+                f"client {who} rejects the request: it exceeds the epsilon per {name} of its owner's policy", "policy"
             )
+
+
+def _limits(client: Client) -> list[tuple[str, float, float]]:
+    """Return the limits of a client's policy: of what, epsilon, and delta."""
+    policy, request = client.policy, client.consent.request
+    if policy is None:
+        return []
+    limits = [] if policy.submitters is None or request is None else [(REQUEST, request.epsilon, request.delta)]
+    if client.budget is not None:
+        delta = client.budget[1]
+        limits += [(RUN, policy.epsilon_per_run, delta), ("month", policy.epsilon_per_month, delta)]
+    return [(name, limit, delta) for name, limit, delta in limits if limit is not None and delta is not None]
+
+
+def _request_id(client: Client) -> str:
+    return client.consent.request.id if client.consent.request else ""
 
 
 def describe_budget(client: Client) -> str:

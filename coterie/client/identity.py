@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, RecordDict
 
+from coterie.client.consent import NO_REQUEST, Consent
 from coterie.client.state import ClientError
 from coterie.datasets import Declared
 from coterie.deploy.policy import Policy
@@ -27,6 +28,7 @@ class Client:
         declared: shape and classes of these data; None: as the run defines them.
         budget_file: file of its charges; None: beside the data, or in ``folder``.
         policy: what its owner consents to; None: everything.
+        consent: the signed request for the run that asks.
         run: id of the run that asks, in Flower; empty in a simulation.
         app: SHA-256 of the app that runs, in hexadecimal; empty if it is not known.
         server: address and authority of the server, as the client's owner has configured them; empty if not known.
@@ -40,6 +42,7 @@ class Client:
     declared: Declared | None = None
     budget_file: str | None = None
     policy: Policy | None = None
+    consent: Consent = NO_REQUEST
     run: str = ""
     app: str = ""
     server: str = ""

@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from coterie.deploy.app_bundle import checked_hash, trusted_entities
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import NodeConfig
 from coterie.deploy.policy import Policy
 from coterie.deploy.roster import Roster, fingerprint, is_authority, read_authorities
+from coterie.deploy.signatures import read_file, read_private_key
 
 #: Default port of a SuperNode's Runtime API; every SuperNode on a machine needs its own port.
 RUNTIME_PORT = 9094
@@ -112,6 +111,8 @@ class Edge:  # large: the options of a command
         set_keys = {key: value for key, value in self.node.to_record().items() if value is not False}
         if self.node.server is None:
             set_keys["server"] = _server(self.superlink, self.ca)
+        if self.roster is not None:
+            set_keys |= {"roster": str(self.roster), "authority": str(self.ca)}
         return set_keys | {key: _value(text) for key, text in self.settings.items()}
 
     @property
@@ -167,7 +168,7 @@ def checks(
         *((("roster", lambda: _in_roster(edge)),) if edge.roster else ()),
         ("app", lambda: _app(edge)),
         ("state", lambda: _state(edge.state_dir)),
-        *((("policy", lambda: _policy(edge.node)),) if edge.node.policy else ()),
+        *((("policy", lambda: _policy(edge)),) if edge.node.policy else ()),
         *((("budget", lambda: _budget(describe_budget)),) if edge.node.budget else ()),
         ("port", lambda: _port(edge.port)),
         ("superlink", lambda: _superlink(edge)),
@@ -260,28 +261,12 @@ def _data(path: Path, describe: Callable[[str], str]) -> str:
 
 
 def _key(path: Path) -> str:
-    content = _read("--key", path)
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
-        raise DeployError(f"--key {path}: mode {mode:04o} gives other users access: run chmod 600, or create a new key")
-    try:
-        key = load_ssh_private_key(content, None)
-    except TypeError:
-        raise DeployError(
-            f"--key {path}: is protected by a passphrase, which a service cannot enter: create a key without one"
-        ) from None
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise DeployError(
-            f"--key {path}: not an ECDSA P-384 private key in OpenSSH format: use node-I.key of coterie certs, "
-            "or ssh-keygen -t ecdsa -b 384"
-        )
+    read_private_key(path)
     return f"ECDSA P-384, {path}"
 
 
 def _ca(path: Path) -> str:
-    content = _read("--ca", path)
+    content = read_file("--ca", path)
     try:
         every = x509.load_pem_x509_certificates(content)
     except ValueError:
@@ -303,7 +288,7 @@ def _ca(path: Path) -> str:
 def _in_roster(edge: Edge) -> str:
     """Check that the key of the node is that of this client in the roster."""
     assert edge.roster is not None
-    public = load_ssh_private_key(edge.key.read_bytes(), None).public_key()
+    public = read_private_key(edge.key).public_key()
     try:
         roster = Roster.read(edge.roster, read_authorities(edge.ca))
         member = roster.member(fingerprint(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)))
@@ -323,15 +308,6 @@ def _app(edge: Edge) -> str:
     return ", ".join(rules) or "any app that the operator sends; --fab-hash restricts it to one"
 
 
-def _read(option: str, path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise DeployError(f"{option} {path}: does not exist") from None
-    except OSError as error:
-        raise DeployError(f"{option} {path}: cannot be read: {error.strerror}") from None
-
-
 def _state(folder: Path) -> str:
     parent = folder
     while not os.path.exists(parent):
@@ -343,11 +319,14 @@ def _state(folder: Path) -> str:
     return str(folder)
 
 
-def _policy(node: NodeConfig) -> str:
-    policy = Policy.read(Path(node.policy or ""))
-    if policy.limits_epsilon and not node.budget:
-        raise DeployError(f"--policy {node.policy}: its limits of epsilon require --epsilon and --delta")
-    return f"{policy}, {node.policy}"
+def _policy(edge: Edge) -> str:
+    path = edge.node.policy
+    policy = Policy.read(Path(path or ""))
+    if policy.limits_epsilon and not edge.node.budget:
+        raise DeployError(f"--policy {path}: its limits of epsilon require --epsilon and --delta")
+    if policy.submitters is not None and edge.roster is None:
+        raise DeployError(f"--policy {path}: its submitters require --roster, which holds their keys")
+    return f"{policy}, {path}"
 
 
 def _budget(describe: Callable[[], str]) -> str:

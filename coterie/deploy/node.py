@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from coterie.deploy.errors import DeployError
-from coterie.fields import COUNT, EPSILON, SIZE, Bounds, Fields
+from coterie.fields import COUNT, EPSILON, SIZE, Bounds, Fields, key_of
 
 #: Environment variable of the process of a message: SHA-256 of the app that runs, in hexadecimal.
 APP_HASH = "COTERIE_APP_HASH"
@@ -31,6 +31,8 @@ class NodeConfig(Fields):  # large: one field per key
         schema: file with the schema of its table, which declares shape and classes.
         budget_file: file that records its privacy spending; None: beside the data.
         policy: file that states what its owner consents to (:mod:`coterie.deploy.policy`); None: everything.
+        roster: file of who is who, by which signed requests for runs are verified; None: they are not.
+        authority: certificate of the authority that has signed the roster; None: ca.crt beside it.
         server: address and authority of the server, for the client's records; coterie client sets it.
         code: names of data sets and networks that a server may choose although they are not Coterie's.
         reply_seconds: least time of a reply, so that its time reveals less.
@@ -54,6 +56,8 @@ class NodeConfig(Fields):  # large: one field per key
     schema: str | None = None
     budget_file: str | None = None
     policy: str | None = None
+    roster: str | None = None
+    authority: str | None = None
     server: str | None = None
     code: str | None = None
     reply_seconds: Annotated[float | None, Bounds(0, 1e6)] = None
@@ -76,7 +80,8 @@ class NodeConfig(Fields):  # large: one field per key
             "epsilon requires input-shape and num-classes, or schema: without them, a server could infer the shape of "
             "the data from rejected requests": bool(self.epsilon and self.data and not shape and not self.schema),
         }
-        paths = {"data": self.data, "schema": self.schema, "budget-file": self.budget_file, "policy": self.policy}
+        names = ("data", "schema", "budget_file", "policy", "roster", "authority")
+        paths = {key_of(name): getattr(self, name) for name in names}
         relative = [key for key, path in paths.items() if path is not None and not os.path.isabs(path)]
         broken = [problem for problem, applies in rules.items() if applies]
         return broken + [f"{key} must be an absolute path" for key in relative]

@@ -1,5 +1,6 @@
 """What the owner of a client's data consents to: a TOML file beside the budget.
 
+    submitters = ["alice"]             # who may start runs: names of the roster
     strategies = ["fedavg", "ifca"]    # methods, as the server names them
     releases = ["updates"]             # what replies may hold
     epsilon-per-run = 2.0              # of the client's budget
@@ -31,6 +32,8 @@ class Policy(Fields):
     """What a client's owner allows.
 
     Attributes:
+        submitters: names of those who may start runs, by a signed request (:mod:`coterie.deploy.run_request`); None:
+            anybody, without one.
         strategies: names of methods; None: any.
         releases: names in :data:`RELEASES`; None: all.
         epsilon_per_run: largest epsilon of the charges of one run; None: the budget alone limits it.
@@ -42,6 +45,7 @@ class Policy(Fields):
 
     error = DeployError
 
+    submitters: Annotated[tuple[str, ...] | None, Length(1000)] = None
     strategies: Annotated[tuple[str, ...] | None, Length(1000)] = None
     releases: Annotated[tuple[str, ...] | None, OneOf(RELEASES)] = None
     epsilon_per_run: Annotated[float | None, EPSILON] = None

@@ -214,6 +214,11 @@ def read_authorities(path: Path) -> list[x509.Certificate]:
         raise DeployError(f"{path} contains no certificate in PEM format: use ca.crt of coterie certs") from None
 
 
+def authority_beside(roster: Path, authority: str | None) -> Path:
+    """Return the file of the authorities that may sign a roster: the given one, or ca.crt beside the roster."""
+    return Path(authority) if authority else roster.with_name("ca.crt")
+
+
 def is_authority(certificate: x509.Certificate) -> bool:
     """Return whether a certificate may sign others."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,8 @@ class Spending:
         delta: of the budget.
         charges: number of charges.
         last: time of the last charge; None without charges.
-        runs: number of charges by the run that asked, such as "17: 3, 23: 1"; empty where no run is known.
+        runs: number of charges by the run that asked and who has started it, such as "17 by alice: 3, 23: 1"; empty
+            where no run is known.
     """
 
     file: str
@@ -60,9 +62,18 @@ def spending(path: Path) -> Spending:
     events = count_events(charges)
     spent = epsilon_spent(events, budget, header["delta"], charges[0].get(PINNED)) if charges else 0.0
     last = charges[-1].get("time") if charges else None
-    by_run = Counter(charge["run"] for charge in charges if isinstance(charge.get("run"), str))
+    by_run = Counter(map(_origin, charges))
+    del by_run[""]
     runs = ", ".join(f"{run}: {count}" for run, count in by_run.items())
     return Spending(str(path), spent, budget, header["delta"], len(charges), last, runs)
+
+
+def _origin(charge: Mapping[str, Any]) -> str:
+    """Return which run asked, and who has started it; empty where no run is known."""
+    run, submitter = charge.get("run"), charge.get("submitter")
+    if not isinstance(run, str):
+        return ""
+    return f"{run} by {submitter}" if isinstance(submitter, str) else run
 
 
 def epsilon_spent(events: Counter[Event], budget: float, delta: float, pinned: Any) -> float:

@@ -32,6 +32,7 @@ from coterie.server.data_origin import DataOrigin, require_data
 from coterie.server.folder import RunFolder
 from coterie.server.planning import participation_warnings
 from coterie.server.run import initial_models, roster_of, rounds_of, run
+from coterie.server.run_requests import submission_of
 from coterie.server.start_models import StartModels
 from coterie.settings import AUTO, ConfigError
 
@@ -70,6 +71,8 @@ def open_folder(
     if start is not None:
         start.check_layout(layout, max(config.models, 1))
     roster_of(config)
+    if deployed:
+        submission_of(config)
     exporter.check(config)
     recorders.check(config)
     _ = config.plan
@@ -150,13 +153,15 @@ def _run(grid: Grid, context: Context, runs: Path, deployed: bool, audit: Callab
     settings = _with_roster(context.run_config) if deployed else context.run_config
     folder = open_folder(settings, runs, _check_engine, deployed=deployed)
     folder.on_audit = audit
-    audit("start", out=str(folder.path), strategy=folder.config.run.strategy, epsilon=finite(folder.plan.epsilon))
+    submission = submission_of(folder.config)
+    started = {"strategy": folder.config.run.strategy, "epsilon": finite(folder.plan.epsilon), **vars(submission)}
+    audit("start", out=str(folder.path), **started)
     rounds = rounds_of(folder.config)
 
     def log_metrics(record: RoundRecord) -> None:
         text, extra = logs.round_line(record, rounds)
         log(INFO, text, extra=extra)
-        log(INFO, logs.progress_message(record, rounds))
+        log(INFO, logs.progress_message(record, rounds, submission.submitter))
 
     folder.on_metrics = log_metrics
     folder.on_progress = report_progress

@@ -510,6 +510,7 @@ class RunConfig:  # large: the tables of settings and all that follows from seve
             seed=self.seed,
             strategy=self.run.strategy,
             loss_bound=self.record_level.loss_bound,
+            run_request=self.run.signed_request or None,
         )
         return config.to_record() | self.options.to_record()
 

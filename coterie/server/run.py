@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Result
 from coterie import __version__
 from coterie import models as networks
 from coterie.deploy.errors import DeployError
-from coterie.deploy.roster import RosterFile
+from coterie.deploy.roster import RosterFile, authority_beside
 from coterie.files import read_bytes
 from coterie.logs import printable
 from coterie.privacy import Streams
@@ -198,7 +198,7 @@ def roster_of(config: RunConfig) -> RosterFile | None:
             raise ConfigError("authority has no effect without a roster; set roster, or leave it out")
         return None
     try:
-        return RosterFile(Path(path), Path(authority) if authority else Path(path).with_name("ca.crt"))
+        return RosterFile(Path(path), authority_beside(Path(path), authority))
     except DeployError as error:
         raise ConfigError(f"roster: {error}") from None
 

@@ -60,6 +60,12 @@ class RunSettings(Settings):
         check=_are_names,
         place=True,
     )
+    signed_request: str = setting(
+        "",
+        "what coterie sign makes of these settings, for clients whose policies name submitters; empty: none",
+        allowed="a signed request",
+        place=True,
+    )
     out: str = setting("", "run folder; empty: a new one under runs/", allowed="a folder", place=True)
     resume: bool = setting(False, "continue the run in the run folder", place=True)
 

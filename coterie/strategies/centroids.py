@@ -33,6 +33,7 @@ class LocalCentroids(OneShot):
     """Merges centroids of all clients."""
 
     point_name: ClassVar[str] = "local centroids"
+    releases: ClassVar[tuple[str, ...]] = ("centroids",)
     settings: LocalCentroidsSettings
     #: Clustering algorithm of the clients.
     local: ClassVar[str]

@@ -118,6 +118,7 @@ class LCFL(ClusteredStrategy):
     title: ClassVar[str] = "clustering by losses on each other's first models; then FedAvg or FedProx"
     paper: ClassVar[str] = "LCFL, Algorithm 1"
     units: ClassVar[tuple[str, ...]] = ("none", "record")
+    releases: ClassVar[tuple[str, ...]] = ("losses", "updates")
     row_wise: ClassVar[bool] = False
     equal_start: ClassVar[bool] = True
     finds_clusters: ClassVar[bool] = True

@@ -118,6 +118,7 @@ class PPFCGAN(OneShot):
     point_name: ClassVar[str] = "synthetic samples"
     row_wise: ClassVar[bool] = False
     units: ClassVar[tuple[str, ...]] = ("none", "record")
+    releases: ClassVar[tuple[str, ...]] = ("samples",)
     server_settings: ClassVar[tuple[str, ...]] = (
         "ppfc-gan.autoencoder",
         "ppfc-gan.pretrain-epochs",

@@ -35,8 +35,10 @@ GAN, CENTROIDS, LABEL = "train.gan", "train.centroids", "query.label"
 CHARGED_REQUESTS = (TRAIN, GAN, LOSSES)
 #: Key of a request's configuration: the plans of clients at record level.
 RECORD_PLANS = "record-plans"
+#: Key of a request's configuration: the signed request for the run (coterie/deploy/run_request.py).
+RUN_REQUEST = "run-request"
 #: Keys of a message that may change when a run is resumed and do not affect the reply.
-PLACES_OF_CLIENTS = ("data-dir", "device")
+PLACES_OF_CLIENTS = ("data-dir", "device", RUN_REQUEST)
 _POINTS = "points"
 
 #: Codes of error replies, by kind: the budget or the policy of a client does not allow the request, the client has no

@@ -80,6 +80,7 @@ class ClientConfig(Fields):
         clients_dir: folder in which simulated clients keep their state.
         strategy: the method, as the server names it.
         loss_bound: L, to which the loss of a record is clipped; needed where losses are released.
+        run_request: the signed request for the run; None: it has none.
     """
 
     error = RequestError
@@ -91,6 +92,7 @@ class ClientConfig(Fields):
     clients_dir: str | None = None
     strategy: Annotated[str | None, Length(200)] = None
     loss_bound: Annotated[float | None, LOSS_BOUND] = None
+    run_request: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

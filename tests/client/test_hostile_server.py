@@ -171,7 +171,7 @@ class World:
         np.savez(path / "data" / "train.npz", x=data[0], y=data[1])
         self.node = {"client-id": 0, "data": str(path / "data"), "state-dir": str(path / "state"), **BUDGET, **DECLARED}
         self.node |= node
-        self.path = path
+        self.path, self.run = path, 1
 
     def ask(self, verb, change, models=None, layout=LAYOUT):
         """What leaves the client: the names and shapes of a reply, or the text of an error."""
@@ -181,7 +181,7 @@ class World:
         content = RecordDict({"models": pack_models(models, layout), "config": ConfigRecord(config)})
         message = Message(content, dst_node_id=1, message_type=verb)
         try:
-            answer = app(message, Context(1, 1, self.node, RecordDict(), {})).content
+            answer = app(message, Context(self.run, 1, self.node, RecordDict(), {})).content
         except ClientError as error:
             return "error", str(error), str(error.__cause__), error.__suppress_context__
         arrays = {name: array.shape for record in answer.array_records.values() for name, array in record.items()}

@@ -10,7 +10,7 @@ from flwr.common.constant import ErrorCode
 from test_hostile_server import CENTROIDS, CHEAP, GAN, LABEL, WORLDS, World, sender  # noqa: F401
 
 from coterie.client.app import app, client_of
-from coterie.client.budget import _check_policy
+from coterie.client.budget import BUDGET_FILE, _check_policy
 from coterie.client.identity import Client
 from coterie.client.state import ClientError
 from coterie.deploy.edge import Edge, checks
@@ -106,12 +106,13 @@ def test_another_run_has_its_own_limit_and_shares_that_of_the_month(world, tmp_p
     limited.ask("train", CHEAP)
     one = spent(limited)
     other = Client(0, str(limited.path / "state"), (5.0, 1e-4), data=limited.node["data"], run="2")
+    ledger = limited.path / "data" / BUDGET_FILE
 
     def allows(text, run):
         (tmp_path / "policy.toml").write_text(text)
         client = replace(other, run=run, policy=Policy.read(tmp_path / "policy.toml"))
         try:
-            _check_policy(client, limited.path / "state", count_events(limited.charges))
+            _check_policy(client, limited.path / "state", ledger, count_events(limited.charges))
         except ClientError as error:
             return error.kind != "policy"
         return True
@@ -160,7 +161,7 @@ def test_a_refusal_is_typed(world):
         ("epsilon-per-run = nan", "epsilon-per-run is nan"),
         ("epsilon-per-run = '2'", "epsilon-per-run is '2'"),
         ("epsilon_per_run = 2.0", "unknown key epsilon_per_run; allowed are epsilon-per-month"),
-        ("submitters = ['alice']", "unknown key submitters"),
+        ("submitters = 'alice'", "submitters must be a list"),
         ("strategies = [", "not valid TOML"),
         ("\x00", "not valid TOML"),
     ],

@@ -1,0 +1,75 @@
+"""Signed requests for runs: their terms follow from the settings of a run, and the server checks them first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.deploy.errors import DeployError
+from coterie.deploy.roster import Roster, authority_beside, read_authorities
+from coterie.deploy.run_request import RunRequest
+from coterie.privacy import RecordLevel
+from coterie.server import planning
+from coterie.server.config import RunConfig
+from coterie.settings import ConfigError
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Who has started a run.
+
+    Attributes:
+        submitter: name in the roster of the run; None: it is not known.
+        request: id of the signed request; None without one.
+    """
+
+    submitter: str | None = None
+    request: str | None = None
+
+
+def terms_of(config: RunConfig) -> dict[str, Any]:
+    """Return the terms of a run that a signed request states, all of :class:`RunRequest` but the app and the times."""
+    unit = config.privacy.privacy_unit
+    evaluation = "counts" if config.method.produces == "labels" else "scores"
+    plan = planning.sketch(config)
+    plans = plan.client_plans[: plan.clients] if isinstance(plan, RecordLevel) else (plan,)
+    private = unit != "none"
+    return {
+        "strategy": config.run.strategy,
+        "privacy_unit": unit,
+        "epsilon": max(each.epsilon for each in plans) if private else None,
+        "delta": max(each.delta for each in plans) if private else None,
+        "rounds": config.run.rounds,
+        "releases": (*config.method.releases, *([evaluation] if config.evaluation.evaluate != "off" else [])),
+    }
+
+
+def submission_of(config: RunConfig) -> Submission:
+    """Check the signed request of a deployed run, as its clients will.
+
+    The app is left to the clients: the server does not know which one they run.
+
+    Raises:
+        ConfigError: it is invalid, its submitter is not in the roster of the run, or the run exceeds it.
+    """
+    if not config.run.signed_request:
+        return Submission()
+    try:
+        request = RunRequest.read(config.run.signed_request)
+        name, path = None, config.deployment.roster
+        if path:
+            authorities = read_authorities(authority_beside(Path(path), config.deployment.authority))
+            name = request.submitter(Roster.read(Path(path), authorities)).name
+        request.check_time()
+    except DeployError as error:
+        raise ConfigError(f"signed-request: {error}") from None
+    terms = terms_of(config)
+    unit, epsilon, delta = (terms.pop(name) for name in ("privacy_unit", "epsilon", "delta"))
+    privacy = None if unit == "none" else (epsilon, delta)
+    exceeded = request.refuses(app=None, privacy=privacy, **terms)
+    if unit != request.privacy_unit:
+        exceeded = f"it is for privacy-unit {request.privacy_unit}, not {unit}"
+    if exceeded:
+        raise ConfigError(f"signed-request: {exceeded}: sign the settings of this run again (coterie sign)")
+    return Submission(name, request.id)

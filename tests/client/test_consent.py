@@ -1,0 +1,179 @@
+"""A client whose policy names submitters answers what one of them has signed, and nothing else."""
+
+import logging
+import shutil
+
+import pytest
+from test_hostile_server import CHEAP, WORLDS, World, plans, sender  # noqa: F401
+
+from coterie.client.app import client_of
+from coterie.client.consent import Consent
+from coterie.deploy.certificates import add_submitter, create, remove_submitter
+from coterie.deploy.errors import DeployError
+from coterie.deploy.node import NodeConfig
+from coterie.deploy.run_request import RunRequest
+from coterie.deploy.signatures import read_private_key
+from coterie.privacy import epsilon
+from coterie.privacy.audit_log import read_audit_log
+from coterie.privacy.budget_files import spending
+from coterie.privacy.ledger import count_events
+
+APP = "ab" * 32
+POLICY = 'submitters = ["alice"]'
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
+    folder = create(tmp_path_factory.mktemp("consent") / "pki", 1, ["superlink"]).folder
+    add_submitter(folder, "alice")
+    add_submitter(folder, "bob")
+    return folder
+
+
+@pytest.fixture
+def pki(made_once, tmp_path):
+    return shutil.copytree(made_once, tmp_path / "pki")
+
+
+@pytest.fixture
+def site(pki, tmp_path, monkeypatch):
+    """A client with a roster and the policy."""
+    monkeypatch.setenv("COTERIE_APP_HASH", APP)
+    (tmp_path / "policy.toml").write_text(POLICY)
+    return World(
+        tmp_path / "world",
+        WORLDS["another label"][0],
+        policy=str(tmp_path / "policy.toml"),
+        roster=str(pki / "roster.json"),
+    )
+
+
+def signed(pki, name="alice", days=1, **changes):
+    terms = {
+        "app": APP,
+        "strategy": "fedavg",
+        "privacy_unit": "record",
+        "epsilon": 8.0,
+        "delta": 1e-3,
+        "rounds": 30,
+        "releases": ("updates",),
+    }
+    return RunRequest.signed(read_private_key(pki / "submitters" / f"{name}.key"), days=days, **{**terms, **changes})
+
+
+def request(text, **changes):
+    return {**CHEAP, "strategy": "fedavg", "run-request": text, **changes}
+
+
+def refusal(site, change, verb="train"):
+    """Why the policy refuses a request, before data are read and before anything is charged."""
+    charges, data = site.charges, site.path / "data" / "train.npz"
+    content = data.read_bytes()
+    data.write_bytes(b"whoever reads this fails")
+    try:
+        kind, text, *_ = site.ask(verb, change)
+    finally:
+        data.write_bytes(content)
+    assert site.charges == charges
+    assert kind == "error"
+    return text.partition("does not allow it: ")[2]
+
+
+def test_what_a_submitter_has_signed_is_answered_and_recorded(pki, site, caplog):
+    text = signed(pki)
+    with caplog.at_level(logging.INFO, "flwr"):
+        assert site.ask("train", request(text))[0] == "reply"
+    (charge,) = site.charges
+    assert (charge["submitter"], charge["request"]) == ("alice", RunRequest.read(text).id)
+    (entry,) = read_audit_log(site.path / "state" / "client-0.audit.jsonl")[0]
+    assert (entry["submitter"], entry["decision"]) == ("alice", "answered")
+    ledger = spending(site.path / "data" / ".coterie-budget.jsonl")
+    assert f"run 1 (fedavg), started by alice: epsilon {ledger.epsilon:.4g} of 5 spent" in caplog.messages
+    assert ledger.runs == "1 by alice: 1"
+    assert site.ask("train", request(signed(pki)))[0] == "reply"  # cached: the request for the run is no part of it
+    assert len(site.charges) == 1
+
+
+@pytest.mark.parametrize(
+    ("made", "change", "reason"),
+    [
+        (lambda pki: signed(pki, "bob"), {}, "submitter bob is not allowed"),
+        (lambda pki: ..., {}, "the run has no signed request (coterie sign)"),
+        (lambda pki: "", {}, "the run has no signed request"),
+        (lambda pki: "x" * 4000, {}, "the run's signed request: it is not a request that coterie sign has made"),
+        (lambda pki: signed(pki)[:-8] + "AAAAAAA=", {}, "the run's signed request: "),
+        (lambda pki: signed(pki, app="cd" * 32), {}, f"it is for the app {'cd' * 32}, and {APP} runs"),
+        (lambda pki: signed(pki, epsilon=0.1), {}, "it is for epsilon 0.1, not 4"),
+        (lambda pki: signed(pki, delta=1e-9), {}, "it is for delta 1e-09"),
+        (lambda pki: signed(pki, rounds=1), {}, "it is for 1 rounds"),
+        (lambda pki: signed(pki, releases=("losses",)), {}, "it does not include the release of updates"),
+        (lambda pki: signed(pki, strategy="ifca"), {}, "it is for strategy ifca, not fedavg"),
+        (signed, {"strategy": ...}, "not None"),
+        (signed, {"record-plans": ...}, "it is for record-level privacy, and the run has none"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_everything_else_is_refused(pki, site, made, change, reason):
+    assert reason in refusal(site, request(made(pki), **change))
+
+
+def test_the_app_must_be_known(pki, site, monkeypatch):
+    monkeypatch.delenv("COTERIE_APP_HASH")
+    assert "an unknown app runs" in refusal(site, request(signed(pki)))
+
+
+def test_a_submitter_who_left_starts_no_run(pki, site):
+    text = signed(pki)
+    assert site.ask("train", request(text))[0] == "reply"
+    remove_submitter(pki, "alice")
+    assert "its key is not in the roster" in refusal(site, request(text, round=2))
+    add_submitter(pki, "alice")  # with another key
+    assert "its key is not in the roster" in refusal(site, request(text, round=2))
+    assert site.ask("train", request(signed(pki), round=2))[0] == "reply"
+
+
+def test_a_roster_that_cannot_be_used_tells_the_server_nothing_of_it(pki, site, caplog):
+    (pki / "roster.json").write_text("{}")
+    assert refusal(site, request(signed(pki))) == "the client cannot use its roster; see its own log"
+    assert str(pki) in caplog.text
+
+
+def test_a_request_used_again_in_other_runs_spends_its_epsilon_once(pki, site):
+    """The signed epsilon holds for all runs together, whatever the server calls them."""
+
+    def ask(text, number, run):
+        site.run = run
+        return site.ask("train", request(text, round=number, **plans(noise_multiplier=6.0, epsilon=0.1)))[:2]
+
+    assert ask(signed(pki), 1, 1)[0] == "reply"
+    limit = epsilon(count_events(2 * site.charges), 1e-3)
+    text = signed(pki, epsilon=1.001 * limit)
+    assert [ask(text, number, run)[0] for number, run in ((2, 1), (3, 2))] == ["reply", "reply"]
+    for number, run in ((4, 1), (4, 2), (4, 3), (2, 3)):
+        kind, reason = ask(text, number, run)
+        assert kind == "error"
+        assert "it exceeds the epsilon per request of its owner's policy" in reason
+        assert f"{limit:.2f}" not in reason
+    assert len(site.charges) == 3
+    assert ask(signed(pki, epsilon=1.001 * limit), 5, 3)[0] == "reply"
+
+
+def test_without_submitters_in_the_policy_a_request_is_recorded_and_nothing_more(pki, site, tmp_path):
+    (tmp_path / "policy.toml").write_text("")
+    for number, text in enumerate((signed(pki, "bob", epsilon=0.1), "x", ...), 1):
+        assert site.ask("train", request(text, round=number))[0] == "reply"
+    assert [charge.get("submitter") for charge in site.charges] == ["bob", None, None]
+    del site.node["roster"]
+    assert site.ask("train", request(signed(pki), round=4))[0] == "reply"
+    assert "submitter" not in site.charges[-1]
+
+
+def test_submitters_require_a_roster(tmp_path):
+    (tmp_path / "policy.toml").write_text(POLICY)
+    with pytest.raises(DeployError, match="submitters require roster"):
+        client_of(NodeConfig(client_id=0, policy=str(tmp_path / "policy.toml")))
+
+
+def test_a_consent_of_nothing():
+    assert Consent.of(NodeConfig(client_id=0), 7) == Consent()
+    assert Consent.of(NodeConfig(client_id=0), "x") == Consent()
