@@ -185,14 +185,14 @@ def read_rounds(log: str) -> dict[str, Any] | None:
 
     Returns:
         ``round``, ``rounds``, ``epsilon`` (inf without privacy), ``accuracy`` (the latest; None: none yet),
-        ``dropped`` replies so far (None where that is secret until the end), and ``submitter`` (None: not known).
+        ``dropped`` replies so far (None where that is secret until the end), and ``submitter`` if it is known.
     """
     progress: dict[str, Any] | None = None
     for text in log.split("\n"):
         level, message = _read(_COLOURS.sub("", text).strip())
         if level == "INFO" and (match := _PROGRESS.fullmatch(message)):
             line = json.loads(match["json"])
-            progress = progress or {"accuracy": None, "dropped": None, "submitter": None}
+            progress = progress or {"accuracy": None, "dropped": None}
             if "dropped" in line:
                 line["dropped"] += progress["dropped"] or 0
             progress |= line

@@ -14,6 +14,7 @@ from commands import document
 from flwr.supercore.logger import ConsoleHandler
 
 from coterie import logs
+from coterie.cli.status import _progress
 from coterie.results import RoundRecord
 
 LINE = {"round": 3, "epsilon": 1.23456, "seconds": 0.5, "histogram": [1.0]}
@@ -112,6 +113,11 @@ def test_a_log_holds_much_else(as_json):
     lines.append(logged("5 replies were dropped", "WARNING", as_json))
     assert logs.read_rounds("\n".join(lines)) == expected | {"dropped": 5}
     assert logs.read_rounds("") is logs.read_rounds(lines[0]) is None
+    started = logged(logs.progress_message(RoundRecord.of(LINE), 80, "alice"), as_json=as_json)
+    found = logs.read_rounds("\n".join([*lines, started]))
+    assert found is not None
+    assert found["submitter"] == "alice"
+    assert _progress(found | {"submitter": "\x1b[2J"}).startswith("started by \\x1b[2J, round ")
 
 
 FORGED = (
@@ -232,6 +238,7 @@ def test_every_line_is_written_once(configure, form):
 import logging
 from flwr.common.logger import log
 from coterie import logs
+from coterie.cli.status import _progress
 logs.install(run="17")
 {configure}
 logs.install(run="17")

@@ -124,7 +124,7 @@ def _show(snapshot: Status, console: Console) -> None:
 
 def _progress(progress: Mapping[str, Any]) -> str:
     spent = progress["epsilon"]
-    parts = [f"started by {printable(progress['submitter'])}"] if progress["submitter"] else []
+    parts = [f"started by {printable(progress['submitter'])}"] if progress.get("submitter") else []
     parts += [f"round {progress['round']}/{progress['rounds']}", f"ε {'∞' if math.isinf(spent) else f'{spent:.3f}'}"]
     if progress["accuracy"] is not None:
         parts.append(f"accuracy {100 * progress['accuracy']:.1f} %")
