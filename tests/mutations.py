@@ -39,6 +39,8 @@ _STARTS, _START_MODELS = "tests/server/test_start_models.py", "coterie/server/st
 _PAM, _PAM_TEST = "coterie/clustering/medoids.py", "tests/clustering/test_medoids.py"
 
 _ROSTER, _REGISTRY = "coterie/deploy/roster.py", "tests/rounds/test_client_registry.py"
+_REQUEST = "coterie/deploy/run_request.py"
+_CONSENT = "tests/client/test_consent.py"
 _POLICY = "tests/client/test_policy.py"
 
 
@@ -992,8 +994,8 @@ MUTATIONS = [
     Mutation(
         "a client's ledger is not compared with its anchor",
         f"{_PRIVACY}/ledger.py",
-        "chained[2].decode() != anchor.chain",
-        "False",
+        " and chained and chained[2].decode() == mark.chain else None",
+        " else None",
         "tests/privacy/test_anchors.py::test_a_ledger_that_lost_a_charge_is_refused_until_it_is_reconciled",
     ),
     Mutation(
@@ -1028,8 +1030,8 @@ MUTATIONS = [
     Mutation(
         "a roster that nobody signed is read",
         _ROSTER,
-        "        key.verify(signature, _signed_part(content), ec.ECDSA(hashes.SHA384()))",
-        "        pass",
+        "        if not any(is_signed(key, _PURPOSE, content, signature) for key in keys):",
+        "        if not keys:",
         "tests/deploy/test_roster.py::test_a_changed_roster_is_refused",
     ),
     Mutation(
@@ -1063,16 +1065,58 @@ MUTATIONS = [
     Mutation(
         "a policy is not asked",
         "coterie/client/app.py",
-        "    if client.policy and (refused :=",
-        "    if False and (refused :=",
+        "    refused = policy.refuses(strategy, releases)",
+        '    refused = ""',
         f"{_POLICY}::test_what_the_policy_does_not_allow_is_refused_before_anything_else",
     ),
     Mutation(
         "the limit of a policy leaves out the request itself",
         "coterie/client/budget.py",
-        "not epsilon(count_events(counted) + events, delta) <= limit",
-        "not epsilon(count_events(counted), delta) <= limit",
+        "not epsilon(made + events, delta) <= limit",
+        "not epsilon(made, delta) <= limit",
         f"{_POLICY}::test_epsilon_is_limited_below_the_budget",
+    ),
+    Mutation(
+        "a signed request may have been changed",
+        _REQUEST,
+        "        if not is_signed(_public_key(request.key), _PURPOSE, content, signature):",
+        "        if False:",
+        "tests/deploy/test_run_request.py::test_a_changed_request_is_none",
+    ),
+    Mutation(
+        "anybody in the roster signs requests for runs",
+        _REQUEST,
+        "        member = roster.member(fingerprint(self.key.encode()), SUBMITTER)",
+        "        member = roster._by_key[fingerprint(self.key.encode())]",
+        "tests/deploy/test_run_request.py::test_another_key_cannot_be_put_in_and_a_node_signs_none",
+    ),
+    Mutation(
+        "a client asks for no signed request",
+        "coterie/client/app.py",
+        "    if refused or policy.submitters is None:",
+        "    if True:",
+        f"{_CONSENT}::test_everything_else_is_refused",
+    ),
+    Mutation(
+        "every submitter is allowed",
+        "coterie/client/consent.py",
+        "        if self.submitter not in allowed:",
+        "        if False:",
+        f"{_CONSENT}::test_everything_else_is_refused",
+    ),
+    Mutation(
+        "a signed request pays again in every run",
+        "coterie/client/budget.py",
+        "client.run if name == RUN else _request_id(client)",
+        "client.run if name == RUN else client.run",
+        f"{_CONSENT}::test_a_request_used_again_in_other_runs_spends_its_epsilon_once",
+    ),
+    Mutation(
+        "sums of charges are kept for another ledger",
+        f"{_PRIVACY}/sums.py",
+        "        if whole:",
+        "        if False:",
+        "tests/privacy/test_sums.py::test_sums_that_do_not_fit_are_computed_again",
     ),
     Mutation(
         "refusals are counted at client level",

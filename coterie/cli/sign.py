@@ -33,7 +33,7 @@ def sign(
     if config.run.signed_request:
         raise ConfigError(f"{run} is signed already: sign the settings without signed-request")
     terms = {**terms_of(config), "app": bundle(app).hash}
-    text = RunRequest.signed(private, days=days, **terms)
+    text = RunRequest.signed(private, terms, days=days)
     target = out or run.with_suffix(".signed.toml")
     try:
         settings = run.read_text("utf-8-sig")

@@ -84,13 +84,13 @@ class RunRequest(Fields):  # large: one field per term
             raise DeployError("a request must expire after it begins")
 
     @classmethod
-    def signed(cls, key: ec.EllipticCurvePrivateKey, *, days: int, **terms: Any) -> str:
+    def signed(cls, key: ec.EllipticCurvePrivateKey, terms: Mapping[str, Any], *, days: int) -> str:
         """Return the text of a new request, valid from now on.
 
         Args:
             key: of the submitter.
+            terms: all fields except for id, key and times.
             days: validity.
-            terms: all other fields except for id and key.
 
         Raises:
             DeployError: see the class.

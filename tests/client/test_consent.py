@@ -58,7 +58,7 @@ def signed(pki, name="alice", days=1, **changes):
         "rounds": 30,
         "releases": ("updates",),
     }
-    return RunRequest.signed(read_private_key(pki / "submitters" / f"{name}.key"), days=days, **{**terms, **changes})
+    return RunRequest.signed(read_private_key(pki / "submitters" / f"{name}.key"), {**terms, **changes}, days=days)
 
 
 def request(text, **changes):

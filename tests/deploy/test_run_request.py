@@ -59,7 +59,7 @@ def key(pki, name="alice"):
 
 
 def signed(pki, name="alice", days=7, **changes):
-    return RunRequest.signed(key(pki, name), days=days, **{**TERMS, **changes})
+    return RunRequest.signed(key(pki, name), {**TERMS, **changes}, days=days)
 
 
 def roster(pki):
@@ -109,7 +109,7 @@ def test_another_key_cannot_be_put_in_and_a_node_signs_none(pki):
     bobs = RunRequest.read(signed(pki, "bob")).key
     with pytest.raises(DeployError, match="was changed"):
         RunRequest.read(altered(signed(pki), key=bobs))
-    node = RunRequest.signed(read_private_key(pki / "nodes" / "node-0.key"), days=1, **TERMS)
+    node = RunRequest.signed(read_private_key(pki / "nodes" / "node-0.key"), TERMS, days=1)
     with pytest.raises(DeployError, match="is that of a client in the roster, node-0, not of a submitter"):
         RunRequest.read(node).submitter(roster(pki))
 
@@ -235,7 +235,7 @@ def test_every_method_states_what_it_releases():
 def test_the_server_refuses_first(pki):
     with_roster = {"deployment.roster": str(pki / "roster.json")}
     terms = terms_of(config()) | {"app": APP}
-    text = RunRequest.signed(key(pki), days=1, **terms)
+    text = RunRequest.signed(key(pki), terms, days=1)
     assert submission_of(config()).submitter is None
     unknown = submission_of(config(**{"signed-request": text}))
     assert (unknown.submitter, unknown.request) == (None, RunRequest.read(text).id)
