@@ -8,6 +8,8 @@
 :meth:`Fields.from_record` reads the object from a mapping whose keys are the fields' names in kebab-case. A missing key
 is an error unless the field may be None or is a flag: then its absence has that one meaning. No number has a default.
 
+:class:`Bounded` checks the bounds of objects that are made in this process.
+
 The end of this module holds the bounds that a run's settings (:mod:`coterie.settings`) and the requests to its clients
 share, so that no setting passes the server's check and fails the client's.
 """
@@ -15,6 +17,7 @@ share, so that no setting passes the server's check and fails the client's.
 from __future__ import annotations
 
 import math
+import numbers
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -109,6 +112,21 @@ class Kind:
             choices=next((limit.choices for limit in limits if isinstance(limit, OneOf)), ()),
             longest=next((limit.maximum for limit in limits if isinstance(limit, Length)), MAX_TEXT),
         )
+
+    def allows(self, value: Any) -> bool:
+        """Whether a value of this process, whose numbers may be NumPy's, is within the limits."""
+        if value is None or str in self.types:
+            return self.optional if value is None else value in self.choices
+        right = isinstance(value, numbers.Real if float in self.types else numbers.Integral)
+        return right and not isinstance(value, bool) and value in self.bounds
+
+    @property
+    def in_words(self) -> str:
+        """What is allowed, such as "an integer, at least 1"."""
+        if self.types[0] not in (int, float):
+            return " or ".join(self.choices) or ("true or false" if self.types[0] is bool else "a string")
+        noun, limits = "an integer," if self.types[0] is int else "a finite number", self.bounds.in_words
+        return f"{noun} {limits}" if limits else noun.rstrip(",")
 
     def read(self, key: str, record: Mapping[str, Any]) -> Any:
         """Return the value of a key.
@@ -223,6 +241,24 @@ class Fields:
         }
 
 
+class Bounded:
+    """Base of dataclasses whose annotated fields are within their limits, however an object is made."""
+
+    #: The error of the constructor.
+    error: ClassVar[type[Exception]] = FieldError
+
+    def __post_init__(self) -> None:
+        for name, kind in self._limits().items():
+            if not kind.allows(value := getattr(self, name)):
+                raise self.error(f"{key_of(name)} must be {kind.in_words}, not {value!r}")
+
+    @classmethod
+    @cache
+    def _limits(cls) -> dict[str, Kind]:
+        hints = get_type_hints(cls, include_extras=True)
+        return {name: Kind.of(hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
+
+
 def key_of(name: str) -> str:
     """Return the key of a field: its name in kebab-case."""
     return name.replace("_", "-")
@@ -235,6 +271,9 @@ MAX_CLUSTERS = 10_000
 MAX_REDRAWN = 100
 
 COUNT, SIZE = Bounds(1, 1_000_000_000), Bounds(0, 1_000_000_000)
+AT_LEAST_0, AT_LEAST_1 = Bounds(0), Bounds(1)
+#: A rate that is not 0, a share that is not the whole, and a probability that is neither.
+RATE, SHARE, BETWEEN = Bounds(0, 1, above=True), Bounds(0, 1, below=True), Bounds(0, 1, above=True, below=True)
 ROUNDS = Bounds(1, 10_000_000)
 SEED = Bounds(0, 2**63 - 1)
 CLUSTERS = Bounds(1, MAX_CLUSTERS)

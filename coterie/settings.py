@@ -249,11 +249,7 @@ def _declaration(table: str, dataclass_field: Any, hint: Any) -> Setting:
     metadata = dict(dataclass_field.metadata[_SETTING])
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     value_type = next(one for one in kinds if one is not types.NoneType)
-    bounds = metadata["bounds"].in_words
-    numbers = {int: ("an integer, ", "an integer"), float: ("a finite number ", "a finite number")}
-    if not metadata["allowed"]:
-        stem, alone = numbers.get(value_type, ("", "true or false" if value_type is bool else "a string"))
-        metadata["allowed"] = stem + bounds if bounds else alone
+    metadata["allowed"] = metadata["allowed"] or Kind((value_type,), bounds=metadata["bounds"]).in_words
     name = ".".join(filter(None, (table, key_of(dataclass_field.name))))
     assert dataclass_field.default is not MISSING, f"{name} has no default"
     return Setting(

@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +40,9 @@ from coterie.client.ghost import GhostClipping, clip_factors, clipped_sums, supp
 from coterie.client.penalties import NO_PENALTY, Penalty
 from coterie.client.sgd import example_loss
 from coterie.datasets import Federation, OwnFederation, Shard
+from coterie.fields import AT_LEAST_0, AT_LEAST_1, CLIP_NORM, Bounded
 from coterie.models import ModelError
-from coterie.privacy import check_clip_norm, gaussian
+from coterie.privacy import gaussian
 from coterie.wire.messages import Layout
 
 Vectors = npt.NDArray[np.float32]
@@ -71,7 +72,7 @@ def check_supported(model: nn.Module, data: Federation | OwnFederation) -> None:
 
 
 @dataclass(frozen=True)
-class DPSGD:
+class DPSGD(Bounded):
     """Settings of a client's DP-SGD in one round. All are public.
 
     Attributes:
@@ -93,27 +94,24 @@ class DPSGD:
         ValueError: a number is out of range.
     """
 
-    num_examples: int
-    batch_size: int
-    epochs: int
-    lr: float
-    clip_norm: float
-    noise_multiplier: float
+    error = ValueError
+
+    num_examples: Annotated[int, AT_LEAST_1]
+    batch_size: Annotated[int, AT_LEAST_1]
+    epochs: Annotated[int, AT_LEAST_1]
+    lr: Annotated[float, AT_LEAST_0]
+    clip_norm: Annotated[float, CLIP_NORM]
+    noise_multiplier: Annotated[float, AT_LEAST_0]
     device: str = "cpu"
     penalty: Penalty = NO_PENALTY
     norm_threshold: float = math.inf
     noise_of_norms: float | None = None
-    memory_mb: int = 512
+    memory_mb: Annotated[int, AT_LEAST_1] = 512
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch_size <= self.num_examples:
-            raise ValueError(
-                f"batch_size must lie between 1 and the number of examples, {self.num_examples}, not {self.batch_size}"
-            )
-        for name, least in (("epochs", 1), ("memory_mb", 1), ("noise_multiplier", 0), ("lr", 0)):
-            if not least <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and at least {least}, not {getattr(self, name)}")
-        check_clip_norm(self.clip_norm)
+        super().__post_init__()
+        if self.batch_size > self.num_examples:
+            raise ValueError(f"batch-size must be at most num-examples = {self.num_examples}, not {self.batch_size}")
 
     @property
     def steps(self) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from coterie.fields import BETWEEN, COUNT, Bounded, Bounds
 from coterie.guard.owners import UNNAMED, is_name
 from coterie.privacy import Event
 
@@ -17,11 +17,9 @@ _BUDGET = "epsilon"
 # Names of terms in a node configuration.
 _NODE = {"epsilon": float, "delta": float, "num-examples": int, "state-dir": str, "data": str, "budget-file": str}
 _DECLARED = {"noise-multiplier": float, "sampling-rate": float, "steps": int}
-_MAX_EXAMPLES = 10**9
-_MAX_STEPS = 10**6
 # Rates and noise for which accountants take less than a second and little memory: others may be proposed by an
 # adversary.
-_RATES, _NOISES = (1e-9, 1.0), (0.1, 1e6)
+_RATES, _NOISES = Bounds(1e-9, 1), Bounds(0.1, 1e6)
 
 
 class GuardError(RuntimeError):
@@ -34,15 +32,14 @@ def checked_event(rate: float, noise: float) -> Event:
     Raises:
         GuardError: the sampling rate or the noise multiplier is out of range.
     """
-    if not _RATES[0] <= rate <= _RATES[1]:
-        raise GuardError(f"the sampling rate must lie between {_RATES[0]:g} and {_RATES[1]:g}, not {rate}")
-    if not _NOISES[0] <= noise <= _NOISES[1]:
-        raise GuardError(f"the noise multiplier must lie between {_NOISES[0]:g} and {_NOISES[1]:g}, not {noise}")
+    for name, bounds, value in (("sampling rate", _RATES, rate), ("noise multiplier", _NOISES, noise)):
+        if value not in bounds:
+            raise GuardError(f"the {name} must be {bounds.in_words}, not {value}")
     return Event(rate, noise)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declared:
+class Declared(Bounded):
     """DP training that the guard cannot see, as its owner declares it: what one training message executes.
 
     Attributes:
@@ -51,14 +48,11 @@ class Declared:
         steps: noisy gradient steps of a message.
     """
 
-    noise_multiplier: float
-    sampling_rate: float
-    steps: int
+    error = GuardError
 
-    def __post_init__(self) -> None:
-        if type(self.steps) is not int or not 1 <= self.steps <= _MAX_STEPS:
-            raise GuardError(f"steps must be an integer from 1 to {_MAX_STEPS:,}, not {self.steps!r}")
-        self.events()
+    noise_multiplier: Annotated[float, _NOISES]
+    sampling_rate: Annotated[float, _RATES]
+    steps: Annotated[int, Bounds(1, 1_000_000)]
 
     def events(self) -> Counter[Event]:
         """The events of one training message."""
@@ -66,7 +60,7 @@ class Declared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class Terms(Bounded):
     """Terms of a site.
 
     Attributes:
@@ -86,9 +80,11 @@ class Terms:
         GuardError: a term is missing or out of range.
     """
 
-    epsilon: float
-    delta: float
-    num_examples: int
+    error = GuardError
+
+    epsilon: Annotated[float, Bounds(0, above=True)]
+    delta: Annotated[float, BETWEEN]
+    num_examples: Annotated[int, COUNT]
     state_dir: str
     data: str | None = None
     budget_file: str | None = None
@@ -98,12 +94,9 @@ class Terms:
     site: str = UNNAMED
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon < math.inf:
-            raise GuardError(f"epsilon must be positive and finite, not {self.epsilon}")
-        if type(self.num_examples) is not int or not 1 <= self.num_examples <= _MAX_EXAMPLES:
-            raise GuardError(f"num-examples must be an integer from 1 to {_MAX_EXAMPLES:,}, not {self.num_examples!r}")
-        if not 0 < self.delta < 1 or self.delta > 1 / self.num_examples:
-            raise GuardError(f"delta must be positive, below 1 and at most 1 / num-examples, not {self.delta}")
+        super().__post_init__()
+        if self.delta > 1 / self.num_examples:
+            raise GuardError(f"delta must be at most 1 / num-examples, not {self.delta}")
         if self.site != UNNAMED and not is_name(self.site):
             raise GuardError(f"site must be 1 to 64 printable characters, without spaces around, not {self.site!r}")
         for name, path in (("state-dir", self.state_dir), ("data", self.data), ("budget-file", self.budget_file)):

@@ -18,12 +18,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Required, Self, TypedDict, TypeVar, Unpack, cast
+from typing import Annotated, Any, ClassVar, Required, Self, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 
-from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
-from coterie.privacy.accounting import calibrate, check_delta
+from coterie.fields import AT_LEAST_0, AT_LEAST_1, RATE, SHARE, Bounds, OneOf
+from coterie.privacy.accountants import Event, PrivacyError
+from coterie.privacy.accounting import calibrate
 from coterie.privacy.clipping import check_clip_norm
 from coterie.privacy.contributions import Collected, Contributions, Gathered, SingleContributions, Summed
 from coterie.privacy.ledger import Ledger, LedgerError, Permit, count_events
@@ -90,14 +91,14 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
         evaluation_noise: standard deviation of the noise on the mean accuracy of a private evaluation.
     """
 
-    clients: int
-    num_clusters: int
-    sampling_rate: float
-    identifier_share: float = 0.0
+    clients: Annotated[int, AT_LEAST_1]
+    num_clusters: Annotated[int, AT_LEAST_1]
+    sampling_rate: Annotated[float, RATE]
+    identifier_share: Annotated[float, SHARE] = 0.0
     rebalance_min: float = 0.0
-    divisor: str = "fixed"
-    evaluations: int = 0
-    evaluation_noise: float = 0.01
+    divisor: Annotated[str, OneOf(DIVISORS)] = "fixed"
+    evaluations: Annotated[int, AT_LEAST_0] = 0
+    evaluation_noise: Annotated[float, Bounds(0, above=True)] = 0.01
 
     #: One-line description.
     title: ClassVar[str]
@@ -126,40 +127,25 @@ class Plan(Guarantee):  # large: public numbers, the interface of a mechanism, a
     default_identifier_share: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.sampling_rate <= 1:
-            raise PrivacyError(f"sampling rate must lie in (0, 1], not {self.sampling_rate}")
+        super().__post_init__()
         if self.private or self.clip_norm != math.inf:
             check_clip_norm(self.clip_norm)
-        if not 0 <= self.noise_multiplier <= MAX_NOISE:
-            raise PrivacyError(f"noise multiplier must lie in [0, {MAX_NOISE:g}], not {self.noise_multiplier}")
-        if not 0 <= self.identifier_share < 1:
-            raise PrivacyError(f"identifier share must lie in [0, 1), not {self.identifier_share}")
         if not 0 <= self.clip_share < 1 - self.identifier_share:
             raise PrivacyError(
                 f"clip share must be at least 0 and below 1 - identifier share = {1 - self.identifier_share:g}, not "
                 f"{self.clip_share}"
             )
-        if not 0 < self.clip_factor <= 1:
-            raise PrivacyError(f"clip-factor must lie in (0, 1], not {self.clip_factor}")
         if self.clip_share and not self.adapts_clipping:
             raise PrivacyError(f"mechanism {self.mechanism} does not support an adaptive clipping norm; set clip-norm")
-        for name in ("clients", "num_clusters", "rounds"):
-            if not getattr(self, name) >= 1:
-                raise PrivacyError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}")
         if self.num_clusters > self.clients:
             raise PrivacyError(
                 f"num clusters must be at most the number of clients, {self.clients}, not {self.num_clusters}"
             )
-        check_delta(self.delta)
-        if self.divisor not in DIVISORS:
-            raise PrivacyError(f"divisor must be {' or '.join(DIVISORS)}, not {self.divisor!r}")
         if not 0 <= self.rebalance_min <= self.expected_members:
             raise PrivacyError(
                 f"rebalance-min must be at most qM/k = {self.expected_members:g} (sampling-rate x clients / "
                 f"clusters), not {self.rebalance_min:g}"
             )
-        if not self.evaluation_noise > 0:
-            raise PrivacyError(f"evaluation noise must be positive, not {self.evaluation_noise}")
         if self.accountant not in self.accountants:
             names = ", ".join(self.accountants)
             raise PrivacyError(

@@ -22,60 +22,25 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from typing import Any, ClassVar, Required, TypedDict, Unpack, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.fields import COUNT, EPSILON, LOCAL_EPOCHS, ROUNDS
+from coterie.fields import CLIP_NORM, COUNT, EPSILON, LOCAL_EPOCHS, Bounds, OneOf
 from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
-from coterie.privacy.accounting import affordable, check_delta, min_noise
-from coterie.privacy.clipping import check_clip_norm
+from coterie.privacy.accounting import affordable, min_noise
 from coterie.privacy.ledger import count_events
 from coterie.privacy.noise import NoiseSplit
 from coterie.privacy.selection import selection_event
 from coterie.privacy.statement import NO_EVENTS, Guarantee, PricedRequest, Statement
 
-# Ranges of counts, and limits of noise and budgets, because a server that proposes a plan is not trusted.
-_COUNTS = {
-    "num_examples": (COUNT.low, COUNT.high),
-    "batch_size": (COUNT.low, COUNT.high),
-    "rounds": (ROUNDS.low, ROUNDS.high),
-    "local_epochs": (LOCAL_EPOCHS.low, LOCAL_EPOCHS.high),
-    "models_per_message": (1, 10**6),
-    "selections": (0, 10**6),
-    "compared": (0, 10**6),
-}
-_MAX_NOISE = 100 * MAX_NOISE
-_MIN_CLIP_SHARE, _MAX_CLIP_SHARE, _MIN_CLIP_FACTOR = 1e-4, 0.5, 1e-3
-
+# Limits of counts, noise and budgets, because a server that proposes a plan is not trusted.
+_RELEASES, _NOISE = Bounds(0, 1_000_000), Bounds(0, 100 * MAX_NOISE, above=True)
+_CLIP_SHARE = Bounds(1e-4, 0.5)
 
 #: Ways for a client to choose a cluster by its losses.
 SELECTIONS = ("none", "gumbel", "exact")
-
-
-class RecordNumbers(TypedDict, total=False):  # large: the arguments of every plan
-    """Arguments of :meth:`RecordPlan.calibrated`; see the attributes of :class:`RecordPlan`."""
-
-    num_examples: Required[int]
-    batch_size: Required[int]
-    rounds: Required[int]
-    epsilon: Required[float]
-    delta: Required[float]
-    noise_multiplier: float
-    clip_norm: float
-    clip_share: float
-    clip_factor: float
-    first_batch_size: int | None
-    first_noise_multiplier: float | None
-    local_epochs: int
-    selection: str
-    selections: int
-    selection_epsilon: float
-    compared: int
-    loss_noise: float
-    models_per_message: int
-    accountant: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,18 +61,20 @@ class RecordPlan(Guarantee):
         models_per_message: number of models whose losses are released at a time.
     """
 
-    num_examples: int
-    batch_size: int
-    clip_norm: float = 1.0
-    first_batch_size: int | None = None
-    first_noise_multiplier: float | None = None
-    local_epochs: int = 1
-    selection: str = "none"
-    selections: int = 0
+    num_examples: Annotated[int, COUNT]
+    batch_size: Annotated[int, COUNT]
+    noise_multiplier: Annotated[float, _NOISE]
+    clip_norm: Annotated[float, CLIP_NORM] = 1.0
+    clip_factor: Annotated[float, Bounds(1e-3, 1)] = 1.0
+    first_batch_size: Annotated[int | None, COUNT] = None
+    first_noise_multiplier: Annotated[float | None, _NOISE] = None
+    local_epochs: Annotated[int, LOCAL_EPOCHS] = 1
+    selection: Annotated[str, OneOf(SELECTIONS)] = "none"
+    selections: Annotated[int, _RELEASES] = 0
     selection_epsilon: float = 0.02
-    compared: int = 0
-    loss_noise: float = 5.0
-    models_per_message: int = 32
+    compared: Annotated[int, _RELEASES] = 0
+    loss_noise: Annotated[float, _NOISE] = 5.0
+    models_per_message: Annotated[int, Bounds(1, _RELEASES.high)] = 32
 
     mechanism: ClassVar[str] = "dp-sgd"
     unit: ClassVar[str] = "record"
@@ -116,34 +83,15 @@ class RecordPlan(Guarantee):
     accountants: ClassVar[tuple[str, ...]] = ("pld", "rdp", "opacus-rdp", "opacus-prv")
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _COUNTS.items():
-            if not least <= getattr(self, name) <= most:
-                raise PrivacyError(
-                    f"{name.replace('_', ' ')} must be at least {least} and at most {most:,}, not {getattr(self, name)}"
-                )
-        for name, batch in (("batch size", self.batch_size), ("first batch size", self.first_batch_size)):
-            if batch is not None and not 1 <= batch <= self.num_examples:
-                raise PrivacyError(f"{name} must lie between 1 and the {self.num_examples} examples, not {batch}")
-        for name, noise in (
-            ("noise", self.noise_multiplier),
-            ("first noise", self.first_noise_multiplier),
-            ("loss noise", self.loss_noise),
-        ):
-            if noise is not None and not 0 < noise <= _MAX_NOISE:
-                raise PrivacyError(f"{name} multiplier must be positive and at most {_MAX_NOISE:g}, not {noise}")
+        super().__post_init__()
+        for name, batch in (("batch-size", self.batch_size), ("first-batch-size", self.first_batch_size)):
+            if batch is not None and batch > self.num_examples:
+                raise PrivacyError(f"{name} must be at most num-examples = {self.num_examples}, not {batch}")
         if not self.epsilon > 0:
             raise PrivacyError(f"epsilon must be positive, not {self.epsilon}")
         selection_event(self.selection_epsilon)
-        if self.selection not in SELECTIONS:
-            raise PrivacyError(f"selection must be {', '.join(SELECTIONS)}, not {self.selection!r}")
-        check_clip_norm(self.clip_norm)
-        if not (self.clip_share == 0 or _MIN_CLIP_SHARE <= self.clip_share <= _MAX_CLIP_SHARE):
-            raise PrivacyError(
-                f"clip share must be 0 or lie in [{_MIN_CLIP_SHARE:g}, {_MAX_CLIP_SHARE:g}], not {self.clip_share}"
-            )
-        if not _MIN_CLIP_FACTOR <= self.clip_factor <= 1:
-            raise PrivacyError(f"clip-factor must lie in [{_MIN_CLIP_FACTOR:g}, 1], not {self.clip_factor}")
-        check_delta(self.delta)
+        if self.clip_share and self.clip_share not in _CLIP_SHARE:
+            raise PrivacyError(f"clip-share must be 0, or {_CLIP_SHARE.in_words}, not {self.clip_share}")
 
     @classmethod
     def from_terms(cls, terms: Any) -> RecordPlan:
@@ -166,7 +114,8 @@ class RecordPlan(Guarantee):
         return plan
 
     @classmethod
-    def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Unpack[RecordNumbers]) -> RecordPlan:
+    @lru_cache(maxsize=64)
+    def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Any) -> RecordPlan:
         """Return the plan with the smallest noise whose total cost is at most (epsilon, delta).
 
         By default, one z for all rounds is calibrated. If ``first_noise_multiplier`` is given, z of the other rounds
@@ -176,11 +125,6 @@ class RecordPlan(Guarantee):
         Raises:
             PrivacyError: a parameter is invalid, or no noise suffices.
         """
-        return cls._calibrated(first_noise_ratio, **numbers)
-
-    @classmethod
-    @lru_cache(maxsize=64)
-    def _calibrated(cls, first_noise_ratio: float, **numbers: Any) -> RecordPlan:
         free = "first_noise_multiplier" if "noise_multiplier" in numbers else "noise_multiplier"
         plan = cls(**{"noise_multiplier": 1.0, **numbers})
 

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, Self
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.privacy.accountants import Event
+from coterie.fields import BETWEEN, RATE, ROUNDS, Bounded, Bounds
+from coterie.privacy.accountants import MAX_NOISE, Event, PrivacyError
 from coterie.privacy.accounting import Budget, epsilon
 from coterie.privacy.noise import NoiseSplit
 
@@ -70,7 +71,7 @@ class Pricing(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guarantee(ABC):
+class Guarantee(Bounded, ABC):
     """Public numbers of a guarantee, which are fixed before a run, for the server (:class:`Plan`) or one client.
 
     Attributes:
@@ -85,13 +86,15 @@ class Guarantee(ABC):
         accountant: name of the accountant of the budget; a key of :data:`~coterie.privacy.accounting.ACCOUNTANTS`.
     """
 
-    rounds: int
+    error = PrivacyError
+
+    rounds: Annotated[int, ROUNDS]
     epsilon: float
-    delta: float
-    noise_multiplier: float
+    delta: Annotated[float, BETWEEN]
+    noise_multiplier: Annotated[float, Bounds(0, MAX_NOISE)]
     clip_norm: float
     clip_share: float = 0.0
-    clip_factor: float = 1.0
+    clip_factor: Annotated[float, RATE] = 1.0
     accountant: str = "pld"
 
     #: Name in configurations and certificates.

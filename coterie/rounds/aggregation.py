@@ -20,11 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from coterie.fields import Bounded, Bounds, OneOf
 from coterie.privacy import ReleasedSums, ReleasedUpdates
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -108,7 +109,7 @@ AGGREGATORS = ("mean", *_RULES)
 
 
 @dataclass(frozen=True)
-class Aggregator:
+class Aggregator(Bounded):
     """How the updates of a cluster become one.
 
     Attributes:
@@ -120,14 +121,8 @@ class Aggregator:
         ValueError: an unknown name, or a share out of range.
     """
 
-    name: str = "mean"
-    byzantine_share: float = 0.2
-
-    def __post_init__(self) -> None:
-        if self.name not in AGGREGATORS:
-            raise ValueError(f"aggregator must be one of {', '.join(AGGREGATORS)}, not {self.name!r}")
-        if not 0 <= self.byzantine_share < 0.5:
-            raise ValueError(f"byzantine-share must be at least 0 and below 0.5, not {self.byzantine_share}")
+    name: Annotated[str, OneOf(AGGREGATORS)] = "mean"
+    byzantine_share: Annotated[float, Bounds(0, 0.5, below=True)] = 0.2
 
     @property
     def robust(self) -> bool:

@@ -27,11 +27,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from coterie.fields import BETWEEN, Bounded
 from coterie.privacy import MAX_CLIP_NORM, MIN_CLIP_NORM, Plan
 from coterie.rounds.run_state import RunState
 
@@ -42,7 +43,7 @@ _CLIP_NORM = "clip-norm"
 
 
 @dataclass(frozen=True)
-class AdaptiveClipping:
+class AdaptiveClipping(Bounded):
     """Schedule of the clipping norm, a function of released shares only.
 
     Attributes:
@@ -50,12 +51,8 @@ class AdaptiveClipping:
         rate: eta, the step in the logarithm of C.
     """
 
-    quantile: float = 0.5
+    quantile: Annotated[float, BETWEEN] = 0.5
     rate: float = 0.2
-
-    def __post_init__(self) -> None:
-        if not 0 < self.quantile < 1:
-            raise ValueError(f"clip-quantile must lie strictly between 0 and 1, not {self.quantile}")
 
     def __call__(self, clip_norm: float, below: float) -> float:
         """The next C (line 6).

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from flwr.app import MetricRecord
 
-from coterie.fields import REBALANCE_TRAIN
+from coterie.fields import AT_LEAST_0, REBALANCE_TRAIN, Bounded, OneOf
 from coterie.privacy import Ledger, Streams
 from coterie.rounds.aggregation import Aggregator
 from coterie.rounds.averaging import Averaging
@@ -21,7 +21,7 @@ from coterie.strategies.reseeding import Reseeding
 
 
 @dataclass(frozen=True, kw_only=True)
-class StrategyOptions:  # large: the keywords of every strategy's constructor, declared once
+class StrategyOptions(Bounded):  # large: the keywords of every strategy's constructor, declared once
     """Options of every strategy, which constructors also take by keyword.
 
     Attributes:
@@ -66,7 +66,9 @@ class StrategyOptions:  # large: the keywords of every strategy's constructor, d
         StrategyError: a value is none of the listed ones.
     """
 
-    clusters: int | None = None
+    error = StrategyError
+
+    clusters: Annotated[int | None, AT_LEAST_0] = None
     ledger: Ledger | None = None
     streams: Streams | None = None
     server_lr: float = 1.0
@@ -74,8 +76,8 @@ class StrategyOptions:  # large: the keywords of every strategy's constructor, d
     clipping: AdaptiveClipping = field(default_factory=AdaptiveClipping)
     averaging: Averaging = field(default_factory=Averaging)
     aggregator: Aggregator = field(default_factory=Aggregator)
-    rebalance_train: str = "own"
-    evaluate: str = "diagnostic"
+    rebalance_train: Annotated[str, OneOf(REBALANCE_TRAIN)] = "own"
+    evaluate: Annotated[str, OneOf(("diagnostic", "private"))] = "diagnostic"
     evaluate_every: int = 1
     evaluate_clients: int = 0
     recorder: Recorder = field(default_factory=Recorder)
@@ -90,11 +92,3 @@ class StrategyOptions:  # large: the keywords of every strategy's constructor, d
     example_shape: Sequence[int] = ()
     feature_range: float = 1.0
     device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        if self.clusters is not None and self.clusters < 0:
-            raise StrategyError(f"clusters must be at least 0, not {self.clusters}")
-        if self.rebalance_train not in REBALANCE_TRAIN:
-            raise StrategyError(f"rebalance-train must be {' or '.join(REBALANCE_TRAIN)}, not {self.rebalance_train!r}")
-        if self.evaluate not in ("diagnostic", "private"):
-            raise StrategyError(f"evaluate must be diagnostic or private, not {self.evaluate!r}")

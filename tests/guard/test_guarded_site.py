@@ -20,6 +20,7 @@ from opacus import PrivacyEngine
 from torch.utils.data import DataLoader
 
 from coterie.client.budget import BUDGET_FILE
+from coterie.fields import Bounds
 from coterie.guard import REFUSAL, Guard, certificate
 from coterie.guard.report import GUARD
 from coterie.privacy import Event, RecordPlan, epsilon, read_ledger
@@ -494,7 +495,7 @@ def steps_of(model, lr=1.0, noise=1e-9, count=N, batch=N):
     before = {name: values.clone() for name, values in model.state_dict().items()}
     received = {name: values.numpy().copy() for name, values in before.items()}
     with pytest.MonkeyPatch.context() as patch, watched(Watch(received, N, lambda events: None)):
-        patch.setattr("coterie.guard.terms._NOISES", (0.0, 1e6))
+        patch.setattr("coterie.guard.terms._NOISES", Bounds(0.0, 1e6))
         epoch(*private(model, noise=noise, count=count, batch=batch, lr=lr))
     return torch.cat([(before[name] - values).flatten() for name, values in model.state_dict().items()]).double()
 

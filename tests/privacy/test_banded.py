@@ -391,7 +391,6 @@ def test_a_permit_of_another_slot_releases_nothing():
     ("numbers", "complaint"),
     [
         ({"participation": "open"}, "participation must be visible or secret"),
-        ({"min_separation": -1}, "min-separation must be at least 0"),
         ({"divisor": "released"}, "noise cancels over rounds only if every round has the same divisor"),
         ({"min_separation": 4}, "sampling-rate = 0.2 makes it 5; set sampling-rate to 0.25"),
         ({"rounds": 4}, "min-separation = 5 exceeds the number of rounds, 4"),

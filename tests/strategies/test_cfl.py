@@ -348,7 +348,7 @@ def test_similarities_are_kept_at_splits_at_every_tenth_round_and_at_the_end():
     [
         ({"stationary_norm": 0.0}, "cfl.stationary-norm = 0.0: must be 'auto' or a finite number above 0"),
         ({"incongruent_norm": "soon"}, "cfl.incongruent-norm = 'soon': must be"),
-        ({"clusters": -1}, "clusters must be at least 0"),
+        ({"clusters": -1}, "clusters must be an integer, at least 0, not -1"),
         ({"first_split": -1}, "cfl.first-split = -1: must be"),
     ],
 )

@@ -33,10 +33,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, NoReturn, Self, Unpack
+from typing import Annotated, Any, ClassVar, NoReturn, Self, Unpack
 
 import numpy as np
 
+from coterie.fields import AT_LEAST_0, OneOf
 from coterie.privacy.accountants import Event, PrivacyError
 from coterie.privacy.contributions import Summed
 from coterie.privacy.mechanisms.factorization import MAX_OPTIMISED, banded_matrix, prefix_errors
@@ -119,8 +120,8 @@ class Banded(Plan):
             visible. :meth:`calibrated` chooses it by the least error if participation is secret.
     """
 
-    participation: str = "visible"
-    min_separation: int = 0
+    participation: Annotated[str, OneOf(PARTICIPATION)] = "visible"
+    min_separation: Annotated[int, AT_LEAST_0] = 0
 
     mechanism: ClassVar[str] = "banded"
     title: ClassVar[str] = "noise correlated over rounds; epsilon holds even if everyone sees who takes part"
@@ -135,16 +136,12 @@ class Banded(Plan):
     options: ClassVar[tuple[str, ...]] = ("participation", "min_separation")
 
     def __post_init__(self) -> None:
-        if self.participation not in PARTICIPATION:
-            raise PrivacyError(f"participation must be {' or '.join(PARTICIPATION)}, not {self.participation!r}")
-        if not self.min_separation >= 0:
-            raise PrivacyError(f"min-separation must be at least 0, not {self.min_separation}")
+        super().__post_init__()
         if self.divisor != "fixed":
             raise PrivacyError(
                 f"divisor = {self.divisor!r}: noise cancels over rounds only if every round has the same divisor; set "
                 "divisor to fixed"
             )
-        super().__post_init__()
         self._check_slots()
         if self.rebalance_min and self.noise_multiplier_counts is None:
             raise PrivacyError("rebalancing requires cluster sizes: set identifier-share above 0")

@@ -15,12 +15,13 @@ import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.privacy.accountants import Event, PrivacyError
+from coterie.fields import OneOf
+from coterie.privacy.accountants import Event
 from coterie.privacy.contributions import Collected, Contributions
 from coterie.privacy.ledger import Ledger, Permit
 from coterie.privacy.plan import LedgerHeader, Plan
@@ -58,7 +59,7 @@ class RecordLevel(Plan):
     """
 
     client_plans: tuple[RecordPlan, ...]
-    weights: str = "examples"
+    weights: Annotated[str, OneOf(WEIGHTS)] = "examples"
 
     mechanism: ClassVar[str] = RecordPlan.mechanism
     title: ClassVar[str] = "DP-SGD at every client, without a trusted party"
@@ -77,8 +78,6 @@ class RecordLevel(Plan):
         Raises:
             PrivacyError: a parameter is invalid.
         """
-        if weights not in WEIGHTS:
-            raise PrivacyError(f"weights must be {' or '.join(WEIGHTS)}, not {weights!r}")
         worst = _largest(plans[:clients])
         return cls(
             clients=clients,

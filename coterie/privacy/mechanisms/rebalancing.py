@@ -62,11 +62,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from coterie.fields import OneOf
 from coterie.privacy.accountants import PrivacyError
 from coterie.privacy.contributions import Contributions
 from coterie.privacy.plan import Plan
@@ -207,7 +208,7 @@ class RRSlot(Plan):
     """
 
     divisor: str = "released"
-    identifiers: str = "gaussian"
+    identifiers: Annotated[str, OneOf(IDENTIFIERS)] = "gaussian"
 
     mechanism: ClassVar[str] = "rr-slot"
     title: ClassVar[str] = "RR-Cluster's noisy identifiers with a cohort of fixed size, corrected"
@@ -226,8 +227,6 @@ class RRSlot(Plan):
         super().__post_init__()
         if self.rebalance_min != int(self.rebalance_min):
             raise PrivacyError(f"rebalance-min must be an integer, not {self.rebalance_min}")
-        if self.identifiers not in IDENTIFIERS:
-            raise PrivacyError(f"identifiers must be {' or '.join(IDENTIFIERS)}, not {self.identifiers!r}")
         self._check_identifiers()
 
     def _check_identifiers(self) -> None:
