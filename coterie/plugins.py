@@ -111,6 +111,13 @@ def load(kind: str, name: str) -> Any:
     return target
 
 
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return the message for a name not in `known`: it suggests the closest name and lists all."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.0)[0]
+    return f"unknown {kind} '{name}'; did you mean '{nearest}'? Available: {', '.join(names)}"
+
+
 def load_function(kind: str, name: str, arguments: Iterable[str]) -> Callable[..., Any]:
     """Import a function of a name, and check that it can be called with these arguments by position.
 

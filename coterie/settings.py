@@ -136,11 +136,7 @@ def setting(
         custom: kind of the objects of users that are allowed as well, a key of :data:`coterie.plugins.GROUPS`; empty:
             none.
         allowed: description of the allowed values; by default derived from bounds and choices.
-        check: returns whether a text, or a number within the bounds, is allowed.
-        tuned: whether it is usually tuned on results.
-        client: whether clients receive it.
-        place: whether it may change when a run is resumed.
-        only: see :class:`Setting`.
+        check, tuned, client, place, only: see :class:`Setting`.
     """
     names = tuple(choices)
 
@@ -152,16 +148,9 @@ def setting(
         allowed = allowed or ", ".join(names) + (f", or {form(custom)}" if custom else "")
     if longest is None:
         longest = MAX_TEXT if client else math.inf
-    metadata = {"help": help, "allowed": allowed, "bounds": bounds, "longest": longest, "check": ok}
-    metadata |= {
-        "tuned": tuned,
-        "client": client,
-        "place": place,
-        "only": only,
-        "choices": names,
-        "custom": bool(custom),
-    }
-    return field(default=default, metadata={_SETTING: metadata})
+    limits = {"bounds": bounds, "longest": longest, "check": ok, "choices": names, "custom": bool(custom)}
+    flags = {"tuned": tuned, "client": client, "place": place, "only": only}
+    return field(default=default, metadata={_SETTING: {"help": help, "allowed": allowed, **limits, **flags}})
 
 
 @dataclass(frozen=True)

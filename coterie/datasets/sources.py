@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -170,10 +169,3 @@ class DatasetInfo:
     files: tuple[str, ...] = ()
     fetch: Callable[[str, Path], Path] | None = None
     kind: str = "images"
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for a name not in `known`: it suggests the closest name and lists all."""
-    names = sorted(known)
-    nearest = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.0)[0]
-    return f"unknown {kind} '{name}'; did you mean '{nearest}'? Available: {', '.join(names)}"

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from coterie.files import finite
 from coterie.guard.owners import UNNAMED, charges_by_site, reporter
 from coterie.privacy import Event, LedgerError, RecordPlan, epsilon, read_ledger
 from coterie.privacy.accounting import SLACK, accountant_title
@@ -79,13 +80,13 @@ def _certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]]
         "of": "run" if of_run else "site",
         "unit": RecordPlan.unit,
         "adjacency": RecordPlan.adjacency,
-        "epsilon": _finite(max((site["epsilon"] for site in sites), default=0.0)),
-        "accountants": {accountant_title(name): _finite(value) for name, value in costs.items()},
+        "epsilon": finite(max((site["epsilon"] for site in sites), default=0.0)),
+        "accountants": {accountant_title(name): finite(value) for name, value in costs.items()},
         "epsilon_budget": header["epsilon"],
         "delta": header["delta"],
         "charges": len(charges),
         "sites": [
-            {key: value for key, value in {**site, "epsilon": _finite(site["epsilon"])}.items() if key != "costs"}
+            {key: value for key, value in {**site, "epsilon": finite(site["epsilon"])}.items() if key != "costs"}
             | ({"nodes": len({reporter(charge)[0] for charge in by_site[site["site"]]})} if of_run else {})
             for site in sites
         ],
@@ -134,7 +135,3 @@ def _reasons(header: Mapping[str, Any], sites: Sequence[Mapping[str, Any]]) -> l
         if header["delta"] > SLACK / site["num_examples"]:
             reasons.append(f"{name}: delta = {header['delta']:g} is above 1/{site['num_examples']}")
     return reasons
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from coterie.models.errors import ModelError, unknown
-from coterie.plugins import PluginError, load_function, provided
+from coterie.models.errors import ModelError
+from coterie.plugins import PluginError, load_function, provided, unknown
 
 if TYPE_CHECKING:
     from torch import nn

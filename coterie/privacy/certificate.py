@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
+from coterie.files import finite
 from coterie.privacy.accountants import Event, PrivacyError, VisibleAccountant, events_of_a_client
 from coterie.privacy.accounting import ACCOUNTANTS, SLACK, accountant_title, certifies, epsilon
 from coterie.privacy.ledger import START, count_events, earlier_events, extended_terms, header_digest
@@ -78,14 +79,14 @@ def certificate(header: Mapping[str, Any], charges: Sequence[Mapping[str, Any]])
         "unit": plan.unit,
         "adjacency": plan.adjacency,
         "mechanism": plan.mechanism,
-        "epsilon": _finite(cost),
-        "epsilon_budget": _finite(plan.epsilon),
+        "epsilon": finite(cost),
+        "epsilon_budget": finite(plan.epsilon),
         "delta": delta if plan.private else None,
         "accountant": accountant_title(
             "rdp" if 0 < cost == by_accountant.get("rdp", 0.0) < math.inf else plan.accountant
         ),
-        "accountants": {name: _finite(value) for name, value in by_accountant.items()},
-        "epsilon_participation_visible": _finite(max(profile.visible(delta) for profile in profiles)),
+        "accountants": {name: finite(value) for name, value in by_accountant.items()},
+        "epsilon_participation_visible": finite(max(profile.visible(delta) for profile in profiles)),
         "profiles": [profile.described(delta) for profile in profiles] if plan.unit == "record" else [],
         "shared_budget": _shared_budget(charges),
         **({"started_from": _started_from(start)} if start else {}),
@@ -205,8 +206,8 @@ def total(
     )
     cost = epsilon(events, delta)
     return {
-        "epsilon": _finite(cost),
-        "epsilon_rdp": _finite(epsilon(events, delta, "rdp")),
+        "epsilon": finite(cost),
+        "epsilon_rdp": finite(epsilon(events, delta, "rdp")),
         "delta": delta,
         "certified": not reasons and math.isfinite(cost),
         "reasons": reasons,
@@ -270,8 +271,8 @@ class _Profile:
         numbers = ("num_examples", "batch_size", "noise_multiplier", "first_batch_size", "first_noise_multiplier")
         return {
             "clients": self.clients,
-            "epsilon": _finite(self.epsilon(delta, self.plan.accountant)),
-            "epsilon_budget": _finite(self.plan.epsilon),
+            "epsilon": finite(self.epsilon(delta, self.plan.accountant)),
+            "epsilon_budget": finite(self.plan.epsilon),
             "delta_budget": self.plan.delta,
             **{name: getattr(self.plan, name) for name in numbers},
         }
@@ -292,7 +293,3 @@ def _accountants(plan: Guarantee) -> list[str]:
     """Return the plan's accountant, then the others that are valid for it; without those of Opacus (slow)."""
     others = [name for name in ACCOUNTANTS if name in plan.accountants and not name.startswith("opacus")]
     return list(dict.fromkeys([plan.accountant, *others]))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

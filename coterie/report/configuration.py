@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.settings import Setting, Settings
+
+if TYPE_CHECKING:
+    from coterie.strategies import ClusteredStrategy
 
 Config = Mapping[str, Any]
 
@@ -39,28 +42,21 @@ def _is_not(key: str, *values: Any) -> Callable[[Config], bool]:
     return lambda config: config.get(key, values[0]) not in values
 
 
-def _declares(attribute: str, value: Any = True) -> Callable[[Config], bool]:
-    """Whether the method declares a value; True for methods that this version does not have."""
+def _method(declares: Callable[[type[ClusteredStrategy]], bool]) -> Callable[[Config], bool]:
+    """Whether the method declares something; True for methods that this version does not have."""
 
-    def declared(config: Config) -> bool:
+    def holds(config: Config) -> bool:
         from coterie.strategies.registry import STRATEGIES
 
         method = STRATEGIES.get(str(config.get("strategy")))
-        return method is None or getattr(method, attribute) == value
+        return method is None or declares(method)
 
-    return declared
+    return holds
 
 
 def _overrides(name: str) -> Callable[[Config], bool]:
-    """Whether the method overrides a class method; True for methods that this version does not have."""
-
-    def overridden(config: Config) -> bool:
-        from coterie.strategies.registry import STRATEGIES
-
-        method = STRATEGIES.get(str(config.get("strategy")))
-        return method is None or sum(name in vars(base) for base in method.__mro__) > 1
-
-    return overridden
+    """Whether the method overrides a class method."""
+    return _method(lambda method: sum(name in vars(base) for base in method.__mro__) > 1)
 
 
 def _one_of(*conditions: Callable[[Config], bool]) -> Callable[[Config], bool]:
@@ -69,15 +65,17 @@ def _one_of(*conditions: Callable[[Config], bool]) -> Callable[[Config], bool]:
 
 _PRIVATE = _is_not("privacy-unit", "none")
 _CLIENT_LEVEL = _is("privacy-unit", "client")
-_MODELS = _declares("produces", "models")
-_CLUSTERED = _declares("clustered")
+_MODELS = _method(lambda method: method.produces == "models")
+_LABELS = _method(lambda method: method.produces == "labels")
+_CLUSTERED = _method(lambda method: method.clustered)
+_SEARCHES = _method(lambda method: method.searches)
 _SELECTS, _COMPARES = _overrides("max_selections"), _overrides("released_losses")
 _PARTITIONED = _is_not("dataset", "own")
 
 #: Conditions under which settings have an effect, beside those of their declarations; the others always have.
 _USED: dict[str, tuple[Callable[[Config], bool], ...]] = {
-    "clusters": (_one_of(_CLUSTERED, _declares("produces", "labels")),),
-    "max-clusters": (_declares("searches"), _is("clusters", 0)),
+    "clusters": (_one_of(_CLUSTERED, _LABELS),),
+    "max-clusters": (_SEARCHES, _is("clusters", 0)),
     **dict.fromkeys(("accountant", "epsilon", "delta", "noise-multiplier"), (_PRIVATE,)),
     **dict.fromkeys(("clipping", "clip-norm", "clip-quantile", "clip-factor"), (_PRIVATE,)),
     **dict.fromkeys(("mechanism", "identifier-share", "identifier-noise", "identifiers"), (_CLIENT_LEVEL,)),

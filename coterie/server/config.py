@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -45,19 +45,25 @@ from coterie.wire import ClientConfig
 
 S = TypeVar("S", bound=Settings)
 
-#: The tables of every run, in display order.
-COMMON: tuple[type[Settings], ...] = (
-    RunSettings,
-    DataSettings,
-    TrainingSettings,
-    AggregationSettings,
-    PrivacySettings,
-    RecordLevelSettings,
-    EvaluationSettings,
-    DeploymentSettings,
-    RecordingSettings,
-    SimulationSettings,
-)
+
+class Tables:
+    """The tables of every run, in display order."""
+
+    run: RunSettings
+    data: DataSettings
+    training: TrainingSettings
+    aggregation: AggregationSettings
+    privacy: PrivacySettings
+    record_level: RecordLevelSettings
+    evaluation: EvaluationSettings
+    deployment: DeploymentSettings
+    recording: RecordingSettings
+    simulation: SimulationSettings
+
+
+_TABLES: dict[str, type[Settings]] = get_type_hints(Tables)
+#: Their declarations.
+COMMON: tuple[type[Settings], ...] = tuple(_TABLES.values())
 
 _COMMON: dict[str, Setting] = {name: setting for table in COMMON for name, setting in table.named().items()}
 
@@ -247,7 +253,7 @@ _EVALUATED = 200
 _MAX_CLUSTERS = 8
 
 
-class RunConfig:  # large: the tables of settings and all that follows from several of them
+class RunConfig(Tables):  # large: the tables of settings and all that follows from several of them
     """A validated configuration: one object per table of settings, and derived values.
 
     Args:
@@ -255,9 +261,7 @@ class RunConfig:  # large: the tables of settings and all that follows from seve
         deployed: whether clients are deployed instead of simulated, on which ``evaluate = "auto"`` depends.
 
     Attributes:
-        run, data, training, aggregation, privacy, record_level, evaluation, deployment, recording, simulation: the
-            tables of every run.
-        options: the method's own table.
+        options: the method's own table, beside those of :class:`Tables`.
 
     Raises:
         ConfigError: a setting is unknown, a value is not allowed, or settings are incompatible.
@@ -299,34 +303,14 @@ class RunConfig:  # large: the tables of settings and all that follows from seve
         return cls(combined(effective, _explicit(changes or {})))
 
     def _read(self, values: Mapping[str, Any]) -> None:
-        self.run = _table(RunSettings, values)
-        self.data = _table(DataSettings, values)
-        self.training = _table(TrainingSettings, values)
-        self.aggregation = _table(AggregationSettings, values)
-        self.privacy = _table(PrivacySettings, values)
-        self.record_level = _table(RecordLevelSettings, values)
-        self.evaluation = _table(EvaluationSettings, values)
-        self.deployment = _table(DeploymentSettings, values)
-        self.recording = _table(RecordingSettings, values)
-        self.simulation = _table(SimulationSettings, values)
+        for name, table in _TABLES.items():
+            setattr(self, name, _table(table, values))
         self.options = _table(self.method.settings_class, values)
 
     @property
     def tables(self) -> tuple[Settings, ...]:
         """All tables."""
-        return (
-            self.run,
-            self.data,
-            self.training,
-            self.aggregation,
-            self.privacy,
-            self.record_level,
-            self.evaluation,
-            self.deployment,
-            self.recording,
-            self.simulation,
-            self.options,
-        )
+        return (*(getattr(self, name) for name in _TABLES), self.options)
 
     @property
     def values(self) -> dict[str, Any]:
