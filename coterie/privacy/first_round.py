@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
-from coterie.privacy.record import RecordPlan
+from coterie.privacy.record import RecordNumbers, RecordPlan
 
 #: Largest z of later rounds over that of the same run without a first round of its own.
 MAX_INCREASE = 1.05
@@ -63,7 +63,7 @@ class FirstRound:
         shown = _SHOWN * math.sqrt(math.sqrt(self.parameters * self.clients) / members)
         return batch_size * math.sqrt(steps) * GROUP_DISTANCE / math.hypot(shown, _SEPARATED)
 
-    def calibrated(self, **numbers: Any) -> RecordPlan:
+    def calibrated(self, **numbers: Unpack[RecordNumbers]) -> RecordPlan:
         """Return a client's plan: the largest z_1 of the two rules, and the smallest z that the budget then allows.
 
         Args:
@@ -72,12 +72,13 @@ class FirstRound:
         Raises:
             PrivacyError: no noise suffices.
         """
-        without = RecordPlan.calibrated(**numbers | {"first_batch_size": None})
+        given: dict[str, Any] = {**numbers}
+        without = RecordPlan.calibrated(**given | {"first_batch_size": None})
         most = MAX_INCREASE * without.noise_multiplier
-        plan = RecordPlan(**numbers | {"noise_multiplier": most})
+        plan = RecordPlan(**given | {"noise_multiplier": most})
         batch = plan.batch(True)
         enough = self.separating_noise(batch, plan.steps(batch)) * math.sqrt(1 - plan.clip_share)
         separated = replace(plan, first_noise_multiplier=enough)
         if plan.rounds > 1 and separated.cost() <= plan.epsilon:
-            return RecordPlan.calibrated(**numbers | {"first_noise_multiplier": enough})
-        return RecordPlan.calibrated(**numbers | {"noise_multiplier": most})
+            return RecordPlan.calibrated(**given | {"first_noise_multiplier": enough})
+        return RecordPlan.calibrated(**given | {"noise_multiplier": most})

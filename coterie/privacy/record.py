@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Required, TypedDict, Unpack, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +43,32 @@ _CLIP_SHARE = Bounds(1e-4, 0.5)
 SELECTIONS = ("none", "gumbel", "exact")
 
 
+class RecordNumbers(TypedDict, total=False):  # large: the arguments of every plan
+    """Arguments of :meth:`RecordPlan.calibrated`; see the attributes of :class:`RecordPlan`."""
+
+    num_examples: Required[int]
+    batch_size: Required[int]
+    rounds: Required[int]
+    epsilon: Required[float]
+    delta: Required[float]
+    noise_multiplier: float
+    clip_norm: float
+    clip_share: float
+    clip_factor: float
+    first_batch_size: int | None
+    first_noise_multiplier: float | None
+    local_epochs: int
+    selection: str
+    selections: int
+    selection_epsilon: float
+    compared: int
+    loss_noise: float
+    models_per_message: int
+    accountant: str
+
+
 @dataclass(frozen=True, kw_only=True)
-class RecordPlan(Guarantee):
+class RecordPlan(Guarantee):  # large: one field per number of a plan
     """Public parameters of one client's DP-SGD over a whole run.
 
     Attributes, beside those of :class:`Guarantee`:
@@ -114,8 +138,7 @@ class RecordPlan(Guarantee):
         return plan
 
     @classmethod
-    @lru_cache(maxsize=64)
-    def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Any) -> RecordPlan:
+    def calibrated(cls, *, first_noise_ratio: float = 1.0, **numbers: Unpack[RecordNumbers]) -> RecordPlan:
         """Return the plan with the smallest noise whose total cost is at most (epsilon, delta).
 
         By default, one z for all rounds is calibrated. If ``first_noise_multiplier`` is given, z of the other rounds
@@ -125,6 +148,11 @@ class RecordPlan(Guarantee):
         Raises:
             PrivacyError: a parameter is invalid, or no noise suffices.
         """
+        return cls._calibrated(first_noise_ratio, **numbers)
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def _calibrated(cls, first_noise_ratio: float, **numbers: Any) -> RecordPlan:
         free = "first_noise_multiplier" if "noise_multiplier" in numbers else "noise_multiplier"
         plan = cls(**{"noise_multiplier": 1.0, **numbers})
 
