@@ -11,6 +11,8 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Tests start many processes, and pytest rewrites every test file: keep the bytecode of both.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-slow test-all test-deployment deploy-demo gpu-check lint settings docs lock licences sbom \
   release-check clean
