@@ -110,8 +110,13 @@ class Campaign:
         self.seed, self.settings, self.kinds = seed, list(settings), kinds
         self.report = Report()
 
-    def run(self, replies: int) -> Report:
-        """So many changed replies, spread evenly over settings and over the verbs of each."""
+    def run(self, replies: int, until: str | None = None) -> Report:
+        """So many changed replies, spread evenly over settings and over the verbs of each.
+
+        Args:
+            replies: their number.
+            until: the campaign ends with the first finding that contains this text.
+        """
         started = time.perf_counter()
         logger = logging.getLogger("flwr")
         handlers, propagate, log = logger.handlers[:], logger.propagate, _Log()
@@ -120,13 +125,13 @@ class Campaign:
             with tempfile.TemporaryDirectory() as folder:
                 for place, name in enumerate(self.settings):
                     share = (replies * (place + 1)) // len(self.settings) - (replies * place) // len(self.settings)
-                    self._federation(Federation(name, Path(folder)), share, log)
+                    self._federation(Federation(name, Path(folder)), share, log, until)
         finally:
             logger.handlers, logger.propagate = handlers, propagate
         self.report.seconds = time.perf_counter() - started
         return self.report
 
-    def _federation(self, federation: Federation, replies: int, log: _Log) -> None:
+    def _federation(self, federation: Federation, replies: int, log: _Log, until: str | None) -> None:
         name = federation.name
         targets = [target for target in federation.targets if target[1] in self.kinds]
         rng = random.Random(zlib.crc32(f"{self.seed} {name}".encode()))
@@ -136,6 +141,8 @@ class Campaign:
             if target not in silent:
                 silent[target] = federation.run(target, lambda request, honest: [])
             self._case(federation, target, silent[target], rng, case, log)
+            if until is not None and any(until in problem for *_, problem in self.report.findings):
+                return
 
     def _case(
         self, federation: Federation, target: Target, silent: Exchange, rng: random.Random, case: int, log: _Log

@@ -54,7 +54,7 @@ _BASE = {
     "clusters": 2,
 }
 _NONE = {"privacy-unit": "none"}
-_NOISE = {"noise-multiplier": 0.05, "epsilon": 1e9, "delta": 0.01, "accountant": "rdp"}
+_NOISE = {"noise-multiplier": 0.5, "epsilon": 1e9, "delta": 0.01, "accountant": "rdp"}
 _CLIENT = {**_NOISE, "privacy-unit": "client", "clip-norm": 0.3, "divisor": "fixed"}
 _RR_SLOT, _PAPER = {**_CLIENT, "mechanism": "rr-slot"}, {**_CLIENT, "mechanism": "paper", "accountant": "auto"}
 _RECORD = {**_NOISE, "privacy-unit": "record", "clip-norm": 1.0, "first-batch-size": 5, "selection-epsilon": 20.0}
@@ -77,7 +77,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg": {**_NONE, **_ONE},
     "fedavg library metrics": {**_NONE, **_ONE},
     "fedavg joint": {**_CLIENT, **_ONE},
-    "fedavg private evaluation": {**_CLIENT, **_ONE, "evaluate": "private", "evaluate-noise": 0.05},
+    "fedavg private evaluation": {**_CLIENT, **_ONE, "evaluate": "private", "evaluate-noise": 0.5},
     "fedavg rr-slot": {**_RR_SLOT, **_ONE},
     "fedavg record": {**_RECORD, **_ONE},
     "fedprox": {**_NONE, **_ONE},

@@ -96,5 +96,5 @@ def test_a_check_that_is_gone_is_found(check, monkeypatch):
     owner, name, instead, setting, what = GONE[check]
     monkeypatch.setattr(owner, name, instead)
     kind = EVALUATION if check in ("clusters and groups", "senders of labels") else TRAINING
-    report = Campaign(0, [setting], [kind]).run(1000 if check == "errors" else 250)
+    report = Campaign(0, [setting], [kind]).run(1000 if check == "errors" else 250, until=what)
     assert any(what in problem for *_, problem in report.findings)
