@@ -181,8 +181,10 @@ class PldAccountant(Accountant):
         if grid != self._grid:
             self._pld, self._grid = None, grid
             added = sorted(self._events.items(), key=lambda pair: (pair[0].sampling_rate, pair[0].noise_multiplier))
+        from coterie.privacy.loss_distributions import on_arrays
+
         for event, count in added:
-            one = self._one(event, grid)
+            one = on_arrays(self._one(event, grid))
             several = one.self_compose(count) if count > 1 else one
             self._pld = several if self._pld is None else self._pld.compose(several)
 
@@ -290,17 +292,11 @@ def _longest_loss(event: Event) -> float:
 
 @lru_cache(maxsize=256)
 def _pld_of(event: Event, grid: float) -> Any:
-    import dp_accounting
-    from dp_accounting.pld import privacy_loss_distribution as pld
+    if event.sampler == "fixed":
+        return _symmetrised_pld(event, grid)
+    from coterie.privacy.loss_distributions import poisson_gaussian
 
-    if event.sampler == "poisson":
-        return pld.from_gaussian_mechanism(
-            event.noise_multiplier,
-            sampling_prob=event.sampling_rate,
-            value_discretization_interval=grid,
-            neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        )
-    return _symmetrised_pld(event, grid)
+    return poisson_gaussian(event.noise_multiplier, event.sampling_rate, grid)
 
 
 def _symmetrised_pld(event: Event, grid: float) -> Any:
