@@ -8,12 +8,28 @@ import ssl
 
 import grpc
 
+from coterie.deploy.transport import nodes_speak_http
+
 CALL = "/flwr.proto.Fleet/PushMessages"
+PATH = "/v1/fleet/push-messages"
+#: What an HTTP status is called over gRPC; no answer: the handshake ended the connection.
+STATUS = {
+    "": grpc.StatusCode.UNAVAILABLE,
+    "200": grpc.StatusCode.OK,
+    "401": grpc.StatusCode.UNAUTHENTICATED,
+    "404": grpc.StatusCode.UNIMPLEMENTED,
+    "411": grpc.StatusCode.INVALID_ARGUMENT,
+    "413": grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 LARGE = 300 * 10**6
 
 
 def send(pki, port, size, node=None):
     """Send one message of ``size`` bytes to the Fleet API; return the status of the call."""
+    return (send_over_http if nodes_speak_http() else send_over_grpc)(pki, port, size, node)
+
+
+def send_over_grpc(pki, port, size, node):
     files = ("ca.crt", *(() if node is None else (f"nodes/node-{node}.tls.key", f"nodes/node-{node}.crt")))
     credentials = grpc.ssl_channel_credentials(*((pki / name).read_bytes() for name in files))
     options = [("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0)]
@@ -23,6 +39,25 @@ def send(pki, port, size, node=None):
         except grpc.RpcError as error:
             return error.code()
     return grpc.StatusCode.OK
+
+
+def send_over_http(pki, port, size, node, path=PATH, headers=""):
+    context = ssl.create_default_context(cafile=pki / "ca.crt")
+    if node is not None:
+        context.load_cert_chain(pki / f"nodes/node-{node}.crt", pki / f"nodes/node-{node}.tls.key")
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {size}\r\n\r\n"
+    answer = b""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("localhost", port), 30) as connection,
+        context.wrap_socket(connection, server_hostname="localhost") as secure,
+    ):
+        with contextlib.suppress(OSError):
+            secure.sendall(head.encode())
+            for _ in range(0, size, 10**6):
+                secure.sendall(bytes(min(size, 10**6)))
+        answer = secure.recv(1000)
+    return STATUS[answer[9:12].decode()]
 
 
 def connect(port, pki, garbage):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -28,6 +29,7 @@ from coterie.deploy.node import NodeConfig
 from coterie.deploy.policy import Policy
 from coterie.deploy.roster import Roster, fingerprint, is_authority, read_authorities
 from coterie.deploy.signatures import read_file, read_private_key
+from coterie.deploy.transport import nodes_speak_http
 
 #: Default port of a SuperNode's Runtime API; every SuperNode on a machine needs its own port.
 RUNTIME_PORT = 9094
@@ -368,9 +370,10 @@ def _superlink(edge: Edge) -> str:
         raise DeployError(f"{where} cannot be reached: {error.strerror}") from None
     try:
         with connection, context.wrap_socket(connection, server_hostname=host) as secure:
-            if secure.selected_alpn_protocol() != "h2":
-                raise DeployError(f"{where} supports TLS but not gRPC: use the port of the Fleet API, 9092 by default")
+            _check_protocol(where, secure.selected_alpn_protocol() == "h2")
             version = secure.version()
+            if nodes_speak_http():  # a gRPC server speaks first
+                secure.sendall(f"GET /v1/fleet HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
             with suppress(TimeoutError):  # a client without the required certificate is refused after the handshake
                 if not secure.recv(1):
                     raise _rejected(edge, where, "the connection was closed")
@@ -382,6 +385,20 @@ def _superlink(edge: Edge) -> str:
         if "ALERT" in str(why):
             raise _rejected(edge, where, str(why)) from None
         raise DeployError(f"{where} TLS handshake failed ({why}): was the SuperLink started with --insecure?") from None
+
+
+def _check_protocol(where: str, grpc: bool) -> None:
+    """Check that the SuperLink speaks as the SuperNode of this machine does."""
+    if grpc and nodes_speak_http():
+        raise DeployError(
+            f"{where} speaks gRPC, as with Flower 1.39, but this client has Flower {metadata.version('flwr')}: install "
+            "the version of the SuperLink"
+        )
+    if not grpc and not nodes_speak_http():
+        raise DeployError(
+            f"{where} supports TLS but not gRPC: use the port of the Fleet API, 9092 by default; a SuperLink of Flower "
+            "1.40 or newer requires the same version here, or must be started with FLWR_INTERNAL_GRPC_FLEET_API=1"
+        )
 
 
 def _rejected(edge: Edge, where: str, why: str) -> DeployError:
@@ -409,7 +426,7 @@ def _clock(edge: Edge, clock_error: ClockError) -> str:
 def _tls(edge: Edge) -> ssl.SSLContext:
     """Return how to connect to the SuperLink."""
     context = ssl.create_default_context(cafile=str(edge.ca))
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(["h2", "http/1.1"] if nodes_speak_http() else ["h2"])
     if edge.certificate is None:
         return context
     try:

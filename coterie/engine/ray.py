@@ -196,7 +196,9 @@ def _replacing_actors() -> Iterator[None]:
     from flwr.server.superlink.fleet.vce.backend import raybackend
 
     from coterie.engine.ray_pool import ReplacingActorPool
+    from coterie.flower import check
 
+    check("engine.ray")
     backend: Any = raybackend
     original, backend.BasicActorPool = backend.BasicActorPool, ReplacingActorPool
     try:

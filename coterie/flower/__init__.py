@@ -1,12 +1,21 @@
 """All code that replaces or calls private parts of Flower, one module for each program or object.
 
-:data:`PRIVATE` lists these parts. `tests/flower/test_private_parts.py` compares them with the installed version, so
-that it fails first where another version differs.
+:data:`PRIVATE` lists these parts, and :func:`check` compares them with the installed version, which each program does
+before it does anything else.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import inspect
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+from coterie.deploy.errors import DeployError
+from coterie.deploy.transport import nodes_speak_http
+
+#: Versions of Flower that Coterie is tested with, as pyproject.toml has them.
+SUPPORTED = ">=1.39,<1.43"
 
 
 class PrivatePart(NamedTuple):
@@ -17,12 +26,14 @@ class PrivatePart(NamedTuple):
         parameters: names of its parameters, as far as Coterie relies on them.
         user: module below `coterie` that replaces or calls it.
         reason: what Coterie does with it, and why.
+        over_http: whether it is only needed where nodes speak HTTP, since Flower 1.40.
     """
 
     name: str
     parameters: tuple[str, ...]
     user: str
     reason: str
+    over_http: bool = False
 
 
 _BACKOFF = "shortens the first pause before Flower asks again for the content of a message"
@@ -48,6 +59,23 @@ PRIVATE = (
         "limits the messages of the Fleet API, and requires certificates of clients",
     ),
     PrivatePart(
+        "flwr.superlink.main.create_app",
+        ("config", "superlink_lifespan_class"),
+        "flower.client_port",
+        "serves the Fleet API on a port of its own",
+        over_http=True,
+    ),
+    PrivatePart(
+        "flwr.superlink.routers.fleet.router.router", (), "flower.client_port", "has its paths", over_http=True
+    ),
+    PrivatePart(
+        "flwr.supernode.fleet_http_connection.FleetHttpClient.from_server_address",
+        ("server_address", "insecure", "root_certificates", "interceptors"),
+        "flower.supernode",
+        "presents the certificate of the node",
+        over_http=True,
+    ),
+    PrivatePart(
         "flwr.supernode.start_client_internal._pull_and_store_message",
         ("state", "object_store", "receive", "get_run", "get_fab"),
         "flower.supernode",
@@ -66,7 +94,7 @@ PRIVATE = (
     PrivatePart("flwr.supernode.start_client_internal.time.sleep", (), "flower.supernode", _WAKE),
     PrivatePart(
         "flwr.supernode.start_client_internal.subprocess.Popen",
-        ("args",),
+        (),
         "flower.supernode",
         "starts Coterie's SuperExec, which imports PyTorch once",
     ),
@@ -114,3 +142,50 @@ PRIVATE = (
     PrivatePart("flwr.common.serde.recorddict_to_proto", (), "client.reply_cache", "stores a reply as Flower sends it"),
     PrivatePart("flwr.common.serde.recorddict_from_proto", (), "client.reply_cache", "reads it"),
 )
+
+
+def check(*users: str) -> None:
+    """Check that the installed Flower has the private parts that some modules rely on.
+
+    Args:
+        users: modules, as :attr:`PrivatePart.user` names them.
+
+    Raises:
+        DeployError: it lacks a part, or one has other parameters; a line for each.
+    """
+    parts = [part for part in PRIVATE if part.user in users and (nodes_speak_http() or not part.over_http)]
+    if problems := [problem for part in parts if (problem := _problem(part))]:
+        raise DeployError(
+            f"flwr {version('flwr')} is not supported: install flwr{SUPPORTED}\n"
+            + "\n".join(f"  {it}" for it in problems)
+        )
+
+
+def find(name: str) -> Any:
+    """Return a part of Flower by its dotted name. Raises ImportError or AttributeError if there is none."""
+    module, attributes = name, list[str]()
+    while True:
+        try:
+            part = import_module(module)
+            break
+        except ModuleNotFoundError:
+            module, _, attribute = module.rpartition(".")
+            if not module:
+                raise
+            attributes.insert(0, attribute)
+    for attribute in attributes:
+        part = getattr(part, attribute)
+    return part
+
+
+def _problem(part: PrivatePart) -> str:
+    """Return how a part differs from what its user relies on; empty if it does not."""
+    try:
+        found = find(part.name)
+    except (ImportError, AttributeError):
+        return f"it has no {part.name} (coterie.{part.user} {part.reason})"
+    if not part.parameters:
+        return ""
+    missing = set(part.parameters) - set(inspect.signature(found).parameters)
+    names = ", ".join(name for name in part.parameters if name in missing)
+    return f"{part.name} has no parameter {names} (coterie.{part.user} {part.reason})" if missing else ""

@@ -10,8 +10,6 @@ _FIRST = 0.05
 
 
 def shorten() -> None:
-    """Shorten Flower's first pauses in this process; another version of Flower keeps its own."""
-    for name in ("pull_objects", "pull_and_inflate_object_from_tree"):
-        defaults = getattr(getattr(inflatable_utils, name, None), "__kwdefaults__", None) or {}
-        if "initial_backoff" in defaults:
-            defaults["initial_backoff"] = _FIRST
+    """Shorten Flower's first pauses in this process."""
+    for wait in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
+        wait.__kwdefaults__["initial_backoff"] = _FIRST

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ssl
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
+
+from coterie.deploy.transport import nodes_speak_http
 
 # Any call works. The node id of an empty request is invalid, and the SuperLink checks it after the signature and its
 # time.
-_CALL = "/flwr.proto.Fleet/PullMessages"
+_CALL, _PATH = "/flwr.proto.Fleet/PullMessages", "/v1/fleet/pull-messages"
 _WRONG_TIME = "Invalid timestamp"
 # Differences of clocks that are tried, in minutes; a SuperLink accepts what is up to 5 minutes old or 5 seconds ahead.
 _OFFSETS = (-5, 5, -60, 60, -24 * 60, 24 * 60)
 
+#: Files of a certificate and its key.
+Certificate: TypeAlias = tuple[Path, Path]
+
+
+class Signed(NamedTuple):
+    """The public key of a node, a time, and its signature of this time."""
+
+    key: bytes
+    timestamp: str
+    signature: bytes
+
+
+#: Sends a request; returns the error that answers it.
+Call: TypeAlias = Callable[[Signed], str]
+
 
 def clock_error(
-    address: str, authority: Path, key: Path, certificate: tuple[Path, Path] | None, timeout: float = 10.0
+    address: str, authority: Path, key: Path, certificate: Certificate | None, timeout: float = 10.0
 ) -> str | None:
     """Return how the clock of this machine differs from the SuperLink's, if it rejects the node for it.
 
@@ -31,42 +50,68 @@ def clock_error(
     Returns:
         such as "up to 10 minutes behind"; None: the SuperLink accepts the time, or does not authenticate nodes.
     """
-    with _channel(address, authority, certificate) as channel:
-        if _reply(channel, key, timedelta(), timeout) != _WRONG_TIME:
+    ask = _over_http if nodes_speak_http() else _over_grpc
+    with ask(address, authority, certificate, timeout) as call:
+        if call(_signed(key, timedelta())) != _WRONG_TIME:
             return None
         for minutes in _OFFSETS:
-            if _reply(channel, key, timedelta(minutes=minutes), timeout) != _WRONG_TIME:
+            if call(_signed(key, timedelta(minutes=minutes))) != _WRONG_TIME:
                 return f"up to {2 * abs(minutes)} minutes {'ahead' if minutes < 0 else 'behind'}"
     return "more than a day ahead or behind, or set to another time zone"
 
 
-@contextmanager
-def _channel(address: str, authority: Path, certificate: tuple[Path, Path] | None) -> Iterator[Any]:
-    import grpc
-
-    chain, key = (None, None) if certificate is None else (path.read_bytes() for path in certificate)
-    credentials = grpc.ssl_channel_credentials(authority.read_bytes(), key, chain)
-    with grpc.secure_channel(address, credentials) as channel:
-        yield channel
-
-
-def _reply(channel: Any, key: Path, offset: timedelta, timeout: float) -> str:
-    """Return the error with which the SuperLink answers a call, signed at a shifted time."""
-    import grpc
+def _signed(key: Path, offset: timedelta) -> Signed:
+    """Return what proves to a SuperLink who sends a request, signed at a shifted time."""
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
     from flwr.supercore.date import now
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
     private: Any = load_ssh_private_key(key.read_bytes(), None)
     timestamp = (now() + offset).isoformat()
-    metadata = (
-        (PUBLIC_KEY_HEADER, public_key_to_bytes(private.public_key())),
-        (TIMESTAMP_HEADER, timestamp),
-        (SIGNATURE_HEADER, sign_message(private, timestamp.encode("ascii"))),
-    )
-    try:
-        channel.unary_unary(_CALL)(b"", metadata=metadata, timeout=timeout)
-    except grpc.RpcError as error:
-        return str(error.details())
-    return ""
+    signature = sign_message(private, timestamp.encode("ascii"))
+    return Signed(public_key_to_bytes(private.public_key()), timestamp, signature)
+
+
+@contextmanager
+def _over_grpc(address: str, authority: Path, certificate: Certificate | None, timeout: float) -> Iterator[Call]:
+    import grpc
+    from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+
+    chain, key = (None, None) if certificate is None else (path.read_bytes() for path in certificate)
+    credentials = grpc.ssl_channel_credentials(authority.read_bytes(), key, chain)
+    with grpc.secure_channel(address, credentials) as channel:
+
+        def call(signed: Signed) -> str:
+            names = (PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER)
+            try:
+                channel.unary_unary(_CALL)(b"", metadata=tuple(zip(names, signed, strict=True)), timeout=timeout)
+            except grpc.RpcError as error:
+                return str(error.details())
+            return ""
+
+        yield call
+
+
+@contextmanager
+def _over_http(address: str, authority: Path, certificate: Certificate | None, timeout: float) -> Iterator[Call]:
+    import httpx
+    from flwr.common.constant import TIMESTAMP_HEADER
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+
+    context = ssl.create_default_context(cafile=str(authority))
+    if certificate is not None:
+        context.load_cert_chain(*certificate)
+    with httpx.Client(verify=context, timeout=timeout) as client:
+
+        def call(signed: Signed) -> str:
+            headers = {
+                FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(signed.key).decode(),
+                TIMESTAMP_HEADER: signed.timestamp,
+                FLEET_HTTP_SIGNATURE_HEADER: b64encode(signed.signature).decode(),
+            }
+            try:
+                return client.post(f"https://{address}{_PATH}", headers=headers).text
+            except httpx.HTTPError as error:
+                return str(error)
+
+        yield call

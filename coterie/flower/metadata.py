@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from flwr.app import Message
+from flwr.app import Message, Metadata
+
+from coterie.deploy.errors import DeployError
+from coterie.flower import SUPPORTED
 
 
 def set_message_id(message: Message, message_id: str) -> None:
     """Set the id of a message."""
-    message.metadata.__dict__["_message_id"] = message_id
+    _set(message.metadata, "message_id", message_id)
 
 
 def set_request(reply: Message, message_id: str) -> None:
     """Set the id of the message that a reply answers."""
-    reply.metadata.__dict__["_reply_to_message_id"] = message_id
+    _set(reply.metadata, "reply_to_message_id", message_id)
+
+
+def _set(metadata: Metadata, name: str, value: str) -> None:
+    metadata.__dict__[f"_{name}"] = value
+    if getattr(metadata, name) != value:
+        raise DeployError(f"this version of flwr does not let {name} of a message be set: install flwr{SUPPORTED}")

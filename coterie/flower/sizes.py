@@ -12,6 +12,9 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.app.message.arraychunk import ArrayChunk
 
+from coterie.deploy.errors import DeployError
+from coterie.flower import SUPPORTED
+
 #: Key of the zeros that complete the integers of a record to their largest size.
 PADDING = "padding"
 _LARGEST_INTEGER = 10
@@ -58,5 +61,7 @@ def _chunked(array: Array, shortening: Any) -> Array:
         return array  # one chunk, as Flower sends it
     starts, data = [*ends[1:], 0], memoryview(array.data)
     chunks = [ArrayChunk(data[start:end]) for start, end in zip(starts, ends, strict=True)][::-1]
-    array.__dict__["_chunks"] = [(chunk.object_id, chunk) for chunk in chunks]  # where Array.slice_array looks first
+    array.__dict__["_chunks"] = pairs = [(chunk.object_id, chunk) for chunk in chunks]
+    if array.slice_array() is not pairs:  # it looks there first
+        raise DeployError(f"this version of flwr does not send an array in given chunks: install flwr{SUPPORTED}")
     return array

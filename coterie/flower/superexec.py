@@ -38,7 +38,8 @@ from flwr.supercore.superexec import run_superexec as flower
 from flwr.supercore.superexec.executor import ExecutionSpec, Executor, LaunchResult, SubprocessExecutor
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 
-from coterie.flower import clientapp
+from coterie.deploy.errors import DeployError
+from coterie.flower import check, clientapp
 from coterie.flower.clientapp import App, Loaded
 from coterie.logs import write_once
 
@@ -210,6 +211,10 @@ class Pace:
 
 def main() -> None:
     """Run the SuperExec; the flags in ``sys.argv`` are those of ``flower-superexec``."""
+    try:
+        check("flower.superexec", "flower.clientapp")
+    except DeployError as error:
+        sys.exit(f"error: {error}")
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(_POLL_SECONDS))
     vars(flower)["time"] = SimpleNamespace(sleep=Pace())
     write_once()

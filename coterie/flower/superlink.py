@@ -20,7 +20,9 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
+from coterie.deploy.transport import nodes_speak_http
 from coterie.files import PRIVATE
+from coterie.flower import check
 
 #: Seconds that a SuperLink waits for its locked database.
 BUSY_SECONDS = 60
@@ -43,13 +45,26 @@ def wait_for_locks(seconds: float = BUSY_SECONDS) -> None:
 
 
 def serve(flags: Sequence[str]) -> None:
-    """Run Flower's SuperLink; ``flags`` other than --require-client-certificates are those of ``flower-superlink``."""
+    """Run Flower's SuperLink; ``flags`` other than --require-client-certificates are those of ``flower-superlink``.
+
+    ``--fleet-api-address`` is the port of clients with every version of Flower. It speaks gRPC with Flower 1.39, and
+    with a newer one if $FLWR_INTERNAL_GRPC_FLEET_API is 1.
+    """
     from flwr.superlink.cli import flower_superlink
 
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     parser.add_argument("--require-client-certificates", action="store_true")
+    if over_http := nodes_speak_http() and os.environ.get("FLWR_INTERNAL_GRPC_FLEET_API") != "1":
+        parser.add_argument("--fleet-api-address", default="0.0.0.0:9092")
     options, flags = parser.parse_known_args(list(flags))
-    protect_fleet(options.require_client_certificates)
+    if over_http and "--simulation" not in flags:
+        from coterie.flower import client_port
+
+        check("flower.client_port")
+        client_port.open_with(options.fleet_api_address, options.require_client_certificates)
+    else:
+        check("flower.superlink")
+        protect_fleet(options.require_client_certificates)
     os.umask(0o077)
     _close_to_others(flags)
     wait_for_locks()

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import inspect
 import math
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
+from importlib import import_module
 from logging import ERROR
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,15 +41,14 @@ from flwr.supernode import start_client_internal as flower
 from coterie.deploy.app_bundle import checked_hash, describe
 from coterie.deploy.edge import SUPEREXEC
 from coterie.deploy.errors import DeployError
-from coterie.flower import backoff
+from coterie.deploy.transport import nodes_speak_http
+from coterie.flower import backoff, check
 
 # Seconds between two requests to the SuperLink for a message, at least; and seconds that Flower's SuperNode waits. In
 # between, a fifth of the time since the latest message, so that idle nodes do not load the SuperLink.
 _MIN_POLL, _FLOWERS_POLL = 0.5, 3.0
 # Seconds that a request of the SuperExec waits for a task; the end of the SuperNode waits for this request.
 _LONG_POLL = 1.0
-#: What this module needs of Flower's function that receives a message and the app that it is for.
-_NEEDED = {"state", "object_store", "receive", "get_run", "get_fab"}
 
 
 class RefusedError(Exception):
@@ -60,14 +60,8 @@ def pin(expected: str) -> None:
 
     Args:
         expected: SHA-256 of the FAB, in hexadecimal.
-
-    Raises:
-        DeployError: this version of Flower is not supported.
     """
-    pull = getattr(flower, "_pull_and_store_message", None)
-    if pull is None or not set(inspect.signature(pull).parameters) >= _NEEDED:
-        raise DeployError("--fab-hash: not supported with this version of flwr; install flwr 1.39")
-    flower._pull_and_store_message = guarded(pull, expected)
+    vars(flower)["_pull_and_store_message"] = guarded(flower._pull_and_store_message, expected)
 
 
 def guarded(pull: Callable[..., int | None], expected: str) -> Callable[..., int | None]:
@@ -134,12 +128,10 @@ def shorten_start() -> None:
 
 
 def shorten_waits() -> None:
-    """End the waits for a task and for a reply when there is one; another version of Flower keeps its own waits."""
+    """End the waits for a task and for a reply when there is one; Flower's ``_push_messages`` runs after the latter."""
     from flwr.supernode.servicer.runtime import runtime_handlers
 
     handlers, main = vars(runtime_handlers), vars(flower)
-    if not {"acquire_task", "push_messages", "push_object"} <= handlers.keys() or "_push_messages" not in main:
-        return
     task, pushed = threading.Event(), threading.Event()
     handlers["acquire_task"] = waiting(handlers["acquire_task"], task)
     main["_pull_and_store_message"] = announced(main["_pull_and_store_message"], task)
@@ -177,9 +169,8 @@ def _wait(event: threading.Event, seconds: float) -> None:
 
 
 def shorten_polls() -> None:
-    """Have Flower ask for messages more often during a run; another version of Flower keeps its own interval."""
-    if (pull := getattr(flower, "_pull_and_store_message", None)) is not None:
-        vars(flower)["_pull_and_store_message"] = eager(pull)
+    """Have Flower ask for messages more often during a run."""
+    vars(flower)["_pull_and_store_message"] = eager(flower._pull_and_store_message)
 
 
 def eager(pull: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -199,17 +190,46 @@ def eager(pull: Callable[..., int | None]) -> Callable[..., int | None]:
     return pull_soon
 
 
-def present_certificate(certificate: bytes, key: bytes) -> None:
-    """Let this process's connections present a certificate, for a SuperLink that requires one.
+def present_certificate(certificate: Path, key: Path) -> None:
+    """Let this process's connections to a SuperLink present a certificate, for one that requires it.
 
     Args:
         certificate: PEM file of the certificate.
         key: PEM file of its key.
+
+    Raises:
+        OSError: a file cannot be read, or holds no certificate with its key.
     """
+    if nodes_speak_http():
+        _present_over_http(certificate, key)
+        return
     import grpc
 
-    create = grpc.ssl_channel_credentials
-    grpc.ssl_channel_credentials = lambda root_certificates=None: create(root_certificates, key, certificate)
+    create, pair = grpc.ssl_channel_credentials, (key.read_bytes(), certificate.read_bytes())
+    grpc.ssl_channel_credentials = lambda root_certificates=None: create(root_certificates, *pair)
+
+
+def _present_over_http(certificate: Path, key: Path) -> None:
+    connection: Any = import_module("flwr.supernode.fleet_http_connection")
+    ssl.create_default_context().load_cert_chain(certificate, key)
+
+    class PresentingClient(connection.FleetHttpClient):  # type: ignore[misc]
+        @classmethod
+        def from_server_address(
+            cls, server_address: str, insecure: bool, root_certificates: bytes | str | None, interceptors: Sequence[Any]
+        ) -> Any:
+            if insecure or root_certificates is None:
+                return super().from_server_address(server_address, insecure, root_certificates, interceptors)
+            given = (
+                {"cafile": root_certificates}
+                if isinstance(root_certificates, str)
+                else {"cadata": root_certificates.decode("ascii")}
+            )
+            context = ssl.create_default_context(**given)
+            context.load_cert_chain(certificate, key)
+            return cls(f"https://{server_address}", interceptors=interceptors, verify=context)
+
+    connection.FleetHttpClient = PresentingClient
 
 
 def main(arguments: list[str]) -> None:
@@ -222,8 +242,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--certificate-key", type=Path)
     options, flags = parser.parse_known_args(arguments)
     try:
+        check("flower.supernode", "flower.backoff")
         if options.certificate is not None and options.certificate_key is not None:
-            present_certificate(options.certificate.read_bytes(), options.certificate_key.read_bytes())
+            present_certificate(options.certificate, options.certificate_key)
         if options.fab_hash is not None:
             expected = checked_hash(options.fab_hash)
             pin(expected)

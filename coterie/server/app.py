@@ -148,8 +148,10 @@ def _with_roster(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run(grid: Grid, context: Context, runs: Path, deployed: bool, audit: Callable[..., None]) -> None:
+    from coterie.flower import check
     from coterie.flower.grid import with_check, with_retries
 
+    check("flower.grid", "flower.backoff")
     settings = _with_roster(context.run_config) if deployed else context.run_config
     folder = open_folder(settings, runs, _check_engine, deployed=deployed)
     folder.on_audit = audit

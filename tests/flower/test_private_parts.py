@@ -2,14 +2,19 @@
 
 import inspect
 import re
-from importlib import import_module
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from flwr.app import Array, Message, RecordDict
 
 import coterie
-from coterie.flower import PRIVATE
+from coterie.deploy.errors import DeployError
+from coterie.deploy.transport import nodes_speak_http
+from coterie.flower import PRIVATE, SUPPORTED, check, find
 from coterie.flower.metadata import set_message_id, set_request
 
 PACKAGE = Path(coterie.__file__).parent
@@ -17,27 +22,73 @@ PACKAGE = Path(coterie.__file__).parent
 PRIVATE_USE = re.compile(r"vars\(flower\)|__dict__\[|flower\._[a-z]|backend\.BasicActorPool = |\.__kwdefaults__")
 
 
-def resolve(name):
-    module, attributes = name, []
-    while module:
-        try:
-            found = import_module(module)
-        except ImportError:
-            module, _, attribute = module.rpartition(".")
-            attributes.insert(0, attribute)
-            continue
-        for attribute in attributes:
-            found = getattr(found, attribute)
-        return found
-    raise ImportError(name)
+#: The parts that the installed version of Flower needs.
+PARTS = [part for part in PRIVATE if nodes_speak_http() or not part.over_http]
+by_name = pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 
 
-@pytest.mark.parametrize("part", PRIVATE, ids=lambda part: part.name)
-def test_a_private_part_is_there_with_its_parameters(part):
-    found = resolve(part.name)
-    if part.parameters:
-        function = found.__init__ if isinstance(found, type) else found
-        assert set(part.parameters) <= set(inspect.signature(function).parameters)
+def holder(name):
+    """The object of Flower that has a private part, and the name of the attribute."""
+    container, _, attribute = name.rpartition(".")
+    owner = find(container)
+    if not inspect.ismodule(owner) or not owner.__name__.startswith("flwr"):  # a class, or such as time
+        return holder(container)
+    return owner, attribute
+
+
+def test_the_supported_versions_are_those_that_pip_installs():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    assert f"flwr{SUPPORTED}" in project["dependencies"]
+    assert f"flwr[simulation]{SUPPORTED}" in project["optional-dependencies"]["simulation"]
+
+
+def test_the_installed_version_has_all_parts():
+    check(*{part.user for part in PRIVATE})
+
+
+@by_name
+def test_a_part_that_is_gone_is_one_line(part, monkeypatch):
+    monkeypatch.delattr(*holder(part.name))
+    with pytest.raises(DeployError) as refused:
+        check(part.user)
+    assert str(refused.value).count(f"it has no {part.name} ") == 1
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part.parameters], ids=lambda part: part.name)
+def test_a_part_with_other_parameters_is_one_line(part, monkeypatch):
+    container, _, attribute = part.name.rpartition(".")
+    monkeypatch.setattr(find(container), attribute, lambda *, other: other)
+    with pytest.raises(DeployError) as refused:
+        check(part.user)
+    (line,) = [line for line in str(refused.value).splitlines() if part.name in line]
+    assert all(name in line for name in part.parameters)
+
+
+START = """
+from importlib import import_module
+delattr(import_module("flwr.{module}"), "{name}")
+{start}
+"""
+MAIN = "from coterie.flower.{} import main; main({})"
+SUPERLINK = "import sys; from coterie.cli import main; sys.argv = ['coterie', 'superlink']; main()"
+FLEET = ("main", "create_app") if nodes_speak_http() else ("cli.flower_superlink", "generic_create_grpc_server")
+PROGRAMS = {
+    "supernode": ("supernode.start_client_internal", "_push_messages", MAIN.format("supernode", [])),
+    "superexec": ("supercore.superexec.run_superexec", "get_executor", MAIN.format("superexec", "")),
+    "superlink": (f"superlink.{FLEET[0]}", FLEET[1], SUPERLINK),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_does_not_start_without_a_part(program):
+    module, name, start = PROGRAMS[program]
+    code = START.format(module=module, name=name, start=start)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    first, *lines = done.stderr.strip().splitlines()
+    assert first.startswith(f"error: flwr {version('flwr')} is not supported: install flwr")
+    assert [name in line for line in lines] == [True]
 
 
 @pytest.mark.parametrize("part", PRIVATE, ids=lambda part: part.name)

@@ -140,7 +140,42 @@ def test_what_is_no_database(coterie, tmp_path):
     assert_refused(coterie("purge", tmp_path / "text"), "not a database")
     with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as connection:
         connection.execute("CREATE TABLE run (run_id INTEGER)")
-    assert_refused(coterie("purge", tmp_path / "other.db"), "not the database of a SuperLink of flwr 1.39")
+    assert_refused(coterie("purge", tmp_path / "other.db"), "not the database of a SuperLink of flwr >=1.39,<1.43")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("CREATE TABLE replies (run_id INTEGER, body BLOB)", "replies (body, run_id)"),
+        ("ALTER TABLE message_res ADD COLUMN copy BLOB", "message_res (copy)"),
+        ("ALTER TABLE node ADD COLUMN note TEXT", "node (note)"),
+    ],
+)
+def test_what_another_version_adds_is_refused(coterie, superlink, change, named):
+    close(superlink.state)
+    with contextlib.closing(sqlite3.connect(superlink.path)) as connection:
+        connection.execute(change)
+    before = held(superlink.path)
+    assert_refused(coterie("purge", superlink.path), named, "may hold messages that would remain")
+    assert held(superlink.path) == before
+
+
+def test_messages_of_flower_1_42_are_deleted(coterie, superlink):
+    close(superlink.state)
+    with contextlib.closing(sqlite3.connect(superlink.path)) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS message (message_id TEXT, run_id INTEGER, group_id TEXT)")
+        required = [(column, needed) for _, column, _, needed, *_ in connection.execute("PRAGMA table_info(message)")]
+        values = ", ".join(
+            {"run_id": "run_id", "message_id": "hex(run_id)"}.get(column, "'1'" if needed else "NULL")
+            for column, needed in required
+        )
+        connection.execute(f"INSERT INTO message SELECT {values} FROM run")
+        connection.commit()
+        ((finished,),) = connection.execute("SELECT run_id FROM task WHERE finished_at IS NOT NULL").fetchall()
+    assert coterie("purge", superlink.path)[0] == 0
+    with contextlib.closing(sqlite3.connect(superlink.path)) as connection:
+        ((left,),) = connection.execute("SELECT run_id FROM message").fetchall()
+    assert left != finished
 
 
 def test_a_database_that_may_not_be_written(coterie, superlink):

@@ -1,0 +1,275 @@
+"""A port for clients alone, for SuperLinks of Flower 1.40 and newer.
+
+Such a SuperLink serves its Fleet, Control and Runtime APIs on one HTTP port. Most calls of the last two need no
+password, and a request is received before its sender is known. This port serves the Fleet API on a second socket of the
+same process, for registered nodes:
+
+    a connection                closed after 10 s without a request, and when 200 others wait for theirs
+    the headers of a request    401, unless they hold the key, time and signature of a registered node
+    any other API               404
+    the body of a request       411 without its length, 413 above 32 MiB; received once the checks are passed, at most
+                                8 at a time from one node and 32 in all
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import sys
+from base64 import b64decode
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from http import HTTPStatus
+from importlib import import_module
+from typing import Any
+
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.supercore import date
+from flwr.supercore.address import parse_address
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from starlette.concurrency import run_in_threadpool
+from uvicorn import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+#: Bytes of the largest body that is received; Flower sends arrays in parts of 5 MiB.
+MAX_BODY = 32 * 2**20
+#: Bytes of the largest headers.
+MAX_HEADERS = 16 * 2**10
+#: Seconds for the TLS handshake, for the headers of a first request, and between two parts of a body.
+PATIENCE = 10.0
+#: Seconds in which the other side has to agree to the end of a TLS connection.
+FAREWELL = 1.0
+#: Connections that may wait for their first request.
+WAITING = 200
+#: Requests that are handled at a time, of one node and in all.
+OF_ONE, IN_ALL = 8, 32
+#: Seconds that a connection stays open after a request; Flower's clients close theirs after 5 s.
+KEEP_ALIVE = 15
+
+#: What a request is answered whose time is too far from that of the SuperLink.
+WRONG_TIME = "Invalid timestamp"
+
+# Not what strangers send, which uvicorn warns about.
+_LOGGER = logging.getLogger("uvicorn.error.fleet")
+_LOGGER.setLevel(logging.ERROR)
+
+Scope = MutableMapping[str, Any]
+
+
+def open_with(address: str, require_certificates: bool) -> None:
+    """Let the SuperLink that this process starts serve the Fleet API at an address of its own.
+
+    Args:
+        address: HOST:PORT.
+        require_certificates: whether the TLS handshake requires a certificate of a client.
+    """
+    main: Any = import_module("flwr.superlink.main")
+    create = main.create_app
+
+    def create_app(config: Any, superlink_lifespan_class: Any) -> Any:
+        if require_certificates and config.certificates is None:
+            sys.exit("error: --require-client-certificates requires --ssl-ca-certfile, --ssl-certfile, --ssl-keyfile")
+        app = create(config, superlink_lifespan_class)
+        listener, lifespan = _listener(address), app.router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan_with_port(app: Any) -> AsyncIterator[Mapping[str, Any]]:
+            async with lifespan(app) as state, _serving(app, state or {}, config, listener, require_certificates):
+                yield state
+
+        app.router.lifespan_context = lifespan_with_port
+        return app
+
+    main.create_app = create_app
+
+
+def _listener(address: str) -> socket.socket:
+    parsed = parse_address(address)
+    if parsed is None:
+        sys.exit(f"error: --fleet-api-address {address}: must be HOST:PORT")
+    host, port, is_v6 = parsed
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if is_v6 else socket.AF_INET, backlog=512)
+    except OSError as error:
+        sys.exit(f"error: --fleet-api-address {address}: {error.strerror}")
+    if hasattr(socket, "TCP_DEFER_ACCEPT"):  # Linux keeps silent connections from this process
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(PATIENCE))
+    return listener
+
+
+@asynccontextmanager
+async def _serving(
+    app: Any, state: Mapping[str, Any], config: Any, listener: socket.socket, require_certificates: bool
+) -> AsyncIterator[None]:
+    """Serve the Fleet API of ``app`` meanwhile."""
+    factory = app.state.linkstate_factory
+
+    def registered(key: bytes) -> bool:
+        return factory.state().get_node_id_by_public_key(key) is not None
+
+    paths = {route.path for route in import_module("flwr.superlink.routers.fleet.router").router.routes}
+    options = Config(
+        Gate(app, registered if config.enable_supernode_auth else None, paths, state),
+        ws="none",
+        proxy_headers=False,
+        log_config=None,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_ca_certs=config.ssl_ca_certfile,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if require_certificates else ssl.CERT_NONE,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        h11_max_incomplete_event_size=MAX_HEADERS,
+    )
+    options.load()
+    open_connections = ServerState()
+    accepting = asyncio.create_task(_accept(listener, lambda: Connection(options, open_connections, {}), options.ssl))
+    try:
+        yield
+    finally:
+        accepting.cancel()
+        listener.close()
+        for connection in list(open_connections.connections):
+            connection.shutdown()
+
+
+async def _accept(listener: socket.socket, create: Callable[[], Connection], context: ssl.SSLContext | None) -> None:
+    """Accept connections; the one that waits longest for its first request ends if too many others wait."""
+    loop = asyncio.get_running_loop()
+    listener.setblocking(False)
+    waiting: dict[asyncio.Task[None], None] = {}
+    while True:
+        try:
+            accepted, _ = await loop.sock_accept(listener)
+        except OSError:  # such as: too many open files
+            await asyncio.sleep(0.1)
+            continue
+        if len(waiting) >= WAITING:
+            oldest = next(iter(waiting))
+            del waiting[oldest]
+            oldest.cancel()
+        task = loop.create_task(_connect(accepted, create, context))
+        waiting[task] = None
+        task.add_done_callback(lambda done: waiting.pop(done, None))
+
+
+async def _connect(accepted: socket.socket, create: Callable[[], Connection], context: ssl.SSLContext | None) -> None:
+    """Wait for the TLS handshake and the first request of a connection."""
+    loop = asyncio.get_running_loop()
+    tls = {"ssl_handshake_timeout": PATIENCE, "ssl_shutdown_timeout": FAREWELL} if context else {}
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            transport, connection = await loop.connect_accepted_socket(create, accepted, ssl=context, **tls)
+            try:
+                await connection.asked.wait()
+            except asyncio.CancelledError:
+                transport.abort()
+                raise
+
+
+class Connection(H11Protocol):
+    """A connection; ``asked`` is set once its first request has come, or it has ended."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.logger, self.access_log = _LOGGER, False
+        self.asked = asyncio.Event()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None:
+            self.asked.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.asked.set()
+        super().connection_lost(exc)
+
+
+class RefusedError(Exception):
+    """A request that is not passed on."""
+
+    def __init__(self, status: HTTPStatus, text: str | None = None) -> None:
+        super().__init__(text or status.phrase)
+        self.status = status
+
+
+class Gate:
+    """An ASGI app that passes on calls of the Fleet API by registered nodes.
+
+    Args:
+        app: the SuperLink's.
+        registered: tells whether a public key is that of a registered node; None: the SuperLink does not authenticate.
+        paths: paths of the Fleet API.
+        state: lifespan state of ``app``.
+    """
+
+    def __init__(
+        self, app: Any, registered: Callable[[bytes], bool] | None, paths: set[str], state: Mapping[str, Any]
+    ) -> None:
+        self._app, self._registered, self._paths, self._state = app, registered, paths, state
+        self._of_one: defaultdict[bytes, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(OF_ONE))
+        self._in_all = asyncio.Semaphore(IN_ALL)
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        key = b""
+        try:
+            if self._registered is not None:
+                key = await run_in_threadpool(_authenticated, headers, self._registered)
+            if scope["method"] != "POST" or scope["path"] not in self._paths:
+                raise RefusedError(HTTPStatus.NOT_FOUND)
+            if b"content-length" not in headers:
+                raise RefusedError(HTTPStatus.LENGTH_REQUIRED)
+            if int(headers[b"content-length"]) > MAX_BODY:
+                raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        except RefusedError as refused:
+            await _refuse(send, refused)
+            return
+        async with self._of_one[key], self._in_all:
+            await self._app({**scope, "state": dict(self._state)}, _impatient(receive), send)
+
+
+def _authenticated(headers: Mapping[bytes, bytes], registered: Callable[[bytes], bool]) -> bytes:
+    """Return the key of the registered node that signed the time of a request, or raise :class:`RefusedError`."""
+    try:
+        key, signature = (
+            b64decode(headers[name.encode()], validate=True)
+            for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
+        )
+        timestamp = headers[TIMESTAMP_HEADER.encode()]
+        age = (date.now() - datetime.fromisoformat(timestamp.decode("ascii"))).total_seconds()
+        signed = verify_signature(bytes_to_public_key(key), timestamp, signature)
+    except Exception:  # anything may be in the headers of a stranger
+        signed = False
+    if not signed:
+        raise RefusedError(HTTPStatus.UNAUTHORIZED)
+    if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+        raise RefusedError(HTTPStatus.UNAUTHORIZED, WRONG_TIME)
+    if not registered(key):
+        raise RefusedError(HTTPStatus.UNAUTHORIZED)
+    return key
+
+
+def _impatient(receive: Any) -> Any:
+    """Wrap ``receive`` to end a request whose body does not arrive."""
+
+    async def receive_soon() -> Any:
+        try:
+            return await asyncio.wait_for(receive(), PATIENCE)
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+
+    return receive_soon
+
+
+async def _refuse(send: Any, refused: RefusedError) -> None:
+    body = str(refused).encode()
+    headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
