@@ -7,6 +7,9 @@ READY  := $(VENV)/.ready
 # Versions and hashes of all that is installed, but for PyTorch; LOCK= takes the newest that pyproject.toml allows.
 LOCK   ?= requirements-dev.lock
 
+NEWEST       := build/newest
+FLOWER_TESTS := tests/flower tests/deploy tests/fuzz tests/engine tests/test_golden.py
+
 export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION = 1
@@ -14,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests start many processes, and pytest rewrites every test file: keep the bytecode of both.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-all test-deployment deploy-demo gpu-check lint settings docs lock licences sbom \
+.PHONY: demo test test-slow test-all test-newest test-deployment deploy-demo gpu-check lint settings docs lock licences sbom \
   release-check clean
 
 demo: $(READY)
@@ -27,6 +30,10 @@ test-slow: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'slow and not deployment'
 
 test-all: test test-slow
+
+# With the newest Flower that is supported: what depends on it, in an environment over $(VENV).
+test-newest: $(NEWEST)/.ready
+	$(NEWEST)/bin/python -m pytest -n auto --dist worksteal -m 'not deployment' $(FLOWER_TESTS)
 
 # Needs Docker. WHEELS: a folder with PyTorch's CPU wheel; or TORCH_INDEX, an index of such wheels.
 test-deployment: $(READY)
@@ -54,18 +61,22 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Renews both lock files, once a month and before a release; needs a package registry. PyTorch has other files for every device, so it is not locked.
+# Renews the lock files, once a month and before a release; needs a package registry. PyTorch has other files for every device, so it is not locked.
 UNLOCKED := torch torchvision triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cccl \
   nvidia-cuda-cupti nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand \
   nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 COMPILE   = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-header $(UNLOCKED:%=--no-emit-package %) pyproject.toml
+DEPLOYED  = --extra excel --extra metrics --extra parquet
 
 lock: $(READY)
 	mkdir -p build
-	$(COMPILE) --extra excel --extra metrics --extra parquet --output-file build/requirements.lock
+	echo 'flwr<1.40' > build/flower.txt
+	$(COMPILE) $(DEPLOYED) --constraint build/flower.txt --output-file build/requirements.lock
 	$(COMPILE) --extra dev --constraint build/requirements.lock --output-file build/requirements-dev.lock
-	for each in requirements.lock requirements-dev.lock; do \
+	cp build/requirements.lock build/newest.lock && $(filter-out --upgrade,$(COMPILE)) $(DEPLOYED) --upgrade-package flwr --output-file build/newest.lock
+	$(BIN)/python -m tests.lock_difference build/requirements.lock build/newest.lock > build/requirements-newest.lock
+	for each in requirements.lock requirements-dev.lock requirements-newest.lock; do \
 	  { echo "# Renewed by make lock on $$(date -u +%F)."; cat build/$$each; } > $$each || exit; done
 	@echo "now: make clean, make licences lint test, and commit the lock files with docs/dependencies.md"
 
@@ -92,6 +103,14 @@ release-check: $(READY)
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache *.egg-info
 	find coterie tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(NEWEST)/.ready: requirements-newest.lock $(READY)
+	$(PYTHON) -m venv $(NEWEST)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(NEWEST)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/over.pth
+	$(NEWEST)/bin/python -m pip install --quiet --require-hashes --no-deps --requirement requirements-newest.lock
+	$(NEWEST)/bin/python -m pip install --quiet --no-deps --editable .
+	@touch $@
 
 $(READY): pyproject.toml $(LOCK)
 	@echo "installing Coterie and what it needs into $(VENV) (a few minutes, once)"

@@ -9,6 +9,10 @@ import subprocess
 import threading
 import time
 
+from coterie.deploy.transport import nodes_speak_http
+
+GRPC = not nodes_speak_http()
+
 
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -36,19 +40,21 @@ def listening(serve):
             thread.join()
 
 
-def tls(folder, protocols=("h2",), authority=None):
+def tls(folder, grpc=GRPC, authority=None, status="401 Unauthorized"):
     """Serves server.crt of the folder, as a SuperLink does; clients need a certificate of an authority, if given."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if authority is not None:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(authority)
     context.load_cert_chain(folder / "server.crt", folder / "server.key")
-    if protocols:
-        context.set_alpn_protocols(list(protocols))
+    if grpc:
+        context.set_alpn_protocols(["h2"])
 
     def serve(connection):
         with context.wrap_socket(connection, server_side=True) as secure:
-            secure.sendall(bytes(9))  # a gRPC server speaks first
+            if not grpc:
+                secure.recv(1000)
+            secure.sendall(bytes(9) if grpc else f"HTTP/1.1 {status}\r\n\r\n".encode())  # a gRPC server speaks first
             secure.recv(1)
 
     return serve
@@ -90,3 +96,16 @@ def until(happened, process, log, seconds=90):
 def open_port(port):
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def fleet_connection(address, authority, key):
+    """A connection of a node with a key to a SuperLink, as Flower's SuperNode makes it."""
+    options = {"root_certificates": authority.read_bytes(), "authentication_keys": (key, key.public_key())}
+    if nodes_speak_http():
+        from flwr.supernode.fleet_http_connection import http_request_response
+
+        return http_request_response(address, False, **options)
+    from flwr.client.grpc_rere_client.connection import grpc_request_response
+    from flwr.supercore.retry import make_simple_grpc_retry_invoker
+
+    return grpc_request_response(address, False, make_simple_grpc_retry_invoker(), **options)

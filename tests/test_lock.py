@@ -9,6 +9,8 @@ from licences import ROOT, TABLE, UNLOCKED, licence, locked, table
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from coterie.flower import SUPPORTED
+
 LOCKS = {
     "requirements.lock": ("excel", "metrics", "parquet"),
     "requirements-dev.lock": (
@@ -77,7 +79,7 @@ def test_the_lock_is_complete(lock):
     assert seen > 0, "no package is installed as it is locked: make clean, then make test"
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("lock", [*LOCKS, "requirements-newest.lock"])
 def test_every_package_has_hashes_and_no_place(lock):
     text = (ROOT / lock).read_text()
     assert re.fullmatch(r"# Renewed by make lock on \d{4}-\d\d-\d\d\.", text.splitlines()[0])
@@ -102,6 +104,17 @@ def test_the_image_and_make_install_what_is_locked():
     make = (ROOT / "Makefile").read_text()
     assert f"{install}--requirement $(LOCK)" in make
     assert "LOCK   ?= requirements-dev.lock" in make
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_newest_flower_is_locked_over_the_other(python):
+    versions = pinned("requirements.lock", python) | pinned("requirements-newest.lock", python)
+    assert Requirement(f"flwr{SUPPORTED}").specifier.contains(versions["flwr"])
+    assert versions["flwr"] > pinned("requirements.lock", python)["flwr"]
+    unmet = [
+        str(each) for each in wanted(LOCKS["requirements.lock"]) if not each.specifier.contains(versions[each.name])
+    ]
+    assert unmet == []
 
 
 def test_every_package_has_a_row_and_a_licence():

@@ -46,6 +46,11 @@ _ENVIRONMENT = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
 }
+# A call of the Fleet API over HTTP, which is answered by 401.
+_UNSIGNED = (
+    "POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/protobuf\r\n"
+    "Content-Length: 0\r\nConnection: close\r\n\r\n"
+)
 _EXPIRED, _NOT_YET_VALID, _WRONG_NAMES = 10, 9, (62, 64)  # OpenSSL's X509_V_ERR_*
 
 
@@ -373,10 +378,13 @@ def _superlink(edge: Edge) -> str:
             _check_protocol(where, secure.selected_alpn_protocol() == "h2")
             version = secure.version()
             if nodes_speak_http():  # a gRPC server speaks first
-                secure.sendall(f"GET /v1/fleet HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                secure.sendall(_UNSIGNED.format(host=host).encode())
             with suppress(TimeoutError):  # a client without the required certificate is refused after the handshake
-                if not secure.recv(1):
+                said = secure.recv(100)
+                if not said:
                     raise _rejected(edge, where, "the connection was closed")
+                if nodes_speak_http() and b" 401 " not in said:
+                    raise DeployError(f"{where} does not serve the Fleet API: use its port, 9092 by default")
             return f"{address}, {version}"
     except ssl.SSLCertVerificationError as error:
         raise DeployError(f"{where} {explain_verification_error(error, host, ca)}") from None

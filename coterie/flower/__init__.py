@@ -39,6 +39,7 @@ class PrivatePart(NamedTuple):
 _BACKOFF = "shortens the first pause before Flower asks again for the content of a message"
 _PULL = "pins the app of a run, and polls sooner during a run"
 _WAKE = "ends the wait for a task or a reply when there is one"
+_NODE = "authenticates nodes"
 _INFLATE = "pulls replies one by one, so that a malformed reply loses no other"
 
 #: What Coterie replaces, or calls although it is private.

@@ -25,10 +25,11 @@ from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from http import HTTPStatus
 from importlib import import_module
+from logging import INFO
 from typing import Any
 
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
-from flwr.supercore import date
+from flwr.supercore import date, log
 from flwr.supercore.address import parse_address
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
@@ -129,6 +130,7 @@ async def _serving(
     )
     options.load()
     open_connections = ServerState()
+    log(INFO, "The port for clients, of the Fleet API alone, is %s:%s.", *listener.getsockname()[:2])
     accepting = asyncio.create_task(_accept(listener, lambda: Connection(options, open_connections, {}), options.ssl))
     try:
         yield
@@ -165,7 +167,8 @@ async def _connect(accepted: socket.socket, create: Callable[[], Connection], co
     tls = {"ssl_handshake_timeout": PATIENCE, "ssl_shutdown_timeout": FAREWELL} if context else {}
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(PATIENCE):
-            transport, connection = await loop.connect_accepted_socket(create, accepted, ssl=context, **tls)
+            connection = create()
+            transport, _ = await loop.connect_accepted_socket(lambda: connection, accepted, ssl=context, **tls)
             try:
                 await connection.asked.wait()
             except asyncio.CancelledError:

@@ -58,9 +58,9 @@ def serve(flags: Sequence[str]) -> None:
         parser.add_argument("--fleet-api-address", default="0.0.0.0:9092")
     options, flags = parser.parse_known_args(list(flags))
     if over_http and "--simulation" not in flags:
+        check("flower.client_port")
         from coterie.flower import client_port
 
-        check("flower.client_port")
         client_port.open_with(options.fleet_api_address, options.require_client_certificates)
     else:
         check("flower.superlink")

@@ -23,8 +23,9 @@ from servers import free_port, listening, open_port, running, tls, until
 from coterie.datasets import DataError, DataReport, LeftOut, Loss
 from coterie.deploy import certificates, edge
 from coterie.deploy.certificates import create, renew_server
-from coterie.deploy.edge import Edge, default_state_dir, environment
+from coterie.deploy.edge import Edge, checks, default_state_dir, environment
 from coterie.deploy.node import NodeConfig
+from coterie.deploy.transport import nodes_speak_http
 from coterie.wire.versions import LEAST, versions
 
 DECLARED = "--epsilon 8 --delta 1e-5 --input-shape 1x28x28 --num-classes 10"
@@ -541,8 +542,19 @@ def test_no_tls_there(coterie, pki, monkeypatch, serve):
 
 
 def test_the_wrong_port_of_the_superlink(coterie, pki):
-    with listening(tls(pki, protocols=())) as port:
-        refused(coterie, words(pki, port), "not gRPC", "9092")
+    with listening(tls(pki, grpc=False, status="404 Not Found")) as port:
+        refused(coterie, words(pki, port), "not serve the Fleet API" if nodes_speak_http() else "not gRPC", "9092")
+
+
+@pytest.mark.parametrize("http", [False, True], ids=["a client of 1.39", "a client of 1.40 or newer"])
+def test_a_superlink_of_another_line(pki, monkeypatch, http):
+    monkeypatch.setattr(edge, "nodes_speak_http", lambda: http)
+    with listening(tls(pki, grpc=http)) as port:
+        node = NodeConfig(client_id=0, data=str(pki))
+        client = Edge(superlink=f"localhost:{port}", key=pki / "nodes" / "node-0.key", ca=pki / "ca.crt", node=node)
+        (check,) = (each for each in checks(client, str, str, lambda *_: None) if each.subject == "superlink")
+    assert not check.passed
+    assert ("speaks gRPC, as with Flower 1.39" if http else "FLWR_INTERNAL_GRPC_FLEET_API=1") in check.detail
 
 
 def test_the_wrong_ca(coterie, pki, tmp_path):
@@ -611,7 +623,7 @@ def test_a_superlink_takes_registered_nodes_alone(pki, tmp_path):
     )
     variables = {"FLWR_HOME": str(tmp_path / "flwr"), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     log = tmp_path / "superlink.log"
-    superlink = [BIN / "flower-superlink", "--enable-supernode-auth", "--isolation", "process"]
+    superlink = [BIN / "coterie", "superlink", "--enable-supernode-auth", "--isolation", "process"]
     superlink += ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.crt"]
     superlink += ["--ssl-keyfile", pki / "server.key", "--superexec-auth-secret-file", pki / "superexec.secret"]
     superlink += ["--host", "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import time
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 
@@ -172,6 +173,29 @@ def status_of(port, pki, method, path, *, through_control=False):
         secure.sendall(head.encode())
         with contextlib.suppress(OSError):
             return int(secure.recv(12)[9:12] or 0)
+
+
+@pytest.mark.slow
+def test_connections_without_a_request_end(pki, tmp_path):
+    context = ssl.create_default_context(cafile=pki / "ca.crt")
+
+    def silent(port):
+        return context.wrap_socket(socket.create_connection(("localhost", port), 30), server_hostname="localhost")
+
+    with superlink(pki, tmp_path) as (_, port, _), contextlib.ExitStack() as stack:
+        first = stack.enter_context(silent(port))
+        started = time.monotonic()
+        assert first.recv(1) == b""
+        assert time.monotonic() - started < client_port.PATIENCE + 5
+        first = stack.enter_context(silent(port))
+        for _ in range(client_port.WAITING):
+            stack.enter_context(silent(port))
+        started = time.monotonic()
+        with contextlib.suppress(ConnectionResetError):
+            assert first.recv(1) == b""
+        assert time.monotonic() - started < client_port.PATIENCE / 2  # it made room
+        assert status_of(port, pki, "POST", PATH) == 401
+    assert "Traceback" not in (tmp_path / "superlink.log").read_text()
 
 
 def routes():

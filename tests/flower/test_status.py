@@ -86,7 +86,7 @@ def test_a_superlink_its_nodes_and_a_run(coterie, pki, tmp_path, connections):
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
     }
-    superlink = [BIN / "flower-superlink", "--enable-supernode-auth", "--isolation", "subprocess"]
+    superlink = [BIN / "coterie", "superlink", "--enable-supernode-auth", "--isolation", "subprocess"]
     superlink += ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.crt"]
     superlink += ["--ssl-keyfile", pki / "server.key"]
     superlink += ["--host", "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"]
@@ -225,7 +225,7 @@ def test_watch_asks_until_ctrl_c(coterie, monkeypatch):
 
 def test_tls_that_fails(coterie, pki, tmp_path, connections):
     other = create(tmp_path / "other", 1, ["superlink"]).folder
-    with listening(tls(other, protocols=())) as port:
+    with listening(tls(other, grpc=False)) as port:
         connections(f'[superlink.a]\naddress = "localhost:{port}"\nroot-certificates = "{pki}/ca.crt"\n')
         assert_refused(coterie("status", "a"), "connection a", "not signed by", f"{pki}/ca.crt")
         connections(f'[superlink.a]\naddress = "localhost:{port}"\nroot-certificates = "{pki}/ca.key"\n')

@@ -107,6 +107,7 @@ def test_strangers_do_not_fill_the_memory(pki, tmp_path, flags):
             assert attacked(server, port, pki) < MOST
             assert time.monotonic() - began < 120
             assert supernode.poll() is None
+        assert "Traceback" not in (tmp_path / "superlink.log").read_text()
 
 
 @pytest.mark.slow

@@ -15,10 +15,8 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
-from flwr.client.grpc_rere_client.connection import grpc_request_response
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
-from flwr.supercore.retry import make_simple_grpc_retry_invoker
 from flwr.supercore.task_identity import TaskIdentity
 from mutators import mutate
 from safetensors.numpy import load_file
@@ -28,7 +26,7 @@ from coterie.server.config import combined
 ROOT, BIN = Path(__file__).resolve().parents[2], Path(sys.executable).parent
 sys.path.append(str(ROOT / "tests" / "deploy"))
 
-from servers import free_port, open_port, running, until  # noqa: E402
+from servers import fleet_connection, free_port, open_port, running, until  # noqa: E402
 
 from coterie.client.app import app  # noqa: E402
 from coterie.deploy.certificates import create  # noqa: E402
@@ -111,13 +109,7 @@ class Nodes:
 
     def _link(self, client):
         key = load_ssh_private_key((self._pki / "nodes" / f"node-{client}.key").read_bytes(), None)
-        return grpc_request_response(
-            self._address,
-            False,
-            make_simple_grpc_retry_invoker(),
-            root_certificates=(self._pki / "ca.crt").read_bytes(),
-            authentication_keys=(key, key.public_key()),
-        )
+        return fleet_connection(self._address, self._pki / "ca.crt", key)
 
     def _answer(self, client, link, envelope, tree):
         node, _, send, _, _, pull, push, confirm = link
@@ -181,7 +173,7 @@ def test_changed_replies_over_tls_end_no_run_and_honest_ones_count(tmp_path):
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
     }
-    superlink = [BIN / "flower-superlink", "--enable-supernode-auth", "--isolation", "subprocess"]
+    superlink = [BIN / "coterie", "superlink", "--enable-supernode-auth", "--isolation", "subprocess"]
     superlink += ["--ssl-ca-certfile", pki / "ca.crt", "--ssl-certfile", pki / "server.crt"]
     superlink += ["--ssl-keyfile", pki / "server.key", "--host", "127.0.0.1", "--port", control]
     superlink += ["--fleet-api-address", f"127.0.0.1:{fleet}", "--database", tmp_path / "superlink.db"]
