@@ -54,7 +54,9 @@ def tls(folder, grpc=GRPC, authority=None, status="401 Unauthorized"):
         with context.wrap_socket(connection, server_side=True) as secure:
             if not grpc:
                 secure.recv(1000)
-            secure.sendall(bytes(9) if grpc else f"HTTP/1.1 {status}\r\n\r\n".encode())  # a gRPC server speaks first
+            secure.sendall(
+                bytes(9) if grpc else f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+            )  # a gRPC server speaks first
             secure.recv(1)
 
     return serve

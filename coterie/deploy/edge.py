@@ -12,7 +12,6 @@ import ssl
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -377,14 +376,13 @@ def _superlink(edge: Edge) -> str:
         with connection, context.wrap_socket(connection, server_hostname=host) as secure:
             _check_protocol(where, secure.selected_alpn_protocol() == "h2")
             version = secure.version()
-            if nodes_speak_http():  # a gRPC server speaks first
-                secure.sendall(_UNSIGNED.format(host=host).encode())
-            with suppress(TimeoutError):  # a client without the required certificate is refused after the handshake
-                said = secure.recv(100)
-                if not said:
-                    raise _rejected(edge, where, "the connection was closed")
-                if nodes_speak_http() and b" 401 " not in said:
-                    raise DeployError(f"{where} does not serve the Fleet API: use its port, 9092 by default")
+            # a client without the required certificate is refused after the handshake
+            try:
+                _check_fleet(edge, where, _first_bytes(secure, host))
+            except TimeoutError:
+                pass
+            except OSError as error:
+                raise _rejected(edge, where, str(getattr(error, "reason", None) or error)) from None
             return f"{address}, {version}"
     except ssl.SSLCertVerificationError as error:
         raise DeployError(f"{where} {explain_verification_error(error, host, ca)}") from None
@@ -393,6 +391,20 @@ def _superlink(edge: Edge) -> str:
         if "ALERT" in str(why):
             raise _rejected(edge, where, str(why)) from None
         raise DeployError(f"{where} TLS handshake failed ({why}): was the SuperLink started with --insecure?") from None
+
+
+def _first_bytes(secure: ssl.SSLSocket, host: str) -> bytes:
+    """Return what the SuperLink says first: over gRPC by itself, over HTTP to a call."""
+    if nodes_speak_http():
+        secure.sendall(_UNSIGNED.format(host=host).encode())
+    return secure.recv(100)
+
+
+def _check_fleet(edge: Edge, where: str, said: bytes) -> None:
+    if not said:
+        raise _rejected(edge, where, "the connection was closed")
+    if nodes_speak_http() and b" 401 " not in said:
+        raise DeployError(f"{where} does not serve the Fleet API: use its port, 9092 by default")
 
 
 def _check_protocol(where: str, grpc: bool) -> None:
