@@ -8,6 +8,7 @@ READY  := $(VENV)/.ready
 LOCK   ?= requirements-dev.lock
 
 NEWEST       := build/newest
+TIER         ?= and not slow
 FLOWER_TESTS := tests/flower tests/deploy tests/fuzz tests/engine tests/test_golden.py
 
 export FLWR_TELEMETRY_ENABLED = 0
@@ -31,9 +32,9 @@ test-slow: $(READY)
 
 test-all: test test-slow
 
-# With the newest Flower that is supported: what depends on it, in an environment over $(VENV).
+# With the newest Flower that is supported: what depends on it, in an environment over $(VENV). TIER= adds slow tests.
 test-newest: $(NEWEST)/.ready
-	$(NEWEST)/bin/python -m pytest -n auto --dist worksteal -m 'not deployment' $(FLOWER_TESTS)
+	$(NEWEST)/bin/python -m pytest -n auto --dist worksteal -m 'not deployment $(TIER)' $(FLOWER_TESTS)
 
 # Needs Docker. WHEELS: a folder with PyTorch's CPU wheel; or TORCH_INDEX, an index of such wheels.
 test-deployment: $(READY)

@@ -131,7 +131,7 @@ async def _serving(
     options.load()
     open_connections = ServerState()
     log(INFO, "The port for clients, of the Fleet API alone, is %s:%s.", *listener.getsockname()[:2])
-    accepting = asyncio.create_task(_accept(listener, lambda: Connection(options, open_connections, {}), options.ssl))
+    accepting = asyncio.create_task(_accept(listener, lambda: _Connection(options, open_connections, {}), options.ssl))
     try:
         yield
     finally:
@@ -141,7 +141,7 @@ async def _serving(
             connection.shutdown()
 
 
-async def _accept(listener: socket.socket, create: Callable[[], Connection], context: ssl.SSLContext | None) -> None:
+async def _accept(listener: socket.socket, create: Callable[[], _Connection], context: ssl.SSLContext | None) -> None:
     """Accept connections; the one that waits longest for its first request ends if too many others wait."""
     loop = asyncio.get_running_loop()
     listener.setblocking(False)
@@ -161,7 +161,7 @@ async def _accept(listener: socket.socket, create: Callable[[], Connection], con
         task.add_done_callback(lambda done: waiting.pop(done, None))
 
 
-async def _connect(accepted: socket.socket, create: Callable[[], Connection], context: ssl.SSLContext | None) -> None:
+async def _connect(accepted: socket.socket, create: Callable[[], _Connection], context: ssl.SSLContext | None) -> None:
     """Wait for the TLS handshake and the first request of a connection."""
     loop = asyncio.get_running_loop()
     tls = {"ssl_handshake_timeout": PATIENCE, "ssl_shutdown_timeout": FAREWELL} if context else {}
@@ -176,7 +176,7 @@ async def _connect(accepted: socket.socket, create: Callable[[], Connection], co
                 raise
 
 
-class Connection(H11Protocol):
+class _Connection(H11Protocol):
     """A connection; ``asked`` is set once its first request has come, or it has ended."""
 
     def __init__(self, *arguments: Any) -> None:
