@@ -136,7 +136,8 @@ def setting(
         custom: kind of the objects of users that are allowed as well, a key of :data:`coterie.plugins.GROUPS`; empty:
             none.
         allowed: description of the allowed values; by default derived from bounds and choices.
-        check, tuned, client, place, only: see :class:`Setting`.
+
+    The other arguments are attributes of :class:`Setting`.
     """
     names = tuple(choices)
 

@@ -43,6 +43,7 @@ ELSEWHERE = {
     ("privacy", "spent"): "cli/test_cli_privacy.py",
     ("privacy", "guard"): "guard/test_guarded_site.py",
     ("client",): "deploy/test_edge.py",
+    ("certs", "pki", "--submitter"): "deploy/test_run_request.py",
     ("sign",): "deploy/test_run_request.py",
     ("audit-log",): "privacy/test_audit_log.py",
     ("data",): "cli/test_cli_data.py",
