@@ -31,13 +31,16 @@ from typing import Any
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
 from flwr.supercore import date, log
 from flwr.supercore.address import parse_address
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from starlette.concurrency import run_in_threadpool
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from coterie.flower import find
+
+#: Names of headers that hold the key of a node, and its signature of the time.
+KEY, SIGNATURE = (find(f"flwr.supercore.constant.FLEET_HTTP_{name}_HEADER") for name in ("PUBLIC_KEY", "SIGNATURE"))
 #: Bytes of the largest body that is received; Flower sends arrays in parts of 5 MiB.
 MAX_BODY = 32 * 2**20
 #: Bytes of the largest headers.
@@ -241,10 +244,7 @@ class Gate:
 def _authenticated(headers: Mapping[bytes, bytes], registered: Callable[[bytes], bool]) -> bytes:
     """Return the key of the registered node that signed the time of a request, or raise :class:`RefusedError`."""
     try:
-        key, signature = (
-            b64decode(headers[name.encode()], validate=True)
-            for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
-        )
+        key, signature = (b64decode(headers[name.encode()], validate=True) for name in (KEY, SIGNATURE))
         timestamp = headers[TIMESTAMP_HEADER.encode()]
         age = (date.now() - datetime.fromisoformat(timestamp.decode("ascii"))).total_seconds()
         signed = verify_signature(bytes_to_public_key(key), timestamp, signature)

@@ -96,7 +96,8 @@ def _over_grpc(address: str, authority: Path, certificate: Certificate | None, t
 def _over_http(address: str, authority: Path, certificate: Certificate | None, timeout: float) -> Iterator[Call]:
     import httpx
     from flwr.common.constant import TIMESTAMP_HEADER
-    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+
+    from coterie.flower.client_port import KEY, SIGNATURE
 
     context = ssl.create_default_context(cafile=str(authority))
     if certificate is not None:
@@ -105,9 +106,9 @@ def _over_http(address: str, authority: Path, certificate: Certificate | None, t
 
         def call(signed: Signed) -> str:
             headers = {
-                FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(signed.key).decode(),
+                KEY: b64encode(signed.key).decode(),
                 TIMESTAMP_HEADER: signed.timestamp,
-                FLEET_HTTP_SIGNATURE_HEADER: b64encode(signed.signature).decode(),
+                SIGNATURE: b64encode(signed.signature).decode(),
             }
             try:
                 return client.post(f"https://{address}{_PATH}", headers=headers).text

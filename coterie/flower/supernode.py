@@ -220,12 +220,9 @@ def _present_over_http(certificate: Path, key: Path) -> None:
         ) -> Any:
             if insecure or root_certificates is None:
                 return super().from_server_address(server_address, insecure, root_certificates, interceptors)
-            given = (
-                {"cafile": root_certificates}
-                if isinstance(root_certificates, str)
-                else {"cadata": root_certificates.decode("ascii")}
-            )
-            context = ssl.create_default_context(**given)
+            given = root_certificates
+            text = given.decode("ascii") if isinstance(given, bytes) else Path(given).expanduser().read_text()
+            context = ssl.create_default_context(cadata=text)
             context.load_cert_chain(certificate, key)
             return cls(f"https://{server_address}", interceptors=interceptors, verify=context)
 
