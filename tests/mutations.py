@@ -1077,6 +1077,13 @@ MUTATIONS = [
         f"{_POLICY}::test_epsilon_is_limited_below_the_budget",
     ),
     Mutation(
+        "a process that starts takes an older roster",
+        _ROSTER,
+        "            if roster.number < newest:",
+        "            if False:",
+        "tests/deploy/test_roster.py::test_a_process_that_starts_refuses_an_older_roster",
+    ),
+    Mutation(
         "a signed request may have been changed",
         _REQUEST,
         "        if not is_signed(_public_key(request.key), _PURPOSE, content, signature):",

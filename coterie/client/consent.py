@@ -37,12 +37,12 @@ class Consent:
         """Verify the text that a server sends by the roster of a node configuration; without a roster, nothing is."""
         if not isinstance(text, str) or not text or node.roster is None:
             return cls()
-        from coterie.deploy.roster import Roster, authority_beside, read_authorities
+        from coterie.deploy.roster import SEEN_FILE, authority_beside, read_newest
         from coterie.deploy.run_request import RunRequest
 
         try:
-            authorities = read_authorities(authority_beside(Path(node.roster), node.authority))
-            roster = Roster.read(Path(node.roster), authorities)
+            seen = None if node.state_dir is None else Path(node.state_dir) / SEEN_FILE
+            roster = read_newest(Path(node.roster), authority_beside(Path(node.roster), node.authority), seen)
         except DeployError as error:
             log(WARNING, "client %s cannot use its roster: %s", node.client_id, error)
             return cls(problem="the client cannot use its roster; see its own log")

@@ -26,7 +26,7 @@ from coterie.deploy.app_bundle import checked_hash, trusted_entities
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import NodeConfig
 from coterie.deploy.policy import Policy
-from coterie.deploy.roster import Roster, fingerprint, is_authority, read_authorities
+from coterie.deploy.roster import SEEN_FILE, fingerprint, is_authority, read_authorities, read_newest
 from coterie.deploy.signatures import read_file, read_private_key
 from coterie.deploy.transport import nodes_speak_http
 
@@ -296,7 +296,7 @@ def _in_roster(edge: Edge) -> str:
     assert edge.roster is not None
     public = read_private_key(edge.key).public_key()
     try:
-        roster = Roster.read(edge.roster, read_authorities(edge.ca))
+        roster = read_newest(edge.roster, edge.ca, edge.state_dir / SEEN_FILE if edge.state_dir.is_dir() else None)
         member = roster.member(fingerprint(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)))
     except DeployError as error:
         raise DeployError(f"--roster {edge.roster}: {error}: ask the operator for a new roster") from None

@@ -5,14 +5,19 @@ it holds, for every key, the client, its name, its role and when it expires. The
 of its nodes, and a client finds its own key in the roster before it starts. It also holds the keys of submitters, who
 sign requests for runs (:mod:`coterie.deploy.run_request`).
 
+Rosters are numbered, and a machine keeps the largest number that it has used (:func:`read_newest`): who was removed or
+replaced does not come back with an older roster.
+
 The file is a JSON object of ``roster`` (the format), ``number`` (1, 2, ..., of every new version), ``members`` and
 ``signature``, which covers the rest.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -33,9 +38,11 @@ from cryptography.hazmat.primitives.serialization import (
 from coterie.deploy.errors import DeployError
 from coterie.deploy.signatures import is_signed, sign
 from coterie.fields import SIZE, Fields, Length, OneOf
-from coterie.files import FileError, read_bytes, read_object
+from coterie.files import FileError, open_private, private_folder, read_bytes, read_object
 
 ROSTER_FILE = "roster.json"
+#: Default name of a file of the largest numbers that were used.
+SEEN_FILE = "rosters.seen"
 _FORMAT = 1
 _PURPOSE = "coterie roster"
 CLIENT, SUBMITTER = "client", "submitter"
@@ -184,6 +191,58 @@ def _place(member: Member) -> tuple[bool, int, str]:
     return member.client is None, member.client or 0, member.name
 
 
+def read_newest(path: Path, authority: Path, seen: Path | None = None) -> Roster:
+    """Read a roster that is not older than one that this machine has used.
+
+    Args:
+        path: the roster.
+        authority: PEM file of the authorities that may sign it.
+        seen: file of the largest number of rosters for each authority; None: there is none. It is made if it is
+            missing, with its folder.
+
+    Raises:
+        DeployError: the roster cannot be used, or is older; or ``seen`` cannot be written.
+    """
+    authorities = read_authorities(authority)
+    roster = Roster.read(path, authorities)
+    if seen is not None:
+        _check_seen(seen, path, roster, [each.fingerprint(hashes.SHA256()).hex() for each in authorities])
+    return roster
+
+
+def _check_seen(seen: Path, path: Path, roster: Roster, authorities: Sequence[str]) -> None:
+    """Check the number of a roster, and note it for all authorities: one that is renewed continues the numbers.
+
+    A line of the file is an authority and a number; an incomplete last line, which a crash left, is no line.
+    """
+    try:
+        private_folder(seen.parent)
+        with open_private(seen, "a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            content = file.read()
+            lines = [line.split(" ") for line in content[: content.rfind("\n") + 1].splitlines()]
+            used = {name: max(int(number) for other, number in lines if other == name) for name, _ in lines}
+            newest = max((used.get(name, 0) for name in authorities), default=0)
+            if roster.number < newest:
+                raise DeployError(
+                    f"{path} is an older roster, {roster.number}; this machine has used number {newest}: copy the "
+                    "newest one, or sign it again (coterie certs --sign-roster) until its number is as large"
+                )
+            new = [name for name in authorities if used.get(name, 0) < roster.number]
+            if new:
+                file.truncate(content.rfind("\n") + 1)
+                file.write("".join(f"{name} {roster.number}\n" for name in new))
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise DeployError(f"{seen} cannot be written: {error.strerror or error}") from None
+    except ValueError as error:
+        if isinstance(error, DeployError):
+            raise
+        raise DeployError(f"{seen} is damaged: restore it, or remove it if {path} is the newest roster") from None
+
+
 def fingerprint(public_key: bytes) -> str:
     """Return the SHA-256, in hexadecimal, of a public key in PEM or in OpenSSH's format.
 
@@ -233,6 +292,7 @@ class RosterFile:
     Args:
         path: the file.
         authority: PEM file of the authorities that may sign it, one of which must have.
+        seen: see :func:`read_newest`.
 
     Attributes:
         problem: why the present file is not used, although an earlier one is; empty if it is.
@@ -241,8 +301,8 @@ class RosterFile:
         DeployError: it cannot be used.
     """
 
-    def __init__(self, path: Path, authority: Path) -> None:
-        self._paths = path, authority
+    def __init__(self, path: Path, authority: Path, seen: Path | None = None) -> None:
+        self._paths, self._seen = (path, authority), seen
         self._read = self._stamp()
         self._roster = self._load()
         self.problem = ""
@@ -266,8 +326,7 @@ class RosterFile:
         self._roster, self.problem = roster, ""
 
     def _load(self) -> Roster:
-        path, authority = self._paths
-        return Roster.read(path, read_authorities(authority))
+        return read_newest(*self._paths, self._seen)
 
     def _stamp(self) -> tuple[tuple[int, int] | None, ...]:
         return tuple(_identity(path) for path in self._paths)

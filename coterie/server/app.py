@@ -18,6 +18,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from coterie import logs
+from coterie.deploy.roster import SEEN_FILE
 from coterie.files import finite
 from coterie.logs import printable
 from coterie.privacy import Streams
@@ -70,7 +71,7 @@ def open_folder(
     start = StartModels.of(config)
     if start is not None:
         start.check_layout(layout, max(config.models, 1))
-    roster_of(config)
+    roster_of(config, default / SEEN_FILE if deployed else None)
     if deployed:
         submission_of(config)
     exporter.check(config)
@@ -154,7 +155,7 @@ def _run(grid: Grid, context: Context, runs: Path, deployed: bool, audit: Callab
     check("flower.grid", "flower.backoff")
     settings = _with_roster(context.run_config) if deployed else context.run_config
     folder = open_folder(settings, runs, _check_engine, deployed=deployed)
-    folder.on_audit = audit
+    folder.on_audit, folder.seen_rosters = audit, runs / SEEN_FILE if deployed else None
     submission = submission_of(folder.config)
     started = {"strategy": folder.config.run.strategy, "epsilon": finite(folder.plan.epsilon), **vars(submission)}
     audit("start", out=str(folder.path), **started)

@@ -107,6 +107,7 @@ class RunFolder(Recorder):
         self.on_metrics: Callable[[RoundRecord], None] = lambda record: None
         self.on_progress: ProgressCallback = ignore_progress
         self.on_audit: Callable[..., None] = record_nothing
+        self.seen_rosters: Path | None = None
         self._opened, self._earlier = time.monotonic(), 0.0
         if resumed is not None and (records := self.rounds()):
             self._earlier = records[-1].seconds_total or 0.0

@@ -179,15 +179,19 @@ def make_strategy(config: RunConfig, folder: RunFolder, streams: Streams) -> Clu
         evaluate_clients=evaluation.evaluate_clients or 0,
         recorder=folder,
         resume_from=folder.resumed,
-        roster=roster_of(config),
+        roster=roster_of(config, folder.seen_rosters),
         audit=folder.on_audit,
         evaluate_metrics_aggr_fn=summarise_records if config.method.produces == "labels" else summarise,
     )
     return config.strategy(folder.plan, options)
 
 
-def roster_of(config: RunConfig) -> RosterFile | None:
+def roster_of(config: RunConfig, seen: Path | None = None) -> RosterFile | None:
     """Return the roster of the deployment, or None without one.
+
+    Args:
+        config: of the run.
+        seen: file of the largest numbers of rosters that the deployment has used; None: there is none.
 
     Raises:
         ConfigError: it cannot be used.
@@ -198,7 +202,7 @@ def roster_of(config: RunConfig) -> RosterFile | None:
             raise ConfigError("authority has no effect without a roster; set roster, or leave it out")
         return None
     try:
-        return RosterFile(Path(path), authority_beside(Path(path), authority))
+        return RosterFile(Path(path), authority_beside(Path(path), authority), seen)
     except DeployError as error:
         raise ConfigError(f"roster: {error}") from None
 

@@ -132,6 +132,15 @@ def test_a_submitter_who_left_starts_no_run(pki, site):
     assert site.ask("train", request(signed(pki), round=2))[0] == "reply"
 
 
+def test_a_submitter_who_left_does_not_come_back_with_an_older_roster(pki, site, caplog):
+    old, text = (pki / "roster.json").read_bytes(), signed(pki)
+    remove_submitter(pki, "alice")
+    assert "its key is not in the roster" in refusal(site, request(text))
+    (pki / "roster.json").write_bytes(old)
+    assert refusal(site, request(text)) == "the client cannot use its roster; see its own log"
+    assert "is an older roster" in caplog.text
+
+
 def test_a_roster_that_cannot_be_used_tells_the_server_nothing_of_it(pki, site, caplog):
     (pki / "roster.json").write_text("{}")
     assert refusal(site, request(signed(pki))) == "the client cannot use its roster; see its own log"

@@ -14,7 +14,7 @@ from coterie.deploy.certificates import create
 from coterie.deploy.edge import Edge, checks
 from coterie.deploy.errors import DeployError
 from coterie.deploy.node import NodeConfig
-from coterie.deploy.roster import Roster, RosterFile, fingerprint, read_authorities
+from coterie.deploy.roster import Roster, RosterFile, fingerprint, read_authorities, read_newest
 from coterie.server.config import RunConfig
 from coterie.server.run import roster_of
 from coterie.settings import ConfigError
@@ -290,12 +290,102 @@ def test_openssl_agrees(pki, coterie):
     assert done.returncode == 0, done.stderr
 
 
+# ---- older rosters -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def used(pki, coterie, tmp_path):
+    """Use the roster of ``pki`` on a machine; ``old`` there is the folder of before."""
+    old = shutil.copytree(pki, tmp_path / "old")
+    seen = tmp_path / "machine" / "rosters.seen"
+
+    def use(folder=pki, authority=None):
+        return read_newest(folder / "roster.json", authority or folder / "ca.crt", seen).number
+
+    use.old, use.seen = old, seen
+    assert use() == 1
+    assert seen.stat().st_mode & 0o777 == 0o600
+    coterie("certs", pki, "--renew-node", 0)
+    assert use() == use() == 2
+    return use
+
+
+def test_a_process_that_starts_refuses_an_older_roster(used, pki):
+    for _ in range(2):
+        with pytest.raises(DeployError, match=r"is an older roster, 1; this machine has used number 2: copy the"):
+            used(used.old)
+        with pytest.raises(DeployError, match="is an older roster, 1"):
+            RosterFile(used.old / "roster.json", used.old / "ca.crt", used.seen)
+    assert used() == 2
+    assert read_newest(used.old / "roster.json", used.old / "ca.crt").number == 1  # without a memory
+
+
+def test_the_numbers_outlive_a_rotation_of_the_authority(used, pki, coterie):
+    coterie("certs", pki, "--renew-authority")
+    assert used() == 3
+    for authority in (pki / "ca.crt", used.old / "ca.crt"):
+        with pytest.raises(DeployError, match="is an older roster, 1; this machine has used number 3"):
+            used(used.old, authority)
+    coterie("certs", pki, "--retire-authorities")
+    assert used() == 3
+
+
+def test_another_authority_has_its_own_numbers(used, tmp_path):
+    assert used(create(tmp_path / "new", 1, ["superlink"]).folder) == 1
+    assert used() == 2
+
+
+def test_a_folder_of_certificates_that_was_restored_signs_until_its_number_is_as_large(used, pki, coterie):
+    coterie("certs", pki, "--sign-roster")
+    assert used() == 3
+    for number in (2, 3, 4):
+        coterie("certs", used.old, "--sign-roster")
+        if number < 3:
+            with pytest.raises(DeployError, match="until its number is as large"):
+                used(used.old)
+        else:
+            assert used(used.old) == number
+
+
+@pytest.mark.parametrize("damage", ["x\n", "a b c\n", "a 1.5\n"])
+def test_a_damaged_memory_is_an_error(used, damage):
+    with used.seen.open("a") as file:
+        file.write(damage)
+    with pytest.raises(DeployError, match=r"rosters.seen is damaged: restore it, or remove it"):
+        used()
+
+
+def test_a_crash_while_the_number_is_noted(used, pki, coterie):
+    with used.seen.open("a") as file:
+        file.write("ab")  # no whole line
+    with pytest.raises(DeployError, match="older roster"):
+        used(used.old)
+    coterie("certs", pki, "--sign-roster")
+    assert used() == 3
+    assert all(len(line.split()) == 2 for line in used.seen.read_text().splitlines())
+
+
+def test_a_memory_that_cannot_be_written(used, monkeypatch):
+    used.seen.unlink()
+    used.seen.mkdir()
+    with pytest.raises(DeployError, match=r"rosters.seen cannot be written: Is a directory"):
+        used()
+
+
+def test_a_client_refuses_an_older_roster(used, pki, tmp_path):
+    state = {"state_dir": str(tmp_path / "machine")}
+    assert checked(pki, 0, 0, node=state).passed
+    failure = checked(used.old, 0, 0, node=state)
+    assert not failure.passed
+    assert "is an older roster, 1" in failure.detail
+
+
 # ---- clients and servers read it ----------------------------------------------------------------------------
 
 
-def checked(pki, node=1, client=1, **files):
-    options = {"key": pki / "nodes" / f"node-{node}.key", "ca": pki / "ca.crt", "roster": pki / "roster.json"} | files
-    edge = Edge(superlink="localhost:1", node=NodeConfig(client_id=client, data=str(pki)), **options)
+def checked(pki, number=1, client=1, node=(), **files):
+    options = {"key": pki / "nodes" / f"node-{number}.key", "ca": pki / "ca.crt", "roster": pki / "roster.json"} | files
+    edge = Edge(superlink="localhost:1", node=NodeConfig(client_id=client, data=str(pki), **dict(node)), **options)
     return {check.subject: check for check in checks(edge, str, str, lambda *_: None)}.get("roster")
 
 

@@ -4,7 +4,9 @@ import pytest
 from flwr.app import Context, RecordDict
 from test_resume_deployed import SETTINGS, Deployed, clients  # noqa: F401
 
+from coterie.deploy.certificates import create, sign_roster
 from coterie.server import app as server_app
+from coterie.server.run import RunError
 from coterie.settings import ConfigError
 
 
@@ -19,6 +21,24 @@ def test_a_deployed_run_uses_the_roster_of_its_operator(clients, tmp_path, monke
     context = Context(17, 0, {}, RecordDict(), run_config={**SETTINGS, **settings})
     with pytest.raises(ConfigError, match=f"roster: {named}/ca.crt cannot be read"):
         server_app.app(Deployed(clients), context)
+
+
+def test_a_deployed_run_refuses_an_older_roster_than_an_earlier_run_has_used(clients, tmp_path, monkeypatch):  # noqa: F811
+    pki = create(tmp_path / "pki", 1, ["superlink"]).folder
+    old = (pki / "roster.json").read_bytes()
+    monkeypatch.setenv("COTERIE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("COTERIE_ROSTER", str(pki / "roster.json"))
+
+    def run():
+        context = Context(17, 0, {}, RecordDict(), run_config={**SETTINGS, "registration-timeout": 0.0})
+        with pytest.raises((ConfigError, RunError)) as error:
+            server_app.app(Deployed(clients), context)
+        return str(error.value)
+
+    sign_roster(pki)
+    assert "no client is registered" in run()
+    (pki / "roster.json").write_bytes(old)
+    assert "roster.json is an older roster, 1; this machine has used number 2" in run()
 
 
 def test_a_roster_that_is_not_set_is_none(monkeypatch):
